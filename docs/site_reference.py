@@ -319,11 +319,11 @@ TASKS = {
     "Map": (
         "The loss on planes and along lines, and what is computed on finished surfaces.",
         ("landscape.analysis.grids", "landscape.analysis.planes", "landscape.evaluation",
-         "landscape.geometry", "landscape.results.grids"),
+         "landscape.results.grids", "landscape.results.surfaces"),
     ),
     "Measure curvature": (
         "Eigenvalues, trace and density of the Hessian, sharpness, the learners' spread, stability.",
-        ("landscape.curvature", "landscape.analysis", "landscape.limits", "landscape.results.curvature",
+        ("landscape.curvature", "landscape.analysis", "landscape.limits",
          "landscape.results.spectrum", "landscape.results.flatness"),
     ),
     "Measure the noise of gradients": (

@@ -9,12 +9,11 @@ import numpy as np
 import torch
 
 import landscape
-from landscape.results.comparison import Comparison
-from landscape.results.connection import Connection
+from landscape.results.comparison import Comparison, Connection
 from landscape.results.flatness import LearningCoefficient
-from landscape.results.grids import Surface
 from landscape.results.noise import Noise
 from landscape.results.spectrum import CurvatureTable, Density, Eigenpairs, LossChange, Spectrum, Trace
+from landscape.results.surfaces import Surface
 from landscape.results.training import LabelCounts
 
 

@@ -17,9 +17,9 @@ from scipy import ndimage
 
 import landscape
 from landscape import LandscapeError, OperationError, Surface, plots
-from landscape.geometry import surfaces
-from landscape.geometry.surfaces import merge_tree
 from landscape.plots.surface import finding
+from landscape.results import geometry
+from landscape.results.geometry import merge_tree
 from tests.conftest import Command
 from tests.examples import parabola
 from tests.test_cli import one_line
@@ -82,7 +82,7 @@ def test_an_ellipse_has_its_own_axes_whatever_the_directions(entries: list[float
     loss = 0.1 + 0.5 * curvature[0] * (points @ one) ** 2 + 0.5 * curvature[1] * (points @ two) ** 2
     whole = surface(loss, directions)
     border = np.concatenate([loss[0], loss[-1], loss[:, 0], loss[:, -1]]).min() - 0.1
-    found = whole.basins([0.7 * border])
+    found = landscape.basins(whole, [0.7 * border])
     assert found.edge_rise == pytest.approx(border, rel=0.01)
     axes = np.sort(2 * np.sqrt(2 * 0.7 * border / curvature))[::-1]
     area = np.pi * axes.prod() / 4
@@ -95,7 +95,7 @@ def test_an_ellipse_has_its_own_axes_whatever_the_directions(entries: list[float
 
 
 def test_two_wells_have_the_saddle_of_the_polynomial() -> None:
-    found = wells().basins()
+    found = landscape.basins(wells())
     slopes = np.sort(np.roots([4, 0, -1, 1 / 20]).real)
     height = (slopes**2 - 0.25) ** 2 + slopes / 20
     assert len(found.minimum) == found.minima == 2
@@ -110,60 +110,60 @@ def test_two_wells_have_the_saddle_of_the_polynomial() -> None:
     assert found.share.sum() == pytest.approx(1)
     assert found.share[1] == pytest.approx((1 - slopes[1]) / 2, abs=0.02)
     assert not found.at_edge.any()
-    assert len(wells().basins(least=0.1).minimum) == 1
-    assert wells().basins(least=0.1).minima == 2
-    below = wells().basins([0.9 * (height[1] - height[0])], around="lowest")
+    assert len(landscape.basins(wells(), least=0.1).minimum) == 1
+    assert landscape.basins(wells(), least=0.1).minima == 2
+    below = landscape.basins(wells(), [0.9 * (height[1] - height[0])], around="lowest")
     assert below.width[0, 0] < 0.75  # the region is of one well
-    above = wells().basins([1.1 * (height[1] - height[0])], around="lowest")
+    above = landscape.basins(wells(), [1.1 * (height[1] - height[0])], around="lowest")
     assert above.width[0, 0] > 1.2
     assert above.reference == pytest.approx(found.minimum[0])
 
 
 def test_regions_that_the_edge_cuts_say_so_and_walls_are_no_edge() -> None:
-    found = surface(np.tile(np.linspace(0, 1, 21), (11, 1))).basins()  # a slope
+    found = landscape.basins(surface(np.tile(np.linspace(0, 1, 21), (11, 1))))  # a slope
     assert (found.at_edge.all(), found.cut.all(), found.edge_rise) == (True, True, 0)
     assert "edge" in plots.draw([found]).get_suptitle()
-    assert parabola().basins([0.5, 1.5]).cut.tolist() == [False, True]
+    assert landscape.basins(parabola(), [0.5, 1.5]).cut.tolist() == [False, True]
     loss = parabola().loss.copy()
     loss[[0, -1]] = loss[:, [0, -1]] = np.inf
-    walled = surface(loss).basins()
+    walled = landscape.basins(surface(loss))
     assert (walled.edge_rise, walled.cut.any()) == (np.inf, False)
 
 
 def test_losses_that_are_not_finite_are_walls() -> None:
     loss = wells().loss.copy()
     loss[:, 44], loss[3, 3] = np.inf, np.nan
-    found = surface(loss).basins(around="lowest")
+    found = landscape.basins(surface(loss), around="lowest")
     assert np.isinf(found.persistence).sum() == 2
     assert np.isfinite(found.smad)
     np.testing.assert_array_equal(found.basin == -1, ~np.isfinite(loss))
     loss[:, 40] = np.nan
     with pytest.raises(OperationError, match="around: 'center'"):
-        surface(loss).basins()
+        landscape.basins(surface(loss))
 
 
 def test_errors_of_interpolation_are_no_basins() -> None:
     whole = wells()
     errors = {"stated_error": np.array([0.04]), "largest_error": np.array([0.01])}
     shallow = dataclasses.replace(whole, columns=("loss",), interpolation_tol="0.05", **errors)
-    assert whole.basins().least < 0.02
-    assert shallow.basins().least == pytest.approx(0.08)
-    assert len(shallow.basins().minimum) == 1
+    assert landscape.basins(whole).least < 0.02
+    assert landscape.basins(shallow).least == pytest.approx(0.08)
+    assert len(landscape.basins(shallow).minimum) == 1
     share = dataclasses.replace(shallow, interpolation_tol="5%")
-    assert share.basins().least == pytest.approx(0.08 * np.ptp(whole.loss))
+    assert landscape.basins(share).least == pytest.approx(0.08 * np.ptp(whole.loss))
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda s: s.basins([0.1, 0.1]), "rises: .*different"),
-        (lambda s: s.basins([]), "rises"),
-        (lambda s: s.basins([np.nan]), "rises: nan"),
-        (lambda s: s.basins(least=-1.0), "least: -1"),
-        (lambda s: surface(s.loss[:1]).basins(), "2 × 2"),
-        (lambda s: surface(s.loss * np.nan).basins(), "no value is finite"),
-        (lambda s: surface(s.loss, np.ones((2, 3))).basins(), "directions: .*parallel"),
-        (lambda s: surface(-s.loss).basins(), "rises: no loss is above"),
+        (lambda s: landscape.basins(s, [0.1, 0.1]), "rises: .*different"),
+        (lambda s: landscape.basins(s, []), "rises"),
+        (lambda s: landscape.basins(s, [np.nan]), "rises: nan"),
+        (lambda s: landscape.basins(s, least=-1.0), "least: -1"),
+        (lambda s: landscape.basins(surface(s.loss[:1])), "2 × 2"),
+        (lambda s: landscape.basins(surface(s.loss * np.nan)), "no value is finite"),
+        (lambda s: landscape.basins(surface(s.loss, np.ones((2, 3)))), "directions: .*parallel"),
+        (lambda s: landscape.basins(surface(-s.loss)), "rises: no loss is above"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(call: Callable[[Surface], object], words: str) -> None:
@@ -177,7 +177,7 @@ def test_the_command(tmp_path: Path, command: Command) -> None:
     code, out, err = command("basins", tmp_path / "c.h5", "--plot", tmp_path / "b.png", "--rise", "0.01")
     assert (code, out.split()[-2:]) == (0, [str(tmp_path / "c-basins.h5"), str(tmp_path / "b.png")]), err
     saved = landscape.load(tmp_path / "c-basins.h5")
-    np.testing.assert_equal(vars(saved), vars(wells().basins([0.01])))
+    np.testing.assert_equal(vars(saved), vars(landscape.basins(wells(), [0.01])))
     for words in ("lowest of basin 2", "SMAD", f"{saved.area[0]:.6g}", "meets no deeper one"):
         assert words in out
     part = wells()
@@ -194,11 +194,11 @@ def test_the_command(tmp_path: Path, command: Command) -> None:
 
 
 def test_the_picture_compares_surfaces_of_one_kind() -> None:
-    both = [wells().basins(), dataclasses.replace(wells(), label="ssgd, seed 0").basins()]
+    both = [landscape.basins(wells()), landscape.basins(dataclasses.replace(wells(), label="ssgd, seed 0"))]
     figure = plots.draw(both)
     assert figure.get_suptitle().startswith("Width ")
     assert len(figure.axes) == 5
-    mixed = plots.draw([wells().basins(), wells().basins(around="lowest")])
+    mixed = plots.draw([landscape.basins(wells()), landscape.basins(wells(), around="lowest")])
     assert mixed.get_suptitle() == "Basins: 2, 2"
 
 
@@ -218,7 +218,7 @@ def valley(steepness: float = 1.0, directions: np.ndarray | None = None, **chang
 )
 def test_profiles_are_in_distances_whatever_the_directions(entries: list[float]) -> None:
     directions = np.array(entries).reshape(2, 3)
-    p = surfaces.profile(valley(directions=directions))
+    p = geometry.profile(valley(directions=directions))
     # Between points of the grid bilinear interpolation is too high, by at most a quarter step squared.
     slack = 0.26 * (1 / 40) ** 2 * (directions**2).sum() + 1e-9
     for quartile in (p.low, p.median, p.high):
@@ -229,24 +229,24 @@ def test_profiles_are_in_distances_whatever_the_directions(entries: list[float])
 def test_losses_that_are_not_finite_are_above_all_others() -> None:
     loss = valley().loss.copy()
     loss[:35] = np.nan
-    p = surfaces.profile(valley(loss=loss))
+    p = geometry.profile(valley(loss=loss))
     assert np.isfinite(p.low).all()
     assert np.isinf(p.high[-1])
-    assert surfaces.median_rise(valley(loss=loss)) > 0
+    assert geometry.median_rise(valley(loss=loss)) > 0
 
 
 @given(st.floats(1.2, 50))
 def test_flatness_is_the_ratio_of_the_rises(ratio: float) -> None:
     flat, steep = valley(label="dpsgd, seed 0, step 9"), valley(ratio, label="ssgd, seed 0, step 9")
-    assert surfaces.median_rise(steep) / surfaces.median_rise(flat) == pytest.approx(ratio)
+    assert geometry.median_rise(steep) / geometry.median_rise(flat) == pytest.approx(ratio)
     assert (
         finding([steep, flat])
         == f"The loss rises {ratio:.2g} times as much around SSGD's weights as around DPSGD's"
     )
-    shared = surfaces.shared_rise([flat, steep])
-    assert shared == pytest.approx(surfaces.shared_rise([flat]))
+    shared = geometry.shared_rise([flat, steep])
+    assert shared == pytest.approx(geometry.shared_rise([flat]))
     for surface in (flat, steep):  # the contour at that rise is inside both
-        p = surfaces.profile(surface)
+        p = geometry.profile(surface)
         assert p.median[0] + shared < p.median[-1]
 
 
@@ -264,10 +264,10 @@ def test_findings_say_no_more_than_the_surfaces_show() -> None:
     assert finding([high, valley(2.0, label="ssgd, seed 0")]) == said
     hill = valley(-0.01, label="ssgd, seed 0")
     assert finding([flat, hill]).startswith("Median rise of the loss around the center: DPSGD")
-    assert np.isnan(surfaces.shared_rise([hill]))
+    assert np.isnan(geometry.shared_rise([hill]))
     path = valley(kind="pca", markers=np.zeros((2, 2)), labels=("a", "b"), marker_loss=np.array([2.0, 0.5]))
     assert finding([path]) == "Along the trajectory the loss goes from 2 to 0.5 nat"
-    assert not surfaces.has_profile(path)
+    assert not geometry.has_profile(path)
 
 
 def paraboloid(

@@ -26,7 +26,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import as_command
 from landscape.core import registry
 from landscape.core.options import SPLIT
-from landscape.geometry.surfaces import median_rise
+from landscape.results.geometry import median_rise
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from tests import problems

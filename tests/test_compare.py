@@ -148,7 +148,7 @@ def test_the_width_is_that_of_the_area_on_a_fine_grid() -> None:
     (width,) = basin_widths(problem, 0.02, 1, seed=3)
     (seed,) = np.random.SeedSequence(3).generate_state(1).tolist()
     plane = landscape.random_plane(problem, seed=seed)
-    basins = landscape.contour(problem, plane, 101, 0.5).basins([0.02], around="center")
+    basins = landscape.basins(landscape.contour(problem, plane, 101, 0.5), [0.02], around="center")
     assert not basins.cut[0]
     assert width == pytest.approx(basins.equivalent_width[0], rel=0.01)
 

@@ -76,7 +76,7 @@ INSTRUMENTS: dict[str, Callable[[Problem], Any]] = {
     "disagreement": lambda p: landscape.disagreement(p, perturbed(p), 2).cost,
     "chains": chains,
     "compare": compared,
-    "basins": lambda p: landscape.contour(p, landscape.random_plane(p), (5, 4), span=0.5).basins([0.1]).area,
+    "basins": lambda p: landscape.basins(landscape.contour(p, landscape.random_plane(p), (5, 4), span=0.5), [0.1]).area,
 }  # fmt: skip
 
 

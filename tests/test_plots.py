@@ -24,11 +24,11 @@ from matplotlib.testing.compare import compare_images
 import landscape
 from landscape import InputError, OperationError, Surface, plots
 from landscape.core import registry
-from landscape.geometry import surfaces
 from landscape.plots.picture import VISUALS, caption, panels
 from landscape.plots.style import OTHER, color_of, decimal_labels, paper_name
 from landscape.plots.surface import LOG_LEVELS, MAX_LEVELS, draw_surfaces, scale, settings
 from landscape.plots.training import draw_training
+from landscape.results import geometry
 from landscape.results.shown import running_quartiles
 from landscape.results.spectrum import Spectrum
 from landscape.training.recipes import recipe
@@ -241,7 +241,7 @@ def test_markers_in_three_dimensions_lie_on_the_surface(surface: Surface) -> Non
     lines = {str(h.get_label()): np.array(h.get_data_3d()) for h in ax.lines}
     places = shown.markers[:-1]
     np.testing.assert_allclose(lines["learners"][:2].T, places)
-    np.testing.assert_allclose(lines["learners"][2], surfaces.loss_at(surface, *places.T))
+    np.testing.assert_allclose(lines["learners"][2], geometry.loss_at(surface, *places.T))
     assert "their mean $w_a$" in lines
 
 
@@ -419,18 +419,18 @@ def test_vts_has_every_point_in_vtks_order(surface: Surface, tmp_path: Path) -> 
 def test_the_same_rise_is_drawn_on_all_panels(surface: Surface) -> None:
     steep = changed(surface, loss=3 * surface.loss, label="other")
     figure: Any = plots.draw([surface, steep])
-    rise = surfaces.shared_rise([surface, steep])
+    rise = geometry.shared_rise([surface, steep])
     for ax, r in zip(figure.axes, (surface, steep), strict=False):
         thick = [c for c in ax.collections if np.allclose(c.get_linewidth(), 1.8)]
-        assert [c.levels.tolist() for c in thick] == [[pytest.approx(surfaces.center_loss(r) + rise)]]
-    np.testing.assert_allclose(figure.axes[2].lines[1].get_ydata(), surfaces.profile(surface).median)
+        assert [c.levels.tolist() for c in thick] == [[pytest.approx(geometry.center_loss(r) + rise)]]
+    np.testing.assert_allclose(figure.axes[2].lines[1].get_ydata(), geometry.profile(surface).median)
     assert f"{rise:.3g} nat above the center in all panels" in figure.get_caption()
 
 
 def test_axes_are_distances_and_coordinates_those_of_the_plane(surface: Surface) -> None:
     figure = plots.draw([surface])
     FigureCanvasAgg(figure).draw()
-    ax, length = figure.axes[0], surfaces.lengths(surface)[0]
+    ax, length = figure.axes[0], geometry.lengths(surface)[0]
     assert ax.get_xlim() == (surface.x[0], surface.x[-1])
     ticks = [tick for tick in ax.get_xticks() if abs(tick) <= 1]
     labels = [ax.xaxis.get_major_formatter()(tick) for tick in ticks]

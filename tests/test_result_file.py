@@ -156,7 +156,7 @@ def test_any_results_are_added_and_read(path: Path) -> None:
         file.add(surface)
         file.add(surface.compact())
         with pytest.raises(ConflictError, match="no landscape.basins is allowed"):
-            file.add(surface.basins([0.25]))
+            file.add(landscape.basins(surface, [0.25]))
         assert len(landscape.load(path)) == 2  # type: ignore[arg-type]
     with landscape.open(path) as file:
         assert [type(result).__name__ for result in file] == ["Surface", "Surface"]
@@ -173,7 +173,7 @@ def test_any_results_are_added_and_read(path: Path) -> None:
         assert len(file) == 0
     assert path.read_bytes() == before  # nothing took its place
     with landscape.open(path, "w") as file:
-        file.add(surface.basins([0.25]))
+        file.add(landscape.basins(surface, [0.25]))
     assert isinstance(landscape.load(path), landscape.Basins)
 
 

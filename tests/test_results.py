@@ -6,10 +6,8 @@ import base64
 import dataclasses
 import html
 import itertools
-import json
 import math
 import re
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,9 +24,9 @@ from matplotlib.text import Text
 from torch import nn
 
 import landscape
-from landscape import InputError, OperationError, Surface, plots
+from landscape import InputError, Surface, plots
 from landscape.cli import details
-from landscape.core import hdf5, registry
+from landscape.core import registry
 from landscape.plots.drawing import drawing_of, draws
 from landscape.plots.picture import panels
 from landscape.plots.style import headline
@@ -61,7 +59,6 @@ class Heights(Result):
     shapes: ClassVar[Mapping[str, str]] = {"age": "age+", "height": "age"}
     units: ClassVar[Mapping[str, str]] = {"age": "year", "height": "m"}
     table: ClassVar[str] = "age"
-    renamed: ClassVar[Mapping[str, str]] = {"years": "age", "name": "label"}
 
     age: np.ndarray
     height: np.ndarray
@@ -140,59 +137,6 @@ def test_subclasses_are_drawn_and_saved_as_their_base_class(tmp_path: Path) -> N
 
 def test_a_result_without_a_description_of_its_own_has_the_ranges_of_its_arrays() -> None:
     assert [row.text for row in heights().describe()] == ["1 to 2 year", "0.75 to 0.9 m"]
-
-
-def test_older_files_are_read_under_the_names_of_today(tmp_path: Path) -> None:
-    path = tmp_path / "h.h5"
-    with hdf5.writing(path, Heights.schema) as file:
-        file["years"], file["height"] = [1.0, 2.0], [0.75, 0.9]
-        file.attrs["name"] = "Ada"
-    back = Heights.load(path)
-    assert back.label == "Ada"
-    np.testing.assert_array_equal(back.age, [1.0, 2.0])
-    smaller = type("Smaller", (MoreHeights,), {"renamed": {"cm": "height"}})
-    assert smaller.renamed == {**Heights.renamed, "cm": "height"}
-    with hdf5.writing(path, Heights.schema) as file:  # the name of today comes first
-        file["years"], file["age"], file["height"] = [0.0], [1.0, 2.0], [0.75, 0.9]
-    np.testing.assert_array_equal(Heights.load(path).age, [1.0, 2.0])
-    with hdf5.writing(path, Heights.schema) as file:
-        file["height"] = [0.75, 0.9]
-    with pytest.raises(OperationError, match="age"):
-        Heights.load(path)
-
-
-#: A file of each kind, and all values by the names of the fields, as 0.17.0 wrote tests/fuzz/samples.py.
-EARLIER = zipfile.ZipFile(Path(__file__).parent / "data" / "results-0.17.0.zip")
-VALUES: dict[str, dict[str, Any]] = json.loads(EARLIER.read("values.json"))
-
-
-def plain(value: Any) -> Any:
-    """A field's value as JSON has it; texts of an array as a list of their own."""
-    if isinstance(value, np.ndarray):
-        return [v.decode() for v in value.ravel()] if value.dtype.kind == "S" else value.tolist()
-    return list(value) if isinstance(value, tuple) else value
-
-
-@pytest.mark.parametrize("name", sorted(VALUES.keys() - {"minima", "plan", "escape"}))  # now of figures alone
-def test_a_file_of_an_earlier_version_is_read(name: str, tmp_path: Path) -> None:
-    result = landscape.load(EARLIER.extract(f"{name}.h5", tmp_path))
-    assert isinstance(result, Result)
-    fields = {field.name for field in dataclasses.fields(result)}
-    before = {result.renamed.get(key, key): value for key, value in VALUES[name].items()}
-    assert before.keys() <= fields
-    # Only so says an older file that a model's own precision was used.
-    before |= {"autocast": ""} if before.get("autocast") == "model" else {}
-    for key, value in before.items():
-        np.testing.assert_equal(plain(getattr(result, key)), value, err_msg=key)
-    result.save(tmp_path / "again.h5")
-    assert repr(landscape.load(tmp_path / "again.h5")) == repr(result)
-
-
-def test_a_run_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    run = landscape.load(EARLIER.extract("checkpoint.h5", tmp_path))
-    assert isinstance(run, landscape.Checkpoint)
-    assert (run.algorithm, run.step, tuple(run.weights.shape)) == ("dpsgd", 5, (4, 83))
-    assert run.settings["algorithm"] == {"name": "dpsgd", "mixing": "ring(1)"}
 
 
 def test_what_cannot_be_drawn_is_named() -> None:

@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parents[1] / "landscape"
 # From the top: a room may import those after it. _version is a number that all may read.
 ROOMS = (
     "__init__", "__main__", "plugins", "cli", "testing", "integrations", "reports", "paper", "training", "plots", "analysis", "checkpoint", "curvature", "gradients", "evaluation",
-    "geometry", "results", "limits", "models", "data", "problem", "core", "_version",
+    "results", "limits", "models", "data", "problem", "core", "_version",
 )  # fmt: skip
 
 

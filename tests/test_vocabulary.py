@@ -90,7 +90,6 @@ OWN = {
     "MeanLoss.loss_and_gradient": "out",
     "Density.broadened": "at",
     "Density.moment": "order",
-    "Surface.basins": "rises around",
     "basins": "surface rises around",
     "Sweep.best": "key",
     "sweep": "recipes rounds",

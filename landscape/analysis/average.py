@@ -26,8 +26,8 @@ from landscape.evaluation.hull import LENGTHS, LEVEL, Hull, Measured
 from landscape.gradients.minibatches import placed
 from landscape.problem.batchnorm import SAMPLES, tracked
 from landscape.problem.problem import Problem, Run, problem_of
-from landscape.results.averages import WeightAverage
 from landscape.results.base import Provenance
+from landscape.results.comparison import WeightAverage
 
 # The most members: with n of them a matrix of (2n² − n)² numbers is factored, 32 MB for 32 (ours).
 MEMBERS = 32

@@ -17,7 +17,6 @@ from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.evaluation import needs
 from landscape.evaluation.evaluate import confirm, evaluator
 from landscape.evaluation.grid import setting
-from landscape.geometry.surfaces import barrier
 from landscape.gradients.minibatches import Minibatches, stream
 from landscape.problem.alignment import aligned, change
 from landscape.problem.batchnorm import SAMPLES, tracked
@@ -25,7 +24,8 @@ from landscape.problem.layout import as_array
 from landscape.problem.losses import existing
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
-from landscape.results.connection import Connection
+from landscape.results.comparison import Connection
+from landscape.results.geometry import barrier
 
 CURVES = ("bezier", "chain")
 # Points of a path, and samples in a minibatch: those of Garipov et al.'s code (eval_curve.py, train.py).

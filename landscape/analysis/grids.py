@@ -40,13 +40,14 @@ from landscape.evaluation.grid import (
     setting,
 )
 from landscape.evaluation.paths import BLOCK_BYTES, of_device
-from landscape.geometry.surfaces import barrier
 from landscape.problem.batchnorm import SAMPLES, tracked
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem, Run, chain, problem_of
 from landscape.problem.sharded import on_ranks
 from landscape.results.base import Provenance
-from landscape.results.grids import SPAN, HessianGrid, Line, Plane, Surface
+from landscape.results.geometry import barrier
+from landscape.results.grids import SPAN, HessianGrid, Line, Plane
+from landscape.results.surfaces import Surface
 
 # Points at which the error of a lower precision is measured (ours): under 1% of the paper's 2,500.
 ERROR_POINTS = 16

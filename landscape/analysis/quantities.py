@@ -30,13 +30,13 @@ from landscape.curvature.eigenvalues import extreme_eigenvalues, top_eigenvalues
 from landscape.curvature.hessian import Preconditioner
 from landscape.curvature.trace import trace
 from landscape.evaluation.evaluate import Evaluator, evaluator
-from landscape.geometry.surfaces import barrier
 from landscape.problem.alignment import aligned
 from landscape.problem.losses import correct_shares
 from landscape.problem.problem import Problem
-from landscape.results.curvature import Disagreement
+from landscape.results.geometry import barrier
 from landscape.results.grids import SPAN, Line
 from landscape.results.spectrum import ExtremeEigenvalues
+from landscape.results.training import Disagreement
 
 # Directions in each plane, at equal angles (ours): the area of an ellipse is then right within 0.03% for axes
 # of 1 : 2 and within 3.4% for 1 : 4; random planes in many dimensions are rounder.

@@ -35,8 +35,7 @@ from landscape.gradients.minibatches import (
 from landscape.problem.losses import existing
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
-from landscape.results.curvature import BatchSharpness
-from landscape.results.flatness import Sharpness
+from landscape.results.flatness import BatchSharpness, Sharpness
 
 # First step relative to the radius (that of APGD; Croce and Hein 2020), its factors after a success and a
 # failure (ours), and the step below which a search ends (ours: it then changes the loss no more).

@@ -37,8 +37,8 @@ from landscape.problem.layout import average
 from landscape.problem.losses import existing
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
-from landscape.results.curvature import Disagreement
 from landscape.results.flatness import Smoothing
+from landscape.results.training import Disagreement
 
 # The number of outliers in the spectrum of a classifier with ten classes (Gur-Ari et al. 2018).
 K = 10

@@ -29,8 +29,6 @@ with Path(__file__).with_name("columns.csv").open(encoding="utf-8", newline="") 
     COLUMNS = {name: (unit, meaning) for name, unit, meaning in [*csv.reader(_file)][1:]}
 #: Column -> unit.
 UNITS = {name: unit for name, (unit, _) in COLUMNS.items()}
-#: Those of them that files of 0.18.0 and before do not have.
-LATER = ("heterogeneity", "heterogeneity_se", "comm_burst")
 #: The columns of :class:`.LambdaMax`.
 MONITORED = ("lambda_max", "lambda_max_residual", "lr_lambda_max", "lr_lambda_limit", "spread_share")
 #: The columns of :class:`.LossChange` on single layers begin with this.
@@ -67,8 +65,6 @@ def write(file: h5py.File, history: History, units: Mapping[str, str]) -> None:
 def read(group: h5py.Group) -> tuple[History, dict[str, str]]:
     """The columns of the group /history and their units, also those that this installation does not know.
 
-    A column that came later than the file is NaN.
-
     Raises:
         ValueError: for a data set that is not a column.
     """
@@ -77,9 +73,6 @@ def read(group: h5py.Group) -> tuple[History, dict[str, str]]:
         name: hdf5.attribute(column, "unit", str) if "unit" in column.attrs else UNITS.get(name, "")
         for name, column in group.items()
     }
-    for name in LATER:
-        if name not in columns:
-            columns[name], units[name] = np.full_like(columns.get("step", np.zeros(0)), np.nan), UNITS[name]
     return columns, units
 
 

@@ -17,8 +17,7 @@ from landscape.cli.analysis import Analysis, analysis_options, each
 from landscape.cli.grids import same_network, titles
 from landscape.cli.options import ListType, command
 from landscape.core.errors import InputError
-from landscape.results.averages import WeightAverage
-from landscape.results.comparison import Comparison, footnotes, summary, table_of
+from landscape.results.comparison import Comparison, WeightAverage, footnotes, summary, table_of
 from landscape.training.optimizer.preconditioning import preconditioner
 
 WIDTH = 110  # characters of a line of the table, but for its last column (ours)

@@ -21,8 +21,8 @@ from landscape.core.files import HAS_LOCKS
 from landscape.core.progress import Progress
 from landscape.reports import page
 from landscape.results.base import save
-from landscape.results.grids import Surface
 from landscape.results.noise import Noise
+from landscape.results.surfaces import Surface
 from landscape.training.processes.children import Pool
 from landscape.training.recipes import recipe
 from landscape.training.run.launch import TrainingJob, train_runs

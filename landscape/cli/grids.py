@@ -19,12 +19,13 @@ from landscape.cli.options import ListType, command, group
 from landscape.cli.processes import Processes
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.evaluation.grid import Execution, reused_points
-from landscape.geometry import surfaces
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
+from landscape.results import geometry
 from landscape.results.base import load_results
-from landscape.results.connection import Connection
-from landscape.results.grids import HessianGrid, Interpolated, Line, Plane, Surface
+from landscape.results.comparison import Connection
+from landscape.results.grids import HessianGrid, Interpolated, Line, Plane
+from landscape.results.surfaces import Surface
 
 KINDS = ("random", "between", "pca", "learners", "eigen")
 
@@ -337,7 +338,7 @@ def connect(analysis: Analysis) -> None:
 @command(
     rises={"flag": "--rise", "metavar": "NATS,…", "type": ListType(float, "0.01,0.1")},
     least={"metavar": "NATS"},
-    around={"type": Choice(surfaces.AROUND)},
+    around={"type": Choice(geometry.AROUND)},
     target=common.TARGET,
 )
 def basins(
@@ -364,7 +365,7 @@ def basins(
     first = Path(files[0])
     path = target.path(first.with_name(f"{first.stem}-basins.h5"))
     given = [surface for file in files for surface in _surfaces(Path(file))]
-    results = [surfaces.basins(surface, rises, least=least, around=around) for surface in given]
+    results = [geometry.basins(surface, rises, least=least, around=around) for surface in given]
     for result in results:
         common.describe(result)
     common.write(results, path, target.picture)

@@ -13,7 +13,7 @@ from landscape.cli.options import command
 from landscape.cli.output import values
 from landscape.core import hdf5, registry
 from landscape.results import base
-from landscape.results.grids import Surface
+from landscape.results.surfaces import Surface
 
 
 @command(file={"argument": True, "metavar": "FILE", "shell_complete": paths("file")})

@@ -22,7 +22,7 @@ from landscape.core.errors import InputError
 from landscape.curvature.peers import ENGINES
 from landscape.gradients.minibatches import known_batch
 from landscape.problem.layout import GROUPINGS
-from landscape.results.curvature import BatchSharpness
+from landscape.results.flatness import BatchSharpness
 from landscape.results.noise import NoiseScale
 from landscape.results.spectrum import CurvatureTable, Spectrum
 from landscape.training.experiments.continued import operating_point

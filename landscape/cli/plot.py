@@ -24,11 +24,12 @@ from landscape.core.hdf5_check import first_words
 from landscape.core.options import positive
 from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import top_eigenvalues
-from landscape.geometry.vtk import save_vts
 from landscape.plots.drawing import check_title
 from landscape.plots.surface import STYLES
 from landscape.problem.problem import Problem
-from landscape.results.grids import Plane, Surface
+from landscape.results.geometry import save_vts
+from landscape.results.grids import Plane
+from landscape.results.surfaces import Surface
 
 if TYPE_CHECKING:  # matplotlib is imported where a film is drawn
     from landscape.plots.animation import Frame

@@ -16,8 +16,8 @@ from landscape.cli.options import Group, command, option
 from landscape.core.options import ends_in
 from landscape.reports import contents, page
 from landscape.reports.contents import Contents
-from landscape.results.grids import Surface
 from landscape.results.spectrum import Spectrum
+from landscape.results.surfaces import Surface
 
 
 @command(output={"metavar": "F.html"}, source=Group(dict, [*SOURCE.options, option("device")]))

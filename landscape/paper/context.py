@@ -35,7 +35,8 @@ from landscape.paper.record import Record
 from landscape.paper.verdicts import Rows
 from landscape.problem.problem import Problem
 from landscape.results import base
-from landscape.results.grids import HessianGrid, Surface
+from landscape.results.grids import HessianGrid
+from landscape.results.surfaces import Surface
 from landscape.training.processes import children
 from landscape.training.recipes.recipe import Monitor, Recipe
 from landscape.training.run import launch

@@ -23,7 +23,7 @@ from landscape.core.progress import Progress
 from landscape.plots import style, surface
 from landscape.plots.drawing import drawable
 from landscape.plots.picture import caption, panels
-from landscape.results.grids import Surface
+from landscape.results.surfaces import Surface
 
 FORMATS = (".gif", ".mp4")
 LINES = 10  # of a frame (ours)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from landscape.plots import style
 from landscape.plots.drawing import draws
 from landscape.plots.picture import finish, wrapped_panels
-from landscape.results.averages import MANY, WeightAverage
+from landscape.results.comparison import MANY, WeightAverage
 
 
 @draws(WeightAverage)

@@ -15,8 +15,7 @@ from landscape.core.hdf5 import Array
 from landscape.plots import style
 from landscape.plots.drawing import draws
 from landscape.plots.picture import categories, finish, panels, points, wrapped_panels
-from landscape.results.curvature import BatchSharpness, Disagreement
-from landscape.results.flatness import LearningCoefficient, Sharpness, Smoothing
+from landscape.results.flatness import BatchSharpness, LearningCoefficient, Sharpness, Smoothing
 from landscape.results.shown import in_words, logarithmic
 from landscape.results.spectrum import (
     CurvatureTable,
@@ -27,6 +26,7 @@ from landscape.results.spectrum import (
     Spectrum,
     Trace,
 )
+from landscape.results.training import Disagreement
 
 _MATRICES = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix"}
 
@@ -104,7 +104,7 @@ def density_scale(dense: Sequence[Density], count: int) -> tuple[Array, float]:
 
 
 def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
-    """Traces with their 95% intervals (of older files one standard error), one below the other."""
+    """Traces with their 95% intervals, one below the other."""
     if not any(np.isfinite(r.trace) for r in results):
         raise InputError("spectrum: no eigenvalue, no density and no trace, there is nothing to draw")
     figure, (ax,) = panels(1, 1, 6.4, 1.5 + 0.4 * len(results), ["trace"])

@@ -19,9 +19,9 @@ from landscape.plots.drawing import draws
 from landscape.plots.picture import finish, leading, panels, stacked_panels, wrapped, wrapped_panels
 from landscape.plots.surface import CENTER, CMAP, LOWEST, POINT, LevelScale, color_bar, map_axes, scale
 from landscape.results.base import unit_of
-from landscape.results.connection import PATHS, Connection
-from landscape.results.flatness import Basins
+from landscape.results.comparison import PATHS, Connection
 from landscape.results.grids import HessianGrid, Line
+from landscape.results.surfaces import Basins
 
 # Characters in a line of a panel's title: so many fit between its neighbors' (ours).
 TITLE = 30

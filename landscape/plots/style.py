@@ -244,7 +244,7 @@ def batchnorm_note(result: Any) -> str:
     if not result.batchnorm:
         return ""
     samples, whose = result.bn_samples, getattr(result, "statistics_of", "")
-    if getattr(result, "kind", "") in ("between", "pca", "learners"):  # as of Hessian grids, and older files
+    if getattr(result, "kind", "") in ("between", "pca", "learners"):  # as of Hessian grids
         whose = whose or "the problem's model"
     notes = {
         "center": f"the statistics of {paper_name(whose)}" if whose else "the center's statistics",

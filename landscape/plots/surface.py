@@ -18,13 +18,14 @@ from scipy.interpolate import RegularGridInterpolator
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import LARGEST, Array
 from landscape.core.options import choose, positive
-from landscape.geometry import surfaces
 from landscape.plots import style
 from landscape.plots.drawing import draws
 from landscape.plots.picture import finish, leading, panels, stacked_panels, wrapped_panels
+from landscape.results import geometry
 from landscape.results.base import unit_of
-from landscape.results.grids import Plane, Surface
+from landscape.results.grids import Plane
 from landscape.results.shown import logarithmic
+from landscape.results.surfaces import Surface
 
 STYLES = ("contour", "hillshade", "surface", "difference")
 CMAP = sns.color_palette("mako_r", as_cmap=True)  # dark where the loss is high, and monotone in lightness
@@ -123,7 +124,7 @@ def _draw_3d(
         ax.computed_zorder = False  # the markers lie on the surface, not in it
         for places, label, marker in marks(r):
             inside = places[(np.abs(places) <= np.abs([r.x[0], r.y[0]])).all(1)]
-            heights = surfaces.loss_at(r, *inside.T) if len(inside) else np.zeros(0)
+            heights = geometry.loss_at(r, *inside.T) if len(inside) else np.zeros(0)
             seen = np.isfinite(heights) & (heights <= top)
             ax.plot(*inside[seen].T, heights[seen], label=label, **(marker | {"clip_on": True}))
         ax.view_init(elev=32, azim=-58)
@@ -181,8 +182,8 @@ def _draw_contours(
     checkpoints that it passes through, the trajectory of a run, or the learners and their mean. A thick line
     is at the same rise above the center in all panels.
     """
-    rise = surfaces.shared_rise(results)
-    profiled = all(map(surfaces.has_profile, results))
+    rise = geometry.shared_rise(results)
+    profiled = all(map(geometry.has_profile, results))
     width = 5.0 if len(results) == 1 else 3.9
     kinds = {"surface": 4.7, "profile": 1.7} if profiled else {"surface": 4.7}
     figure, axes, below = stacked_panels(len(results), width, kinds)
@@ -199,8 +200,8 @@ def _draw_contours(
             own = levels[:: max(1, len(levels) // 8)]
             for text in ax.clabel(lines, own, fontsize=7.5, fmt=lambda v: f"{v:.3g}"):
                 text.set(color="k", path_effects=[withStroke(linewidth=2, foreground="w")])
-        if np.isfinite(rise) and surfaces.has_profile(r):
-            ax.contour(r.x, r.y, masked, [surfaces.center_loss(r) + rise], **_EQUAL)
+        if np.isfinite(rise) and geometry.has_profile(r):
+            ax.contour(r.x, r.y, masked, [geometry.center_loss(r) + rise], **_EQUAL)
         for places, label, look in marks(r):
             ax.plot(*places.T, label=label, **look)
         if r.kind == "pca" and len(r.markers):
@@ -233,7 +234,7 @@ def _draw_relief(ax: Axes, r: Surface, norm: Any, cmap: Any) -> None:
 
 def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: LevelScale, rise: float) -> None:
     """The loss against the distance: the panel's own with its quartiles, the others in gray."""
-    curves = [surfaces.profile(r) for r in results]
+    curves = [geometry.profile(r) for r in results]
     levels, log = chosen.levels, isinstance(chosen.norm, LogNorm)
     highest = [float(np.max(p.high, initial=0.0, where=p.high <= levels[-1])) for p in curves]
     for ax, r, own in zip(axes, results, curves, strict=True):
@@ -244,7 +245,7 @@ def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: Lev
         ax.fill_between(own.distance, low, high, color=style.color_of(r.label), alpha=0.25, lw=0)
         ax.plot(own.distance, median, color=style.color_of(r.label))
         if np.isfinite(rise):
-            ax.axhline(surfaces.center_loss(r) + rise, color="#E69F00", lw=1.2)
+            ax.axhline(geometry.center_loss(r) + rise, color="#E69F00", lw=1.2)
         ax.set(
             yscale="log" if log else "linear", ylim=(levels[0], max(*highest, levels[1])),
             xlim=(0, max(p.distance[-1] for p in curves)), xlabel="distance from the center",
@@ -266,7 +267,7 @@ def _caption(results: Sequence[Surface], why: str, rise: float, profiled: bool) 
             f"{' of the flattest one' if many else ''}."
         )
     if profiled:
-        rises = ", ".join(f"{surfaces.median_rise(r):.3g}" for r in results)
+        rises = ", ".join(f"{geometry.median_rise(r):.3g}" for r in results)
         parts.append(f"Flatness: median rise over the plane, {rises} nat.")
         others = "; gray: the other panels' medians" if many else ""
         parts.append(f"Below: median and quartiles over directions{others}.")
@@ -365,7 +366,7 @@ def _axis_labels(r: Surface) -> tuple[str, str]:
     usual = Plane.__dataclass_fields__["axes"].default
     names = ("u", "v") if r.axes == usual else r.axes
     gap = " " if names[0] == "u" else "\n"
-    norm = surfaces.lengths(r)[2]
+    norm = geometry.lengths(r)[2]
     return f"distance along {names[0]}{gap}(weights' norm = {norm:.3g})", f"distance along {names[1]}"
 
 
@@ -377,7 +378,7 @@ def map_axes(ax: Axes) -> None:
 
 def label_axes(ax: Axes, r: Surface) -> None:
     """Label the axes with distances in weight space; coordinates stay those of the plane."""
-    lengths = (1.0, 1.0) if r.kind == "between" else surfaces.lengths(r)[:2]
+    lengths = (1.0, 1.0) if r.kind == "between" else geometry.lengths(r)[:2]
     for axis, length, label in zip((ax.xaxis, ax.yaxis), lengths, _axis_labels(r), strict=True):
         if 0 < length < LARGEST:
             axis.set_major_locator(_Distances(length))
@@ -423,7 +424,7 @@ def _plane_note(r: Surface) -> str:
     """How the plane was chosen, and how far it reaches."""
     note = PLANES.get(r.kind, r.kind)
     if r.kind == "random":
-        u, v, _ = surfaces.lengths(r)
+        u, v, _ = geometry.lengths(r)
         fixed = ", bias and norm parameters fixed" if r.ignore == "bias+norm" else ""
         note += f" u, v, normalization: {r.norm}{fixed}, ‖u‖ = {u:.3g}, ‖v‖ = {v:.3g}"
     return f"{note}, span {r.span:.3g}"
@@ -451,7 +452,7 @@ def settings(results: Sequence[Surface]) -> str:
 
 def finding(results: Sequence[Surface]) -> str:
     """One line that says what the surfaces show, with numbers from them."""
-    said = _flatness(results) if surfaces.comparable(results) else _losses(results)
+    said = _flatness(results) if geometry.comparable(results) else _losses(results)
     return unit_of(results[0], said)
 
 
@@ -474,8 +475,8 @@ def _flatness(results: Sequence[Surface]) -> str:
     for k, r in enumerate(results):
         algorithm = style.algorithm_in(r.label)
         name = style.paper_name(algorithm) or r.label.split(",")[0] or f"surface {k + 1}"
-        rises.setdefault(name, []).append(surfaces.median_rise(r))
-        centers.setdefault(name, []).append(surfaces.center_loss(r))
+        rises.setdefault(name, []).append(geometry.median_rise(r))
+        centers.setdefault(name, []).append(geometry.center_loss(r))
     middle = {name: float(np.median(values)) for name, values in rises.items()}
     if len(middle) == 1:
         ((name, rise),) = middle.items()

@@ -20,10 +20,11 @@ from landscape.plots.drawing import each_of
 from landscape.plots.style import in_brackets, paper_name
 from landscape.plots.surface import PLANES
 from landscape.results import base
-from landscape.results.grids import HessianGrid, Surface
+from landscape.results.grids import HessianGrid
 from landscape.results.noise import Noise
 from landscape.results.shown import Row
 from landscape.results.spectrum import Spectrum
+from landscape.results.surfaces import Surface
 
 LONGEST = 300  # characters of a setting (ours)
 # What a reader expects of each run, with the command that makes it.

@@ -30,15 +30,15 @@ from landscape.core.errors import LandscapeError
 from landscape.core.files import printable, read_regular, write_text
 from landscape.core.options import ends_in
 from landscape.core.registry import optional
-from landscape.geometry.surfaces import loss_at
 from landscape.plots.drawing import drawable
 from landscape.plots.picture import Picture as Drawn
 from landscape.plots.style import paper_name, style
 from landscape.plots.surface import CMAP, LevelScale, marks, scale
 from landscape.reports import contents
 from landscape.reports.contents import Contents, Item
-from landscape.results.grids import Surface
+from landscape.results.geometry import loss_at
 from landscape.results.shown import Row
+from landscape.results.surfaces import Surface
 
 EXTRA, FORMATS = "'sgd-landscape[report]'", (".html", ".htm")
 # Curves and areas of more points than this are pixels inside a picture, at so many an inch; and coordinates,

@@ -56,8 +56,8 @@ class Result(shown.Shown):
     """A finished analysis: arrays and attributes that are saved, loaded, drawn and shown in notebooks.
 
     Subclasses are frozen dataclasses. In a file, fields that are arrays are data sets and the others are
-    attributes. A field with a default may be missing from a file that is older than the field; an empty array
-    is then not written.
+    attributes. A field with a default may be missing from a file; an empty array is then not
+    written.
 
     A subclass describes its fields in their annotations, ``Annotated[Array, "y x", "nat"]`` or
     ``Annotated[float, "nat"]``, and in class variables. Values that do not fit raise a ValueError.
@@ -72,7 +72,6 @@ class Result(shown.Shown):
     - ``units``: from the annotations, field -> unit; "1" for numbers without a unit.
     - ``table``: the dimensions whose points are the rows of :meth:`to_dataframe`.
     - ``texts``: arrays of UTF-8 bytes.
-    - ``renamed``: a field's name in older files -> its name now. A class has those of its bases, too.
 
     These fields mean the same in every result that has them:
 
@@ -123,7 +122,6 @@ class Result(shown.Shown):
     units: ClassVar[Mapping[str, str]] = {}
     table: ClassVar[str] = ""
     texts: ClassVar[tuple[str, ...]] = ()
-    renamed: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -143,8 +141,6 @@ class Result(shown.Shown):
                     cls.shapes = {**cls.shapes, name: about.pop(0)}
                 if about:
                     cls.units = {**cls.units, name: about[0]}
-        every = [vars(kind).get("renamed", {}) for kind in reversed(cls.__mro__)]
-        cls.renamed = {before: now for names in every for before, now in names.items()}
         if "schema" in vars(cls):
             if not re.fullmatch(SCHEMA, cls.schema):
                 words = f"schema: {cls.schema!r} is not allowed, it must be landscape.NAME, or with more dots"
@@ -318,11 +314,9 @@ class Result(shown.Shown):
         hints = type_hints(cls)
         values: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
-            names = [field.name, *(before for before, now in cls.renamed.items() if now == field.name)]
-            held = [name for name in names if name in group or name in group.attrs]
-            if _optional(field) and not held:
+            kind, name = hints[field.name], field.name
+            if _optional(field) and name not in group and name not in group.attrs:
                 continue
-            kind, name = hints[field.name], (held or names)[0]
             value: Any
             if kind in (bool, int, float, str):
                 value = attribute(group, name, kind)
@@ -412,8 +406,7 @@ class Sourced(Result):
     Attributes:
         split, label, source, source_sha256: the part of the data, a name for pictures, the checkpoint's file
             and its SHA-256; "" where unknown.
-        loss_name, loss_unit: the loss's name and unit: "nat" of a negative log-likelihood (files older than
-            the field say so of all losses), "" of any other.
+        loss_name, loss_unit: the loss's name and unit: "nat" of a negative log-likelihood, "" of any other.
     """
 
     split: str = ""

@@ -1,18 +1,18 @@
-"""Several checkpoints, or groups of them, in one table: quantities with errors, tests, and verdicts."""
+"""Several networks: tables of quantities with tests, paths between two of them, and averages."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 import numpy as np
 
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import t_quantile
-from landscape.results.base import Result
-from landscape.results.shown import Row, in_words, rows_of_each
+from landscape.results.base import Measured, Result, no_values
+from landscape.results.shown import Row, in_words, own_losses, rows_of_each
 
 #: What the error of a number is: one standard error, a bound, or nothing but rounding.
 ERRORS = {
@@ -72,7 +72,6 @@ class Comparison(Result):
     """
 
     schema: ClassVar[str] = "landscape.comparison"
-    renamed: ClassVar[Mapping[str, str]] = {"told": "significant", "level": "significance", "top_k": "k"}
     table: ClassVar[str] = "quantities sides"
 
     quantities: Annotated[tuple[str, ...], "quantities+"]
@@ -303,3 +302,188 @@ def footnotes(comparison: Comparison) -> list[str]:
     if not c.grouped:
         lines.append("This is about these weights alone; what made them is compared by groups of seeds.")
     return [*lines, *(f"Note: {note}" for note in c.notes)]
+
+
+#: The paths, in this order, and the weights on them.
+PATHS = ("line", "aligned line", "curve")
+PLACES = ("a", "b", "aligned b", "bend")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection(Measured):
+    """Loss and accuracy on three paths from a to b, and their barriers.
+
+    Attributes:
+        t: (K,), from 0 (a) to 1 (b). Paths are the line from a to b, the line from a to the aligned b, and
+            the curve from a to the aligned b.
+        loss: (3, K), in nats.
+        accuracy: (3, K), between 0 and 1; NaN without class labels.
+        barrier: (3,), of each path, in nats (see :func:`landscape.barrier`).
+        weights: (4, P): a, b, the aligned b, and the bend of the curve.
+        distance, aligned_distance: ‖a − b‖, and the same of the aligned b.
+        groups: names of the parameters whose hidden units were permuted, each the first that has them.
+        sizes: how many units each has.
+        fixed: parameters whose units could not be permuted, with the reason.
+        largest_change: the largest difference of the loss, and of the outputs, between b and the aligned b,
+            each relative to the largest, in float64, on 1,000 samples.
+        curve: "bezier" or "chain".
+        align: what units were matched by, "weights" or "activations".
+        steps, lr, batch: how the bend was trained.
+        seed: of the order of the alignment and of the training of the bend.
+        own_loss: (2,), with BatchNorm, the losses of a and b with the statistics that belong to them; NaN
+            where they are not known.
+
+    Example:
+        >>> connection.barrier.tolist(), connection.removed
+        ([2.0, 0.5, 0.0], 0.75)
+    """
+
+    schema: ClassVar[str] = "landscape.connection"
+    axes_of: ClassVar[tuple[str, ...]] = ("t",)
+    labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {"path": PATHS, "place": PLACES}
+    table: ClassVar[str] = "path t"
+
+    t: Annotated[Array, "t+"]
+    loss: Annotated[Array, "path t", "nat"]
+    accuracy: Annotated[Array, "path t", "1"]
+    barrier: Annotated[Array, "path", "nat"]
+    weights: Annotated[Array, "place parameter"]
+    distance: Annotated[float, "1"]
+    aligned_distance: Annotated[float, "1"]
+    groups: Annotated[tuple[str, ...], "groups"]
+    sizes: Annotated[Array, "groups"]
+    fixed: Annotated[tuple[str, ...], "fixed"]
+    largest_change: Annotated[float, "1"]
+    curve: str
+    steps: int
+    lr: float
+    batch: int
+    seed: int
+    align: str = "weights"
+    own_loss: Annotated[Array, "network", "nat"] = field(default_factory=no_values)
+
+    @property
+    def removed(self) -> float:
+        """The share of the line's barrier that the alignment removed; NaN where there was none."""
+        line, aligned, _ = self.barrier.tolist()
+        return 1 - aligned / line if line > 0 else float("nan")
+
+    def describe(self) -> list[Row]:
+        step = f"largest of t in steps of {self.t[1] - self.t[0]:.3g}"
+        trained = f"{self.curve}, {self.steps:,} steps"
+        share = f"{self.removed:.0%} of it removed" if self.barrier[0] > 0 else "the line has none to remove"
+        notes = step, f"{share}, matched by {self.align}", trained
+        rows = [
+            Row(f"barrier on the {name}", float(value), unit="nat", note=note)
+            for name, value, note in zip(PATHS, self.barrier, notes, strict=True)
+        ]
+        highest = zip(PATHS, self.loss.max(1).tolist(), strict=True)
+        rows += [Row(f"highest loss on the {name}", value, unit="nat") for name, value in highest]
+        rows += [
+            Row("distance", self.distance, note="" if self.distance else "a and b are equal"),
+            Row("distance after alignment", self.aligned_distance),
+            Row("permuted units", int(self.sizes.sum()), note=f"in {len(self.groups)} groups"),
+            Row("change of the outputs by alignment", f"{self.largest_change:.1g}", note="relative"),
+        ]
+        rows += own_losses(self.own_loss, self.loss[0, [0, -1]])
+        return [*rows, Row("not permuted", "; ".join(self.fixed))] if self.fixed else rows
+
+
+MANY = 8  # averages that a description lists (ours)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightAverage(Measured):
+    """The losses of averages w = Σ_j a_j w_j of n members w_j, predicted from measurements at the members.
+
+    The last average is the one that was chosen by prediction (greedy soup, Wortsman et al. 2022); the others
+    were asked for.
+
+    Attributes:
+        members_loss: (n,) in nats, the exact losses of the members.
+        coefficients: (K, n), the coefficients a_j; each row sums to 1.
+        loss, low, high: (K,) in nats, the predicted losses and the ends of their intervals; infinite where
+            ``ratio`` is at least 1.
+        level: the probability of an interval.
+        exact: (K,) in nats, the exact losses; NaN where not computed.
+        ratio: (K,), the part of the predicted change that is beyond the second order, in units of the second
+            order's correction ½ Σ_j a_j |⟨∇L(w_j), w − w_j⟩|.
+        chosen: (n,), the members of the last average.
+        labels: the names of the members.
+        parameters: P.
+        products: the number of Hessian-vector products, one a member.
+
+    Example:
+        >>> result = WeightAverage(
+        ...     members_loss=np.array([0.25, 0.27]), coefficients=np.full((2, 2), 0.5), level=0.9,
+        ...     loss=np.full(2, 0.21), low=np.full(2, 0.2), high=np.full(2, 0.22), exact=np.full(2, 0.213),
+        ...     ratio=np.full(2, 0.1), chosen=np.array([True, True]), labels=("a", "b"), parameters=9,
+        ...     products=2, samples=100, dtype="float32")
+        >>> result.change.round(3).tolist(), result.inside.tolist()
+        ([-0.05, -0.05], [True, True])
+    """
+
+    schema: ClassVar[str] = "landscape.weight_average"
+    table: ClassVar[str] = "average"
+
+    members_loss: Annotated[Array, "member+", "nat"]
+    coefficients: Annotated[Array, "average+ member", "1"]
+    loss: Annotated[Array, "average", "nat"]
+    low: Annotated[Array, "average", "nat"]
+    high: Annotated[Array, "average", "nat"]
+    exact: Annotated[Array, "average", "nat"]
+    ratio: Annotated[Array, "average", "1"]
+    chosen: Annotated[Array, "member"]
+    labels: Annotated[tuple[str, ...], "member"]
+    level: Annotated[float, "1"]
+    parameters: int
+    products: int
+
+    @property
+    def change(self) -> Array:
+        """(K,), the predicted loss minus the mean loss of the members with the same coefficients."""
+        change: Array = self.loss - self.coefficients @ self.members_loss
+        return change
+
+    @property
+    def inside(self) -> Array:
+        """(K,), whether the exact loss is inside the interval."""
+        return (self.low <= self.exact) & (self.exact <= self.high)
+
+    def describe(self) -> list[Row]:
+        asked = len(self.loss) - 1
+        names = ["average"] if asked == 1 else [f"average {k}" for k in range(min(asked, MANY))]
+        rows = [row for k, name in enumerate(names) for row in self._rows(k, name)]
+        chosen, left = (
+            [label for label, taken in zip(self.labels, self.chosen, strict=True) if taken == wanted]
+            for wanted in (True, False)
+        )
+        several = len(chosen) > 1
+        note = f"without {', '.join(left)}" if left else "all"
+        note = note if several else "no average is predicted to be better with certainty"
+        rows.append(Row("members chosen by prediction", ", ".join(chosen), note=note))
+        rows += self._rows(asked, "chosen average") if several else []
+        low, high = self.members_loss.min(), self.members_loss.max()
+        rows.append(Row("losses of the members", f"{low:.6g} to {high:.6g}", unit="nat"))
+        if self.batchnorm:
+            own = f"from {self.bn_samples:,} samples" if self.bn == "recalibrate" else "those of each batch"
+            rows.append(Row("BatchNorm statistics", "estimated again at each average", note=own))
+        products = Row("Hessian products", self.products, note="one a member")
+        return [*rows, products, Row("samples", self.samples)]
+
+    def _rows(self, k: int, name: str) -> list[Row]:
+        """The predicted loss of an average, its change, and its exact loss where that is known."""
+        title = f"predicted loss of the {name}"
+        if self.ratio[k] < 1:
+            half = max(self.high[k] - self.loss[k], self.loss[k] - self.low[k])
+            mean = f"each order corrects {self.ratio[k]:.2g} times the one before"
+            rows = [
+                Row(title, float(self.loss[k]), float(half), "nat", f"±: {self.level:.0%} interval"),
+                Row(f"{name} minus the members' mean", float(self.change[k]), float(half), "nat", mean),
+            ]
+        else:
+            far = "the members are too far apart, each order corrects"
+            rows = [Row(title, "none", note=f"{far} {self.ratio[k]:.2g} times the one before")]
+        if np.isfinite(self.exact[k]):
+            rows.append(Row(f"exact loss of the {name}", float(self.exact[k]), 0.0, "nat"))
+        return rows

@@ -1,17 +1,17 @@
-"""How flat a minimum is: sharpness, smoothed losses, and the local learning coefficient."""
+"""How flat a minimum is: sharpness, also of batches, smoothed losses, and the local learning coefficient."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 import numpy as np
 
 from landscape.core.hdf5 import Array
-from landscape.core.statistics import Estimate
-from landscape.results.base import Measurement, Sourced
+from landscape.core.statistics import Estimate, standard_error
+from landscape.results.base import Measurement, Sourced, no_rows
 from landscape.results.shown import Row, converged, eigenvalue, interval, rows_of_each
 
 
@@ -51,7 +51,6 @@ class Sharpness(Measurement):
     """
 
     schema: ClassVar[str] = "landscape.sharpness"
-    renamed: ClassVar[Mapping[str, str]] = {"reached": "converged"}
     table: ClassVar[str] = "draw"
 
     values: Annotated[Array, "draw+", "nat"]
@@ -137,7 +136,6 @@ class Smoothing(Sourced):
     """
 
     schema: ClassVar[str] = "landscape.smoothing"
-    renamed: ClassVar[Mapping[str, str]] = {"pairs": "draws"}
     labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {"spread": ("measured", "isotropic")}
     table: ClassVar[str] = "spread"
 
@@ -253,7 +251,6 @@ class LearningCoefficient(Measurement):
     """
 
     schema: ClassVar[str] = "landscape.learning_coefficient"
-    renamed: ClassVar[Mapping[str, str]] = {"tol": "relative_error"}
     table: ClassVar[str] = "chain draw"
 
     rise: Annotated[Array, "chain+ draw+", "1"]
@@ -354,119 +351,120 @@ class LearningCoefficient(Measurement):
         ]
 
 
-@dataclass(frozen=True)
-class Basins(Sourced):
-    """The basins of a surface, and the region around one point in which the loss rises by less than a bound.
+@dataclass(frozen=True, kw_only=True)
+class BatchSharpness(Measurement):
+    """g_Bᵀ H_B g_B/‖g_B‖² of drawn minibatches, at w_a and at the weights of the learners.
 
-    All numbers are of the surface as it was computed: of its grid, and of bilinear interpolation between the
-    points. They have no standard errors; another sample of the data, or another plane, gives other numbers.
-
-    A basin is a component of the points below a level, where a point of the grid has eight neighbors; it
-    ends at the saddle where it meets a deeper one (persistence, see ``landscape.geometry``).
+    Batch sharpness is that of Andreyev and Beneventano 2024 (arXiv 2412.20553).
 
     Attributes:
-        x, y, loss: of the surface: (nx,), (ny,), (ny, nx).
-        gram: (2, 2), the inner products of the directions, by which steps in the plane become distances.
-        basin: (ny, nx), the number of the basin to which a descent from each point leads, from neighbor to
-            lowest neighbor; −1 where the loss is not finite.
-        minimum, saddle: (M, 2), coordinates of the lowest point of each basin and of the saddle where it
-            meets a deeper one (NaN: nowhere on the grid), in order of persistence, the largest first.
-        minimum_loss, saddle_loss: (M,), the losses there in nats; infinite where there is no saddle.
-        share: (M,), of the points of the grid.
-        at_edge: (M,), whether the lowest point lies on the edge of the grid, so that there is none inside.
-        least: the smallest persistence in nats of a basin that is listed; all others belong to one that is.
-        minima: the number of local minima of the grid, whatever their persistence.
-        smad: the saddle-minimum average distance in nats (Landscaper; arXiv 2602.07135): the mean over all
-            local minima of the rise to the first saddle, unweighted; 0 where there is but one minimum. That
-            package may join other points of the grid as neighbors.
-        around: "center" or "lowest": the point of which the other numbers are.
-        reference, reference_loss: its coordinates (2,), and the loss there in nats.
-        rise: (R,), rises above it in nats.
-        area: (R,), of the connected region around it where the loss is at most that high, in squared
-            distances.
-        volume: (R,), the integral over that region of what the loss lies below that height, in nats times
-            squared distances.
-        width: (R, 2), the axes of the ellipse with the region's second moments, the longer one first: for an
-            elliptic region its own. Distances in weight space.
-        cut: (R,), whether the region reaches the edge of the grid, so that area, volume and widths are too
-            small.
-        edge_rise: the rise at which the region reaches the edge; infinite if it never does.
-        split, label, source, source_sha256: of the surface.
+        curvature: (draws,) in nats, one for each minibatch of ``batch`` samples, at w_a.
+        norm2: (draws,) ‖g_B‖² of these.
+        learner_curvature, learner_norm2: (learner draws, learners), the same of learner j's minibatch of
+            ``local_batch`` samples at w_j; (0, 0) without learners.
+        batch, local_batch: samples of a minibatch; local_batch 0 without learners.
+        lambda_max, residual: the largest eigenvalue of ∇²L at w_a over all data, in nats, and ‖Hv − λv‖; NaN
+            if not computed.
+        lr: η of the run; NaN if unknown.
+        limit: the largest stable ηλ of the run's update rule on a quadratic; NaN if unknown.
+        relative_error: the relative standard error asked for.
+        converged: whether the standard errors of w_a and of the learners are that small.
+        derivatives: "exact", or "differences" of gradients.
+        product_error: the largest error that a draw's curvature has by differences, as it was measured.
 
     Example:
-        >>> basins = surface.basins([0.25])
-        >>> len(basins.minimum), basins.width.round(2).tolist(), basins.anisotropy.round(2).tolist()
-        (1, [[1.0, 1.0]], [1.0])
+        >>> result = BatchSharpness(
+        ...     curvature=np.array([3.0, 5.0]), norm2=np.array([1.0, 3.0]), batch=8, lambda_max=6.0,
+        ...     residual=0.0, lr=0.5, limit=2.0, relative_error=0.05, converged=False, samples=100,
+        ...     seed=0, dtype="float64")
+        >>> result.value, result.standard_error, result.lr * result.value, result.pooled
+        (4.0, 1.0, 2.0, 4.5)
     """
 
-    schema: ClassVar[str] = "landscape.basins"
-    axes_of: ClassVar[tuple[str, ...]] = ("x", "y", "rise")
-    labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "direction": ("x", "y"),
-        "other_direction": ("x", "y"),
-        "axis": ("long", "short"),
-    }
-    table: ClassVar[str] = "rise"
+    schema: ClassVar[str] = "landscape.batch_sharpness"
+    table: ClassVar[str] = "draw"
 
-    x: Annotated[Array, "x+"]
-    y: Annotated[Array, "y+"]
-    loss: Annotated[Array, "y x", "nat"]
-    gram: Annotated[Array, "direction other_direction"]
-    basin: Annotated[Array, "y x"]
-    minimum: Annotated[Array, "number+ direction"]
-    saddle: Annotated[Array, "number direction"]
-    minimum_loss: Annotated[Array, "number", "nat"]
-    saddle_loss: Annotated[Array, "number", "nat"]
-    share: Annotated[Array, "number", "1"]
-    at_edge: Annotated[Array, "number"]
-    least: Annotated[float, "nat"]
-    minima: int
-    smad: Annotated[float, "nat"]
-    around: str
-    reference: Annotated[Array, "direction"]
-    reference_loss: Annotated[float, "nat"]
-    rise: Annotated[Array, "rise+", "nat"]
-    area: Annotated[Array, "rise", "1"]
-    volume: Annotated[Array, "rise", "nat"]
-    width: Annotated[Array, "rise axis", "1"]
-    cut: Annotated[Array, "rise"]
-    edge_rise: Annotated[float, "nat"]
+    curvature: Annotated[Array, "draw+", "nat"]
+    norm2: Annotated[Array, "draw", "nat2"]
+    batch: Annotated[int, "samples"]
+    lambda_max: Annotated[float, "nat"]
+    residual: Annotated[float, "nat"]
+    lr: Annotated[float, "1"]
+    limit: Annotated[float, "1"]
+    relative_error: Annotated[float, "1"]
+    converged: bool
+    local_batch: Annotated[int, "samples"] = 0
+    learner_curvature: Annotated[Array, "learner_draw learner", "nat"] = field(default_factory=no_rows)
+    learner_norm2: Annotated[Array, "learner_draw learner", "nat2"] = field(default_factory=no_rows)
+    derivatives: str = "exact"
+    product_error: Annotated[float, "nat"] = 0.0
 
     @property
-    def persistence(self) -> Array:
-        """(M,), the rise from each minimum to its saddle; infinite for one that meets no deeper basin."""
-        return self.saddle_loss - self.minimum_loss
+    def value(self) -> float:
+        """Batch sharpness at w_a, E[g_Bᵀ H_B g_B/‖g_B‖²], in nats: the mean over the draws."""
+        return float(self.curvature.mean())
 
     @property
-    def anisotropy(self) -> Array:
-        """(R,), the longer over the shorter axis: √(λ₁/λ₂) for curvatures λ₁ > λ₂ in the plane."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio: Array = self.width[:, 0] / self.width[:, 1]
-        return ratio
+    def standard_error(self) -> float:
+        """The standard error of ``value`` over the draws, with that of the products; NaN of one draw."""
+        return math.hypot(standard_error(self.curvature), self.product_error)
 
     @property
-    def equivalent_width(self) -> Array:
-        """(R,), the diameter of the circle with the region's area."""
-        return 2 * np.sqrt(self.area / np.pi)
+    def pooled(self) -> float:
+        """E[g_Bᵀ H_B g_B]/E‖g_B‖², in nats: the mean in which large gradients weigh more."""
+        return float((self.curvature * self.norm2).sum() / self.norm2.sum())
+
+    @property
+    def learner_value(self) -> float:
+        """The mean over learners of the batch sharpness at their weights, in nats; NaN without learners."""
+        return float(self.learner_curvature.mean()) if self.learner_curvature.size else np.nan
+
+    @property
+    def learner_standard_error(self) -> float:
+        """The standard error of ``learner_value`` over the draws, with that of the products."""
+        if not self.learner_curvature.size:
+            return np.nan
+        return math.hypot(standard_error(self.learner_curvature.mean(1)), self.product_error)
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """The confidence interval of ``value``, from Student's t distribution, and the products' error.
+
+        Args:
+            level: the probability with which it contains the expectation.
+
+        Returns:
+            (lower end, upper end), in nats.
+
+        Example:
+            >>> none = dict(lambda_max=6.0, residual=0.0, lr=0.5, limit=2.0, relative_error=0.05)
+            >>> four = np.array([3.0, 5.0, 3.0, 5.0])
+            >>> result = BatchSharpness(curvature=four, norm2=np.ones(4), batch=8, samples=9, seed=0,
+            ...                         converged=False, dtype="float64", **none)
+            >>> [round(end, 2) for end in result.interval()]
+            [2.16, 5.84]
+        """
+        low, high = Estimate.of(self.curvature).interval(level)
+        return low - self.product_error, high + self.product_error
 
     def describe(self) -> list[Row]:
-        rows = [Row("basins", len(self.minimum), note=f"of a persistence of {self.least:.3g} nat and more")]
-        for k, (x, y) in enumerate(self.minimum):
-            meets = np.isfinite(self.saddle_loss[k])
-            rise = f"saddle {self.saddle_loss[k]:.5g}" if meets else "meets no deeper one"
-            edge = ", on the edge of the grid" if self.at_edge[k] else ""
-            note = f"at ({x:.3g}, {y:.3g}), {rise}, {100 * self.share[k]:.3g}% of the grid{edge}"
-            rows.append(Row(f"lowest of basin {k + 1}", float(self.minimum_loss[k]), unit="nat", note=note))
-        point = "center" if self.around == "center" else "lowest point"
-        rows += [
-            Row("local minima of the grid", self.minima, note=f"SMAD {self.smad:.4g} nat"),
-            Row(f"loss at the {point}", self.reference_loss, unit="nat"),
-            Row("rise at which its region reaches the edge", self.edge_rise, unit="nat"),
+        drawn = f"{len(self.curvature)} draws of {self.batch:,}, {interval(self.interval())}"
+        rows = [
+            Row("batch sharpness at w_a", self.value, self.standard_error, "nat", drawn),
+            Row("the same, pooled", self.pooled, unit="nat", note="E[gᵀHg]/E‖g‖²"),
         ]
-        for k, rise in enumerate(self.rise):
-            long, short = self.width[k]
-            cut = ", cut by the edge" if self.cut[k] else ""
-            note = f"volume {self.volume[k]:.5g}, axes {long:.5g} × {short:.5g}"
-            note += f", ratio {self.anisotropy[k]:.4g}{cut}"
-            rows.append(Row(f"area at a rise of {rise:.5g}", float(self.area[k]), note=note))
-        return rows
+        if self.local_batch:
+            many = f"{len(self.learner_curvature)} draws of {self.local_batch:,}"
+            value, error = self.learner_value, self.learner_standard_error
+            rows.append(Row("batch sharpness at the learners", value, error, "nat", many))
+        if np.isfinite(self.lambda_max):
+            rows.append(eigenvalue("λ_max at w_a", self.lambda_max, self.residual))
+        if np.isfinite(self.lr):
+            limit = f"limit {self.limit:.4g}" if np.isfinite(self.limit) else ""
+            scaled = []
+            for row in rows[:1] + rows[2:]:  # all but the pooled mean
+                note = f"{limit}, ±: residual" if "residual" in row.note else limit
+                error = self.lr * row.error
+                scaled.append(Row(f"{row.name}, times η", self.lr * float(row.value), error, note=note))
+            rows = scaled + rows
+        missed = f"not within {self.relative_error:.0%}, raise max_draws"
+        return [*rows, Row("samples", self.samples), converged(self.converged, missed)]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
@@ -12,16 +10,12 @@ import numpy as np
 
 from landscape.core.hdf5 import Array
 from landscape.results.base import Measured, no_values
-from landscape.results.flatness import Basins
-from landscape.results.shown import Row, SurfaceCheck, own_losses
-from landscape.results.spectrum import ExtremeEigenvalues
+from landscape.results.shown import Row, own_losses
 
 if TYPE_CHECKING:  # results are read and shown without torch
     from torch import Tensor
 
 SPAN = 0.1  # x, y ∈ [−0.1, 0.1] around w_a (DPSGD-2020, section 4.1)
-# Planes whose center is a set of weights that training reached.
-CENTERED = ("random", "eigen", "learners")
 MARGIN = 1.25  # the span of a plane with markers, relative to the outermost marker (ours)
 
 
@@ -99,8 +93,6 @@ class Interpolated(Measured):
             than a factor of 100, which pictures show on a logarithmic scale.
     """
 
-    renamed: ClassVar[Mapping[str, str]] = {"tolerance": "interpolation_tol", "path": "method"}
-
     interpolation_tol: str = ""
     columns: Annotated[tuple[str, ...], "column"] = ()
     stated_error: Annotated[Array, "column"] = field(default_factory=no_values)
@@ -177,215 +169,6 @@ class Interpolated(Measured):
 
 
 @dataclass(frozen=True)
-class Surface(Interpolated):
-    """Loss and accuracy on a grid: ``loss[i, j]`` is L(center + x[j]·directions[0] + y[i]·directions[1]).
-
-    Attributes:
-        x, y: (nx,) and (ny,), coordinates in the plane.
-        loss: (ny, nx), in nats; NaN or infinite where the model returns that, NaN where not computed yet.
-        accuracy: (ny, nx), between 0 and 1; NaN without class labels, and between exact points if it is too
-            rough to be interpolated.
-        done: (ny, nx), True where the values are exact; elsewhere they are interpolated, or not computed yet.
-        interpolation_tol, columns, stated_error, largest_error, checks, log_columns: as in
-            :class:`landscape.results.grids.Interpolated`.
-        directions, center: (2, P) and (P,), the plane in weight space.
-        kind, norm, seed, ignore: how the directions were chosen, see :class:`landscape.Plane`; ``ignore`` is
-            "" in files older than this field.
-        span: half the width of the grid.
-        samples: number of samples of the data.
-        batchnorm: whether the model has BatchNorm.
-        bn: the statistics that BatchNorm used: "center", "recalibrate" or "train".
-        bn_samples: from how many samples they were estimated at each point, or the size of the batches.
-        method: how the losses were computed, see :func:`landscape.contour`.
-        autocast: "tf32" or "bfloat16"; "" for the precision of the model.
-        autocast_error: the largest difference in loss to the precision of the model, measured at some of the
-            points; 0 if that precision was used.
-        provenance: lines on the model, the loss and the data, with which an unfinished surface is compared
-            before it is resumed; files older than this field have none.
-        split, label, source, source_sha256: the split of the data, a name for plots, the checkpoint file and
-            its SHA-256.
-        markers: (M, 2), coordinates of the weights that define the plane, if any.
-        labels: (M,), their names.
-        marker_loss: (M,), the loss at these weights themselves, which may lie outside the plane.
-        own_loss: (M,), with BatchNorm, the same with the statistics that belong to these weights; NaN where
-            they are not known.
-        statistics_of: the name of the weights whose statistics all points have; "" where it is the center.
-        explained, axes: as in :class:`landscape.Plane`.
-
-    Example:
-        >>> grid = np.linspace(-1, 1, 3)
-        >>> loss = grid**2 + grid[:, None] ** 2
-        >>> surface = Surface(
-        ...     x=grid, y=grid, loss=loss, accuracy=loss, done=loss < 9, directions=np.eye(2),
-        ...     center=np.zeros(2), kind="random", norm="none", seed=0, span=1.0, samples=1, dtype="float64",
-        ...     bn="center", method="batched")
-        >>> float(surface.to_xarray().loss.sel(x=1.0, y=0.0))
-        1.0
-    """
-
-    schema: ClassVar[str] = "landscape.surface"
-    renamed: ClassVar[Mapping[str, str]] = {"precision": "autocast", "precision_error": "autocast_error"}
-    axes_of: ClassVar[tuple[str, ...]] = ("x", "y")
-    labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {"direction": ("x", "y")}
-    table: ClassVar[str] = "y x"
-
-    x: Annotated[Array, "x+"]
-    y: Annotated[Array, "y+"]
-    loss: Annotated[Array, "y x", "nat"]
-    accuracy: Annotated[Array, "y x", "1"]
-    done: Annotated[Array, "y x"]
-    directions: Annotated[Array, "direction parameter"]
-    center: Annotated[Array, "parameter"]
-    kind: str
-    norm: str
-    seed: int
-    span: float
-    method: str
-    ignore: str = ""  # "": a file older than the option
-    provenance: tuple[str, ...] = ()
-    autocast: str = ""
-    autocast_error: Annotated[float, "nat"] = 0.0
-    axes: Annotated[tuple[str, ...], "direction"] = ("step along direction 1", "step along direction 2")
-    markers: Annotated[Array, "marker direction"] = field(default_factory=lambda: np.zeros((0, 2)))
-    labels: Annotated[tuple[str, ...], "marker"] = ()
-    marker_loss: Annotated[Array, "marker", "nat"] = field(default_factory=no_values)
-    own_loss: Annotated[Array, "network", "nat"] = field(default_factory=no_values)
-    statistics_of: str = ""
-    explained: Array = field(default_factory=no_values)
-
-    def __post_init__(self) -> None:
-        if self.autocast == "model":  # as files of 0.17 say it
-            object.__setattr__(self, "autocast", "")
-        super().__post_init__()
-
-    def plane(self, like: Tensor) -> Plane:
-        """The plane with its markers.
-
-        Args:
-            like: a tensor on the device and in the precision that the plane is wanted in, such as
-                ``problem.weights``.
-
-        Returns:
-            The plane of which this is a surface.
-
-        Example:
-            >>> surface.plane(torch.zeros(2)).directions.tolist()
-            [[1.0, 0.0], [0.0, 1.0]]
-        """
-        import torch
-
-        center, directions = (torch.from_numpy(a).to(like) for a in (self.center, self.directions))
-        names = ("kind", "norm", "seed", "ignore", "axes", "markers", "labels", "explained")
-        return Plane(center, directions, **{name: getattr(self, name) for name in names})
-
-    def compact(self) -> Surface:
-        """The same surface over a plane in two dimensions instead of P, a file of a few kilobytes.
-
-        Lengths and angles of the directions, and so drawings, basins and tables, are the same, and so is
-        the length of the center. The weights are lost: it cannot be resumed.
-
-        Returns:
-            A surface with directions (2, 2) and center (2,).
-
-        Example:
-            >>> surface.compact().directions.tolist()
-            [[1.0, 0.0], [0.0, 1.0]]
-        """
-        directions = self.directions.astype(np.float64)
-        if directions.shape[1] <= 2 or not np.isfinite(directions).all():
-            return self
-        values, vectors = np.linalg.eigh(directions @ directions.T)
-        root = vectors @ np.diag(np.sqrt(values.clip(min=0))) @ vectors.T
-        center = np.array([np.linalg.norm(self.center.astype(np.float64)), 0.0])
-        return dataclasses.replace(self, directions=root, center=center)
-
-    def basins(
-        self, rises: Sequence[float] | None = None, *, least: float | None = None, around: str | None = None
-    ) -> Basins:
-        """The surface's basins, and the width, area and volume of the region around one point, by its rise.
-
-        Args:
-            rises: rises of the loss in nats at which the region is measured; default: 24 up to the one at
-                which it reaches the edge of the grid.
-            least: the smallest persistence in nats of a basin that is listed; default: 1% of the median rise
-                above the lowest loss, and no less than twice the error of interpolated losses (ours).
-            around: the point that the region contains: "center" or "lowest", the lowest point of the grid;
-                default: the center of planes around one set of weights, else the lowest point.
-
-        Returns:
-            Basins in order of persistence, and for each rise the area, volume and widths (R, 2).
-
-        Raises:
-            InputError: a rise that is not positive, or an unknown ``around``.
-            OperationError: no finite loss, none at the center, fewer than 2 × 2 points, parallel directions.
-
-        Example:
-            >>> surface.basins([0.25]).area.round(1).tolist()  # π/4
-            [0.8]
-        """
-        # By name, as plot() does: a result does not depend on what is computed from it.
-        geometry = importlib.import_module("landscape.geometry.surfaces")
-        return geometry.basins(self, rises, least=least, around=around)
-
-    def check(self, eigenvalues: ExtremeEigenvalues | None = None) -> SurfaceCheck:
-        """Findings on whether a picture of the surface shows what it seems to, and what to try where not.
-
-        It looks at the center (is it the lowest point, how steep is the plane there), the window (does the
-        loss change, is the valley more than a few points wide), what the plane leaves out (the spread of its
-        places; each place's own loss beside the plane's), BatchNorm's statistics, the kind of directions, and
-        points that are interpolated or missing. All thresholds are ours (landscape/geometry/check.py).
-
-        Args:
-            eigenvalues: λ_min and λ_max at the center, by :func:`landscape.extreme_eigenvalues`, with which
-                the curvature along the plane is compared.
-
-        Returns:
-            The findings: a line for each when printed, ``fine`` where there is none to look at.
-
-        Raises:
-            OperationError: no finite loss.
-
-        Example:
-            >>> [finding.subject for finding in surface.check().findings if not finding.fine]
-            ['directions']
-        """
-        geometry = importlib.import_module("landscape.geometry.check")  # by name, as basins
-        return geometry.check(self, eigenvalues)
-
-    def describe(self) -> list[Row]:
-        loss = self.loss[np.isfinite(self.loss)]
-        lost = self.loss.size - loss.size
-        low, middle, high = np.quantile(loss, (0, 0.5, 1)).tolist() if loss.size else [np.nan] * 3
-        at = self.loss[np.abs(self.y).argmin(), np.abs(self.x).argmin()]
-        rows = [
-            Row("loss near the center", float(at), unit="nat"),
-            Row("lowest loss", low, unit="nat"),
-            Row("highest loss", high, unit="nat"),
-            Row("median rise above the lowest", middle - low, unit="nat"),
-            Row("span", self.span, note=f"plane: {self.kind}"),
-        ]
-        if lost:
-            rows.append(Row("points without a finite loss", lost, note=f"of {self.loss.size:,}"))
-        if len(self.marker_loss) and self.kind == "learners":
-            *own, mean = self.marker_loss
-            rows.append(Row("loss of w_a", float(mean), unit="nat"))
-            rows.append(Row("mean loss of the learners", float(np.mean(own)), unit="nat"))
-        elif len(self.marker_loss) and self.kind != "pca":
-            named = zip(self.labels, self.marker_loss, strict=True)
-            rows += [Row(f"loss of {name}", float(value), unit="nat") for name, value in named]
-        rows += own_losses(self.own_loss, self.marker_loss)
-        if self.explained.size:
-            shares = " + ".join(f"{100 * share:.1f}%" for share in self.explained)
-            of = "variance" if self.kind == "pca" else "spread"
-            rows.append(Row(f"share of the {of} in the plane", shares, note=f"{len(self.labels)} places"))
-        if self.kind == "eigen":
-            rows.append(Row("directions", "; ".join(self.axes)))
-        if self.autocast:
-            rows.append(Row("autocast", self.autocast, note=f"within {self.autocast_error:.2g} nat"))
-        return [*rows, *self._interpolated()]
-
-
-@dataclass(frozen=True)
 class Line(Interpolated):
     """Loss and accuracy at the weights ``start + t·direction``.
 
@@ -396,8 +179,8 @@ class Line(Interpolated):
         start, direction: (P,), weights.
         kind: "interpolation" (from one set of weights at t = 0 to another at t = 1) or "direction" (t around
             0, start is the center).
-        done: (K,), True where the values are exact; files older than this field are. Elsewhere they are
-            interpolated, see :class:`landscape.results.grids.Interpolated`.
+        done: (K,), True where the values are exact. Elsewhere they are interpolated, see
+            :class:`landscape.results.grids.Interpolated`.
         barrier: of an interpolation, in nats (see :func:`landscape.barrier`); NaN of a direction.
         labels: names of the two sets of weights.
         own_loss, statistics_of: as in :class:`landscape.Surface`, of the two sets of weights.
@@ -414,7 +197,6 @@ class Line(Interpolated):
     """
 
     schema: ClassVar[str] = "landscape.line"
-    renamed: ClassVar[Mapping[str, str]] = {"ends": "labels"}
     axes_of: ClassVar[tuple[str, ...]] = ("t",)
     table: ClassVar[str] = "t"
 
@@ -466,14 +248,12 @@ class HessianGrid(Interpolated):
         residual_tol: the largest residual relative to |λ| that was asked for.
         converged: (ny, nx), whether both residuals are within ``residual_tol``.
         done: (ny, nx), True where the values are exact; elsewhere they are interpolated, or not computed yet.
-            Files older than this field are complete.
         interpolation_tol, columns, stated_error, largest_error, checks, log_columns: as in
             :class:`landscape.results.grids.Interpolated`. Residuals are NaN there, ``converged`` is
             False.
         plane_sha256: SHA-256 of the bytes of the center and the directions.
         derivatives: "exact", or "differences" of gradients, whose measured errors the residuals contain.
-        batchnorm, bn, bn_samples, provenance: as in :class:`landscape.Surface`. Files older than these fields
-            used the statistics of the center.
+        batchnorm, bn, bn_samples, provenance: as in :class:`landscape.Surface`.
 
     Example:
         >>> one = np.ones((1, 2))
@@ -486,7 +266,6 @@ class HessianGrid(Interpolated):
     """
 
     schema: ClassVar[str] = "landscape.hessian_grid"
-    renamed: ClassVar[Mapping[str, str]] = {"tol": "residual_tol", "hvps": "products"}
     axes_of: ClassVar[tuple[str, ...]] = ("x", "y")
     table: ClassVar[str] = "y x"
 

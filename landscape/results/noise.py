@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -130,7 +129,6 @@ class NoiseScale(Measurement):
     """
 
     schema: ClassVar[str] = "landscape.noise_scale"
-    renamed: ClassVar[Mapping[str, str]] = {"tol": "relative_error"}
     table: ClassVar[str] = "replicate"
 
     estimates: Annotated[Array, "replicate+", "samples"]
@@ -259,7 +257,7 @@ class NoiseAlignment(Measurement):
         batch: B.
         draws: the number of minibatches.
         estimates: (draws,), one number a minibatch: their mean is ``ias``, their standard error its own, so
-            that results of the same minibatches can be compared in pairs. Empty in older files.
+            that results of the same minibatches can be compared in pairs.
         draws_converged: whether ``ias`` has the relative standard error that was asked for.
         products: the number of Hessian-vector products.
         converged: whether the eigenvalues have the residual that was asked for.
@@ -281,9 +279,6 @@ class NoiseAlignment(Measurement):
     """
 
     schema: ClassVar[str] = "landscape.noise_alignment"
-    renamed: ClassVar[Mapping[str, str]] = {
-        "reached": "draws_converged", "hvps": "products", "tol": "relative_error"
-    }  # fmt: skip
     table: ClassVar[str] = "rank"
 
     values: Annotated[Array, "rank+", "nat"]
@@ -369,7 +364,6 @@ class CriticalBatch(Measurement):
     """
 
     schema: ClassVar[str] = "landscape.critical_batch"
-    renamed: ClassVar[Mapping[str, str]] = {"tol": "loss_tol"}
     axes_of: ClassVar[tuple[str, ...]] = ("batch",)
     table: ClassVar[str] = "batch seed_of_branch"
 

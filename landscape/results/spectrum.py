@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Self
 
@@ -328,7 +327,7 @@ class Spectrum(Eigenvalues):
 
     Attributes:
         trace, trace_error, trace_freedom: tr H and one standard error, in nats, and the degrees of freedom of
-            that; NaN if not computed, or in older files.
+            that; NaN if not computed.
         nodes, masses: (draws, steps), as in :class:`Density`; (0, 0) if not computed.
 
     Example:
@@ -340,13 +339,6 @@ class Spectrum(Eigenvalues):
     """
 
     schema: ClassVar[str] = "landscape.spectrum"
-    renamed: ClassVar[Mapping[str, str]] = {
-        "hvps": "products",
-        "kind": "matrix",
-        "weights": "masses",
-        "tol": "residual_tol",
-        "verified": "complete",
-    }
 
     trace: Annotated[float, "nat"] = np.nan
     trace_error: Annotated[float, "nat"] = np.nan

@@ -1,4 +1,4 @@
-"""Results about training: limits of stability, labels by learner, and sweeps."""
+"""Results about training: limits of stability, labels by learner, sweeps, and the learners' spread."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy as np
 from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose
-from landscape.results.base import Result, Sourced
-from landscape.results.shown import Row, converged, eigenvalue, limit_in_words, rows_of_each
+from landscape.results.base import Measurement, Result, Sourced
+from landscape.results.shown import Row, converged, eigenvalue, limit_in_words, percent, rows_of_each
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -298,3 +298,110 @@ class Sweep(Result):
         table = self.to_dataframe().assign(seeds=[len(seeds) for seeds in self.seed_lists])
         form = {"index": False, "float_format": "%.9g", "na_rep": "nan", "lineterminator": "\n"}
         write_text(path, table.to_csv(columns=[*self.keys, "seeds", *COLUMNS], **form))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disagreement(Measurement):
+    """The share of the learners' spread Δw_j = w_j − w_a, and of the gradient, in the top-k Hessian space.
+
+    H is the Hessian and g the gradient of the mean loss at w_a, over all samples; v_i the eigenvectors of
+    the k largest eigenvalues of H; C = n⁻¹ Σ_j Δw_jΔw_jᵀ the covariance of the learners (not n⁻² Σ, as in
+    Eq. 4 of DPSGD-2020). Errors are one standard error by the jackknife over the learners, as if these were
+    independent draws; learners that have mixed are not, and the error is then too small. They are NaN for
+    two learners. For these very learners the numbers are exact, but for the residuals of the eigenvectors.
+
+    Attributes:
+        values, residuals: (k,), eigenvalues in nats, descending, and ‖Hv − λv‖.
+        spread_share: (k,), v_iᵀCv_i/tr C.
+        spread_error: (k,), the error of its sum over the first i eigenvectors.
+        gradient_share: (k,), (v_iᵀg)²/‖g‖²; NaN, as all shares of the gradient, where it is zero.
+        consensus: tr C, the consensus distance.
+        cost, cost_error: ½ tr(HC) in nats: to second order, the mean loss of the learners above that of w_a;
+            the error has that of products by differences.
+        cost_top: the part of it from the top-k space, ½ Σ_i λ_i v_iᵀCv_i.
+        loss, learners_loss: at w_a, and the mean over the learners at their own weights, in nats, with the
+            statistics of BatchNorm that ``bn`` names at both.
+        gradient_in_span: ‖Pg‖²/‖g‖², P the projector on the span of the Δw_j, of dimension ``rank``.
+        rank: the dimension of the span of the Δw_j, at most n − 1.
+        dominant_in_span: ‖PQg‖²/‖Qg‖², Q the projector on the top-k space: the share of the gradient's sharp
+            part that the spread alone shows (arXiv 2605.27739).
+        grad_norm2: ‖g‖².
+        parameters: P; an isotropic vector has the share k/P in the top-k space, and rank/P in the span.
+        products: the number of Hessian-vector products.
+        residual_tol: the relative residual of the eigenvalues that was asked for.
+        derivatives: "exact", or "differences" of gradients.
+
+    Example:
+        >>> import numpy as np
+        >>> half = np.array([0.5, 0.25])
+        >>> result = Disagreement(
+        ...     values=np.array([4.0, 1.0]), residuals=half, spread_share=half, spread_error=half,
+        ...     gradient_share=half, consensus=0.1, cost=0.15, cost_error=0.01, cost_top=0.1, loss=0.5,
+        ...     learners_loss=0.64, gradient_in_span=0.2, dominant_in_span=0.3, rank=3, grad_norm2=0.01,
+        ...     parameters=100, learners=4, products=20, converged=True, residual_tol=0.01, seed=0, samples=9,
+        ...     dtype="float64")
+        >>> result.value, result.standard_error, result.chance
+        (0.75, 0.25, 0.02)
+    """
+
+    schema: ClassVar[str] = "landscape.disagreement"
+    table: ClassVar[str] = "rank_of_eigenvalue"
+
+    values: Annotated[Array, "rank_of_eigenvalue+", "nat"]
+    residuals: Annotated[Array, "rank_of_eigenvalue", "nat"]
+    spread_share: Annotated[Array, "rank_of_eigenvalue", "1"]
+    spread_error: Annotated[Array, "rank_of_eigenvalue", "1"]
+    gradient_share: Annotated[Array, "rank_of_eigenvalue", "1"]
+    consensus: Annotated[float, "1"]
+    cost: Annotated[float, "nat"]
+    cost_error: Annotated[float, "nat"]
+    cost_top: Annotated[float, "nat"]
+    loss: Annotated[float, "nat"]
+    learners_loss: Annotated[float, "nat"]
+    gradient_in_span: Annotated[float, "1"]
+    dominant_in_span: Annotated[float, "1"]
+    rank: int
+    grad_norm2: float
+    parameters: int
+    learners: int
+    products: int
+    converged: bool
+    residual_tol: float
+    derivatives: str = "exact"
+
+    @property
+    def value(self) -> float:
+        """The share of the spread in the top-k space."""
+        return float(self.spread_share.sum())
+
+    @property
+    def standard_error(self) -> float:
+        """The standard error of :attr:`value`."""
+        return float(self.spread_error[-1])
+
+    @property
+    def chance(self) -> float:
+        """k/P: the expected share of an isotropic spread."""
+        return len(self.values) / self.parameters
+
+    @property
+    def gradient_value(self) -> float:
+        """The share of the gradient in the top-k space."""
+        return float(self.gradient_share.sum())
+
+    def describe(self) -> list[Row]:
+        k, chance = len(self.values), f"an isotropic one: {100 * self.chance:.2g}%"
+        span = f"an isotropic one: {100 * self.rank / self.parameters:.2g}%"
+        top = f"of it in the top {k} {self.cost_top:.4g}"
+        return [
+            percent(f"of the learners' spread in the top {k}", self.value, self.standard_error, chance),
+            percent(f"of the gradient in the top {k}", self.gradient_value),
+            percent("of the gradient in the spread", self.gradient_in_span, note=span),
+            percent("of its sharp part in the spread", self.dominant_in_span),
+            Row("½ tr(HC)", self.cost, self.cost_error, "nat", top),
+            Row("mean loss of the learners above w_a", self.learners_loss - self.loss, unit="nat"),
+            Row("consensus distance", self.consensus, note=f"{self.learners} learners"),
+            eigenvalue("λ_1", self.values[0], self.residuals[0]),
+            Row("Hessian products", self.products),
+            converged(self.converged, "raise max_products"),
+        ]

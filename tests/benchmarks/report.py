@@ -17,7 +17,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.history import UNITS
 from landscape.problem.layout import Layout, Slot
 from landscape.results.base import save
-from landscape.results.grids import Surface
+from landscape.results.surfaces import Surface
 from tests.benchmarks.harness import few, judged, say
 
 SURFACES, POINTS, STEPS, WEIGHTS = few(20, 2), few(51, 9), few(10_000, 100), 1000

@@ -103,7 +103,7 @@ def results() -> Mapping[str, Any]:
     )  # fmt: skip
     found: dict[str, Any] = {
         "surface": surface,
-        "basins": surface.basins(),
+        "basins": landscape.basins(surface),
         "hessian_grid": made(
             landscape.HessianGrid, **GRID, **none, lambda_min=-table, products=np.ones((3, 4), int), converged=table > 0.1,
             done=done, kind="random",

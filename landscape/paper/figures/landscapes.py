@@ -40,7 +40,7 @@ from landscape.paper.verdicts import (
 )
 from landscape.plots.picture import panels
 from landscape.plots.style import decimal_labels
-from landscape.results.grids import Surface
+from landscape.results.surfaces import Surface
 
 # Where an error in % counts as not having converged (ours): far above what every other run reaches.
 POOR = 5.0
