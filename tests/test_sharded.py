@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import signal
@@ -357,8 +358,105 @@ def counted(group: Any) -> None:
         landscape.ShardedProblem(ddp, plain, (x, torch.full_like(y, -100)))
 
 
-def test_what_counts_in_a_loss_is_compared_across_ranks() -> None:
-    assert together(2, counted) == [None] * 2
+RARE = torch.tensor([1.0, 2.0, 9.0])
+
+
+def of_classes(outputs: dict[str, Tensor], labels: Tensor) -> Tensor:
+    return F.cross_entropy(outputs["logits"], labels, RARE)
+
+
+class Weighing(nn.Module):
+    """It computes its loss itself, with weights of classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(4, 3)])
+
+    def forward(self, x: Tensor, labels: Tensor) -> Any:
+        logits = self.blocks[0](x)
+        return {"loss": F.cross_entropy(logits, labels, RARE), "logits": logits}
+
+
+def weighs_itself(group: Any) -> None:
+    """A class that is rare, on one rank alone, or not in the first batches, has its weight in the mean."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model, sizes = Weighing(), torch.randint(1, 12, (2, 4))
+        x, y = torch.randn(int(sizes.sum()), 4), torch.randint(2, (int(sizes.sum()),))
+        last = int(sizes[1, 2:].sum())  # samples of the last batches of the last rank
+        y[len(y) - 1 - torch.randperm(last)[:3]] = 2
+        truth = model(x, y)["loss"].item()
+        shares = [torch.split(t, sizes.flatten().tolist())[4 * group.rank :][:4] for t in (x, y)]
+        batches = [{"x": inputs, "labels": labels} for inputs, labels in zip(*shares, strict=True)]
+        with_labels = [(batch, batch["labels"]) for batch in batches]
+        for loss, data in ((None, batches), (of_classes, with_labels)):
+            divided = KINDS["ddp" if seed else "fsdp"](copy.deepcopy(model), 2)
+            with pytest.warns(landscape.ProblemWarning, match="the weights of the classes of y"):
+                problem = landscape.ShardedProblem(divided, loss, data)
+            assert problem.loss() == pytest.approx(truth, rel=1e-4)
+
+
+@pytest.mark.parametrize("function", [counted, weighs_itself])
+def test_what_counts_in_a_loss_is_compared_across_ranks(function: Callable[[Any], None]) -> None:
+    assert together(2, function) == [None] * 2
+
+
+def of_sums(outputs: Tensor, targets: Tensor) -> Tensor:
+    return ((outputs.sum(1) - targets) ** 2).mean()
+
+
+def wrong_on_one(group: Any) -> None:
+    """What is wrong with the data of one rank is said on all of them, with the rank; the model is as before."""
+    _, x, y = made(Images)
+    own = slice(8 * group.rank, 8 * group.rank + 8)
+
+    def three(outputs: Tensor, targets: Tensor) -> Tensor:
+        if len(targets) == 3:
+            raise KeyError("three")
+        return plain(outputs, targets)
+
+    def data(change: Any, place: int) -> Any:
+        batches = list(zip(x[own].split([5, 3]), y[own].split([5, 3]), strict=True))
+        if group.rank == 1:
+            batches[place] = change(*batches[place])
+        return batches
+
+    def label(x: Tensor, y: Tensor) -> Any:
+        return x, torch.cat((y[:1] + CLASSES, y[1:]))
+
+    same_: Any = lambda x, y: (x, y)  # noqa: E731
+    wide: Any = lambda x, y: (x.expand(-1, 2, -1, -1), y)  # noqa: E731
+    blank: Any = lambda x, y: (torch.cat((x[:1] * math.nan, x[1:])), y)  # noqa: E731
+    far: Any = lambda x, y: (x, y / 0.0)  # noqa: E731
+    cases: list[tuple[str, Any, Any, int]] = [
+        ("its labels go from", F.cross_entropy, label, 0),
+        ("IndexError: Target", plain, label, 1),
+        ("RuntimeError: ", F.cross_entropy, wide, 0),
+        ("KeyError: 'three'", three, lambda x, y: (x[:3], y[:3]), 0),
+        *(
+            ("NaN in inputs, so that the loss of batch {}", loss, blank, place)
+            for loss in (plain, F.cross_entropy)
+            for place in (0, 1)
+        ),
+        ("the loss of batch 0 .* is inf", of_sums, far, 0),
+    ]
+    for kind in ("ddp", "fsdp"):
+        model = KINDS[kind](made(Images)[0], 2)
+        for words, loss, change, place in cases:
+            with pytest.raises(InputError, match=words.format(place)) as raised:
+                landscape.ShardedProblem(model, loss, data(change, place))
+            assert str(raised.value).endswith("(rank 1)"), words
+            assert "\n" not in str(raised.value), words
+        late = landscape.ShardedProblem(model, F.cross_entropy, data(label, 1))  # seen where it is used
+        for call in (late.loss, late.gradient):
+            with pytest.raises(InputError, match=r"IndexError: Target \d is out of bounds.*\(rank 1\)"):
+                call()
+        truth = F.cross_entropy(made(Images)[0](x), y).item()
+        assert landscape.ShardedProblem(model, plain, data(same_, 0)).loss() == pytest.approx(truth, rel=1e-5)
+
+
+def test_what_is_wrong_on_one_rank_is_said_on_all() -> None:
+    assert together(2, wrong_on_one) == [None] * 2
 
 
 def refused(group: Any) -> None:
@@ -384,7 +482,7 @@ def refused(group: Any) -> None:
     fails("no mean over samples", sharded, total)
     noisy = lambda outputs, targets: F.cross_entropy(F.dropout(outputs), targets)  # noqa: E731
     fails("random even in eval mode", sharded, noisy)
-    fails("batches on rank", sharded, data=[own] * (1 + group.rank))
+    fails("^data: rank 0 has 1 batches and rank 1 has 2; ", sharded, data=[own] * (1 + group.rank))
     fails("no trainable parameters", fsdp(made(Images)[0].requires_grad_(False), 2))
     with torch.no_grad():
         broken = fsdp(made(Images)[0], 2)

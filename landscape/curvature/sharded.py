@@ -64,7 +64,8 @@ class ShardedGradient(Gradient):
         self.weights = problem.weights if weights is None else weights
 
     def __call__(self, step: Tensor | None = None) -> Tensor:
-        return self.problem.gradient(self.weights if step is None else self.weights + step)
+        at = self.weights if step is None else self.weights + step
+        return self.problem.loss_and_gradient(at)[1]
 
 
 class ShardedDifferences(Differences):

@@ -7,6 +7,7 @@ each. Such equations tell which count is right.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -243,18 +244,24 @@ def candidates(x: Any, y: Any) -> Iterator[Count]:
                 yield Count(f"lambda {letter}: {code}", number, cut, function, value, letter == "x")
 
 
-def class_counts(equations: Iterable[Equation], sure: bool = True) -> list[Count]:
+def class_counts(
+    equations: Iterable[Equation],
+    sure: bool = True,
+    gather: Callable[[Any], Iterable[Any]] = lambda own: [own],
+) -> list[Count]:
     """Weights by class of the targets, by which the equations hold.
 
     The terms of a part are its numbers n of targets of each class times the weights w of the classes, and an
     equation of losses L is Σ (L_part − L_whole) n · w = 0: the weights are orthogonal to all equations.
-    ``sure``: without weights that the equations do not determine.
+    ``sure``: without weights that the equations do not determine. ``gather`` gives what it is given of each
+    rank of torch.distributed.
     """
     rows: dict[tuple[str, int, str], list[dict[int, float]]] = {}
     limit = 0.0
-    for equation in equations:
-        limit = max(limit, LIMIT * equation.rounding)
-        for key, row in _rows(equation).items() if math.isfinite(equation.whole) else ():
+    own = [(e.rounding, _rows(e)) for e in equations if math.isfinite(e.whole)]
+    for rounding, by_tensor in itertools.chain.from_iterable(gather(own)):
+        limit = max(limit, LIMIT * rounding)
+        for key, row in by_tensor.items():
             rows.setdefault(key, []).append(row)
     counts = []
     for (name, number, cut), every in rows.items():

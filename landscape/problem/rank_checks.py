@@ -15,28 +15,49 @@ from torch import Tensor
 
 from landscape.core.devices import inner
 from landscape.core.errors import InputError
-from landscape.problem.batches import call, count_samples, named_tensors, take, tree_map
+from landscape.problem.batches import call, named_tensors, tree_map
 from landscape.problem.checks import tolerance
-from landscape.problem.counts import ONES, Count, Samples, candidates, class_counts
-from landscape.problem.losses import Terms, is_mean, output_loss
+from landscape.problem.counts import (
+    MAX_CLASSES,
+    ONES,
+    Count,
+    Equation,
+    Samples,
+    candidates,
+    class_counts,
+)
+from landscape.problem.data import nan_places
+from landscape.problem.losses import Terms, check_labels, is_mean, output_loss
 from landscape.problem.mean_check import Losses, attempt, only, say_count, that_hold
-from landscape.problem.shards import whole
+from landscape.problem.shards import SharedError, whole
 
 # The check of the gradient moves the weights by so much of their norm, and allows so large a relative error:
 # a gradient that is a sum over ranks instead of their mean is off by a factor of 2 at least (both ours).
 STEP, ALLOWED = 1e-3, 0.2
+# How often batches are divided for weights of classes, where each part takes a pass of its own (ours).
+CUTS = 4
 # Samples that each rank shows the others, and numbers of their outputs (ours).
 MAX_ROWS, MAX_NUMBERS = 64, 1 << 22
 
 
+def check_batches(problem: Any) -> None:
+    """Raise InputError unless all ranks have as many batches."""
+    data = problem.data
+    each = problem._each(1 if data.resident else sum(1 for _ in data.pairs())).flatten().tolist()
+    few, many = min(each), max(each)
+    if few < many:
+        raise InputError(
+            f"data: rank {each.index(few)} has {few:g} batches and rank {each.index(many)} has {many:g}; the "
+            "ranks make each pass together and need as many, of any sizes; divide each rank's samples into "
+            "as many, as list(zip(x.chunk(8), y.chunk(8))) does"
+        )
+
+
 def check_ranks(problem: Any, x: Any, y: Any, terms: Terms) -> None:
-    """Raise InputError unless ranks, loss and gradient fit together, on the first batch of each rank."""
+    """Raise InputError unless the gradient is that of the loss of all ranks, on the first batch of each."""
     few = problem._on(x, y, float(terms(x, y).sum()))
     value, g = few.loss(), few.gradient()
-    rounding = _rounding(problem, value)
-    if problem.criterion is output_loss:
-        _check_halves(problem, few, value, x, y, terms)
-    _check_gradient(problem, few, g, rounding)
+    _check_gradient(problem, few, g, _rounding(problem, value))
 
 
 def _rounding(problem: Any, value: float) -> float:
@@ -44,33 +65,50 @@ def _rounding(problem: Any, value: float) -> float:
     return 10 * torch.finfo(problem.pieces[0].parameter.dtype).eps * max(1.0, abs(value))
 
 
-def check_random(problem: Any, x: Any, y: Any, terms: Terms) -> None:
+def check_random(problem: Any, x: Any, y: Any) -> None:
     """Raise InputError unless two passes over the first batch of each rank have the same loss."""
     if problem._mean(sum(float((~torch.isfinite(piece.local)).sum()) for piece in problem.pieces)):
         raise InputError("weights: some are NaN or infinite, all must be finite")
-    few = problem._on(x, y, float(terms(x, y).sum()))
-    value, again = few.loss(), few.loss()
-    if not (abs(again - value) <= _rounding(problem, value) or (math.isnan(value) and math.isnan(again))):
-        raise InputError(
-            f"model or loss: random even in eval mode: the loss of one batch is {value:.6g}, and "
-            f"{again:.6g} in a second pass"
-        )
+    value, again = (_loss(problem, x, y) for _ in range(2))
+    differ = not (abs(again - value) <= _rounding(problem, value) or str(again) == str(value))
+    random = InputError(
+        f"model or loss: random even in eval mode: the loss of one batch is {value:.6g}, and {again:.6g} in "
+        "a second pass"
+    )
+    problem._share(random if differ else None)
 
 
-def _check_halves(problem: Any, few: Any, value: float, x: Any, y: Any, terms: Terms) -> None:
-    """Raise InputError unless the model's own loss of a batch is the mean of those of its halves."""
-    samples = count_samples(x, y, alike=False)
-    halves = [take((x, y), rows) for rows in (slice(samples // 2), slice(samples // 2, None))]
-    counts = [float(terms(*half).sum()) if len(half) else 0.0 for half in halves]
-    if not problem._each(*counts).min() > 0:
-        return
-    parts = [problem._on(half[0], half[1], count) for half, count in zip(halves, counts, strict=True)]
-    mean = sum(part.loss() * part._mean_terms for part in parts) / few._mean_terms
-    if not abs(mean - value) <= tolerance(problem.dtype) * max(1.0, abs(value)):
-        raise InputError(
-            f"loss: it is no mean over samples: {value:.6g} for a batch, {mean:.6g} by its halves; "
-            "give one with reduction='mean'"
-        )
+def _loss(problem: Any, x: Any, y: Any) -> float:
+    """The loss of a batch of this rank, while the others take that of theirs; an error is raised on all."""
+
+    def loss() -> float:
+        outputs = call(problem.model, {}, x)
+        check_labels(problem.criterion, outputs, y)
+        return float(whole(problem.criterion(outputs, y)))
+
+    with problem._passes(None):
+        value: float = problem._pass_on_all(loss)
+        return value
+
+
+def check_finite(problem: Any, terms: Terms, every: bool = False) -> None:
+    """Raise InputError, with batch and rank, for a loss of a batch that is NaN or infinite.
+
+    Of the first batches, unless ``every`` one is asked for, or there is NaN in the data.
+    """
+    refusal, every = None, bool(problem._each(every or problem.data.has_nan).any())
+    for number, (x, y) in enumerate(_placed(problem)):
+        value = _loss(problem, x, y)
+        if refusal is None and not math.isfinite(value) and float(terms(x, y).sum()):
+            where = nan_places(x, y)
+            cause = f"NaN in {where}, so that the loss" if where else "the loss"
+            refusal = InputError(
+                f"data: {cause} of batch {number} (the first one is batch 0) is {value:g}; leave such "
+                "samples out, mask them, or give terms=, a count that is 0 for them"
+            )
+        if not every:
+            break
+    problem._share(refusal)
 
 
 def check_mean(problem: Any, terms: Terms) -> None:
@@ -81,44 +119,70 @@ def check_mean(problem: Any, terms: Terms) -> None:
     targets = next(_placed(problem))[1]
     shapes = problem._each(problem.data.ragged, sum(t[:1].numel() for _, t in named_tensors(targets)))
     ragged = bool(shapes[:, 0].any()) or len(shapes.unique(dim=0)) > 1
-    if problem.criterion is output_loss or (is_mean(problem.criterion) and not ragged):
+    if is_mean(problem.criterion) and not ragged:
         return
+    own = problem.criterion is output_loss
+
+    def outputs(weights: Tensor, x: Any) -> Any:
+        problem._each(1)
+        try:
+            return problem._pass_on_all(lambda: tree_map(whole, call(problem.model, {}, x)))
+        except SharedError as error:
+            raise (RuntimeError(str(error)) if own else error) from error  # a model takes no such part
+
     few: Any = SimpleNamespace(
-        criterion=problem.criterion,
+        criterion=(lambda o, y: whole(output_loss(o, y))) if own else problem.criterion,
         data=problem.data,
         device=problem.device,
         draws=0,
         evaluating=lambda seed: contextlib.nullcontext(),
-        outputs=lambda weights, x: tree_map(whole, call(problem.model, {}, x)),
+        outputs=outputs,
     )
-    losses = Losses(few, problem.weights, by_outputs=True)
-    with problem._passes(None):
-        equations = [e.without_outputs() for e in losses.equations(_placed(problem), ragged)]
+    losses = Losses(few, problem.weights, by_outputs=not own)
+    losses.eps = max(losses.eps, torch.finfo(problem.coarse).eps) if own else losses.eps
+
+    @contextlib.contextmanager
+    def in_step() -> Iterator[None]:
+        """A block whose passes are made by all ranks together: after its own, each waits for the others'."""
+        with problem._passes(None):
+            yield
+            while bool(problem._each(0).any()):
+                with contextlib.suppress(SharedError):
+                    problem._pass_on_all(lambda: call(problem.model, {}, next(_placed(problem))[0]))
+
+    def equations(cuts: int = 1) -> list[Equation]:
+        with in_step():
+            return [e.without_outputs() for e in losses.equations(_placed(problem), ragged, cuts)]
+
+    every = equations()
+    with in_step():
         first = losses.samples(*next(_placed(problem)))
-    rows = min(MAX_ROWS, max(1, MAX_NUMBERS * first.size // max(1, first.numbers)))
-    first = first.rows(slice(rows))
-    gathered = problem._gathered_objects([first.outputs, first.y])
-    heads = [Samples(outputs, None, y).on(problem.device) for outputs, y in gathered]
-    here = dist.get_rank()
-    if (both := attempt(losses.of_two, heads[here - 1], heads[here], 0)) is not None:
-        equations.append(both.without_outputs())
+        rows = min(MAX_ROWS, max(1, MAX_NUMBERS * first.size // max(1, first.numbers)))
+        first = first.rows(slice(rows))
+        gathered = problem._gathered_objects([first.outputs, first.x if own else None, first.y])
+        heads = [Samples(*head).on(problem.device) for head in gathered]
+        both = attempt(losses.of_two, heads[dist.get_rank() - 1], heads[dist.get_rank()], 0)
+    every = [*every, *([] if both is None else [both.without_outputs()])] or [Equation(0, 1.0, [], 0.0)]
 
     def that_hold_everywhere(counts: Sequence[Any]) -> list[Any]:
         if not counts:
             return []
-        verdicts = problem._each(*(bool(that_hold([count], equations)) for count in counts))
+        verdicts = problem._each(*(bool(that_hold([count], every)) for count in counts))
         return [*itertools.compress(counts, verdicts.view(problem.ranks, -1).all(0))]
 
     if that_hold_everywhere([terms]):
         return
-    own = [[*vars(count).values()] for x, y in _placed(problem) for count in candidates(x, y)]
-    every = problem._gathered_objects(own)
-    counts = {values[0]: Count(*values) for each in every for values in each}
+    listed = [[*vars(count).values()] for x, y in _placed(problem) for count in candidates(x, y)]
+    counts = {values[0]: Count(*values) for each in problem._gathered_objects(listed) for values in each}
     left = that_hold_everywhere([ONES, *counts.values()])
     if not left:
-        weighted = attempt(lambda: class_counts(losses.cuts(Samples.joined(heads), MAX_ROWS)))
-        left = that_hold_everywhere(weighted or [])
+        batches = sum(1 for _ in problem.data.pieces())
+        cuts = CUTS if own else -(-2 * MAX_CLASSES // batches)
+        left = that_hold_everywhere(
+            class_counts([*every, *equations(cuts)], gather=problem._gathered_objects)
+        )
     if not left:
+        check_finite(problem, terms, every=True)
         raise InputError(
             "loss: it is no mean over samples, nor one over a standard count of targets, on all ranks "
             "together; give one with reduction='mean', or terms=, the number of terms of each sample"
@@ -138,7 +202,8 @@ def _check_gradient(problem: Any, few: Any, g: Tensor, rounding: float) -> None:
     """Raise InputError unless g is the gradient of the loss of the ``few`` samples on all ranks."""
     triples = zip(problem.pieces, problem.parts(problem.weights), problem.parts(g), strict=True)
     copies = [t.double() for piece, *both in triples if piece.share * problem.ranks == 1 for t in both]
-    if not problem._same(*(float(t.square().sum()) for t in copies)):
+    each = problem._each(*(float(t.square().sum()) for t in copies))
+    if not torch.allclose(each.amin(0), each.amax(0), rtol=tolerance(problem.dtype), atol=0):
         raise InputError(
             "model: parameters that every rank has, or their gradients, differ from rank to rank; ranks "
             "that divide a layer among them need the same data"

@@ -5,32 +5,36 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
-import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from landscape.core.devices import check_default_device
-from landscape.core.errors import InputError, LandscapeError
+from landscape.core.devices import check_default_device, finite
+from landscape.core.errors import InputError
 from landscape.core.options import choose
 from landscape.problem.batches import call, count_samples, named_tensors
 from landscape.problem.batchnorm import BatchNormPolicy
-from landscape.problem.checks import CHECKS, tolerance, with_other_first_labels
+from landscape.problem.checks import CHECKS, with_other_first_labels
 from landscape.problem.data import Data
 from landscape.problem.layout import Layout, check_recording, differentiable, padding_rows, unwrapped
-from landscape.problem.losses import Terms, correct, describe_loss, output_loss, placed_loss
+from landscape.problem.losses import Terms, correct, describe_loss, existing, output_loss, placed_loss
 from landscape.problem.mean_check import opened
-from landscape.problem.rank_checks import check_mean, check_random, check_ranks
-from landscape.problem.shards import Piece, all_ranks, is_sharded, local_part, uninterrupted
+from landscape.problem.rank_checks import check_batches, check_finite, check_mean, check_random, check_ranks
+from landscape.problem.shards import (
+    Exchanges,
+    Piece,
+    all_ranks,
+    is_sharded,
+    local_part,
+    uninterrupted,
+)
 
-T = TypeVar("T")
 
-
-class ShardedProblem:
+class ShardedProblem(Exchanges):
     """L(θ) of a model under FSDP2, tensor parallelism or DistributedDataParallel, the same on every rank.
 
     Every rank makes the same calls, in the same order. The model is taken as it is: passes are those of its
@@ -49,9 +53,9 @@ class ShardedProblem:
             as many on each rank, and the loss is the mean over the samples of all. Ranks that divide a layer
             among them have the same data.
         terms: as :class:`landscape.Problem` takes it.
-        check: "quick" tests on the first batch that the loss is the mean over its samples and not random,
-            that the gradient is the loss's, and that the ranks have as many batches and equal copies; "full"
-            is the same; "off" does not test it.
+        check: "quick" tests that the loss is a mean over the samples of all ranks, and, on the first batch of
+            each, that it is finite and not random, that the gradient is the loss's, and that the ranks have
+            as many batches and equal copies; "full" is the same; "off" does not test it.
 
     Attributes:
         model, criterion, layout: the model itself, the loss, and the parameters in order.
@@ -60,7 +64,8 @@ class ShardedProblem:
         mask: (n,), 1 for what a vector moves: 0 for padding rows of embeddings, which training never moves.
 
     Raises:
-        InputError: another kind of model, no process group, weights that are not finite, or a failed check.
+        InputError: another kind of model, no process group, weights that are not finite, or a failed check;
+            on all ranks, an error that data, model or loss raise on one of them.
         OperationError: another rank is lost, or did not answer within the process group's timeout.
 
     Example:
@@ -107,21 +112,22 @@ class ShardedProblem:
         count = Terms(self.criterion, terms)
         self.samples, self.draws, self.randomness = 1, 0, "refuse"  # the samples until they are counted
         x, y = self._on_all(lambda: self._read(data, count))
+        if check != "off":
+            check_batches(self)
+            check_random(self, x, y)
         if terms is None and (other := with_other_first_labels(self.criterion, x)):
             pair = [self._on(x, labels, 1.0).loss() for x, labels in ((x, y), (other, other["labels"]))]
             count.shifted = pair[0] == pair[1]
         self._weigh(count)
-        batches = 1 if self.data.resident else sum(1 for _ in self.data.pairs())
-        if check != "off" and not self._same(batches):
-            raise InputError(f"data: {batches} batches on rank {dist.get_rank()}, all ranks need as many")
-        if check != "off":
-            check_random(self, x, y, count)
+        self.coarse = self._coarsest(x, y)
         if check != "off" and terms is None:
             check_mean(self, count)
+            x, y = self._on_all(lambda: self.data.first(count))
+        if check != "off":
+            check_finite(self, count)
         checksum = sum(float(t.double().sum()) for _, t in named_tensors((x, y)))
         shares = len(set(self._each(checksum).tolist())) / self.ranks  # others have the same data
         self.samples = round(float(self._each(self.data.samples).sum()) * shares)
-        self.coarse = self._coarsest(x, y)
         self.mask = self._trained()
         # As a problem whose data is in batches that no faster path may divide.
         self.batchnorm, self.separable, self.regularised = BatchNormPolicy(), False, False
@@ -146,33 +152,6 @@ class ShardedProblem:
         self._on_all(lambda: self.data.weigh(count))
         self._mean_terms = self._mean(self.data.terms)
         self.data.check_terms(self._mean_terms)
-
-    def _on_all(self, function: Callable[[], T]) -> T:
-        """``function()``; an error of input on one rank is raised on all of them, in one line."""
-        result, error = None, None
-        try:
-            result = function()
-        except LandscapeError as refusal:
-            error = refusal
-        texts = self._gathered_objects(None if error is None else str(error))
-        for rank, text in enumerate(texts):
-            if text is not None:
-                raise InputError(f"{text} (rank {rank})")
-        return cast(T, result)
-
-    def _gathered_objects(self, value: Any) -> list[Any]:
-        """``value`` of each rank: tensors, numbers and texts in tuples, lists and dicts, never code."""
-        buffer = io.BytesIO()
-        torch.save(value, buffer)
-        own = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-        sizes = [int(size) for size in self._each(len(own))]
-        padded = torch.zeros(max(sizes), dtype=torch.uint8)
-        padded[: len(own)] = own
-        parts = [torch.zeros_like(padded, device=self.device) for _ in sizes]
-        with all_ranks():
-            dist.all_gather(parts, padded.to(self.device))
-        texts = [part[:size].cpu().numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
-        return [torch.load(io.BytesIO(text), map_location="cpu", weights_only=True) for text in texts]
 
     def __repr__(self) -> str:
         loss, dtype = describe_loss(self.criterion).split(".")[-1], str(self.dtype).removeprefix("torch.")
@@ -293,44 +272,6 @@ class ShardedProblem:
         triples = zip(torch.split(vector, sizes), local, self.chosen, strict=True)
         return [part.view(t.shape) / math.sqrt(piece.share) for part, t, piece in triples]
 
-    def total(self, values: Tensor) -> Tensor:
-        """The sum over the ranks of what each of them has.
-
-        Args:
-            values: of one shape on all ranks.
-
-        Returns:
-            The sum, the same on all ranks.
-
-        Raises:
-            OperationError: another rank is lost, or did not answer in time.
-
-        Example:
-            >>> float(problem.total(gradient @ gradient))  # doctest: +SKIP
-            0.25
-        """
-        found = values.detach().to(self.device, copy=True).contiguous()
-        with all_ranks():
-            dist.all_reduce(found)
-        return found.to(values.device)
-
-    def gathered(self, values: Tensor) -> Tensor:
-        """The values of each rank.
-
-        Args:
-            values: of one shape on all ranks.
-
-        Returns:
-            (ranks, ...), the same on all ranks.
-
-        Example:
-            >>> float(problem.gathered(torch.tensor(seconds)).max())  # doctest: +SKIP
-            0.25
-        """
-        each = values.new_zeros(self.ranks, *values.shape)
-        each[dist.get_rank()] = values
-        return self.total(each)
-
     def norm(self, vector: Tensor) -> float:
         """The norm of a vector on all ranks.
 
@@ -413,10 +354,17 @@ class ShardedProblem:
         for module in self.model.modules():
             getattr(module, "reshard", lambda: None)()
 
-    def _outputs_and_loss(self, x: Any, y: Any) -> tuple[Any, Tensor]:
-        """The outputs and the loss of a batch at the weights of the moment, differentiable."""
+    def _outputs_and_loss(self, x: Any, y: Any, errors: list[Exception]) -> tuple[Any, Tensor | None]:
+        """The outputs and the loss of a batch at the weights of the moment, differentiable.
+
+        An error of the loss goes to ``errors``, to be raised when the other ranks end their pass, too.
+        """
         outputs = call(self.model, {}, x)
-        value: Any = self.criterion(outputs, y)
+        try:
+            value: Any = self.criterion(outputs, y)
+        except Exception as error:  # the user's loss raises any kind of error
+            errors.append(error)
+            return outputs, None
         return outputs, value.full_tensor() if hasattr(value, "full_tensor") else value
 
     def _batches(self) -> Iterator[tuple[Any, Any, float]]:
@@ -440,15 +388,18 @@ class ShardedProblem:
             >>> problem.totals(torch.tensor([1.0, 0.0, 0.0, 1.0]))[1].item()
             2.0
         """
-        found = torch.zeros(3, dtype=torch.float64)
+        found, errors = torch.zeros(4, dtype=torch.float64), list[Exception]()
         with self._passes(weights):
             for x, y, weight in self._batches():
-                outputs, value = self._outputs_and_loss(x, y)
-                found[0] += float(value) * weight if weight else 0.0
+                outputs, value = self._outputs_and_loss(x, y, errors)
+                found[0] += float(value) * weight if weight and value is not None else 0.0
                 found[1] += correct(outputs, y, self.criterion).cpu()
                 found[2] += count_samples(x, y, alike=False)
                 self._reshard()
+        found[3] = len(errors)
         total = self.total(found)
+        if total[3]:
+            self._share(*errors[:1])
         return torch.stack((total[0] / self.ranks, total[1] / total[2])) * self.samples
 
     def evaluate(self, weights: Tensor | None = None) -> tuple[float, float]:
@@ -496,19 +447,23 @@ class ShardedProblem:
             >>> round(loss, 3), gradient.tolist()
             (0.693, [-0.25, 0.25, 0.25, -0.25])
         """
-        total = 0.0
+        total, errors = 0.0, list[Exception]()
         with self._passes(weights):
             found = torch.zeros_like(self.weights)
             for x, y, weight in self._batches():
                 with torch.enable_grad():
-                    outputs, value = self._outputs_and_loss(x, y)
-                    value = differentiable(value * weight if weight else _nothing(outputs))
+                    outputs, value = self._outputs_and_loss(x, y, errors)
+                    value = _nothing(outputs) if value is None or not weight else value * weight
+                    value = differentiable(value)
                 value.backward()  # type: ignore[no-untyped-call]
                 total += float(value.detach())
                 found += self.flatten(piece.gradient() for piece in self.chosen)
                 for piece in self.pieces:
                     piece.parameter.grad = None
-        return self._mean(total), found
+        mean, failed = self._each(total, len(errors)).mean(0).tolist()
+        if failed:
+            self._share(*errors[:1])
+        return mean, found
 
     def gradient(self, weights: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss over the data of all ranks.
@@ -517,21 +472,16 @@ class ShardedProblem:
             weights: (n,); default: the model's own.
 
         Returns:
-            (n,), in float32 or float64, whatever the model's precision.
+            (n,), in float32 or float64, whatever the model's precision. OperationError, on all ranks, where
+            it, or the loss, is NaN or infinite.
 
         Example:
             >>> problem.gradient(torch.zeros(4)).tolist()
             [-0.25, 0.25, 0.25, -0.25]
         """
-        return self.loss_and_gradient(weights)[1]
-
-    def _each(self, *values: float) -> Tensor:
-        """Numbers of each rank, (ranks, ...)."""
-        return self.gathered(torch.tensor(values, dtype=torch.float64)).squeeze(1)
-
-    def _mean(self, value: float) -> float:
-        """The mean of a number over the ranks."""
-        return float(self._each(value).mean())
+        loss, gradient = self.loss_and_gradient(weights)
+        existing(loss, self._each(0.0 if finite(gradient) else torch.nan))
+        return gradient
 
     def _coarsest(self, x: Any, y: Any) -> torch.dtype:
         """The coarsest precision of parameters, and of what modules give for one batch."""
@@ -568,11 +518,6 @@ class ShardedProblem:
         other.data.samples = other.data.chunk_size = count_samples(x, y, alike=False)
         other.data.terms, other._mean_terms = terms, self._mean(terms)
         return other
-
-    def _same(self, *values: float) -> bool:
-        """Test whether numbers are the same on all ranks, up to rounding."""
-        each = self._each(*values)
-        return torch.allclose(each.amin(0), each.amax(0), rtol=tolerance(self.dtype), atol=0)
 
 
 def _nothing(outputs: Any) -> Tensor:
