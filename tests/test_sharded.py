@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import os
 import signal
@@ -448,8 +449,11 @@ def wrong_on_one(group: Any) -> None:
             assert str(raised.value).endswith("(rank 1)"), words
             assert "\n" not in str(raised.value), words
         late = landscape.ShardedProblem(model, F.cross_entropy, data(label, 1))  # seen where it is used
-        for call in (late.loss, late.gradient):
-            with pytest.raises(InputError, match=r"IndexError: Target \d is out of bounds.*\(rank 1\)"):
+        full = functools.partial(
+            landscape.ShardedProblem, model, F.cross_entropy, data(label, 1), check="full"
+        )
+        for call in (full, late.loss, late.gradient):
+            with pytest.raises(InputError, match=r"(IndexError: Target|its labels go) .*\(rank 1\)"):
                 call()
         truth = F.cross_entropy(made(Images)[0](x), y).item()
         assert landscape.ShardedProblem(model, plain, data(same_, 0)).loss() == pytest.approx(truth, rel=1e-5)
@@ -482,7 +486,7 @@ def refused(group: Any) -> None:
     fails("no mean over samples", sharded, total)
     noisy = lambda outputs, targets: F.cross_entropy(F.dropout(outputs), targets)  # noqa: E731
     fails("random even in eval mode", sharded, noisy)
-    fails("^data: rank 0 has 1 batches and rank 1 has 2; ", sharded, data=[own] * (1 + group.rank))
+    fails("^data: rank 0 has 1 and rank 1 has 2 batches; ", sharded, data=[own] * (1 + group.rank))
     fails("no trainable parameters", fsdp(made(Images)[0].requires_grad_(False), 2))
     with torch.no_grad():
         broken = fsdp(made(Images)[0], 2)

@@ -244,22 +244,18 @@ def candidates(x: Any, y: Any) -> Iterator[Count]:
                 yield Count(f"lambda {letter}: {code}", number, cut, function, value, letter == "x")
 
 
-def class_counts(
-    equations: Iterable[Equation],
-    sure: bool = True,
-    gather: Callable[[Any], Iterable[Any]] = lambda own: [own],
-) -> list[Count]:
+def class_counts(equations: Iterable[Equation], sure: bool = True, gather: Any = None) -> list[Count]:
     """Weights by class of the targets, by which the equations hold.
 
     The terms of a part are its numbers n of targets of each class times the weights w of the classes, and an
     equation of losses L is Σ (L_part − L_whole) n · w = 0: the weights are orthogonal to all equations.
-    ``sure``: without weights that the equations do not determine. ``gather`` gives what it is given of each
-    rank of torch.distributed.
+    ``sure``: without weights that the equations do not determine. ``gather`` gives what all ranks of
+    torch.distributed give it.
     """
     rows: dict[tuple[str, int, str], list[dict[int, float]]] = {}
     limit = 0.0
     own = [(e.rounding, _rows(e)) for e in equations if math.isfinite(e.whole)]
-    for rounding, by_tensor in itertools.chain.from_iterable(gather(own)):
+    for rounding, by_tensor in itertools.chain.from_iterable(gather(own) if gather else [own]):
         limit = max(limit, LIMIT * rounding)
         for key, row in by_tensor.items():
             rows.setdefault(key, []).append(row)

@@ -13,19 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from landscape.core.devices import inner
+from landscape.core.devices import double, inner
 from landscape.core.errors import InputError
 from landscape.problem.batches import call, named_tensors, tree_map
 from landscape.problem.checks import tolerance
-from landscape.problem.counts import (
-    MAX_CLASSES,
-    ONES,
-    Count,
-    Equation,
-    Samples,
-    candidates,
-    class_counts,
-)
+from landscape.problem.counts import MAX_CLASSES, ONES, Count, Equation, Samples, candidates, class_counts
 from landscape.problem.data import nan_places
 from landscape.problem.losses import Terms, check_labels, is_mean, output_loss
 from landscape.problem.mean_check import Losses, attempt, only, say_count, that_hold
@@ -36,6 +28,9 @@ from landscape.problem.shards import SharedError, whole
 STEP, ALLOWED = 1e-3, 0.2
 # How often batches are divided for weights of classes, where each part takes a pass of its own (ours).
 CUTS = 4
+# The eps of a loss that the model takes itself, as a share of that of its outputs: parts of a batch may
+# differ by 1,000 times as much, two roundings of an output (ours).
+COARSE = 2e-3
 # Samples that each rank shows the others, and numbers of their outputs (ours).
 MAX_ROWS, MAX_NUMBERS = 64, 1 << 22
 
@@ -47,9 +42,9 @@ def check_batches(problem: Any) -> None:
     few, many = min(each), max(each)
     if few < many:
         raise InputError(
-            f"data: rank {each.index(few)} has {few:g} batches and rank {each.index(many)} has {many:g}; the "
+            f"data: rank {each.index(few)} has {few:g} and rank {each.index(many)} has {many:g} batches; the "
             "ranks make each pass together and need as many, of any sizes; divide each rank's samples into "
-            "as many, as list(zip(x.chunk(8), y.chunk(8))) does"
+            "as many, as list(zip(x.tensor_split(8), y.tensor_split(8))) does"
         )
 
 
@@ -84,7 +79,7 @@ def _loss(problem: Any, x: Any, y: Any) -> float:
     def loss() -> float:
         outputs = call(problem.model, {}, x)
         check_labels(problem.criterion, outputs, y)
-        return float(whole(problem.criterion(outputs, y)))
+        return float(whole(torch.as_tensor(problem.criterion(outputs, y))))
 
     with problem._passes(None):
         value: float = problem._pass_on_all(loss)
@@ -131,7 +126,7 @@ def check_mean(problem: Any, terms: Terms) -> None:
             raise (RuntimeError(str(error)) if own else error) from error  # a model takes no such part
 
     few: Any = SimpleNamespace(
-        criterion=(lambda o, y: whole(output_loss(o, y))) if own else problem.criterion,
+        criterion=(lambda o, y: double(whole(output_loss(o, y)))) if own else problem.criterion,
         data=problem.data,
         device=problem.device,
         draws=0,
@@ -139,7 +134,8 @@ def check_mean(problem: Any, terms: Terms) -> None:
         outputs=outputs,
     )
     losses = Losses(few, problem.weights, by_outputs=not own)
-    losses.eps = max(losses.eps, torch.finfo(problem.coarse).eps) if own else losses.eps
+    if own:
+        losses.eps = max(losses.eps, COARSE * torch.finfo(problem.coarse).eps)
 
     @contextlib.contextmanager
     def in_step() -> Iterator[None]:

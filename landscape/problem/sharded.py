@@ -24,14 +24,7 @@ from landscape.problem.layout import Layout, check_recording, differentiable, pa
 from landscape.problem.losses import Terms, correct, describe_loss, existing, output_loss, placed_loss
 from landscape.problem.mean_check import opened
 from landscape.problem.rank_checks import check_batches, check_finite, check_mean, check_random, check_ranks
-from landscape.problem.shards import (
-    Exchanges,
-    Piece,
-    all_ranks,
-    is_sharded,
-    local_part,
-    uninterrupted,
-)
+from landscape.problem.shards import Exchanges, Piece, all_ranks, is_sharded, local_part, uninterrupted
 
 
 class ShardedProblem(Exchanges):
@@ -55,7 +48,8 @@ class ShardedProblem(Exchanges):
         terms: as :class:`landscape.Problem` takes it.
         check: "quick" tests that the loss is a mean over the samples of all ranks, and, on the first batch of
             each, that it is finite and not random, that the gradient is the loss's, and that the ranks have
-            as many batches and equal copies; "full" is the same; "off" does not test it.
+            as many batches and equal copies; "full" tests on every batch that the loss is finite; "off" does
+            not test any of it.
 
     Attributes:
         model, criterion, layout: the model itself, the loss, and the parameters in order.
@@ -124,7 +118,7 @@ class ShardedProblem(Exchanges):
             check_mean(self, count)
             x, y = self._on_all(lambda: self.data.first(count))
         if check != "off":
-            check_finite(self, count)
+            check_finite(self, count, every=check == "full")
         checksum = sum(float(t.double().sum()) for _, t in named_tensors((x, y)))
         shares = len(set(self._each(checksum).tolist())) / self.ranks  # others have the same data
         self.samples = round(float(self._each(self.data.samples).sum()) * shares)
