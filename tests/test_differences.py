@@ -103,8 +103,10 @@ def test_what_is_differentiable_once_has_an_answer_that_says_how() -> None:
     problem = Problem(cubed(True), F.cross_entropy, data())
     with pytest.raises(InputError, match=r"once_differentiable.*derivatives='differences'"):
         landscape.extreme_eigenvalues(problem, derivatives="exact")
-    with pytest.warns(ProblemWarning, match="once_differentiable.*products are differences of gradients"):
+    said = "once_differentiable.*products are differences of gradients"
+    with pytest.warns(ProblemWarning, match=said) as caught:
         ends = landscape.extreme_eigenvalues(problem)
+    assert caught[0].filename == __file__  # through decorators of landscape and of torch
     assert abs(ends.max - float(values[0])) <= ends.residual_max
     assert abs(ends.min - float(values[-1])) <= ends.residual_min
     assert ends.derivatives == "differences"

@@ -316,6 +316,7 @@ def test_the_terms_of_a_mean_are_found(name: str) -> None:
     with pytest.warns(ProblemWarning) as caught:
         problem = Problem(model, loss, (x, y))
     assert code in str(caught[0].message)
+    assert caught[0].filename == __file__
     agrees(problem, model, lambda: loss(model(x), y))
     take = lambda part: y[part] if isinstance(y, Tensor) else tuple(t[part] for t in y)  # noqa: E731
     batches = [(x[:13], take(slice(13))), (x[13:], take(slice(13, None)))]

@@ -87,6 +87,11 @@ def test_the_import_test_sees_circles_and_every_import(tmp_path: Path) -> None:
         tuple(graphlib.TopologicalSorter({"a": {"b"}, "b": {"a"}}).static_order())
 
 
+def test_every_warning_points_to_the_line_of_the_caller() -> None:
+    raw = [name for name, path in MODULES.items() if "warnings.warn(" in path.read_text()]
+    assert raw == ["landscape.core.errors"]
+
+
 def test_the_faults_of_the_mutants_are_55_and_stand_in_their_files() -> None:
     """Each once, so that ``python -m tests.mutants`` can put it there."""
     faults = [fault for group in MUTANTS.values() for fault in group]

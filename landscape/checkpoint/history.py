@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import math
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import h5py
 import numpy as np
 
 from landscape.core import hdf5
-from landscape.core.errors import OperationError
+from landscape.core.errors import OperationError, warn_caller
 from landscape.core.files import printable
 from landscape.core.hdf5 import Array
 from landscape.results.shown import Row
@@ -127,11 +126,10 @@ def completed(history: History, path: Path) -> History:
         with contextlib.suppress(OperationError), hdf5.reading(other, warn=False) as file:
             history = _joined(read(hdf5.group(file, "history"))[0], history)
     if len(history["step"]) and history["step"][0] > 1:
-        warnings.warn(
+        warn_caller(
             f"{printable(path)}: its history begins at step {history['step'][0]:.0f}; the rows before are in "
             "the last.h5 and step files of its run, which are not in its folder",
             HistoryWarning,
-            stacklevel=3,
         )
     return history
 

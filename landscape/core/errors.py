@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 
 
 class LandscapeError(Exception):
@@ -71,6 +72,25 @@ class ProblemWarning(UserWarning):
         >>> issubclass(ProblemWarning, UserWarning)
         True
     """
+
+
+# Modules whose lines are no caller's: this package, and what calls it back.
+_INSIDE = ("landscape", "torch", "contextlib", "functools")
+
+
+def warn_caller(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the caller: of the nearest frame outside this package and torch's decorators.
+
+    Example:
+        >>> with warnings.catch_warnings(action="error"):
+        ...     warn_caller("loss: read as a mean", ProblemWarning)
+        Traceback (most recent call last):
+        landscape.core.errors.ProblemWarning: loss: read as a mean
+    """
+    frame, level = sys._getframe(), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)
 
 
 # As torch's allocators, C++ and numpy say it.

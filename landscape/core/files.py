@@ -13,7 +13,6 @@ import socket
 import stat
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 import filelock
 
-from landscape.core.errors import OperationError
+from landscape.core.errors import OperationError, warn_caller
 
 #: Whether open files can be removed and renamed, and folders opened and locked: not on Windows.
 HAS_LOCKS = hasattr(os, "fork")
@@ -335,7 +334,7 @@ class Lock:
                 if not name.stat().st_size:  # nobody's name is in it
                     name.unlink()
             why = f"the file system has no locks ({getattr(error, 'strerror', 'not implemented')})"
-            warnings.warn(f"{self.path}: {why}; do not let another process write there", stacklevel=2)
+            warn_caller(f"{self.path}: {why}; do not let another process write there")
 
     def _holder(self) -> str:
         with contextlib.suppress(OperationError, OSError), open_regular(self._name, TEXT) as file:

@@ -22,7 +22,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -32,7 +31,7 @@ import numpy as np
 
 from landscape._version import __version__
 from landscape.core import hdf5_check
-from landscape.core.errors import LandscapeError, OperationError
+from landscape.core.errors import LandscapeError, OperationError, warn_caller
 from landscape.core.files import TolerantFile, open_regular, printable, replacing
 from landscape.core.hdf5_check import first_words
 
@@ -188,11 +187,10 @@ def reading(path: str | Path, schema: str | None = None, warn: bool = True) -> I
                     f"landscape {__version__} reads; update landscape"
                 )
             if warn and not sealed:
-                warnings.warn(
+                warn_caller(
                     f"{printable(path)}: has no checksum, damage to its numbers would not be seen (another "
                     "program changed it)",
                     ChecksumWarning,
-                    stacklevel=3,
                 )
             yield file
         except LandscapeError:

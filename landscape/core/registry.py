@@ -10,12 +10,11 @@ import importlib.metadata
 import operator
 import pkgutil
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from landscape.core.errors import InputError, OperationError
+from landscape.core.errors import InputError, OperationError, warn_caller
 from landscape.core.options import check_keywords, choose, positive
 
 T = TypeVar("T")
@@ -286,10 +285,9 @@ def load_plugins() -> None:
         try:
             point.load()
         except Exception as error:  # the plugin is another's code, and must not stop what does not need it
-            warnings.warn(
+            warn_caller(
                 f"plugin '{point.name}' ({point.value}) cannot be loaded: {type(error).__name__}: {error}",
                 PluginWarning,
-                stacklevel=4,
             )
 
 

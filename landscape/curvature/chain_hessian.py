@@ -6,7 +6,6 @@ its work is two matrix products of the first layer with the data, which all sets
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from landscape.core.errors import PathWarning
+from landscape.core.errors import PathWarning, warn_caller
 from landscape.curvature.double_backward import holds_but_for_rounding
 from landscape.curvature.hessian import VECTORS, HessianOptions, penalty_hessians
 from landscape.curvature.operators import rounding_of
@@ -232,11 +231,10 @@ def agrees(problem: Problem, weights: Tensor, matrix: Literal["hessian", "gauss-
 
     problem.checked[key] = holds_but_for_rounding(problem.on(problem.data.few()), same)
     if not problem.checked[key]:
-        warnings.warn(
+        warn_caller(
             "the fast Hessian products of this chain of linear layers differ from PyTorch's on its first "
             "samples; PyTorch's are used, which is slower",
             PathWarning,
-            stacklevel=2,
         )
     return problem.checked[key]
 

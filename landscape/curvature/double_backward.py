@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 import re
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.core import devices
 from landscape.core.devices import double, widest_dtype
-from landscape.core.errors import InputError, LandscapeError, ProblemWarning
+from landscape.core.errors import InputError, LandscapeError, ProblemWarning, warn_caller
 from landscape.core.options import expect
 from landscape.problem.batches import own_outputs, recomputes
 from landscape.problem.checks import graph_nodes, moved
@@ -92,11 +91,10 @@ def in_full_precision(problem: Problem) -> Problem:
     problem.checked[INSIDE] = bool(inside)
     if low or inside:
         names = sorted(str(each).removeprefix("torch.") for each in inside | {problem.dtype} & {*LOW})
-        warnings.warn(
+        warn_caller(
             f"model: it computes in {' and '.join(names)}; second derivatives are those of the same weights "
             f"with {str(full.dtype).removeprefix('torch.')} arithmetic",
             ProblemWarning,
-            stacklevel=4,
         )
     return full
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape.core.devices import double, finite
-from landscape.core.errors import InputError, LandscapeError, OperationError, ProblemWarning
+from landscape.core.errors import InputError, LandscapeError, OperationError, ProblemWarning, warn_caller
 from landscape.core.memory import require_besides, spare, with_saved_bytes
 from landscape.core.options import choose, expect, positive
 from landscape.curvature import differences, double_backward
@@ -226,7 +225,7 @@ class HessianOperator(SymmetricOperator):
                     require_besides("differences of gradients", problem.device, difference_bytes(problem))
                 problem.checked[known] = True
                 words = "products are differences of gradients, with their errors"
-                warnings.warn(f"{str(error).split(';')[0]}; {words}", ProblemWarning, stacklevel=3)
+                warn_caller(f"{str(error).split(';')[0]}; {words}", ProblemWarning)
             else:
                 return
         at = problem.weights if weights is None else weights.to(problem.dtype)

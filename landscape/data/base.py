@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from landscape.core import hdf5
-from landscape.core.errors import OperationError
+from landscape.core.errors import OperationError, warn_caller
 from landscape.core.files import folder_lock
 from landscape.core.options import SPLITS, choose
 from landscape.core.progress import progress_bar
@@ -143,7 +142,7 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
             stack.enter_context(folder_lock(folder))
         except (OSError, OperationError) as error:
             remedy = "; LANDSCAPE_CACHE may name another folder" if isinstance(error, OSError) else ""
-            warnings.warn(f"{error}{remedy}; nothing is cached", stacklevel=2)
+            warn_caller(f"{error}{remedy}; nothing is cached")
             return _contiguous(make)
         stored = folder / f"{name}-{digest.hexdigest()[:24]}.h5"
         arrays = _read(stored)
@@ -154,7 +153,7 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
                     for key, array in arrays.items():
                         file[key] = array
             except OperationError as error:
-                warnings.warn(f"{error}; LANDSCAPE_CACHE may name another folder", stacklevel=2)
+                warn_caller(f"{error}; LANDSCAPE_CACHE may name another folder")
     return arrays
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from landscape.core.devices import double, float64_device, vector_norm
-from landscape.core.errors import InputError, PathWarning
+from landscape.core.errors import InputError, PathWarning, warn_caller
 from landscape.core.memory import MemoryBudget
 from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import call, tree_map
@@ -326,7 +325,7 @@ class PlaneLoss:
             reason = "its loss is {:.6g} where that of the model itself is {:.6g}".format(*losses)
         if forced:
             raise InputError(f"method: '{method}' is not allowed for this model, {reason}; use 'pointwise'")
-        warnings.warn(f"method: 'pointwise' in place of '{method}', {reason}", PathWarning, stacklevel=4)
+        warn_caller(f"method: 'pointwise' in place of '{method}', {reason}", PathWarning)
         return False
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.core.devices import synchronize, vector_norm
-from landscape.core.errors import PathWarning
+from landscape.core.errors import PathWarning, warn_caller
 from landscape.core.memory import with_saved_bytes
 from landscape.problem.batches import call, named_tensors, take, tree_map
 from landscape.problem.layout import differentiable, gradients
@@ -139,11 +139,10 @@ class Stack:
             self._channels_last &= path != "channels last"
             # Many networks take a view that the layout "channels last" does not allow: no reason to warn.
             if path != "channels last" or error < float("inf"):
-                warnings.warn(
+                warn_caller(
                     f"model: learners are computed one after the other, because the faster path '{path}' is "
                     f"not right for this model ({reason})",
                     PathWarning,
-                    stacklevel=4,
                 )
 
     def _dtype(self, weights: Tensor) -> torch.dtype:

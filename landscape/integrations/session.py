@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from landscape.analysis.planes import NORMS, random_plane
 from landscape.analysis.spectrum import spectrum
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import hdf5
-from landscape.core.errors import InputError, LandscapeError
+from landscape.core.errors import InputError, LandscapeError, warn_caller
 from landscape.core.options import SPLIT, Natural, check_keywords, check_type, choose
 from landscape.evaluation.grid import axes
 from landscape.problem.problem import Loss, Problem
@@ -223,7 +222,7 @@ class Session:
                     result.save(self.folder / f"{name}.h5")
                     result.plot(path=self.folder / f"{name}.png")
             except LandscapeError as error:
-                warnings.warn(f"{name}: not drawn: {error}", RecorderWarning, stacklevel=2)
+                warn_caller(f"{name}: not drawn: {error}", RecorderWarning)
 
 
 class Recorded:

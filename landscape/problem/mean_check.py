@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from landscape.core.devices import double
-from landscape.core.errors import InputError, LandscapeError, ProblemWarning
+from landscape.core.errors import InputError, LandscapeError, ProblemWarning, warn_caller
 from landscape.core.memory import available_memory
 from landscape.problem.batches import count_samples, named_tensors, take, tree_map
 from landscape.problem.counts import MAX_CLASSES, ONES, Count, Equation, Samples, candidates, class_counts
@@ -584,11 +584,10 @@ def say_count(count: Count) -> None:
     """Warn that the terms of the mean are counted."""
     _say(
         f"loss: the terms of its mean are counted as terms={count.code}, by which the losses of parts of the "
-        "data combine exactly; give terms= to say so yourself",
-        stacklevel=8,
+        "data combine exactly; give terms= to say so yourself"
     )
 
 
-def _say(text: str, stacklevel: int = 7) -> None:
+def _say(text: str) -> None:
     """Warn with a line, at the call of ``landscape.Problem``."""
-    warnings.warn(text, ProblemWarning, stacklevel=stacklevel)
+    warn_caller(text, ProblemWarning)

@@ -10,7 +10,6 @@ import os
 import re
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -22,7 +21,7 @@ from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, check_fit
 from landscape.checkpoint.user_code import UserData
 from landscape.core import files
-from landscape.core.errors import InputError, LandscapeError, OperationError
+from landscape.core.errors import InputError, LandscapeError, OperationError, warn_caller
 from landscape.core.files import Lock
 from landscape.core.options import Natural, check_type, positive, toml_text
 from landscape.core.progress import DELAY
@@ -307,7 +306,7 @@ class Recorder:
         line = f"{self.folder}: what is measured every {steps} steps takes {share:.0%} of the time"
         if share > LARGE_SHARE and self._spent > LONG:
             advice = "a larger every= or sharpness=, or samples=, takes less"
-            warnings.warn(f"{line}; {advice}", RecorderWarning, stacklevel=4)
+            warn_caller(f"{line}; {advice}", RecorderWarning)
         elif self._spent > DELAY and os.environ.get("LANDSCAPE_PROGRESS") != "0":
             print(line, file=sys.stderr)
 
@@ -331,11 +330,10 @@ class Recorder:
             return
         theta, recorded = self._observer.parameters.flat(), run.weights[0]
         if not torch.equal(theta.cpu().to(recorded.dtype), recorded):
-            warnings.warn(
+            warn_caller(
                 f"{self.folder}: the model's weights are not those recorded at step {self.steps}; load them "
                 "before the loop goes on, or give resume=STEP, the step that they are of",
                 RecorderWarning,
-                stacklevel=5,
             )
 
     def _after(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import tomllib
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from landscape.core import registry
-from landscape.core.errors import InputError
+from landscape.core.errors import InputError, warn_caller
 from landscape.core.options import MAX_DEPTH
 from landscape.training import optimizer
 
@@ -90,7 +89,7 @@ def _drop_keys_of(old: str, table: str, values: dict[str, Any], settings: Mappin
         del values[key]
     if gone:
         keys = ", ".join(f"{table}.{key}" for key in gone)
-        warnings.warn(f"{keys}: left out, {old} has it and {name} does not", stacklevel=2)
+        warn_caller(f"{keys}: left out, {old} has it and {name} does not")
 
 
 def _plain(key: str, value: Any) -> Any:

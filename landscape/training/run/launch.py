@@ -9,7 +9,6 @@ import os
 import re
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import files
 from landscape.core.devices import pick_device
-from landscape.core.errors import InputError, OperationError
+from landscape.core.errors import InputError, OperationError, warn_caller
 from landscape.core.files import Lock, printable
 from landscape.core.hdf5 import DamageWarning
 from landscape.core.options import parse_toml, positive
@@ -246,9 +245,7 @@ def last_sound(folder: Path, learners: Callable[[int], slice]) -> Checkpoint:
         for path in reversed(steps):
             with contextlib.suppress(OperationError):
                 checkpoint = Checkpoint.load(path, learners)
-                warnings.warn(
-                    f"{printable(error)}; {printable(path.name)} takes its place", DamageWarning, stacklevel=3
-                )
+                warn_caller(f"{printable(error)}; {printable(path.name)} takes its place", DamageWarning)
                 return checkpoint
         raise
 
