@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import html
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -345,6 +346,23 @@ def test_without_a_batch_the_other_quantities_are_measured(runs: dict[str, list[
         assert result.notes[0] == note
         assert f"Note: {note}" in footnotes(result)
     assert {*needing.split(", ")} <= {*landscape.compare([bowl(), bowl(0.5)], 20, **options).quantities}
+
+
+def test_what_was_left_out_and_other_losses_are_said_wherever_the_result_is() -> None:
+    data, model = (torch.randn(24, 4), torch.randn(24, 1)), torch.nn.Linear(4, 1)
+    lambdas = [lambda o, t: (o - t).abs().mean(), lambda o, t: (o - t).square().mean()]
+    pairs = ([torch.nn.MSELoss(), torch.nn.L1Loss()], lambdas)
+    for losses, words in zip(pairs, (r"MSELoss\(\), L1Loss\(\)", "<lambda>"), strict=True):
+        sides = [Problem(model, loss, data) for loss in losses]
+        result = landscape.compare(sides, draws=2, planes=2, rise=0.001)
+        figure = result.plot()
+        for text in (result.summary(), figure.get_caption().replace("\n", " "), " ".join(footnotes(result))):
+            assert re.search(f"different losses.*{words}.*not comparable", text)
+            assert "batch: missing, which batch-sharpness" in text
+        assert "flatter" not in result.summary()
+        assert summary(result) == []
+    same = landscape.compare([Problem(model, torch.nn.MSELoss(), data)] * 2, quantities=["loss"])
+    assert (same.notes, same.unit_names, same.loss_unit) == ((), ("1",), "")
 
 
 def test_bad_input_is_named(runs: dict[str, list[Path]]) -> None:

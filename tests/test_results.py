@@ -389,6 +389,36 @@ def test_numbers_have_the_unit_and_the_name_of_their_loss(
     plt.close(figure)
 
 
+def root_mean_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs - targets).square().mean().sqrt()
+
+
+MEASURED: dict[str, Any] = {
+    "compare": lambda p, q: landscape.compare([p, q], 4, draws=2, planes=2, rise=0.01),
+    "smoothing": lambda p, q: landscape.smoothing(p, weights=torch.stack([p.weights, q.weights]), draws=2),
+    "stability": lambda p, q: landscape.stability(p),
+    "loss_change": lambda p, q: landscape.loss_change(p, p.weights, q.weights),
+    "line": lambda p, q: landscape.line(p, p.weights, q.weights, points=3),
+    "spectrum": lambda p, q: landscape.spectrum(p),
+    "sharpness": lambda p, q: landscape.sharpness(p, rho=0.1),
+}
+
+
+@pytest.mark.filterwarnings("ignore::landscape.ProblemWarning")
+@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.MSELoss(), root_mean_square])
+def test_only_likelihoods_are_in_nats_in_text_axes_and_captions(name: str, loss: Any) -> None:
+    torch.manual_seed(0)
+    data = torch.randn(12, 4), torch.rand(12, 3)
+    result = MEASURED[name](*(landscape.Problem(nn.Linear(4, 3), loss, data) for _ in range(2)))
+    figure = result.plot()
+    drawn = " ".join(text.get_text() for text in figure.findobj(Text))
+    nats = isinstance(loss, nn.CrossEntropyLoss)
+    assert bool(re.search(r"\bnat\b", result.summary())) == nats
+    assert nats or not re.search(r"\bnat\b", drawn)
+    plt.close(figure)
+
+
 def test_a_file_without_a_unit_is_in_nats(tmp_path: Path) -> None:
     problem = landscape.Problem(nn.Linear(2, 1), nn.MSELoss(), (torch.randn(8, 2), torch.randn(8, 1)))
     surface = landscape.contour(problem, landscape.random_plane(problem), grid=(3, 3))

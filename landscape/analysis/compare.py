@@ -37,6 +37,7 @@ from landscape.core.progress import Progress, ProgressOption, portion
 from landscape.core.statistics import Difference, Estimate, holm, mcnemar, paired, welch
 from landscape.evaluation.grid import setting
 from landscape.problem.batchnorm import has_batchnorm
+from landscape.problem.losses import describe_loss
 from landscape.problem.problem import Loss, Problem
 from landscape.results.comparison import Comparison
 
@@ -198,16 +199,19 @@ def differences(rows: Sequence[Row], sides: int, eps: float, significance: float
     }
 
 
-def described(rows: Sequence[Row]) -> dict[str, Any]:
-    """The fields of a :class:`.Comparison` about the quantities, their numbers and their errors."""
+def described(rows: Sequence[Row], loss_name: str, one_loss: bool) -> dict[str, Any]:
+    """The fields of a :class:`.Comparison` about the quantities, their numbers and their errors.
+
+    Without ``one_loss`` for all sides, no number says which of them is flatter.
+    """
     quantities = [row.quantity for row in rows]
     sides = np.array([[(s.value, s.error, s.freedom) for s in row.sides] for row in rows], float)
     cells = np.array([[(cell.value, cell.error) for cell in row.cells] for row in rows], float)
     return {
         "quantities": tuple(q.name for q in quantities),
-        "titles": tuple(q.title for q in quantities),
+        "titles": tuple(q.title.replace("training loss", f"training {loss_name}") for q in quantities),
         "unit_names": tuple(q.unit for q in quantities),
-        "flatter": np.array([q.flatter for q in quantities]),
+        "flatter": np.array([q.flatter * one_loss for q in quantities]),
         "kinds": tuple(row.kind for row in rows),
         "own_kinds": tuple(q.kind for q in quantities),
         "over": tuple(row.over() for row in rows),
@@ -364,11 +368,13 @@ def compare(
         subject = Subject(entry.given, own, first)
         first = first or subject
         columns.append(_measured(subject, chosen, settings, part))
+    names = {(c.setting["loss_name"], c.setting["loss_unit"]) for c in columns}
+    name, unit = names.pop() if len(names) == 1 else ("loss", "")
     side_of = [entry.side for entry in entries]
     rows = _rows(chosen, columns, bool(quantities), side_of, grouped)
     labels, (sources, digests) = [e.label for e in entries], zip(*(e.source() for e in entries), strict=True)
     return Comparison(
-        **described(rows),
+        **described(rows, name, len({c.loss for c in columns}) == 1),
         **differences(rows, len(sides), max(column.eps for column in columns), significance),
         **{name: value for name, value in vars(settings).items() if name != "preconditioner_of"},
         sides=tuple(sides),
@@ -387,13 +393,16 @@ def compare(
         dtype=columns[0].setting["dtype"],
         split=SPLIT,
         batchnorm=any(column.setting["batchnorm"] for column in columns),
+        loss_name=name,
+        loss_unit=unit,
     )
 
 
 class _Column(NamedTuple):
-    """The measurements of one checkpoint: a cell for each quantity, or the reason why there is none."""
+    """The measurements of one checkpoint: a cell for each quantity, or the reason for none; its loss."""
 
     cells: list[Measured | LandscapeError]
+    loss: tuple[str, Any]
     setting: dict[str, Any]
     parameters: int
     eps: float
@@ -411,7 +420,9 @@ def _measured(
         except LandscapeError as error:  # the table's notes say it
             cells.append(error)
         part(1.0)
-    return _Column(cells, setting(problem), problem.layout.size, torch.finfo(problem.dtype).eps)
+    loss, eps = problem.criterion, torch.finfo(problem.dtype).eps
+    code = getattr(getattr(loss, "func", loss), "__code__", None)  # of a lambda, whose name says nothing
+    return _Column(cells, (describe_loss(loss), code), setting(problem), problem.layout.size, eps)
 
 
 def _rows(
@@ -440,6 +451,12 @@ def _rows(
 def _notes(quantities: Sequence[Quantity], columns: Sequence[_Column], labels: Sequence[str]) -> list[str]:
     """Notes on what was left out and why, and on differences that a comparison takes as none."""
     said = []
+    losses = dict.fromkeys(column.loss for column in columns)
+    if len(losses) > 1:
+        said.append(
+            f"different losses ({', '.join(each for each, _ in losses)}): numbers of one are not comparable "
+            "with those of another"
+        )
     for q, quantity in enumerate(quantities):
         each = [(label, column.cells[q]) for label, column in zip(labels, columns, strict=True)]
         refused = [(label, str(cell)) for label, cell in each if isinstance(cell, LandscapeError)]

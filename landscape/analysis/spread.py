@@ -30,7 +30,7 @@ from landscape.curvature.eigenvalues import fast_hessian, points_at_once, top_ei
 from landscape.curvature.hessian import HessianOperator, HessianOptions, exact_only
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, find_eigenpairs, start_vector, warm_start
 from landscape.evaluation import needs
-from landscape.evaluation.grid import setting
+from landscape.evaluation.grid import named_loss, setting
 from landscape.evaluation.needs import GRAPH_BYTES
 from landscape.gradients.minibatches import placed
 from landscape.problem.layout import average
@@ -400,6 +400,7 @@ def smoothing(
         seed=seed,
         converged=bool(eigen.converged) and all(both),
         **columns,
+        **named_loss(problem),
         **about,
     )
 

@@ -34,12 +34,14 @@ from landscape.results.base import Result
 from landscape.results.grids import Interpolated, Plane
 
 
+def named_loss(problem: Problem) -> dict[str, Any]:
+    """The name and the unit of a problem's loss, as results keep them."""
+    return dict(zip(("loss_name", "loss_unit"), loss_name_and_unit(problem.criterion), strict=True))
+
+
 def setting(problem: Problem) -> dict[str, Any]:
     """Samples, precision, BatchNorm's policy and the loss's name of a problem, as results keep them."""
-    name, unit = loss_name_and_unit(problem.criterion)
-    return {
-        "loss_name": name,
-        "loss_unit": unit,
+    return named_loss(problem) | {
         "samples": problem.samples,
         "dtype": str(problem.dtype).removeprefix("torch."),
         "batchnorm": has_batchnorm(problem.model),

@@ -15,6 +15,7 @@ from landscape.core.hdf5 import Array
 from landscape.plots import style
 from landscape.plots.drawing import draws
 from landscape.plots.picture import categories, finish, panels, points, wrapped_panels
+from landscape.results.base import unit_of
 from landscape.results.flatness import BatchSharpness, LearningCoefficient, Sharpness, Smoothing
 from landscape.results.shown import in_words, logarithmic
 from landscape.results.spectrum import (
@@ -185,9 +186,10 @@ def draw_loss_changes(results: Sequence[LossChange], title: str = "") -> Figure:
         ax.invert_yaxis()
         ax.grid(False, axis="y")
         ax.set(title=name, xlabel=f"share of the change of the loss{style.unit(results[0], 'gradient')}")
+    rests = style.joined(unit_of(r, f"{r.rest:.2g} nat") for r in results)
     text = (
         f"⟨g, d⟩ and ½ dᵀHd of a step d, {style.samples_of(results)}; the rest, of third order and more, is "
-        f"{style.joined(f'{r.rest:.2g}' for r in results)} nat."
+        f"{rests}."
     )
     return finish(figure, title or "What the step did to the loss", text, axes)
 

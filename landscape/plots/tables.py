@@ -18,6 +18,7 @@ from landscape.core.hdf5 import Array
 from landscape.plots import style
 from landscape.plots.drawing import draws, literal
 from landscape.plots.picture import finish, leading, points, wrapped_panels
+from landscape.results.base import unit_of
 from landscape.results.comparison import Comparison, heading, summary, verdict
 from landscape.results.shown import logarithmic
 from landscape.results.training import LabelCounts, Stability, Sweep, forms_with
@@ -242,7 +243,8 @@ def _caption(c: Comparison) -> str:
     if c.batch:
         about += f", minibatches of {c.batch:,}"
     if np.isfinite(c.equal_loss):
-        about += f", at the training loss nearest to {c.equal_loss:.3g} nat"
+        about += f", at the training loss nearest to {c.equal_loss:.3g}{unit_of(c, ' nat')}"
     if "basin-width" in c.quantities:
-        about += f"; width at a rise of {c.rise:g} nat"
-    return f"{'; '.join(filter(None, parts))}. {about}."
+        about += f"; width at a rise of {c.rise:g}{unit_of(c, ' nat')}"
+    notes = [note for note in c.notes if " was not measured" not in note]  # these have no panel
+    return " ".join(f"{part}." for part in ("; ".join(filter(None, parts)), about, *notes))

@@ -11,7 +11,7 @@ import numpy as np
 
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import t_quantile
-from landscape.results.base import Measured, Result, no_values
+from landscape.results.base import Measured, Result, no_values, unit_of
 from landscape.results.shown import Row, in_words, own_losses, rows_of_each
 
 #: What the error of a number is: one standard error, a bound, or nothing but rounding.
@@ -36,6 +36,8 @@ class Comparison(Result):
 
     Attributes:
         quantities, titles, unit_names: (Q,), names, names in words, and units.
+        loss_name, loss_unit: the loss's name and unit, as in :class:`landscape.Surface`; "loss" and "" where
+            the sides have different losses.
         flatter: (Q,), −1 where small values mean a flat minimum, 1 where large ones do, 0 where it does not
             say.
         kinds: (Q,), of the errors of the sides: "standard error", "bound" or "exact".
@@ -118,8 +120,11 @@ class Comparison(Result):
     dtype: str
     split: str
     batchnorm: bool
+    loss_name: str = "loss"
+    loss_unit: str = "nat"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "unit_names", tuple(unit_of(self, unit) or "1" for unit in self.unit_names))
         super().__post_init__()
         for kind in (*self.kinds, *self.own_kinds):
             if kind not in ERRORS:
@@ -153,7 +158,7 @@ class Comparison(Result):
             names = [f"{title}, {side}" for side in self.sides]
             rows += rows_of_each(names, self.value[q], self.error[q], "" if unit == "1" else unit)
             rows.append(Row(f"{title}, difference", verdict(self, q)))
-        return rows
+        return rows + [Row("note", note) for note in self.notes]
 
 
 def table_of(comparison: Comparison) -> list[list[str]]:
@@ -298,7 +303,7 @@ def footnotes(comparison: Comparison) -> list[str]:
     if math.isfinite(c.equal_loss):
         steps = zip(c.labels, c.given_steps.tolist(), strict=True)
         taken = "; ".join(f"{label} (of {given:,})" for label, given in steps)
-        lines.append(f"At the training loss nearest to {c.equal_loss:.4g} nat: {taken}.")
+        lines.append(f"At the training loss nearest to {c.equal_loss:.4g}{unit_of(c, ' nat')}: {taken}.")
     if not c.grouped:
         lines.append("This is about these weights alone; what made them is compared by groups of seeds.")
     return [*lines, *(f"Note: {note}" for note in c.notes)]

@@ -16,6 +16,7 @@ from landscape.core.options import positive
 from landscape.core.progress import ProgressOption
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.curvature.hessian import Preconditioner, as_preconditioner
+from landscape.evaluation.grid import named_loss
 from landscape.limits import limits
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
@@ -99,5 +100,6 @@ def stability(
         own_delay,
         problem.data.samples,
         precondition=given.name if given else "",
+        **named_loss(problem),
         **about,
     )
