@@ -405,10 +405,10 @@ def of_entry(table: str, name: str) -> list[tuple[str, Any]]:
 
 
 def outcome(values: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Weights, optimizer and history of a run, without the clock's columns."""
+    """Weights, optimizer and history of a run, without the clock's columns, and rounds of one learner alone."""
     end = Trainer(recipe.from_values(values)).run()
-    clock = ("wall_s", "samples_per_s", "wait_s")
-    return end.weights, {k: v for k, v in end.history.items() if k not in clock} | {
+    apart = {"wall_s", "samples_per_s", "wait_s", *(["comm_rounds"] if values["learners"] == 1 else [])}
+    return end.weights, {k: v for k, v in end.history.items() if k not in apart} | {
         f"optimizer {k}": v.numpy() for k, v in end.optimizer.items()
     }
 
@@ -463,7 +463,12 @@ def test_every_setting_changes_the_run_or_is_refused(table: str, name: str) -> N
     base = TINY | ({table: {"name": name, **NEEDED.get(name, {})}} if name else {})
     base |= {"lr": 0.01} if table == "optimizer" else {}
     base |= {"dtype": "float32"} if table == "" else {}
-    for key, value in of_entry(table, name) if name else TABLES[table]:
+    cases = [(base, case) for case in (of_entry(table, name) if name else TABLES[table])]
+    if table == "algorithm":
+        alone = {**base, "learners": 1, "optimizer": {"name": "sgd", "momentum": 0.9}}
+        cases += [(alone, case) for case in of_entry(table, name)]
+        cases += [(alone, ("mixing", "one-peer-exponential")), (alone, ("buffers", "average"))]
+    for base, (key, value) in cases:
         dotted = f"{table}.{key}".lstrip(".")
         now = with_key(base, {dotted: value})
         if now == base:
@@ -472,12 +477,41 @@ def test_every_setting_changes_the_run_or_is_refused(table: str, name: str) -> N
             refused = dotted in idle(recipe.from_values(now))
         except InputError:  # refused wherever it stands
             continue
-        assert refused != differ(base, now), (dotted, value)
-        if refused and dotted in ENABLED:
+        assert refused != differ(base, now), (dotted, value, base["learners"])
+        if refused and dotted in ENABLED and base["learners"] > 1:
             more = with_key(base, ENABLED[dotted])
             now = with_key(more, {dotted: value})
             assert dotted not in idle(recipe.from_values(now))
             assert differ(more, now), (dotted, value)
+
+
+LOCAL = {"algorithm.name": "local-sgd", "algorithm.period": 4, "learners": 4, "steps": 9}
+MOMENTUM = {"optimizer.name": "sgd", "optimizer.momentum": 0.9}
+BIAS = {"optimizer.name": "sgd", "optimizer.groups.bias": {"lr_factor": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "more", "refused", "need"),
+    [
+        ({**LOCAL, "algorithm.period": 1, "algorithm.start": 3}, MOMENTUM, "algorithm.start", "period > 1"),
+        ({**LOCAL, "algorithm.period": 1, "algorithm.mixing": "full"}, {"algorithm.period": 2}, "algorithm.mixing", "period > 1"),
+        ({**LOCAL, "algorithm.start": 9, "algorithm.mixing": "full"}, {"steps": 10}, "algorithm.mixing", "start < steps"),
+        ({**LOCAL, **MOMENTUM, "algorithm.period": 10, "algorithm.buffers": "reset"}, {"steps": 10}, "algorithm.buffers", "start + period <= steps"),
+        ({**LOCAL, **MOMENTUM, "learners": 1, "algorithm.buffers": "average"}, {"algorithm.buffers": "reset"}, "algorithm.buffers", "learners > 1"),
+        ({**LOCAL, "learners": 1, "algorithm.start": 3}, {"learners": 2}, "algorithm.start", "learners > 1"),
+        ({"schedule.milestones": [4.0], "schedule.factor": 1.0}, {"schedule.factor": 0.5}, "schedule.milestones", "factor != 1"),
+        (BIAS, {"optimizer.groups.bias": {"lr_factor": 0.5}}, "optimizer.groups.bias", "a setting of its own"),
+        (BIAS, {"optimizer.groups.weight": {"lr_factor": 0.5}}, "optimizer.groups.bias", "a setting of its own"),
+    ],
+)  # fmt: skip
+def test_what_a_setting_needs_is_said_and_brings_it_to_effect(
+    settings: dict[str, Any], more: dict[str, Any], refused: str, need: str
+) -> None:
+    message = rf"^{re.escape(refused)}: .* is not allowed, it changes nothing without .*{re.escape(need)}"
+    with pytest.raises(InputError, match=message) as caught:
+        landscape.Recipe.read("digits-ssgd", **settings)
+    assert str(caught.value).endswith("; leave it out")
+    landscape.Recipe.read("digits-ssgd", **{**settings, **more})
 
 
 @pytest.mark.parametrize("name", ["local-sgd", "slowmo"])

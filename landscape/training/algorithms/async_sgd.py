@@ -165,7 +165,7 @@ class ADPSGD(DPSGD):
     """
 
     label, color = "AD-PSGD", "#56B4E9"
-    needs: Mapping[str, str] = {"schedule": "delay > 0"}
+    needs: Mapping[str, str] = {"schedule": "delay > 0", "mixing": "learners > 1"}
     columns = DELAY
     purposes = ("delay",)
 

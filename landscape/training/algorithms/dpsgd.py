@@ -44,7 +44,11 @@ class DPSGD(Rule):
     """
 
     label, color = "DPSGD", "#009E73"
-    needs: Mapping[str, str] = {"buffers": "an optimizer with a state"}
+    needs: Mapping[str, str] = {
+        "mixing": "learners > 1",
+        "order": "learners > 1 and mixing != none",
+        "buffers": "an optimizer with a state and learners > 1 and mixing != none",
+    }
     lr_is_factor = True
 
     def __init__(
@@ -158,7 +162,11 @@ class DSGDAC(DPSGD):
     """
 
     label, color = "DSGD-AC", "#999933"
-    needs: Mapping[str, str] = {"power": "a rate that changes", "start": "a rate that changes and power > 0"}
+    needs: Mapping[str, str] = {
+        "mixing": "learners > 1",
+        "power": "a rate that changes and learners > 1",
+        "start": "a rate that changes and power > 0 and learners > 1",
+    }
     lr_is_factor = False
     uses_peak_lr = True
 
@@ -191,6 +199,8 @@ class SGP(Rule):
     label, color = "SGP", "#882255"
     purposes = ("push",)
     lr_is_factor = True
+
+    needs: Mapping[str, str] = {"graph": "learners > 1"}
 
     def __init__(self, learners: int, seed: int, graph: str = "one-peer-exponential") -> None:
         super().__init__(learners, seed)
@@ -279,6 +289,7 @@ class GradientTracking(Rule):
     """
 
     label, color = "gradient tracking", "#AA4499"
+    needs: Mapping[str, str] = dict.fromkeys(("mixing", "order"), "learners > 1")
 
     def __init__(
         self, learners: int, seed: int, mixing: str = "full", order: Literal["awc", "atc"] = "awc"
@@ -335,6 +346,7 @@ class D2(Rule):
     """
 
     label, color = "D²", "#117733"
+    needs: Mapping[str, str] = {"mixing": "learners > 1"}
 
     def __init__(self, learners: int, seed: int, mixing: str = "full") -> None:
         super().__init__(learners, seed)

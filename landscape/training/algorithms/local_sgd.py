@@ -45,10 +45,13 @@ class LocalSGD(Rule):
 
     label, color = "local SGD", "#E69F00"
     needs: Mapping[str, str] = {
-        "nodes": "nodes < learners and node_period < period and period > 1",
+        "start": "learners > 1 and period > 1 or learners > 1 and an optimizer other than plain SGD",
+        "nodes": "nodes < learners and node_period < period and period > 1 and start < steps",
         "node_period": "nodes > 1",
+        "mixing": "learners > 1 and period > 1 and start < steps",
         "order": "mixing != none",
-        "buffers": "an optimizer with a state",
+        "buffers": "an optimizer with a state and start + period <= steps and learners > 1"
+        " or an optimizer with a state and start + period <= steps and buffers != average",
     }
     lr_is_factor = True
     #: The outer step at the average of a period, with its rate and its momentum.
@@ -152,6 +155,8 @@ class LocalSGD(Rule):
 
 class OuterStep(LocalSGD):
     """Local SGD whose averages are the gradients of an outer optimizer, at the ``anchor`` x_old."""
+
+    needs: Mapping[str, str] = {key: need for key, need in LocalSGD.needs.items() if key != "start"}
 
     def start(self, weights: Tensor) -> None:
         self.shared = {"anchor": weights[0].clone(), "slow_momentum": torch.zeros_like(weights[0])}
@@ -257,6 +262,7 @@ class NoLoCo(Rule):
     """
 
     label, color = "NoLoCo", "#44AA99"
+    needs: Mapping[str, str] = {"mixing": "learners > 1"}
     lr_is_factor = True
 
     def __init__(

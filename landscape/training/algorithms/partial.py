@@ -40,6 +40,8 @@ class Sparta(Rule):
     purposes = ("part",)
     lr_is_factor = True
 
+    needs: Mapping[str, str] = {"share": "learners > 1"}
+
     def __init__(self, learners: int, seed: int, share: Positive = 0.005) -> None:
         super().__init__(learners, seed)
         if share > 1:
@@ -196,7 +198,11 @@ class DecoupledDiLoCo(StreamingDiLoCo):
     """
 
     label, color = "decoupled DiLoCo", "#EE6677"
-    needs: Mapping[str, str] = {"quorum": "availability < 1", "availability": "quorum < learners"}
+    needs: Mapping[str, str] = {
+        "quorum": "availability < 1",
+        "availability": "quorum < learners",
+        "merge": "learners > 1",
+    }
     purposes = ("reached",)
     lr_is_factor = True
 
@@ -395,7 +401,10 @@ class SparseLoCo(TopK):
     """
 
     label, color = "SparseLoCo", "#0099AA"
-    needs: Mapping[str, str] = dict.fromkeys(("decay", "chunk", "average"), "share < 1")
+    needs: Mapping[str, str] = {
+        **dict.fromkeys(("decay", "chunk"), "share < 1"),
+        "average": "share < 1 and learners > 1",
+    }
     lr_is_factor = True
 
     def __init__(

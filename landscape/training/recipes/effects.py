@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,13 +14,14 @@ from landscape.training import optimizer
 # What ``needs`` of tables, rules and optimizers may name besides options: facts about the run.
 CHANGES, SPLITS = "a rate that changes", "steps along the mean gradient"
 STATE, READ = "an optimizer with a state", "an instrument that reads it"
+OTHER = "an optimizer other than plain SGD"
 #: Of the tables that have no name.
 NEEDS: dict[str, dict[str, str]] = {
-    "schedule": {"unit": CHANGES, "factor": "milestones"},
+    "schedule": {"unit": CHANGES, "factor": "milestones", "milestones": "factor != 1"},
     "decompose": {"samples": "every > 0", "split": f"every > 0 and {SPLITS}"},
     "monitor": {"every": "instruments", **dict.fromkeys(("samples", "k", "draws", "rho", "window"), READ)},
 }
-COMPARE = {"<": operator.lt, ">": operator.gt, "!=": operator.ne}
+COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, "!=": operator.ne}
 
 
 def _tables(recipe: Any) -> Iterator[tuple[str, Mapping[str, str], Mapping[str, Any], Mapping[str, Any]]]:
@@ -43,11 +45,12 @@ def _tables(recipe: Any) -> Iterator[tuple[str, Mapping[str, str], Mapping[str, 
 
 
 def _holds(term: str, known: Mapping[str, Any]) -> Any:
-    """Return whether a fact, or "KEY < VALUE", is so."""
+    """Return whether a fact, or "KEY < VALUE", or "KEY + KEY <= VALUE", is so."""
     if term in known:
         return known[term]
-    key, sign, other = term.split()
-    return COMPARE[sign](known[key], known[other] if other in known else type(known[key])(other))
+    keys, sign, other = term.rsplit(" ", 2)
+    value = functools.reduce(operator.add, (known[key] for key in keys.split(" + ")))
+    return COMPARE[sign](value, known[other] if other in known else type(value)(other))
 
 
 def idle(recipe: Any) -> dict[str, tuple[Any, str]]:
@@ -58,19 +61,30 @@ def idle(recipe: Any) -> dict[str, tuple[Any, str]]:
     read = {key for name in instruments for key in registry.instruments[name].reads}
     facts = {
         "learners": recipe.learners,
+        "steps": recipe.steps,
         CHANGES: s.warmup or s.milestones or s.anneal != 1 or s.cosine,
         SPLITS: own.direction_is_gradient and any(map(rule.follows_mean_direction, range(1, 100))),
         STATE: own.names,
+        OTHER: own.names or not own.linear,
     }
     keys = {}
     for where, needs, values, defaults in _tables(recipe):
         for key, condition in needs.items():
+            if values.get(key) == defaults.get(key):
+                continue
             known = {**facts, **values, READ: key in read}
-            ways = (
-                all(_holds(term, known) for term in way.split(" and ")) for way in condition.split(" or ")
-            )
-            if values.get(key) != defaults.get(key) and not any(ways):
-                keys[f"{where}.{key}"] = values[key], condition
+            ways = [way.split(" and ") for way in condition.split(" or ")]
+            unmet = [" and ".join(term for term in way if not _holds(term, known)) for way in ways]
+            if all(unmet):
+                keys[f"{where}.{key}"] = values[key], " or ".join(dict.fromkeys(unmet))
+    name, given = recipe.part("optimizer")
+    options = optimizer.options(name, given)
+    groups = options.pop(optimizer.GROUPS, {})
+    if all(group == {"name": name, "lr_factor": 1.0, **options} for group in groups.values()):
+        keys |= {
+            f"optimizer.groups.{key}": (given[optimizer.GROUPS][key], "a setting of its own")
+            for key in groups
+        }
     return keys
 
 
