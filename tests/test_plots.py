@@ -203,6 +203,15 @@ def test_training_curves_of_several_settings_and_seeds() -> None:
     np.testing.assert_allclose(plain.axes[3].get_ylim(), (-0.25, 1.25))  # near α, where plain steps have α_e
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_single_value_is_drawn_as_a_mark(seeds: int) -> None:
+    runs = [Trainer(recipe.read("digits-dpsgd", ["steps=10", f"seed={k}"])).run() for k in range(seeds)]
+    for name, ax in draw_training(runs).axes_by_name.items():  # type: ignore[attr-defined]
+        alone = [len(line.get_xdata()) == 1 for line in ax.lines]
+        assert [line.get_marker() == "o" for line in ax.lines] == alone
+        assert any(alone) == (name != "consensus"), name
+
+
 def test_noisy_columns_are_drawn_as_quartiles() -> None:
     settings = ["steps=120", "decompose.every=1", "model.widths=[64, 8, 10]"]
     run = Trainer(recipe.read("digits-dpsgd", settings)).run()

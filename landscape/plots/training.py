@@ -70,6 +70,10 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
         elif column == "noise_scale":
             for batch in {r.learners * r.local_batch for r in runs if r.local_batch}:
                 ax.axhline(batch, color=style.OTHER, lw=0.9, ls=":", zorder=0)
+        for line in ax.lines:
+            single = np.isfinite(line.get_xydata()).all(1).sum() == 1  # which a line does not show
+            if single and line.get_marker() == "None":
+                line.set(marker="o", markersize=4)
     named = axes[1] if shown[:1] == ["loss_change"] else axes[0]  # the layers have a legend of their own
     wide = max(map(len, named.get_legend_handles_labels()[1]), default=0) > 30
     heading = title or _finding(groups) or _run_title(runs)
