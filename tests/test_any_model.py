@@ -334,7 +334,7 @@ NAN = torch.tensor([1.0, 2, 3, float("nan"), 5, 6])
         (problems.LanguageModel(True), None, {"input_ids": ONES}, {}, "has no .loss"),
         (ONE, F.cross_entropy, (torch.randn(4, 3), Y), {}, r"do not fit: RuntimeError: .*inputs \(4, 3\)"),
         (ONE, F.cross_entropy, (FOUR, Y), {"weights": NAN}, "1 of 6 are NaN"),
-        (ONE, F.cross_entropy, (FOUR, Y), {"weights": torch.zeros(3)}, r"\(3,\), the model needs \(6,\)"),
+        (ONE, F.cross_entropy, (FOUR, Y), {"weights": torch.zeros(3)}, r"\(3,\), it must be \(6,\)"),
         (ONE, F.cross_entropy, (FOUR, Y), {"check": "some"}, "check: 'some'"),
     ],
 )

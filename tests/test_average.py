@@ -117,7 +117,7 @@ def test_what_is_no_set_of_members_is_refused() -> None:
     problem = problems.mlp()
     weights = around(problem, 3, 0.1)
     for wrong, match in (
-        ([weights[0]], "learners: 1"), ([weights[0], weights[1, :5]], r"weights\[1\]: shape \(5,\)"),
+        ([weights[0]], "weights: those of 1 network"), ([weights[0], weights[1, :5]], r"weights\[1\]: shape \(5,\)"),
         (around(problem, 33, 0.1), "33 members .* 2 to 32"), (weights[0], "shape"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=match):
@@ -130,10 +130,11 @@ def test_what_is_no_set_of_members_is_refused() -> None:
     ):
         with pytest.raises(InputError, match=f"^coefficients: .*{match}"):
             landscape.average(problem, weights, coefficients)  # type: ignore[arg-type]
-    with pytest.raises(
-        OperationError, match="all 2 members are equal, so that each of their averages is the same"
-    ):
-        landscape.average(problem, weights[[0, 0]])
+    for equal in ([0, 0], [0, 0, 0]):  # the mean of three is not, by its rounding
+        with pytest.raises(
+            OperationError, match=f"all {len(equal)} members are equal, so that each of their"
+        ):
+            landscape.average(problem, weights[equal])
     with pytest.raises(OperationError, match="NaN or infinite"):
         landscape.average(problem, torch.cat([weights, torch.full_like(weights[:1], torch.nan)]))
     doubled = landscape.average(problem, weights[[0, 1, 1]])  # equal ones among others are only weights

@@ -284,6 +284,23 @@ def test_weights_that_become_another_function_are_refused(monkeypatch: pytest.Mo
         landscape.connect(problem, problem.weights, permuted(Symmetry.of(problem), problem.weights, 0))
 
 
+class Root(nn.Linear):
+    """Outputs that are NaN where the bias is negative."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.bias.sum().sqrt()
+
+
+def test_an_end_without_finite_outputs_is_refused() -> None:
+    ends = Root(3, 2), Root(3, 2)
+    with torch.no_grad():
+        ends[0].bias.fill_(1.0)
+        ends[1].bias.fill_(-1.0)
+    problem = Problem(ends[0], nn.MSELoss(), (torch.randn(8, 3), torch.randn(8, 2)))
+    with pytest.raises(InputError, match="^b: its outputs are NaN or infinite, they must be finite"):
+        landscape.connect(problem, *ends, points=3, steps=0)
+
+
 def test_a_model_of_one_precision_is_refused() -> None:
     net = nn.Sequential(nn.Linear(3, 4), Part(nn.Identity(), lambda x: x.float()), nn.Linear(4, 3))
     problem = Problem(net, F.cross_entropy, (torch.randn(9, 3), torch.randint(3, (9,))))

@@ -597,6 +597,41 @@ def test_tensors_that_are_not_plain_numbers_are_refused(tmp_path: Path) -> None:
     assert landscape.import_state(path, samples.net()).weights.shape[0] == 1
 
 
+def test_what_is_named_as_weights_is_read_or_told_apart(tmp_path: Path) -> None:
+    model, path = samples.net(), tmp_path / "n.pt"
+    for suffix in (".pt", ".bin"):
+        safetensors.torch.save_file(model.state_dict(), path.with_suffix(suffix))
+        assert landscape.import_state(path.with_suffix(suffix), model).learners == 1
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0"
+    for text, words in (
+        (pointer, "is a pointer of Git LFS .git lfs pull"), (b"\n<!DOCTYPE html>", "is a web page; give"),
+        (b"<html>404", "is a web page"), (b"hello", "begins with b'hello'; give"), (b"", "begins with b''"),
+    ):  # fmt: skip
+        for name in ("n.pt", "n.safetensors") if text == pointer else ("n.pt",):
+            (tmp_path / name).write_bytes(text)
+            with pytest.raises(OperationError, match=f"{name}: not a readable state file, it {words}"):
+                landscape.import_state(tmp_path / name, model)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("form", ["model", "checkpoint"])
+def test_the_remedy_for_a_file_with_code_makes_one_of_weights(
+    form: str, zipped: bool, tmp_path: Path
+) -> None:
+    model, path = samples.net(), tmp_path / "n.pt"
+    saved = model if form == "model" else {"state_dict": model.state_dict(), "model": model}
+    torch.save(saved, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(OperationError, match="never run") as refusal:
+        landscape.import_state(path, model)
+    given = re.search(r"saved = (torch.load\(.*, weights_only=False\))", str(refusal.value))
+    assert given
+    state = {"model": "saved.state_dict()", "checkpoint": "saved['state_dict']"}[form]
+    assert state in str(refusal.value)
+    scope = {"torch": torch, "saved": eval(given[1])}
+    torch.save(eval(state, scope), tmp_path / "n-weights.pt")
+    assert landscape.import_state(tmp_path / "n-weights.pt", model).learners == 1
+
+
 def test_archives_that_unpack_to_more_than_themselves_are_refused(tmp_path: Path) -> None:
     old = zipfile.ZipFile(io.BytesIO(samples.saved(samples.net().state_dict())))
     with zipfile.ZipFile(tmp_path / "n.pt", "w") as new:

@@ -316,3 +316,35 @@ def test_what_is_no_part_of_the_weights_must_be_the_problems(changes: dict[str, 
         else:
             landscape.line(problem, a, form, points=2)
     landscape.line(problem, a, vector(b.layer), points=2)  # a vector is θ alone
+
+
+@pytest.mark.parametrize(
+    "function", ["loss", "gradient", "loss_and_gradient", "evaluate", "at", "hessian", "top"]
+)
+def test_theta_is_a_vector_of_any_kind(function: str) -> None:
+    problem, model = problem_of(network(0)), network(0)
+    call = getattr(problem, function, lambda theta: landscape.top_eigenvalues(problem, 1, weights=theta))
+    for theta in (vector(model).numpy(), vector(model).double()):
+        if function == "loss":
+            assert problem.loss(theta) == problem.loss()
+        call(theta)
+    for wrong in (
+        vector(model).tolist(),
+        1.0,
+        model,
+        model.state_dict(),
+        problem,
+        "a.pt",
+        vector(model).long(),
+    ):
+        with pytest.raises(
+            InputError, match=r"weights: a .* it must be a vector \(P,\).*layout.flatten\(model.state"
+        ) as one:
+            call(wrong)
+        assert "\n" not in str(one.value)
+    with pytest.raises(InputError, match=r"weights: shape \(1, 83\), it must be \(83,\)"):
+        call(vector(model)[None])
+    assert torch.equal(problem.layout.flatten(model.state_dict()), problem.weights)  # the remedy
+    for value in (torch.nan, torch.inf):
+        with pytest.raises(InputError, match="weights: they are NaN or infinite"):
+            problem.loss(vector(model) * value)

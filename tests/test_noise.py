@@ -134,7 +134,7 @@ def test_batchnorm_takes_the_statistics_of_minibatches() -> None:
 def test_bad_arguments_name_themselves() -> None:
     problem, weights = spread_quadratic(0.0, 0.0)
     batches = Problem(problem.model, mean_output, [problem.tensors or ()])
-    for match, of, learners in (("learners: 1", problem, weights[:1]), ("tensors", batches, weights)):
+    for match, of, learners in (("of 1 network", problem, weights[:1]), ("tensors", batches, weights)):
         with pytest.raises(InputError, match=match):
             landscape.noise(of, learners, 1.0, 5)
 

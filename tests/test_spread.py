@@ -120,13 +120,13 @@ def test_batches_and_batchnorm_with_the_statistics_of_the_mean() -> None:
     ("function", "weights", "options", "words"),
     [
         (landscape.disagreement, torch.eye(3, 107), {"k": 999}, "k: 999"),
-        (landscape.disagreement, torch.zeros(1, 107), {}, "learners: 1"),
+        (landscape.disagreement, torch.zeros(1, 107), {}, "of 1 network"),
         (landscape.disagreement, torch.zeros(3, 5), {}, r"weights: shape \(3, 5\)"),
         (landscape.disagreement, torch.zeros(3, 107), {}, "consensus distance is 0"),
         (landscape.disagreement, torch.full((3, 107), torch.nan), {}, "consensus distance is nan"),
         (landscape.disagreement, None, {}, "weights: missing"),
         (smoothing, torch.zeros(3, 107), {}, "consensus distance is 0, there is no spread"),
-        (smoothing, torch.zeros(1, 107), {}, "learners: 1 is not allowed"),
+        (smoothing, torch.zeros(1, 107), {}, "of 1 network are not allowed"),
         (smoothing, torch.zeros(3, 5), {}, r"weights: shape \(3, 5\)"),
     ],
 )

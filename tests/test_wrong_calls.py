@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def test_a_plane_that_fits_in_part_is_refused() -> None:
     larger = Problem(nn.Linear(5, 2), nn.CrossEntropyLoss(), (torch.randn(9, 5), torch.zeros(9).long()))
     plane = landscape.random_plane(larger)
     refused("12 parameters, this one has 8", lambda: landscape.contour(problem, plane))
-    refused("P = 8", lambda: problem.loss(larger.weights))
+    refused(r"must be \(8,\)", lambda: problem.loss(larger.weights))
 
 
 @pytest.mark.parametrize("what", ["one", "none", "problem", "mixed"])
@@ -238,6 +239,47 @@ class Net(nn.Linear):
 def test_what_is_no_module_is_refused_as_the_model(given: Any, words: str) -> None:
     _, loss, data = linear()
     refused(f"^model: {words}", lambda: Problem(given, loss, data))
+
+
+def test_torchscript_is_weights_but_no_model() -> None:
+    model, loss, data = linear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch 2.10 deprecates it
+        scripted = torch.jit.script(model)
+    refused("^model: a TorchScript module .*; give the nn.Module", lambda: Problem(scripted, loss, data))
+    line = landscape.line(Problem(model, loss, data), nn.Linear(3, 2), scripted, points=2)
+    assert line.loss[-1] == Problem(model, loss, data).loss()
+
+
+class Late(nn.Module):
+    """A layer that the first forward pass makes, beside another one or alone."""
+
+    def __init__(self, alone: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Identity() if alone else nn.Linear(3, 3), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.last is None:
+            self.last = nn.Linear(3, 2)
+        result: Tensor = self.last(self.first(x))
+        return result
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Late(True), "no trainable parameters"),
+        (lambda: Late(False), "its first forward pass made parameter 'last"),
+        (lambda: nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2)), "lazy layers"),
+        (lambda: nn.Sequential(nn.LazyBatchNorm1d(affine=False), nn.Linear(3, 2)), "lazy layers"),
+    ],
+)
+def test_layers_that_no_pass_has_made_are_refused_until_one_has(make: Any, words: str) -> None:
+    _, loss, (x, y) = linear()
+    model = make()
+    refused(f"^model: .*{words}.*; .*run one batch through it before", lambda: Problem(model, loss, (x, y)))
+    model(x)
+    assert np.isfinite(Problem(model, loss, (x, y)).loss())
 
 
 @pytest.mark.parametrize("given", ["mse", nn.CrossEntropyLoss, (torch.zeros(3), torch.zeros(3)), 3])

@@ -168,7 +168,7 @@ def _with_statistics(problem: Problem, full: Problem, bn_samples: int) -> tuple[
 def _measure(evaluated: Problem, curved: Problem, weights: Tensor, progress: Progress) -> Measured:
     """Measure the members by ``curved``; offsets are the losses by ``evaluated`` minus those."""
     n, spread = len(weights), Spread(weights)
-    if not spread.consensus > 0:
+    if not spread.consensus > 0 or all(torch.equal(w, weights[0]) for w in weights):
         raise OperationError(
             f"weights: all {n} members are equal, so that each of their averages is the same network; give "
             "members that differ"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from landscape.analysis.spectrum import ends_of
 from landscape.checkpoint.result_file import ResultFile
-from landscape.checkpoint.weights import Network, Weights, networks_of, vector_of
+from landscape.checkpoint.weights import Network, Weights, networks_of
 from landscape.core.analysis import analysis
 from landscape.core.devices import single
 from landscape.core.errors import InputError
@@ -41,7 +41,7 @@ from landscape.evaluation.grid import (
 )
 from landscape.evaluation.paths import BLOCK_BYTES, of_device
 from landscape.problem.batchnorm import SAMPLES, tracked
-from landscape.problem.layout import as_array
+from landscape.problem.layout import as_array, vector_of
 from landscape.problem.problem import Problem, Run, chain, problem_of
 from landscape.problem.sharded import on_ranks
 from landscape.results.base import Provenance
@@ -388,7 +388,7 @@ def line(
         span = SPAN if span is None else span
         positive("span", span)
         kind, t = "direction", np.linspace(-span, span, points)
-        start, direction = problem.weights, vector_of(problem, direction, "direction")
+        start, direction = problem.weights, vector_of(direction, problem.weights, "direction")
     given = problem
     problem = problem.with_batchnorm(_policy(problem, bn, networks, len(networks)), bn_samples)
     at = Grid(problem, (t,), interpolation_tol, LOSSES)

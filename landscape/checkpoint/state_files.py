@@ -38,6 +38,11 @@ OTHERS = {
     "constants.pkl": ("a TorchScript archive", "torch.jit.load({!r}).state_dict()"),
     "archive_format": ("a program of torch.export", "torch.export.load({!r}).state_dict"),
 }
+# What lies in place of the file of weights itself, by its first bytes.
+STANDING_IN = {
+    b"version https://git-lfs": "is a pointer of Git LFS (git lfs pull fetches the file)",
+    b"<": "is a web page",
+}
 Message = Callable[[str], None]
 
 
@@ -178,8 +183,17 @@ def readable(path: Path) -> Iterator[None]:
 def _load(path: Path) -> Any:
     """The object in a file of torch.save, or the tensors in one of safetensors."""
     with open_regular(path) as file, readable(path):
-        if path.suffix == ".safetensors":
+        head = file.read(64)
+        plain = path.suffix == ".safetensors" or head[6:9] == b"\0\0{"  # of safetensors, whatever its name
+        pickled = head.startswith((b"PK", b"\x80"))
+        what = "" if plain or pickled else f"begins with {head[:16]!r}"
+        what = next((words for start, words in STANDING_IN.items() if head.lstrip().startswith(start)), what)
+        if what:
+            line = f"{path}: not a readable state file, it {what}; give a file of torch.save or safetensors"
+            raise OperationError(line)
+        if plain:
             return safetensors.torch.load_file(path)
+        file.seek(0)
         archive = _is_archive(path, file)
         try:
             # Options that a script saved beside its weights are a Namespace, whose class only holds values.
@@ -188,10 +202,10 @@ def _load(path: Path) -> Any:
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
         except pickle.UnpicklingError as error:
             raise OperationError(
-                f"{path}: not a file of weights alone, and code from a file is never run; write one by "
-                "torch.save(model.state_dict(), …) or safetensors; from a checkpoint that you trust, such as "
-                f"Lightning's, by torch.save(torch.load({str(path)!r}, weights_only=False)['state_dict'], "
-                f"'{path.stem}-weights.pt')"
+                f"{path}: not a file of weights alone, and code from a file is never run; if you trust it, "
+                f"let saved = torch.load({str(path)!r}, weights_only=False), and torch.save("
+                f"saved.state_dict(), '{path.stem}-weights.pt') of a model, or saved['state_dict'] of a "
+                "checkpoint such as Lightning's"
             ) from error
 
 

@@ -25,7 +25,7 @@ from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import ends_in
 from landscape.problem.batchnorm import BatchNormPolicy, buffer_names
-from landscape.problem.layout import unwrapped
+from landscape.problem.layout import unwrapped, vector_of
 from landscape.problem.problem import Problem
 from landscape.problem.sharded import on_ranks
 
@@ -56,19 +56,6 @@ class Network:
         return all(torch.equal(t, own[name]) for name, t in self.statistics.items() if t.is_floating_point())
 
 
-def vector_of(problem: Problem, given: Any, name: str) -> Tensor:
-    """A vector (P,) that was given as the argument ``name``, as the problem has its own; else InputError."""
-    vector = torch.as_tensor(given) if isinstance(given, np.ndarray) and given.dtype.kind in "fiu" else given
-    if not isinstance(vector, Tensor) or not vector.is_floating_point():
-        kind = f"{given.dtype} vector" if isinstance(vector, Tensor) else type(given).__name__
-        raise InputError(
-            f"{name}: a {kind} is not allowed, it must be a vector (P,) of floating-point numbers"
-        )
-    if vector.shape != problem.weights.shape:
-        raise InputError(f"{name}: shape {tuple(vector.shape)}, it must be {tuple(problem.weights.shape)}")
-    return vector.detach().to(problem.weights)
-
-
 def network_of(problem: Problem, given: Any, name: str) -> Network:
     """The weights of the problem's model that were given as the argument ``name``.
 
@@ -79,8 +66,8 @@ def network_of(problem: Problem, given: Any, name: str) -> Network:
     names = {*problem.model.state_dict()}
     if isinstance(given, (str, os.PathLike)):
         given, name = _read(Path(given), name, names), f"{name}: {given}"
-    if isinstance(given, (Tensor, np.ndarray)) or on_ranks(problem):
-        theta, buffers = vector_of(problem, given, name), dict(problem.model.named_buffers())
+    if isinstance(given, (Tensor, np.ndarray)) or (on_ranks(problem) and given is not None):
+        theta, buffers = vector_of(given, problem.weights, name), dict(problem.model.named_buffers())
         own = {key: buffers[key] for key in buffer_names(problem.model)}
         network = Network(theta, own if not own or torch.equal(theta, problem.weights) else None)
     else:
@@ -125,7 +112,7 @@ def _layers(model: nn.Module) -> Counter[str]:
     """How many layers of each class a model has, without those that are nothing in eval mode."""
     idle = (nn.Identity, nn.modules.dropout._DropoutNd)
     leaves = (m for m in model.modules() if not [*m.children()] and not isinstance(m, idle))
-    return Counter(type(m).__name__ for m in leaves)
+    return Counter(getattr(m, "original_name", type(m).__name__) for m in leaves)  # of TorchScript, too
 
 
 def _state(problem: Problem, given: Any, name: str, names: set[str]) -> dict[str, Any]:

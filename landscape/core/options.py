@@ -45,7 +45,8 @@ def choose(where: str, name: str, allowed: Iterable[str]) -> str:
     known = sorted(allowed)
     if name in known:
         return name
-    raise InputError(f"{where}: '{name}' is not known{near(name, known)} (allowed: {', '.join(known)})")
+    allowed = ", ".join(known) or "nothing here"
+    raise InputError(f"{where}: '{name}' is not known{near(name, known)} (allowed: {allowed})")
 
 
 def near(name: str, known: Iterable[str]) -> str:

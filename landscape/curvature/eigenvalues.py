@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Unpack
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,6 +53,7 @@ from landscape.curvature.sharded import ShardedHessian
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.evaluation.needs import BASIS_BYTES, GRAPH_BYTES, MAX_BASIS
+from landscape.problem.layout import vector_of
 from landscape.problem.losses import is_softmax_loss
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.problem.sharded import on_ranks
@@ -245,7 +247,7 @@ def fast_hessian(
     h = options.at(problem, weights)
     if h.derivatives == "exact":
         problem = in_full_precision(problem)
-        at = (problem.weights if weights is None else weights).to(problem.dtype)
+        at = vector_of(weights, problem.weights)
         saved = _chain_bytes(problem, at, options)
         if saved is not None and saved <= min(GRAPH_BYTES, spare()):
             h.fast = ChainHessian(problem, at[None], matrix=options.matrix)
@@ -318,7 +320,8 @@ class Matrix:
         chosen = HessianOptions(options["matrix"], part, preconditioner, options["derivatives"])
         if engine == "pyhessian":
             peers.check(chosen)
-        h = chosen.at(problem, weights)
+        h = chosen.at(problem, weights)  # which refuses what is no vector
+        weights = torch.as_tensor(weights) if isinstance(weights, np.ndarray) else weights
         part = ",".join([part] if isinstance(part, str) else part or ())
         fields = _fields(h, seed) | setting(problem) | {"part": part, "engine": engine, **about}
         if preconditioner:

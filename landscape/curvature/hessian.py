@@ -20,7 +20,7 @@ from landscape.curvature import differences, double_backward
 from landscape.curvature.operators import Products, SymmetricOperator
 from landscape.evaluation.needs import GRAPH_BYTES, UNLIKE, difference_bytes, lacks_second
 from landscape.problem.batches import AGAIN, aligned, recomputes
-from landscape.problem.layout import check_recording, cut, differentiable, gradients, put
+from landscape.problem.layout import check_recording, cut, differentiable, gradients, put, vector_of
 from landscape.problem.losses import existing
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.problem.sharded import on_ranks
@@ -228,7 +228,7 @@ class HessianOperator(SymmetricOperator):
                 warn_caller(f"{str(error).split(';')[0]}; {words}", ProblemWarning)
             else:
                 return
-        at = problem.weights if weights is None else weights.to(problem.dtype)
+        at = vector_of(weights, problem.weights)
         self.problem, self.derivatives = problem, "differences"
         self.dtype, self.device = torch.promote_types(problem.dtype, torch.float32), problem.device
         self.differences = differences.Differences(problem, at, self.slots)
@@ -239,7 +239,7 @@ class HessianOperator(SymmetricOperator):
         if recomputes(problem.model):
             raise double_backward.NoSecondDerivative(AGAIN)
         problem = double_backward.in_full_precision(problem)
-        weights = (problem.weights if weights is None else weights).to(problem.dtype)
+        weights = vector_of(weights, problem.weights)
         self.problem = problem.at(weights)
         self.dtype, self.device = problem.dtype, problem.device
         self.arithmetic = str(problem.dtype).removeprefix("torch.")
@@ -444,7 +444,7 @@ def gradient_curvature(
         1.0
     """
     problem = double_backward.in_full_precision(problem)
-    weights = (problem.weights if weights is None else weights).to(problem.dtype)
+    weights = vector_of(weights, problem.weights)
     g = existing(*problem.loss_and_gradient(weights))
     products, errors = HessianOperator(problem, weights, derivatives=derivatives).verified(g[None])
     norm2, curved = float(double(g) @ double(g)), float(double(g) @ double(products[0]))

@@ -374,7 +374,11 @@ def placed(problem: Problem, weights: Tensor | None, least: int = 1) -> Tensor:
     expect("weights", weights, Tensor)
     if weights.dim() != 2 or weights.shape[1] != size:
         raise InputError(f"weights: shape {tuple(weights.shape)}, it must be (n, {size}) with n ≥ {least}")
-    positive("learners", len(weights), least=least)
+    if len(weights) < least:
+        raise InputError(
+            f"weights: those of {len(weights)} network are not allowed, at least {least} are needed; give "
+            "more, or a run with more learners"
+        )
     return weights.to(problem.device, problem.dtype)
 
 

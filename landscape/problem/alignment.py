@@ -283,6 +283,8 @@ def aligned(
         read = _activations(problem, symmetry, (a, b)) if symmetry.groups else []
     found = matched(symmetry, a, b, seed, read)
     if not (moved_by := change(problem, b, found)) <= UNCHANGED:
+        if not moved_by < float("inf") and change(problem, b, b) != 0:
+            raise InputError("b: its outputs are NaN or infinite, they must be finite")
         names = ", ".join(group.name for group in symmetry.groups)
         raise InputError(
             f"b: permuting its units ({names}) changes the outputs by {moved_by:.1g}, it must be at most "

@@ -247,11 +247,13 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
     first, length = tensors[0][0], len(tensors[0][1])
     for name, tensor in tensors if alike else ():
         if tensor.dim() == 0 or len(tensor) != length or tensor.layout is not torch.strided:
-            size = len(tensor) if tensor.dim() else "no"
+            size = f"{len(tensor) if tensor.dim() else 'no'} samples"
+            if tensor.layout is not torch.strided:
+                size = f"a {str(tensor.layout).removeprefix('torch.')} tensor (.to_dense() makes a plain one)"
             graph = ", or, where they belong together as a graph's do, be in a list of one batch"
             raise InputError(
-                f"data: {name}: {size} samples, but {first}: {length}; all tensors must hold each sample "
-                f"once{graph if remedy else ''}",
+                f"data: {name}: {size}, but {first}: {length} samples; all tensors must hold "
+                f"each sample once{graph if remedy else ''}",
                 remedy,
             )
     return length

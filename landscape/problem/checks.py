@@ -426,7 +426,7 @@ def check_leaves(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> Tens
         again = {id(leaf) for leaf in after}
         lasting = [leaf for leaf in before if id(leaf) in again]
         if lasting:
-            raise InputError(_unknown_leaf(lasting[0], problem.model, original, of_loss=of_loss))
+            raise InputError(_unknown_leaf(lasting[0], problem, original, of_loss=of_loss))
     return loss
 
 
@@ -437,9 +437,9 @@ def _tensors(outputs: Any) -> list[Tensor]:
     return [tensor for _, tensor in named_tensors(outputs)]
 
 
-def _unknown_leaf(leaf: Tensor, model: nn.Module, original: nn.Module, *, of_loss: bool) -> str:
+def _unknown_leaf(leaf: Tensor, problem: MeanLoss, original: nn.Module, *, of_loss: bool) -> str:
     """The message on a tensor that the outputs, or the loss, depend on although it is no part of θ."""
-    names = {id(p): name for module in (model, original) for name, p in module.named_parameters()}
+    names = {id(p): name for module in (problem.model, original) for name, p in module.named_parameters()}
     name = names.get(id(leaf))
     shape = tuple(leaf.shape)
     if of_loss and name:
@@ -453,6 +453,11 @@ def _unknown_leaf(leaf: Tensor, model: nn.Module, original: nn.Module, *, of_los
         return (
             f"loss: it depends on a tensor of shape {shape} that requires gradients and is none of the "
             "model's parameters; freeze it (requires_grad_(False)) or make it a parameter of the model"
+        )
+    if name and name not in problem.layout.views(problem.weights):
+        return (
+            f"model: its first forward pass made parameter '{name}', which is no part of θ; run one batch "
+            "through it before, by model(x)"
         )
     if name:
         return (

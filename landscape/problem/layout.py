@@ -319,6 +319,22 @@ def padding_rows(module: nn.Module, layout: Layout) -> tuple[slice, ...]:
     return tuple(rows)
 
 
+def vector_of(given: Any, like: Tensor, name: str = "weights") -> Tensor:
+    """θ (P,), given as ``name``, with dtype and device of ``like`` (None: itself); else InputError."""
+    if given is None or given is like:
+        return like
+    vector = torch.as_tensor(given) if isinstance(given, np.ndarray) and given.dtype.kind in "fiu" else given
+    if not isinstance(vector, Tensor) or not vector.is_floating_point():
+        kind = f"{given.dtype} vector" if isinstance(vector, Tensor) else type(given).__name__
+        raise InputError(
+            f"{name}: a {kind} is not allowed, it must be a vector (P,) of floating-point numbers; that of a "
+            "model is problem.layout.flatten(model.state_dict())"
+        )
+    if vector.shape != like.shape:
+        raise InputError(f"{name}: shape {tuple(vector.shape)}, it must be {tuple(like.shape)}")
+    return vector.detach().to(like)
+
+
 def average(weights: Tensor) -> Tensor:
     """w_a (P,), the mean of learners (n, P), in their precision; one function, so that all agree on it."""
     return weights.mean(0)

@@ -19,12 +19,11 @@ from landscape.problem import batchnorm as bn_policies
 from landscape.problem.batches import call, count_samples, fixed_randomness, own_outputs, quiet, recomputes
 from landscape.problem.batchnorm import SAMPLES, BatchNormPolicy
 from landscape.problem.data import ACTIVATION_BYTES, SMALL_BYTES, SMALL_CHUNK, Data
-from landscape.problem.layout import Layout, backward, gradients, placed
+from landscape.problem.layout import Layout, backward, gradients, placed, vector_of
 from landscape.problem.losses import correct, existing, placed_loss
 
 Loss = Callable[[Any, Any], Tensor]
 Penalty = Callable[[dict[str, Tensor]], Tensor]
-
 
 # Samples evaluated at once, at most. Measured on 2 cores with a 784-50-50-10 MLP: 1,000 to 10,000 lie within
 # 10% of each other, 2,000 is the fastest. Large networks are bounded by ACTIVATION_BYTES instead.
@@ -208,7 +207,7 @@ class MeanLoss:
         if not bn_policies.tracked(self.model):
             return {}
         inputs = bn_policies.sample_inputs(self.data, self.samples) if inputs is None else inputs
-        weights = self.weights if weights is None else weights.to(self.weights)
+        weights = vector_of(weights, self.weights)
         return bn_policies.Estimator(self.model, self.layout)(weights, inputs)
 
     def _check_surroundings(self) -> None:
@@ -234,7 +233,7 @@ class MeanLoss:
             True
         """
         self._check_surroundings()
-        policy = self.batchnorm.at(self.weights if weights is None else weights.to(self.weights))
+        policy = self.batchnorm.at(vector_of(weights, self.weights))
         if policy is self.batchnorm:
             return self
         part = self.on(self.data)
@@ -302,9 +301,7 @@ class MeanLoss:
             (2, 2)
         """
         buffers = self.batchnorm.buffers
-        if (
-            self.differentiates and torch.is_grad_enabled()
-        ):  # in its parameters, perhaps, as they are in training
+        if self.differentiates and torch.is_grad_enabled():  # in its parameters, perhaps, as in training
             weights = {k: w if w.requires_grad else w.detach().requires_grad_() for k, w in weights.items()}
         return call(self.model, {**buffers, **weights} if buffers else weights, x)
 
@@ -477,7 +474,7 @@ class MeanLoss:
             >>> problem.totals(torch.tensor([1.0, 0.0, 0.0, 1.0]))[1].item()
             2.0
         """
-        weights = self.weights if weights is None else weights.to(self.weights)
+        weights = vector_of(weights, self.weights)
         problem = self.at(weights)
         total = torch.zeros(2, dtype=torch.float64, device=float64_device(self.device))
         for x, y, count, seed in self.parts():
@@ -516,13 +513,16 @@ class MeanLoss:
             max_memory: bytes that the process may take, at most.
 
         Returns:
-            L(θ), in nats for a cross-entropy.
+            L(θ), in nats for a cross-entropy. InputError for weights that are NaN, or no vector (P,).
 
         Example:
             >>> round(problem.loss(torch.zeros(4)), 3)
             0.693
         """
-        return self.evaluate(weights)[0]
+        value = self.evaluate(weights)[0]
+        if not value < float("inf") and not bool(vector_of(weights, self.weights).isfinite().all()):
+            raise InputError("weights: they are NaN or infinite, all must be finite; a run diverged there")
+        return value
 
     def accuracy(self, weights: Tensor | None = None) -> float:
         """Share of samples whose largest output is the target, at some weights.
@@ -556,7 +556,7 @@ class MeanLoss:
             >>> round(loss, 3), gradient.tolist()
             (0.693, [-0.25, 0.25, 0.25, -0.25])
         """
-        weights = self.weights if weights is None else weights.to(self.weights)
+        weights = vector_of(weights, self.weights)
         problem, again = self.at(weights), recomputes(self.model)
         total, gradient = 0.0, torch.empty_like(weights) if out is None else out
         with (

@@ -19,7 +19,7 @@ from landscape.problem import batchnorm, checks
 from landscape.problem.batches import count_samples
 from landscape.problem.checks import ignores_first_label, moved
 from landscape.problem.data import Data
-from landscape.problem.layout import Layout, evaluated, independent_copy, padding_rows, unwrapped
+from landscape.problem.layout import Layout, evaluated, independent_copy, padding_rows, unwrapped, vector_of
 from landscape.problem.losses import Terms, describe_loss, is_softmax_loss, output_loss, placed_loss
 from landscape.problem.mean_check import check_mean, refuse_nan
 from landscape.problem.mean_loss import Loss as Loss
@@ -300,7 +300,10 @@ class Problem(MeanLoss):
             )
         self.layout = Layout.of(model)
         if self.layout.size == 0:
-            raise InputError("model: it has no trainable parameters, at least one is needed")
+            raise InputError(
+                "model: it has no trainable parameters, at least one is needed; if its first forward pass "
+                "makes them, run one batch through it before, by model(x)"
+            )
         first = next(p for p in model.parameters() if p.requires_grad and p.numel())
         if any(p.is_complex() for p in model.parameters() if p.requires_grad):
             raise InputError("model: it has complex parameters, they must be real; use two real ones each")
@@ -315,19 +318,16 @@ class Problem(MeanLoss):
 
     def _set_center(self, weights: Tensor | None) -> None:
         default = self.weights
-        if weights is not None and weights.is_inference():
-            weights = weights.clone()
-        self.weights = default if weights is None else weights.detach().to(self.device, self.dtype)
-        given, needed = tuple(self.weights.shape), tuple(default.shape)
-        if given != needed:
-            raise InputError(f"weights: shape {given}, the model needs {needed}")
+        self.weights = vector_of(weights, default)
+        if self.weights.is_inference():
+            self.weights = self.weights.clone()
         if not bool(torch.isfinite(self.weights).all()):
             bad = int((~torch.isfinite(self.weights)).sum())
             raise InputError(f"weights: {bad} of {self.layout.size} are NaN or infinite, all must be finite")
 
 
 def check_kinds(model: Any, loss: Any) -> None:
-    """Raise InputError unless ``model`` is a module, and ``loss`` a function or None."""
+    """Raise InputError unless ``model`` is a module of known sizes, and ``loss`` a function or None."""
     what = [
         f"the class {k.__name__}" if isinstance(k, type) else f"a {type(k).__name__}" for k in (model, loss)
     ]
@@ -335,6 +335,16 @@ def check_kinds(model: Any, loss: Any) -> None:
         raise InputError(
             f"model: {what[0]} is not allowed, it must be an nn.Module; give an object of a class; give the "
             "module that has the parameters, and calls it in forward; load a state dict into its model"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError(
+            "model: a TorchScript module is not allowed, as it computes with its own parameters alone; give "
+            "the nn.Module it was made of, and load its state_dict() into that"
+        )
+    if any(nn.parameter.is_lazy(t) for t in (*model.parameters(), *model.buffers())):
+        raise InputError(
+            "model: it has lazy layers, whose parameters have no sizes yet; run one batch through it before, "
+            "by model(x)"
         )
     if isinstance(loss, type) or not (loss is None or callable(loss)):
         raise InputError(f"loss: {what[1]} is not allowed, it must be a function, or None")

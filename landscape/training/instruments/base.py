@@ -116,7 +116,7 @@ class Sample:
 
     def loss(self, weights: Tensor) -> float:
         """L at ``weights`` (P,) over the sample."""
-        part = self._local.loss(weights) * self._share if self._share else 0.0
+        part = self._local.evaluate(weights)[0] * self._share if self._share else 0.0
         return self._comm.total(part)[0] if self._comm.size > 1 else part
 
     def curvature(self, weights: Tensor) -> Callable[[Tensor], float]:
