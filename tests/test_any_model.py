@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import UserDict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -593,6 +594,74 @@ def test_what_eval_mode_keeps_follows_the_weights(
 def test_what_no_mode_makes_right_is_refused(kind: type[nn.Module], how: str) -> None:
     with pytest.raises(InputError, match=r"^model: .*compute.* in each forward pass$"):
         Problem(used(layered(kind, 1), how), F.cross_entropy, (X[:, :4], LABELS))
+
+
+class Kept(nn.Module):
+    """It keeps what it computes from its parameter, until the ``key`` of that is another one.
+
+    With ``recorded`` it does so only where no gradients are recorded; ``detached``: without its graph.
+    """
+
+    def __init__(self, key: Callable[[Tensor], Any], recorded: bool, detached: bool) -> None:
+        super().__init__()
+        self.v = nn.Parameter(torch.randn(6, 4, generator=torch.Generator().manual_seed(0)))
+        self.key, self.recorded, self.detached = key, recorded, detached
+        self.last: Any = None
+        self.kept: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.recorded and torch.is_grad_enabled():
+            return x @ self.v.T
+        if self.kept is None or self.last != self.key(self.v):
+            self.last, self.kept = self.key(self.v), self.v.detach().clone() if self.detached else self.v * 1
+        return x @ self.kept.T
+
+
+KEYS: dict[str, Callable[[Tensor], Any]] = {
+    "identity": id,
+    "place": Tensor.data_ptr,
+    "version": lambda v: v._version,
+    "identity and version": lambda v: (id(v), v._version),
+    "hash": hash,
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize(("recorded", "detached"), [(False, True), (False, False), (True, True)])
+@pytest.mark.parametrize("passes", [0, 1])
+def test_what_is_kept_by_a_key_of_a_parameter_is_refused(
+    key: str, recorded: bool, detached: bool, passes: int
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Kept(KEYS[key], recorded, detached), nn.Tanh(), nn.Linear(6, 3))
+    x, y = torch.randn(24, 4), torch.randint(3, (24,))
+    for _ in range(passes):
+        model.eval()(x)
+    with pytest.raises(InputError, match="does not follow all of its parameters"):
+        Problem(model, nn.CrossEntropyLoss(), (x, y))
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_what_a_function_of_a_module_keeps_is_refused(cached: bool) -> None:
+    """Its copies share that, so that none of them tells the truth."""
+
+    class Closure(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.v, first = nn.Parameter(torch.randn(6, 4)), dict[str, Tensor]()
+
+            def matrix(_: int) -> Tensor:
+                return first.setdefault("matrix", self.v.detach().clone())
+
+            self.matrix = functools.cache(lambda _: self.v.detach().clone()) if cached else matrix
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ (self.v if self.training else self.matrix(0)).T
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Closure(), nn.Tanh(), nn.Linear(6, 3))
+    with pytest.raises(InputError, match="does not follow all of its parameters"):
+        Problem(model, nn.CrossEntropyLoss(), (torch.randn(24, 4), torch.randint(3, (24,))))
 
 
 def test_a_train_of_its_own_that_keeps_nothing_stays_in_eval_mode() -> None:

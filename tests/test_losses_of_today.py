@@ -778,3 +778,129 @@ def test_a_loss_that_is_random_itself_says_on_what_it_was_decided() -> None:
 
     with pytest.warns(ProblemWarning, match="decided on the first samples alone"):
         Problem(net(), loss, (x, y), randomness="seed")
+
+
+# Counts that depend on the weights; lengths; NaN in a loader; sums of some batches; integers.
+
+
+def plain_net(outputs: int = 3, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, outputs))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    form=FORMS, size=st.sampled_from([2, 3, 32]), limit=st.floats(2.5, 20.0), seed=st.integers(0, 999),
+    hard=st.booleans(),
+)  # fmt: skip
+def test_a_count_that_depends_on_the_weights(
+    form: str, size: int, limit: float, seed: int, hard: bool
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(120, 5, generator=generator), torch.randint(3, (120,), generator=generator)
+
+    def trimmed(o: Tensor, t: Tensor) -> Tensor:
+        each = F.cross_entropy(o, t, reduction="none")
+        return each[(each > 0.01) if hard else (each < limit)].mean()
+
+    refusal = ""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            problem = Problem(plain_net(seed=seed), trimmed, as_form(x, y, form, size))
+        except InputError as error:
+            refusal = str(error)
+    if refusal:
+        assert "mixes" in refusal or "is NaN" in refusal
+        return
+    assert "mixes samples" in str(told[0].message) or "mixes the samples" in str(told[0].message)
+    if form == "tensors":
+        far = 12 * problem.weights
+        nn.utils.vector_to_parameters(far, (net := plain_net(seed=seed)).parameters())
+        assert problem.loss(far) == pytest.approx(float(trimmed(net(x), y).detach()), rel=1e-4)
+
+
+@settings(max_examples=15, deadline=None)
+@given(size=st.integers(1, 9), seed=st.integers(0, 99), by_word=st.booleans())
+def test_lengths_beside_sequences_cut_to_the_longest(size: int, seed: int, by_word: bool) -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 3)
+
+        def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+            return self.layer(x), lengths
+
+    def loss(o: tuple[Tensor, Tensor], t: Tensor) -> Tensor:
+        mask = torch.arange(t.shape[1]) < o[1][:, None]
+        each = F.cross_entropy(o[0].transpose(1, 2), t, reduction="none") * mask
+        return each.sum() / mask.sum() if by_word else (each.sum(1) / o[1]).mean()
+
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(60, 6, 2, generator=generator), torch.randint(3, (60, 6), generator=generator)
+    lengths, model = torch.randint(1, 7, (60,), generator=generator), Words()
+    batches = []
+    for rows in torch.arange(60).split(size):
+        n = int(lengths[rows].max())
+        batches.append(((x[rows, :n], lengths[rows]), y[rows, :n]))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        problem = Problem(model, loss, batches)
+    right = float(loss(model(x, lengths), y).detach())
+    assert problem.loss() == pytest.approx(right, rel=1e-5) or "mixes" in str(told[0].message)
+    assert "mixes" not in "".join(str(each.message) for each in told) or size == 1
+
+
+@pytest.mark.parametrize("of", ["inputs", "targets"])
+def test_nan_in_a_loader_whose_loss_mixes(of: str) -> None:
+    x, y = torch.randn(100, 5), torch.randn(100, 1)
+    (x if of == "inputs" else y)[[3, 40, 70], 0] = torch.nan
+
+    def spread(o: Tensor, t: Tensor) -> Tensor:
+        return (o - t)[~(o - t).isnan()].square().mean().sqrt()
+
+    loaders = [DataLoader(TensorDataset(x, y), 16, shuffle=shuffle) for shuffle in (False, True)]
+    model = plain_net(1)
+    with pytest.warns(ProblemWarning, match="mean over the batches"):
+        problem = Problem(model, spread, loaders[0])
+    parts = [float(spread(model(a), b).detach()) for a, b in loaders[0]]
+    assert problem.loss() == pytest.approx(sum(parts) / len(parts), rel=1e-5)
+    # Of a loader that shuffles, NaN in each batch is not taken for the same batches.
+    x[:, 1] = torch.where(torch.arange(100) % 3 == 0, torch.nan, x[:, 1])
+    with (
+        pytest.warns(ProblemWarning, match="mean over the batches"),
+        pytest.raises(InputError, match="others in each pass"),
+    ):
+        Problem(nn.Sequential(Zeros(), model), spread, loaders[1])
+
+
+class Zeros(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.nan_to_num(0.0)
+
+
+@pytest.mark.parametrize("form", ["tensors", "list"])
+@pytest.mark.parametrize("order", ["positives first", "positives last"])
+def test_a_loss_that_is_a_sum_where_nothing_is_positive(form: str, order: str) -> None:
+    x, y = torch.randn(120, 5), (torch.arange(120) < 30).float()[:, None]
+    y = y if order == "positives first" else y.flip(0)
+
+    def loss(o: Tensor, t: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(o, t, reduction="sum") / t.sum().clamp(min=1)
+
+    model = plain_net(1)
+    with pytest.warns(ProblemWarning, match="mixes"):
+        problem = Problem(model, loss, as_form(x, y, form, 10))
+    if form == "tensors":
+        assert problem.loss() == pytest.approx(float(loss(model(x), y).detach()), rel=1e-5)
+
+
+@pytest.mark.parametrize("form", ["tensors", "Dataset", "list"])
+def test_a_loss_that_is_an_integer(form: str) -> None:
+    x, y = torch.randn(120, 5), torch.randint(3, (120,))
+    data, model = as_form(x, y, form, 16), plain_net()
+    with pytest.raises(InputError, match="the sum over the samples") as refusal:
+        Problem(model, lambda o, t: (o.argmax(1) != t).sum(), data)
+    assert "/ len(t)" in str(refusal.value)
+    problem = Problem(model, lambda o, t: (o.argmax(1) != t).sum() / len(t), data)
+    assert problem.loss() == pytest.approx(float((model(x).argmax(1) != y).double().mean()))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from landscape.core.devices import kept_randomness, random_states
-from landscape.core.errors import InputError
+from landscape.core.errors import InputError, LandscapeError
+
+T = TypeVar("T")
 
 # Samples that a stream hands over at once: enough to hide that, few enough for a large network (ours).
 STREAM_BATCH = 64
@@ -25,6 +28,16 @@ STREAM_BATCH = 64
 
 # Models whose parameters must not be views of θ at any place: view_as_complex takes even ones only.
 UNALIGNED: WeakSet[nn.Module] = WeakSet()
+
+
+def attempt(function: Callable[..., T], *args: Any) -> T | None:
+    """Call ``function(*args)``; None where the user's model or loss does not take such samples."""
+    try:
+        return function(*args)
+    except LandscapeError:
+        raise
+    except Exception:  # they raise any kind of error
+        return None
 
 
 def tree_map(
@@ -61,6 +74,15 @@ def named_tensors(tree: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     elif isinstance(tree, (Mapping, tuple, list)):
         for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
             yield from named_tensors(value, f"{name}[{key!r}]")
+
+
+def opened(outputs: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """A model's outputs as a tree of tensors, and a function that makes outputs of such a tree again."""
+    if isinstance(outputs, Mapping) and type(outputs) is not dict:
+        return dict(outputs), lambda tree: type(outputs)(**tree)
+    if dataclasses.is_dataclass(outputs) and not isinstance(outputs, (type, Mapping)):
+        return dict(vars(outputs)), lambda tree: dataclasses.replace(outputs, **tree)
+    return outputs, lambda tree: tree
 
 
 def strided(tensor: Tensor) -> Tensor:

@@ -143,7 +143,8 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
                 outputs = problem.outputs(problem.weights, inputs)
                 check_labels(problem.criterion, outputs, labels)
                 found: object = problem.criterion(outputs, targets)  # whatever the user's function gives
-                if isinstance(found, Real) or (isinstance(found, np.ndarray) and found.ndim == 0):
+                number = isinstance(found, Real) or (isinstance(found, np.ndarray) and found.ndim == 0)
+                if number or (isinstance(found, Tensor) and not found.is_floating_point()):
                     problem.criterion = Metric(problem.criterion)
                     found = problem.criterion(outputs, targets)
                 after = random_state(problem.device)

@@ -6,6 +6,7 @@ each. Such equations tell which count is right.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -18,10 +19,12 @@ from torch import Tensor
 
 from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError
-from landscape.problem.batches import concatenate, count_samples, named_tensors, tree_map
+from landscape.problem.batches import attempt, concatenate, count_samples, named_tensors, tree_map
 from landscape.problem.data import notable
 from landscape.problem.losses import by_sample
 
+# The share of a batch's terms by which two counts may differ and are one (ours): weights are rounded.
+ALIKE = 1e-7
 # Classes whose weights are sought (ours).
 MAX_CLASSES = 64
 # Weights of classes below this share of the largest are zero: they come from differences of losses (ours).
@@ -310,3 +313,43 @@ def _orthogonal(system: Tensor, limit: float, sure: bool) -> Tensor:
 
 # The count of every loss that is a mean over its samples.
 ONES = Count("lambda y: torch.ones(len(y))", 0, "", "one each")
+
+
+def that_hold(counts: Iterable[Count], equations: Sequence[Equation]) -> list[Count]:
+    """The ``counts`` by which all ``equations`` hold."""
+
+    def hold(count: Count) -> bool:
+        with contextlib.suppress(InputError):  # a class without a weight
+            return all(equation.holds(count) for equation in equations)
+        return False
+
+    return [count for count in counts if attempt(hold, count)]
+
+
+def unlike(totals: Tensor) -> list[int]:
+    """The two batches that counts weigh most differently, by ``totals`` (batches, counts); [] if none are."""
+    shares = totals / totals.sum(0).clamp(min=1e-300)
+    differences = shares - shares[:, :1]
+    if not differences.abs().max() > ALIKE / len(totals):
+        return []
+    worst = differences[:, differences.abs().amax(0).argmax()]
+    return [int(worst.argmin()), int(worst.argmax())]
+
+
+def only(counts: Sequence[Count], totals: Tensor) -> Count:
+    """The first of ``counts``, where all weigh the batches alike, or the one that is a mean over samples.
+
+    ``totals`` (batches, counts): the terms of each batch. Raises InputError where no target counts, or the
+    counts weigh batches differently.
+    """
+    if not bool(totals.any()):
+        raise InputError(
+            "data: all its targets are left out of the loss, at least one must count (or its loss is NaN for "
+            "another reason)"
+        )
+    if counts[0] == ONES or not unlike(totals):
+        return counts[0]
+    raise InputError(
+        "loss: the terms of its mean may be counted in several ways, which no samples tell apart; give the "
+        f"right one, such as terms={' or terms='.join(count.code for count in counts[:3])}"
+    )

@@ -42,6 +42,8 @@ SMALL_BYTES, SMALL_CHUNK = 2**25, 256
 # The largest relative difference between the checksums of two equal passes over batches: rounding of sums in
 # another order (ours; one changed pixel of 10,000 images is 1e-9).
 CHECKSUM_TOLERANCE = 1e-12
+# What NaN, infinity and its negative count in a checksum (ours).
+NUMBERS = (1.618, 1e9, -1e9)
 
 # Targets that losses leave out: padding, PyTorch's and Hugging Face's default, masks of segmentations.
 LEFT_OUT = (0, -100, -1, 255)
@@ -159,8 +161,9 @@ class Data:
 
         In whatever order and batches; with ``ordered`` each batch must be the same.
         """
-        same = len(self._sums) == len(again) and all(map(torch.equal, self._sums, again))
-        if ordered and not same:
+        if len(self._sums) == len(again) and all(map(torch.equal, self._sums, again)):
+            return
+        if ordered:
             raise InputError(
                 "data: its batches are others in each pass (shuffle=True?), but the loss depends on which "
                 "samples are together in a batch, or on the random numbers of each",
@@ -169,8 +172,7 @@ class Data:
         assert self.checksum is not None
         second = torch.stack(again).sum(0) if again else torch.zeros_like(self.checksum)
         largest = torch.maximum(self.checksum[1], second[1])
-        close = (self.checksum - second).abs() <= CHECKSUM_TOLERANCE * largest
-        if not bool((close | (self.checksum.isnan() & second.isnan())).all()):
+        if not bool(((self.checksum - second).abs() <= CHECKSUM_TOLERANCE * largest).all()):
             batches = f"torch.utils.data.DataLoader(data, {STREAM_BATCH})" if self.own_batches else "data"
             raise InputError(
                 f"data: two passes over its batches differ: {_why_passes_differ(self.batches)}, or, for the "
@@ -188,7 +190,7 @@ class Data:
         """True if a number in the data is NaN; False for a stream, which is not read for it."""
         if self.resident is not None:
             return bool(nan_places(*self.resident))
-        return self.checksum is not None and bool(self.checksum.isnan().any())
+        return self.checksum is not None and bool(self.checksum[2].any())
 
     def pairs(self) -> Iterator[tuple[Any, Any]]:
         """(inputs, targets) of each of the batches, as they are given."""
@@ -479,19 +481,22 @@ def _why_passes_differ(batches: Iterable[Any]) -> str:
 
 
 def _checksum(tree: Any) -> Tensor:
-    """(2, K) float64: K weighted sums over the numbers of a batch, and the sums of their magnitudes.
+    """(3, K) float64: K weighted sums over the numbers of a batch, the sums of their magnitudes, and of NaN.
 
-    A number's weight depends on its place in its sample, not on the sample's place: the sum over all batches
-    is the same in whatever order they come. The square tells samples whose numbers were exchanged.
+    NaN and infinity count as numbers. A number's weight depends on its place in its sample, not on the
+    sample's place: the sum over all batches is the same in whatever order they come. The square tells samples
+    whose numbers were exchanged.
     """
     sums = []
     for _, tensor in named_tensors(tree):
         rows = double(strided(tensor.detach())).cpu()
         rows = rows.flatten(1) if rows.dim() > 1 else rows.reshape(-1, 1)
+        missing = rows.isnan().sum()
+        rows = rows.nan_to_num(*NUMBERS)
         weights = torch.arange(1, rows.shape[1] + 1, dtype=torch.float64).sqrt().frac() + 0.5
         each = rows @ weights
-        sums += [torch.stack((part.sum(), part.abs().sum())) for part in (each, each.square())]
-    return torch.stack(sums, 1) if sums else torch.zeros(2, 1, dtype=torch.float64)
+        sums += [torch.stack((part.sum(), part.abs().sum(), missing)) for part in (each, each.square())]
+    return torch.stack(sums, 1) if sums else torch.zeros(3, 1, dtype=torch.float64)
 
 
 def _different(y: Any, samples: int, count: int) -> Tensor:

@@ -240,7 +240,7 @@ class ClonedTargets:
 
 
 class Metric(ClonedTargets):
-    """A loss that gives a number of Python or NumPy, such as those of scikit-learn, as a tensor.
+    """A loss that gives an integer, or a number of Python or NumPy, as those of scikit-learn, as a tensor.
 
     It is in float64, but for a number that was rounded to less, which says how far two may differ.
     It receives outputs for which no gradient is recorded, which NumPy does not take.

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import itertools
 import math
 import random
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +22,20 @@ from torch import Tensor
 from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError, ProblemWarning, warn_caller
 from landscape.core.memory import available_memory
-from landscape.problem.batches import count_samples, named_tensors, take, tree_map
-from landscape.problem.counts import MAX_CLASSES, ONES, Count, Equation, Samples, candidates, class_counts
-from landscape.problem.data import nan_places
+from landscape.problem.batches import attempt, count_samples, named_tensors, opened, take, tree_map
+from landscape.problem.counts import (
+    MAX_CLASSES,
+    ONES,
+    Count,
+    Equation,
+    Samples,
+    candidates,
+    class_counts,
+    only,
+    that_hold,
+    unlike,
+)
+from landscape.problem.data import PROBE, nan_places
 from landscape.problem.losses import (
     Coarsest,
     Metric,
@@ -36,7 +47,6 @@ from landscape.problem.losses import (
 )
 from landscape.problem.mean_loss import MeanLoss
 
-T = TypeVar("T")
 Batches = Callable[[], Iterable[tuple[Any, Any]]]
 
 # Samples that every loss is evaluated on at once anyway (MAX_CHUNK of landscape.problem.mean_loss).
@@ -46,8 +56,6 @@ AT_ONCE = 2000
 SURE, FLOAT32 = 0.02, torch.finfo(torch.float32).eps
 # The relative difference that rounding may make in float64, where terms of a loss cancel each other (ours).
 EXACT = 1e-9
-# The share of a batch's terms by which two counts may differ and are one (ours): weights are rounded.
-ALIKE = 1e-7
 # Outputs of more numbers are not copied in float64 (ours): half a gigabyte.
 MAX_EXACT = 1 << 26
 # The passes of a random loss that are averaged, and the standard errors beyond which its parts count as
@@ -56,18 +64,11 @@ RANDOM_PASSES, RANDOM_ERRORS = 64, 6.0
 # Activations of all samples at once may take this share of the available memory: a Hessian's product needs
 # the graph of a gradient, and scratch space (ours).
 MEMORY_SHARE = 1 / 4
+# Weights far away are moved by MOVES times as much, and multiplied by the first of FAR of which losses are
+# numbers: those of networks with many layers may be infinite (ours).
+MOVES, FAR = 10, (100, 10)
 # Samples by which the memory of all is extrapolated: they make pairs, triples, fours and fives (ours).
 SOME = 120
-
-
-def attempt(function: Callable[..., T], *args: Any) -> T | None:
-    """Call ``function(*args)``; None where the user's model or loss does not take such samples."""
-    try:
-        return function(*args)
-    except LandscapeError:
-        raise
-    except Exception:  # they raise any kind of error
-        return None
 
 
 @torch.no_grad()
@@ -75,15 +76,6 @@ def takes(problem: MeanLoss, x: Any) -> bool:
     """Return whether the model takes the inputs ``x``: a model of a whole graph takes no part of it."""
     with problem.evaluating(0), warnings.catch_warnings(action="ignore"):
         return attempt(problem.outputs, problem.weights, problem.data.leaves(x, None)[0]) is not None
-
-
-def opened(outputs: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """A model's outputs as a tree of tensors, and a function that makes outputs of such a tree again."""
-    if isinstance(outputs, Mapping) and type(outputs) is not dict:
-        return dict(outputs), lambda tree: type(outputs)(**tree)
-    if dataclasses.is_dataclass(outputs) and not isinstance(outputs, (type, Mapping)):
-        return dict(vars(outputs)), lambda tree: dataclasses.replace(outputs, **tree)
-    return outputs, lambda tree: tree
 
 
 def _rounding(times: int, eps: float) -> float:
@@ -192,9 +184,9 @@ class Losses:
         losses = self.loss(whole), [(self.loss(part), part) for part in parts]
         return Equation(batch, *losses, self.rounding, 2 * self.error)
 
-    def of_two(self, a: Samples, b: Samples, batch: int) -> Equation:
-        """The equation of two parts in one, cut to one shape where theirs differ."""
-        parts = [a.cropped(b), b.cropped(a)]
+    def of_two(self, a: Samples, b: Samples, batch: int, uncut: bool = False) -> Equation:
+        """The equation of two parts in one, cut to one shape where theirs differ, unless ``uncut``."""
+        parts = [a, b] if uncut else [a.cropped(b), b.cropped(a)]
         return self._of_parts(Samples.joined(parts), parts, batch)
 
     def _of_lengths(self, batch: Samples, number: int, shift: int, share: int) -> Equation:
@@ -206,8 +198,44 @@ class Losses:
         ends = slice(length // share + shift), slice(length // share, None)
         return self._of_parts(batch, [batch.along(length, part) for part in ends], number)
 
+    def far(self, few: Samples, center: Tensor) -> list[Equation]:
+        """Equations of some samples at weights far from ``center``, if their loss is a number there.
+
+        A loss may count other samples at other weights, as one that leaves out those of which it is large.
+        """
+        there = copy.copy(self)
+        for times in FAR:
+            there.weights = times * (MOVES * self.weights - (MOVES - 1) * center)
+            equations = attempt(there._on_the_way, few, attempt(self.samples, few.x, few.y))
+            if equations is not None and all(math.isfinite(each.whole) for each in equations):
+                return equations
+        return []
+
+    def _on_the_way(self, few: Samples, near: Samples) -> list[Equation]:
+        """Equations of samples of which each one's outputs are at another place on the way from ``near``."""
+        far = self.samples(few.x, few.y)
+        pairs = zip(named_tensors(far.outputs), named_tensors(near.outputs), strict=True)
+        starts = {id(t): start for (_, t), (_, start) in pairs}
+
+        def between(powers: Tensor, t: Tensor) -> Tensor:
+            start = starts[id(t)].to(t)
+            if not t.is_floating_point() or t.shape[:1] != (few.size,):
+                return t
+            shares = (t.norm() / start.norm()).clamp(min=1) ** -powers.to(t)
+            return start.lerp(t, shares.view(-1, *[1] * (t.dim() - 1)))
+
+        powers = torch.linspace(0, 1, few.size)
+        moves = [partial(between, each) for each in (powers, 1 - powers)[: 1 + self.by_outputs]]
+        samples = [far._replace(outputs=tree_map(move, far.outputs)) for move in moves]
+        return [self.equation(each, few.ends) for each in samples]
+
     def equations(
-        self, batches: Iterable[tuple[Any, Any]], ragged: bool = False, cuts: int = 1, shift: int = 0
+        self,
+        batches: Iterable[tuple[Any, Any]],
+        ragged: bool = False,
+        cuts: int = 1,
+        shift: int = 0,
+        uncut: bool = False,
     ) -> Iterator[Equation]:
         """Those of each batch and parts of it, and of its first part with the last one of the batch before.
 
@@ -220,13 +248,14 @@ class Losses:
                 combines by their number.
             cuts: how often each batch is cut.
             shift: 1 for a loss of outputs and the next targets.
+            uncut: a batch and the one before have no equation where their samples differ in shape.
         """
         before = list[Samples]()
         for number, (x, y) in enumerate(batches):
             batch = self.samples(x, y)
             every = self.cuts(batch, cuts, number)
             own = [part for _, part in every[0].parts] if every else [batch]
-            both = attempt(self.of_two, before[-1], own[0], number) if before else None
+            both = attempt(self.of_two, before[-1], own[0], number, uncut) if before else None
             every += [] if both is None else [both]
             yield from every or ([Equation(number, 1.0, [], 0.0)] if number else [])
             shares = (3, 2) if ragged and self.by_outputs else ()
@@ -312,6 +341,7 @@ class _Decision:
         self.data.divisible = self.few is not None or self.data.indexed
         self.losses: Losses | None = None
         self.holds = False  # all equations hold by the terms
+        self.hints: list[Equation] = []  # of the few samples, far away
 
     def as_it_is(self) -> bool:
         """It is PyTorch's own, and a mean over a few samples; or the user counts for batches."""
@@ -331,17 +361,25 @@ class _Decision:
         if self.combine is False:
             return False
         # To the end, where two passes over the data are compared.
-        self.holds, ones = True, self.data.ragged
+        self.holds, ones, parts = True, self.data.ragged, [] if self.few is None else [self.few]
         for equation in self.losses.equations(self.batches()):
+            parts += [part.rows(slice(1)) for _, part in equation.parts if len(parts) < PROBE]
             ones = ones and equation.weights(self.terms) == [part.size for _, part in equation.parts]
             self.holds = self.holds and equation.holds(self.terms)
+        if self.few is not None and self.terms.given is None:
+            some = attempt(Samples.joined, parts) or self.few
+            self.hints = self.losses.far(some, self.problem.weights)
+            self.holds = self.holds and all(far.holds(self.terms) for far in self.hints)
         return self.holds and not ones  # where samples differ in length, their targets may count
 
     def by_count(self) -> bool:
         """All equations hold by a standard count of targets, or by weights of their classes."""
         if self.losses is None or self.terms.given is not None:
             return False
-        count = _count(self.losses, self.few, self.batches)
+        # What the few samples rule out needs no pass over the data.
+        if self.few is not None:
+            self.hints += self.losses.equations([(self.few.x, self.few.y)], cuts=self.few.size)
+        count = _count(self.losses, self.hints, self.batches)
         if self.problem.draws and self.own is not None and count is not None and not self.own.holds(count):
             count = None  # the model mixes samples, of which outputs of one pass tell nothing
         if count is not None and not (self.holds and count == ONES):
@@ -366,7 +404,8 @@ class _Decision:
         if few is None:
             return False
         halves = attempt(Losses(problem, problem.weights).equation, few, [few.size // 2])
-        if halves is not None and halves.of_sum():
+        every = self.losses.equations(self.batches()) if self.losses is not None else ()
+        if halves is not None and halves.of_sum() and all(e.of_sum() for e in every if e.losses.any()):
             loss, data = "loss(o, t)", "data"
             if problem.criterion is output_loss:
                 batches = '[(batch, batch["labels"]) for batch in data]'
@@ -467,29 +506,16 @@ class _Decision:
         return own.holds(self.terms)
 
 
-def that_hold(counts: Iterable[Count], equations: Sequence[Equation]) -> list[Count]:
-    """The ``counts`` by which all ``equations`` hold."""
-
-    def hold(count: Count) -> bool:
-        with contextlib.suppress(InputError):  # a class without a weight
-            return all(equation.holds(count) for equation in equations)
-        return False
-
-    return [count for count in counts if attempt(hold, count)]
-
-
-def _count(losses: Losses, few: Samples | None, batches: Batches) -> Count | None:
-    """A standard count of targets, or weights by class, by which all equations hold, or None."""
-    size, counts, ragged = 0, {ONES.code: ONES}, losses.problem.data.ragged
+def _count(losses: Losses, hints: Sequence[Equation], batches: Batches) -> Count | None:
+    """A count of targets, or weights by class, by which all equations, and the hints, hold, or None."""
+    size, counts, ragged, uncut = 0, {ONES.code: ONES}, losses.problem.data.ragged, False
     for x, y in batches():
         size += 1
         counts |= {count.code: count for count in candidates(x, y)}
-    # What the few samples rule out needs no pass over the data.
-    hints = [] if few is None else [*losses.equations([(few.x, few.y)], cuts=few.size)]
 
     def explain(counts: Iterable[Count], shift: int = 0) -> list[Count]:
         left = that_hold(counts, hints)
-        equations = losses.equations(batches(), ragged, shift=shift)
+        equations = losses.equations(batches(), ragged and not uncut, shift=shift, uncut=uncut)
         while left and (equation := next(equations, None)) is not None:
             left = that_hold(left, [equation])
         return left
@@ -497,7 +523,10 @@ def _count(losses: Losses, few: Samples | None, batches: Batches) -> Count | Non
     left = explain(counts.values())
     if ragged and not left:
         left = explain((count for count in counts.values() if count.cut), shift=1)
-    if not left and (few is None or class_counts(hints, sure=False)):
+    if ragged and not left:  # lengths among the inputs, which no cut changes
+        uncut = True
+        left = explain(c for c in counts.values() if c.of_inputs and c.function == "numbers")
+    if not left and (not hints or class_counts(hints, sure=False)):
         cuts = -(-2 * MAX_CLASSES // size) if losses.by_outputs else 1
         left = explain(class_counts(losses.equations(batches(), ragged, cuts)))
     while left:
@@ -505,41 +534,12 @@ def _count(losses: Losses, few: Samples | None, batches: Batches) -> Count | Non
         totals = torch.tensor(rows, dtype=torch.float64)
         pair = unlike(totals)
         two = [losses.samples(*batch) for number, batch in enumerate(batches()) if number in pair]
-        both = attempt(losses.of_two, *two, pair[0]) if two else None
+        both = attempt(losses.of_two, *two, pair[0], uncut) if two else None
         rest = left if both is None else that_hold(left, [both])
         if len(rest) == len(left):
             return only(left, totals)
         left = rest
     return None
-
-
-def unlike(totals: Tensor) -> list[int]:
-    """The two batches that counts weigh most differently, by ``totals`` (batches, counts); [] if none are."""
-    shares = totals / totals.sum(0).clamp(min=1e-300)
-    differences = shares - shares[:, :1]
-    if not differences.abs().max() > ALIKE / len(totals):
-        return []
-    worst = differences[:, differences.abs().amax(0).argmax()]
-    return [int(worst.argmin()), int(worst.argmax())]
-
-
-def only(counts: Sequence[Count], totals: Tensor) -> Count:
-    """The first of ``counts``, where all weigh the batches alike, or the one that is a mean over samples.
-
-    ``totals`` (batches, counts): the terms of each batch. Raises InputError where no target counts, or the
-    counts weigh batches differently.
-    """
-    if not bool(totals.any()):
-        raise InputError(
-            "data: all its targets are left out of the loss, at least one must count (or its loss is NaN for "
-            "another reason)"
-        )
-    if counts[0] == ONES or not unlike(totals):
-        return counts[0]
-    raise InputError(
-        "loss: the terms of its mean may be counted in several ways, which no samples tell apart; give the "
-        f"right one, such as terms={' or terms='.join(count.code for count in counts[:3])}"
-    )
 
 
 def refuse_nan(problem: MeanLoss, terms: Terms, batches: Batches) -> None:

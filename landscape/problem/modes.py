@@ -15,15 +15,16 @@ from torch import Tensor, nn
 
 from landscape.core.devices import double
 from landscape.core.errors import InputError
-from landscape.problem.batches import call, clone, named_tensors, recomputes
+from landscape.problem.batches import attempt, call, clone, named_tensors, recomputes
 from landscape.problem.layout import evaluated, independent_copy, own_mode, placed
-from landscape.problem.mean_check import attempt
 from landscape.problem.mean_loss import MeanLoss
 
 # How far the checks move θ, relative to the mean magnitude of each parameter (ours).
 MOVE = 0.1
 # Where layers are saturated, what is kept does not show: it does with so small a share of the weights (ours).
 SHRUNK = 0.1
+# The multiple of the center at which a module first computes what it may keep, of another loss (ours).
+ELSEWHERE = 3
 # A short step: by which share the loss rises along it, and its largest share of θ (ours).
 RISE, SHORT = 1e-3, 1e-2
 
@@ -127,6 +128,7 @@ def check_parameters(
     the modules of the problem's model that are in training mode; the loss must be that of eval mode.
     """
     given, (inputs, targets) = problem.layout.leaves(weights), fresh(problem, x, y)
+    losses = [] if all(map(of_torch, problem.model.modules())) else [_in_place(problem, given, x, y)]
     with problem.evaluating(0):
         ours, gradient = _loss_and_gradient(
             lambda: problem.call(given, inputs), problem, list(given.values()), targets
@@ -134,10 +136,11 @@ def check_parameters(
     wanted, truth = truth_of(problem, original, x, y, weights, training)
     if training:
         wanted, _ = truth_of(problem, original, x, y, weights)
-    losses, least = [ours], 0.0 if problem.device.type == "cpu" else FUSED
-    if not all(map(of_torch, problem.model.modules())):
+    least = 0.0 if problem.device.type == "cpu" else FUSED
+    if losses:
         losses.append(loss_of(problem, x, y, weights=weights))  # which may keep something of another pass
-    follows = all(equal(loss, wanted, problem, least) for loss in losses)
+    other = [loss for loss in (ours, *losses) if not equal(loss, wanted, problem, least)]
+    follows = not other
     if follows and gradient is not None and truth is not None:
         # A part at a time: copies of all parts in double precision would take much memory.
         allowed = tolerance(problem.weights.dtype)
@@ -151,11 +154,27 @@ def check_parameters(
     if not follows:
         names = dict.fromkeys(type(original.get_submodule(name)).__name__ for name in custom(original))
         raise InputError(
-            f"model: in eval mode its loss does not follow all of its parameters: it is {float(ours):.6g}, "
-            f"{float(wanted):.6g} of a copy that holds the same ones; a module "
+            "model: in eval mode its loss does not follow all of its parameters: it is "
+            f"{float([*other, ours][0]):.6g}, and {float(wanted):.6g} of a copy that holds them; a module "
             f"({', '.join(names) or 'PyTorch'}) merges, caches or detaches some, or keeps what an earlier "
             "pass computed; compute with self.NAME in each forward pass"
         )
+
+
+@torch.no_grad()
+def _in_place(problem: MeanLoss, parameters: dict[str, Tensor], x: Any, y: Any) -> Tensor:
+    """The loss at ``parameters``, of tensors that held other numbers in a pass before.
+
+    A module may keep what it computed by a parameter's identity, place in memory, or version.
+    """
+    given, losses = problem.layout.leaves(ELSEWHERE * problem.weights), list[Tensor]()
+    for _ in range(2):
+        inputs, targets = fresh(problem, x, y)
+        with problem.evaluating(0):
+            losses.append(problem.criterion(problem.call(given, inputs), targets).detach())
+        for name, tensor in given.items():
+            tensor.data.copy_(parameters[name])
+    return losses[1]
 
 
 def _flat(
@@ -174,6 +193,9 @@ def _flat(
     length, loss = float(step.norm()), float(other[0].abs())
     if not length > torch.finfo(at.dtype).tiny:
         return True
+    functions = [value for name in custom(original) for value in vars(original.get_submodule(name)).values()]
+    if any(getattr(f, "__closure__", None) or hasattr(f, "cache_info") for f in functions):
+        return False  # copies share what these keep
     step *= min(RISE * loss / length, SHORT * float(at.norm())) / length
     ends = [float(truth_of(problem, original, *xy, end)[0]) for end in (at + step, at - step)]
     rounding = 100 * torch.finfo(at.dtype).eps * loss

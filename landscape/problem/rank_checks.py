@@ -15,12 +15,22 @@ from torch import Tensor
 
 from landscape.core.devices import double, inner
 from landscape.core.errors import InputError
-from landscape.problem.batches import call, named_tensors, tree_map
+from landscape.problem.batches import attempt, call, named_tensors, tree_map
 from landscape.problem.checks import tolerance
-from landscape.problem.counts import MAX_CLASSES, ONES, Count, Equation, Samples, candidates, class_counts
+from landscape.problem.counts import (
+    MAX_CLASSES,
+    ONES,
+    Count,
+    Equation,
+    Samples,
+    candidates,
+    class_counts,
+    only,
+    that_hold,
+)
 from landscape.problem.data import nan_places
 from landscape.problem.losses import Terms, check_labels, is_mean, output_loss
-from landscape.problem.mean_check import Losses, attempt, only, say_count, that_hold
+from landscape.problem.mean_check import Losses, say_count
 from landscape.problem.shards import SharedError, whole
 
 # The check of the gradient moves the weights by so much of their norm, and allows so large a relative error:

@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from landscape.core.devices import check_default_device, finite
 from landscape.core.errors import InputError
 from landscape.core.options import choose
-from landscape.problem.batches import call, count_samples, named_tensors
+from landscape.problem.batches import call, count_samples, named_tensors, opened
 from landscape.problem.batchnorm import BatchNormPolicy
 from landscape.problem.checks import CHECKS, with_other_first_labels
 from landscape.problem.data import Data
 from landscape.problem.layout import Layout, check_recording, differentiable, padding_rows, unwrapped
 from landscape.problem.losses import Terms, correct, describe_loss, existing, output_loss, placed_loss
-from landscape.problem.mean_check import opened
 from landscape.problem.rank_checks import check_batches, check_finite, check_mean, check_random, check_ranks
 from landscape.problem.shards import Exchanges, Piece, all_ranks, is_sharded, local_part, uninterrupted
 
