@@ -40,7 +40,7 @@ ordinary-uses: $(INTEGRATIONS)/ready  ## first uses as people write them, held a
 	mv ordinary-uses.tmp docs/explanation/ordinary-uses.md
 
 truth: $(TRUTH)/peers  ## products of this and other packages against float64 references; writes their tables in docs/
-	OMP_NUM_THREADS=1 $(TRUTH)/bin/python -m tests.truth
+	OMP_NUM_THREADS=1 $(TRUTH)/bin/python -m benchmarks.truth
 
 figures: $(READY)  ## the papers' figures and tables at laptop scale, into figures/ (hours; LANDSCAPE_DATA, BUDGET=6h, JOBS=1)
 	$(BIN)/landscape figures --all --jobs $(or $(JOBS),2) $(if $(BUDGET),--budget $(BUDGET))
@@ -56,17 +56,17 @@ docs: $(READY)  ## the documentation, into build/docs; a warning is an error
 	$(BIN)/python docs/check_search.py build/docs
 
 bench: $(PEERS)/ready  ## side-by-side timings, as ratios, in an environment with the peers
-	$(PEERS)/bin/python -m tests.benchmarks -o docs/benchmarks.json
+	$(PEERS)/bin/python -m benchmarks -o docs/benchmarks.json
 
 bench-smoke: $(READY)  ## every benchmark once, as small as it runs, so that none breaks unseen
-	LANDSCAPE_BENCH=smoke OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks
+	LANDSCAPE_BENCH=smoke OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks
 
 chaos: $(READY)  ## 500 kills and signals at random moments over all commands (about half an hour; Linux)
 	$(BIN)/python -m tests.chaos
 
 lint: $(READY)  ## style, types and spelling
-	$(BIN)/ruff format --check landscape tests docs
-	$(BIN)/ruff check landscape tests docs
+	$(BIN)/ruff format --check landscape tests benchmarks docs
+	$(BIN)/ruff check landscape tests benchmarks docs
 	$(BIN)/mypy
 	$(BIN)/codespell $$(git ls-files)
 

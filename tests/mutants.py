@@ -115,7 +115,7 @@ def main() -> int:
     survived = 0
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
-        for name in ("landscape", "tests", "docs"):
+        for name in ("landscape", "tests", "benchmarks", "docs"):
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", copy)
         for tests, mutants in MUTANTS.items():

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import landscape
+from benchmarks.surfaces import Measured, analytic, everything, interpolated, measured, network, true_error
 from landscape import InputError, Problem, Surface
 from landscape.core.hdf5 import Array
 from landscape.evaluation import adaptive, grid
@@ -21,7 +22,6 @@ from landscape.evaluation.adaptive import KERNELS, ErrorScale, Interpolant, Tole
 from landscape.results.shown import logarithmic
 from tests import problems
 from tests.conftest import Command, slow_but
-from tests.surfaces import Measured, analytic, everything, interpolated, measured, network, true_error
 from tests.test_cli import one_line
 
 POINTS = 51

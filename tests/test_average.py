@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import landscape
+from benchmarks import averages
 from landscape import InputError, OperationError, Problem
 from landscape.evaluation import hull
-from tests import averages, problems
+from tests import problems
 
 
 def around(problem: Problem, n: int, spread: float, seed: int = 0) -> Tensor:

@@ -17,9 +17,9 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 import landscape
+from benchmarks import certified, truth
 from landscape import HessianOperator, InputError, Problem, ProblemWarning
 from landscape.curvature.differences import Differences
-from tests import certified, truth
 from tests.battery.case import net as network
 from tests.conftest import slow_but
 from tests.dense import dense_hessian
@@ -46,7 +46,7 @@ def exact(model: nn.Module, seed_data: tuple[Tensor, Tensor]) -> tuple[Tensor, T
 
 
 def test_what_a_spectrum_by_differences_states_holds() -> None:
-    """Products and ends are those of tests/certified.py; the model is left as it was."""
+    """Products and ends are those of benchmarks/certified.py; the model is left as it was."""
     model, (x, y) = net(nn.ReLU), data(60)
     h, values = exact(model, (x, y))
     problem = Problem(model, F.cross_entropy, (x, y), check="off")

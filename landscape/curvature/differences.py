@@ -35,7 +35,7 @@ GOAL, FINE, KINK = 1e-3, 1e-6, 1e-3
 # How many times the disagreement of a smooth probe that of a product without kinks is at most (ours).
 OUTLIER = 5
 # Errors that are seen in the disagreement of steps are taken so much larger: with 1.5, one of 1,200 products
-# of tests/certified.py had a larger error than was stated.
+# of benchmarks/certified.py had a larger error than was stated.
 SAFETY = 2.0
 
 

@@ -173,7 +173,7 @@ def _product(matrix: Array, vector: Array) -> Array:
     return (torch.from_numpy(matrix) @ torch.from_numpy(vector)).numpy()
 
 
-# All numbers here are ours, from the surfaces of tests/surfaces.py and others of the same families.
+# All numbers here are ours, from the surfaces of benchmarks/surfaces.py and others of the same families.
 BASE = 13  # points of the coarsest level along an axis: smooth surfaces need no more for 1%
 CHECKS = {1: 12, 2: 60}  # points at which the error is measured in a round, by dimension
 COVERING = 2 / 3  # the share of checks that are drawn in the widest holes

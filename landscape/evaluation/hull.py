@@ -21,7 +21,7 @@ from landscape.core.hdf5 import Array
 # Length scales ℓ in root mean squared distances of the vectors from their mean, each as likely as the others
 # (ours): weighted by their likelihoods, the intervals were too narrow, and matrices of longer ones are near
 # singular. They were chosen on averages of 56 sets of checkpoints of digits and MNIST, where 90% intervals
-# held 94% of the exact losses; none of these sets is in tests/averages.py.
+# held 94% of the exact losses; none of these sets is in benchmarks/averages.py.
 LENGTHS = np.geomspace(0.5, 4, 7)
 # Added to the covariance matrix of standardized observations, for numerical stability (usual in kriging).
 JITTER = 1e-9

@@ -16,7 +16,7 @@ from landscape.problem.batches import recomputes
 
 # Basis vectors of a search before a restart, or fewer if P or the memory below is smaller. MNIST's MLP needs
 # 40 to 90. Restarts cost less than Lanczos twice without a basis: a small GPT-2 takes 23 products with 8
-# vectors, and 22 without restart (tests.benchmarks bases). A basis in a file would be read four times a
+# vectors, and 22 without restart (benchmarks bases). A basis in a file would be read four times a
 # product, twice for each orthogonalization: with 28 vectors of 124 million numbers 52 GiB.
 MAX_BASIS = 128
 BASIS_BYTES = 2**30

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import landscape
+from benchmarks.harness import DEVICE, MATCHING, compare, few, mnist, say, synthetic, trained
 from landscape.training.recipes import recipe
 from landscape.training.run.loop import Trainer
 from landscape.training.run.randomness import generator
-from tests.benchmarks.harness import DEVICE, MATCHING, compare, few, mnist, say, synthetic, trained
 
 LEARNERS, STEPS = 16, few(40, 2)
 # Images a step of ResNet-18: 32 a learner.
@@ -113,7 +113,7 @@ def convolutional() -> None:
     learners = Trainer(
         synthetic(
             "convolutional", learners=LEARNERS, batch=BATCH, samples=BATCH, dimension=3 * 32 * 32,
-            algorithm=MATCHING, model={"name": "tests.benchmarks.training:resnet18"},
+            algorithm=MATCHING, model={"name": "benchmarks.training:resnet18"},
         ),
         device=DEVICE,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """200 surfaces, from smooth to hopeless, on which interpolated contours are calibrated.
 
 Analytic ones are drawn from families with random rotations, scales and shifts; networks are small ones on
-digits, at spans from 3e-5 to 3. ``python -m tests.surfaces`` prints the table of docs/explanation/checks.md;
+digits, at spans from 3e-5 to 3. ``python -m benchmarks.surfaces`` prints the table of docs/explanation/checks.md;
 with a number, that of other surfaces of the same families and of the same networks on other planes.
 """
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import landscape
-from tests.benchmarks.harness import (
+from benchmarks.harness import (
     DEVICE,
     Textbook,
     compare,

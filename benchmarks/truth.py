@@ -1,6 +1,6 @@
 """Who is right? Hessian products and λ_max of four packages and PyTorch for 30 models, against differences of gradients.
 
-``make truth`` sets the packages up and writes the tables of docs/comparison.md. ``python -m tests.truth MODEL…`` prints
+``make truth`` sets the packages up and writes the tables of docs/comparison.md. ``python -m benchmarks.truth MODEL…`` prints
 some rows alone. Every package gets the model in its own precision, as its user would give it.
 The reference is the Jacobian of the gradient of the same weights in float64, by central differences.
 """
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import landscape
-from tests import certified
+from benchmarks import certified
 from tests.battery import cases_layers, cases_models, cases_sequences
 from tests.battery.case import module
 from tests.battery.reference import Reference
@@ -69,7 +69,7 @@ def padded() -> tuple[nn.Module, Any, tuple[Tensor, Tensor]]:
 
 
 def _models() -> dict[str, Model]:
-    """Networks of tests/certified.py, cases of the battery, and padding."""
+    """Networks of benchmarks/certified.py, cases of the battery, and padding."""
     named: dict[str, Model] = {}
     for name, net in certified.NETWORKS.items():
         if net.options or net.bn != "center":  # options that only this package has

@@ -1,6 +1,6 @@
 """Thirty averages of weights: is the exact loss inside the 90% interval of ``landscape.average``?
 
-``python -m tests.averages`` trains the members (five minutes on one core, with MNIST and CIFAR-10 in LANDSCAPE_DATA), and
+``python -m benchmarks.averages`` trains the members (five minutes on one core, with MNIST and CIFAR-10 in LANDSCAPE_DATA), and
 writes the table of docs/explanation/averages.md. None of these sets was used to build the prediction, whose length
 scales were chosen on other seeds, networks and schedules.
 """
@@ -22,7 +22,7 @@ from landscape.training.recipes.recipe import read
 from landscape.training.run.loop import Trainer
 
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "averages.md"
-BEGIN, END = "<!-- averages: python -m tests.averages -->\n", "<!-- end of averages -->"
+BEGIN, END = "<!-- averages: python -m benchmarks.averages -->\n", "<!-- end of averages -->"
 SEED = 1000
 
 

@@ -15,10 +15,10 @@ import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 import landscape
+from benchmarks.harness import DEVICE, SMOKE, compare, few, installed, judged, mnist_problem, say
 from landscape.core.memory import peak_memory
 from landscape.curvature.search import start_vector
 from landscape.evaluation import needs
-from tests.benchmarks.harness import DEVICE, SMOKE, compare, few, installed, judged, mnist_problem, say
 from tests.nets import GPT2
 
 TOL = 1e-2

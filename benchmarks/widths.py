@@ -1,6 +1,6 @@
 """How much of the barrier between two networks goes by alignment, at several widths?
 
-``python -m tests.widths`` trains three networks of each kind and width on the bundled digits, a pair of each two of
+``python -m benchmarks.widths`` trains three networks of each kind and width on the bundled digits, a pair of each two of
 them, and writes the table of docs/explanation/connection.md (five minutes on one core).
 """
 
@@ -19,7 +19,7 @@ import landscape
 from landscape.problem.alignment import Symmetry, _activations, aligned
 
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "connection.md"
-BEGIN, END = "<!-- widths: python -m tests.widths -->\n", "<!-- end of widths -->"
+BEGIN, END = "<!-- widths: python -m benchmarks.widths -->\n", "<!-- end of widths -->"
 SEEDS, EPOCHS, BATCH, LR, POINTS = 3, 20, 64, 5e-3, 5
 
 

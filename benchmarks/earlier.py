@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.harness import add_row, few, judged, mnist, say
+from benchmarks.harness import add_row, few, judged, mnist, say
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 #: The commit that set version 0.15.0.
 EARLIER = "53602b84e82a"
 STEPS, ROUNDS = few(50, 2), few(41, 1)

@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch.distributed.tensor import distribute_tensor
 
 import landscape
+from benchmarks.harness import MATCHING, add_row, few, judged, on_shaped_link, say, synthetic
 from landscape.training.processes.process_group import Group
 from landscape.training.run.loop import Trainer
 from landscape.training.run.randomness import generator
-from tests.benchmarks.harness import MATCHING, add_row, few, judged, on_shaped_link, say, synthetic
 from tests.groups import together
 from tests.nets import GPT2, fsdp
 
@@ -225,7 +225,7 @@ def main() -> None:
     rate = 2 * 8 * 4 * sum(a * b for a, b in itertools.pairwise(WIDTHS)) / gradient
     on_shaped_link(
         rate,
-        "from tests.benchmarks.distributed import report; report('shaped link', {'dpsgd against ddp': 1.15})",
+        "from benchmarks.distributed import report; report('shaped link', {'dpsgd against ddp': 1.15})",
     )
 
 

@@ -1,4 +1,4 @@
-"""All benchmarks, or those named: python -m tests.benchmarks [contour] [tolerance] [curvature] [training] …
+"""All benchmarks, or those named: python -m benchmarks [contour] [tolerance] [curvature] [training] …
 
 ``-o FILE.json`` writes the ratios with the machine; rows of the file that are not measured again stay.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tests.benchmarks import (
+from benchmarks import (
     contour,
     curvature,
     distributed,
@@ -35,7 +35,7 @@ ALL = {
 LONG = {"sizes": curvature.sizes}
 
 if __name__ == "__main__":  # processes that are spawned import this file, too
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import landscape
-from landscape.evaluation.evaluate import evaluator
-from tests.benchmarks.harness import (
+from benchmarks.harness import (
     DEVICE,
     Textbook,
     compare,
@@ -24,6 +23,7 @@ from tests.benchmarks.harness import (
     passes,
     say,
 )  # fmt: skip
+from landscape.evaluation.evaluate import evaluator
 
 
 def main() -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.harness import few, judged, say
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.history import UNITS
 from landscape.problem.layout import Layout, Slot
 from landscape.results.base import save
 from landscape.results.surfaces import Surface
-from tests.benchmarks.harness import few, judged, say
 
 SURFACES, POINTS, STEPS, WEIGHTS = few(20, 2), few(51, 9), few(10_000, 100), 1000
 ROUNDS, MOST = few(3, 1), 10.0  # seconds that a report may take

@@ -1,6 +1,6 @@
 """Networks of today, 24 of them, and how near curvature by differences of gradients comes to a reference.
 
-``python -m tests.certified [SEEDS] [NETWORK]…`` prints a row for each network. The reference is the dense float64 Hessian of the
+``python -m benchmarks.certified [SEEDS] [NETWORK]…`` prints a row for each network. The reference is the dense float64 Hessian of the
 same weights, of a network rewritten in differentiable operations where PyTorch has no second derivative, or by float64
 differences of gradients where there is no such network.
 """
