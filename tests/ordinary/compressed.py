@@ -271,6 +271,6 @@ def without_compile(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return once(getattr(model, "_orig_mod", model), loss, data)
 
 
-@compressed("torch.compile(model)", total=without_compile)
-def compiled() -> Parts:
-    return torch.compile(network()), nn.CrossEntropyLoss(), digits()
+# fmt: off
+compressed("torch.compile(model)", total=without_compile, name="compiled")(
+    lambda: (torch.compile(network()), nn.CrossEntropyLoss(), digits()))

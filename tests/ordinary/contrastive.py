@@ -46,11 +46,6 @@ def nt_xent(z1: Tensor, z2: Tensor, temperature: float = 0.5) -> Tensor:
     return F.cross_entropy(similarity, targets)
 
 
-@contrastive("SimCLR: NT-Xent of two views", says=TOGETHER)
-def simclr() -> Parts:
-    return Siamese(encoder()), lambda z, _: nt_xent(*z), (two_views(), torch.zeros(N))
-
-
 @contrastive("SimCLR: views are neighbors in the batch, arange ^ 1", says=TOGETHER)
 def simclr_neighbors() -> Parts:
     def loss(z: Tensor, _: Tensor) -> Tensor:
@@ -60,15 +55,6 @@ def simclr_neighbors() -> Parts:
 
     x = torch.stack(two_views(), 1).flatten(0, 1)
     return encoder(), loss, (x, torch.zeros(len(x)))
-
-
-@contrastive("SimCLR: (N, 2, …) views in one tensor, in a list of batches", says=BATCHES, total=per_batch)
-def simclr_stacked() -> Parts:
-    def loss(z: Tensor, labels: Tensor) -> Tensor:
-        return nt_xent(z[:, 0], z[:, 1], 0.1)
-
-    x = torch.stack(two_views(12), 1)
-    return encoder(), loss, [(x[:6], torch.zeros(6)), (x[6:], torch.zeros(6))]
 
 
 class TwoTowers(nn.Module):
@@ -92,16 +78,6 @@ def clip_loss(logits: Any, _: Any) -> Tensor:
 
 def captions(n: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
     return (torch.randn(n, 5), torch.randint(7, (n, 3))), torch.zeros(n)
-
-
-@contrastive("CLIP: logits per image and per text, symmetric cross-entropy", says=TOGETHER)
-def clip() -> Parts:
-    return TwoTowers(), clip_loss, captions(N)
-
-
-@contrastive("CLIP, a list of batches", says=BATCHES, total=per_batch)
-def clip_batches() -> Parts:
-    return TwoTowers(), clip_loss, [captions(5), captions(5), captions(3)]
 
 
 @contrastive("SigLIP: a sigmoid for each pair, sum / N", says=TOGETHER)
@@ -220,11 +196,6 @@ def info_nce(z: Any, _: Any) -> Tensor:
     return F.cross_entropy(q @ k.T / 0.07, torch.arange(len(q)))
 
 
-@contrastive("InfoNCE with negatives of the batch", says=TOGETHER)
-def infonce() -> Parts:
-    return Siamese(encoder()), info_nce, (two_views(), torch.zeros(N))
-
-
 @contrastive("InfoNCE, a DataLoader in order", says=BATCHES, total=per_batch)
 def infonce_loader() -> Parts:
     class OnePair(Siamese):
@@ -238,17 +209,14 @@ def infonce_loader() -> Parts:
 @contrastive.undefined(
     "InfoNCE, a DataLoader that shuffles",
     "each pass has other batches, and the loss depends on which samples are together",
-    r"shuffle|others in each pass|pass",
+    "shuffle|others in each pass|pass",
     remedied=True,
     total=per_batch,
 )
 def infonce_shuffled() -> Parts:
     model, loss, loader = infonce_loader()
-    return (
-        model,
-        loss,
-        DataLoader(loader.dataset, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(0)),
-    )
+    data = DataLoader(loader.dataset, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(0))
+    return model, loss, data
 
 
 @contrastive("supervised contrastive loss (SupCon)", says=TOGETHER)
@@ -329,11 +297,8 @@ def multiple_negatives() -> Parts:
 @contrastive("sentence-transformers: CosineSimilarityLoss against scores")
 def cosine_scores() -> Parts:
     criterion = nn.MSELoss()
-    return (
-        SentenceTransformer(),
-        lambda e, score: criterion(torch.cosine_similarity(*e), score),
-        ((sentences(), sentences()), torch.rand(N)),
-    )
+    data = (sentences(), sentences()), torch.rand(N)
+    return SentenceTransformer(), lambda e, score: criterion(torch.cosine_similarity(*e), score), data
 
 
 @contrastive("DINO: student against a frozen teacher, centered and sharpened")
@@ -361,3 +326,18 @@ def uniformity() -> Parts:
         return align + square[i, j].mul(-2).exp().mean().log()
 
     return Siamese(encoder()), loss, (two_views(), torch.zeros(N))
+
+
+# fmt: off
+contrastive("SimCLR: NT-Xent of two views", says=TOGETHER, name="simclr")(
+    lambda: (Siamese(encoder()), lambda z, _: nt_xent(*z), (two_views(), torch.zeros(N))))
+contrastive("SimCLR: (N, 2, …) views in one tensor, in a list of batches", says=BATCHES, total=per_batch,
+    name="simclr_stacked")(
+    lambda: (encoder(), lambda z, labels: nt_xent(z[:, 0], z[:, 1], 0.1),
+    [((x := torch.stack(two_views(12), 1))[:6], torch.zeros(6)), (x[6:], torch.zeros(6))]))
+contrastive("CLIP: logits per image and per text, symmetric cross-entropy", says=TOGETHER, name="clip")(
+    lambda: (TwoTowers(), clip_loss, captions(N)))
+contrastive("CLIP, a list of batches", says=BATCHES, total=per_batch, name="clip_batches")(
+    lambda: (TwoTowers(), clip_loss, [captions(5), captions(5), captions(3)]))
+contrastive("InfoNCE with negatives of the batch", says=TOGETHER, name="infonce")(
+    lambda: (Siamese(encoder()), info_nce, (two_views(), torch.zeros(N))))

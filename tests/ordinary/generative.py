@@ -59,18 +59,6 @@ def elbo(out: Any, x: Tensor, beta: float = 1.0) -> Tensor:
     return bce + beta * kld
 
 
-@generative.random("VAE that samples in every mode", "the latent variables are drawn, also in eval mode")
-def vae() -> Parts:
-    x = torch.rand(N, 5)
-    return VAE(), elbo, (x, x)
-
-
-@generative("VAE that samples in training only")
-def vae_eval() -> Parts:
-    x = torch.rand(N, 5)
-    return VAE(always=False), elbo, (x, x)
-
-
 def mean_elbo(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return elbo(model(data[0]), data[1])
 
@@ -108,11 +96,8 @@ def conditional_vae() -> Parts:
         return {"recon": self.decode(torch.cat([z, c], 1)), "kl": kl.sum(1).mean()}
 
     x = points()
-    return (
-        model,
-        lambda o, x: F.mse_loss(o["recon"], x) + 4 * o["kl"],
-        ({"x": x, "c": torch.randint(3, (N,))}, x),
-    )
+    data = {"x": x, "c": torch.randint(3, (N,))}, x
+    return model, lambda o, x: F.mse_loss(o["recon"], x) + 4 * o["kl"], data
 
 
 @generative.no_hessian(
@@ -191,27 +176,14 @@ def discriminator() -> nn.Sequential:
     return nn.Sequential(nn.Linear(5, 6), nn.LeakyReLU(0.2), nn.Linear(6, 1))
 
 
-@generative("DCGAN tutorial: discriminator on real and fake, BCE with sigmoid")
-def gan_discriminator() -> Parts:
-    netD = nn.Sequential(*discriminator(), nn.Sigmoid())
-    real, fake = points(), 0.5 * points() + 1
-    return (
-        netD,
-        lambda out, label: nn.BCELoss()(out.view(-1), label),
-        (torch.cat([real, fake]), torch.cat([torch.ones(N), torch.zeros(N)])),
-    )
-
-
 @generative("generator against a frozen discriminator")
 def gan_generator() -> Parts:
-    @module(
+    model = module(
         netG=nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 5)),
         netD=discriminator().requires_grad_(False),
-    )
-    def model(self, noise: Tensor) -> Tensor:
-        return self.netD(self.netG(noise))
-
-    return model, F.binary_cross_entropy_with_logits, (points(N, 3), torch.ones(N, 1))
+    )(lambda self, noise: self.netD(self.netG(noise)))
+    data = points(N, 3), torch.ones(N, 1)
+    return model, F.binary_cross_entropy_with_logits, data
 
 
 @generative("WGAN-GP critic: the gradient penalty by autograd.grad in forward")
@@ -411,3 +383,15 @@ def mmd() -> Parts:
 
     model = nn.Sequential(nn.Linear(2, 5), nn.Softplus(), nn.Linear(5, 3))
     return model, loss, [(points(6, 2), points(6, 3)), (points(6, 2), points(6, 3))]
+
+
+# fmt: off
+generative.random("VAE that samples in every mode", "the latent variables are drawn, also in eval mode",
+    name="vae")(
+    lambda: (VAE(), elbo, ((x := torch.rand(N, 5)), x)))
+generative("VAE that samples in training only", name="vae_eval")(
+    lambda: (VAE(always=False), elbo, ((x := torch.rand(N, 5)), x)))
+generative("DCGAN tutorial: discriminator on real and fake, BCE with sigmoid", name="gan_discriminator")(
+    lambda: (nn.Sequential(*discriminator(), nn.Sigmoid()),
+    lambda out, label: nn.BCELoss()(out.view(-1), label),
+    (torch.cat([points(), 0.5 * points() + 1]), torch.cat([torch.ones(N), torch.zeros(N)]))))

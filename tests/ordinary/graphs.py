@@ -59,21 +59,8 @@ def adjacency() -> Tensor:
 @graphs("pygcn: model(features, adj) with a sparse matrix, idx_train in the loss, a list of one batch")
 def pygcn_sparse() -> Parts:
     idx_train, y = torch.arange(5), torch.randint(3, (NODES,))
-
-    def loss(output: Tensor, labels: Tensor) -> Tensor:
-        return F.nll_loss(output[idx_train], labels[idx_train])
-
-    return PyGCN(), loss, [((torch.randn(NODES, 4), adjacency().to_sparse()), y)]
-
-
-@graphs("pygcn with a dense matrix, data = ((features, adj), labels)", says=TOGETHER)
-def pygcn_dense() -> Parts:
-    return PyGCN(), F.nll_loss, ((torch.randn(NODES, 4), adjacency()), torch.randint(3, (NODES,)))
-
-
-@graphs("a graph that the model holds as a buffer, data = (features, labels)", says=TOGETHER)
-def adjacency_in_the_model() -> Parts:
-    return PyGCN(adjacency()), F.nll_loss, (torch.randn(NODES, 4), torch.randint(3, (NODES,)))
+    data = [((torch.randn(NODES, 4), adjacency().to_sparse()), y)]
+    return PyGCN(), lambda output, labels: F.nll_loss(output[idx_train], labels[idx_train]), data
 
 
 class GCN(nn.Module):
@@ -91,27 +78,7 @@ def planetoid() -> tuple[tuple[Tensor, Tensor], Tensor]:
     return (torch.randn(NODES, 4), edges()), torch.randint(3, (NODES,))
 
 
-@graphs.refused(
-    "GCN of one graph, data = ((x, edge_index), y)",
-    "edges are no samples: as a pair of tensors, each entry of the first dimension would be one",
-    "list|batch",
-    remedied=True,
-)
-def gcn_pair() -> Parts:
-    return GCN(), F.cross_entropy, planetoid()
-
-
-@graphs("GCN of one graph, a list of one batch")
-def gcn() -> Parts:
-    return GCN(), F.cross_entropy, [planetoid()]
-
-
 TRAIN_MASK = torch.tensor([True, True, False, True, False, True, True, False, True])
-
-
-@graphs("GCN, the loss on nodes of train_mask")
-def gcn_train_mask() -> Parts:
-    return GCN(), lambda out, y: F.cross_entropy(out[TRAIN_MASK], y[TRAIN_MASK]), [planetoid()]
 
 
 @graphs("Planetoid: log_softmax and nll_loss, labels −1 outside of the training set")
@@ -133,11 +100,8 @@ class Data:
 
 @graphs("model(data) with a graph as one object, a list of one batch")
 def graph_object() -> Parts:
-    @module(gcn=GCN())
-    def model(self, data: Data) -> Tensor:
-        return self.gcn(data.x, data.edge_index)
-
     (x, edge_index), y = planetoid()
+    model = module(gcn=GCN())(lambda self, data: self.gcn(data.x, data.edge_index))
     return model, F.cross_entropy, [(Data(x=x, edge_index=edge_index), y)]
 
 
@@ -208,11 +172,6 @@ class GIN(nn.Module):
         x = self.mlp((1 + self.eps) * x + torch.zeros_like(x).index_add(0, col, x[row]))
         count = int(batch.max()) + 1
         return self.head(torch.zeros(count, x.size(1), dtype=x.dtype).index_add(0, batch, x))
-
-
-@graphs("GIN: graphs in a batch vector, global_add_pool, batches of several sizes", total=by_size)
-def gin() -> Parts:
-    return GIN(), F.cross_entropy, [molecule_batch(4), molecule_batch(4), molecule_batch(2)]
 
 
 @graphs("MoleculeNet: several tasks with missing labels (NaN), masked BCE", says=COUNTED)
@@ -323,11 +282,8 @@ def matrix_factorization() -> Parts:
     def model(self, u: Tensor, i: Tensor) -> Tensor:
         return (self.user(u) * self.item(i)).sum(1) + (self.user_bias(u) + self.item_bias(i)).squeeze(1)
 
-    return (
-        model,
-        nn.MSELoss(),
-        ((torch.randint(6, (20,)), torch.randint(7, (20,))), torch.randint(1, 6, (20,)).float()),
-    )
+    data = (torch.randint(6, (20,)), torch.randint(7, (20,))), torch.randint(1, 6, (20,)).float()
+    return model, nn.MSELoss(), data
 
 
 @graphs("BPR: pairs of items for a user, −log σ of the difference")
@@ -360,3 +316,20 @@ def graph_contrastive() -> Parts:
     (x, edge_index), y = planetoid()
     drop = lambda: (x * (torch.rand(4) > 0.3), edge_index[:, torch.rand(edge_index.shape[1]) > 0.2])  # noqa: E731
     return model, loss, [((*drop(), *drop()), y)]
+
+
+# fmt: off
+graphs("pygcn with a dense matrix, data = ((features, adj), labels)", says=TOGETHER, name="pygcn_dense")(
+    lambda: (PyGCN(), F.nll_loss, ((torch.randn(NODES, 4), adjacency()), torch.randint(3, (NODES,)))))
+graphs("a graph that the model holds as a buffer, data = (features, labels)", says=TOGETHER,
+    name="adjacency_in_the_model")(
+    lambda: (PyGCN(adjacency()), F.nll_loss, (torch.randn(NODES, 4), torch.randint(3, (NODES,)))))
+graphs.refused("GCN of one graph, data = ((x, edge_index), y)",
+    "edges are no samples: as a pair of tensors, each entry of the first dimension would be one", "list|batch",
+    remedied=True, name="gcn_pair")(
+    lambda: (GCN(), F.cross_entropy, planetoid()))
+graphs("GCN of one graph, a list of one batch", name="gcn")(lambda: (GCN(), F.cross_entropy, [planetoid()]))
+graphs("GCN, the loss on nodes of train_mask", name="gcn_train_mask")(
+    lambda: (GCN(), lambda out, y: F.cross_entropy(out[TRAIN_MASK], y[TRAIN_MASK]), [planetoid()]))
+graphs("GIN: graphs in a batch vector, global_add_pool, batches of several sizes", total=by_size, name="gin")(
+    lambda: (GIN(), F.cross_entropy, [molecule_batch(4), molecule_batch(4), molecule_batch(2)]))

@@ -27,20 +27,6 @@ def samples(count: int = 10) -> tuple[Tensor, Tensor]:
     return torch.randn(count, 5), torch.randint(3, (count,))
 
 
-@habits("a DataLoader that shuffles, mean loss")
-def shuffled_loader() -> Parts:
-    return (
-        network(),
-        nn.CrossEntropyLoss(),
-        DataLoader(TensorDataset(*samples(12)), batch_size=5, shuffle=True),
-    )
-
-
-@habits("a DataLoader with a smaller last batch")
-def ragged_loader() -> Parts:
-    return network(), nn.CrossEntropyLoss(), DataLoader(TensorDataset(*samples(11)), batch_size=4)
-
-
 @habits("class weights in a lambda", says=COUNTED)
 def class_weights_lambda() -> Parts:
     weight = torch.tensor([1.0, 3.0, 10.0])
@@ -50,22 +36,16 @@ def class_weights_lambda() -> Parts:
 @habits("class weights in a lambda, batches of a DataLoader", says=COUNTED)
 def class_weights_loader() -> Parts:
     weight = torch.tensor([1.0, 3.0, 10.0])
-    return (
-        network(),
-        lambda o, y: F.cross_entropy(o, y, weight=weight.to(o)),
-        DataLoader(TensorDataset(*samples(12)), batch_size=5),
-    )
+    data = DataLoader(TensorDataset(*samples(12)), batch_size=5)
+    return network(), lambda o, y: F.cross_entropy(o, y, weight=weight.to(o)), data
 
 
 @habits("ignore_index=−1 in a lambda, batches of a DataLoader", says=COUNTED)
 def ignored_in_loader() -> Parts:
     x, y = samples(15)
     y[torch.tensor([0, 1, 3, 7, 8])] = -1
-    return (
-        network(),
-        lambda o, y: F.cross_entropy(o, y, ignore_index=-1),
-        DataLoader(TensorDataset(x, y), batch_size=5),
-    )
+    data = DataLoader(TensorDataset(x, y), batch_size=5)
+    return network(), lambda o, y: F.cross_entropy(o, y, ignore_index=-1), data
 
 
 @habits("a first batch whose targets are all ignored")
@@ -84,16 +64,6 @@ def semi_supervised() -> Parts:
     x, y = samples(14)
     y[torch.tensor([1, 2, 5, 6, 9, 12])] = -1
     return network(), loss, (x, y)
-
-
-@habits.undefined(
-    "random augmentation in the Dataset's __getitem__",
-    "each pass over the data has other images: there is no one loss",
-    "augment|pass",
-)
-def augmentation() -> Parts:
-    augmented = Rows(*samples(12), lambda x, y: (x + 0.1 * torch.randn(5), y))
-    return network(), nn.CrossEntropyLoss(), DataLoader(augmented, batch_size=4)
 
 
 @habits("a model in bfloat16", says="float32 arithmetic")
@@ -149,21 +119,6 @@ def mean_of_sum(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return F.cross_entropy(model(data[0]), data[1])
 
 
-@habits.undefined(
-    "CrossEntropyLoss(reduction='sum')",
-    "a sum grows with the data; the message says to give the mean",
-    "sum",
-    after=mean_of_sum,
-)
-def reduction_sum() -> Parts:
-    return network(), nn.CrossEntropyLoss(reduction="sum"), samples()
-
-
-@habits.undefined("reduction='none'", "a loss is one number", "one number", after=mean_of_sum)
-def reduction_none() -> Parts:
-    return network(), nn.CrossEntropyLoss(reduction="none"), samples()
-
-
 def with_penalty(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return F.cross_entropy(model(data[0]), data[1]) + 1e-2 * sum(p.pow(2).sum() for p in model.parameters())
 
@@ -188,31 +143,6 @@ def broadcast(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return ((model(data[0]) - data[1][:, None]) ** 2).mean()
 
 
-@habits.undefined(
-    "outputs (N, 1) against targets (N,): an error that broadcasts",
-    "each output is compared with each target; nearly always a mistake",
-    r"broadcast|\(N, 1\)|shape",
-    after=broadcast,
-)
-def broadcasting() -> Parts:
-    return network(1), lambda o, y: ((o - y) ** 2).mean(), (torch.randn(10, 5), torch.randn(10))
-
-
-@habits.no_hessian("accuracy as the loss", "it has no gradient", words="gradient|derivative")
-def accuracy() -> Parts:
-    return network(), lambda o, y: 1 - (o.argmax(1) == y).float().mean(), samples()
-
-
-@habits.no_hessian(
-    "loss.item()",
-    "a number without a graph has no gradient",
-    words="gradient|derivative",
-    total=lambda model, loss, data: torch.as_tensor(once(model, loss, data)),
-)
-def item() -> Parts:
-    return network(), lambda o, y: F.cross_entropy(o, y).item(), samples()
-
-
 @habits.random("F.dropout(x, 0.5) without training=self.training", "dropout stays on in eval mode")
 def functional_dropout() -> Parts:
     @module(fc1=nn.Linear(5, 6), fc2=nn.Linear(6, 3))
@@ -220,11 +150,6 @@ def functional_dropout() -> Parts:
         return self.fc2(F.dropout(F.relu(self.fc1(x)), 0.5))
 
     return model, nn.CrossEntropyLoss(), samples()
-
-
-@habits.random("noise added to the inputs in the loss", "the noise is drawn in each pass")
-def noisy_loss() -> Parts:
-    return network(), lambda o, y: F.cross_entropy(o + 0.1 * torch.randn_like(o), y), samples()
 
 
 @habits("NumPy arrays")
@@ -251,14 +176,11 @@ def squeezed_labels() -> Parts:
 
 @habits("batches as dicts with 'labels', a loss of the logits")
 def dict_batches() -> Parts:
-    @module(net=network())
-    def model(self, features: Tensor, scale: Tensor) -> Tensor:
-        return self.net(features * scale[:, None])
-
     def batch(n: int) -> dict[str, Tensor]:
         x, y = samples(n)
         return {"features": x, "scale": torch.rand(n) + 0.5, "labels": y}
 
+    model = module(net=network())(lambda self, features, scale: self.net(features * scale[:, None]))
     return model, nn.CrossEntropyLoss(), [batch(6), batch(4)]
 
 
@@ -317,14 +239,6 @@ def balanced_bce() -> Parts:
     return network(1), loss, (torch.randn(14, 5), y)
 
 
-@habits("entropy bonus and confidence penalty, torch.distributions in the loss")
-def confidence_penalty() -> Parts:
-    def loss(o: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(o, y) - 0.1 * torch.distributions.Categorical(logits=o).entropy().mean()
-
-    return network(), loss, samples()
-
-
 @habits.no_hessian(
     "two losses with detach as a weight: loss / loss.detach()",
     "the gradient treats the detached factor as a constant; the loss does not",
@@ -374,13 +288,44 @@ def layer_drop() -> Parts:
     return model, nn.CrossEntropyLoss(), samples()
 
 
-@habits("nn.DataParallel around the model")
-def data_parallel() -> Parts:
-    return nn.DataParallel(network()), nn.CrossEntropyLoss(), samples()
-
-
 @habits.refused("a target is NaN", "the loss is NaN, and so would be all that follows", "NaN in targets")
 def nan_target() -> Parts:
     y = torch.randn(10, 1)
     y[3] = float("nan")
     return network(1), nn.MSELoss(), (torch.randn(10, 5), y)
+
+
+# fmt: off
+habits("a DataLoader that shuffles, mean loss", name="shuffled_loader")(
+    lambda: (network(), nn.CrossEntropyLoss(),
+    DataLoader(TensorDataset(*samples(12)), batch_size=5, shuffle=True)))
+habits("a DataLoader with a smaller last batch", name="ragged_loader")(
+    lambda: (network(), nn.CrossEntropyLoss(), DataLoader(TensorDataset(*samples(11)), batch_size=4)))
+habits.undefined("random augmentation in the Dataset's __getitem__",
+    "each pass over the data has other images: there is no one loss", "augment|pass", name="augmentation")(
+    lambda: (network(), nn.CrossEntropyLoss(),
+    DataLoader(Rows(*samples(12), lambda x, y: (x + 0.1 * torch.randn(5), y)), batch_size=4)))
+habits.undefined("CrossEntropyLoss(reduction='sum')",
+    "a sum grows with the data; the message says to give the mean", "sum", after=mean_of_sum,
+    name="reduction_sum")(
+    lambda: (network(), nn.CrossEntropyLoss(reduction="sum"), samples()))
+habits.undefined("reduction='none'", "a loss is one number", "one number", after=mean_of_sum,
+    name="reduction_none")(
+    lambda: (network(), nn.CrossEntropyLoss(reduction="none"), samples()))
+habits.undefined("outputs (N, 1) against targets (N,): an error that broadcasts",
+    "each output is compared with each target; nearly always a mistake", "broadcast|\\(N, 1\\)|shape",
+    after=broadcast, name="broadcasting")(
+    lambda: (network(1), lambda o, y: ((o - y) ** 2).mean(), (torch.randn(10, 5), torch.randn(10))))
+habits.no_hessian("accuracy as the loss", "it has no gradient", words="gradient|derivative", name="accuracy")(
+    lambda: (network(), lambda o, y: 1 - (o.argmax(1) == y).float().mean(), samples()))
+habits.no_hessian("loss.item()", "a number without a graph has no gradient", words="gradient|derivative",
+    total=lambda model, loss, data: torch.as_tensor(once(model, loss, data)), name="item")(
+    lambda: (network(), lambda o, y: F.cross_entropy(o, y).item(), samples()))
+habits.random("noise added to the inputs in the loss", "the noise is drawn in each pass", name="noisy_loss")(
+    lambda: (network(), lambda o, y: F.cross_entropy(o + 0.1 * torch.randn_like(o), y), samples()))
+habits("entropy bonus and confidence penalty, torch.distributions in the loss", name="confidence_penalty")(
+    lambda: (network(),
+    lambda o, y: F.cross_entropy(o, y) - 0.1 * torch.distributions.Categorical(logits=o).entropy().mean(),
+    samples()))
+habits("nn.DataParallel around the model", name="data_parallel")(
+    lambda: (nn.DataParallel(network()), nn.CrossEntropyLoss(), samples()))

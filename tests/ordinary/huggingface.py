@@ -48,11 +48,6 @@ def of_words(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-@huggingface("GPT-2, a dict with labels, loss None", total=next_words)
-def gpt2_labels() -> Parts:
-    return made("gpt2"), None, causal()
-
-
 @huggingface("GPT-2, batches of a collator, each padded to its longest", total=next_words)
 def gpt2_collator() -> Parts:
     def cut(batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -60,16 +55,6 @@ def gpt2_collator() -> Parts:
         return {k: v[:, :longest] for k, v in batch.items()}
 
     return made("gpt2"), None, [cut(causal(3)), cut(causal(3)), cut(causal(2))]
-
-
-@huggingface("GPT-2, own shifted loss of out.logits, padding −100", says=COUNTED)
-def gpt2_own_loss() -> Parts:
-    return made("gpt2"), lambda out, labels: shifted(out.logits, labels), causal()
-
-
-@huggingface("Llama, loss None", total=next_words, inside=torch.float32)
-def llama() -> Parts:
-    return made("llama"), None, causal()
 
 
 @huggingface("BERT for classes, a Dataset of dicts as the Trainer takes it", total=of_logits(F.cross_entropy))
@@ -81,61 +66,16 @@ def bert_classes() -> Parts:
     return made("SequenceClassification"), None, reviews
 
 
-@huggingface("BERT for classes, cross-entropy of out.logits")
-def bert_logits() -> Parts:
-    return (
-        made("SequenceClassification"),
-        lambda out, y: F.cross_entropy(out.logits, y),
-        {**text(), "labels": torch.randint(3, (N,))},
-    )
-
-
 def regression(logits: Tensor, labels: Tensor) -> Tensor:
     return F.mse_loss(logits.squeeze(), labels)
 
 
-@huggingface("BERT for regression (num_labels=1)", total=of_logits(regression))
-def bert_regression() -> Parts:
-    return made("SequenceClassification", num_labels=1), None, {**text(), "labels": torch.randn(N)}
-
-
-@huggingface(
-    "BERT for several labels (multi_label_classification)",
-    total=of_logits(F.binary_cross_entropy_with_logits),
-)
-def bert_multi_label() -> Parts:
-    model = made("SequenceClassification", problem_type="multi_label_classification")
-    return model, None, {**text(), "labels": torch.randint(2, (N, 3)).float()}
-
-
-@huggingface("BERT for tags of words, −100 at padding", total=of_logits(of_words))
-def bert_tags() -> Parts:
-    batch = text()
-    return (
-        made("TokenClassification"),
-        None,
-        {**batch, "labels": (batch["input_ids"] % 3).masked_fill(batch["attention_mask"] == 0, -100)},
-    )
-
-
-@huggingface("BERT for masked words", total=of_logits(of_words))
-def bert_masked_words() -> Parts:
-    batch = text()
-    return made("MaskedLM"), None, {**batch, "labels": some_words(batch)}
-
-
 def spans(model: nn.Module, loss: Any, data: Any) -> Tensor:
-    names = ("start_positions", "end_positions")
+    names = "start_positions", "end_positions"
     out = model(**{k: v for k, v in data.items() if k not in names})
     return (
         F.cross_entropy(out.start_logits, data[names[0]]) + F.cross_entropy(out.end_logits, data[names[1]])
     ) / 2
-
-
-@huggingface("BERT for questions: start_positions and end_positions in the inputs, loss None", total=spans)
-def bert_questions() -> Parts:
-    batch = {"start_positions": torch.randint(LENGTH, (N,)), "end_positions": torch.randint(LENGTH, (N,))}
-    return made("QuestionAnswering", num_labels=2), None, {**text(), **batch}
 
 
 @huggingface("BERT as a sentence encoder, mean pooling, in-batch negatives", says=TOGETHER)
@@ -154,16 +94,8 @@ def bert_sentences() -> Parts:
 
     model = Encoder()
     model.bert.pooler.requires_grad_(False)
-    return (
-        model,
-        lambda s, _: F.cross_entropy(s, torch.arange(len(s))),
-        ({"anchor": text(), "positive": text()}, torch.zeros(N)),
-    )
-
-
-@huggingface("ViT for classes of images", total=of_logits(F.cross_entropy))
-def vit() -> Parts:
-    return made("vit"), None, pictures(N)
+    data = {"anchor": text(), "positive": text()}, torch.zeros(N)
+    return model, lambda s, _: F.cross_entropy(s, torch.arange(len(s))), data
 
 
 def answers(model: nn.Module, loss: Any, data: Any) -> Tensor:
@@ -173,11 +105,6 @@ def answers(model: nn.Module, loss: Any, data: Any) -> Tensor:
 @huggingface("T5: sequence to sequence, labels −100 at padding", total=answers, inside=torch.float32)
 def t5() -> Parts:
     return made("t5"), None, {**text(), "labels": causal()["labels"]}
-
-
-@huggingface("Whisper: spectrograms to text", total=answers)
-def whisper() -> Parts:
-    return made("whisper"), None, {"input_features": torch.randn(N, 3, 8), "labels": causal()["labels"]}
 
 
 def pixels(model: nn.Module, loss: Any, data: Any) -> Tensor:
@@ -202,12 +129,6 @@ def pairs_of_clip(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
 
 
-@huggingface("CLIP with return_loss, a dict", total=pairs_of_clip, says=TOGETHER)
-def clip() -> Parts:
-    pixels = pictures(N)["pixel_values"]
-    return made("clip"), None, {**text(), "pixel_values": pixels, "return_loss": True}
-
-
 def adapted(model: Any, config: str, **options: Any) -> Any:
     """``model`` under an adapter of peft, moved from where training begins."""
     package = importlib.import_module("peft")
@@ -221,20 +142,17 @@ def adapted(model: Any, config: str, **options: Any) -> Any:
 
 @peft("LoRA on GPT-2", total=next_words)
 def lora_gpt2() -> Parts:
-    return (
-        adapted(
-            made("gpt2"),
-            "LoraConfig",
-            r=2,
-            lora_alpha=4,
-            lora_dropout=0.1,
-            target_modules=["c_attn"],
-            fan_in_fan_out=True,
-            task_type="CAUSAL_LM",
-        ),
-        None,
-        causal(),
+    model = adapted(
+        made("gpt2"),
+        "LoraConfig",
+        r=2,
+        lora_alpha=4,
+        lora_dropout=0.1,
+        target_modules=["c_attn"],
+        fan_in_fan_out=True,
+        task_type="CAUSAL_LM",
     )
+    return model, None, causal()
 
 
 @peft("LoRA on BERT for classes, modules_to_save", total=of_logits(F.cross_entropy))
@@ -291,15 +209,40 @@ def ia3_t5() -> Parts:
     )
 
 
-@peft("prefix tuning on GPT-2: keys and values before the text", total=next_words)
-def prefix_gpt2() -> Parts:
-    return (
-        adapted(made("gpt2"), "PrefixTuningConfig", num_virtual_tokens=2, task_type="CAUSAL_LM"),
-        None,
-        causal(),
-    )
-
-
-@peft("LoRA merged into the weights (merge_and_unload), all of them trainable again", total=next_words)
-def lora_merged() -> Parts:
-    return lora_gpt2()[0].merge_and_unload().requires_grad_(True), None, causal()
+# fmt: off
+huggingface("GPT-2, a dict with labels, loss None", total=next_words, name="gpt2_labels")(
+    lambda: (made("gpt2"), None, causal()))
+huggingface("GPT-2, own shifted loss of out.logits, padding −100", says=COUNTED, name="gpt2_own_loss")(
+    lambda: (made("gpt2"), lambda out, labels: shifted(out.logits, labels), causal()))
+huggingface("Llama, loss None", total=next_words, inside=torch.float32, name="llama")(
+    lambda: (made("llama"), None, causal()))
+huggingface("BERT for classes, cross-entropy of out.logits", name="bert_logits")(
+    lambda: (made("SequenceClassification"), lambda out, y: F.cross_entropy(out.logits, y),
+    {**text(), "labels": torch.randint(3, (N,))}))
+huggingface("BERT for regression (num_labels=1)", total=of_logits(regression), name="bert_regression")(
+    lambda: (made("SequenceClassification", num_labels=1), None, {**text(), "labels": torch.randn(N)}))
+huggingface("BERT for several labels (multi_label_classification)",
+    total=of_logits(F.binary_cross_entropy_with_logits), name="bert_multi_label")(
+    lambda: (made("SequenceClassification", problem_type="multi_label_classification"), None,
+    {**text(), "labels": torch.randint(2, (N, 3)).float()}))
+huggingface("BERT for tags of words, −100 at padding", total=of_logits(of_words), name="bert_tags")(
+    lambda: (made("TokenClassification"), None,
+    {**(batch := text()), "labels": (batch["input_ids"] % 3).masked_fill(batch["attention_mask"] == 0, -100)}))
+huggingface("BERT for masked words", total=of_logits(of_words), name="bert_masked_words")(
+    lambda: (made("MaskedLM"), None, {**(batch := text()), "labels": some_words(batch)}))
+huggingface("BERT for questions: start_positions and end_positions in the inputs, loss None", total=spans,
+    name="bert_questions")(
+    lambda: (made("QuestionAnswering", num_labels=2), None,
+    {**text(), "start_positions": torch.randint(LENGTH, (N,)), "end_positions": torch.randint(LENGTH, (N,))}))
+huggingface("ViT for classes of images", total=of_logits(F.cross_entropy), name="vit")(
+    lambda: (made("vit"), None, pictures(N)))
+huggingface("Whisper: spectrograms to text", total=answers, name="whisper")(
+    lambda: (made("whisper"), None, {"input_features": torch.randn(N, 3, 8), "labels": causal()["labels"]}))
+huggingface("CLIP with return_loss, a dict", total=pairs_of_clip, says=TOGETHER, name="clip")(
+    lambda: (made("clip"), None, {**text(), "pixel_values": pictures(N)["pixel_values"], "return_loss": True}))
+peft("prefix tuning on GPT-2: keys and values before the text", total=next_words, name="prefix_gpt2")(
+    lambda: (adapted(made("gpt2"), "PrefixTuningConfig", num_virtual_tokens=2, task_type="CAUSAL_LM"), None,
+    causal()))
+peft("LoRA merged into the weights (merge_and_unload), all of them trainable again", total=next_words,
+    name="lora_merged")(
+    lambda: (lora_gpt2()[0].merge_and_unload().requires_grad_(True), None, causal()))

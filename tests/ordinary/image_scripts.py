@@ -328,11 +328,8 @@ def unet_of_single_images() -> Parts:
 
     masks = torch.rand(4, 5, 5) < 0.4
     masks[3] = False
-    return (
-        convolutions(1),
-        loss,
-        DataLoader(TensorDataset(torch.randn(4, 1, 5, 5), masks.long()), batch_size=1),
-    )
+    data = DataLoader(TensorDataset(torch.randn(4, 1, 5, 5), masks.long()), batch_size=1)
+    return convolutions(1), loss, data
 
 
 @image_scripts(
@@ -517,10 +514,6 @@ def jsd() -> Parts:
     says=BATCHES,
 )
 def fixmatch() -> Parts:
-    @module(net=net())
-    def model(self, x: Tensor, weak: Tensor, strong: Tensor) -> Tensor:
-        return self.net(torch.cat((x, weak, strong)))
-
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
         n = len(targets)
         weak, strong = logits[n:].chunk(2)
@@ -533,6 +526,7 @@ def fixmatch() -> Parts:
         ((torch.randn(n, 4), torch.randn(3 * n, 4), torch.randn(3 * n, 4)), torch.randint(3, (n,)))
         for n in (2, 2, 1)
     ]
+    model = module(net=net())(lambda self, x, weak, strong: self.net(torch.cat((x, weak, strong))))
     return model, loss, data
 
 
@@ -676,7 +670,7 @@ def pointnet_transform() -> Parts:
 def forward_forward() -> Parts:
     @module(layer=nn.Linear(4, 5))
     def model(self, positive: Tensor, negative: Tensor) -> tuple[Tensor, ...]:
-        x = (positive, negative)
+        x = positive, negative
         return tuple(
             torch.tanh(self.layer(z / (z.norm(2, 1, keepdim=True) + 1e-4))).pow(2).mean(1) for z in x
         )

@@ -79,34 +79,11 @@ class GPT(nn.Module):
         return logits, F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
 
 
-@language("minGPT: model(idx, targets) returns (logits, loss), −1 ignored", says=COUNTED)
-def mingpt() -> Parts:
-    idx = tokens()
-    targets = padded(-1)
-    return GPT(), lambda out, y: out[1], ((idx, targets), targets)
-
-
-@language("nanoGPT on characters: logits.view(−1, V), tied weights")
-def nanogpt() -> Parts:
-    ids = torch.randint(WORDS, (SAMPLES, LENGTH + 1))
-    return (
-        GPT(tied=True),
-        lambda logits, y: F.cross_entropy(logits.view(-1, WORDS), y.view(-1)),
-        (ids[:, :-1], ids[:, 1:].contiguous()),
-    )
-
-
 @language("padding ignored in a lambda: ignore_index=0", says=COUNTED)
 def padding_ignored() -> Parts:
     ids = padded()
     x, y = ids, F.pad(ids[:, 1:], (0, 1))
     return GPT(), lambda o, y: F.cross_entropy(o.view(-1, WORDS), y.view(-1), ignore_index=0), (x, y)
-
-
-@language("shifted tokens in the loss: o[:, :−1] against y[:, 1:]")
-def shifted() -> Parts:
-    ids = tokens()
-    return GPT(), lambda o, y: F.cross_entropy(o[:, :-1].reshape(-1, WORDS), y[:, 1:].reshape(-1)), (ids, ids)
 
 
 @language("shifted tokens with padding ignored", says=COUNTED)
@@ -118,12 +95,6 @@ def shifted_and_padded() -> Parts:
 
     ids = padded()
     return GPT(), loss, (ids, ids)
-
-
-@language("perplexity: exp of the mean cross-entropy", says=TOGETHER)
-def perplexity() -> Parts:
-    ids = torch.randint(WORDS, (SAMPLES, LENGTH + 1))
-    return GPT(), lambda o, y: torch.exp(F.cross_entropy(o.transpose(1, 2), y)), (ids[:, :-1], ids[:, 1:])
 
 
 @language("word_language_model: LSTM that returns (output, hidden)")
@@ -263,7 +234,7 @@ def packed_lstm() -> Parts:
         return self.fc(torch.cat((hidden[-2], hidden[-1]), dim=1)).squeeze(1)
 
     text = padded()
-    return (model, nn.BCEWithLogitsLoss(), ((text, (text != 0).sum(1)), torch.randint(2, (SAMPLES,)).float()))
+    return model, nn.BCEWithLogitsLoss(), ((text, (text != 0).sum(1)), torch.randint(2, (SAMPLES,)).float())
 
 
 @language("masked words: −100 elsewhere, a lambda that transposes", says=COUNTED)
@@ -428,7 +399,7 @@ def reward_model() -> Parts:
             [self.head(self.gru(self.embed(x))[0][:, -1]) for x in (input_ids_chosen, input_ids_rejected)], 1
         )
 
-    data = ({"input_ids_chosen": tokens(), "input_ids_rejected": tokens()}, torch.zeros(SAMPLES))
+    data = {"input_ids_chosen": tokens(), "input_ids_rejected": tokens()}, torch.zeros(SAMPLES)
     return model, lambda r, _: -F.logsigmoid(r[:, 0] - r[:, 1]).mean(), data
 
 
@@ -456,12 +427,23 @@ def unpacked_gru() -> Parts:
     @module(embed=nn.Embedding(WORDS, 3), gru=nn.GRU(3, 3, batch_first=True), out=nn.Linear(3, 2))
     def model(self, ids: Tensor, lengths: Tensor) -> Tensor:
         packed = pack_padded_sequence(self.embed(ids), lengths, batch_first=True, enforce_sorted=False)
-        output, _ = pad_packed_sequence(self.gru(packed)[0], batch_first=True, padding_value=-1e9)
+        output, _ = pad_packed_sequence(self.gru(packed)[0], batch_first=True, padding_value=-1000000000.0)
         return self.out(output.max(1).values)
 
     ids = padded()
-    return (
-        model,
-        F.cross_entropy,
-        ({"ids": ids, "lengths": (ids != 0).sum(1)}, torch.randint(2, (SAMPLES,))),
-    )
+    data = {"ids": ids, "lengths": (ids != 0).sum(1)}, torch.randint(2, (SAMPLES,))
+    return model, F.cross_entropy, data
+
+
+# fmt: off
+language("minGPT: model(idx, targets) returns (logits, loss), −1 ignored", says=COUNTED, name="mingpt")(
+    lambda: (GPT(), lambda out, y: out[1], ((tokens(), (targets := padded(-1))), targets)))
+language("nanoGPT on characters: logits.view(−1, V), tied weights", name="nanogpt")(
+    lambda: (GPT(tied=True), lambda logits, y: F.cross_entropy(logits.view(-1, WORDS), y.view(-1)),
+    ((ids := torch.randint(WORDS, (SAMPLES, LENGTH + 1)))[:, :-1], ids[:, 1:].contiguous())))
+language("shifted tokens in the loss: o[:, :−1] against y[:, 1:]", name="shifted")(
+    lambda: (GPT(), lambda o, y: F.cross_entropy(o[:, :-1].reshape(-1, WORDS), y[:, 1:].reshape(-1)),
+    ((ids := tokens()), ids)))
+language("perplexity: exp of the mean cross-entropy", says=TOGETHER, name="perplexity")(
+    lambda: (GPT(), lambda o, y: torch.exp(F.cross_entropy(o.transpose(1, 2), y)),
+    ((ids := torch.randint(WORDS, (SAMPLES, LENGTH + 1)))[:, :-1], ids[:, 1:])))

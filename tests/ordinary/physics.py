@@ -78,7 +78,7 @@ def interior_and_boundary() -> Parts:
     def loss(out: Any, y: Tensor) -> Tensor:
         return out["residual"].pow(2).mean() + 10 * F.mse_loss(out["boundary"], y)
 
-    return (model, loss, [({"interior": torch.rand(15, 2), "boundary": torch.rand(6, 2)}, torch.zeros(6, 1))])
+    return model, loss, [({"interior": torch.rand(15, 2), "boundary": torch.rand(6, 2)}, torch.zeros(6, 1))]
 
 
 def whole_pinn(model: nn.Module, loss: Any, data: Any) -> Tensor:
@@ -213,19 +213,7 @@ def relative_l2(o: Tensor, y: Tensor) -> Tensor:
     return ((o - y).flatten(1).norm(dim=1) / y.flatten(1).norm(dim=1)).mean()
 
 
-@physics.refused(
-    "FNO with complex weights", "θ is a vector of real numbers; the message says how to write them", "complex"
-)
-def fno_complex() -> Parts:
-    return FNO1d(True), relative_l2, (torch.randn(5, 8, 1), torch.randn(5, 8, 1))
-
-
 # The gradients of all parameters in one vector, which the reference would differentiate, are cut at odd places.
-@physics("FNO with view_as_complex of real weights, relative L2 loss", differences=True)
-def fno() -> Parts:
-    return FNO1d(False), relative_l2, (torch.randn(5, 8, 1), torch.randn(5, 8, 1))
-
-
 @physics("Hamiltonian network: time derivatives by autograd.grad of H")
 def hamiltonian() -> Parts:
     @module(H=mlp(2))
@@ -286,11 +274,8 @@ def nerf() -> Parts:
         clear = torch.cumprod(torch.cat([torch.ones_like(alpha[:, :1]), 1 - alpha + 1e-10], 1), 1)[:, :-1]
         return ((alpha * clear)[..., None] * raw[..., :3].sigmoid()).sum(1)
 
-    return (
-        model,
-        lambda rgb, target: F.mse_loss(rgb, target),
-        ((torch.randn(8, 5, 3), 0.2 * torch.ones(8, 5)), torch.rand(8, 3)),
-    )
+    data = (torch.randn(8, 5, 3), 0.2 * torch.ones(8, 5)), torch.rand(8, 3)
+    return model, lambda rgb, target: F.mse_loss(rgb, target), data
 
 
 @physics("Kolmogorov-Arnold network: Chebyshev polynomials on each edge")
@@ -332,3 +317,11 @@ def hutchinson_divergence() -> Parts:
         return (0.5 * z.pow(2).sum(1) - log_det).mean()
 
     return model, loss, (torch.randn(10, 2), torch.zeros(10))
+
+
+# fmt: off
+physics.refused("FNO with complex weights",
+    "θ is a vector of real numbers; the message says how to write them", "complex", name="fno_complex")(
+    lambda: (FNO1d(True), relative_l2, (torch.randn(5, 8, 1), torch.randn(5, 8, 1))))
+physics("FNO with view_as_complex of real weights, relative L2 loss", differences=True, name="fno")(
+    lambda: (FNO1d(False), relative_l2, (torch.randn(5, 8, 1), torch.randn(5, 8, 1))))

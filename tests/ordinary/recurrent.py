@@ -85,15 +85,12 @@ def speech_ctc() -> Parts:
 
     criterion = nn.CTCLoss(blank=0, zero_infinity=True)
 
-    def loss(log_probs: Tensor, y: Any) -> Tensor:
-        return criterion(log_probs, *y)
-
     def batch(n: int) -> Any:
         lengths = torch.randint(1, 4, (n,))
         labels = torch.randint(1, 5, (n, 3)) * (torch.arange(3) < lengths[:, None])
         return torch.randn(n, 8, 3), (labels, torch.full((n,), 8), lengths)
 
-    return model, loss, [batch(4), batch(4)]
+    return model, lambda log_probs, y: criterion(log_probs, *y), [batch(4), batch(4)]
 
 
 @recurrent("attention seq2seq with teacher forcing, mask of padding by hand", says=COUNTED)
@@ -247,14 +244,8 @@ def ppo() -> Parts:
 
 @recurrent("REINFORCE with a Gaussian policy, log_std a parameter")
 def reinforce() -> Parts:
-    @module(
+    model = module(
         mean=nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), log_std=nn.Parameter(torch.zeros(2))
-    )
-    def model(self, s: Tensor) -> Any:
-        return torch.distributions.Normal(self.mean(s), self.log_std.exp())
-
-    return (
-        model,
-        lambda d, y: -(d.log_prob(y[0]).sum(-1) * y[1]).mean(),
-        (torch.randn(12, 3), (torch.randn(12, 2), torch.randn(12))),
-    )
+    )(lambda self, s: torch.distributions.Normal(self.mean(s), self.log_std.exp()))
+    data = torch.randn(12, 3), (torch.randn(12, 2), torch.randn(12))
+    return model, lambda d, y: -(d.log_prob(y[0]).sum(-1) * y[1]).mean(), data

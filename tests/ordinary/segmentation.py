@@ -53,11 +53,6 @@ def maps(samples: int = 6, size: int = 6, void: float = 0.2) -> tuple[Tensor, Te
     return torch.randn(samples, 1, size, size), y.masked_fill(torch.rand(y.shape) < share, 255)
 
 
-@segmentation("U-Net, BCEWithLogitsLoss")
-def unet_bce() -> Parts:
-    return UNet(), nn.BCEWithLogitsLoss(), masks()
-
-
 class DiceLoss(nn.Module):
     """Over the whole batch, as segmentation_models.pytorch has it."""
 
@@ -72,11 +67,6 @@ class DiceLoss(nn.Module):
         cardinality = torch.sum(y_pred + y_true, dim=(0, 2))
         scores = (2.0 * intersection + self.smooth) / (cardinality + self.smooth).clamp_min(self.eps)
         return (1.0 - scores).mean()
-
-
-@segmentation("U-Net, DiceLoss over the batch (segmentation_models.pytorch)", says=TOGETHER)
-def unet_dice() -> Parts:
-    return UNet(), DiceLoss(), masks()
 
 
 @segmentation("U-Net, Dice + BCE", says=TOGETHER)
@@ -136,16 +126,6 @@ def sigmoid_focal() -> Parts:
     return UNet(), sigmoid_focal_loss, masks()
 
 
-@segmentation("CrossEntropyLoss(ignore_index=255)")
-def ignore_255() -> Parts:
-    return UNet(3), nn.CrossEntropyLoss(ignore_index=255), maps()
-
-
-@segmentation("ignore_index=255 in a lambda", says=COUNTED)
-def ignore_255_lambda() -> Parts:
-    return UNet(3), lambda o, y: F.cross_entropy(o, y, ignore_index=255), maps()
-
-
 @segmentation("DeepLab reference script: dict with 'out' and 'aux', ignore_index=255", says=COUNTED)
 def deeplab_criterion() -> Parts:
     @module(
@@ -172,27 +152,6 @@ def deeplab_criterion() -> Parts:
 
 
 CLASS_WEIGHTS = torch.tensor([0.5, 2.0, 4.0])
-
-
-@segmentation("CrossEntropyLoss with class weights")
-def class_weights() -> Parts:
-    return UNet(3), nn.CrossEntropyLoss(weight=CLASS_WEIGHTS.clone()), maps(void=0)
-
-
-@segmentation("class weights in a function", says=COUNTED)
-def class_weights_function() -> Parts:
-    def criterion(o: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(o, y, weight=CLASS_WEIGHTS.to(o))
-
-    return UNet(3), criterion, maps(void=0)
-
-
-@segmentation("class weights and ignore_index in a function", says=COUNTED)
-def class_weights_and_void() -> Parts:
-    def criterion(o: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(o, y, weight=CLASS_WEIGHTS.to(o), ignore_index=255)
-
-    return UNet(3), criterion, maps()
 
 
 @segmentation("U-Net paper: a map of weights beside the labels, mean over all pixels")
@@ -244,11 +203,8 @@ def volumes() -> Parts:
         nn.Conv3d(2, 1, 1),
         nn.Sigmoid(),
     )
-
-    def dice(o: Tensor, y: Tensor) -> Tensor:
-        return 1 - (2 * (o * y).sum() + 1) / ((o**2).sum() + (y**2).sum() + 1)
-
-    return model, dice, [(torch.randn(2, 1, 4, 4, 4), (torch.rand(2, 1, 4, 4, 4) < 0.3).float())]
+    data = [(torch.randn(2, 1, 4, 4, 4), (torch.rand(2, 1, 4, 4, 4) < 0.3).float())]
+    return model, lambda o, y: 1 - (2 * (o * y).sum() + 1) / ((o**2).sum() + (y**2).sum() + 1), data
 
 
 @segmentation("Lovász hinge over the batch: errors are sorted", says=TOGETHER)
@@ -276,3 +232,20 @@ def hard_pixels() -> Parts:
         return losses.topk(len(losses) // 4).values.mean()
 
     return UNet(3), ohem, maps()
+
+
+# fmt: off
+segmentation("U-Net, BCEWithLogitsLoss", name="unet_bce")(lambda: (UNet(), nn.BCEWithLogitsLoss(), masks()))
+segmentation("U-Net, DiceLoss over the batch (segmentation_models.pytorch)", says=TOGETHER, name="unet_dice")(
+    lambda: (UNet(), DiceLoss(), masks()))
+segmentation("CrossEntropyLoss(ignore_index=255)", name="ignore_255")(
+    lambda: (UNet(3), nn.CrossEntropyLoss(ignore_index=255), maps()))
+segmentation("ignore_index=255 in a lambda", says=COUNTED, name="ignore_255_lambda")(
+    lambda: (UNet(3), lambda o, y: F.cross_entropy(o, y, ignore_index=255), maps()))
+segmentation("CrossEntropyLoss with class weights", name="class_weights")(
+    lambda: (UNet(3), nn.CrossEntropyLoss(weight=CLASS_WEIGHTS.clone()), maps(void=0)))
+segmentation("class weights in a function", says=COUNTED, name="class_weights_function")(
+    lambda: (UNet(3), lambda o, y: F.cross_entropy(o, y, weight=CLASS_WEIGHTS.to(o)), maps(void=0)))
+segmentation("class weights and ignore_index in a function", says=COUNTED, name="class_weights_and_void")(
+    lambda: (UNet(3), lambda o, y: F.cross_entropy(o, y, weight=CLASS_WEIGHTS.to(o), ignore_index=255),
+    maps()))

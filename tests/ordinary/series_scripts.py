@@ -133,7 +133,7 @@ def brits() -> Parts:
     says=EITHER,
 )
 def masked_quantiles() -> Parts:
-    quantiles = (0.1, 0.5, 0.9)
+    quantiles = 0.1, 0.5, 0.9
 
     def loss(pred: Tensor, y: Any) -> Tensor:
         target, lengths = y
@@ -146,11 +146,8 @@ def masked_quantiles() -> Parts:
     lengths = torch.tensor([4, 4, 4, 4, 1, 3, 2, 4])
     model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 3))
     x, target = torch.randn(8, 4, 2), torch.randn(8, 4)
-    return (
-        model,
-        loss,
-        [(a, (b, c)) for a, b, c in zip(x.split(3), target.split(3), lengths.split(3), strict=True)],
-    )
+    data = [(a, (b, c)) for a, b, c in zip(x.split(3), target.split(3), lengths.split(3), strict=True)]
+    return model, loss, data
 
 
 @series_scripts(
@@ -178,11 +175,8 @@ def nbeats() -> Parts:
     mask = torch.ones(7, 2)
     mask[5:, 1] = 0
     x = torch.rand(7, 4), (torch.rand(7, 4) < 0.8).float()
-    return (
-        model,
-        loss,
-        DataLoader(TensorDataset(*x, torch.rand(7, 2) + 0.5, mask), batch_size=3, collate_fn=pairs),
-    )
+    data = DataLoader(TensorDataset(*x, torch.rand(7, 2) + 0.5, mask), batch_size=3, collate_fn=pairs)
+    return model, loss, data
 
 
 def pairs(rows: list[Any]) -> Any:
@@ -262,7 +256,7 @@ def cleanrl_ppo() -> Parts:
         return policy - 0.01 * probs.entropy().mean() + v_loss * 0.5
 
     def batch(n: int) -> Any:
-        names = ("advantages", "values", "returns")
+        names = "advantages", "values", "returns"
         y = {name: torch.randn(n) for name in names}
         return torch.randn(n, 4), {
             **y,
@@ -358,11 +352,8 @@ def fastspeech() -> Parts:
 
     sources, frames = [4, 4, 4, 4, 4, 1, 2], [8, 8, 8, 8, 8, 2, 7]
     y = {"mel": torch.randn(7, 8, 2), "duration": torch.randint(1, 4, (7, 4))}
-    return (
-        model,
-        loss,
-        (torch.randn(7, 4, 2), {**y, "src_mask": mask_of(sources), "mel_mask": mask_of(frames)}),
-    )
+    data = torch.randn(7, 4, 2), {**y, "src_mask": mask_of(sources), "mel_mask": mask_of(frames)}
+    return model, loss, data
 
 
 @series_scripts(
@@ -527,11 +518,8 @@ def maml() -> Parts:
         inputs = torch.randn(n, 4, 2), torch.randint(2, (n, 4)), torch.randn(n, 3, 2)
         return inputs, torch.randint(2, (n, 3))
 
-    return (
-        Learner(),
-        lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten()),
-        [batch(2), batch(2), batch(1)],
-    )
+    data = [batch(2), batch(2), batch(1)]
+    return Learner(), lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten()), data
 
 
 @series_scripts(

@@ -75,29 +75,6 @@ def with_targets(*batches: Batch) -> list[Any]:
 
 
 @table_scripts(
-    "PyG's GIN on MUTAG: a batch of graphs is one object, data = [(batch, batch.y)], three graphs or one",
-    source="pyg-team/pytorch_geometric: examples/mutag_gin.py",
-    small=True,
-    total=by_size,
-)
-def mutag_gin() -> Parts:
-    return Rings(), F.cross_entropy, with_targets(graphs([3, 4, 5]), graphs([6, 3, 4]), graphs([5]))
-
-
-@table_scripts(
-    "PyG's PPI: labels of nodes, BCE over the nodes of two graphs or one as an object",
-    source="pyg-team/pytorch_geometric: examples/ppi.py",
-    small=True,
-    total=by_size,
-    other=per_batch,
-    says=None,
-)
-def ppi() -> Parts:
-    batches = [graphs(sizes, torch.randint(2, (sum(sizes), 3)).float()) for sizes in ([3, 4], [8, 5], [4])]
-    return Rings(3, pool=False), nn.BCEWithLogitsLoss(), with_targets(*batches)
-
-
-@table_scripts(
     "OGB's molecules: an object, targets NaN where there is no label (late), BCE of the others, two graphs a batch",
     source="snap-stanford/ogb: examples/graphproppred/mol/main_pyg.py",
     small=True,
@@ -115,11 +92,8 @@ def ogb_molecules() -> Parts:
     nan = float("nan")
     targets = [[[1, 0], [0, 0]], [[0, 1], [1, 1]], [[nan, nan], [1, nan]], [[0, nan]]]
     sizes = [[3, 4], [5, 3], [4, 4], [6]]
-    return (
-        Rings(),
-        loss,
-        with_targets(*(graphs(n, torch.tensor(y).float()) for n, y in zip(sizes, targets, strict=True))),
-    )
+    data = with_targets(*(graphs(n, torch.tensor(y).float()) for n, y in zip(sizes, targets, strict=True)))
+    return Rings(), loss, data
 
 
 @table_scripts(
@@ -289,10 +263,6 @@ def micrograd() -> Parts:
     says=EITHER,
 )
 def ranknet_lists() -> Parts:
-    @module(net=net(3, 1))
-    def model(self, x: Tensor) -> Tensor:
-        return self.net(x).squeeze(-1)
-
     def loss(pred: Tensor, true: Tensor) -> Tensor:
         pred, true = pred.clone(), true.clone()
         mask = true == -1
@@ -300,7 +270,7 @@ def ranknet_lists() -> Parts:
         pairs = list(itertools.product(range(true.shape[1]), repeat=2))
         truths, preds = true[:, pairs], pred[:, pairs]
         differences = truths[:, :, 0] - truths[:, :, 1]
-        chosen = (differences > 0) & (~torch.isinf(differences))
+        chosen = (differences > 0) & ~torch.isinf(differences)
         scores = (preds[:, :, 0] - preds[:, :, 1])[chosen]
         return nn.BCEWithLogitsLoss()(scores, torch.ones_like(scores))
 
@@ -315,6 +285,7 @@ def ranknet_lists() -> Parts:
             [2, 1, 0, 3],
         ]
     ).float()
+    model = module(net=net(3, 1))(lambda self, x: self.net(x).squeeze(-1))
     return model, loss, (torch.randn(7, 4, 3), true)
 
 
@@ -493,16 +464,6 @@ class LoraLinear(nn.Linear):
 
 
 @table_scripts(
-    "loralib as it comes (merge_weights=True), biases trained as well",
-    source="microsoft/LoRA: loralib/layers.py",
-    total=flow_in_training,
-)
-def loralib() -> Parts:
-    model = nn.Sequential(LoraLinear(4, 4), nn.Tanh(), LoraLinear(4, 3))
-    return model, nn.CrossEntropyLoss(), (torch.randn(10, 4), torch.randint(3, (10,)))
-
-
-@table_scripts(
     "escnn: eval() expands the basis of a rotation-equivariant convolution into a filter",
     source="QUVA-Lab/escnn: escnn/nn/modules/conv/r2convolution.py",
     total=flow_in_training,
@@ -584,11 +545,8 @@ def spectral_steps() -> Parts:
             return F.linear(x, w / self.u.dot(w.mv(self.v)), self.bias)
 
     model = nn.Sequential(SpectralNorm(4, 4), nn.Tanh(), nn.Linear(4, 1))
-    return (
-        model,
-        lambda out, y: F.relu(1 - y * out.squeeze(1)).mean(),
-        (torch.randn(9, 4), torch.randint(2, (9,)) * 2.0 - 1),
-    )
+    data = torch.randn(9, 4), torch.randint(2, (9,)) * 2.0 - 1
+    return model, lambda out, y: F.relu(1 - y * out.squeeze(1)).mean(), data
 
 
 NO_GRADIENT = "a metric of NumPy has no gradient"
@@ -626,18 +584,6 @@ def macro_f1(out: Tensor, y: Tensor) -> float:
 
 
 @table_scripts.no_hessian(
-    "GLUE's compute_metrics as the loss of a contour: macro F1 by scikit-learn, a rare class late",
-    NO_GRADIENT,
-    words="gradient|derivative|graph",
-    source="huggingface/transformers: examples/pytorch/text-classification/run_glue.py",
-    says=None,
-    total=metric(macro_f1),
-)
-def glue_f1() -> Parts:
-    return net(), macro_f1, (torch.randn(14, 4), torch.tensor([0, 1] * 6 + [2, 2]))
-
-
-@table_scripts.no_hessian(
     "mean absolute error by scikit-learn on NumPy arrays, three rows a batch",
     NO_GRADIENT,
     words="gradient|derivative|graph",
@@ -651,3 +597,23 @@ def glue_f1() -> Parts:
 def sklearn_mae() -> Parts:
     data = DataLoader(TensorDataset(torch.randn(8, 4), torch.randn(8, 1)), batch_size=3)
     return net(4, 1), lambda out, y: mean_absolute_error(y.numpy(), out.detach().numpy()), data
+
+
+# fmt: off
+table_scripts("PyG's GIN on MUTAG: a batch of graphs is one object, data = [(batch, batch.y)], three graphs or one",
+    source="pyg-team/pytorch_geometric: examples/mutag_gin.py", small=True, total=by_size, name="mutag_gin")(
+    lambda: (Rings(), F.cross_entropy, with_targets(graphs([3, 4, 5]), graphs([6, 3, 4]), graphs([5]))))
+table_scripts("PyG's PPI: labels of nodes, BCE over the nodes of two graphs or one as an object",
+    source="pyg-team/pytorch_geometric: examples/ppi.py", small=True, total=by_size, other=per_batch, says=None,
+    name="ppi")(
+    lambda: (Rings(3, pool=False), nn.BCEWithLogitsLoss(),
+    with_targets(*[graphs(sizes, torch.randint(2, (sum(sizes), 3)).float()) for sizes in ([3, 4], [8, 5], [4])])))
+table_scripts("loralib as it comes (merge_weights=True), biases trained as well",
+    source="microsoft/LoRA: loralib/layers.py", total=flow_in_training, name="loralib")(
+    lambda: (nn.Sequential(LoraLinear(4, 4), nn.Tanh(), LoraLinear(4, 3)), nn.CrossEntropyLoss(),
+    (torch.randn(10, 4), torch.randint(3, (10,)))))
+table_scripts.no_hessian("GLUE's compute_metrics as the loss of a contour: macro F1 by scikit-learn, a rare class late",
+    NO_GRADIENT, words="gradient|derivative|graph",
+    source="huggingface/transformers: examples/pytorch/text-classification/run_glue.py", says=None,
+    total=metric(macro_f1), name="glue_f1")(
+    lambda: (net(), macro_f1, (torch.randn(14, 4), torch.tensor([0, 1] * 6 + [2, 2]))))

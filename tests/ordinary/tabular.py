@@ -39,11 +39,6 @@ def survival(samples: int = N) -> tuple[Tensor, Tensor]:
     return torch.rand(samples), events
 
 
-@tabular("Cox's partial likelihood (pycox)", says=TOGETHER)
-def cox() -> Parts:
-    return net(), lambda out, y: cox_ph(out, *y), (rows(), survival())
-
-
 @tabular("Cox's partial likelihood, targets in two columns, a list of batches", says=BATCHES, total=per_batch)
 def cox_batches() -> Parts:
     def batch(n: int) -> tuple[Tensor, Tensor]:
@@ -165,15 +160,6 @@ def noisy_labels() -> Parts:
     return net(3), loss, (rows(), torch.randint(3, (N,)))
 
 
-@tabular("RankNet: pairs of documents, BCE of the difference")
-def ranknet() -> Parts:
-    @module(model=net())
-    def model(self, x1: Tensor, x2: Tensor) -> Tensor:
-        return torch.sigmoid(self.model(x1) - self.model(x2))
-
-    return model, nn.BCELoss(), ((rows(), rows()), torch.randint(2, (N, 1)).float())
-
-
 @tabular("ListNet: lists of documents (N, L, F), masked by the padding value −1")
 def listnet() -> Parts:
     def list_net(y_pred: Tensor, y_true: Tensor) -> Tensor:
@@ -203,11 +189,6 @@ def pearson() -> Parts:
         return 1 - (a * b).sum() / (a.norm() * b.norm())
 
     return net(), loss, (rows(), torch.randn(N))
-
-
-@tabular("root mean squared error: torch.sqrt of MSELoss", says=TOGETHER)
-def rmse() -> Parts:
-    return net(), lambda o, y: torch.sqrt(nn.MSELoss()(o, y) + 1e-8), (rows(), torch.randn(N, 1))
 
 
 @tabular("Poisson regression of counts with an exposure beside them")
@@ -255,15 +236,11 @@ def entity_embeddings() -> Parts:
 
 @tabular("wide & deep: BCEWithLogits on squeezed logits")
 def wide_and_deep() -> Parts:
-    @module(wide=nn.Linear(6, 1), deep=net())
-    def model(self, wide: Tensor, deep: Tensor) -> Tensor:
-        return (self.wide(wide) + self.deep(deep)).squeeze(-1)
-
-    return (
-        model,
-        nn.BCEWithLogitsLoss(),
-        ((torch.randint(2, (N, 6)).float(), rows()), torch.randint(2, (N,)).float()),
+    model = module(wide=nn.Linear(6, 1), deep=net())(
+        lambda self, wide, deep: (self.wide(wide) + self.deep(deep)).squeeze(-1)
     )
+    data = (torch.randint(2, (N, 6)).float(), rows()), torch.randint(2, (N,)).float()
+    return model, nn.BCEWithLogitsLoss(), data
 
 
 @tabular("factorization machine")
@@ -329,11 +306,8 @@ def deep_coral() -> Parts:
         s, t = torch.tanh(self.features(source)), torch.tanh(self.features(target))
         return self.head(s), torch.cov(s.T), torch.cov(t.T)
 
-    return (
-        model,
-        lambda o, y: F.cross_entropy(o[0], y) + (o[1] - o[2]).pow(2).sum(),
-        ((rows(), rows() * 2), torch.randint(3, (N,))),
-    )
+    data = (rows(), rows() * 2), torch.randint(3, (N,))
+    return model, lambda o, y: F.cross_entropy(o[0], y) + (o[1] - o[2]).pow(2).sum(), data
 
 
 @tabular("negative log marginal likelihood of a deep-kernel Gaussian process", says=TOGETHER)
@@ -350,3 +324,13 @@ def deep_kernel() -> Parts:
         return (0.5 * y @ solved + chol.diagonal().log().sum()) / len(y)
 
     return model, nll, (rows(), torch.randn(N))
+
+
+# fmt: off
+tabular("Cox's partial likelihood (pycox)", says=TOGETHER, name="cox")(
+    lambda: (net(), lambda out, y: cox_ph(out, *y), (rows(), survival())))
+tabular("RankNet: pairs of documents, BCE of the difference", name="ranknet")(
+    lambda: (module(model=net())(lambda self, x1, x2: torch.sigmoid(self.model(x1) - self.model(x2))),
+    nn.BCELoss(), ((rows(), rows()), torch.randint(2, (N, 1)).float())))
+tabular("root mean squared error: torch.sqrt of MSELoss", says=TOGETHER, name="rmse")(
+    lambda: (net(), lambda o, y: torch.sqrt(nn.MSELoss()(o, y) + 1e-8), (rows(), torch.randn(N, 1))))

@@ -543,17 +543,6 @@ def squad(logits: Tensor, y: Any) -> Tensor:
 
 
 @text_scripts(
-    "BERT for questions: start and end are ignored beyond the text, each for itself; late rows are truncated",
-    source="huggingface/transformers: src/transformers/models/bert/modeling_bert.py",
-    says=TOGETHER,
-)
-def truncated_answers() -> Parts:
-    start = torch.tensor([0, 1, 2, 1, 0, 3, 2, 4, 9])
-    end = torch.tensor([1, 3, 2, 4, 2, 3, 4, 7, 11])
-    return Past(2), squad, (words(9, 5), (start, end))
-
-
-@text_scripts(
     "the same, whole answers alone are truncated, a loader of two",
     source="huggingface/transformers: src/transformers/models/bert/modeling_bert.py",
     small=True,
@@ -565,3 +554,11 @@ def truncated_answers_in_batches() -> Parts:
     end = torch.tensor([1, 3, 2, 11, 2, 3, 4, 8, 2])
     data = [((words(len(s), 5)), (s, e)) for s, e in zip(start.split(2), end.split(2), strict=True)]
     return Past(2), squad, data
+
+
+# fmt: off
+text_scripts("BERT for questions: start and end are ignored beyond the text, each for itself; late rows are truncated",
+    source="huggingface/transformers: src/transformers/models/bert/modeling_bert.py", says=TOGETHER,
+    name="truncated_answers")(
+    lambda: (Past(2), squad,
+    (words(9, 5), (torch.tensor([0, 1, 2, 1, 0, 3, 2, 4, 9]), torch.tensor([1, 3, 2, 4, 2, 3, 4, 7, 11])))))

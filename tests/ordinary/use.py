@@ -134,15 +134,20 @@ class Use:
 
 
 class Theme(list[Use]):
-    """A list of uses; ``@theme("title", …)`` adds the function that builds one, which is right."""
+    """A list of uses; ``@theme("title", …)`` adds the function that builds one, which is right.
+
+    Uses of one expression are rows at the end of a theme's file, ``theme("title", name="name")(lambda: …)``.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
 
-    def __call__(self, title: str, **expected: Any) -> Callable[[Callable[[], Parts]], Callable[[], Parts]]:
+    def __call__(
+        self, title: str, name: str = "", **expected: Any
+    ) -> Callable[[Callable[[], Parts]], Callable[[], Parts]]:
         def add(build: Callable[[], Parts]) -> Callable[[], Parts]:
-            self.append(Use(build.__name__, title, self.name, build, **expected))
+            self.append(Use(name or build.__name__, title, self.name, build, **expected))
             return build
 
         return add
@@ -154,9 +159,9 @@ class Theme(list[Use]):
         """It leaves open which loss is meant."""
         return self.refused(title, why, words, undefined=True, **expected)
 
-    def random(self, title: str, why: str) -> Any:
+    def random(self, title: str, why: str, **expected: Any) -> Any:
         """The loss draws random numbers, in eval mode, too."""
-        return self.undefined(title, why, "random", random=True, remedied=True, total=seeded)
+        return self.undefined(title, why, "random", random=True, remedied=True, total=seeded, **expected)
 
     def no_hessian(self, title: str, why: str, words: str = "derivative", **expected: Any) -> Any:
         """Gradients are not those of the loss's value, so that there is no second derivative."""

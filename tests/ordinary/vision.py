@@ -226,16 +226,6 @@ def squeeze_excitation() -> Parts:
     return model, nn.CrossEntropyLoss(), pictures()
 
 
-@vision("multi-label classification, BCEWithLogitsLoss with pos_weight")
-def multi_label() -> Parts:
-    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 3))
-    return (
-        model,
-        nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0, 1.0, 3.0])),
-        (pictures()[0], torch.randint(2, (8, 3)).float()),
-    )
-
-
 @vision("binary classification: BCELoss on sigmoid outputs, y.view(-1, 1)")
 def binary_bce() -> Parts:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 2), nn.ReLU(), nn.Linear(2, 1), nn.Sigmoid())
@@ -249,12 +239,9 @@ def mixup() -> Parts:
     x, y_a = pictures()
     index = torch.randperm(8)
     criterion = nn.CrossEntropyLoss()
-
-    def mixup_criterion(pred: Tensor, y: tuple[Tensor, Tensor]) -> Tensor:
-        return lam * criterion(pred, y[0]) + (1 - lam) * criterion(pred, y[1])
-
     model = nn.Sequential(nn.Conv2d(1, 2, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(18, 4))
-    return model, mixup_criterion, (lam * x + (1 - lam) * x[index], (y_a, y_a[index]))
+    data = lam * x + (1 - lam) * x[index], (y_a, y_a[index])
+    return model, lambda pred, y: lam * criterion(pred, y[0]) + (1 - lam) * criterion(pred, y[1]), data
 
 
 @vision("transfer learning: a frozen backbone and a new head")
@@ -360,11 +347,8 @@ def keypoints() -> Parts:
         heat, weight = target
         return 0.5 * F.mse_loss(output * weight[:, :, None, None], heat * weight[:, :, None, None])
 
-    return (
-        model,
-        joints_mse,
-        (torch.rand(6, 1, 6, 6), (torch.rand(6, 2, 6, 6), torch.randint(2, (6, 2)).float())),
-    )
+    data = torch.rand(6, 1, 6, 6), (torch.rand(6, 2, 6, 6), torch.randint(2, (6, 2)).float())
+    return model, joints_mse, data
 
 
 @vision("spatial transformer: affine_grid and grid_sample")
@@ -380,21 +364,6 @@ def spatial_transformer() -> Parts:
         return F.log_softmax(self.fc(F.grid_sample(x, grid, align_corners=False).flatten(1)), dim=1)
 
     return model, F.nll_loss, pictures(size=6, classes=3)
-
-
-@vision("a Dataset of one's own, handed over as it is")
-def own_dataset() -> Parts:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.ReLU(), nn.Linear(4, 3))
-    faces = Rows(*pictures(9, size=6, classes=3), lambda image, label: (image, int(label)))
-    return model, nn.CrossEntropyLoss(), faces
-
-
-@vision("age regression: model(x).squeeze() and MSE")
-def age_regression() -> Parts:
-    model = nn.Sequential(
-        nn.Conv2d(1, 3, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1)
-    )
-    return model, lambda out, age: F.mse_loss(out.squeeze(), age), (pictures()[0], torch.rand(8) * 5)
 
 
 @vision.random(
@@ -415,3 +384,16 @@ def masked_autoencoder() -> Parts:
 
     x = torch.randn(8, 6, 4)
     return model, loss, (x, x)
+
+
+# fmt: off
+vision("multi-label classification, BCEWithLogitsLoss with pos_weight", name="multi_label")(
+    lambda: (nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 3)),
+    nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0, 1.0, 3.0])),
+    (pictures()[0], torch.randint(2, (8, 3)).float())))
+vision("a Dataset of one's own, handed over as it is", name="own_dataset")(
+    lambda: (nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.ReLU(), nn.Linear(4, 3)), nn.CrossEntropyLoss(),
+    Rows(*pictures(9, size=6, classes=3), lambda image, label: (image, int(label)))))
+vision("age regression: model(x).squeeze() and MSE", name="age_regression")(
+    lambda: (nn.Sequential(nn.Conv2d(1, 3, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1)),
+    lambda out, age: F.mse_loss(out.squeeze(), age), (pictures()[0], torch.rand(8) * 5)))
