@@ -622,27 +622,6 @@ def test_rules_that_end_at_the_minimum_of_the_mean_loss(name: str, mixing: str, 
     assert bool((w - w.mean(0)).abs().max() < 1e-9) == exact
 
 
-@pytest.mark.parametrize(
-    ("mixing", "why"),
-    [
-        ("hypercube", "smallest eigenvalue -0.5 "),
-        ("exponential", "symmetric"),
-        ("random-matching", "same"),
-    ],
-)
-def test_d2_refuses_mixing_for_which_it_is_unstable_or_unknown(mixing: str, why: str) -> None:
-    with pytest.raises(InputError, match=rf"algorithm.mixing: '{mixing}' is not allowed with d2.*{why}"):
-        algorithms.make("d2", {"mixing": mixing}, learners=8, seed=0)
-
-
-def test_push_sum_refuses_a_graph_that_is_not_strongly_connected(tmp_path: Path) -> None:
-    np.savetxt(tmp_path / "p.csv", [[1, 0.5, 0], [0, 0.5, 0.5], [0, 0, 0.5]], delimiter=",")
-    with pytest.raises(
-        InputError, match=r"algorithm.graph: .*p.csv must be strongly connected, it has 3 comp"
-    ):
-        SGP(3, 0, str(tmp_path / "p.csv"))
-
-
 @pytest.mark.parametrize("graph", ["random", "one-peer-exponential", "file"])
 def test_push_sum_by_algorithm_1(graph: str, tmp_path: Path) -> None:
     x, w = start(), torch.ones(4).double()
@@ -843,22 +822,6 @@ def test_another_rules_state_is_refused() -> None:
     end.shared.pop("anchor")
     with pytest.raises(OperationError, match="/shared/anchor holds nothing, its run needs \\(83,\\)"):
         Trainer(recipe.from_values(end.settings), checkpoint=end)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "match"),
-    [
-        ({"name": "local-sgd", "period": 4, "nodes": 3}, "algorithm.nodes: 3 is not allowed, it must divide"),
-        ({"name": "local-sgd", "period": 4, "nodes": 2, "node_period": 3}, "algorithm.node_period: 3"),
-        ({"name": "local-sgd", "period": 4, "nodes": 2, "mixing": "full"}, "not allowed together"),
-        ({"name": "slowmo", "period": 4, "slow_momentum": 1.0}, "algorithm.slow_momentum: 1.0 is not allow"),
-        ({"name": "async-sgd", "delay": 1, "schedule": "robin"}, "algorithm.schedule: 'robin' is not allow"),
-        ({"name": "dsgd-ac", "power": -1.0}, "algorithm.power: -1.0 is not allowed"),
-    ],
-)
-def test_bad_options(algorithm: dict[str, Any], match: str) -> None:
-    with pytest.raises(InputError, match=match):
-        recipe.from_values(SMALL | {"algorithm": algorithm})
 
 
 def test_a_cosine_that_ends_at_zero_leaves_slow_momentum_finite() -> None:

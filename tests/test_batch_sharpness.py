@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import landscape
-from landscape import LandscapeError, Problem
+from landscape import Problem
 from landscape.data.synthetic import mean_output
 from landscape.gradients.minibatches import stream
 from tests import problems
@@ -114,29 +114,6 @@ def test_batchnorm_takes_the_statistics_of_minibatches_unless_it_is_told_otherwi
         assert result.curvature[k] == pytest.approx(float(g @ h @ g / (g @ g)), rel=1e-7)
     assert result.batchnorm
     assert (result.bn, result.bn_samples) == (("train", batch) if bn == "center" else ("recalibrate", 23))
-
-
-def test_batches_of_unequal_length_are_refused_in_words() -> None:
-    ids = [torch.randint(7, (3, length)) for length in (4, 5)]
-    batches = [{"input_ids": each, "labels": each} for each in ids]
-    problem = Problem(problems.LanguageModel(True), None, batches)
-    with pytest.raises(LandscapeError, match=r"shapes \(4,\) and \(5,\).*pad"):
-        landscape.batch_sharpness(problem, 4)
-
-
-def test_bad_input_is_named() -> None:
-    problem, weights = noisy(0.1), torch.ones(2, 4, dtype=torch.float64)
-    flat = Problem(problem.model, mean_output, problem.tensors or (), weights=torch.zeros(4))
-    for match, of, batch, options in (
-        ("batch: 1 .*≥ 2", problems.conv(), 1, {}),
-        ("weights: shape", problem, 4, {"weights": torch.ones(2, 3)}),
-        ("batch: 5 is no multiple of the 2 learners", problem, 5, {"weights": weights}),
-        ("local_batch: 3 .*without weights", problem, 4, {"local_batch": 3}),
-        ("local_batch: 0", problem, 4, {"weights": weights, "local_batch": 0}),
-        ("gradient of a minibatch of 4 samples is zero", flat, 4, {}),
-    ):
-        with pytest.raises(LandscapeError, match=match):
-            landscape.batch_sharpness(of, batch, **options)
 
 
 def test_the_command_has_batch_rate_and_limit_of_the_run(

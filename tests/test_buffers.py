@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import landscape
-from landscape import Checkpoint, InputError, OperationError
+from landscape import Checkpoint, OperationError
 from landscape.gradients import learners
 from landscape.gradients.learners import Stack, Training
 from landscape.problem.batchnorm import sample_parts
@@ -293,28 +293,6 @@ def test_a_diverged_run_keeps_the_statistics_of_its_last_finite_state() -> None:
     assert end.diverged
     assert all(bool(torch.isfinite(t).all()) for t in (end.weights, *end.buffers.values()))
     assert int(end.buffers["1.num_batches_tracked"][0]) == end.step
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"batch": 3},
-            "batch: 1 sample a learner at a time cannot be trained on (Expected more than 1 value",
-        ),
-        ({"accumulate": 12}, "batch: 1 sample a learner at a time"),
-        ({"model": {"name": "tests.nets:Counting"}}, "model: its buffer 'calls' changes in training"),
-        ({"decompose": {"samples": 32}}, "it must be ≥ 16 × 12"),
-        ({"evaluate": {"bn_samples": 1}}, "evaluate.bn_samples: 1 is not allowed"),
-        ({"model": {"name": "tests.nets:none"}}, "has no 'none'"),
-        ({"data": {"name": "digits"}}, "model and data do not fit"),
-    ],
-)
-def test_what_cannot_be_trained_is_one_line(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError) as caught:
-        Trainer(chosen(**changes))
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_checkpoint_without_statistics_is_not_resumed(tmp_path: Path) -> None:

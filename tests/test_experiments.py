@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 
-from landscape import InputError, OperationError
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.results.noise import CriticalBatch
 from landscape.training.experiments.continued import critical_batch
@@ -75,18 +74,3 @@ def test_the_jackknife_over_seeds() -> None:
         assert one.rise_error[1] == pytest.approx(loss[1].std(ddof=1) / 8**0.5)
     assert np.mean(values) == pytest.approx(10**1.5, rel=0.01)
     assert np.mean(errors) == pytest.approx(np.std(values), rel=0.1)
-
-
-def test_what_cannot_be_measured_is_refused() -> None:
-    run = quadratic(steps=3)
-    for words, arguments in (
-        ("factors: \\[1\\]", {"factors": [1]}),
-        ("factors: 0.3", {"factors": [0.3, 1]}),
-        ("trained_samples: 16", {"factors": [1, 2], "trained_samples": 16}),
-        ("scaling: 'cube'", {"scaling": "cube"}),
-        ("seeds: 0", {"seeds": 0}),
-    ):
-        with pytest.raises(InputError, match=words):
-            critical_batch(run, **arguments)  # type: ignore[arg-type]
-    with pytest.raises(OperationError, match="diverged"):
-        critical_batch(dataclasses.replace(run, diverged="mean"))

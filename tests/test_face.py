@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,24 +81,6 @@ def test_messages_and_progress_go_where_they_are_asked_for(
     assert lines[0].startswith("digits-ssgd: ssgd, 5 learners")
     assert shares == [0.25, 0.5, 0.75, 1.0]
     assert run.path == Path("runs/digits-ssgd-seed0/last.h5")
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: landscape.train("digits-dpsdg"), "^recipe: 'digits-dpsdg' is not known; did you mean"),
-        (lambda: landscape.train("digits-dpsgd", lrr=1), "recipe key lrr: 'lrr' is not known; did you mean"),
-        (lambda: landscape.train("digits-dpsgd", lr="fast"), "^lr: 'fast' is not allowed, it must be float"),
-        (lambda: landscape.train("digits-dpsgd", lr=None), "^lr: a NoneType is not allowed"),
-        (lambda: landscape.train(None, "x", lr=1), "^settings: "),
-        (lambda: landscape.train(None), "^recipe: missing"),
-        (lambda: landscape.train("digits-dpsgd", resume=True, force=True), "^resume, force: only one"),
-        (lambda: Recipe.read("digits-dpsgd").replace(batch=7), "^batch: 7 is not divisible by 5 learners"),
-    ],
-)
-def test_a_wrong_call_names_the_parameter(call: Callable[[], object], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        call()
 
 
 def test_a_recipe_is_read_changed_and_written(tmp_path: Path) -> None:

@@ -424,24 +424,6 @@ def test_the_picture_has_a_row_more(tiny: Path) -> None:
     assert all(words in labels for words in ("batch sharpness", "tr(HC)"))
 
 
-@pytest.mark.parametrize(
-    ("monitor", "words"),
-    [
-        ({"instruments": ["batch-sharpnes"]}, "did you mean 'batch-sharpness'.*allowed: average, average-sharpness, batch-"),
-        ({"instruments": ["worst-sharpness"]}, "monitor.rho: missing"),
-        ({"instruments": ["preconditioned-lambda-max"]}, "'sgd' has no preconditioner"),
-        ({"instruments": "noise-scale"}, r"monitor.instruments: 'noise-scale' is not allowed, it must be list\[str\]"),
-        ({"sharpness": -1}, "monitor.sharpness: -1 is not allowed"),
-        ({"samples": -1}, "monitor.samples: -1 is not allowed"),
-        ({"k": 0}, "monitor.k: 0 is not allowed"),
-        ({"sharp": 1}, "did you mean 'sharpness'"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_measured_is_refused(tiny: Path, monitor: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        Trainer(recipe.from_values(values_of(tiny, monitor=monitor)))
-
-
 def test_a_recorder_refuses_what_it_cannot_measure(tmp_path: Path) -> None:
     refused: list[tuple[str, dict[str, Any], str]] = [
         ("disagreement", {}, "'disagreement' is not allowed with 1 learner"),

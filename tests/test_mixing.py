@@ -15,7 +15,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.quiver import Quiver
 
 import landscape
-from landscape import InputError, LandscapeError, OperationError
+from landscape import InputError
 from landscape.core import registry
 from landscape.core.hdf5 import Array
 from landscape.plots.topologies import draw_topologies
@@ -250,28 +250,6 @@ def test_random_matching_is_stable_in_mean_square_up_to_its_limit(n: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("spec", "n", "words"),
-    [
-        ("torus", 7, "'torus' is not allowed with 7 learners, 7 is not R × C"),
-        ("torus(1x7)", 7, "both must be at least 2"),
-        ("hypercube", 6, "a power of two, such as 4 or 8"),
-        ("ring", 6, r"'ring' is not known \(allowed: full, ring\(k\)"),
-        ("torus(4)", 4, "rows and columns"),
-        ("lazy(0, full)", 4, "a of lazy.* must be > 0 and ≤ 1"),
-        ("lazy(x, full)", 4, "a must be a number, not 'x'"),
-        ("ring(1, 2)", 9, "k must be a number"),
-        ("lazy(0.5, random-matching)", 4, "a named mixing that is not drawn"),
-        ("lazy(0.5, m.csv)", 4, "FORM: 'm.csv' is not known"),
-        ("lazy(0.5, rung(1))", 4, "'rung.1.' is not known"),
-        ("full", 1 << 40, "'full' is not allowed with 1099511627776 learners, at most 4,096"),
-    ],
-)
-def test_what_is_not_allowed_says_why(spec: str, n: int, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        Mixing(spec, n, 0)
-
-
-@pytest.mark.parametrize(
     ("matrices", "words"),
     [
         (lambda n: [np.eye(n)[:1]], r"matrices \(4, 4\)"),
@@ -320,29 +298,3 @@ def test_a_matrix_from_a_file(tmp_path: Path) -> None:
         np.testing.assert_allclose(Mixing(str(tmp_path / name), 3, 0).matrix(1), m)
     (tmp_path / "third.csv").write_text("0.3333,0.3333,0.3333\n" * 3)
     np.testing.assert_allclose(Mixing(str(tmp_path / "third.csv"), 3, 0).matrix(1), 1 / 3, rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("text", "match"),
-    [
-        ("0.5,0.5\n0.5,0.6\n", "row 2 sums to 1.1"),
-        ("0.5,0.5\n0.4,0.6\n", "column 2 sums to 1.1"),
-        ("1.5,-0.5\n-0.5,1.5\n", "every entry must be finite and ≥ 0"),
-        ("1,0\n0,nan\n", "finite"),
-        ("1,0,0\n0,1,0\n", r"\(2, 3\) matrix, 2 learners need \(2, 2\)"),
-        ("a,b\n", "cannot be read as a matrix"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:.*input contained no data")
-def test_bad_matrices(tmp_path: Path, text: str, match: str) -> None:
-    (tmp_path / "m.csv").write_text(text)
-    with pytest.raises(LandscapeError, match=match):
-        Mixing(str(tmp_path / "m.csv"), 2, 0)
-
-
-def test_matrices_that_cannot_be_read(tmp_path: Path) -> None:
-    pickled = tmp_path / "p.npy"
-    np.save(pickled, np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    for path in (tmp_path / "none.csv", pickled):
-        with pytest.raises(OperationError, match=f"{path.name} cannot be read"):
-            Mixing(str(path), 1, 0)

@@ -164,25 +164,6 @@ def test_widths_are_even_and_width_one_changes_nothing() -> None:
     assert parameters(landscape.models.build("resnet-18", width=0.5)) < 11_173_962 / 3.9
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("resnet18", {}, "model.name: 'resnet18' is not known; did you mean 'resnet-18'?"),
-        ("resnet-18", {"widht": 0.5}, "model: 'widht' is not known; did you mean 'width'?"),
-        ("vgg-19", {"width": 0.0}, "model.width: 0.0 is not allowed"),
-        ("googlenet", {"classes": 1}, "model.classes: 1 is not allowed"),
-        ("lenet-5", {"size": 12}, "model.size: 12 is not allowed"),
-        ("gpt", {"heads": 5}, "model.heads: 5 is not allowed, it must divide 768 features"),
-        ("lstm", {"classes": 10.5}, "model.classes: 10.5 is not allowed, it must be int"),
-    ],
-)
-def test_bad_options_are_one_line(name: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        landscape.models.build(name, **options)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 IMAGENET = {  # torchvision's documentation
     "imagenet-alexnet": 61_100_840, "imagenet-densenet-161": 28_681_000, "imagenet-resnet-50": 25_557_032,
     "imagenet-resnext-50": 25_028_904, "imagenet-vgg-11": 132_863_336, "imagenet-vgg-11-bn": 132_868_840,

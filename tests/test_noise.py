@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import landscape
-from landscape import InputError, OperationError, Problem
+from landscape import InputError, Problem
 from landscape.analysis.noise import exponent
 from landscape.cli.instruments import gradient_points
 from landscape.data.synthetic import mean_output
@@ -131,14 +131,6 @@ def test_batchnorm_takes_the_statistics_of_minibatches() -> None:
     assert estimate.full_batch == pytest.approx(0.3**2 * float(full @ full), rel=1e-9)
 
 
-def test_bad_arguments_name_themselves() -> None:
-    problem, weights = spread_quadratic(0.0, 0.0)
-    batches = Problem(problem.model, mean_output, [problem.tensors or ()])
-    for match, of, learners in (("of 1 network", problem, weights[:1]), ("tensors", batches, weights)):
-        with pytest.raises(InputError, match=match):
-            landscape.noise(of, learners, 1.0, 5)
-
-
 def noisy(gradient_std: float, samples: int = 500) -> Problem:
     """A quadratic whose samples' gradients have exactly this standard deviation in each of 4 coordinates."""
     model = landscape.models.build("quadratic", eigenvalues=SPECTRUM)
@@ -244,21 +236,6 @@ def test_intervals_of_a_ratio_cover_the_truth_and_no_scale_is_negative(
         assert not scale.value < 0
     assert least <= np.mean(covered) <= (most if size > 1 else 1)  # without an upper end one tail is left
     assert (open_ends > seeds / 2) == (size < 1)
-
-
-def test_bad_input_of_the_scale_is_named() -> None:
-    problem = noisy(0.1)
-    for match, weights in (
-        ("weights: those of 1 learner", torch.ones(1, 4)),
-        ("weights: shape", torch.ones(2, 5)),
-        ("no multiple of the 3 learners", torch.ones(3, 4)),
-    ):
-        with pytest.raises(InputError, match=match):
-            landscape.noise_scale(problem, 4, weights=weights)
-    wild = torch.full((4,), 1e308, dtype=torch.float64)
-    far = Problem(problem.model, mean_output, problem.tensors or (), weights=wild, check="off")
-    with pytest.raises(OperationError, match="the loss there is nan"):
-        landscape.noise_scale(far, 4)
 
 
 def test_the_command_takes_learners_where_their_gradients_are(

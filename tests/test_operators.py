@@ -89,25 +89,6 @@ def test_scipy_finds_the_eigenvalues_of_the_dense_matrix(matrix: str) -> None:
     np.testing.assert_allclose(found, np.linalg.eigvalsh(dense)[-1:], rtol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("v", "words"),
-    [
-        (torch.ones(2), r"v: shape \(2,\) of float32, it must be \(\d+,\) or \(\d+, m\)"),
-        (torch.ones(2, 3), r"v: shape \(2, 3\)"),
-        (torch.ones(3, 2, 2), r"v: shape \(3, 2, 2\)"),
-        (torch.ones(5), "v: shape .* of int64"),
-        (np.ones(5), r"v: shape \(5,\) of float64"),
-        ([1.0], "v: a list is not allowed"),
-    ],
-)
-def test_what_is_no_vector_is_refused(v: Any, words: str) -> None:
-    h = problems.mlp().hessian()
-    v = torch.ones(h.size, dtype=torch.int64) if isinstance(v, torch.Tensor) and len(v) == 5 else v
-    with pytest.raises(InputError, match=words):
-        h @ v
-    assert h.products == 0
-
-
 MATRIX = torch.diag(torch.tensor([4.0, -1.0, 0.5, 0.25])).double()
 
 
@@ -183,37 +164,6 @@ def test_an_operator_of_ours_gives_what_its_problem_gives(matrix: str) -> None:
     part = landscape.trace(problem.hessian(part="norm"))
     assert part.part == "norm.weight,norm.bias"
     assert part.value == pytest.approx(landscape.trace(problem, part="norm").value, rel=1e-8)
-
-
-class Failing:
-    shape = (3, 3)
-
-    def __matmul__(self, block: Any) -> Any:
-        raise RuntimeError("no such product")
-
-
-@pytest.mark.parametrize("estimate", [landscape.trace, landscape.extreme_eigenvalues])
-@pytest.mark.parametrize(
-    ("given", "options", "words"),
-    [
-        (np.ones((2, 3)), {}, r"problem: a ndarray of shape \(2, 3\), it must be square"),
-        (np.ones(3), {}, r"problem: a ndarray of shape \(3,\)"),
-        (np.triu(np.ones((9, 9))), {}, "problem: a ndarray is not symmetric, it must be: .* differ by"),
-        (torch.eye(3, dtype=torch.int64), {}, "problem: a Tensor of torch.int64, it must be of real floating-point"),
-        (np.eye(3, dtype=complex), {}, "problem: a ndarray of complex128"),
-        (Failing(), {}, r"problem: a Failing fails \(no such product\), .* must take a block"),
-        (np.eye(3), {"matrix": "gauss-newton"}, "matrix: it is of a Problem"),
-        (np.eye(3), {"weights": torch.ones(3)}, "weights: it is of a Problem"),
-        (np.eye(3), {"part": "1"}, "part: it is of a Problem"),
-        (np.eye(3), {"max_memory": 10**9}, "max_memory: it is of a Problem"),
-    ],
-)  # fmt: skip
-def test_what_is_no_symmetric_matrix_is_refused(
-    estimate: Any, given: Any, options: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(InputError, match=words) as error:
-        estimate(given, **options)
-    assert "\n" not in str(error.value)
 
 
 def test_rounding_is_no_asymmetry() -> None:

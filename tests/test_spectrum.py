@@ -424,35 +424,6 @@ def test_what_misleads_power_iteration_is_said() -> None:
     assert abs(found.value + 3) <= 4.5 * found.standard_error
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda p: landscape.top_eigenvalues(p, 2, engine="pyhessian"), "k: 2 .*, it must be 1"),
-        (lambda p: landscape.trace(p, engine="pyhessian", part="1"), "part: '1' is not allowed with engine 'pyhessian'"),
-        (lambda p: landscape.trace(p, engine="pyhessian", matrix="gauss-newton"), "matrix: 'gauss-newton' is not allowed with"),
-        (lambda p: landscape.spectrum(p, quantities=["density"], engine="pyhessian"), "engine: 'pyhessian' is not .* density"),
-        # An unused parameter:
-        (lambda p: landscape.trace(problems.linear_regression(), engine="pyhessian"), "engine: 'pyhessian' fails on"),
-        (lambda p: landscape.top_eigenvalues(p, 10**6), "k: 1000000 is not allowed, it must be at most 107"),
-        (lambda p: HessianOperator(p)(torch.ones(2)), r"v: shape \(2,\)"),
-        (lambda p: landscape.top_eigenvalues(p, initial=torch.ones(2)), r"initial: shape \(2,\), it must be \(107,\)"),
-        (lambda p: landscape.top_eigenvalues(p, initial=torch.zeros(107)), "initial: norm: 0.0 is not"),
-        (lambda p: landscape.top_eigenvalues(p, engine="arpack"), "engine: 'arpack' is not known.*landscape, pyhessian"),
-        (lambda p: landscape.trace(p, matrix="fisher"), "matrix: 'fisher' is not known.*gauss-newton, hessian"),
-        (lambda p: landscape.density(p).broadened(np.zeros(1), 0.0), "width: 0.0"),
-        (lambda p: landscape.trace(p, part="1.wieght"), "part: '1.wieght' .*did you mean '1.weight'.*allowed"),
-        (lambda p: landscape.trace(p, part=[]), "part: an empty list"),
-        (lambda p: landscape.trace(problems.linear_regression(), part="frozen"), "part: 'frozen' is no trainable parameter"),
-    ],
-)  # fmt: skip
-def test_bad_arguments_name_themselves(call, words: str) -> None:  # type: ignore[no-untyped-def]
-    problem = problems.mlp()
-    with pytest.raises(InputError, match=words) as caught:
-        call(problem)
-    assert "\n" not in str(caught.value)
-    assert all(p.grad is None for p in problem.model.parameters())
-
-
 def test_batches_that_come_in_another_order_each_time() -> None:
     problem = problems.mlp(widths=(3, 4, 2), samples=40)
     x, y = problem.tensors or ()
@@ -614,11 +585,3 @@ def test_the_loss_change_of_weights_in_half_precision_is_that_in_full() -> None:
     for name in ("gradient", "curvature", "loss_change", "critical_multiple"):
         np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name))
     assert found.step_norm == pytest.approx(float((after.double() - before.double()).norm()), rel=1e-6)
-
-
-def test_a_step_of_no_length_or_of_another_model_is_refused() -> None:
-    problem = problems.mlp()
-    with pytest.raises(InputError, match="^after: it is equal to before"):
-        landscape.loss_change(problem, problem.weights, problem.weights)
-    with pytest.raises(InputError, match=r"^after: shape \(3,\), it must be"):
-        landscape.loss_change(problem, problem.weights, torch.ones(3))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import landscape
-from landscape import LandscapeError, Problem, plots, smoothing
+from landscape import Problem, plots, smoothing
 from landscape.analysis.spread import displacement
 from landscape.data.synthetic import mean_output
 from tests import problems
@@ -114,26 +113,6 @@ def test_batches_and_batchnorm_with_the_statistics_of_the_mean() -> None:
     assert (again.bn, again.bn_samples) == ("recalibrate", 10)
     assert again.learners_loss != found.learners_loss
     assert "BatchNorm" in plots.draw([again]).get_caption()  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("function", "weights", "options", "words"),
-    [
-        (landscape.disagreement, torch.eye(3, 107), {"k": 999}, "k: 999"),
-        (landscape.disagreement, torch.zeros(1, 107), {}, "of 1 network"),
-        (landscape.disagreement, torch.zeros(3, 5), {}, r"weights: shape \(3, 5\)"),
-        (landscape.disagreement, torch.zeros(3, 107), {}, "consensus distance is 0"),
-        (landscape.disagreement, torch.full((3, 107), torch.nan), {}, "consensus distance is nan"),
-        (landscape.disagreement, None, {}, "weights: missing"),
-        (smoothing, torch.zeros(3, 107), {}, "consensus distance is 0, there is no spread"),
-        (smoothing, torch.zeros(1, 107), {}, "of 1 network are not allowed"),
-        (smoothing, torch.zeros(3, 5), {}, r"weights: shape \(3, 5\)"),
-    ],
-)
-def test_bad_input_is_one_line(function: Any, weights: Any, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(LandscapeError, match=words) as caught:
-        function(problems.mlp(), weights, **options)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_command_of_disagreement_is_the_function(trained: Path, tmp_path: Path, command: Command) -> None:

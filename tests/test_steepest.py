@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import landscape
 from landscape.problem.layout import Layout
 from landscape.problem.problem import Problem
 from landscape.training.algorithms.dpsgd import DPSGD
@@ -19,7 +17,6 @@ from landscape.training.instruments.base import MeasuredRun, StepState
 from landscape.training.instruments.sharpness import GeneralizedSharpness
 from landscape.training.optimizer.steepest import Steepest, steepest
 from landscape.training.processes.comm import Comm
-from landscape.training.recipes import recipe
 from landscape.training.recipes.recipe import Monitor
 from tests import problems
 
@@ -158,10 +155,3 @@ def test_curvature_of_rank_one_has_the_limit_of_the_rule(norm: str, order: Any, 
             lr = factor * limit / sharpness
             w = rule.finish(w, optimizer.directions(g, w, lr, step), lr, step).clone()
         assert (float((w @ x).abs().max()) > start) == grows
-
-
-def test_an_optimizer_of_another_kind_is_refused(tiny: Path) -> None:
-    values = recipe.parse(tiny.read_text(), "") | {"name": "tiny"}
-    values["monitor"] = {"instruments": ["generalized-sharpness"]}
-    with pytest.raises(landscape.InputError, match=r"'generalized-sharpness' is not allowed.*steepest"):
-        landscape.train(recipe.from_values(values))
