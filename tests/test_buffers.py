@@ -20,7 +20,7 @@ from landscape import Checkpoint, OperationError
 from landscape.gradients import learners
 from landscape.gradients.learners import Stack, Training
 from landscape.problem.batchnorm import sample_parts
-from landscape.testing.checks import RECIPE, same_bits
+from landscape.testing.checks import RECIPE
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
@@ -30,8 +30,6 @@ from landscape.training.run.setup import STATE
 from tests.conftest import slow_but
 from tests.groups import together
 from tests.nets import norm_net
-from tests.problems import assert_identity
-from tests.test_processes import in_processes
 
 NET = "tests.nets:norm_net"
 BASE: dict[str, Any] = RECIPE | {
@@ -39,21 +37,9 @@ BASE: dict[str, Any] = RECIPE | {
     "decompose": {"every": 4}, "evaluate": {"every": 6, "bn_samples": 100},
 }  # fmt: skip
 DROPOUT = {"name": NET, "dropout": 0.3}
-CASES: dict[str, dict[str, Any]] = {
-    "ssgd": {"algorithm": {"name": "ssgd"}},
-    "ring": {},
-    "matching, atc, dropout": {
-        "algorithm": {"name": "dpsgd", "mixing": "random-matching", "order": "atc"},
-        "model": DROPOUT,
-    },
-    "microbatches, momentum, dropout": {
-        "accumulate": 3,
-        "optimizer": {"name": "sgd", "momentum": 0.8},
-        "lr": 0.05,
-        "model": DROPOUT,
-    },
-    "single precision, sampled g": {"dtype": "float32", "decompose": {"every": 4, "samples": 192}},
-}
+MATCHING: dict[str, Any] = {
+    "algorithm": {"name": "dpsgd", "mixing": "random-matching", "order": "atc"}, "model": DROPOUT,
+}  # fmt: skip
 
 
 def chosen(**changes: Any) -> recipe.Recipe:
@@ -166,50 +152,17 @@ def test_what_is_constant_or_frozen_is_kept_with_the_learners(ended: tuple[Check
     assert problem.loss() == pytest.approx(tested, rel=1e-7)  # its own precision is single
 
 
-@pytest.mark.parametrize(
-    "name", slow_but(["microbatches, momentum, dropout", "single precision, sampled g"], CASES)
-)
-def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path: Path, name: str) -> None:
-    whole = launch.launch(chosen(**CASES[name]), tmp_path / "whole")
-    for step in (0, 10):
-        folder = tmp_path / str(step)
-        folder.mkdir()
-        (folder / "last.h5").write_bytes((tmp_path / "whole" / f"step-{step:07d}.h5").read_bytes())
-        torch.manual_seed(step)  # what the process drew before is nothing to a run
-        rest = launch.launch(chosen(**CASES[name]), folder, resume=True)
-        same_bits(whole, rest)
-        if not name.startswith("single"):  # whose g is an estimate, with an error
-            assert_identity(whole.history)
-        same_tensors(whole.buffers, rest.buffers)
-        same_tensors(whole.mean_buffers, rest.mean_buffers)
-
-
-@pytest.mark.slow
-def test_several_processes_give_the_statistics_of_one() -> None:
-    for name, part, whole, own in in_processes(2, {name: chosen(**CASES[name]) for name in CASES}):
-        near = 1e-4 if name.startswith("single") else 1e-11
-        torch.testing.assert_close(part.weights, whole.weights[own], rtol=near, atol=near, msg=name)
-        whole_buffers = {key: rows[own] for key, rows in whole.buffers.items()}
-        assert (len(whole_buffers), len(whole.mean_buffers)) == (8, 4)
-        same_tensors(part.buffers, whole_buffers, rtol=near, atol=near)
-        same_tensors(part.mean_buffers, whole.mean_buffers, rtol=near, atol=near)
-        for column in ("loss", "train_loss", "alpha_e", "displacement2", "test_loss", "test_accuracy"):
-            mine, expected = part.history[column], whole.history[column]
-            np.testing.assert_allclose(mine, expected, rtol=100 * near, atol=near, err_msg=name)
-
-
 def launch_in(group: Group, folder: str) -> Checkpoint:
-    return launch.launch(chosen(**CASES["matching, atc, dropout"]), folder, group=group)
+    return launch.launch(chosen(**MATCHING), folder, group=group)
 
 
 def test_a_run_of_two_processes_is_saved_whole_and_goes_on_in_one(tmp_path: Path) -> None:
-    values = CASES["matching, atc, dropout"]
     for part in together(2, launch_in, str(tmp_path / "two")):
         assert isinstance(part, Checkpoint), part
-    whole = launch.launch(chosen(**values), tmp_path / "one")
+    whole = launch.launch(chosen(**MATCHING), tmp_path / "one")
     read = Checkpoint.load(tmp_path / "two" / "last.h5")
     (tmp_path / "two" / "last.h5").write_bytes((tmp_path / "two" / "step-0000005.h5").read_bytes())
-    for found in (read, launch.launch(chosen(**values), tmp_path / "two", resume=True)):
+    for found in (read, launch.launch(chosen(**MATCHING), tmp_path / "two", resume=True)):
         same_tensors(found.stacked(), whole.stacked(), rtol=1e-10, atol=1e-10)
         same_tensors(found.mean_buffers, whole.mean_buffers, rtol=1e-10, atol=1e-10)
 

@@ -26,7 +26,6 @@ from landscape.gradients.learners import Stack
 from landscape.gradients.minibatches import stream
 from landscape.problem.layout import Layout, Slot
 from landscape.testing import check_optimizer
-from landscape.testing.checks import same_bits
 from landscape.training import optimizer
 from landscape.training.optimizer import torch_optim
 from landscape.training.optimizer.base import SGD, Optimizer, role_of
@@ -465,16 +464,14 @@ def test_the_preconditioner_is_that_of_each_group() -> None:
     assert not optimizer.make("sgd", {"groups": {"bias": {"frozen": True}}}).direction_is_gradient
 
 
-def test_groups_go_into_a_recipe_and_back_and_their_run_goes_on_to_the_bit(tiny: Path) -> None:
+def test_groups_go_into_a_recipe_and_back(tiny: Path) -> None:
+    """Their run is resumed in tests/test_processes.py."""
     options = {"name": "adamw", "groups": {"matrix": {"name": "muon"}, "*.bias": {"weight_decay": 0.0}}}
-    made = chosen(tiny, optimizer=options, steps=8, decompose={"every": 2})
+    made = chosen(tiny, optimizer=options, steps=2)
     back = recipe.from_values(recipe.parse(made.to_toml(), "recipe"))
     assert back.to_toml() == made.to_toml()
-    whole = Trainer(back).run()
-    assert {"matrix.momentum", "*.bias.exp_avg", "others.exp_avg_sq"} <= {*whole.optimizer}
-    half = Trainer(dataclasses.replace(made, steps=5)).run()
-    same_bits(Trainer(back, checkpoint=half).run(), whole)
-    problems.assert_identity(whole.history)
+    state = {*Trainer(back).run().optimizer}
+    assert {"matrix.momentum", "*.bias.exp_avg", "others.exp_avg_sq"} <= state
 
 
 def test_short_names_are_torchs_classes(tiny: Path) -> None:
