@@ -559,13 +559,10 @@ def test_rules_that_send_a_part_refuse_tensors_that_are_no_matrices(
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
-@pytest.mark.parametrize(
-    ("name", "options", "step"),
-    [
-        ("snoo", {"period": 3, "outer_lr": 0.8, "outer_momentum": 0.6}, lookahead),
-        ("gpa", {"mu_x": 0.9, "mu_y": 0.7}, averaged),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "step"), [
+    ("snoo", {"period": 3, "outer_lr": 0.8, "outer_momentum": 0.6}, lookahead),
+    ("gpa", {"mu_x": 0.9, "mu_y": 0.7}, averaged),
+])  # fmt: skip
 def test_single_workers_by_hand(
     name: str, options: dict[str, Any], step: Callable[[float], Step], momentum: float
 ) -> None:
@@ -702,45 +699,34 @@ REDUCE = 2 * 3 / 4 * V
 NODES = {"name": "local-sgd", "period": 6, "nodes": 2, "node_period": 2}
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "sent", "rounds"),
-    [
-        ({"name": "ssgd"}, [REDUCE] * 6, [1] * 6),
-        ({"name": "dpsgd", "mixing": "ring(1)"}, [2 * V] * 6, [1] * 6),
-        ({"name": "dpsgd", "mixing": "ring(1)", "buffers": "mix"}, [4 * V] * 6, [1] * 6),
-        ({"name": "local-sgd", "period": 3}, [0, 0, REDUCE] * 2, [0, 0, 1] * 2),
-        ({"name": "slowmo", "period": 3}, [0, 0, REDUCE] * 2, [0, 0, 1] * 2),
-        ({"name": "local-sgd", "period": 5, "start": 1}, [REDUCE, 0, 0, 0, 0, REDUCE], [1, 0, 0, 0, 0, 1]),
-        (NODES, [0, V, 0, V, 0, REDUCE], [0, 1, 0, 1, 0, 1]),
-        ({"name": "ad-psgd"}, [V] * 6, [1] * 6),
-        ({"name": "sgp", "graph": "random"}, [V] * 6, [1] * 6),
-        ({"name": "gradient-tracking", "mixing": "ring(1)"}, [4 * V] * 6, [1] * 6),
-        ({"name": "gradient-tracking", "mixing": "ring(1)", "order": "atc"}, [4 * V] * 6, [2] * 6),
-        ({"name": "d2", "mixing": "full"}, [REDUCE] * 6, [1] * 6),
-        ({"name": "noloco", "period": 3}, [0, 0, V] * 2, [0, 0, 1] * 2),
-        ({"name": "single-merge", "at": 3}, [V, V, V + REDUCE, V, V, V], [1, 1, 2, 1, 1, 1]),
-        ({"name": "snoo", "period": 3}, [REDUCE] * 6, [1] * 6),
-        ({"name": "gpa"}, [REDUCE] * 6, [1] * 6),
-        ({"name": "sparta", "share": 0.5}, [42 / 83 * 1.5 * V] * 6, [1] * 6),
-        (
-            {"name": "streaming-diloco", "period": 3, "fragments": 2},
-            [56 / 83 * 1.5 * V, 0, 27 / 83 * 1.5 * V] * 2,
-            [1, 0, 1] * 2,
-        ),
-        (
-            {"name": "decoupled-diloco", "period": 3, "fragments": 2, "quorum": 3, "availability": 0.01},
-            [2 * 0.75 * 56 / 83 * V, 0, 2 * 0.75 * 27 / 83 * V] * 2,
-            [0] * 6,
-        ),
-        ({"name": "demo", "k": 1, "chunk": 2}, [3 * 2 * 8 * (12 + 4 + 4 * 3 + 3)] * 6, [1] * 6),
-        (
-            {"name": "sparseloco", "period": 3, "share": 0.25},
-            [0, 0, 3 * 2 * 8 * (12 + 2 + 6 + 1)] * 2,
-            [0, 0, 1] * 2,
-        ),
-        ({"name": "async-sgd", "delay": 2}, [2 * V] * 6, [0] * 6),
-    ],
-)
+@pytest.mark.parametrize(("algorithm", "sent", "rounds"), [
+    ({"name": "ssgd"}, [REDUCE] * 6, [1] * 6),
+    ({"name": "dpsgd", "mixing": "ring(1)"}, [2 * V] * 6, [1] * 6),
+    ({"name": "dpsgd", "mixing": "ring(1)", "buffers": "mix"}, [4 * V] * 6, [1] * 6),
+    ({"name": "local-sgd", "period": 3}, [0, 0, REDUCE] * 2, [0, 0, 1] * 2),
+    ({"name": "slowmo", "period": 3}, [0, 0, REDUCE] * 2, [0, 0, 1] * 2),
+    ({"name": "local-sgd", "period": 5, "start": 1}, [REDUCE, 0, 0, 0, 0, REDUCE], [1, 0, 0, 0, 0, 1]),
+    (NODES, [0, V, 0, V, 0, REDUCE], [0, 1, 0, 1, 0, 1]),
+    ({"name": "ad-psgd"}, [V] * 6, [1] * 6),
+    ({"name": "sgp", "graph": "random"}, [V] * 6, [1] * 6),
+    ({"name": "gradient-tracking", "mixing": "ring(1)"}, [4 * V] * 6, [1] * 6),
+    ({"name": "gradient-tracking", "mixing": "ring(1)", "order": "atc"}, [4 * V] * 6, [2] * 6),
+    ({"name": "d2", "mixing": "full"}, [REDUCE] * 6, [1] * 6),
+    ({"name": "noloco", "period": 3}, [0, 0, V] * 2, [0, 0, 1] * 2),
+    ({"name": "single-merge", "at": 3}, [V, V, V + REDUCE, V, V, V], [1, 1, 2, 1, 1, 1]),
+    ({"name": "snoo", "period": 3}, [REDUCE] * 6, [1] * 6),
+    ({"name": "gpa"}, [REDUCE] * 6, [1] * 6),
+    ({"name": "sparta", "share": 0.5}, [42 / 83 * 1.5 * V] * 6, [1] * 6),
+    (
+        {"name": "streaming-diloco", "period": 3, "fragments": 2}, [56 / 83 * 1.5 * V, 0, 27 / 83 * 1.5 * V] * 2,
+        [1, 0, 1] * 2),
+    (
+        {"name": "decoupled-diloco", "period": 3, "fragments": 2, "quorum": 3, "availability": 0.01},
+        [2 * 0.75 * 56 / 83 * V, 0, 2 * 0.75 * 27 / 83 * V] * 2, [0] * 6),
+    ({"name": "demo", "k": 1, "chunk": 2}, [3 * 2 * 8 * (12 + 4 + 4 * 3 + 3)] * 6, [1] * 6),
+    ({"name": "sparseloco", "period": 3, "share": 0.25}, [0, 0, 3 * 2 * 8 * (12 + 2 + 6 + 1)] * 2, [0, 0, 1] * 2),
+    ({"name": "async-sgd", "delay": 2}, [2 * V] * 6, [0] * 6),
+])  # fmt: skip
 def test_communication_is_counted(algorithm: dict[str, Any], sent: list[float], rounds: list[int]) -> None:
     momentum = {"name": "sgd", "momentum": 0.5}
     h = train(algorithm, steps=6, decompose={"every": 0}, optimizer=momentum).history

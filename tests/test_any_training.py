@@ -241,14 +241,11 @@ def leave(trainer: Trainer) -> None:
     trainer.trial.state = {"stack.batched": torch.zeros((), dtype=torch.uint8)}
 
 
-@pytest.mark.parametrize(
-    ("model", "kind", "path", "spoil"),
-    [
-        ("chain", "classes", "chain", relu_for_tanh),
-        ("Batched", "classes", "batched", batch),
-        ("Contiguous", "images", "channels last", leave),
-    ],
-)
+@pytest.mark.parametrize(("model", "kind", "path", "spoil"), [
+    ("chain", "classes", "chain", relu_for_tanh),
+    ("Batched", "classes", "batched", batch),
+    ("Contiguous", "images", "channels last", leave),
+])  # fmt: skip
 def test_a_fast_path_that_is_not_the_users_function_is_not_taken(
     model: str, kind: str, path: str, spoil: Callable[[Trainer], None]
 ) -> None:

@@ -243,22 +243,14 @@ class Unseen(nn.Module):
         return torch.from_numpy(x.detach().numpy()[:, ::-1].copy())
 
 
-@pytest.mark.parametrize(
-    ("layer", "inputs", "sizes", "fixed"),
-    [
-        (Unseen(), 5, [4], {"0.weight": "its permutation changes the outputs", "4.weight": "a constant"}),
-        (Part(nn.Linear(5, 12), pairs_of), 6, [5, 5, 3, 4], {}),
-        (
-            Part(nn.Identity(), lambda h: h.unfold(1, 3, 1).flatten(1)),
-            9,
-            [5, 4],
-            {"2.weight": "operation unfold"},
-        ),
-        (Part(nn.Identity(), lambda h: h[:, 1:4]), 3, [5, 4], {"2.weight": "taken apart"}),
-        (Part(nn.Identity(), lambda h: h.sort(1)[0]), 5, [5, 4], {"2.weight": "operation sort"}),
-        (Part(nn.Identity(), lambda h: torch.cat((h, h), 1)), 10, [5, 4], {"2.weight": "joined with others"}),
-    ],
-)
+@pytest.mark.parametrize(("layer", "inputs", "sizes", "fixed"), [
+    (Unseen(), 5, [4], {"0.weight": "its permutation changes the outputs", "4.weight": "a constant"}),
+    (Part(nn.Linear(5, 12), pairs_of), 6, [5, 5, 3, 4], {}),
+    (Part(nn.Identity(), lambda h: h.unfold(1, 3, 1).flatten(1)), 9, [5, 4], {"2.weight": "operation unfold"}),
+    (Part(nn.Identity(), lambda h: h[:, 1:4]), 3, [5, 4], {"2.weight": "taken apart"}),
+    (Part(nn.Identity(), lambda h: h.sort(1)[0]), 5, [5, 4], {"2.weight": "operation sort"}),
+    (Part(nn.Identity(), lambda h: torch.cat((h, h), 1)), 10, [5, 4], {"2.weight": "joined with others"}),
+])  # fmt: skip
 def test_units_that_are_not_understood_keep_their_places_and_are_named(
     layer: nn.Module, inputs: int, sizes: list[int], fixed: dict[str, str]
 ) -> None:

@@ -182,20 +182,17 @@ def redirect(target: str) -> Callable[[http.server.BaseHTTPRequestHandler], None
     return answer
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (bytes(5000), "has 5,000 bytes"),
-        (endless, "has more than the"),
-        (slow("headers"), "no answer within 1 s"),
-        (slow("body"), "not whole after 1 s"),
-        (redirect("ftp://127.0.0.1/x"), "redirected to another scheme"),
-        (redirect("https://127.0.0.1/x"), "redirected to another scheme"),
-        (redirect("http://localhost/x"), "redirected into this network"),
-        (redirect("http://169.254.169.254/x"), "redirected into this network"),
-        (redirect("http://[::ffff:10.0.0.1]/x"), "redirected into this network"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "words"), [
+    (bytes(5000), "has 5,000 bytes"),
+    (endless, "has more than the"),
+    (slow("headers"), "no answer within 1 s"),
+    (slow("body"), "not whole after 1 s"),
+    (redirect("ftp://127.0.0.1/x"), "redirected to another scheme"),
+    (redirect("https://127.0.0.1/x"), "redirected to another scheme"),
+    (redirect("http://localhost/x"), "redirected into this network"),
+    (redirect("http://169.254.169.254/x"), "redirected into this network"),
+    (redirect("http://[::ffff:10.0.0.1]/x"), "redirected into this network"),
+])  # fmt: skip
 def test_a_mirror_decides_neither_how_much_nor_how_long_nor_where(
     answer: Any, words: str, server: tuple[str, Answers, list[str]], mnist: dict[str, bytes],
     source: Callable[..., None], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch,

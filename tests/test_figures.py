@@ -330,14 +330,11 @@ def _grid(ratio: list[float], converged: list[bool], label: str) -> landscape.He
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("converged", "grade", "middle"),
-    [
-        ([True] * 4, "holds", 0.25),
-        ([True, True, False, False], "does not hold", 0.7),
-        ([True] + 3 * [False], "undecided", 0.9),
-    ],
-)
+@pytest.mark.parametrize(("converged", "grade", "middle"), [
+    ([True] * 4, "holds", 0.25),
+    ([True, True, False, False], "does not hold", 0.7),
+    ([True] + 3 * [False], "undecided", 0.9),
+])  # fmt: skip
 def test_points_that_did_not_converge_do_not_count(
     converged: list[bool], grade: str, middle: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -192,21 +192,15 @@ def link_to_nothing(path: Path) -> None:
     path.symlink_to(path.with_name("nothing.png"))
 
 
-@pytest.mark.parametrize(
-    ("harm", "words"),
-    [
-        (lambda image: image.write_text("no image"), "2.png: cannot be decoded as an image"),
-        (lambda image: image.write_bytes(image.read_bytes()[:-200]), "2.png: cannot be decoded as an image"),
-        (other_size, "2.png: is 16 × 8 pixels where train/"),
-        (link_to_nothing, "2.png: cannot be read (No such file or directory)"),
-        (lambda image: [path.unlink() for path in image.parent.iterdir()], "holds no image"),
-        (
-            lambda image: (image.parents[2] / "test/dog").mkdir(),
-            "train and test have different classes (dog)",
-        ),
-        (lambda image: (image.parents[2] / "test").rename(image.parents[2] / "val"), "test: cannot be read"),
-    ],
-)
+@pytest.mark.parametrize(("harm", "words"), [
+    (lambda image: image.write_text("no image"), "2.png: cannot be decoded as an image"),
+    (lambda image: image.write_bytes(image.read_bytes()[:-200]), "2.png: cannot be decoded as an image"),
+    (other_size, "2.png: is 16 × 8 pixels where train/"),
+    (link_to_nothing, "2.png: cannot be read (No such file or directory)"),
+    (lambda image: [path.unlink() for path in image.parent.iterdir()], "holds no image"),
+    (lambda image: (image.parents[2] / "test/dog").mkdir(), "train and test have different classes (dog)"),
+    (lambda image: (image.parents[2] / "test").rename(image.parents[2] / "val"), "test: cannot be read"),
+])  # fmt: skip
 def test_bad_folders_of_images_are_one_line(
     tmp_path: Path, kept: Path, harm: Callable[[Path], Any], words: str
 ) -> None:

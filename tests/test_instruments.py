@@ -36,14 +36,8 @@ NAMES = [
     "average-sharpness", "average", "noise-share", "path",
 ]  # fmt: skip
 ALL: dict[str, Any] = {
-    "instruments": NAMES,
-    "every": 6,
-    "draws": 3,
-    "samples": 90,
-    "k": 2,
-    "rho": 0.05,
-    "window": 2,
-}
+    "instruments": NAMES, "every": 6, "draws": 3, "samples": 90, "k": 2, "rho": 0.05, "window": 2,
+}  # fmt: skip
 
 
 def values_of(tiny: Path, **changes: Any) -> dict[str, Any]:
@@ -146,17 +140,14 @@ def test_the_columns_are_those_of_dense_matrices(tiny: Path, algorithm: dict[str
 MUON = {"name": "muon", "groups": {"bias": {"name": "sgd"}}}
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "optimizer"),
-    [
-        ({"name": "ssgd"}, {"name": "sgd", "momentum": 0.9}),
-        ({"name": "ssgd"}, MUON),
-        ({"name": "dpsgd", "mixing": "ring(1)"}, {"name": "adamw"}),
-        ({"name": "dpsgd", "mixing": "ring(1)", "order": "atc"}, {"name": "lamb"}),
-        ({"name": "diloco", "period": 3}, {"name": "adamw"}),
-        ({"name": "async-sgd", "delay": 2}, {"name": "sgd"}),
-    ],
-)
+@pytest.mark.parametrize(("algorithm", "optimizer"), [
+    ({"name": "ssgd"}, {"name": "sgd", "momentum": 0.9}),
+    ({"name": "ssgd"}, MUON),
+    ({"name": "dpsgd", "mixing": "ring(1)"}, {"name": "adamw"}),
+    ({"name": "dpsgd", "mixing": "ring(1)", "order": "atc"}, {"name": "lamb"}),
+    ({"name": "diloco", "period": 3}, {"name": "adamw"}),
+    ({"name": "async-sgd", "delay": 2}, {"name": "sgd"}),
+])  # fmt: skip
 def test_the_loss_change_is_that_of_the_step_of_w_a(
     tiny: Path, algorithm: dict[str, Any], optimizer: dict[str, Any]
 ) -> None:

@@ -273,14 +273,11 @@ def test_a_frozen_process_ends_all_in_time_and_is_named(
 
 
 @linux
-@pytest.mark.parametrize(
-    ("kind", "number"),
-    [
-        ("train", signal.SIGTERM),
-        pytest.param("sweep", signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param("figures", signal.SIGINT, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("kind", "number"), [
+    ("train", signal.SIGTERM),
+    pytest.param("sweep", signal.SIGKILL, marks=pytest.mark.slow),
+    pytest.param("figures", signal.SIGINT, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_signal_leaves_no_process_and_no_traceback(
     kind: str, number: signal.Signals, tiny: Path, tmp_path: Path
 ) -> None:

@@ -144,16 +144,12 @@ def test_the_error_bars_cover_the_truth() -> None:
     assert abs(deviations.mean()) < 0.3
 
 
-@pytest.mark.parametrize(
-    ("make", "options", "words"),
-    [
-        (regression, {"step_size": 1.0}, r"not finite after .* smaller step_size \(now 1\)"),
-        (regression, {"step_size": 0.01, "batch": 8}, "heat up: .* larger batch"),
-        (regression, {"step_size": 1e-5}, r"(do not mix: R-hat|still move away: ).* max_steps"),
-        (lambda: moved(3.0), {"localization": 1.0}, "estimate is negative, .* train further"),
-    ],
-    ids=["runs away", "heats up", "does not mix", "no minimum"],
-)
+@pytest.mark.parametrize(("make", "options", "words"), [
+    (regression, {"step_size": 1.0}, r"not finite after .* smaller step_size \(now 1\)"),
+    (regression, {"step_size": 0.01, "batch": 8}, "heat up: .* larger batch"),
+    (regression, {"step_size": 1e-5}, r"(do not mix: R-hat|still move away: ).* max_steps"),
+    (lambda: moved(3.0), {"localization": 1.0}, "estimate is negative, .* train further"),
+], ids=["runs away", "heats up", "does not mix", "no minimum"])  # fmt: skip
 def test_refused_in_words(make: Callable[[], Problem], options: dict[str, float], words: str) -> None:
     given: dict[str, Any] = {"batch": 64, "localization": 1.0, "max_steps": 1000, "max_rhat": 1.05, **options}
     with pytest.raises(OperationError, match=words):

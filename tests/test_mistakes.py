@@ -243,11 +243,8 @@ P, ends, mlp = 107, landscape.extreme_eigenvalues, problems.mlp
 top, trace, spectrum = landscape.top_eigenvalues, landscape.trace, landscape.spectrum
 between, pca, learners_plane = landscape.between, landscape.pca_plane, landscape.learners_plane
 average, line, disagreement, smoothing = (
-    landscape.average,
-    landscape.line,
-    landscape.disagreement,
-    landscape.smoothing,
-)
+    landscape.average, landscape.line, landscape.disagreement, landscape.smoothing,
+)  # fmt: skip
 FOUR, NAN = torch.ones(2, 4, dtype=torch.float64), torch.full((1, P), torch.nan, dtype=torch.float64)
 
 

@@ -249,16 +249,13 @@ def test_random_matching_is_stable_in_mean_square_up_to_its_limit(n: int) -> Non
     assert np.all([np.linalg.norm(m - 0.99 * np.eye(n), 2) < 1 for m in drawn[:50]])  # 1 + ω_min, every draw
 
 
-@pytest.mark.parametrize(
-    ("matrices", "words"),
-    [
-        (lambda n: [np.eye(n)[:1]], r"matrices \(4, 4\)"),
-        (lambda n: np.eye(n).tolist(), r"matrices \(4, 4\)"),
-        (lambda n: [], r"matrices \(4, 4\)"),
-        (lambda n: [np.full((n, n), np.nan)], "finite"),
-        (lambda n: [np.tri(n)], "doubly stochastic"),
-    ],
-)
+@pytest.mark.parametrize(("matrices", "words"), [
+    (lambda n: [np.eye(n)[:1]], r"matrices \(4, 4\)"),
+    (lambda n: np.eye(n).tolist(), r"matrices \(4, 4\)"),
+    (lambda n: [], r"matrices \(4, 4\)"),
+    (lambda n: [np.full((n, n), np.nan)], "finite"),
+    (lambda n: [np.tri(n)], "doubly stochastic"),
+])  # fmt: skip
 def test_a_topology_of_ones_own(
     matrices: Callable[[int], Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -302,12 +302,9 @@ def test_states_are_kept_reset_or_averaged_where_learners_are(tiny: Path, buffer
 GPT: dict[str, Any] = {
     "name": "adamw",
     "groups": {
-        "matrix": {"name": "muon", "lr_factor": 5.0, "weight_decay": 0.1},
-        "norm": {"weight_decay": 0.0},
-        "*bias": {"name": "sgd", "momentum": 0.5},
-        "embedding": {"frozen": True},
-    },
-}
+        "matrix": {"name": "muon", "lr_factor": 5.0, "weight_decay": 0.1}, "norm": {"weight_decay": 0.0},
+        "*bias": {"name": "sgd", "momentum": 0.5}, "embedding": {"frozen": True}},
+}  # fmt: skip
 
 
 class TwoLayers(torch.nn.Module):

@@ -113,12 +113,9 @@ FOUR = (
 )  # fmt: skip
 # What tests/test_conformance.py does not resume.
 RESUMED = (
-    "norms, microbatches, dropout",
-    "norms, sampled g, float32",
-    "groups",
-    "norms, parts",
+    "norms, microbatches, dropout", "norms, sampled g, float32", "groups", "norms, parts",
     "norms, matching, atc, dropout",
-)
+)  # fmt: skip
 
 
 def recipes() -> dict[str, recipe.Recipe]:
@@ -205,14 +202,10 @@ DIVERGING: dict[str, dict[str, Any]] = {
     "bound, mixing": {"algorithm": RING, "lr": 30.0, "diverge": {"loss": 5.0}},
     "bound, shared": {"algorithm": {"name": "ssgd"}, "lr": 30.0, "diverge": {"loss": 5.0}},
     "no finite state, momentum": {
-        "algorithm": RING,
-        "optimizer": {"name": "sgd", "momentum": 0.5},
-        "model": {"name": "mlp", "widths": [6, 8, 3]},
-        "lr": 1e6,
-        "dtype": "float32",
-        "diverge": {"loss": 1e300, "consensus": 1e300},
-    },
-}
+        "algorithm": RING, "optimizer": {"name": "sgd", "momentum": 0.5},
+        "model": {"name": "mlp", "widths": [6, 8, 3]}, "lr": 1e6, "dtype": "float32",
+        "diverge": {"loss": 1e300, "consensus": 1e300}},
+}  # fmt: skip
 
 
 def test_a_run_over_processes_diverges_as_in_one() -> None:

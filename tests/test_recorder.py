@@ -479,29 +479,20 @@ def shrink(model: Net) -> None:
     model.head.bias = None  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (
-            lambda model: model.register_module("extra", nn.Linear(2, 2).double()),
-            "'extra.weight' was missing, now float64",
-        ),
-        (
-            lambda model: model.register_module("head", nn.Linear(36, 11).double()),
-            r"'head.weight' was float64 of shape \(10, 36\), now float64 of shape \(11, 36\)",
-        ),
-        (lambda model: model.float(), "was float64 of shape .*, now float32 of"),
-        (
-            lambda model: model.head.bias.requires_grad_(False),
-            r"'head.bias' was .*, now float64 of shape \(10,\), not trained",
-        ),
-        (
-            lambda model: model.scale.requires_grad_(),
-            "'scale' was .*, not trained, now float64 of shape",
-        ),
-        (shrink, "'head.bias' was .*, now missing"),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), [
+    (
+        lambda model: model.register_module("extra", nn.Linear(2, 2).double()),
+        "'extra.weight' was missing, now float64"),
+    (
+        lambda model: model.register_module("head", nn.Linear(36, 11).double()),
+        r"'head.weight' was float64 of shape \(10, 36\), now float64 of shape \(11, 36\)"),
+    (lambda model: model.float(), "was float64 of shape .*, now float32 of"),
+    (
+        lambda model: model.head.bias.requires_grad_(False),
+        r"'head.bias' was .*, now float64 of shape \(10,\), not trained"),
+    (lambda model: model.scale.requires_grad_(), "'scale' was .*, not trained, now float64 of shape"),
+    (shrink, "'head.bias' was .*, now missing"),
+])  # fmt: skip
 def test_parameters_that_are_no_longer_the_same_are_refused(
     tmp_path: Path, change: Callable[[Net], Any], words: str
 ) -> None:
@@ -541,34 +532,29 @@ def loader() -> torch.utils.data.DataLoader[Any]:
     return torch.utils.data.DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"every": -1}, "every: -1"),
-        ({"every": 2.5}, "every: 2.5"),
-        ({"samples": 5}, "samples: 5.*16"),
-        ({"samples": 16, "data": [digits(8)]}, "samples: 16"),
-        ({"save_every": True}, "save_every"),
-        ({"batch": -1}, "batch: -1"),
-        ({"optimizer": 3}, "optimizer: a int"),
-        ({"resume": "yes"}, "resume"),
-        ({"scalars": "tensorbord"}, "scalars: 'tensorbord'.*tensorboard"),
-        ({"scalars": 3}, "scalars: 3"),
-        ({"model": Net}, "model: a type"),
-        ({"model": nn.LazyLinear(10)}, "model: parameter 'weight'"),
-        ({"model": net(norm=True)}, "batch: 0.*BatchNorm"),
-        (
-            {"model": net(norm=True), "data": torch.utils.data.TensorDataset(*digits(24)), "batch": 1},
-            "batch: 1.*BatchNorm",
-        ),
-        ({"model": net(norm=True), "data": Stream(*digits(24))}, "batch: 0.*BatchNorm"),
-        ({"loss": nn.CrossEntropyLoss(reduction="sum")}, "loss: .*sum"),
-        ({"data": iter([digits(8)])}, "data: .*iterator"),
-        ({"data": loader()}, "data: .*persistent_workers"),
-        ({"test": iter([digits(8)])}, "test: .*iterator"),
-    ],
-    ids=lambda value: str(value) if isinstance(value, str) else "",
-)
+@pytest.mark.parametrize(("options", "words"), [
+    ({"every": -1}, "every: -1"),
+    ({"every": 2.5}, "every: 2.5"),
+    ({"samples": 5}, "samples: 5.*16"),
+    ({"samples": 16, "data": [digits(8)]}, "samples: 16"),
+    ({"save_every": True}, "save_every"),
+    ({"batch": -1}, "batch: -1"),
+    ({"optimizer": 3}, "optimizer: a int"),
+    ({"resume": "yes"}, "resume"),
+    ({"scalars": "tensorbord"}, "scalars: 'tensorbord'.*tensorboard"),
+    ({"scalars": 3}, "scalars: 3"),
+    ({"model": Net}, "model: a type"),
+    ({"model": nn.LazyLinear(10)}, "model: parameter 'weight'"),
+    ({"model": net(norm=True)}, "batch: 0.*BatchNorm"),
+    (
+        {"model": net(norm=True), "data": torch.utils.data.TensorDataset(*digits(24)), "batch": 1},
+        "batch: 1.*BatchNorm"),
+    ({"model": net(norm=True), "data": Stream(*digits(24))}, "batch: 0.*BatchNorm"),
+    ({"loss": nn.CrossEntropyLoss(reduction="sum")}, "loss: .*sum"),
+    ({"data": iter([digits(8)])}, "data: .*iterator"),
+    ({"data": loader()}, "data: .*persistent_workers"),
+    ({"test": iter([digits(8)])}, "test: .*iterator"),
+], ids=lambda value: str(value) if isinstance(value, str) else "")  # fmt: skip
 def test_bad_input_is_one_line_and_leaves_no_trace(
     tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
@@ -772,13 +758,10 @@ def test_under_ddp_rank_0_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "words", "pictures"),
-    [
-        ("own_loop.py", "test accuracy 0.9", ["contour.png"]),
-        ("two_optimizers.py", "λ_max", ["two.png", "training.png"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "words", "pictures"), [
+    ("own_loop.py", "test accuracy 0.9", ["contour.png"]),
+    ("two_optimizers.py", "λ_max", ["two.png", "training.png"]),
+])  # fmt: skip
 def test_the_examples(name: str, words: str, pictures: list[str], tmp_path: Path) -> None:
     assert len((ROOT / "examples" / name).read_text().splitlines()) < 60
     done = subprocess.run(

@@ -128,15 +128,12 @@ OVERFLOW: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("changes", "how", "later"),
-    [
-        ({"lr": 0.62}, "", 0),
-        ({"lr": 0.75}, "learners", 0),
-        ({"lr": 2.5, "algorithm": {"name": "ssgd"}}, "mean", 0),
-        (OVERFLOW, "mean", 1),
-    ],
-)
+@pytest.mark.parametrize(("changes", "how", "later"), [
+    ({"lr": 0.62}, "", 0),
+    ({"lr": 0.75}, "learners", 0),
+    ({"lr": 2.5, "algorithm": {"name": "ssgd"}}, "mean", 0),
+    (OVERFLOW, "mean", 1),
+])  # fmt: skip
 def test_learners_that_drift_apart_are_told_from_a_mean_that_explodes(
     changes: dict[str, Any], how: str, later: int, tmp_path: Path
 ) -> None:

@@ -58,18 +58,15 @@ def test_intervals_are_students(values: list[float]) -> None:
     assert ratios == pytest.approx((math.exp(mean), math.exp(low), math.exp(high)), rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("values", "claimed", "holds", "reason"),
-    [
-        ((1.0, 1.1, 1.2), (0, math.inf), True, ""),
-        ((-1.0, -1.1, -1.2), (0, math.inf), False, ""),
-        ((1.0, -1.0, 1.1), (0, 9), None, "the interval contains the border; about 43 seeds would decide"),
-        ((5.0,), (0, math.inf), None, "1 seed, a verdict needs 3"),
-        ((), (0, math.inf), None, "no seeds, a verdict needs 3"),
-        ((0.08, 0.081, 0.082), (-0.05, 0.05), False, ""),
-        ((1.0, math.nan, 1.0), (0, math.inf), None, "not finite"),
-    ],
-)
+@pytest.mark.parametrize(("values", "claimed", "holds", "reason"), [
+    ((1.0, 1.1, 1.2), (0, math.inf), True, ""),
+    ((-1.0, -1.1, -1.2), (0, math.inf), False, ""),
+    ((1.0, -1.0, 1.1), (0, 9), None, "the interval contains the border; about 43 seeds would decide"),
+    ((5.0,), (0, math.inf), None, "1 seed, a verdict needs 3"),
+    ((), (0, math.inf), None, "no seeds, a verdict needs 3"),
+    ((0.08, 0.081, 0.082), (-0.05, 0.05), False, ""),
+    ((1.0, math.nan, 1.0), (0, math.inf), None, "not finite"),
+])  # fmt: skip
 def test_an_effect_counts_from_three_seeds_and_with_an_interval_on_one_side(
     values: tuple[float, ...], claimed: tuple[float, float], holds: bool | None, reason: str
 ) -> None:

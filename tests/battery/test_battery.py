@@ -19,14 +19,8 @@ from tests.battery.case import Case, chain, classifier
 from tests.battery.checks import run
 
 THEMES = (
-    cases_activations,
-    cases_layers,
-    cases_sequences,
-    cases_models,
-    cases_structures,
-    cases_losses,
-    cases_data,
-)
+    cases_activations, cases_layers, cases_sequences, cases_models, cases_structures, cases_losses, cases_data,
+)  # fmt: skip
 CASES: list[Case] = [case for theme in THEMES for case in theme.CASES]
 
 

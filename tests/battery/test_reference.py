@@ -12,13 +12,8 @@ from tests.battery.reference import Reference
 from tests.battery.test_battery import CASES
 
 SMOOTH = (
-    "activation Tanh",
-    "BatchNorm2d",
-    "LSTM",
-    "TransformerEncoderLayer",
-    "weights tied",
-    "0-dim parameter",
-)
+    "activation Tanh", "BatchNorm2d", "LSTM", "TransformerEncoderLayer", "weights tied", "0-dim parameter",
+)  # fmt: skip
 
 
 def reference(case: Case) -> Reference:

@@ -14,12 +14,9 @@ Hour = list[tuple[str, list[str]]]
 SHORT = "--set steps=20 --set checkpoint.every=20 --set evaluate.every=10"
 
 TRAINING: Hour = [
-    (
-        f"$ landscape train digits-ssgd -o runs/ss {SHORT}",
-        ["step 20: test loss", "runs/ss/last.h5", "next: "],
-    ),
+    (f"$ landscape train digits-ssgd -o runs/ss {SHORT}", ["step 20: test loss", "runs/ss/last.h5", "next: "]),
     (f"$ landscape train digits-dpsgd -o runs/dp {SHORT}", ["stable while lr·λ_max < 1 + ω_min = 1"]),
-]
+]  # fmt: skip
 
 STUDENT: Hour = [
     (
@@ -100,19 +97,15 @@ RESEARCHER: Hour = [
     ("$ landscape train digits-dpsgd -o runs/x --set algorithm.mixing=rng", ["exit 2", "ring(k)"]),
     (
         f"$ landscape train digits-dpsgd -o runs/ring {SHORT} --set 'algorithm.mixing=ring(1)'",
-        ["smallest eigenvalue ω_min -0.206"],
-    ),
+        ["smallest eigenvalue ω_min -0.206"]),
     ("$ landscape train digits-dpsgd -o runs/ring", ["exit 1", "--resume", "--force"]),
-    (
-        "import landscape; run = landscape.load('runs/dp'); run",
-        ["mlp on digits", "5 × 6,310 weights", "test loss"],
-    ),
+    ("import landscape; run = landscape.load('runs/dp'); run", ["mlp on digits", "5 × 6,310 weights", "test loss"]),
     ("run.to_dataframe()[['step', 'loss', 'alpha_e']].shape", ["(20, 3)"]),
     ("run.plot(path='curves.png'); landscape.noise(run, draws=2)", ["Δ(2) by definition", "Eq. 4 gives"]),
     ("landscape.disagreement(run, k=2)", ["spread in the top 2", "±"]),
     ("landscape.random_plane('runs/dp')", ["InputError", "landscape.load('runs/dp').problem()"]),
     ("landscape.load('runs')", ["OperationError", "give runs/", "another of its"]),
-]
+]  # fmt: skip
 
 LECTURER: Hour = [
     ("$ landscape info runs/dp", ["step 20", "consensus distance"]),
@@ -122,12 +115,9 @@ LECTURER: Hour = [
     ("$ landscape info both.h5", ["fine  window", "lowest loss"]),
     ("$ landscape report runs/ss runs/dp both.h5 -o page.html", ["page.html"]),
     ("$ landscape report runs -o page.html", ["exit 1", "give runs/"]),
-    (
-        "import landscape; one, two = landscape.load('both.h5'); two.check()",
-        ["fine  window", "directions: random"],
-    ),
+    ("import landscape; one, two = landscape.load('both.h5'); two.check()", ["fine  window", "directions: random"]),
     ("two._repr_html_()[:60]", ["<b>Surface: dpsgd"]),
-]
+]  # fmt: skip
 
 PACKAGER: Hour = [
     (
@@ -199,9 +189,5 @@ heights
 ]
 
 ROLES = {
-    "student": STUDENT,
-    "engineer": ENGINEER,
-    "researcher": RESEARCHER,
-    "lecturer": LECTURER,
-    "packager": PACKAGER,
-}
+    "student": STUDENT, "engineer": ENGINEER, "researcher": RESEARCHER, "lecturer": LECTURER, "packager": PACKAGER,
+}  # fmt: skip

@@ -54,13 +54,9 @@ def net() -> torch.nn.Module:
 
 # The same for every result that has them.
 ABOUT = {
-    "split": "test",
-    "label": "a label",
-    "source": "last.h5",
-    "source_sha256": "0" * 64,
-    "dtype": "float32",
+    "split": "test", "label": "a label", "source": "last.h5", "source_sha256": "0" * 64, "dtype": "float32",
     "norm": "none",
-}
+}  # fmt: skip
 GRID = {"x": np.linspace(-1, 1, 4), "y": np.linspace(-1, 1, 3)}
 
 

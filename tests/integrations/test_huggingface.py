@@ -258,17 +258,13 @@ class Endless(torch.utils.data.IterableDataset[Any]):
             yield {"ids": torch.tensor([1, 2, 3])}
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor=0.1.*loss="),
-        ({"compute_loss_func": own_loss}, "loss: the Trainer trains another.*loss="),
-        ({"kind": Own}, "loss: the Trainer trains another.*loss="),
-        ({"collator": masked}, "data: two passes.*list"),
-        ({"data": Endless(), "kind": transformers.Trainer, "max_steps": 2}, "Endless has no length.*data="),
-    ],
-    ids=["smoothing", "function", "subclass", "random", "endless"],
-)
+@pytest.mark.parametrize(("options", "words"), [
+    ({"label_smoothing_factor": 0.1}, "label_smoothing_factor=0.1.*loss="),
+    ({"compute_loss_func": own_loss}, "loss: the Trainer trains another.*loss="),
+    ({"kind": Own}, "loss: the Trainer trains another.*loss="),
+    ({"collator": masked}, "data: two passes.*list"),
+    ({"data": Endless(), "kind": transformers.Trainer, "max_steps": 2}, "Endless has no length.*data="),
+], ids=["smoothing", "function", "subclass", "random", "endless"])  # fmt: skip
 def test_another_loss_than_the_recorded_one_is_refused(
     tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
@@ -285,14 +281,10 @@ def smoothed(outputs: Any, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, targets, label_smoothing=0.1)
 
 
-@pytest.mark.parametrize(
-    ("loss", "least", "given", "options"),
-    [
-        (lambda outputs, labels: own_loss(outputs, labels), 9, {}, {"compute_loss_func": own_loss}),
-        (smoothed, 3, {"terms": lambda y: (y[:, 1:] != -100).sum(1)}, {"label_smoothing_factor": 0.1}),
-    ],
-    ids=["own", "smoothed"],
-)
+@pytest.mark.parametrize(("loss", "least", "given", "options"), [
+    (lambda outputs, labels: own_loss(outputs, labels), 9, {}, {"compute_loss_func": own_loss}),
+    (smoothed, 3, {"terms": lambda y: (y[:, 1:] != -100).sum(1)}, {"label_smoothing_factor": 0.1}),
+], ids=["own", "smoothed"])  # fmt: skip
 def test_a_trainers_own_loss_is_recorded_where_it_is_given(
     tmp_path: Path, loss: Any, least: int, given: dict[str, Any], options: dict[str, Any]
 ) -> None:

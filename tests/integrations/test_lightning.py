@@ -363,23 +363,17 @@ class Noisy(TensorDataset):
         return x + torch.randn_like(x), y
 
 
-@pytest.mark.parametrize(
-    ("module", "options", "words"),
-    [
-        (Transferred, {}, "on_after_batch_transfer.*loss="),
-        (Trained, {}, "loss: training_step uses the trainer.*loss="),
-        (Two, {}, "2 optimizers"),
-        (Summed, {}, "loss: .*sum"),
-        (Module, {"loader": DataLoader(Noisy(*digits()), BATCH)}, "data: two passes"),
-        (
-            Module,
-            {"loader": DataLoader(data(), BATCH, sampler=WeightedRandomSampler([1.0] * 120, 120))},
-            "WeightedRandomSampler.*data=",
-        ),
-        (Module, {"loader": {"a": DataLoader(data(), BATCH)}}, "data: .*dict"),
-    ],
-    ids=["transfer", "trainer", "optimizers", "sum", "augmented", "weighted", "several"],
-)
+@pytest.mark.parametrize(("module", "options", "words"), [
+    (Transferred, {}, "on_after_batch_transfer.*loss="),
+    (Trained, {}, "loss: training_step uses the trainer.*loss="),
+    (Two, {}, "2 optimizers"),
+    (Summed, {}, "loss: .*sum"),
+    (Module, {"loader": DataLoader(Noisy(*digits()), BATCH)}, "data: two passes"),
+    (
+        Module, {"loader": DataLoader(data(), BATCH, sampler=WeightedRandomSampler([1.0] * 120, 120))},
+        "WeightedRandomSampler.*data="),
+    (Module, {"loader": {"a": DataLoader(data(), BATCH)}}, "data: .*dict"),
+], ids=["transfer", "trainer", "optimizers", "sum", "augmented", "weighted", "several"])  # fmt: skip
 def test_what_is_not_known_is_refused_before_the_first_step(
     tmp_path: Path, module: Any, options: dict[str, Any], words: str
 ) -> None:

@@ -73,22 +73,19 @@ def test_the_options_are_the_recorders() -> None:
     assert known["every"].default == shared.EVERY
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"evry": 5}, "evry.*every"),
-        ({"samples": "all"}, "samples: 'all'"),
-        ({"contour": 3}, "contour: 3"),
-        ({"contour": {"gird": 5}}, "gird.*grid"),
-        ({"contour": {"grid": 0}}, "grid: 0"),
-        ({"contour": {"span": -1.0}}, "span"),
-        ({"contour": {"norm": "fliter"}}, "filter"),
-        ({"contour": {"split": "test"}}, "contour.split: 'test'"),
-        ({"spectrum": {"k": -1}}, "k: -1"),
-        ({"spectrum": {"quantities": ["traces"]}}, "spectrum.quantities: 'traces'"),
-        ({"spectrum": None}, "spectrum: None"),
-    ],
-)
+@pytest.mark.parametrize(("options", "words"), [
+    ({"evry": 5}, "evry.*every"),
+    ({"samples": "all"}, "samples: 'all'"),
+    ({"contour": 3}, "contour: 3"),
+    ({"contour": {"gird": 5}}, "gird.*grid"),
+    ({"contour": {"grid": 0}}, "grid: 0"),
+    ({"contour": {"span": -1.0}}, "span"),
+    ({"contour": {"norm": "fliter"}}, "filter"),
+    ({"contour": {"split": "test"}}, "contour.split: 'test'"),
+    ({"spectrum": {"k": -1}}, "k: -1"),
+    ({"spectrum": {"quantities": ["traces"]}}, "spectrum.quantities: 'traces'"),
+    ({"spectrum": None}, "spectrum: None"),
+])  # fmt: skip
 def test_options_are_checked_before_the_training(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words) as error:
         session(tmp_path, **options)
@@ -174,18 +171,11 @@ class Endless(IterableDataset[Any]):
         return iter(zip(X, Y, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("loader", "words"),
-    [
-        ({"a": DataLoader(TensorDataset(X, Y))}, "data: .*dict"),
-        (DataLoader(Endless(), 2), "data: a Endless has no length"),
-        (
-            DataLoader(TensorDataset(X, Y), 2, sampler=WeightedRandomSampler([1.0] * 10, 10)),
-            "data: a WeightedRandom",
-        ),
-    ],
-    ids=["several", "endless", "weighted"],
-)
+@pytest.mark.parametrize(("loader", "words"), [
+    ({"a": DataLoader(TensorDataset(X, Y))}, "data: .*dict"),
+    (DataLoader(Endless(), 2), "data: a Endless has no length"),
+    (DataLoader(TensorDataset(X, Y), 2, sampler=WeightedRandomSampler([1.0] * 10, 10)), "data: a WeightedRandom"),
+], ids=["several", "endless", "weighted"])  # fmt: skip
 def test_loaders_whose_loss_is_not_known_are_refused(loader: Any, words: str) -> None:
     with pytest.raises(InputError, match=words) as error:
         given_or_own("data", None, loader, whole=False)
