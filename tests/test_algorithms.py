@@ -11,7 +11,6 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from scipy.fft import dct, idct
 from torch import Tensor
 
 import landscape
@@ -428,24 +427,6 @@ def averaged(momentum: float) -> Step:
         return 0.9 * path[-1] + 0.1 * z
 
     return step
-
-
-def test_demo_by_hand() -> None:
-    """One block of three numbers, of which each learner sends two coefficients."""
-    m = np.zeros((4, 3))
-
-    def step(path: Trajectory, t: int) -> Tensor:
-        nonlocal m
-        m = 0.9 * m + falling(t) * G(path[-1]).numpy()
-        sent = dct(m, norm="ortho")
-        for row in sent:
-            row[np.argmin(np.abs(row))] = 0
-        m = m - idct(sent, norm="ortho")
-        update = idct(sent.sum(0) / np.maximum((sent != 0).sum(0), 1), norm="ortho")
-        return path[-1] - falling(t) * torch.from_numpy(np.sign(update))
-
-    path = drive("demo", {"decay": 0.9, "k": 2}, G, 25, start(), falling)
-    torch.testing.assert_close(path, by_hand(step, 25), rtol=1e-9, atol=1e-12)
 
 
 #: Rule, options, optimizer, steps, the learners' minima b: the end of the authors' program in float32, recorded.

@@ -81,19 +81,6 @@ def test_the_dial_shows_the_limit_and_learners_outside() -> None:
     assert "not known" in dial.texts[-1].get_text()
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    (["--animate", "learnrs"], "did you mean 'learners'"),
-    (["--animate", "learners", "-o", "x.png"], "must end in .gif, .mp4"),
-    (["--animate", "learners", "--film-grid", "1"], "--film-grid: 1 is not allowed"),
-    (["--animate", "learners", "--fps", "0"], "--fps"),
-    (["--animate", "learners", "--log"], "--log: not allowed with --animate"),
-    (["--animate", "learners", "--style", "surface"], "--style: not allowed with --animate"),
-    (["--dpi", "5"], "--dpi: 5 is not allowed"),
-])  # fmt: skip
-def test_options_that_are_not_allowed(run: Path, command: Command, options: list[str], words: str) -> None:
-    one_line(command("plot", run, *options), 2, words)
-
-
 def test_one_checkpoint_is_no_film(run: Path, tmp_path: Path, command: Command) -> None:
     alone = Path(shutil.copytree(run, tmp_path / "dp", ignore=shutil.ignore_patterns("step-*.h5")))
     film = command("plot", alone, "--animate", "learners", "-o", tmp_path / "a.gif")

@@ -235,16 +235,6 @@ def test_a_dry_run_says_what_is_needed_where_the_data_is_not_there(tmp_path: Pat
     assert not (tmp_path / "g").exists()
 
 
-def test_bad_usage_is_one_line(tmp_path: Path, command: Command) -> None:
-    one_line(command("figures", "fig2"), 2, "NAME", "'fig2'", "fig2a")
-    one_line(command("figures", "fig2a", "--scale", "big"), 2, "--scale", "'big'", "smoke")
-    one_line(command("figures", "fig2a", "--all"), 2, "--all", "fig2a")
-    one_line(command("figures", "fig2a", "--jobs", "0"), 2, "--jobs", "0")
-    (tmp_path / "file").write_text("")
-    made = command("figures", "table1", "-o", tmp_path / "file" / "in", "--runs", tmp_path / "r")
-    one_line(made, 1, "cannot be made")
-
-
 def test_plateau_is_the_median_of_the_second_half() -> None:
     nothing = {name: np.full(10, np.nan) for name in UNITS}
     run: Any = SimpleNamespace(step=10, history=nothing | {"step": np.arange(1, 11.0)})

@@ -266,7 +266,7 @@ def test_each_row_goes_once_to_each_process_that_needs_it(
 
 def peak_of_saving(group: Group, folder: str) -> tuple[int, int]:
     """How far rank 0's memory rises while 16 learners are saved, and the size of one (bytes)."""
-    comm, row = Comm(16, group), 2**20
+    comm, row = Comm(16, group), 2**19
     weights = torch.full((comm.n_local, row), float(group.rank), dtype=torch.float64)
     state = Checkpoint(weights, landscape.problem.layout.Layout(()), 0, "ssgd", "", {}, history={})
     launch._save(state, Path(folder), comm, 0)  # once before: libraries take what they keep

@@ -253,18 +253,9 @@ def test_analyze_makes_what_is_missing(runs: Path, tmp_path: Path, command: Comm
     assert command(*words)[:2] == (0, f"{tmp_path}/p.html\n")  # nothing is made twice
 
 
-def test_bad_use_is_one_line(
+def test_what_is_no_run_and_a_package_that_is_missing_are_one_line(
     runs: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    damaged = tmp_path / "damaged.h5"
-    damaged.write_bytes(b"no HDF5")
-    for path, name, code, *words in (
-        (runs / "ssgd", "x.h5", 2, "-o", "x.h5", ".html"),
-        (tmp_path / "no.h5", "x.html", 1, "no.h5", "no such file"),
-        (tmp_path, "x.html", 1, "last.h5"),
-        (damaged, "x.html", 1, "damaged.h5"),
-    ):
-        one_line(command("report", path, "-o", tmp_path / name), code, *words)
     unsaved = dataclasses.replace(Checkpoint.load(runs / "ssgd" / "last.h5"), path=None)
     for wrong, said in ((unsaved, "a run without a file"), (3, "a int")):
         with pytest.raises(InputError, match=f"runs: {said} is not allowed"):

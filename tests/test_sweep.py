@@ -282,28 +282,6 @@ def test_a_folder_of_another_recipe_is_refused(tiny: Path, tmp_path: Path, comma
     assert (tmp_path / "s" / "sweep.csv").read_bytes() == before
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["--set", "lr=0.1,"], "--set: lr=0.1, is not allowed, it lacks a value"),
-    (["--set", "lr=0.1,0.10"], "it holds 0.1 twice"),
-    (["--set", "lr=1", "--set", "lr=2"], "lr is given twice; give its values with commas"),
-    (["--set", "seed=1,2"], "'seed' is not a key of a sweep; give --seeds"),
-    (["--seeds", "3-1"], "--seeds: '3-1' is not allowed"),
-    (["--rounds", "99"], "--rounds: 99"),
-    (["--share", "0/2"], "--share: '0/2' is not allowed, it must be K/N with 1 ≤ K ≤ N"),
-    (["--share", "1"], "--share: '1' is not allowed, it must be K/N"),
-    (["--share", "1/2"], "--share: '1/2' is not allowed, 1 runs have as many shares at most"),
-    (["--search", "lr=1..2", "--share", "1/1"], "--share: not allowed with search"),
-    (["--search", "lr=1"], "--search: 'lr=1' is not allowed, it must be KEY=LO..HI"),
-    (["--search", "lr=1..2", "--set", "lr=3"], "--search: lr is not allowed"),
-    (["digits-ssgd", "digits-ssgd"], "'digits-ssgd' is given twice"),
-])  # fmt: skip
-def test_bad_input_is_one_line_and_leaves_nothing(
-    arguments: list[str], words: str, tiny: Path, tmp_path: Path, command: Command
-) -> None:
-    one_line(command("sweep", tiny, *arguments, "-o", tmp_path / "s"), 2, words)
-    assert not (tmp_path / "s").exists()
-
-
 # The picture.
 
 
