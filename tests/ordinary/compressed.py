@@ -111,10 +111,8 @@ def lottery_ticket() -> Parts:
     return nn.Sequential(MaskedLinear(6, 5), nn.Tanh(), MaskedLinear(5, 3)), F.cross_entropy, digits()
 
 
-@compressed.no_hessian(
-    "quantization-aware training: fake quantization, straight-through",
-    "rounding has no derivative; the straight-through gradient is not that of the loss",
-)
+@compressed.no_hessian("quantization-aware training: fake quantization, straight-through",
+    "rounding has no derivative; the straight-through gradient is not that of the loss")  # fmt: skip
 def fake_quantized() -> Parts:
     class QuantLinear(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -124,10 +122,8 @@ def fake_quantized() -> Parts:
     return nn.Sequential(QuantLinear(6, 5), nn.Tanh(), nn.Linear(5, 3)), F.cross_entropy, digits()
 
 
-@compressed.no_hessian(
-    "binarized weights: sign with a straight-through trick",
-    "the sign has no derivative; the straight-through gradient is not that of the loss",
-)
+@compressed.no_hessian("binarized weights: sign with a straight-through trick",
+    "the sign has no derivative; the straight-through gradient is not that of the loss")  # fmt: skip
 def binarized() -> Parts:
     class BinaryLinear(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -138,11 +134,8 @@ def binarized() -> Parts:
     return nn.Sequential(BinaryLinear(6, 5), nn.Tanh(), nn.Linear(5, 3)), F.cross_entropy, digits()
 
 
-@compressed.undefined(
-    "dynamically quantized to int8",
-    "its weights are integers in buffers; nothing is left to differentiate by or to move along",
-    "parameter",
-)
+@compressed.undefined("dynamically quantized to int8",
+    "its weights are integers in buffers; nothing is left to differentiate by or to move along", "parameter")  # fmt: skip
 def int8() -> Parts:
     class Int8Linear(nn.Module):
         def __init__(self, linear: nn.Linear) -> None:

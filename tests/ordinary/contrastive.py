@@ -141,10 +141,8 @@ def byol() -> Parts:
     )
 
 
-@contrastive.no_hessian(
-    "SimSiam: negative cosine similarity with a stop-gradient",
-    "with a stop-gradient, gradients are not those of the loss's value, and their Jacobian is no Hessian",
-)
+@contrastive.no_hessian("SimSiam: negative cosine similarity with a stop-gradient",
+    "with a stop-gradient, gradients are not those of the loss's value, and their Jacobian is no Hessian")  # fmt: skip
 def simsiam() -> Parts:
     @module(encoder=encoder(), predictor=nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 4)))
     def model(self, x1: Tensor, x2: Tensor) -> Any:
@@ -206,13 +204,9 @@ def infonce_loader() -> Parts:
     return OnePair(encoder()), info_nce, DataLoader(data, batch_size=4)
 
 
-@contrastive.undefined(
-    "InfoNCE, a DataLoader that shuffles",
+@contrastive.undefined("InfoNCE, a DataLoader that shuffles",
     "each pass has other batches, and the loss depends on which samples are together",
-    "shuffle|others in each pass|pass",
-    remedied=True,
-    total=per_batch,
-)
+    "shuffle|others in each pass|pass", remedied=True, total=per_batch)  # fmt: skip
 def infonce_shuffled() -> Parts:
     model, loss, loader = infonce_loader()
     data = DataLoader(loader.dataset, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(0))

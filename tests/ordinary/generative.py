@@ -63,12 +63,8 @@ def mean_elbo(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return elbo(model(data[0]), data[1])
 
 
-@generative.undefined(
-    "VAE example's loss: BCE and KL divergence as sums",
-    "it is a sum over the samples, which depends on how many there are",
-    "sum",
-    after=mean_elbo,
-)
+@generative.undefined("VAE example's loss: BCE and KL divergence as sums",
+    "it is a sum over the samples, which depends on how many there are", "sum", after=mean_elbo)  # fmt: skip
 def vae_sum() -> Parts:
     def loss_function(out: Any, x: Tensor) -> Tensor:
         recon_x, mu, logvar = out
@@ -100,10 +96,8 @@ def conditional_vae() -> Parts:
     return model, lambda o, x: F.mse_loss(o["recon"], x) + 4 * o["kl"], data
 
 
-@generative.no_hessian(
-    "VQ-VAE: nearest code, straight-through estimator, commitment loss",
-    "straight-through and stop-gradient: gradients are not those of the loss's value",
-)
+@generative.no_hessian("VQ-VAE: nearest code, straight-through estimator, commitment loss",
+    "straight-through and stop-gradient: gradients are not those of the loss's value")  # fmt: skip
 def vq_vae() -> Parts:
     @module(encoder=nn.Linear(5, 3), decoder=nn.Linear(3, 5), codebook=nn.Embedding(4, 3))
     def model(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -298,13 +298,9 @@ def bpr() -> Parts:
 
 
 # F.normalize is not differentiable at zero. Products are differences, and the search says that it has not converged.
-@graphs.no_hessian(
-    "graph contrastive learning: nodes of two corrupted graphs, one batch",
+@graphs.no_hessian("graph contrastive learning: nodes of two corrupted graphs, one batch",
     "a node without any feature is normalized: there is no second derivative at zero; the search does not converge, and says so",
-    words="no second derivative",
-    total=per_batch,
-    says="differences of gradients",
-)
+    words="no second derivative", total=per_batch, says="differences of gradients")  # fmt: skip
 def graph_contrastive() -> Parts:
     @module(gcn=GCN())
     def model(self, x1: Tensor, edge1: Tensor, x2: Tensor, edge2: Tensor) -> tuple[Tensor, Tensor]:

@@ -82,12 +82,8 @@ def without_autocast(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return loss(model.net(data[0]), data[1])
 
 
-@habits(
-    "autocast to bfloat16 inside of forward",
-    inside=torch.bfloat16,
-    total=without_autocast,
-    says="float32 arithmetic",
-)
+@habits("autocast to bfloat16 inside of forward", inside=torch.bfloat16, total=without_autocast,
+    says="float32 arithmetic")  # fmt: skip
 def autocast() -> Parts:
     @module(net=nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)))
     def model(self, x: Tensor) -> Tensor:
@@ -103,10 +99,8 @@ def double_model() -> Parts:
     return network().double(), nn.CrossEntropyLoss(), (x, y)
 
 
-@habits(
-    "activation checkpointing, use_reentrant=False",
-    says="activation checkpointing.*products are differences of gradients",
-)
+@habits("activation checkpointing, use_reentrant=False",
+    says="activation checkpointing.*products are differences of gradients")  # fmt: skip
 def checkpointed() -> Parts:
     @module(block=nn.Sequential(nn.Linear(5, 6), nn.GELU(), nn.Linear(6, 5)), head=nn.Linear(5, 3))
     def model(self, x: Tensor) -> Tensor:
@@ -123,13 +117,10 @@ def with_penalty(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return F.cross_entropy(model(data[0]), data[1]) + 1e-2 * sum(p.pow(2).sum() for p in model.parameters())
 
 
-@habits.refused(
-    "L2 term in the loss by model.parameters() (a closure)",
-    "the loss reads the parameters of the module that was given, which do not move with θ",
-    "penalty",
+@habits.refused("L2 term in the loss by model.parameters() (a closure)",
+    "the loss reads the parameters of the module that was given, which do not move with θ", "penalty",
     after=with_penalty,
-    names={"penalty": lambda parameters: 1e-2 * sum(p.pow(2).sum() for p in parameters.values())},
-)
+    names={"penalty": lambda parameters: 1e-2 * sum(p.pow(2).sum() for p in parameters.values())})  # fmt: skip
 def l2_closure() -> Parts:
     model = network()
 
@@ -158,11 +149,8 @@ def numpy_arrays() -> Parts:
     return network(), nn.CrossEntropyLoss(), (np.asarray(x), np.asarray(y))
 
 
-@habits.refused(
-    "a generator of batches",
-    "it gives its batches once, and many passes are needed",
-    "iterat|generator|exhaust",
-)
+@habits.refused("a generator of batches", "it gives its batches once, and many passes are needed",
+    "iterat|generator|exhaust")  # fmt: skip
 def generator() -> Parts:
     x, y = samples()
     return network(), nn.CrossEntropyLoss(), ((x[i : i + 5], y[i : i + 5]) for i in (0, 5))
@@ -239,10 +227,8 @@ def balanced_bce() -> Parts:
     return network(1), loss, (torch.randn(14, 5), y)
 
 
-@habits.no_hessian(
-    "two losses with detach as a weight: loss / loss.detach()",
-    "the gradient treats the detached factor as a constant; the loss does not",
-)
+@habits.no_hessian("two losses with detach as a weight: loss / loss.detach()",
+    "the gradient treats the detached factor as a constant; the loss does not")  # fmt: skip
 def detached_weight() -> Parts:
     def loss(o: Tensor, y: Tensor) -> Tensor:
         each = F.cross_entropy(o, y, reduction="none")
@@ -251,11 +237,8 @@ def detached_weight() -> Parts:
     return network(), loss, samples()
 
 
-@habits.undefined(
-    "EMA of the loss kept in the loss object",
-    "two passes over the same data give two losses",
-    "pass|state|keeps",
-)
+@habits.undefined("EMA of the loss kept in the loss object", "two passes over the same data give two losses",
+    "pass|state|keeps")  # fmt: skip
 def stateful_loss() -> Parts:
     @module(average=0.0)
     def loss(self, o: Tensor, y: Tensor) -> Tensor:
@@ -273,10 +256,8 @@ def batch_without_labels() -> Parts:
     return network(), lambda o, t: F.cross_entropy(o, t), [(x[:5], y[:5]), (x[5:], y[5:])]
 
 
-@habits.random(
-    "LayerDrop: a block is left out at random, by Python's random, in eval mode, too",
-    "the block is drawn in each pass",
-)
+@habits.random("LayerDrop: a block is left out at random, by Python's random, in eval mode, too",
+    "the block is drawn in each pass")  # fmt: skip
 def layer_drop() -> Parts:
     @module(inner=nn.Linear(5, 5), block=nn.Linear(5, 5), head=nn.Linear(5, 3))
     def model(self, x: Tensor) -> Tensor:

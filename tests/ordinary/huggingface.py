@@ -176,11 +176,9 @@ def lora_fresh() -> Parts:
     return wrapped, nn.CrossEntropyLoss(), (torch.randn(N, 5), torch.randint(3, (N,)))
 
 
-@peft.no_hessian(
-    "DoRA on BERT",
+@peft.no_hessian("DoRA on BERT",
     "peft detaches the norm of the weights, as the paper on DoRA proposes: the gradient is not that of the loss",
-    total=of_logits(F.cross_entropy),
-)
+    total=of_logits(F.cross_entropy))  # fmt: skip
 def dora_bert() -> Parts:
     model = adapted(
         made("SequenceClassification"),

@@ -28,13 +28,9 @@ def focal(logits: Tensor, targets: Tensor) -> Tensor:
     return (0.25 * targets + 0.75 * (1 - targets)) * ce * (1 - p_t) ** 2
 
 
-@image_scripts(
-    "torchvision's segmentation: dict of outputs, one crop a batch, each of its own size; one is all 255",
-    source="pytorch/vision: references/segmentation/train.py",
-    small=True,
-    total=by_count(lambda x, y: (y != 255).sum()),
-    says=COUNTED,
-)
+@image_scripts("torchvision's segmentation: dict of outputs, one crop a batch, each of its own size; one is all 255",
+    source="pytorch/vision: references/segmentation/train.py", small=True,
+    total=by_count(lambda x, y: (y != 255).sum()), says=COUNTED)  # fmt: skip
 def segmentation_crops() -> Parts:
     @module(body=nn.Conv2d(1, 3, 3, padding=1), out=nn.Conv2d(3, 3, 1), aux=nn.Conv2d(3, 3, 1))
     def model(self, x: Tensor) -> dict[str, Tensor]:
@@ -52,11 +48,8 @@ def segmentation_crops() -> Parts:
     return model, criterion, [batch(3, 4, 0.0), batch(4, 4, 0.3), batch(3, 3, 1.1), batch(5, 3, 0.6)]
 
 
-@image_scripts(
-    "torchvision's optical flow: a list of refined flows, the mean over valid and invalid pixels",
-    source="pytorch/vision: references/optical_flow/utils.py",
-    small=True,
-)
+@image_scripts("torchvision's optical flow: a list of refined flows, the mean over valid and invalid pixels",
+    source="pytorch/vision: references/optical_flow/utils.py", small=True)  # fmt: skip
 def optical_flow() -> Parts:
     @module(first=convolutions(2, 2), update=nn.Conv2d(2, 2, 3, padding=1))
     def model(self, a: Tensor, b: Tensor) -> list[Tensor]:
@@ -79,13 +72,8 @@ def optical_flow() -> Parts:
     return model, loss, [batch(2, 1.0), batch(2, 0.5), batch(1, 0.0)]
 
 
-@image_scripts(
-    "torchvision's similarity: the mean over all triplets with a positive loss, three images a batch",
-    source="pytorch/vision: references/similarity/loss.py",
-    small=True,
-    says=BATCHES,
-    total=per_batch,
-)
+@image_scripts("torchvision's similarity: the mean over all triplets with a positive loss, three images a batch",
+    source="pytorch/vision: references/similarity/loss.py", small=True, says=BATCHES, total=per_batch)  # fmt: skip
 def triplets_of_the_batch() -> Parts:
     def loss(embeddings: Tensor, labels: Tensor) -> Tensor:
         dist = (embeddings[:, None] - embeddings[None]).pow(2).sum(-1)
@@ -100,11 +88,8 @@ def triplets_of_the_batch() -> Parts:
     return model, loss, [(torch.randn(3, 4), torch.tensor(y)) for y in labels]
 
 
-@image_scripts(
-    "torchvision's RetinaNet: each image's sum / its foreground, the mean over images; the last have none",
-    source="pytorch/vision: torchvision/models/detection/retinanet.py",
-    small=True,
-)
+@image_scripts("torchvision's RetinaNet: each image's sum / its foreground, the mean over images; the last have none",
+    source="pytorch/vision: torchvision/models/detection/retinanet.py", small=True)  # fmt: skip
 def retinanet_images() -> Parts:
     def loss(logits: Tensor, y: Any) -> Tensor:
         classes, foreground = y
@@ -125,11 +110,8 @@ def retinanet_images() -> Parts:
     return convolutions(2), loss, data
 
 
-@image_scripts(
-    "torchvision's FCOS: sums / foreground of the batch (1 if there is none), as tensors; the last have none",
-    source="pytorch/vision: torchvision/models/detection/fcos.py",
-    says=TOGETHER,
-)
+@image_scripts("torchvision's FCOS: sums / foreground of the batch (1 if there is none), as tensors; the last have none",
+    source="pytorch/vision: torchvision/models/detection/fcos.py", says=TOGETHER)  # fmt: skip
 def fcos() -> Parts:
     def loss(out: Tensor, y: Any) -> Tensor:
         classes, boxes = y
@@ -146,13 +128,8 @@ def fcos() -> Parts:
     return convolutions(6), loss, (torch.randn(7, 1, 3, 3), (classes, torch.randn(7, 9, 4)))
 
 
-@image_scripts(
-    "CenterNet: heat maps / number of peaks, or the plain sum where there is none, one image a batch",
-    source="xingyizhou/CenterNet: src/lib/models/losses.py",
-    small=True,
-    says=None,
-    total=per_batch,
-)
+@image_scripts("CenterNet: heat maps / number of peaks, or the plain sum where there is none, one image a batch",
+    source="xingyizhou/CenterNet: src/lib/models/losses.py", small=True, says=None, total=per_batch)  # fmt: skip
 def centernet() -> Parts:
     def loss(out: Tensor, y: Any) -> Tensor:
         gt, mask, wh = y
@@ -174,13 +151,8 @@ def centernet() -> Parts:
     return convolutions(3), loss, [batch(1), batch(2), batch(0), batch(3)]
 
 
-@image_scripts(
-    "DETR: Hungarian matching by SciPy, targets a tuple of dicts, class weights and boxes / number of boxes",
-    source="facebookresearch/detr: models/detr.py",
-    small=True,
-    says=BATCHES,
-    total=per_batch,
-)
+@image_scripts("DETR: Hungarian matching by SciPy, targets a tuple of dicts, class weights and boxes / number of boxes",
+    source="facebookresearch/detr: models/detr.py", small=True, says=BATCHES, total=per_batch)  # fmt: skip
 def detr() -> Parts:
     @module(queries=nn.Embedding(4, 3), key=nn.Linear(2, 3), classes=nn.Linear(3, 3), boxes=nn.Linear(3, 4))
     def model(self, x: Tensor) -> dict[str, Tensor]:
@@ -219,15 +191,10 @@ def detr() -> Parts:
     return model, SetCriterion(), [batch(1, 2), batch(3, 1), batch(0, 2)]
 
 
-@image_scripts.no_hessian(
-    "YOLOv3: boxes of the batch in one tensor (M, 6), loss × batch size, objectness by a detached IoU",
+@image_scripts.no_hessian("YOLOv3: boxes of the batch in one tensor (M, 6), loss × batch size, objectness by a detached IoU",
     "the target of the objectness is detached: the gradient is not that of the loss",
-    words="derivative|gradient",
-    source="eriklindernoren/PyTorch-YOLOv3: pytorchyolo/utils/loss.py",
-    small=True,
-    says=BATCHES,
-    total=per_batch,
-)
+    words="derivative|gradient", source="eriklindernoren/PyTorch-YOLOv3: pytorchyolo/utils/loss.py", small=True,
+    says=BATCHES, total=per_batch)  # fmt: skip
 def yolo() -> Parts:
     @module(net=convolutions(6))
     def model(self, x: Tensor) -> Tensor:
@@ -255,12 +222,8 @@ def yolo() -> Parts:
     return model, loss, [batch(2, 3), batch(2, 1), batch(1, 0)]
 
 
-@image_scripts(
-    "pytorch-retinanet: the model takes one list [images, boxes] and returns its losses; boxes padded with −1",
-    source="yhenon/pytorch-retinanet: retinanet/losses.py",
-    small=True,
-    total=by_size,
-)
+@image_scripts("pytorch-retinanet: the model takes one list [images, boxes] and returns its losses; boxes padded with −1",
+    source="yhenon/pytorch-retinanet: retinanet/losses.py", small=True, total=by_size)  # fmt: skip
 def retinanet_of_lists() -> Parts:
     anchors = torch.linspace(0, 1, 9)
 
@@ -292,13 +255,8 @@ def retinanet_of_lists() -> Parts:
     return model, lambda out, _: out[0].mean() + out[1].mean(), [batch(2, 1), batch(1, 3), batch(0)]
 
 
-@image_scripts(
-    "Ultralytics: BCE of all anchors / sum of the soft targets (1 if less), × batch size; the last has none",
-    source="ultralytics/ultralytics: ultralytics/utils/loss.py",
-    small=True,
-    says=BATCHES,
-    total=per_batch,
-)
+@image_scripts("Ultralytics: BCE of all anchors / sum of the soft targets (1 if less), × batch size; the last has none",
+    source="ultralytics/ultralytics: ultralytics/utils/loss.py", small=True, says=BATCHES, total=per_batch)  # fmt: skip
 def ultralytics() -> Parts:
     def loss(out: Tensor, scores: Tensor) -> Tensor:
         total = max(scores.sum(), 1)
@@ -310,13 +268,8 @@ def ultralytics() -> Parts:
     return convolutions(2), loss, [batch(2, 0.6), batch(2, 0.3), batch(2, 0.0)]
 
 
-@image_scripts(
-    "Pytorch-UNet: one image a batch, BCE + Dice of the batch; the last mask is empty",
-    source="milesial/Pytorch-UNet: train.py",
-    small=True,
-    says=None,
-    total=per_batch,
-)
+@image_scripts("Pytorch-UNet: one image a batch, BCE + Dice of the batch; the last mask is empty",
+    source="milesial/Pytorch-UNet: train.py", small=True, says=None, total=per_batch)  # fmt: skip
 def unet_of_single_images() -> Parts:
     criterion = nn.BCEWithLogitsLoss()
 
@@ -332,13 +285,8 @@ def unet_of_single_images() -> Parts:
     return convolutions(1), loss, data
 
 
-@image_scripts(
-    "Lovász-softmax: mean over the classes that are present in the batch, a class comes late, two images a batch",
-    source="bermanmaxim/LovaszSoftmax: pytorch/lovasz_losses.py",
-    small=True,
-    says=BATCHES,
-    total=per_batch,
-)
+@image_scripts("Lovász-softmax: mean over the classes that are present in the batch, a class comes late, two images a batch",
+    source="bermanmaxim/LovaszSoftmax: pytorch/lovasz_losses.py", small=True, says=BATCHES, total=per_batch)  # fmt: skip
 def lovasz_softmax() -> Parts:
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
         p = F.softmax(logits, 1).permute(0, 2, 3, 1).reshape(-1, logits.shape[1])
@@ -364,14 +312,9 @@ def lovasz_softmax() -> Parts:
     return convolutions(3), loss, [batch(2, 2), batch(2, 2), batch(2, 3)]
 
 
-@image_scripts(
-    "PSMNet: smooth L1 where the disparity is below a maximum; late pixels are beyond it, two pairs a batch",
-    source="JiaRenChang/PSMNet: main.py",
-    small=True,
-    total=by_count(lambda x, y: (y < 1.5).sum()),
-    other=per_batch,
-    says=EITHER,
-)
+@image_scripts("PSMNet: smooth L1 where the disparity is below a maximum; late pixels are beyond it, two pairs a batch",
+    source="JiaRenChang/PSMNet: main.py", small=True, total=by_count(lambda x, y: (y < 1.5).sum()),
+    other=per_batch, says=EITHER)  # fmt: skip
 def psmnet() -> Parts:
     @module(net=convolutions(3, 2))
     def model(self, left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
@@ -390,14 +333,9 @@ def psmnet() -> Parts:
     return model, loss, [batch(2, 1.4), batch(2, 1.4), batch(2, 4.0), batch(1, 2.0)]
 
 
-@image_scripts(
-    "sparse depth: the mean square where there is a measurement (target > 0), one image a batch",
-    source="fangchangma/self-supervised-depth-completion: criteria.py",
-    small=True,
-    total=by_count(lambda x, y: (y > 0).sum()),
-    other=per_batch,
-    says=EITHER,
-)
+@image_scripts("sparse depth: the mean square where there is a measurement (target > 0), one image a batch",
+    source="fangchangma/self-supervised-depth-completion: criteria.py", small=True,
+    total=by_count(lambda x, y: (y > 0).sum()), other=per_batch, says=EITHER)  # fmt: skip
 def depth_completion() -> Parts:
     def loss(pred: Tensor, target: Tensor) -> Tensor:
         valid = (target > 0).detach()
@@ -409,13 +347,8 @@ def depth_completion() -> Parts:
     return convolutions(1), loss, [batch(1.1), batch(1.1), batch(0.2), batch(0.6)]
 
 
-@image_scripts(
-    "BTS: the scale-invariant loss of the batch's valid pixels, a root of a variance, two images a batch",
-    source="cleinc/bts: pytorch/bts.py",
-    small=True,
-    says=BATCHES,
-    total=per_batch,
-)
+@image_scripts("BTS: the scale-invariant loss of the batch's valid pixels, a root of a variance, two images a batch",
+    source="cleinc/bts: pytorch/bts.py", small=True, says=BATCHES, total=per_batch)  # fmt: skip
 def bts_silog() -> Parts:
     def loss(out: Tensor, depth: Tensor) -> Tensor:
         mask = depth > 0.1
@@ -426,13 +359,8 @@ def bts_silog() -> Parts:
     return convolutions(1), loss, data
 
 
-@image_scripts(
-    "StyleGAN2's critic: standard deviation of the minibatch as a feature, R1 by autograd.grad in forward",
-    source="rosinality/stylegan2-pytorch: train.py",
-    small=True,
-    says=BATCHES,
-    total=per_batch,
-)
+@image_scripts("StyleGAN2's critic: standard deviation of the minibatch as a feature, R1 by autograd.grad in forward",
+    source="rosinality/stylegan2-pytorch: train.py", small=True, says=BATCHES, total=per_batch)  # fmt: skip
 def stylegan_critic() -> Parts:
     class Critic(nn.Module):
         def __init__(self) -> None:
@@ -458,12 +386,8 @@ def stylegan_critic() -> Parts:
     return Critic(), loss, data
 
 
-@image_scripts(
-    "PyTorch's fast_neural_style: features of a frozen network, Gram matrices of the batch against one style",
-    source="pytorch/examples: fast_neural_style/neural_style/neural_style.py",
-    small=True,
-    total=by_size,
-)
+@image_scripts("PyTorch's fast_neural_style: features of a frozen network, Gram matrices of the batch against one style",
+    source="pytorch/examples: fast_neural_style/neural_style/neural_style.py", small=True, total=by_size)  # fmt: skip
 def neural_style() -> Parts:
     frozen = nn.Conv2d(1, 3, 3).requires_grad_(False)
 
@@ -482,14 +406,9 @@ def neural_style() -> Parts:
     return convolutions(1), loss, DataLoader(TensorDataset(x, x), batch_size=3)
 
 
-@image_scripts(
-    "timm's JSD with AugMix: each batch is three views one after the other, clean labels and divergences",
-    source="huggingface/pytorch-image-models: timm/loss/jsd.py",
-    small=True,
-    total=by_size,
-    other=per_batch,
-    says=EITHER,
-)
+@image_scripts("timm's JSD with AugMix: each batch is three views one after the other, clean labels and divergences",
+    source="huggingface/pytorch-image-models: timm/loss/jsd.py", small=True, total=by_size, other=per_batch,
+    says=EITHER)  # fmt: skip
 def jsd() -> Parts:
     def loss(out: Tensor, target: Tensor) -> Tensor:
         size = len(out) // 3
@@ -506,13 +425,8 @@ def jsd() -> Parts:
 
 # Its meters take the mean over batches. In parts of other images nothing tells that both means, over labeled
 # and unlabeled ones, grow with the first ones: the inputs of a batch have two lengths.
-@image_scripts(
-    "FixMatch: labeled images and three times as many unlabeled, pseudo-labels above a threshold, one pass",
-    source="kekmodel/FixMatch-pytorch: train.py",
-    small=True,
-    total=per_batch,
-    says=BATCHES,
-)
+@image_scripts("FixMatch: labeled images and three times as many unlabeled, pseudo-labels above a threshold, one pass",
+    source="kekmodel/FixMatch-pytorch: train.py", small=True, total=per_batch, says=BATCHES)  # fmt: skip
 def fixmatch() -> Parts:
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
         n = len(targets)
@@ -530,12 +444,8 @@ def fixmatch() -> Parts:
     return model, loss, data
 
 
-@image_scripts(
-    "LDAM with deferred re-weighting: a module with a list of margins and class weights, the rare class last",
-    source="kaidic/LDAM-DRW: losses.py",
-    small=True,
-    says=COUNTED,
-)
+@image_scripts("LDAM with deferred re-weighting: a module with a list of margins and class weights, the rare class last",
+    source="kaidic/LDAM-DRW: losses.py", small=True, says=COUNTED)  # fmt: skip
 def ldam_drw() -> Parts:
     class LDAMLoss(nn.Module):
         def __init__(self, counts: list[int], weight: Tensor) -> None:
@@ -554,10 +464,8 @@ def ldam_drw() -> Parts:
     return model, criterion, DataLoader(TensorDataset(torch.randn(10, 4), y), batch_size=3)
 
 
-@image_scripts(
-    "class-balanced focal loss: weights by effective numbers, a sum / number of labels, sorted by class",
-    source="vandit15/Class-balanced-loss-pytorch: class_balanced_loss.py",
-)
+@image_scripts("class-balanced focal loss: weights by effective numbers, a sum / number of labels, sorted by class",
+    source="vandit15/Class-balanced-loss-pytorch: class_balanced_loss.py")  # fmt: skip
 def class_balanced() -> Parts:
     counts, beta = torch.tensor([7.0, 4.0, 2.0]), 0.9
     weights = (1.0 - beta) / (1.0 - beta**counts)
@@ -598,13 +506,8 @@ class CenterLoss(nn.Module):
 OWN = "the loss has trainable parameters of its own, which are no part of θ"
 
 
-@image_scripts.refused(
-    "center loss: a loss with parameters of its own beside cross-entropy, three images a batch",
-    OWN,
-    "freeze",
-    source="KaiyangZhou/pytorch-center-loss: center_loss.py",
-    small=True,
-)
+@image_scripts.refused("center loss: a loss with parameters of its own beside cross-entropy, three images a batch",
+    OWN, "freeze", source="KaiyangZhou/pytorch-center-loss: center_loss.py", small=True)  # fmt: skip
 def center_loss() -> Parts:
     criterion = CenterLoss()
 
@@ -615,14 +518,8 @@ def center_loss() -> Parts:
     return two_heads(), loss, DataLoader(data, batch_size=3)
 
 
-@image_scripts.refused(
-    "Proxy Anchor: log-sums over the batch for each proxy, a parameter of the loss; some have no positive",
-    OWN,
-    "freeze",
-    source="tjddus9597/Proxy-Anchor-CVPR2020: code/losses.py",
-    small=True,
-    total=per_batch,
-)
+@image_scripts.refused("Proxy Anchor: log-sums over the batch for each proxy, a parameter of the loss; some have no positive",
+    OWN, "freeze", source="tjddus9597/Proxy-Anchor-CVPR2020: code/losses.py", small=True, total=per_batch)  # fmt: skip
 def proxy_anchor() -> Parts:
     class ProxyAnchor(nn.Module):
         def __init__(self) -> None:
@@ -641,11 +538,8 @@ def proxy_anchor() -> Parts:
     return model, ProxyAnchor(), [(torch.randn(3, 4), torch.tensor(y)) for y in labels]
 
 
-@image_scripts(
-    "PointNet: NLL and the orthogonality of each cloud's transform, a tuple of outputs, the last batch has one",
-    source="fxia22/pointnet.pytorch: utils/train_classification.py",
-    small=True,
-)
+@image_scripts("PointNet: NLL and the orthogonality of each cloud's transform, a tuple of outputs, the last batch has one",
+    source="fxia22/pointnet.pytorch: utils/train_classification.py", small=True)  # fmt: skip
 def pointnet_transform() -> Parts:
     @module(stn=nn.Linear(3, 9), conv=nn.Conv1d(3, 4, 1), fc=nn.Linear(4, 3))
     def model(self, points: Tensor) -> tuple[Tensor, Tensor]:
@@ -663,10 +557,8 @@ def pointnet_transform() -> Parts:
     return model, loss, DataLoader(data, batch_size=3)
 
 
-@image_scripts(
-    "PyTorch's mnist_forward_forward: goodness of positive and negative images, no target",
-    source="pytorch/examples: mnist_forward_forward/main.py",
-)
+@image_scripts("PyTorch's mnist_forward_forward: goodness of positive and negative images, no target",
+    source="pytorch/examples: mnist_forward_forward/main.py")  # fmt: skip
 def forward_forward() -> Parts:
     @module(layer=nn.Linear(4, 5))
     def model(self, positive: Tensor, negative: Tensor) -> tuple[Tensor, ...]:

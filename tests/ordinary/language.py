@@ -181,11 +181,8 @@ def translation() -> Parts:
     )
 
 
-@language(
-    "text classification tutorial: EmbeddingBag with offsets, a list of batches",
-    total=by_size,
-    differences=True,
-)
+@language("text classification tutorial: EmbeddingBag with offsets, a list of batches", total=by_size,
+    differences=True)  # fmt: skip
 def embedding_bag() -> Parts:
     @module(embedding=nn.EmbeddingBag(WORDS, 4, sparse=False), fc=nn.Linear(4, 3))
     def model(self, text: Tensor, offsets: Tensor) -> Tensor:

@@ -85,12 +85,9 @@ def whole_pinn(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return loss(None, data[1])
 
 
-@physics.refused(
-    "PINN: the loss calls the network itself (a closure)",
+@physics.refused("PINN: the loss calls the network itself (a closure)",
     "the loss reads the parameters of the module that was given, which do not move with θ",
-    "model|parameters|module",
-    total=whole_pinn,
-)
+    "model|parameters|module", total=whole_pinn)  # fmt: skip
 def closure_over_the_network() -> Parts:
     net = mlp()
 

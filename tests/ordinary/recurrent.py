@@ -68,11 +68,8 @@ def time_first() -> Parts:
     return model, F.mse_loss, (series(), torch.randn(N))
 
 
-@recurrent(
-    "speech: CTC over (T, N, C), targets and lengths in a tuple, a list of batches",
-    says="no second derivative of ctc_loss; products are differences of gradients",
-    differences=True,
-)
+@recurrent("speech: CTC over (T, N, C), targets and lengths in a tuple, a list of batches",
+    says="no second derivative of ctc_loss; products are differences of gradients", differences=True)  # fmt: skip
 def speech_ctc() -> Parts:
     @module(
         conv=nn.Conv1d(3, 4, 3, padding=1),

@@ -17,11 +17,8 @@ from tests.ordinary.use import BATCHES, EITHER, TOGETHER, Parts, Theme, by_count
 series_scripts = Theme("series scripts")
 
 
-@series_scripts(
-    "DeepAR: at each step the mean over the series that have a value (labels ≠ 0), summed over the steps",
-    source="zhykoties/TimeSeries: train.py",
-    says=TOGETHER,
-)
+@series_scripts("DeepAR: at each step the mean over the series that have a value (labels ≠ 0), summed over the steps",
+    source="zhykoties/TimeSeries: train.py", says=TOGETHER)  # fmt: skip
 def deepar() -> Parts:
     @module(cell=nn.GRUCell(2, 3), mu=nn.Linear(3, 1), sigma=nn.Linear(3, 1))
     def model(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,14 +46,9 @@ def deepar() -> Parts:
     return model, loss, (x, labels)
 
 
-@series_scripts(
-    "DCRNN: time first, errors by a mask of y ≠ 0 that is divided by its mean, two windows a batch",
-    source="chnsh/DCRNN_PyTorch: model/pytorch/loss.py",
-    small=True,
-    total=by_count(lambda x, y: (y != 0).sum()),
-    other=per_batch,
-    says=EITHER,
-)
+@series_scripts("DCRNN: time first, errors by a mask of y ≠ 0 that is divided by its mean, two windows a batch",
+    source="chnsh/DCRNN_PyTorch: model/pytorch/loss.py", small=True,
+    total=by_count(lambda x, y: (y != 0).sum()), other=per_batch, says=EITHER)  # fmt: skip
 def dcrnn() -> Parts:
     @module(rnn=nn.GRU(3, 3), out=nn.Linear(3, 3))
     def model(self, x: Tensor) -> Tensor:
@@ -73,14 +65,9 @@ def dcrnn() -> Parts:
     return model, loss, [batch(2, 1.1), batch(2, 1.1), batch(2, 0.3), batch(1, 0.6)]
 
 
-@series_scripts(
-    "Graph WaveNet: masked errors with NaN set to 0; all sensors of the last window are missing",
-    source="nnzhan/Graph-WaveNet: util.py",
-    small=True,
-    total=by_count(lambda x, y: (y != 0).sum()),
-    other=per_batch,
-    says=EITHER,
-)
+@series_scripts("Graph WaveNet: masked errors with NaN set to 0; all sensors of the last window are missing",
+    source="nnzhan/Graph-WaveNet: util.py", small=True, total=by_count(lambda x, y: (y != 0).sum()),
+    other=per_batch, says=EITHER)  # fmt: skip
 def graph_wavenet() -> Parts:
     def loss(preds: Tensor, labels: Tensor) -> Tensor:
         mask = (labels != 0.0).to(preds)
@@ -100,12 +87,8 @@ def of_dict(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return model(**data)["loss"]
 
 
-@series_scripts(
-    "BRITS: a dict with labels, the output's 'loss': at each step a sum / (mask's sum + 1e-5), and a label's",
-    source="caow13/BRITS: models/rits.py",
-    says=TOGETHER,
-    total=of_dict,
-)
+@series_scripts("BRITS: a dict with labels, the output's 'loss': at each step a sum / (mask's sum + 1e-5), and a label's",
+    source="caow13/BRITS: models/rits.py", says=TOGETHER, total=of_dict)  # fmt: skip
 def brits() -> Parts:
     @module(cell=nn.LSTMCell(4, 2), guess=nn.Linear(2, 2), out=nn.Linear(2, 1))
     def model(self, values: Tensor, masks: Tensor, labels: Tensor, is_train: Tensor) -> dict[str, Tensor]:
@@ -126,12 +109,8 @@ def brits() -> Parts:
     return model, None, {"values": torch.randn(8, 4, 2), "masks": masks, "labels": labels, "is_train": train}
 
 
-@series_scripts(
-    "PyTorch Forecasting: quantile losses up to each series' length, sum / lengths, three series a batch",
-    source="sktime/pytorch-forecasting: pytorch_forecasting/metrics/quantile.py",
-    small=True,
-    says=EITHER,
-)
+@series_scripts("PyTorch Forecasting: quantile losses up to each series' length, sum / lengths, three series a batch",
+    source="sktime/pytorch-forecasting: pytorch_forecasting/metrics/quantile.py", small=True, says=EITHER)  # fmt: skip
 def masked_quantiles() -> Parts:
     quantiles = 0.1, 0.5, 0.9
 
@@ -150,11 +129,8 @@ def masked_quantiles() -> Parts:
     return model, loss, data
 
 
-@series_scripts(
-    "N-BEATS: blocks with residuals and a mask of the inputs, MAPE with masked weights, the mean over all steps",
-    source="ServiceNow/N-BEATS: common/torch/losses.py",
-    small=True,
-)
+@series_scripts("N-BEATS: blocks with residuals and a mask of the inputs, MAPE with masked weights, the mean over all steps",
+    source="ServiceNow/N-BEATS: common/torch/losses.py", small=True)  # fmt: skip
 def nbeats() -> Parts:
     @module(
         blocks=nn.ModuleList(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 6)) for _ in range(2))
@@ -185,13 +161,8 @@ def pairs(rows: list[Any]) -> Any:
     return (a, b), (c, d)
 
 
-@series_scripts(
-    "SASRec: positive and negative items where np.where(pos != 0), three users a batch; late users have few items",
-    source="pmixer/SASRec.pytorch: main.py",
-    small=True,
-    says=EITHER,
-    other=per_batch,
-)
+@series_scripts("SASRec: positive and negative items where np.where(pos != 0), three users a batch; late users have few items",
+    source="pmixer/SASRec.pytorch: main.py", small=True, says=EITHER, other=per_batch)  # fmt: skip
 def sasrec() -> Parts:
     @module(item=nn.Embedding(6, 3, padding_idx=0), mix=nn.Linear(3, 3))
     def model(self, seq: Tensor, pos: Tensor, neg: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,14 +182,9 @@ def sasrec() -> Parts:
     return model, loss, data
 
 
-@series_scripts(
-    "torchdiffeq's demo: start points (B, 1, 2) and one grid of times (T,) as inputs, targets (T, B, 1, 2)",
-    source="rtqichen/torchdiffeq: examples/ode_demo.py",
-    small=True,
-    total=by_count(lambda x, y: y.numel()),
-    other=per_batch,
-    says=None,
-)
+@series_scripts("torchdiffeq's demo: start points (B, 1, 2) and one grid of times (T,) as inputs, targets (T, B, 1, 2)",
+    source="rtqichen/torchdiffeq: examples/ode_demo.py", small=True, total=by_count(lambda x, y: y.numel()),
+    other=per_batch, says=None)  # fmt: skip
 def ode_demo() -> Parts:
     @module(net=net(2, 2))
     def model(self, y0: Tensor, t: Tensor) -> Tensor:
@@ -234,13 +200,8 @@ def ode_demo() -> Parts:
     return model, lambda pred, y: torch.mean(torch.abs(pred - y)), [batch(3), batch(3), batch(2)]
 
 
-@series_scripts(
-    "CleanRL's PPO: advantages normalized in the minibatch, clipped value loss, entropy, three steps a batch",
-    source="vwxyzjn/cleanrl: cleanrl/ppo.py",
-    small=True,
-    says=BATCHES,
-    total=per_batch,
-)
+@series_scripts("CleanRL's PPO: advantages normalized in the minibatch, clipped value loss, entropy, three steps a batch",
+    source="vwxyzjn/cleanrl: cleanrl/ppo.py", small=True, says=BATCHES, total=per_batch)  # fmt: skip
 def cleanrl_ppo() -> Parts:
     @module(critic=nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)), actor=nn.Linear(4, 3))
     def model(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -267,14 +228,9 @@ def cleanrl_ppo() -> Parts:
     return model, loss, [batch(3), batch(3), batch(2)]
 
 
-@series_scripts(
-    "Decision Transformer: the mask is an input, and goes with the outputs into the loss; the first batch is full",
-    source="kzl/decision-transformer: gym/decision_transformer/training/seq_trainer.py",
-    small=True,
-    total=by_count(lambda x, y: x[1].sum()),
-    other=per_batch,
-    says=EITHER,
-)
+@series_scripts("Decision Transformer: the mask is an input, and goes with the outputs into the loss; the first batch is full",
+    source="kzl/decision-transformer: gym/decision_transformer/training/seq_trainer.py", small=True,
+    total=by_count(lambda x, y: x[1].sum()), other=per_batch, says=EITHER)  # fmt: skip
 def decision_transformer() -> Parts:
     @module(mix=nn.Linear(3, 4), out=nn.Linear(4, 2))
     def model(self, states: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -293,14 +249,9 @@ def decision_transformer() -> Parts:
     return model, loss, [batch(4, 4), batch(1, 3), batch(2)]
 
 
-@series_scripts(
-    "Tacotron 2: outputs beyond each length are filled in the model, means over all frames, two texts a batch",
-    source="NVIDIA/tacotron2: loss_function.py",
-    small=True,
-    total=per_batch,
-    other=by_count(lambda x, y: y[1].numel()),
-    says=None,
-)
+@series_scripts("Tacotron 2: outputs beyond each length are filled in the model, means over all frames, two texts a batch",
+    source="NVIDIA/tacotron2: loss_function.py", small=True, total=per_batch,
+    other=by_count(lambda x, y: y[1].numel()), says=None)  # fmt: skip
 def tacotron() -> Parts:
     @module(
         rnn=nn.GRU(2, 3, batch_first=True), mel=nn.Linear(3, 2), post=nn.Linear(2, 2), gate=nn.Linear(3, 1)
@@ -330,11 +281,8 @@ def tacotron() -> Parts:
     return model, loss, [batch(4, 3), batch(7, 2), batch(3, 5)]
 
 
-@series_scripts(
-    "FastSpeech 2: masked means over frames and over phonemes, added; late texts are short",
-    source="ming024/FastSpeech2: model/loss.py",
-    says=TOGETHER,
-)
+@series_scripts("FastSpeech 2: masked means over frames and over phonemes, added; late texts are short",
+    source="ming024/FastSpeech2: model/loss.py", says=TOGETHER)  # fmt: skip
 def fastspeech() -> Parts:
     @module(phoneme=nn.Linear(2, 3), duration=nn.Linear(3, 1), mel=nn.Linear(3, 2))
     def model(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -356,12 +304,8 @@ def fastspeech() -> Parts:
     return model, loss, data
 
 
-@series_scripts(
-    "Conv-TasNet: SI-SNR of the best permutation of the sources, up to each length, two mixtures a batch",
-    source="kaituoxu/Conv-TasNet: src/pit_criterion.py",
-    small=True,
-    total=by_size,
-)
+@series_scripts("Conv-TasNet: SI-SNR of the best permutation of the sources, up to each length, two mixtures a batch",
+    source="kaituoxu/Conv-TasNet: src/pit_criterion.py", small=True, total=by_size)  # fmt: skip
 def conv_tasnet() -> Parts:
     @module(encoder=nn.Conv1d(1, 3, 3, padding=1), decoder=nn.Conv1d(3, 2, 1))
     def model(self, mixture: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -388,14 +332,10 @@ def conv_tasnet() -> Parts:
     return model, loss, [batch(8, 8), batch(9, 6), batch(7)]
 
 
-@series_scripts(
-    "wav2vec 2.0: CTC of the labels that are not −100, each batch padded to its own lengths, two or one a batch",
-    source="huggingface/transformers: src/transformers/models/wav2vec2/modeling_wav2vec2.py",
-    small=True,
-    total=by_size,
-    differences=True,
-    says="no second derivative of ctc_loss; products are differences of gradients",
-)
+@series_scripts("wav2vec 2.0: CTC of the labels that are not −100, each batch padded to its own lengths, two or one a batch",
+    source="huggingface/transformers: src/transformers/models/wav2vec2/modeling_wav2vec2.py", small=True,
+    total=by_size, differences=True,
+    says="no second derivative of ctc_loss; products are differences of gradients")  # fmt: skip
 def wav2vec_ctc() -> Parts:
     model = net(2, 4)
 
@@ -414,12 +354,9 @@ def wav2vec_ctc() -> Parts:
     return model, loss, [batch(7, 2, 2), batch(9, 4, 1), batch(8, 3)]
 
 
-@series_scripts(
-    "ESPnet: KL of smoothed labels, summed and divided by the batch size, two or one utterances a batch",
-    source="espnet/espnet: espnet/nets/pytorch_backend/transformer/label_smoothing_loss.py",
-    small=True,
-    total=by_size,
-)
+@series_scripts("ESPnet: KL of smoothed labels, summed and divided by the batch size, two or one utterances a batch",
+    source="espnet/espnet: espnet/nets/pytorch_backend/transformer/label_smoothing_loss.py", small=True,
+    total=by_size)  # fmt: skip
 def espnet_smoothing() -> Parts:
     def loss(x: Tensor, target: Tensor) -> Tensor:
         n, size = len(x), x.shape[-1]
@@ -440,14 +377,9 @@ def espnet_smoothing() -> Parts:
     return model, loss, [batch(3, 3), batch(6, 2), batch(4)]
 
 
-@series_scripts(
-    "SpeechBrain: NLL up to relative lengths (1.0 is the longest), sum / mask, two or one utterances a batch",
-    source="speechbrain/speechbrain: speechbrain/nnet/losses.py",
-    small=True,
-    total=by_count(lambda x, y: (y[1] * y[0].shape[1]).round().sum()),
-    other=per_batch,
-    says=EITHER,
-)
+@series_scripts("SpeechBrain: NLL up to relative lengths (1.0 is the longest), sum / mask, two or one utterances a batch",
+    source="speechbrain/speechbrain: speechbrain/nnet/losses.py", small=True,
+    total=by_count(lambda x, y: (y[1] * y[0].shape[1]).round().sum()), other=per_batch, says=EITHER)  # fmt: skip
 def speechbrain_nll() -> Parts:
     def loss(logits: Tensor, y: Any) -> Tensor:
         targets, relative = y
@@ -465,11 +397,8 @@ def speechbrain_nll() -> Parts:
 
 # CrossEntropyLoss is the mean over its targets, here the utterances, whatever the model makes of their batch;
 # with the script's own batches, all of one size, it is the mean over these as well.
-@series_scripts(
-    "GE2E: utterances of speakers in a row, embeddings viewed as (speakers, utterances), similarities in the batch",
-    source="CorentinJ/Real-Time-Voice-Cloning: encoder/model.py",
-    total=by_size,
-)
+@series_scripts("GE2E: utterances of speakers in a row, embeddings viewed as (speakers, utterances), similarities in the batch",
+    source="CorentinJ/Real-Time-Voice-Cloning: encoder/model.py", total=by_size)  # fmt: skip
 def ge2e() -> Parts:
     @module(
         rnn=nn.GRU(2, 3, batch_first=True),
@@ -490,12 +419,8 @@ def ge2e() -> Parts:
     return model, nn.CrossEntropyLoss(), data
 
 
-@series_scripts(
-    "MAML: an inner step by autograd.grad(create_graph=True) in forward, for each of one or two tasks",
-    source="tristandeleu/pytorch-meta: examples/maml/train.py",
-    small=True,
-    total=by_size,
-)
+@series_scripts("MAML: an inner step by autograd.grad(create_graph=True) in forward, for each of one or two tasks",
+    source="tristandeleu/pytorch-meta: examples/maml/train.py", small=True, total=by_size)  # fmt: skip
 def maml() -> Parts:
     class Learner(nn.Module):
         def __init__(self) -> None:
@@ -522,12 +447,8 @@ def maml() -> Parts:
     return Learner(), lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten()), data
 
 
-@series_scripts(
-    "PyTorch's reinforce: one episode a batch, the sum of −log π · return over its steps",
-    source="pytorch/examples: reinforcement_learning/reinforce.py",
-    says=BATCHES,
-    total=per_batch,
-)
+@series_scripts("PyTorch's reinforce: one episode a batch, the sum of −log π · return over its steps",
+    source="pytorch/examples: reinforcement_learning/reinforce.py", says=BATCHES, total=per_batch)  # fmt: skip
 def reinforce() -> Parts:
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
 

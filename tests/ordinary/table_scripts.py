@@ -74,14 +74,9 @@ def with_targets(*batches: Batch) -> list[Any]:
     return [(batch, batch.y) for batch in batches]
 
 
-@table_scripts(
-    "OGB's molecules: an object, targets NaN where there is no label (late), BCE of the others, two graphs a batch",
-    source="snap-stanford/ogb: examples/graphproppred/mol/main_pyg.py",
-    small=True,
-    total=by_count(lambda x, y: (y == y).sum()),
-    other=per_batch,
-    says=EITHER,
-)
+@table_scripts("OGB's molecules: an object, targets NaN where there is no label (late), BCE of the others, two graphs a batch",
+    source="snap-stanford/ogb: examples/graphproppred/mol/main_pyg.py", small=True,
+    total=by_count(lambda x, y: (y == y).sum()), other=per_batch, says=EITHER)  # fmt: skip
 def ogb_molecules() -> Parts:
     criterion = nn.BCEWithLogitsLoss()
 
@@ -96,12 +91,8 @@ def ogb_molecules() -> Parts:
     return Rings(), loss, data
 
 
-@table_scripts(
-    "DGL's GIN: model(graph, features) with a graph as an object, labels of graphs, three graphs or two",
-    source="dmlc/dgl: examples/pytorch/gin/train.py",
-    small=True,
-    total=by_size,
-)
+@table_scripts("DGL's GIN: model(graph, features) with a graph as an object, labels of graphs, three graphs or two",
+    source="dmlc/dgl: examples/pytorch/gin/train.py", small=True, total=by_size)  # fmt: skip
 def dgl_gin() -> Parts:
     @module(net=Rings())
     def model(self, graph: Batch, feat: Tensor) -> Tensor:
@@ -125,13 +116,8 @@ class Atoms:
         return getattr(self, name)
 
 
-@table_scripts(
-    "MACE: the batch is input and target, energies by configuration and forces by atom, two or one a batch",
-    source="ACEsuit/mace: mace/modules/loss.py",
-    small=True,
-    says=BATCHES,
-    total=per_batch,
-)
+@table_scripts("MACE: the batch is input and target, energies by configuration and forces by atom, two or one a batch",
+    source="ACEsuit/mace: mace/modules/loss.py", small=True, says=BATCHES, total=per_batch)  # fmt: skip
 def mace() -> Parts:
     class Potential(nn.Module):
         def __init__(self) -> None:
@@ -166,13 +152,8 @@ def mace() -> Parts:
     return Potential(), loss, [batch(3, 2), batch(4, 2), batch(2)]
 
 
-@table_scripts(
-    "DLRM: embedding bags, offsets (tables, B) and indices of several lengths as lists, three rows a batch",
-    source="facebookresearch/dlrm: dlrm_s_pytorch.py",
-    small=True,
-    total=by_size,
-    differences=True,
-)
+@table_scripts("DLRM: embedding bags, offsets (tables, B) and indices of several lengths as lists, three rows a batch",
+    source="facebookresearch/dlrm: dlrm_s_pytorch.py", small=True, total=by_size, differences=True)  # fmt: skip
 def dlrm() -> Parts:
     @module(
         emb=nn.ModuleList(nn.EmbeddingBag(5, 2, mode="sum") for _ in range(2)),
@@ -195,13 +176,9 @@ def dlrm() -> Parts:
     return model, nn.BCELoss(), [batch(3), batch(3), batch(2)]
 
 
-@table_scripts(
-    "CORN: conditional subsets by rank, sum / number of examples in them, sorted by rank, three rows a batch",
-    source="Raschka-research-group/coral-pytorch: coral_pytorch/losses.py",
-    small=True,
-    says=EITHER,
-    other=per_batch,
-)
+@table_scripts("CORN: conditional subsets by rank, sum / number of examples in them, sorted by rank, three rows a batch",
+    source="Raschka-research-group/coral-pytorch: coral_pytorch/losses.py", small=True, says=EITHER,
+    other=per_batch)  # fmt: skip
 def corn() -> Parts:
     def loss(logits: Tensor, y: Tensor) -> Tensor:
         value, examples = 0.0, 0
@@ -219,12 +196,9 @@ def corn() -> Parts:
     return net(), loss, DataLoader(TensorDataset(torch.randn(11, 4), y), batch_size=3)
 
 
-@table_scripts.refused(
-    "DeepSurv: log partial likelihood of the batch + norms of the model's weights, by name (a closure)",
-    "the loss reads the parameters of the module that was given, which do not move with θ",
-    "penalty",
-    source="czifan/DeepSurv.pytorch: networks.py",
-)
+@table_scripts.refused("DeepSurv: log partial likelihood of the batch + norms of the model's weights, by name (a closure)",
+    "the loss reads the parameters of the module that was given, which do not move with θ", "penalty",
+    source="czifan/DeepSurv.pytorch: networks.py")  # fmt: skip
 def deepsurv() -> Parts:
     model = net(4, 1)
 
@@ -240,12 +214,9 @@ def deepsurv() -> Parts:
     return model, loss, (torch.randn(8, 4), torch.cat([torch.rand(8, 1), events], 1))
 
 
-@table_scripts.refused(
-    "micrograd's demo: hinge loss of moons + the squares of all parameters (a closure)",
-    "the loss reads the parameters of the module that was given, which do not move with θ",
-    "penalty",
-    source="karpathy/micrograd: demo.ipynb",
-)
+@table_scripts.refused("micrograd's demo: hinge loss of moons + the squares of all parameters (a closure)",
+    "the loss reads the parameters of the module that was given, which do not move with θ", "penalty",
+    source="karpathy/micrograd: demo.ipynb")  # fmt: skip
 def micrograd() -> Parts:
     model = net(2, 1)
 
@@ -257,11 +228,8 @@ def micrograd() -> Parts:
     return model, loss, (torch.randn(12, 2), torch.randint(2, (12,)).float() * 2 - 1)
 
 
-@table_scripts(
-    "allRank's RankNet: BCE over all pairs of documents of a list whose relevance differs; −1 is padding",
-    source="allegro/allRank: allrank/models/losses/rankNet.py",
-    says=EITHER,
-)
+@table_scripts("allRank's RankNet: BCE over all pairs of documents of a list whose relevance differs; −1 is padding",
+    source="allegro/allRank: allrank/models/losses/rankNet.py", says=EITHER)  # fmt: skip
 def ranknet_lists() -> Parts:
     def loss(pred: Tensor, true: Tensor) -> Tensor:
         pred, true = pred.clone(), true.clone()
@@ -289,11 +257,8 @@ def ranknet_lists() -> Parts:
     return model, loss, (torch.randn(7, 4, 3), true)
 
 
-@table_scripts(
-    "TabNet: outputs and a sparsity term that is a mean of the batch, loss − λ · term, three rows a batch",
-    source="dreamquark-ai/tabnet: pytorch_tabnet/abstract_model.py",
-    small=True,
-)
+@table_scripts("TabNet: outputs and a sparsity term that is a mean of the batch, loss − λ · term, three rows a batch",
+    source="dreamquark-ai/tabnet: pytorch_tabnet/abstract_model.py", small=True)  # fmt: skip
 def tabnet() -> Parts:
     @module(attention=nn.Linear(4, 4), net=net())
     def model(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -304,11 +269,8 @@ def tabnet() -> Parts:
     return model, lambda out, y: F.cross_entropy(out[0], y) - 0.1 * out[1], DataLoader(data, batch_size=3)
 
 
-@table_scripts(
-    "LightGCN: sparse propagation over the whole graph, BPR by softplus, norms of the batch's embeddings / batch",
-    source="gusye1234/LightGCN-PyTorch: code/model.py",
-    small=True,
-)
+@table_scripts("LightGCN: sparse propagation over the whole graph, BPR by softplus, norms of the batch's embeddings / batch",
+    source="gusye1234/LightGCN-PyTorch: code/model.py", small=True)  # fmt: skip
 def lightgcn() -> Parts:
     pairs = (torch.rand(4, 5) < 0.5).float()
     adjacency = torch.cat(
@@ -356,10 +318,8 @@ class ActNorm(nn.Module):
         return self.scale * (x + self.loc), torch.sum(torch.log(torch.abs(self.scale)))
 
 
-@table_scripts(
-    "Glow: ActNorm set by a first batch, invertible matrix in its LU form, coupling, bits per dimension",
-    source="rosinality/glow-pytorch: train.py",
-)
+@table_scripts("Glow: ActNorm set by a first batch, invertible matrix in its LU form, coupling, bits per dimension",
+    source="rosinality/glow-pytorch: train.py")  # fmt: skip
 def glow() -> Parts:
     @module(
         norm=ActNorm(),
@@ -423,11 +383,8 @@ def flow_in_training(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return once(model, loss, data)
 
 
-@table_scripts(
-    "nflows with using_cache=True: eval mode keeps the matrix and its determinant until train()",
-    source="bayesiains/nflows: nflows/transforms/linear.py",
-    total=flow_in_training,
-)
+@table_scripts("nflows with using_cache=True: eval mode keeps the matrix and its determinant until train()",
+    source="bayesiains/nflows: nflows/transforms/linear.py", total=flow_in_training)  # fmt: skip
 def nflows_cache() -> Parts:
     @module(linear=CachedLinear(), shift=nn.Linear(1, 2))
     def model(self, x: Tensor) -> Tensor:
@@ -463,11 +420,8 @@ class LoraLinear(nn.Linear):
         return result if self.merged else result + x @ self.lora_A.T @ self.lora_B.T
 
 
-@table_scripts(
-    "escnn: eval() expands the basis of a rotation-equivariant convolution into a filter",
-    source="QUVA-Lab/escnn: escnn/nn/modules/conv/r2convolution.py",
-    total=flow_in_training,
-)
+@table_scripts("escnn: eval() expands the basis of a rotation-equivariant convolution into a filter",
+    source="QUVA-Lab/escnn: escnn/nn/modules/conv/r2convolution.py", total=flow_in_training)  # fmt: skip
 def escnn() -> Parts:
     class R2Conv(nn.Module):
         def __init__(self, outputs: int) -> None:
@@ -495,14 +449,9 @@ def escnn() -> Parts:
     return model, nn.CrossEntropyLoss(), (torch.randn(8, 1, 5, 5), torch.randint(3, (8,)))
 
 
-@table_scripts(
-    "Fourier neural operator: out.view(batch_size, −1) with the script's constant, relative L2, two fields a batch",
-    source="zongyi-li/fourier_neural_operator: fourier_2d.py",
-    small=True,
-    says=None,
-    total=per_batch,
-    differences=True,
-)
+@table_scripts("Fourier neural operator: out.view(batch_size, −1) with the script's constant, relative L2, two fields a batch",
+    source="zongyi-li/fourier_neural_operator: fourier_2d.py", small=True, says=None, total=per_batch,
+    differences=True)  # fmt: skip
 def fno_of_one_batch_size() -> Parts:
     batch_size = 2
 
@@ -524,12 +473,9 @@ def fno_of_one_batch_size() -> Parts:
     return model, loss, DataLoader(data, batch_size=batch_size)
 
 
-@table_scripts.undefined(
-    "spectral normalization of one's own: each forward pass steps u and v, in eval mode, too",
-    "two passes over the same data give two losses",
-    "two|again|same|state|buffer|change",
-    source="christiancosgrove/pytorch-spectral-normalization-gan: spectral_normalization.py",
-)
+@table_scripts.undefined("spectral normalization of one's own: each forward pass steps u and v, in eval mode, too",
+    "two passes over the same data give two losses", "two|again|same|state|buffer|change",
+    source="christiancosgrove/pytorch-spectral-normalization-gan: spectral_normalization.py")  # fmt: skip
 def spectral_steps() -> Parts:
     class SpectralNorm(nn.Module):
         def __init__(self, i: int, o: int) -> None:
@@ -565,14 +511,9 @@ def rocauc(out: Tensor, y: Tensor) -> float:
     return sum(values) / len(values)
 
 
-@table_scripts.no_hessian(
-    "OGB's evaluator as the loss of a contour: ROC-AUC of tasks with missing labels, by scikit-learn",
-    NO_GRADIENT,
-    words="gradient|derivative|graph",
-    source="snap-stanford/ogb: ogb/graphproppred/evaluate.py",
-    says=None,
-    total=metric(rocauc),
-)
+@table_scripts.no_hessian("OGB's evaluator as the loss of a contour: ROC-AUC of tasks with missing labels, by scikit-learn",
+    NO_GRADIENT, words="gradient|derivative|graph", source="snap-stanford/ogb: ogb/graphproppred/evaluate.py",
+    says=None, total=metric(rocauc))  # fmt: skip
 def ogb_rocauc() -> Parts:
     y = torch.randint(2, (14, 2)).float()
     y[:2], y[9:, 0], y[12:, 1] = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), float("nan"), float("nan")

@@ -252,10 +252,8 @@ def factorization_machine() -> Parts:
     return model, nn.MSELoss(), (torch.randint(2, (N, 6)).float(), torch.randn(N))
 
 
-@tabular.random(
-    "Bayes by backprop: weights are drawn in forward, KL in the loss",
-    "weights are drawn in each pass, also in eval mode",
-)
+@tabular.random("Bayes by backprop: weights are drawn in forward, KL in the loss",
+    "weights are drawn in each pass, also in eval mode")  # fmt: skip
 def bayes_by_backprop() -> Parts:
     class BayesLinear(nn.Module):
         def __init__(self, i: int, o: int) -> None:

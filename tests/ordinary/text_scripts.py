@@ -51,12 +51,8 @@ def counted(value: int) -> Any:
     return lambda x, y: (y != value).sum()
 
 
-@text_scripts(
-    "PyTorch's word_language_model: time first, two columns, flattened targets, a shorter last batch",
-    source="pytorch/examples: word_language_model/main.py",
-    small=True,
-    total=by_size,
-)
+@text_scripts("PyTorch's word_language_model: time first, two columns, flattened targets, a shorter last batch",
+    source="pytorch/examples: word_language_model/main.py", small=True, total=by_size)  # fmt: skip
 def word_language_model_columns() -> Parts:
     @module(encoder=nn.Embedding(WORDS, 3), rnn=nn.GRU(3, 3), decoder=nn.Linear(3, WORDS))
     def model(self, x: Tensor) -> Tensor:
@@ -71,14 +67,9 @@ def word_language_model_columns() -> Parts:
     return model, nn.NLLLoss(), batches
 
 
-@text_scripts(
-    "PyTorch's language_translation: time first, source and target of several lengths, padding ignored",
-    source="pytorch/examples: language_translation/main.py",
-    small=True,
-    total=by_count(counted(0)),
-    other=per_batch,
-    says=EITHER,
-)
+@text_scripts("PyTorch's language_translation: time first, source and target of several lengths, padding ignored",
+    source="pytorch/examples: language_translation/main.py", small=True, total=by_count(counted(0)),
+    other=per_batch, says=EITHER)  # fmt: skip
 def language_translation() -> Parts:
     @module(src=nn.Embedding(WORDS, 3), tgt=nn.Embedding(WORDS, 3), rnn=nn.GRU(3, 3), out=nn.Linear(3, WORDS))
     def model(self, src: Tensor, tgt: Tensor) -> Tensor:
@@ -95,14 +86,9 @@ def language_translation() -> Parts:
     return model, lambda logits, y: loss_fn(logits.reshape(-1, logits.shape[-1]), y.reshape(-1)), data
 
 
-@text_scripts(
-    "litgpt's finetuning: packed sequences, one a batch, of several lengths; −100 at prompts, one has no answer",
-    source="Lightning-AI/litgpt: litgpt/finetune/lora.py",
-    small=True,
-    total=by_count(lambda x, y: (y[:, 1:] != -100).sum()),
-    other=per_batch,
-    says=EITHER,
-)
+@text_scripts("litgpt's finetuning: packed sequences, one a batch, of several lengths; −100 at prompts, one has no answer",
+    source="Lightning-AI/litgpt: litgpt/finetune/lora.py", small=True,
+    total=by_count(lambda x, y: (y[:, 1:] != -100).sum()), other=per_batch, says=EITHER)  # fmt: skip
 def packed_sequences() -> Parts:
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
         logits, targets = logits[..., :-1, :].reshape(-1, WORDS), targets[..., 1:].reshape(-1)
@@ -127,12 +113,8 @@ def of_tokens(model: nn.Module, loss: Any, data: Any) -> Tensor:
 
 # The Trainer adds the losses of the micro-batches: the loss of the step is the mean over all labels of all of
 # them. There is one answer, and so this is no refusal.
-@text_scripts(
-    "Hugging Face's Trainer: micro-batches of one or two rows, each a sum over num_items_in_batch of all",
-    source="huggingface/transformers: src/transformers/loss/loss_utils.py",
-    small=True,
-    total=of_tokens,
-)
+@text_scripts("Hugging Face's Trainer: micro-batches of one or two rows, each a sum over num_items_in_batch of all",
+    source="huggingface/transformers: src/transformers/loss/loss_utils.py", small=True, total=of_tokens)  # fmt: skip
 def num_items_in_batch() -> Parts:
     class Model(Past):
         def forward(self, input_ids: Tensor, labels: Tensor, num_items_in_batch: Any = None) -> Any:
@@ -152,12 +134,8 @@ def num_items_in_batch() -> Parts:
     return Model(), None, [{**b, "num_items_in_batch": count} for b in batches]
 
 
-@text_scripts(
-    "Hugging Face's LabelSmoother, a loader of three rows; the last row has no label",
-    source="huggingface/transformers: src/transformers/trainer_pt_utils.py",
-    small=True,
-    says=COUNTED,
-)
+@text_scripts("Hugging Face's LabelSmoother, a loader of three rows; the last row has no label",
+    source="huggingface/transformers: src/transformers/trainer_pt_utils.py", small=True, says=COUNTED)  # fmt: skip
 def label_smoother() -> Parts:
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
         log_probs = -F.log_softmax(logits, dim=-1)
@@ -173,13 +151,9 @@ def label_smoother() -> Parts:
     return Past(), loss, DataLoader(TensorDataset(ids, labels), batch_size=3)
 
 
-@text_scripts(
-    "fairseq's label-smoothed cross-entropy: sum over the batch / ntokens, batches of several lengths",
-    source="facebookresearch/fairseq: fairseq/criterions/label_smoothed_cross_entropy.py",
-    small=True,
-    total=by_count(counted(1)),
-    says=COUNTED,
-)
+@text_scripts("fairseq's label-smoothed cross-entropy: sum over the batch / ntokens, batches of several lengths",
+    source="facebookresearch/fairseq: fairseq/criterions/label_smoothed_cross_entropy.py", small=True,
+    total=by_count(counted(1)), says=COUNTED)  # fmt: skip
 def fairseq_smoothed() -> Parts:
     pad = 1
 
@@ -199,12 +173,8 @@ def fairseq_smoothed() -> Parts:
     return Past(), loss, [batch([4, 4]), batch([6, 2]), batch([3])]
 
 
-@text_scripts(
-    "makemore: names end in −1, a loader of three, the last batch has one",
-    source="karpathy/makemore: makemore.py",
-    small=True,
-    says=COUNTED,
-)
+@text_scripts("makemore: names end in −1, a loader of three, the last batch has one",
+    source="karpathy/makemore: makemore.py", small=True, says=COUNTED)  # fmt: skip
 def makemore() -> Parts:
     lengths = torch.tensor([4, 4, 4, 6, 2, 5, 1])
     ids = padded_to(lengths.tolist())
@@ -217,11 +187,8 @@ def makemore() -> Parts:
     return Past(), loss, DataLoader(TensorDataset(x, y), batch_size=3)
 
 
-@text_scripts(
-    "BERT-pytorch: masked words (0 ignored) and next sentences, two means; the last rows have no masked word",
-    source="codertimo/BERT-pytorch: bert_pytorch/trainer/pretrain.py",
-    says=EITHER,
-)
+@text_scripts("BERT-pytorch: masked words (0 ignored) and next sentences, two means; the last rows have no masked word",
+    source="codertimo/BERT-pytorch: bert_pytorch/trainer/pretrain.py", says=EITHER)  # fmt: skip
 def bert_pretraining() -> Parts:
     @module(base=Past(), segment=nn.Embedding(2, 4), next=nn.Linear(4, 2))
     def model(self, x: Tensor, segment_label: Tensor) -> tuple[Tensor, Tensor]:
@@ -242,13 +209,9 @@ def bert_pretraining() -> Parts:
     return model, loss, (inputs, (torch.randint(2, (n,)), labels))
 
 
-@text_scripts(
-    "DistilBERT's distiller: KL over the words of the text and cross-entropy of masked words, pairs of rows",
-    source="huggingface/transformers: examples/research_projects/distillation/distiller.py",
-    small=True,
-    says=BATCHES,
-    total=per_batch,
-)
+@text_scripts("DistilBERT's distiller: KL over the words of the text and cross-entropy of masked words, pairs of rows",
+    source="huggingface/transformers: examples/research_projects/distillation/distiller.py", small=True,
+    says=BATCHES, total=per_batch)  # fmt: skip
 def distiller() -> Parts:
     def loss(s_logits: Tensor, y: Any) -> Tensor:
         lm_labels, attention_mask, t_logits = y
@@ -290,21 +253,15 @@ def orpo_parts() -> Parts:
     return model, loss, ((chosen, rejected), labels)
 
 
-@text_scripts.refused(
-    "TRL's ORPO: chosen and rejected rows in one pass, data = ((chosen, rejected), (labels, labels))",
-    "two pairs of tensors of one shape may be two batches as well",
-    "pairs",
-    source="huggingface/trl: trl/trainer/orpo_trainer.py",
-)
+@text_scripts.refused("TRL's ORPO: chosen and rejected rows in one pass, data = ((chosen, rejected), (labels, labels))",
+    "two pairs of tensors of one shape may be two batches as well", "pairs",
+    source="huggingface/trl: trl/trainer/orpo_trainer.py")  # fmt: skip
 def orpo_pairs() -> Parts:
     return orpo_parts()
 
 
-@text_scripts(
-    "TRL's ORPO, inputs in a dict: mean over words of the chosen rows, and over pairs",
-    source="huggingface/trl: trl/trainer/orpo_trainer.py",
-    says=TOGETHER,
-)
+@text_scripts("TRL's ORPO, inputs in a dict: mean over words of the chosen rows, and over pairs",
+    source="huggingface/trl: trl/trainer/orpo_trainer.py", says=TOGETHER)  # fmt: skip
 def orpo() -> Parts:
     model, loss, ((chosen, rejected), labels) = orpo_parts()
     return model, loss, ({"chosen": chosen, "rejected": rejected}, labels)
@@ -325,10 +282,8 @@ def completions(lengths: list[int]) -> Any:
     return ids, (ids.roll(-1, 1), (ids != 0).long(), torch.randn(n), -2 + 0.1 * torch.randn(n, size))
 
 
-@text_scripts(
-    "TRL's GRPO: the mean of each completion's mean; a truncated completion is masked as a whole",
-    source="huggingface/trl: trl/trainer/grpo_trainer.py",
-)
+@text_scripts("TRL's GRPO: the mean of each completion's mean; a truncated completion is masked as a whole",
+    source="huggingface/trl: trl/trainer/grpo_trainer.py")  # fmt: skip
 def grpo() -> Parts:
     def loss(logits: Tensor, y: Any) -> Tensor:
         each, mask = grpo_loss(logits, y)
@@ -337,14 +292,9 @@ def grpo() -> Parts:
     return Past(), loss, completions([5, 3, 5, 2, 4, 5, 0, 3])
 
 
-@text_scripts(
-    "TRL's GRPO with loss_type 'bnpo': sum over words / words of the batch, one or two completions a batch",
-    source="huggingface/trl: trl/trainer/grpo_trainer.py",
-    small=True,
-    total=by_count(lambda x, y: y[1].sum()),
-    other=per_batch,
-    says=EITHER,
-)
+@text_scripts("TRL's GRPO with loss_type 'bnpo': sum over words / words of the batch, one or two completions a batch",
+    source="huggingface/trl: trl/trainer/grpo_trainer.py", small=True, total=by_count(lambda x, y: y[1].sum()),
+    other=per_batch, says=EITHER)  # fmt: skip
 def bnpo() -> Parts:
     def loss(logits: Tensor, y: Any) -> Tensor:
         each, mask = grpo_loss(logits, y)
@@ -353,11 +303,8 @@ def bnpo() -> Parts:
     return Past(), loss, [completions([4, 4]), completions([6, 2]), completions([0]), completions([3])]
 
 
-@text_scripts(
-    "AllenNLP's sequence_cross_entropy, average='batch': the mean over rows that have a word; the last have none",
-    source="allenai/allennlp: allennlp/nn/util.py",
-    says=EITHER,
-)
+@text_scripts("AllenNLP's sequence_cross_entropy, average='batch': the mean over rows that have a word; the last have none",
+    source="allenai/allennlp: allennlp/nn/util.py", says=EITHER)  # fmt: skip
 def allennlp_rows() -> Parts:
     def loss(logits: Tensor, y: Any) -> Tensor:
         targets, weights = y
@@ -394,14 +341,9 @@ class Crf(nn.Module):
         return score - torch.logsumexp(alpha, 1)
 
 
-@text_scripts(
-    "pytorch-crf, reduction='token_mean': log-likelihoods of rows / words of the batch, two rows a batch",
-    source="kmkurn/pytorch-crf: torchcrf/__init__.py",
-    small=True,
-    total=by_count(lambda x, y: y.sum()),
-    other=per_batch,
-    says=EITHER,
-)
+@text_scripts("pytorch-crf, reduction='token_mean': log-likelihoods of rows / words of the batch, two rows a batch",
+    source="kmkurn/pytorch-crf: torchcrf/__init__.py", small=True, total=by_count(lambda x, y: y.sum()),
+    other=per_batch, says=EITHER)  # fmt: skip
 def crf_token_mean() -> Parts:
     def batch(lengths: list[int]) -> Any:
         ids = padded_to(lengths)
@@ -412,14 +354,9 @@ def crf_token_mean() -> Parts:
     return Crf(), lambda llh, mask: -llh.sum() / mask.sum(), data
 
 
-@text_scripts(
-    "yunjey's image captioning: targets are the packed captions, lengths a list of ints, three images a batch",
-    source="yunjey/pytorch-tutorial: tutorials/03-advanced/image_captioning/train.py",
-    small=True,
-    total=by_size,
-    other=per_batch,
-    says=None,
-)
+@text_scripts("yunjey's image captioning: targets are the packed captions, lengths a list of ints, three images a batch",
+    source="yunjey/pytorch-tutorial: tutorials/03-advanced/image_captioning/train.py", small=True,
+    total=by_size, other=per_batch, says=None)  # fmt: skip
 def packed_captions() -> Parts:
     @module(
         image=nn.Linear(4, 3),
@@ -439,13 +376,9 @@ def packed_captions() -> Parts:
     return model, nn.CrossEntropyLoss(), [batch([3, 3, 3]), batch([6, 4, 1]), batch([2, 2])]
 
 
-@text_scripts(
-    "captions with attention: cross-entropy of the packed words, and a penalty of the attention of each image",
-    source="sgrvinod/a-PyTorch-Tutorial-to-Image-Captioning: train.py",
-    small=True,
-    says=BATCHES,
-    total=per_batch,
-)
+@text_scripts("captions with attention: cross-entropy of the packed words, and a penalty of the attention of each image",
+    source="sgrvinod/a-PyTorch-Tutorial-to-Image-Captioning: train.py", small=True, says=BATCHES,
+    total=per_batch)  # fmt: skip
 def attention_captions() -> Parts:
     @module(query=nn.Embedding(WORDS, 3), key=nn.Linear(2, 3), out=nn.Linear(2, WORDS))
     def model(self, images: Tensor, captions: Tensor, lengths: Tensor) -> Any:
@@ -467,13 +400,8 @@ def attention_captions() -> Parts:
     return model, loss, [batch([4, 3]), batch([3, 6, 2]), batch([5, 3, 4])]
 
 
-@text_scripts(
-    "PyTorch's chatbot: time first, a masked mean at each step, summed over the steps",
-    source="pytorch/tutorials: beginner_source/chatbot_tutorial.py",
-    small=True,
-    says=BATCHES,
-    total=per_batch,
-)
+@text_scripts("PyTorch's chatbot: time first, a masked mean at each step, summed over the steps",
+    source="pytorch/tutorials: beginner_source/chatbot_tutorial.py", small=True, says=BATCHES, total=per_batch)  # fmt: skip
 def chatbot() -> Parts:
     @module(src=nn.Embedding(WORDS, 3), tgt=nn.Embedding(WORDS, 3), rnn=nn.GRU(3, 3), out=nn.Linear(3, WORDS))
     def model(self, src: Tensor, tgt: Tensor) -> Tensor:
@@ -494,11 +422,8 @@ def chatbot() -> Parts:
     return model, loss, [batch([4, 4, 4]), batch([5, 3, 2]), batch([3, 1])]
 
 
-@text_scripts(
-    "x-transformers: the wrapped model returns its loss of the ids, data = (ids, ids), three rows a batch",
-    source="lucidrains/x-transformers: x_transformers/autoregressive_wrapper.py",
-    small=True,
-)
+@text_scripts("x-transformers: the wrapped model returns its loss of the ids, data = (ids, ids), three rows a batch",
+    source="lucidrains/x-transformers: x_transformers/autoregressive_wrapper.py", small=True)  # fmt: skip
 def autoregressive_wrapper() -> Parts:
     @module(net=Past())
     def model(self, x: Tensor) -> Tensor:
@@ -509,13 +434,9 @@ def autoregressive_wrapper() -> Parts:
     return model, lambda value, _: value, DataLoader(TensorDataset(ids, ids), batch_size=3)
 
 
-@text_scripts(
-    "sentence-transformers' CoSENT: a log-sum over pairs of the batch, three rows a batch",
-    source="UKPLab/sentence-transformers: sentence_transformers/losses/CoSENTLoss.py",
-    small=True,
-    says=BATCHES,
-    total=per_batch,
-)
+@text_scripts("sentence-transformers' CoSENT: a log-sum over pairs of the batch, three rows a batch",
+    source="UKPLab/sentence-transformers: sentence_transformers/losses/CoSENTLoss.py", small=True, says=BATCHES,
+    total=per_batch)  # fmt: skip
 def cosent() -> Parts:
     @module(base=Past())
     def model(self, a: Tensor, b: Tensor) -> Tensor:
@@ -542,13 +463,9 @@ def squad(logits: Tensor, y: Any) -> Tensor:
     return value
 
 
-@text_scripts(
-    "the same, whole answers alone are truncated, a loader of two",
-    source="huggingface/transformers: src/transformers/models/bert/modeling_bert.py",
-    small=True,
-    says=EITHER,
-    other=per_batch,
-)
+@text_scripts("the same, whole answers alone are truncated, a loader of two",
+    source="huggingface/transformers: src/transformers/models/bert/modeling_bert.py", small=True, says=EITHER,
+    other=per_batch)  # fmt: skip
 def truncated_answers_in_batches() -> Parts:
     start = torch.tensor([0, 1, 2, 9, 0, 3, 2, 7, 1])
     end = torch.tensor([1, 3, 2, 11, 2, 3, 4, 8, 2])

@@ -366,10 +366,8 @@ def spatial_transformer() -> Parts:
     return model, F.nll_loss, pictures(size=6, classes=3)
 
 
-@vision.random(
-    "masked autoencoder: forward draws which patches it hides",
-    "the masks are random numbers, also in eval mode",
-)
+@vision.random("masked autoencoder: forward draws which patches it hides",
+    "the masks are random numbers, also in eval mode")  # fmt: skip
 def masked_autoencoder() -> Parts:
     @module(encoder=nn.Linear(4, 5), decoder=nn.Linear(5, 4), mask_token=nn.Parameter(torch.zeros(4)))
     def model(self, patches: Tensor) -> tuple[Tensor, Tensor]:
