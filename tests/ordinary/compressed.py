@@ -63,10 +63,8 @@ def dora() -> Parts:
 
 @compressed("bottleneck adapters in a frozen network")
 def adapters() -> Parts:
-    @module(
-        base=network().requires_grad_(False),
-        adapter=nn.Sequential(nn.Linear(5, 2), nn.GELU(), nn.Linear(2, 5)),
-    )
+    @module(base=network().requires_grad_(False),
+        adapter=nn.Sequential(nn.Linear(5, 2), nn.GELU(), nn.Linear(2, 5)))  # fmt: skip
     def model(self, x: Tensor) -> Tensor:
         h = self.base[1](self.base[0](x))
         return self.base[2](h + self.adapter(h))
@@ -235,10 +233,8 @@ def parametrized() -> Parts:
 
 @compressed("early exits: a list of outputs, the mean of their losses")
 def early_exits() -> Parts:
-    @module(
-        blocks=nn.ModuleList([nn.Linear(6, 5), nn.Linear(5, 5)]),
-        exits=nn.ModuleList([nn.Linear(5, 3), nn.Linear(5, 3)]),
-    )
+    @module(blocks=nn.ModuleList([nn.Linear(6, 5), nn.Linear(5, 5)]),
+        exits=nn.ModuleList([nn.Linear(5, 3), nn.Linear(5, 3)]))  # fmt: skip
     def model(self, x: Tensor) -> list[Tensor]:
         outputs = []
         for block, head in zip(self.blocks, self.exits, strict=True):

@@ -273,12 +273,8 @@ def forces() -> Parts:
 
 @graphs("recommendation: user and item embeddings with biases, MSE of ratings")
 def matrix_factorization() -> Parts:
-    @module(
-        user=nn.Embedding(6, 3),
-        item=nn.Embedding(7, 3),
-        user_bias=nn.Embedding(6, 1),
-        item_bias=nn.Embedding(7, 1),
-    )
+    @module(user=nn.Embedding(6, 3), item=nn.Embedding(7, 3), user_bias=nn.Embedding(6, 1),
+        item_bias=nn.Embedding(7, 1))  # fmt: skip
     def model(self, u: Tensor, i: Tensor) -> Tensor:
         return (self.user(u) * self.item(i)).sum(1) + (self.user_bias(u) + self.item_bias(i)).squeeze(1)
 

@@ -99,12 +99,8 @@ def shifted_and_padded() -> Parts:
 
 @language("word_language_model: LSTM that returns (output, hidden)")
 def word_language_model() -> Parts:
-    @module(
-        drop=nn.Dropout(0.2),
-        encoder=nn.Embedding(WORDS, 3),
-        rnn=nn.LSTM(3, 3, batch_first=True),
-        decoder=nn.Linear(3, WORDS),
-    )
+    @module(drop=nn.Dropout(0.2), encoder=nn.Embedding(WORDS, 3), rnn=nn.LSTM(3, 3, batch_first=True),
+        decoder=nn.Linear(3, WORDS))  # fmt: skip
     def model(self, x: Tensor) -> tuple[Tensor, Any]:
         output, hidden = self.rnn(self.drop(self.encoder(x)))
         decoded = self.decoder(self.drop(output)).view(-1, WORDS)
@@ -133,12 +129,8 @@ class PositionalEncoding(nn.Module):
 def transformer_tutorial() -> Parts:
     layer = nn.TransformerEncoderLayer(4, 2, 6, 0.1, batch_first=True)
 
-    @module(
-        embedding=nn.Embedding(WORDS, 4),
-        pos_encoder=PositionalEncoding(4),
-        transformer_encoder=nn.TransformerEncoder(layer, 1),
-        linear=nn.Linear(4, WORDS),
-    )
+    @module(embedding=nn.Embedding(WORDS, 4), pos_encoder=PositionalEncoding(4),
+        transformer_encoder=nn.TransformerEncoder(layer, 1), linear=nn.Linear(4, WORDS))  # fmt: skip
     def model(self, src: Tensor) -> Tensor:
         src = self.pos_encoder(self.embedding(src) * math.sqrt(4))
         mask = nn.Transformer.generate_square_subsequent_mask(src.shape[1])
@@ -156,13 +148,8 @@ def transformer_tutorial() -> Parts:
     "translation tutorial: nn.Transformer, masks of padding, CrossEntropyLoss(ignore_index=PAD)", says=COUNTED
 )
 def translation() -> Parts:
-    @module(
-        src=nn.Embedding(WORDS, 4),
-        tgt=nn.Embedding(WORDS, 4),
-        pos=PositionalEncoding(4),
-        transformer=nn.Transformer(4, 2, 1, 1, 4, 0.1, batch_first=True),
-        generator=nn.Linear(4, WORDS),
-    )
+    @module(src=nn.Embedding(WORDS, 4), tgt=nn.Embedding(WORDS, 4), pos=PositionalEncoding(4),
+        transformer=nn.Transformer(4, 2, 1, 1, 4, 0.1, batch_first=True), generator=nn.Linear(4, WORDS))  # fmt: skip
     def model(self, src: Tensor, trg: Tensor) -> Tensor:
         tgt_mask = torch.triu(torch.ones(trg.shape[1], trg.shape[1], dtype=torch.bool), 1)
         outs = self.transformer(
@@ -218,11 +205,8 @@ def sum_of_words() -> Parts:
 
 @language("sentiment: packed sequences through a bi-directional LSTM")
 def packed_lstm() -> Parts:
-    @module(
-        embedding=nn.Embedding(WORDS, 3, padding_idx=0),
-        rnn=nn.LSTM(3, 2, bidirectional=True, batch_first=True),
-        fc=nn.Linear(4, 1),
-    )
+    @module(embedding=nn.Embedding(WORDS, 3, padding_idx=0),
+        rnn=nn.LSTM(3, 2, bidirectional=True, batch_first=True), fc=nn.Linear(4, 1))  # fmt: skip
     def model(self, text: Tensor, lengths: Tensor) -> Tensor:
         packed = pack_padded_sequence(
             self.embedding(text), lengths.cpu(), batch_first=True, enforce_sorted=False
@@ -248,11 +232,8 @@ def masked_words() -> Parts:
 
 @language("tags of words: BiLSTM, targets are (tags, mask)", says=COUNTED)
 def tagging() -> Parts:
-    @module(
-        embed=nn.Embedding(WORDS, 3),
-        lstm=nn.LSTM(3, 2, batch_first=True, bidirectional=True),
-        out=nn.Linear(4, 3),
-    )
+    @module(embed=nn.Embedding(WORDS, 3), lstm=nn.LSTM(3, 2, batch_first=True, bidirectional=True),
+        out=nn.Linear(4, 3))  # fmt: skip
     def model(self, ids: Tensor) -> Tensor:
         return self.out(self.lstm(self.embed(ids))[0])
 
@@ -343,12 +324,9 @@ def llama_parts() -> Parts:
 
 @language("mixture of experts with Switch's load-balancing loss", says=TOGETHER)
 def mixture_of_experts() -> Parts:
-    @module(
-        embed=nn.Embedding(WORDS, 4),
-        gate=nn.Linear(4, 2),
+    @module(embed=nn.Embedding(WORDS, 4), gate=nn.Linear(4, 2),
         experts=nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)) for _ in range(2)),
-        head=nn.Linear(4, WORDS),
-    )
+        head=nn.Linear(4, WORDS))  # fmt: skip
     def model(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         x = self.embed(ids)
         probs = self.gate(x).softmax(-1)

@@ -71,11 +71,8 @@ def time_first() -> Parts:
 @recurrent("speech: CTC over (T, N, C), targets and lengths in a tuple, a list of batches",
     says="no second derivative of ctc_loss; products are differences of gradients", differences=True)  # fmt: skip
 def speech_ctc() -> Parts:
-    @module(
-        conv=nn.Conv1d(3, 4, 3, padding=1),
-        rnn=nn.GRU(4, 3, batch_first=True, bidirectional=True),
-        fc=nn.Linear(6, 5),
-    )
+    @module(conv=nn.Conv1d(3, 4, 3, padding=1), rnn=nn.GRU(4, 3, batch_first=True, bidirectional=True),
+        fc=nn.Linear(6, 5))  # fmt: skip
     def model(self, x: Tensor) -> Tensor:
         x = F.relu(self.conv(x.transpose(1, 2))).transpose(1, 2)
         return F.log_softmax(self.fc(self.rnn(x)[0]), dim=2).transpose(0, 1)
@@ -92,16 +89,9 @@ def speech_ctc() -> Parts:
 
 @recurrent("attention seq2seq with teacher forcing, mask of padding by hand", says=COUNTED)
 def attention_seq2seq() -> Parts:
-    @module(
-        src=nn.Embedding(6, 3),
-        tgt=nn.Embedding(6, 3),
-        encoder=nn.GRU(3, 3, batch_first=True),
-        decoder=nn.GRUCell(6, 3),
-        Wa=nn.Linear(3, 3),
-        Ua=nn.Linear(3, 3),
-        Va=nn.Linear(3, 1),
-        out=nn.Linear(3, 6),
-    )
+    @module(src=nn.Embedding(6, 3), tgt=nn.Embedding(6, 3), encoder=nn.GRU(3, 3, batch_first=True),
+        decoder=nn.GRUCell(6, 3), Wa=nn.Linear(3, 3), Ua=nn.Linear(3, 3), Va=nn.Linear(3, 1),
+        out=nn.Linear(3, 6))  # fmt: skip
     def model(self, src: Tensor, tgt: Tensor) -> Tensor:
         keys, hidden = self.encoder(self.src(src))
         h, outputs = hidden[0], []
@@ -188,11 +178,8 @@ def state_space() -> Parts:
 def masked_transformer() -> Parts:
     layer = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True, norm_first=True)
 
-    @module(
-        embed=nn.Linear(2, 4),
-        encoder=nn.TransformerEncoder(layer, 1, enable_nested_tensor=False),
-        out=nn.Linear(4, 1),
-    )
+    @module(embed=nn.Linear(2, 4), encoder=nn.TransformerEncoder(layer, 1, enable_nested_tensor=False),
+        out=nn.Linear(4, 1))  # fmt: skip
     def model(self, x: Tensor, padding: Tensor) -> Tensor:
         z = self.encoder(self.embed(x), src_key_padding_mask=padding)
         return self.out((z * ~padding[..., None]).sum(1) / (~padding).sum(1, keepdim=True))

@@ -128,11 +128,8 @@ def sigmoid_focal() -> Parts:
 
 @segmentation("DeepLab reference script: dict with 'out' and 'aux', ignore_index=255", says=COUNTED)
 def deeplab_criterion() -> Parts:
-    @module(
-        backbone=nn.Conv2d(1, 3, 3, 2, padding=1),
-        classifier=nn.Conv2d(3, 3, 3, padding=2, dilation=2),
-        aux_classifier=nn.Conv2d(3, 3, 1),
-    )
+    @module(backbone=nn.Conv2d(1, 3, 3, 2, padding=1), classifier=nn.Conv2d(3, 3, 3, padding=2, dilation=2),
+        aux_classifier=nn.Conv2d(3, 3, 1))  # fmt: skip
     def model(self, x: Tensor) -> dict[str, Tensor]:
         size = x.shape[-2:]
         z = F.relu(self.backbone(x))

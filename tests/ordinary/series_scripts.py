@@ -400,11 +400,8 @@ def speechbrain_nll() -> Parts:
 @series_scripts("GE2E: utterances of speakers in a row, embeddings viewed as (speakers, utterances), similarities in the batch",
     source="CorentinJ/Real-Time-Voice-Cloning: encoder/model.py", total=by_size)  # fmt: skip
 def ge2e() -> Parts:
-    @module(
-        rnn=nn.GRU(2, 3, batch_first=True),
-        weight=nn.Parameter(torch.tensor([4.0])),
-        bias=nn.Parameter(torch.tensor([-2.0])),
-    )
+    @module(rnn=nn.GRU(2, 3, batch_first=True), weight=nn.Parameter(torch.tensor([4.0])),
+        bias=nn.Parameter(torch.tensor([-2.0])))  # fmt: skip
     def model(self, x: Tensor) -> Tensor:
         embeds = F.normalize(self.rnn(x)[1][-1]).view(-1, 2, 3)
         mean = F.normalize(embeds.mean(1))

@@ -155,11 +155,8 @@ def mace() -> Parts:
 @table_scripts("DLRM: embedding bags, offsets (tables, B) and indices of several lengths as lists, three rows a batch",
     source="facebookresearch/dlrm: dlrm_s_pytorch.py", small=True, total=by_size, differences=True)  # fmt: skip
 def dlrm() -> Parts:
-    @module(
-        emb=nn.ModuleList(nn.EmbeddingBag(5, 2, mode="sum") for _ in range(2)),
-        bottom=nn.Linear(3, 2),
-        top=nn.Linear(5, 1),
-    )
+    @module(emb=nn.ModuleList(nn.EmbeddingBag(5, 2, mode="sum") for _ in range(2)), bottom=nn.Linear(3, 2),
+        top=nn.Linear(5, 1))  # fmt: skip
     def model(self, dense_x: Tensor, offsets: Tensor, indices: list[Tensor]) -> Tensor:
         x = torch.relu(self.bottom(dense_x))
         parts = [x] + [e(i, o) for e, i, o in zip(self.emb, indices, offsets, strict=True)]
@@ -321,12 +318,8 @@ class ActNorm(nn.Module):
 @table_scripts("Glow: ActNorm set by a first batch, invertible matrix in its LU form, coupling, bits per dimension",
     source="rosinality/glow-pytorch: train.py")  # fmt: skip
 def glow() -> Parts:
-    @module(
-        norm=ActNorm(),
-        lower=nn.Parameter(torch.randn(4, 4) / 4),
-        diagonal=nn.Parameter(torch.randn(4) / 4),
-        coupling=net(2, 4),
-    )
+    @module(norm=ActNorm(), lower=nn.Parameter(torch.randn(4, 4) / 4),
+        diagonal=nn.Parameter(torch.randn(4) / 4), coupling=net(2, 4))  # fmt: skip
     def model(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x, log_det = self.norm(x)
         matrix = torch.tril(self.lower, -1) + torch.diag(torch.exp(self.diagonal))

@@ -123,11 +123,8 @@ def evidential() -> Parts:
 
 @tabular("ordinal regression (CORAL): a shared weight, levels as binary tasks")
 def coral() -> Parts:
-    @module(
-        body=nn.Linear(4, 5),
-        fc=nn.Linear(5, 1, bias=False),
-        bias=nn.Parameter(torch.arange(3, 0, -1).float() / 3),
-    )
+    @module(body=nn.Linear(4, 5), fc=nn.Linear(5, 1, bias=False),
+        bias=nn.Parameter(torch.arange(3, 0, -1).float() / 3))  # fmt: skip
     def model(self, x: Tensor) -> Tensor:
         return self.fc(torch.relu(self.body(x))) + self.bias
 
@@ -220,12 +217,9 @@ def weighted_samples() -> Parts:
 
 @tabular("categorical and continuous columns: embeddings, BatchNorm1d, a dict of inputs")
 def entity_embeddings() -> Parts:
-    @module(
-        embeds=nn.ModuleList([nn.Embedding(4, 2), nn.Embedding(3, 2)]),
-        bn_cont=nn.BatchNorm1d(3),
+    @module(embeds=nn.ModuleList([nn.Embedding(4, 2), nn.Embedding(3, 2)]), bn_cont=nn.BatchNorm1d(3),
         drop=nn.Dropout(0.1),
-        layers=nn.Sequential(nn.Linear(7, 5), nn.ReLU(inplace=True), nn.BatchNorm1d(5), nn.Linear(5, 1)),
-    )
+        layers=nn.Sequential(nn.Linear(7, 5), nn.ReLU(inplace=True), nn.BatchNorm1d(5), nn.Linear(5, 1)))  # fmt: skip
     def model(self, x_cat: Tensor, x_cont: Tensor) -> Tensor:
         x = torch.cat([e(x_cat[:, i]) for i, e in enumerate(self.embeds)], 1)
         return self.layers(torch.cat([self.drop(x), self.bn_cont(x_cont)], 1))

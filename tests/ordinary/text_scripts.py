@@ -358,12 +358,8 @@ def crf_token_mean() -> Parts:
     source="yunjey/pytorch-tutorial: tutorials/03-advanced/image_captioning/train.py", small=True,
     total=by_size, other=per_batch, says=None)  # fmt: skip
 def packed_captions() -> Parts:
-    @module(
-        image=nn.Linear(4, 3),
-        embed=nn.Embedding(WORDS, 3),
-        rnn=nn.GRU(3, 3, batch_first=True),
-        out=nn.Linear(3, WORDS),
-    )
+    @module(image=nn.Linear(4, 3), embed=nn.Embedding(WORDS, 3), rnn=nn.GRU(3, 3, batch_first=True),
+        out=nn.Linear(3, WORDS))  # fmt: skip
     def model(self, images: Tensor, captions: Tensor, lengths: list[int]) -> Tensor:
         x = torch.cat((self.image(images).unsqueeze(1), self.embed(captions)), 1)
         return self.out(self.rnn(pack_padded_sequence(x, lengths, batch_first=True))[0][0])

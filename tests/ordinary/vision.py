@@ -22,14 +22,8 @@ def pictures(samples: int = 8, channels: int = 1, size: int = 8, classes: int = 
 
 @vision("MNIST example: convolutions, dropout modules, log_softmax, nll_loss")
 def mnist_example() -> Parts:
-    @module(
-        conv1=nn.Conv2d(1, 3, 3, 1),
-        conv2=nn.Conv2d(3, 4, 3, 1),
-        dropout1=nn.Dropout(0.25),
-        dropout2=nn.Dropout(0.5),
-        fc1=nn.Linear(16, 6),
-        fc2=nn.Linear(6, 4),
-    )
+    @module(conv1=nn.Conv2d(1, 3, 3, 1), conv2=nn.Conv2d(3, 4, 3, 1), dropout1=nn.Dropout(0.25),
+        dropout2=nn.Dropout(0.5), fc1=nn.Linear(16, 6), fc2=nn.Linear(6, 4))  # fmt: skip
     def model(self, x: Tensor) -> Tensor:
         x = F.relu(self.conv1(x))
         x = F.relu(self.conv2(x))
@@ -45,13 +39,8 @@ def mnist_example() -> Parts:
 
 @vision("CIFAR-10 tutorial: LeNet and a DataLoader in order")
 def cifar_tutorial() -> Parts:
-    @module(
-        conv1=nn.Conv2d(3, 2, 3),
-        pool=nn.MaxPool2d(2, 2),
-        conv2=nn.Conv2d(2, 4, 3, padding=1),
-        fc1=nn.Linear(4, 6),
-        fc2=nn.Linear(6, 4),
-    )
+    @module(conv1=nn.Conv2d(3, 2, 3), pool=nn.MaxPool2d(2, 2), conv2=nn.Conv2d(2, 4, 3, padding=1),
+        fc1=nn.Linear(4, 6), fc2=nn.Linear(6, 4))  # fmt: skip
     def model(self, x: Tensor) -> Tensor:
         x = self.pool(F.relu(self.conv1(x)))
         x = self.pool(F.relu(self.conv2(x)))
@@ -117,14 +106,10 @@ class Attention(nn.Module):
 
 @vision("ViT: patches, class token, position embedding, own attention")
 def vit() -> Parts:
-    @module(
-        to_patch=nn.Conv2d(1, 4, 4, 4),
-        pos_embedding=nn.Parameter(torch.randn(1, 5, 4)),
-        cls_token=nn.Parameter(torch.randn(1, 1, 4)),
-        attention=Attention(4, dropout=0.1),
+    @module(to_patch=nn.Conv2d(1, 4, 4, 4), pos_embedding=nn.Parameter(torch.randn(1, 5, 4)),
+        cls_token=nn.Parameter(torch.randn(1, 1, 4)), attention=Attention(4, dropout=0.1),
         ff=nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 6), nn.GELU(), nn.Dropout(0.1), nn.Linear(6, 4)),
-        head=nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4)),
-    )
+        head=nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4)))  # fmt: skip
     def model(self, img: Tensor) -> Tensor:
         x = self.to_patch(img).flatten(2).transpose(1, 2)
         x = torch.cat((self.cls_token.expand(len(img), -1, -1), x), dim=1)
@@ -138,14 +123,9 @@ def vit() -> Parts:
 
 @vision("MLP-Mixer, label smoothing")
 def mlp_mixer() -> Parts:
-    @module(
-        embed=nn.Conv2d(1, 3, 4, 4),
-        norm1=nn.LayerNorm(3),
-        norm2=nn.LayerNorm(3),
+    @module(embed=nn.Conv2d(1, 3, 4, 4), norm1=nn.LayerNorm(3), norm2=nn.LayerNorm(3),
         tokens=nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)),
-        channels=nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 3)),
-        head=nn.Linear(3, 4),
-    )
+        channels=nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 3)), head=nn.Linear(3, 4))  # fmt: skip
     def model(self, x: Tensor) -> Tensor:
         x = self.embed(x).flatten(2).transpose(1, 2)
         x = x + self.tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
@@ -157,12 +137,8 @@ def mlp_mixer() -> Parts:
 
 @vision("ConvNeXt block: depthwise convolution, LayerNorm, layer scale, soft targets")
 def convnext() -> Parts:
-    @module(
-        dwconv=nn.Conv2d(3, 3, 3, padding=1, groups=3),
-        norm=nn.LayerNorm(3, eps=1e-6),
-        mlp=nn.Sequential(nn.Linear(3, 6), nn.GELU(), nn.Linear(6, 3)),
-        gamma=nn.Parameter(0.1 * torch.ones(3)),
-    )
+    @module(dwconv=nn.Conv2d(3, 3, 3, padding=1, groups=3), norm=nn.LayerNorm(3, eps=1e-6),
+        mlp=nn.Sequential(nn.Linear(3, 6), nn.GELU(), nn.Linear(6, 3)), gamma=nn.Parameter(0.1 * torch.ones(3)))  # fmt: skip
     def block(self, x: Tensor) -> Tensor:
         z = self.gamma * self.mlp(self.norm(self.dwconv(x).permute(0, 2, 3, 1)))
         return x + z.permute(0, 3, 1, 2)
@@ -246,12 +222,8 @@ def mixup() -> Parts:
 
 @vision("transfer learning: a frozen backbone and a new head")
 def frozen_backbone() -> Parts:
-    @module(
-        features=nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
-        ),
-        fc=nn.Linear(16, 10),
-    )
+    @module(features=nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()),
+        fc=nn.Linear(16, 10))  # fmt: skip
     def model(self, x: Tensor) -> Tensor:
         return self.fc(self.features(x))
 
