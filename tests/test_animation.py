@@ -12,7 +12,7 @@ from PIL import Image
 
 import landscape
 from landscape.cli import plot
-from landscape.cli.analysis import Source
+from landscape.cli.common import Source
 from landscape.plots import animation
 from landscape.training.recipes import recipe
 from landscape.training.run import launch

@@ -27,7 +27,7 @@ from landscape.analysis.noise import noise as compute_noise
 from landscape.analysis.planes import learners_plane
 from landscape.checkpoint.checkpoint import RECORDED, Checkpoint
 from landscape.cli import analysis
-from landscape.cli import demo as demo_command
+from landscape.cli import begin as demo_command
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import printable
 from landscape.plots.surface import scale

@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from landscape.cli import common, processes
-from landscape.cli.completion import Choice, names
-from landscape.cli.options import FOLDER, command
+from landscape.cli.options import FOLDER, Choice, command, names
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import printable
 from landscape.core.options import quantity
