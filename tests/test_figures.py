@@ -24,7 +24,7 @@ from landscape.core.errors import OperationError
 from landscape.paper import figure, gallery, run_times, scales
 from landscape.paper.context import SCALES, Cell, Context, Ended, Point, Scale, identity
 from landscape.paper.figure import Compared, Drawing
-from landscape.paper.figures import communication, edge, landscapes, rules
+from landscape.paper.figures import communication, edge, landscapes, noise
 from landscape.paper.record import POINTS
 from landscape.paper.run_times import Costs, Machines, predict
 from landscape.paper.verdicts import judged, outcome, rows_of, select
@@ -439,7 +439,7 @@ def test_all_update_rules_are_compared(scale: Scale) -> None:
     ours = {n for n in registry.algorithms if registry.algorithms[n].__module__.startswith("landscape.")}
     cells = figure.get("rules").runs(scale)
     assert {cell.recipe.algorithm["name"] for cell in cells} == ours
-    assert {cell.values["split"] for cell in cells} == {rules.IID, rules.SKEWED}
+    assert {cell.values["split"] for cell in cells} == {noise.IID, noise.SKEWED}
     assert {cell.recipe.split.text for cell in cells} == {"iid", "dirichlet(0.1)"}
     assert all(cell.recipe.steps <= POINTS for cell in cells)  # records have the bytes of each step
 
@@ -463,7 +463,7 @@ def test_the_numbers_of_a_rule_are_those_of_its_history() -> None:
         consensus=[9, 9, 9, 9, 1, 2, 4, 3], lr_lambda_max=[nan] * 5 + [1, nan, 3], lr_lambda_limit=[2.0] * 8,
         train_loss=[3, nan, 2, nan, nan, 1, nan, nan], test_accuracy=[nan, 0.5, nan, nan, nan, nan, nan, 0.75],
     )  # fmt: skip
-    found = rules._measured(run, 8)
+    found = noise._measured(run, 8)
     expected = {
         "megabytes": 0.006, "kilobytes_a_step": 0.75, "kilobytes_burst": 4.0, "steps_apart": 4, "consensus": 2.5,
         "relative_rate": 1.0, "delta": 4.0, "delta_from_spread": 0.5, "step_cosine": 1.0, "of_limit": 1.0,
@@ -471,7 +471,7 @@ def test_the_numbers_of_a_rule_are_those_of_its_history() -> None:
     }  # fmt: skip
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     assert np.isnan(found["path_cosine"])
-    early = rules._measured(run, 3)
+    early = noise._measured(run, 3)
     assert (early["train_loss"], early["test_error_percent"], early["megabytes"]) == (2.0, 50.0, 0.004)
 
 
@@ -481,7 +481,7 @@ def test_shares_are_compared_with_those_of_a_random_direction() -> None:
         spread_share=[nan, 0.5, nan], noise_share=[0.3, 0.4, nan],
         disagreement_cost=[nan, 0.25, nan], consensus=[1.0, 0.5, 1.0], lambda_max=[nan, 4.0, nan],
     )  # fmt: skip
-    (row,) = rules._along(run).to_dict("records")
+    (row,) = noise._along(run).to_dict("records")
     assert (row["step"], row["spread_share"], row["noise_share"]) == (2, 0.5, 0.4)
     # 9 · 3 weights and 3 biases, k = 3; 2 · 0.25 / (0.5 · 4).
     assert (row["random_share"], row["alignment"]) == (pytest.approx(0.1), pytest.approx(0.25))
@@ -504,21 +504,21 @@ def test_the_verdicts_on_rules_compare_seed_by_seed() -> None:
     late = [
         place
         | {"rule": rule, "step": step, "spread_share": 0.6 * step / 2, "noise_share": 0.3, "alignment": a}
-        for rule, a in ((rules.PLAIN, 0.4), (rules.ADAPTIVE, 0.1))
+        for rule, a in ((noise.PLAIN, 0.4), (noise.ADAPTIVE, 0.1))
         for step in (1, 2)
     ]
-    first, second, third = rules._judge_disagreement(pd.DataFrame(late))
+    first, second, third = noise._judge_disagreement(pd.DataFrame(late))
     assert (first.values, second.values, third.values) == ((2.0,), (2.0,), (0.25,))
     table = pd.DataFrame(
-        place | {"split": split, "at": at, "rule": rule, rules.ERROR: error, rules.COSINE: cosine}
-        for split, more in ((rules.IID, 0.0), (rules.SKEWED, 1.0))
-        for at in (rules.SAMPLES, rules.BYTES)
+        place | {"split": split, "at": at, "rule": rule, noise.ERROR: error, noise.COSINE: cosine}
+        for split, more in ((noise.IID, 0.0), (noise.SKEWED, 1.0))
+        for at in (noise.SAMPLES, noise.BYTES)
         for rule, error, cosine in (
-            ("SSGD", 9.0, 0.5), ("local SGD", 4.0, 0.5), (rules.MULOCO, 5.0, 0.3), (rules.DILOCO, 5.0, 0.1),
+            ("SSGD", 9.0, 0.5), ("local SGD", 4.0, 0.5), (noise.MULOCO, 5.0, 0.3), (noise.DILOCO, 5.0, 0.1),
             ("DPSGD AWC", 3.0 + 4 * more, 0.5), ("D²", 3.0 + more, 0.5),
         )
     )  # fmt: skip
-    effects = rules._judge_rules(table)
+    effects = noise._judge_rules(table)
     assert [effect.values for effect in effects] == [
         (5.0,), (pytest.approx(0.2),), (5.0,), (pytest.approx(0.2),), (3.0,),
     ]  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from landscape.reports import page as pages
+from landscape import reports as pages
 from tests.benchmarks import report as benchmark
 from tests.conftest import wait_for
 from tests.test_report import FILES, HOSTILE, runs  # noqa: F401  (a fixture)

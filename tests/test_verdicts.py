@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from landscape.core.errors import OperationError
 from landscape.paper import figure, gallery, scales
-from landscape.paper.figures import edge, rates
+from landscape.paper.figures import edge
 from landscape.paper.figures.large_batch import ends, judge_pairs
 from landscape.paper.verdicts import (
     OUTCOMES,
@@ -270,12 +270,12 @@ def test_the_largest_rate_that_converges_is_the_last_without_a_failure_before() 
         for k, e in enumerate(values)
         for s in range(3)
     ]
-    (effect,) = rates._judge_rates(pd.DataFrame(rows))
+    (effect,) = edge._judge_rates(pd.DataFrame(rows))
     assert effect.values == (1.0, 1.0, 1.0)  # from 1 to 2
     assert effect.holds is True
     too_low = {"lr": 0.25, "test_error_percent": 80.0}  # does not converge in the steps given
     slow = [r | too_low for r in rows if r["lr"] == 0.5]
-    assert rates._judge_rates(pd.DataFrame(slow + rows))[0].values == (1.0, 1.0, 1.0)
+    assert edge._judge_rates(pd.DataFrame(slow + rows))[0].values == (1.0, 1.0, 1.0)
 
 
 def test_table_pairs_are_better_or_as_good() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.functional import hessian
 from torch.nn.functional import cross_entropy
 
-from landscape import data, plots
+from landscape import data, plots, reports
 from landscape.analysis.grids import contour
 from landscape.analysis.noise import noise as compute_noise
 from landscape.analysis.planes import learners_plane, random_plane
@@ -38,7 +38,6 @@ from landscape.data.base import cache_folder, data_root
 from landscape.data.download import SOURCES, found
 from landscape.data.download import fetch as download
 from landscape.problem.problem import Problem
-from landscape.reports import page
 from landscape.results.base import save
 from landscape.results.noise import Noise
 from landscape.results.surfaces import Surface
@@ -95,7 +94,7 @@ def _report(folder: Path) -> None:
     Where a package for it is missing, a line says what to install.
     """
     try:
-        page.check_installed()
+        reports.check_installed()
     except OperationError as error:
         common.message(str(error))
         return
@@ -103,7 +102,7 @@ def _report(folder: Path) -> None:
     problem, plane = run.problem("train"), folder / "learners.h5"
     save([contour(problem, learners_plane(problem, run.weights), grid=31, **about(run, "train"))], plane)
     paths = [folder / f"{name}-{seed}" for name in NAMES for seed in SEEDS]
-    page.report([*paths, folder / "contour.h5", plane, folder / "noise.h5"], folder / "report.html")
+    reports.report([*paths, folder / "contour.h5", plane, folder / "noise.h5"], folder / "report.html")
     common.files(folder / "report.html")
 
 

@@ -11,7 +11,7 @@ import click
 import numpy as np
 import torch
 
-from landscape import plots
+from landscape import plots, reports
 from landscape.analysis.grids import contour
 from landscape.analysis.planes import learners_plane
 from landscape.checkpoint import run_folder
@@ -25,11 +25,9 @@ from landscape.core.hdf5_check import first_words
 from landscape.core.options import ends_in, positive
 from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import top_eigenvalues
-from landscape.plots.drawing import check_title
+from landscape.plots import check_title
 from landscape.plots.surface import STYLES
 from landscape.problem.problem import Problem
-from landscape.reports import contents, page
-from landscape.reports.contents import Contents
 from landscape.results.geometry import save_vts
 from landscape.results.grids import Plane
 from landscape.results.spectrum import Spectrum
@@ -266,18 +264,18 @@ def report(
         landscape report runs/ss runs/dp contour.h5 -o report.html --analyse
     """
     path = Path(output)
-    ends_in("-o", path, page.FORMATS)
-    page.check_installed()
+    ends_in("-o", path, reports.FORMATS)
+    reports.check_installed()
     common.make_folder(path.parent)
     paths = [Path(file) for file in files]
-    given = contents.read(paths)
+    given = reports.read(paths)
     if analyse and (made := _analyze(given, path.parent, source)):
-        given = contents.read([*paths, *made])
-    page.write(given, path, title)
+        given = reports.read([*paths, *made])
+    reports.write(given, path, title)
     common.files(path)
 
 
-def _analyze(given: Contents, folder: Path, values: dict[str, Any]) -> list[Path]:
+def _analyze(given: reports.Contents, folder: Path, values: dict[str, Any]) -> list[Path]:
     """The files of what was missing: contours and spectra."""
     context = click.get_current_context()
     made = []

@@ -20,8 +20,7 @@ from landscape.core.files import read_regular, replacing
 from landscape.core.hdf5 import Array
 from landscape.core.options import ends_in
 from landscape.core.progress import Progress
-from landscape.plots import style, surface
-from landscape.plots.drawing import drawable
+from landscape.plots import drawable, style, surface
 from landscape.plots.picture import caption, panels
 from landscape.results.surfaces import Surface
 
