@@ -171,18 +171,11 @@ TABLE: Mapping[str, options.Settings] = {
         "help": "Faster arithmetic: bfloat16 (networks that torch.fx can trace) or tf32 (CUDA). [default: "
         "that of --dtype]",
     },
-    "search": {
-        "help": "auto: cheaper products find the eigenvectors, the results are verified and refined with "
-        "exact products; exact: exact products only.",
-    },
     "derivatives": {
         "type": Choice(DERIVATIVES),
         "help": "exact: double backward; differences: differences of gradients, with measured errors; auto: "
         "exact where the model has second derivatives.",
     },
-    "k": {"metavar": "K", "help": "Eigenvectors of the K largest eigenvalues."},
-    "min_draws": {"help": "Least number of draws."},
-    "max_draws": {"help": "Largest number of draws."},
     "delays": {"flag": "--delay", "metavar": "τ,…"},
 }
 

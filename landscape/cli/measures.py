@@ -49,18 +49,8 @@ from landscape.training.optimizer.preconditioning import preconditioner
     parts={"flag": "--part", "metavar": "NAME"},
     analysis=analysis_options(
         compute_spectrum,
-        k={"show_default": False, "help": "The K largest eigenvalues."},
-        quantities={
-            "metavar": "NAME,…",
-            "help": "Compute these: extremes (λ_max and λ_min), trace, density. [default: extremes, unless "
-            "--k is given]",
-        },
-        draws={"flag": "--draws", "help": "Random vectors for the density."},
-        steps={"help": "Lanczos steps for each random vector."},
-        matrix={"help": "The Hessian, or its positive semi-definite part JᵀH_L J."},
-        engine={
-            "help": "landscape, or pyhessian: the eigenvalue of largest magnitude, and the trace.",
-        },
+        k={"show_default": False},
+        quantities={"metavar": "NAME,…"},
     ),
 )
 def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysis: Analysis) -> None:
@@ -122,11 +112,7 @@ def _table(by: str, analysis: Analysis, others: Mapping[str, Any]) -> None:
         split=False,
         batch={"metavar": "B"},
         local_batch=None,
-        gradient={
-            "type": Choice(GRADIENTS),
-            "help": "‖g‖²: whole (of all data, exact), or draws (from pairs of minibatches, no pass over all "
-            "data).",
-        },
+        gradient={"type": Choice(GRADIENTS)},
     )
 )
 def noise_scale(no_learners: bool, analysis: Analysis) -> None:
@@ -341,20 +327,7 @@ WIDTH = 110  # characters of a line of the table, but for its last column (ours)
         compute_comparison,
         split=False,
         quantities={"metavar": "NAME,…", "help": f"Only these: {', '.join(BY_NAME)}. [default: all]"},
-        batch={"help": "Samples in a minibatch. [default: the runs' total batch, if it is one]"},
-        draws={"help": "Minibatches and displacements."},
-        planes={"help": "Random planes of the basin width."},
-        rise={"help": "Of the loss in nats, at that width."},
-        rho={"help": "ρ of worst-case adaptive sharpness."},
-        rho_average={"help": "ρ of the average case."},
-        k={"help": "Sharp directions."},
-        significance={"help": "Of all tests of the table together."},
-        equal_loss={
-            "flag": "--at-equal-loss",
-            "help": "Take of each run's files step-*.h5 the one whose training loss is nearest to the "
-            "highest of all.",
-        },
-        loss_tol={"help": "How near, relative to that loss."},
+        equal_loss={"flag": "--at-equal-loss"},
     ),
 )
 def compare(groups: str | None, analysis: Analysis) -> None:

@@ -243,6 +243,7 @@ def described(function: Callable[..., Any], whole: bool = False) -> dict[str, st
             sentence += "" if sentence.endswith("…") else "."
             if not re.match(r"\w\b", sentence):  # γ and m stay small
                 sentence = sentence[:1].upper() + sentence[1:]
+            sentence = sentence.replace('"', "")
         found |= dict.fromkeys(names.split(", "), sentence)
     return found
 
