@@ -265,7 +265,14 @@ def test_ends_of_runs_that_diverged() -> None:
 def test_the_largest_rate_that_converges_is_the_last_without_a_failure_before() -> None:
     errors = {"SSGD": (10.0, 11.0, 90.0, 12.0), "DPSGD": (10.0, 12.0, 13.0, 90.0)}
     rows = [
-        {"task": "MLP", "algorithm": a, "lr": 0.5 * 2**k, "seed": s, "test_error_percent": e + s}
+        {
+            "task": "MLP",
+            "algorithm": a,
+            "lr": 0.5 * 2**k,
+            "seed": s,
+            "test_error_percent": e + s,
+            "chance_percent": 90.0,
+        }
         for a, values in errors.items()
         for k, e in enumerate(values)
         for s in range(3)

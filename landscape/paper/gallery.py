@@ -166,7 +166,7 @@ def _shrink(path: Path) -> None:
 def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
     """The contents of the figures' JSON files in ``folder``, by name, in the order of ``landscape figures``.
 
-    The verdicts are computed from the CSV files, so that those of older versions are graded alike.
+    The verdicts are computed from the CSV files, so that all are graded alike.
 
     Raises:
         OperationError: a damaged or missing file.

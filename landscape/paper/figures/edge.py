@@ -407,14 +407,8 @@ LOOKS = {"SSGD": color_of("ssgd"), **dict(zip(DPSGD, shades(color_of("dpsgd"), 2
 
 
 def _bound(rows: Rows) -> float:
-    """The test error in % below which a run of a task has converged: halfway from the best to a guess (ours).
-
-    In files without the column of chance, that is 99% for the LSTM's 100 classes and else 90%.
-    """
-    guess = 99.0 if rows["task"].iloc[0].startswith("LSTM") else 90.0
-    if "chance_percent" in rows:
-        guess = float(rows["chance_percent"].iloc[0])
-    return (float(rows[ERROR].min()) + guess) / 2
+    """The test error in % below which a run converged: halfway from the best to a guess (ours)."""
+    return (float(rows[ERROR].min()) + float(rows["chance_percent"].iloc[0])) / 2
 
 
 def largest_rates(rows: Rows) -> dict[str, Numbers]:
