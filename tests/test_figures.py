@@ -21,7 +21,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.history import UNITS
 from landscape.core import registry
 from landscape.core.errors import OperationError
-from landscape.paper import figure, gallery, run_times, scales
+from landscape.paper import figure, gallery, run_times
 from landscape.paper.context import SCALES, Cell, Context, Ended, Point, Scale, identity
 from landscape.paper.figure import Compared, Drawing
 from landscape.paper.figures import communication, edge, landscapes, noise
@@ -82,7 +82,7 @@ def test_figure_2_is_the_papers_size_on_a_laptop() -> None:
 
 
 def test_the_papers_numbers_are_of_our_networks() -> None:
-    axis = scales.declared()["axes"]["networks"]["paper"]
+    axis = figure.declared()["axes"]["networks"]["paper"]
     assert tuple(axis["_model"]) == NETWORKS
     assert set(axis["network"]) <= set(figure.printed("table3_cifar10"))
     assert set(figure.printed("table2_batch_size")["model"]) == set(axis["network"])
@@ -99,7 +99,7 @@ def test_a_table_of_a_figure_is_checked() -> None:
         ({"recipe": "digits-ssgd", "seeds": 1}, r"cells\.seeds: 1 is not allowed"),
     ):
         with pytest.raises(landscape.InputError, match=words):
-            scales.cells(cells, "smoke")
+            figure.cells(cells, "smoke")
 
 
 def test_cells_are_all_combinations_of_their_axes() -> None:
@@ -111,14 +111,14 @@ def test_cells_are_all_combinations_of_their_axes() -> None:
         ],
         "laptop": {"set": ["lr={lr}"]},
     }  # fmt: skip
-    cells = scales.cells(table, "smoke")
+    cells = figure.cells(table, "smoke")
     assert [(c.values["algorithm"], c.values["at"], c.recipe.lr) for c in cells] == [
         ("SSGD", "lr 0.5", 0.5), ("SSGD", "lr 1.0", 1.0), ("DPSGD", "lr 0.5", 0.5), ("DPSGD", "lr 1.0", 1.0),
     ]  # fmt: skip
     assert [c.recipe.steps for c in cells] == [500, 7, 500, 7]
     assert [c.recipe.algorithm["name"] for c in cells] == ["ssgd", "ssgd", "dpsgd", "dpsgd"]
-    assert {c.recipe.steps for c in scales.cells(table, "laptop")} == {500}
-    assert [c.recipe.seed for c in scales.cells(table, "paper")] == [0, 1] * 4
+    assert {c.recipe.steps for c in figure.cells(table, "laptop")} == {500}
+    assert [c.recipe.seed for c in figure.cells(table, "paper")] == [0, 1] * 4
 
 
 def small(**changes: Any) -> Recipe:
@@ -149,19 +149,19 @@ def test_runs_are_trained_once(tmp_path: Path) -> None:
 def test_an_estimate_counts_the_samples_of_all_that_runs_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scales, "seconds_a_sample", lambda *args: 0.001)
+    monkeypatch.setattr(figure, "seconds_a_sample", lambda *args: 0.001)
     plain = small(steps=300, decompose=Decompose(every=0), evaluate=Evaluate(every=0))
     decomposed = dataclasses.replace(plain, decompose=Decompose(every=3, samples=60))
     measured = dataclasses.replace(plain, monitor=Monitor(sharpness=30, samples=10))
     shown = dataclasses.replace(plain, monitor=Monitor(instruments=["path"], every=30, samples=10, k=2))
     one, two, three, four, five = (
-        scales.seconds_of(Context(tmp_path), runs, {})
+        figure.seconds_of(Context(tmp_path), runs, {})
         for runs in ([plain], [plain, plain], [decomposed], [measured], [shown])
     )
     assert (one, two) == (pytest.approx(300 * plain.batch / 1000), pytest.approx(2 * one))
     assert three - one == pytest.approx(300 * 60 / 3 / 1000)
-    assert four - one == pytest.approx(300 / 30 * scales.SHARPNESS_PASSES * 10 / 1000)
-    assert five - one == pytest.approx(300 / 30 * scales.EIGENVECTOR_PASSES * 2 * 10 / 1000)
+    assert four - one == pytest.approx(300 / 30 * figure.SHARPNESS_PASSES * 10 / 1000)
+    assert five - one == pytest.approx(300 / 30 * figure.EIGENVECTOR_PASSES * 2 * 10 / 1000)
 
 
 def test_a_figure_without_runs_is_made_with_data_and_a_page(tmp_path: Path, command: Command) -> None:
@@ -294,7 +294,7 @@ def test_every_figure_can_be_estimated(
         assert plain.sampling != "all"  # a short batch has not all samples
         return Costs(0.0625 * local, 0.0, 0.0, 0.0, 0.0, 1)
 
-    monkeypatch.setattr(scales, "calibrate", checks)
+    monkeypatch.setattr(figure, "calibrate", checks)
     code, out, err = command("figures", "--all", "--dry-run", "--scale", "smoke", "--runs", tmp_path / "r")
     assert code == 0, err
     assert [line.partition(":")[0] for line in out.splitlines()] == figure.names()
@@ -311,10 +311,10 @@ def test_the_time_of_long_steps_is_extrapolated_from_short_ones(
         timed.append(local)
         return Costs(0.015 + 0.0005 * local, 0.0, 0.0, 0.0, 0.0, 1)
 
-    monkeypatch.setattr(scales, "calibrate", measured)
+    monkeypatch.setattr(figure, "calibrate", measured)
     for local in (8, 64, 300):
         run = recipe.read("digits-dpsgd", ["learners=2", f"batch={2 * local}"])
-        seconds = scales.seconds_a_sample(Context(tmp_path), run)
+        seconds = figure.seconds_a_sample(Context(tmp_path), run)
         assert seconds == pytest.approx((0.015 + 0.0005 * local) / local)
     assert timed == [8, 16, 64, 16, 64]
 

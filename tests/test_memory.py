@@ -124,9 +124,9 @@ def test_sizes_are_read(number: float, unit: str, space: bool) -> None:
     assert parse_size("--max-memory", text.lower()) == parse_size("--max-memory", text)
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1GiB", "1e9", "2.5XiB", "GiB", "nan", "1 2", "0.0MB"])
+@pytest.mark.parametrize("text", ["", "0", "-1GiB", "2.5XiB", "GiB", "nan", "1 2", "0.0MB"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match=r"--max-memory: '.*' is not allowed, .* such as 2.5GiB"):
+    with pytest.raises(InputError, match=r"--max-memory: '.*' is not allowed, .* with its unit .B, KB"):
         parse_size("--max-memory", text)
 
 

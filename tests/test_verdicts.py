@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from landscape.core.errors import OperationError
-from landscape.paper import figure, gallery, scales
+from landscape.paper import figure, gallery
 from landscape.paper.figures import edge
 from landscape.paper.figures.large_batch import ends, judge_pairs
 from landscape.paper.verdicts import (
@@ -179,7 +179,7 @@ def test_a_page_begins_with_the_verdicts_and_follows_the_csv(tmp_path: Path) -> 
 
 
 def test_what_we_found_rests_on_outcomes_that_the_gallery_has(entries: dict[str, Any]) -> None:
-    sentences = scales.declared()["findings"]
+    sentences = figure.declared()["findings"]
     assert all(each["text"] in gallery.found(entries) for each in sentences)
     for each in sentences:
         assert set(each["rests"]) <= set(figure.names())

@@ -32,7 +32,7 @@ from landscape.cli.options import FOLDER, Choice, command
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import HAS_LOCKS
-from landscape.core.progress import Progress
+from landscape.core.progress import Progress, no_progress
 from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.data.base import cache_folder, data_root
 from landscape.data.download import SOURCES, found
@@ -176,7 +176,7 @@ def _film(folder: Path, progress: Progress) -> Path:
     film = plot.Film(film_grid=21, frames=25, fps=4, source=Source())
     runs = plot.checkpoints(folder / "dpsgd-0" / "last.h5", film.frames)
     shots = plot.frames(runs, film, progress)
-    animation.save_film(animation.film(shots, "dpsgd"), path, film.fps, 80, lambda share: None)
+    animation.save_film(shots, "dpsgd", path, film.fps, 80, no_progress)
     return path
 
 

@@ -172,7 +172,7 @@ def animate(files: tuple[str, ...], output: str | None, film: Film, dpi: float |
     with common.progress_bar("surfaces") as bar:
         shots = frames(runs, film, bar)
     with common.progress_bar("film") as bar:
-        animation.save_film(animation.film(shots, runs[-1].algorithm), path, film.fps, dpi or DPI, bar)
+        animation.save_film(shots, runs[-1].algorithm, path, film.fps, dpi or DPI, bar)
     common.files(path)
 
 

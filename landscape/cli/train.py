@@ -416,7 +416,8 @@ def standing(end: Checkpoint) -> str:
     value, limit = latest(end.history, "lr_lambda_max"), latest(end.history, "lr_lambda_limit")
     if math.isnan(value):
         return ""
-    return f", ηλ_max {value:.3g}{against(value, limit)}"
+    share = f" of {limit:.3g} ({value / limit:.0%} of the limit)" if limit > 0 else ""
+    return f", ηλ_max {value:.3g}{share}"
 
 
 def present(row: Mapping[str, float]) -> str:
@@ -430,16 +431,6 @@ def present(row: Mapping[str, float]) -> str:
     words += [f"test error {1 - row['test_accuracy']:.2%}"] if "test_accuracy" in row else []
     words += [f"ηλ_max {row['lr_lambda_max']:.3g}"] if "lr_lambda_max" in row else []
     return ", ".join(words)
-
-
-def against(value: float, limit: float) -> str:
-    """The limit on ηλ_max and the share of it that is reached; "" where it is not known.
-
-    Example:
-        >>> against(0.5, 2.0)
-        ' of 2 (25% of the limit)'
-    """
-    return f" of {limit:.3g} ({value / limit:.0%} of the limit)" if limit > 0 else ""
 
 
 def next_command(end: Checkpoint, folder: str, data_dir: str | None) -> str:

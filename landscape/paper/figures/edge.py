@@ -17,6 +17,7 @@ from landscape.paper.figure import (
     Compared,
     Drawing,
     compare_with_paper,
+    declared,
     figure,
     handle,
     last,
@@ -26,7 +27,6 @@ from landscape.paper.figure import (
 )
 from landscape.paper.figures.landscapes import median_rise
 from landscape.paper.figures.large_batch import classes
-from landscape.paper.scales import declared
 from landscape.paper.verdicts import (
     Effect,
     Numbers,

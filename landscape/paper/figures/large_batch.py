@@ -20,6 +20,7 @@ from landscape.paper.context import Context, Ended
 from landscape.paper.figure import (
     Compared,
     Drawing,
+    declared,
     figure,
     handle,
     last,
@@ -27,7 +28,6 @@ from landscape.paper.figure import (
     printed,
     test_error,
 )
-from landscape.paper.scales import declared
 from landscape.paper.verdicts import (
     Effect,
     Numbers,

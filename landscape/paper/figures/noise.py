@@ -17,8 +17,7 @@ from landscape.analysis.spread import smoothing
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import Estimate, mean_and_error
 from landscape.paper.context import Context, Ended, Point
-from landscape.paper.figure import Compared, Drawing, figure, handle, late, summary
-from landscape.paper.scales import declared
+from landscape.paper.figure import Compared, Drawing, declared, figure, handle, late, summary
 from landscape.paper.verdicts import CONFIDENCE, Effect, Rows, effect_of, paired_effect, select, settings
 from landscape.plots.picture import caption, panels, points, shared_legend, wrapped_panels
 from landscape.plots.style import color_of, log_axis
