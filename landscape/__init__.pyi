@@ -51,7 +51,7 @@ from landscape.results.geometry import save_vts as save_vts
 from landscape.plots import draw as draw
 from landscape.problem.problem import Problem as Problem
 from landscape.problem.sharded import ShardedProblem as ShardedProblem
-from landscape.reports.page import report as report
+from landscape.reports import report as report
 from landscape.results.base import save as save
 from landscape.results.comparison import WeightAverage as WeightAverage
 from landscape.results.comparison import Comparison as Comparison

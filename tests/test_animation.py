@@ -12,7 +12,7 @@ from PIL import Image
 
 import landscape
 from landscape.cli import plot
-from landscape.cli.analysis import Source
+from landscape.cli.common import Source
 from landscape.plots import animation
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
@@ -69,15 +69,15 @@ def test_the_dial_shows_the_limit_and_learners_outside() -> None:
         parabola(), kind="learners", markers=markers, marker_loss=np.ones(3), labels=("a", "b", "w_a")
     )
     known = animation.Frame(marked, 3, 0.8, 1.0, 0.2)
-    made = animation.film([known, animation.Frame(marked, 4, np.nan, np.nan)], "dpsgd")
-    made.draw(0)
-    ax, dial = made.figure.axes[:2]
+    figure, draw = animation.film([known, animation.Frame(marked, 4, np.nan, np.nan)], "dpsgd")
+    draw(0)
+    ax, dial = figure.axes[:2]
     by_name = {h.get_label(): h.get_xydata() for h in ax.lines}
     np.testing.assert_array_equal(by_name["learners"], [[0.5, 0]])
     np.testing.assert_allclose(by_name["outside"], [[0.97, 0.97]])
-    assert "DPSGD, step 3" in made.figure.get_suptitle()
+    assert "DPSGD, step 3" in figure.get_suptitle()
     assert "limit\n1" in [text.get_text() for text in dial.texts]
-    made.draw(1)
+    draw(1)
     assert "not known" in dial.texts[-1].get_text()
 
 

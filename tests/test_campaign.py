@@ -22,10 +22,9 @@ from landscape.core import registry
 from landscape.core.errors import LandscapeError, OperationError
 from landscape.core.registry import version_of
 from landscape.paper import figure, gallery
-from landscape.paper.archive import Store
 from landscape.paper.context import Cell, Context, OutOfTimeError, WeightsNeededError, identity
 from landscape.paper.figure import Drawing, Figure
-from landscape.paper.record import FEW, POINTS, Record
+from landscape.paper.record import FEW, POINTS, Record, Store
 from landscape.results.training import Stability
 from landscape.training.recipes.recipe import Decompose, Evaluate, Save, read
 from landscape.training.run import launch

@@ -14,7 +14,7 @@ import landscape
 from landscape import OperationError, Problem
 from landscape.data.synthetic import mean_output
 from landscape.limits import limits
-from landscape.paper.departures import (
+from landscape.paper.figures.stability import (
     LEVEL,
     MOMENTUM,
     Escape,
@@ -99,7 +99,7 @@ def test_without_noise_nobody_escapes_and_more_noise_is_faster() -> None:
 
 def test_the_algorithms_see_the_same_minibatches(monkeypatch: pytest.MonkeyPatch) -> None:
     same = {"one": ("algorithm={name='ssgd'}",), "two": ("algorithm={name='ssgd*', sigma=0.0}",)}
-    monkeypatch.setattr("landscape.paper.departures.ALGORITHMS", same)
+    monkeypatch.setattr("landscape.paper.figures.stability.ALGORITHMS", same)
     (found,) = saddles(range(2), dimension=[], lr=[0.2, 0.4])
     assert (found.vary, found.algorithms) == ("lr", ("one", "two"))
     np.testing.assert_array_equal(found.times[0], found.times[1])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from landscape import ExtremeEigenvalues
-from landscape.cli import installation
+from landscape.cli import begin
 from tests.conftest import Command
 
 
@@ -34,19 +34,19 @@ def test_a_sound_installation(tmp_path: Path, command: Command) -> None:
     assert f"landscape fetch mnist --data-dir {tmp_path}/data" in found["mnist"]["text"]
     assert (tmp_path / "cache").is_dir()
     assert "dense" in found["Hessian on cpu"]["text"]
-    assert set(installation.OPTIONAL) <= set(found)
+    assert set(begin.OPTIONAL) <= set(found)
     code, out, _ = command("doctor", "-q")
     assert (code, out.count("\n")) == (0, len(found))
 
 
 def test_wrong_eigenvalues_fail(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = installation.extreme_eigenvalues
+    real = begin.extreme_eigenvalues
 
     def wrong(*args: object, **options: object) -> ExtremeEigenvalues:
         ends = real(*args, **options)  # type: ignore[arg-type]
         return dataclasses.replace(ends, values=ends.values * [1, 0.9])
 
-    monkeypatch.setattr(installation, "extreme_eigenvalues", wrong)
+    monkeypatch.setattr(begin, "extreme_eigenvalues", wrong)
     assert checks(command, 1)["Hessian on cpu"]["state"] == "FAILED"
 
 
@@ -59,7 +59,7 @@ def test_an_error_is_a_check_that_failed(
     def breaks(*args: object, **options: object) -> ExtremeEigenvalues:
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(installation, "extreme_eigenvalues", breaks)
+    monkeypatch.setattr(begin, "extreme_eigenvalues", breaks)
     found = checks(command, 1)
     assert found["cache"]["state"] == "FAILED"
     assert found["Hessian on cpu"]["text"] == "RuntimeError: no such instruction"
@@ -75,7 +75,7 @@ def test_a_package_that_cannot_be_imported_is_broken(
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: brittle\nVersion: 1.2\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(installation, "OPTIONAL", {"brittle": ("tests", "brittle")})
+    monkeypatch.setattr(begin, "OPTIONAL", {"brittle": ("tests", "brittle")})
     found = checks(command, 0)["brittle"]
     assert found["state"] == "broken"
     assert found["text"] == ("1.2, its import fails (RuntimeError: operator does not exist); for tests")

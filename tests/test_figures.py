@@ -21,10 +21,10 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.history import UNITS
 from landscape.core import registry
 from landscape.core.errors import OperationError
-from landscape.paper import figure, gallery, run_times, scales
+from landscape.paper import figure, gallery, run_times
 from landscape.paper.context import SCALES, Cell, Context, Ended, Point, Scale, identity
 from landscape.paper.figure import Compared, Drawing
-from landscape.paper.figures import communication, edge, landscapes, rules
+from landscape.paper.figures import communication, edge, landscapes, noise
 from landscape.paper.record import POINTS
 from landscape.paper.run_times import Costs, Machines, predict
 from landscape.paper.verdicts import judged, outcome, rows_of, select
@@ -82,7 +82,7 @@ def test_figure_2_is_the_papers_size_on_a_laptop() -> None:
 
 
 def test_the_papers_numbers_are_of_our_networks() -> None:
-    axis = scales.declared()["axes"]["networks"]["paper"]
+    axis = figure.declared()["axes"]["networks"]["paper"]
     assert tuple(axis["_model"]) == NETWORKS
     assert set(axis["network"]) <= set(figure.printed("table3_cifar10"))
     assert set(figure.printed("table2_batch_size")["model"]) == set(axis["network"])
@@ -99,7 +99,7 @@ def test_a_table_of_a_figure_is_checked() -> None:
         ({"recipe": "digits-ssgd", "seeds": 1}, r"cells\.seeds: 1 is not allowed"),
     ):
         with pytest.raises(landscape.InputError, match=words):
-            scales.cells(cells, "smoke")
+            figure.cells(cells, "smoke")
 
 
 def test_cells_are_all_combinations_of_their_axes() -> None:
@@ -111,14 +111,14 @@ def test_cells_are_all_combinations_of_their_axes() -> None:
         ],
         "laptop": {"set": ["lr={lr}"]},
     }  # fmt: skip
-    cells = scales.cells(table, "smoke")
+    cells = figure.cells(table, "smoke")
     assert [(c.values["algorithm"], c.values["at"], c.recipe.lr) for c in cells] == [
         ("SSGD", "lr 0.5", 0.5), ("SSGD", "lr 1.0", 1.0), ("DPSGD", "lr 0.5", 0.5), ("DPSGD", "lr 1.0", 1.0),
     ]  # fmt: skip
     assert [c.recipe.steps for c in cells] == [500, 7, 500, 7]
     assert [c.recipe.algorithm["name"] for c in cells] == ["ssgd", "ssgd", "dpsgd", "dpsgd"]
-    assert {c.recipe.steps for c in scales.cells(table, "laptop")} == {500}
-    assert [c.recipe.seed for c in scales.cells(table, "paper")] == [0, 1] * 4
+    assert {c.recipe.steps for c in figure.cells(table, "laptop")} == {500}
+    assert [c.recipe.seed for c in figure.cells(table, "paper")] == [0, 1] * 4
 
 
 def small(**changes: Any) -> Recipe:
@@ -149,19 +149,19 @@ def test_runs_are_trained_once(tmp_path: Path) -> None:
 def test_an_estimate_counts_the_samples_of_all_that_runs_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scales, "seconds_a_sample", lambda *args: 0.001)
+    monkeypatch.setattr(figure, "seconds_a_sample", lambda *args: 0.001)
     plain = small(steps=300, decompose=Decompose(every=0), evaluate=Evaluate(every=0))
     decomposed = dataclasses.replace(plain, decompose=Decompose(every=3, samples=60))
     measured = dataclasses.replace(plain, monitor=Monitor(sharpness=30, samples=10))
     shown = dataclasses.replace(plain, monitor=Monitor(instruments=["path"], every=30, samples=10, k=2))
     one, two, three, four, five = (
-        scales.seconds_of(Context(tmp_path), runs, {})
+        figure.seconds_of(Context(tmp_path), runs, {})
         for runs in ([plain], [plain, plain], [decomposed], [measured], [shown])
     )
     assert (one, two) == (pytest.approx(300 * plain.batch / 1000), pytest.approx(2 * one))
     assert three - one == pytest.approx(300 * 60 / 3 / 1000)
-    assert four - one == pytest.approx(300 / 30 * scales.SHARPNESS_PASSES * 10 / 1000)
-    assert five - one == pytest.approx(300 / 30 * scales.EIGENVECTOR_PASSES * 2 * 10 / 1000)
+    assert four - one == pytest.approx(300 / 30 * figure.SHARPNESS_PASSES * 10 / 1000)
+    assert five - one == pytest.approx(300 / 30 * figure.EIGENVECTOR_PASSES * 2 * 10 / 1000)
 
 
 def test_a_figure_without_runs_is_made_with_data_and_a_page(tmp_path: Path, command: Command) -> None:
@@ -286,7 +286,7 @@ def test_every_figure_can_be_estimated(
         assert plain.sampling != "all"  # a short batch has not all samples
         return Costs(0.0625 * local, 0.0, 0.0, 0.0, 0.0, 1)
 
-    monkeypatch.setattr(scales, "calibrate", checks)
+    monkeypatch.setattr(figure, "calibrate", checks)
     code, out, err = command("figures", "--all", "--dry-run", "--scale", "smoke", "--runs", tmp_path / "r")
     assert code == 0, err
     assert [line.partition(":")[0] for line in out.splitlines()] == figure.names()
@@ -303,10 +303,10 @@ def test_the_time_of_long_steps_is_extrapolated_from_short_ones(
         timed.append(local)
         return Costs(0.015 + 0.0005 * local, 0.0, 0.0, 0.0, 0.0, 1)
 
-    monkeypatch.setattr(scales, "calibrate", measured)
+    monkeypatch.setattr(figure, "calibrate", measured)
     for local in (8, 64, 300):
         run = recipe.read("digits-dpsgd", ["learners=2", f"batch={2 * local}"])
-        seconds = scales.seconds_a_sample(Context(tmp_path), run)
+        seconds = figure.seconds_a_sample(Context(tmp_path), run)
         assert seconds == pytest.approx((0.015 + 0.0005 * local) / local)
     assert timed == [8, 16, 64, 16, 64]
 
@@ -428,7 +428,7 @@ def test_all_update_rules_are_compared(scale: Scale) -> None:
     ours = {n for n in registry.algorithms if registry.algorithms[n].__module__.startswith("landscape.")}
     cells = figure.get("rules").runs(scale)
     assert {cell.recipe.algorithm["name"] for cell in cells} == ours
-    assert {cell.values["split"] for cell in cells} == {rules.IID, rules.SKEWED}
+    assert {cell.values["split"] for cell in cells} == {noise.IID, noise.SKEWED}
     assert {cell.recipe.split.text for cell in cells} == {"iid", "dirichlet(0.1)"}
     assert all(cell.recipe.steps <= POINTS for cell in cells)  # records have the bytes of each step
 
@@ -452,7 +452,7 @@ def test_the_numbers_of_a_rule_are_those_of_its_history() -> None:
         consensus=[9, 9, 9, 9, 1, 2, 4, 3], lr_lambda_max=[nan] * 5 + [1, nan, 3], lr_lambda_limit=[2.0] * 8,
         train_loss=[3, nan, 2, nan, nan, 1, nan, nan], test_accuracy=[nan, 0.5, nan, nan, nan, nan, nan, 0.75],
     )  # fmt: skip
-    found = rules._measured(run, 8)
+    found = noise._measured(run, 8)
     expected = {
         "megabytes": 0.006, "kilobytes_a_step": 0.75, "kilobytes_burst": 4.0, "steps_apart": 4, "consensus": 2.5,
         "relative_rate": 1.0, "delta": 4.0, "delta_from_spread": 0.5, "step_cosine": 1.0, "of_limit": 1.0,
@@ -460,7 +460,7 @@ def test_the_numbers_of_a_rule_are_those_of_its_history() -> None:
     }  # fmt: skip
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     assert np.isnan(found["path_cosine"])
-    early = rules._measured(run, 3)
+    early = noise._measured(run, 3)
     assert (early["train_loss"], early["test_error_percent"], early["megabytes"]) == (2.0, 50.0, 0.004)
 
 
@@ -470,7 +470,7 @@ def test_shares_are_compared_with_those_of_a_random_direction() -> None:
         spread_share=[nan, 0.5, nan], noise_share=[0.3, 0.4, nan],
         disagreement_cost=[nan, 0.25, nan], consensus=[1.0, 0.5, 1.0], lambda_max=[nan, 4.0, nan],
     )  # fmt: skip
-    (row,) = rules._along(run).to_dict("records")
+    (row,) = noise._along(run).to_dict("records")
     assert (row["step"], row["spread_share"], row["noise_share"]) == (2, 0.5, 0.4)
     # 9 · 3 weights and 3 biases, k = 3; 2 · 0.25 / (0.5 · 4).
     assert (row["random_share"], row["alignment"]) == (pytest.approx(0.1), pytest.approx(0.25))
@@ -493,21 +493,21 @@ def test_the_verdicts_on_rules_compare_seed_by_seed() -> None:
     late = [
         place
         | {"rule": rule, "step": step, "spread_share": 0.6 * step / 2, "noise_share": 0.3, "alignment": a}
-        for rule, a in ((rules.PLAIN, 0.4), (rules.ADAPTIVE, 0.1))
+        for rule, a in ((noise.PLAIN, 0.4), (noise.ADAPTIVE, 0.1))
         for step in (1, 2)
     ]
-    first, second, third = rules._judge_disagreement(pd.DataFrame(late))
+    first, second, third = noise._judge_disagreement(pd.DataFrame(late))
     assert (first.values, second.values, third.values) == ((2.0,), (2.0,), (0.25,))
     table = pd.DataFrame(
-        place | {"split": split, "at": at, "rule": rule, rules.ERROR: error, rules.COSINE: cosine}
-        for split, more in ((rules.IID, 0.0), (rules.SKEWED, 1.0))
-        for at in (rules.SAMPLES, rules.BYTES)
+        place | {"split": split, "at": at, "rule": rule, noise.ERROR: error, noise.COSINE: cosine}
+        for split, more in ((noise.IID, 0.0), (noise.SKEWED, 1.0))
+        for at in (noise.SAMPLES, noise.BYTES)
         for rule, error, cosine in (
-            ("SSGD", 9.0, 0.5), ("local SGD", 4.0, 0.5), (rules.MULOCO, 5.0, 0.3), (rules.DILOCO, 5.0, 0.1),
+            ("SSGD", 9.0, 0.5), ("local SGD", 4.0, 0.5), (noise.MULOCO, 5.0, 0.3), (noise.DILOCO, 5.0, 0.1),
             ("DPSGD AWC", 3.0 + 4 * more, 0.5), ("D²", 3.0 + more, 0.5),
         )
     )  # fmt: skip
-    effects = rules._judge_rules(table)
+    effects = noise._judge_rules(table)
     assert [effect.values for effect in effects] == [
         (5.0,), (pytest.approx(0.2),), (5.0,), (pytest.approx(0.2),), (3.0,),
     ]  # fmt: skip

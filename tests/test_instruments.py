@@ -16,7 +16,7 @@ import landscape
 from landscape import Checkpoint, InputError, Problem
 from landscape.core import registry
 from landscape.core.errors import OperationError
-from landscape.plots.training import draw_training
+from landscape.plots import draw
 from landscape.problem.layout import average
 from landscape.testing.checks import lent
 from landscape.training.instruments.base import Instrument, StepState
@@ -393,7 +393,7 @@ def test_with_batchnorm_it_is_that_of_the_loss_that_training_descends() -> None:
 def test_settings_of_one_algorithm_have_colors_that_differ(tiny: Path) -> None:
     mixings = ("ring(1)", "full", "star", "torus")
     runs = [Trainer(recipe.read(str(tiny), ["steps=5", f"algorithm.mixing={m}"])).run() for m in mixings]
-    colors = np.array([to_rgb(line.get_color()) for line in draw_training(runs).axes[2].lines])
+    colors = np.array([to_rgb(line.get_color()) for line in draw(runs).axes[2].lines])
     apart = np.abs(colors[:, None] - colors[None]).max(-1)
     assert (apart[~np.eye(len(runs), dtype=bool)] > 0.15).all()
 
@@ -404,10 +404,10 @@ def test_the_picture_has_a_row_more(tiny: Path) -> None:
         Trainer(recipe.from_values(values_of(tiny, steps=10, monitor=m))).run()
         for m in (monitor | {"sharpness": 5, "k": 2}, {})
     )
-    heights = {round(float(line.get_ydata()[0]), 3) for line in draw_training([more]).axes[0].lines}  # type: ignore[index]
+    heights = {round(float(line.get_ydata()[0]), 3) for line in draw([more]).axes[0].lines}  # type: ignore[index]
     assert {2.0, 0.667} <= heights
-    assert len(draw_training([without]).axes) == 6
-    shown = [ax for ax in draw_training([more]).axes if ax.get_visible()]
+    assert len(draw([without]).axes) == 6
+    shown = [ax for ax in draw([more]).axes if ax.get_visible()]
     labels = " ".join(ax.get_ylabel() for ax in shown)
     # ‖g‖² is not significantly above 0, so that the noise scale has no panel.
     assert np.isnan(more.history["noise_scale"]).all()

@@ -18,7 +18,7 @@ import landscape
 from landscape import InputError
 from landscape.core import registry
 from landscape.core.hdf5 import Array
-from landscape.plots.topologies import draw_topologies
+from landscape.plots.tables import draw_topologies
 from landscape.testing import check_topology
 from landscape.training.topology.mixing import Mixing, expected_matching
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import landscape
 from landscape import InputError, Problem
 from landscape.analysis.noise import exponent
-from landscape.cli.instruments import gradient_points
+from landscape.cli.measures import gradient_points
 from landscape.data.synthetic import mean_output
 from landscape.gradients.minibatches import JackknifeEstimator, from_round, stream
 from landscape.results.shown import text_of

@@ -24,10 +24,10 @@ from matplotlib.testing.compare import compare_images
 import landscape
 from landscape import InputError, OperationError, Surface, plots
 from landscape.core import registry
+from landscape.plots import draw
 from landscape.plots.picture import VISUALS, caption, panels
 from landscape.plots.style import OTHER, color_of, decimal_labels, paper_name
-from landscape.plots.surface import LOG_LEVELS, MAX_LEVELS, draw_surfaces, scale, settings
-from landscape.plots.training import draw_training
+from landscape.plots.surface import LOG_LEVELS, MAX_LEVELS, scale, settings
 from landscape.results import geometry
 from landscape.results.shown import running_quartiles
 from landscape.results.spectrum import Spectrum
@@ -111,7 +111,7 @@ def legend(figure: Any) -> list[str]:
 def test_surfaces_share_levels_and_mark_what_is_not_finite(surface: Surface) -> None:
     other = changed(with_hole(surface, (0, 0)), label="other")
     other = changed(other, loss=other.loss + 3.0)
-    first, second, under, beside, bar = draw_surfaces([surface, other]).axes
+    first, second, under, beside, bar = draw([surface, other]).axes
     assert under.get_ylim() == beside.get_ylim()
     assert [ax.get_title().split("\n")[0] for ax in (first, second)] == ["surface", "other"]
     assert first.collections[0].get_clim() == second.collections[0].get_clim()
@@ -187,7 +187,7 @@ def test_training_curves_of_several_settings_and_seeds() -> None:
     runs = [
         Trainer(recipe.read("digits-ssgd", ["steps=12", "decompose.every=1", *s])).run() for s in settings
     ]
-    figure = draw_training(runs)
+    figure = draw(runs)
     assert legend(figure) == [
         "SSGD, lr 0.5, optimizer sgd, cosine 0.0 (median of 2)",
         "SSGD, lr 1.0, optimizer sgd, cosine 12.0",
@@ -198,7 +198,7 @@ def test_training_curves_of_several_settings_and_seeds() -> None:
     np.testing.assert_array_equal(rates, [run.history["lr"] for run in runs])
     consensus = figure.axes[2].lines[0]
     np.testing.assert_array_equal(consensus.get_ydata(), runs[0].history["consensus"])
-    plain = draw_training(runs[:2])
+    plain = draw(runs[:2])
     assert legend(plain) == ["SSGD (median of 2)"]
     np.testing.assert_allclose(plain.axes[3].get_ylim(), (-0.25, 1.25))  # near α, where plain steps have α_e
 
@@ -206,7 +206,7 @@ def test_training_curves_of_several_settings_and_seeds() -> None:
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_a_single_value_is_drawn_as_a_mark(seeds: int) -> None:
     runs = [Trainer(recipe.read("digits-dpsgd", ["steps=10", f"seed={k}"])).run() for k in range(seeds)]
-    for name, ax in draw_training(runs).axes_by_name.items():  # type: ignore[attr-defined]
+    for name, ax in draw(runs).axes_by_name.items():  # type: ignore[attr-defined]
         alone = [len(line.get_xdata()) == 1 for line in ax.lines]
         assert [line.get_marker() == "o" for line in ax.lines] == alone
         assert any(alone) == (name != "consensus"), name
@@ -215,7 +215,7 @@ def test_a_single_value_is_drawn_as_a_mark(seeds: int) -> None:
 def test_noisy_columns_are_drawn_as_quartiles() -> None:
     settings = ["steps=120", "decompose.every=1", "model.widths=[64, 8, 10]"]
     run = Trainer(recipe.read("digits-dpsgd", settings)).run()
-    rate = draw_training([run]).axes[3]
+    rate = draw([run]).axes[3]
     (line,) = [line for line in rate.lines if line.get_linestyle() == "-"]
     at, (low, median, high) = running_quartiles(run.history["step"], run.history["alpha_e"])
     np.testing.assert_array_equal(line.get_xydata(), np.stack([at, median], 1))
@@ -347,7 +347,7 @@ def test_a_drawing_with_a_figure_of_its_own_takes_no_axes() -> None:
     class Lone(float):
         pass
 
-    plots.drawing.draws(Lone)(lambda results, title="": Figure())
+    plots.draws(Lone)(lambda results, title="": Figure())
     assert plots.draw(Lone(1.0))
     with pytest.raises(InputError, match="ax: not allowed, the drawing of a Lone makes a figure of its own"):
         plots.draw(Lone(1.0), ax=axes_of_ones_own())
@@ -543,5 +543,5 @@ def test_the_caption_of_several_runs_has_the_sizes_of_all() -> None:
         (runs[:2], "n = 1, nB = 40 / n = 4, nB = 40,"),
         (runs[2:], "n = 4, nB = 80,"),
     ):
-        text = " ".join(t.get_text() for t in draw_training(chosen).texts).replace("\n", " ")
+        text = " ".join(t.get_text() for t in draw(chosen).texts).replace("\n", " ")
         assert said in text

@@ -23,17 +23,16 @@ from hypothesis import strategies as st
 from plotly import graph_objects
 
 import landscape
+from landscape import reports as page
 from landscape.analysis.noise import noise as compute_noise
 from landscape.analysis.planes import learners_plane
 from landscape.checkpoint.checkpoint import RECORDED, Checkpoint
-from landscape.cli import analysis
-from landscape.cli import demo as demo_command
+from landscape.cli import begin as demo_command
+from landscape.cli import common
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import printable
 from landscape.plots.surface import scale
-from landscape.reports import contents, page
-from landscape.reports.contents import Contents
-from landscape.reports.page import Picture, Section, Table, script_json
+from landscape.reports import Contents, Picture, Section, Table, script_json
 from landscape.results.base import save
 from landscape.results.shown import Row
 from landscape.training.recipes import recipe
@@ -119,7 +118,7 @@ def runs_in(folder: Path) -> Path:
     for name in ("ssgd", "dpsgd"):
         launch.launch(recipe.read(f"digits-{name}", steps()), folder / name, device="cpu")
         run = Checkpoint.load(folder / name / "last.h5")
-        problem, about = run.problem("train"), analysis.about(run, "train")
+        problem, about = run.problem("train"), common.about(run, "train")
         plane = landscape.random_plane(problem)
         made.append(landscape.contour(problem, plane, grid=(9, 7), **about))
     save(made, folder / "both.h5")
@@ -137,12 +136,12 @@ FILES = ("ssgd", "dpsgd", "both.h5", "ratio.h5", "noise.h5")
 
 
 @pytest.fixture(scope="module")
-def made(runs: Path) -> contents.Contents:
-    return contents.read([runs / name for name in FILES])
+def made(runs: Path) -> page.Contents:
+    return page.read([runs / name for name in FILES])
 
 
 @pytest.fixture(scope="module")
-def whole(runs: Path, made: contents.Contents) -> Path:
+def whole(runs: Path, made: page.Contents) -> Path:
     """The page about all of it."""
     page.write(made, runs / "page.html")
     return runs / "page.html"
@@ -210,7 +209,7 @@ def test_areas_and_curves_of_many_points_are_pixels(runs: Path) -> None:
     history["lr_lambda_limit"] = np.ones(len(steps))
     long = dataclasses.replace(run, history=history)
     assert len(page._svg(landscape.draw([long]))) < 1_000_000
-    text, note = page._csv([contents.Item(long, None, "", "long")])
+    text, note = page._csv([page.Item(long, None, "", "long")])
     rows = list(csv.DictReader(text.splitlines()))
     every = round(5000 / len(rows))
     assert note == f", one row in {every}"
@@ -320,7 +319,7 @@ def test_surfaces_turn_in_the_scale_of_their_picture(whole: Path, made: Contents
 def test_losses_of_many_sizes_turn_on_a_logarithmic_axis(runs: Path) -> None:
     surface = landscape.Surface.load(runs / "dpsgd" / "learners.h5")
     loss = np.geomspace(0.01, 100, surface.loss.size).reshape(surface.loss.shape)
-    (scene,) = page._scenes([contents.Item(dataclasses.replace(surface, loss=loss), None, "", "a")])
+    (scene,) = page._scenes([page.Item(dataclasses.replace(surface, loss=loss), None, "", "a")])
     sheet, lowest = scene["data"][:2]
     np.testing.assert_allclose(sheet["surfacecolor"], np.log10(loss), atol=1e-4)
     assert scene["scene"]["zaxis"]["type"] == "log"
@@ -334,7 +333,7 @@ def test_fine_surfaces_turn_with_fewer_points(runs: Path) -> None:
     grid = np.linspace(-1, 1, 301)
     loss = grid**2 + grid[:, None] ** 2 + 1
     fine = dataclasses.replace(surface, x=grid, y=grid, loss=loss, accuracy=loss, done=loss > 0)
-    (scene,) = page._scenes([contents.Item(fine, None, "", "a")])
+    (scene,) = page._scenes([page.Item(fine, None, "", "a")])
     sheet = scene["data"][0]
     assert len(sheet["x"]) == len(sheet["z"]) == 61
     np.testing.assert_allclose(sheet["z"], loss[::5, ::5], rtol=1e-5)

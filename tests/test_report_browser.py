@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from benchmarks import report as benchmark
-from landscape.reports import page as pages
+from landscape import reports as pages
 from tests.conftest import wait_for
 from tests.test_report import FILES, HOSTILE, runs  # noqa: F401  (a fixture)
 

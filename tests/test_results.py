@@ -27,7 +27,7 @@ import landscape
 from landscape import InputError, Surface, plots
 from landscape.cli import details
 from landscape.core import registry
-from landscape.plots.drawing import drawing_of, draws
+from landscape.plots import drawing_of, draws
 from landscape.plots.picture import panels
 from landscape.plots.style import headline
 from landscape.results.base import Measurement, Result

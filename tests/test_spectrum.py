@@ -513,7 +513,7 @@ def test_the_command_writes_a_table_of_blocks(
     path = checkpoint.with_name("last-curvature-table-layer.h5")
     assert out.endswith(f"{path}\n")
     assert "Hessian products" not in err
-    monkeypatch.setattr("landscape.cli.analysis.LONG", 0.0)
+    monkeypatch.setattr("landscape.cli.common.LONG", 0.0)
     assert "spectrum: some " in command("spectrum", checkpoint, "--part", "1", "-o", tmp_path / "part.h5")[2]
     grid = ("--grid", 1, "--residual-tol", 1, "-o", tmp_path / "grid.h5")
     assert "hessian_grid: some " in command("hessian-grid", checkpoint, *grid)[2]

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from landscape.core.errors import OperationError
-from landscape.paper import figure, gallery, scales
-from landscape.paper.figures import edge, rates
+from landscape.paper import figure, gallery
+from landscape.paper.figures import edge
 from landscape.paper.figures.large_batch import ends, judge_pairs
 from landscape.paper.verdicts import (
     OUTCOMES,
@@ -176,7 +176,7 @@ def test_a_page_begins_with_the_verdicts_and_follows_the_csv(tmp_path: Path) -> 
 
 
 def test_what_we_found_rests_on_outcomes_that_the_gallery_has(entries: dict[str, Any]) -> None:
-    sentences = scales.declared()["findings"]
+    sentences = figure.declared()["findings"]
     assert all(each["text"] in gallery.found(entries) for each in sentences)
     for each in sentences:
         assert set(each["rests"]) <= set(figure.names())
@@ -262,17 +262,24 @@ def test_ends_of_runs_that_diverged() -> None:
 def test_the_largest_rate_that_converges_is_the_last_without_a_failure_before() -> None:
     errors = {"SSGD": (10.0, 11.0, 90.0, 12.0), "DPSGD": (10.0, 12.0, 13.0, 90.0)}
     rows = [
-        {"task": "MLP", "algorithm": a, "lr": 0.5 * 2**k, "seed": s, "test_error_percent": e + s}
+        {
+            "task": "MLP",
+            "algorithm": a,
+            "lr": 0.5 * 2**k,
+            "seed": s,
+            "test_error_percent": e + s,
+            "chance_percent": 90.0,
+        }
         for a, values in errors.items()
         for k, e in enumerate(values)
         for s in range(3)
     ]
-    (effect,) = rates._judge_rates(pd.DataFrame(rows))
+    (effect,) = edge._judge_rates(pd.DataFrame(rows))
     assert effect.values == (1.0, 1.0, 1.0)  # from 1 to 2
     assert effect.holds is True
     too_low = {"lr": 0.25, "test_error_percent": 80.0}  # does not converge in the steps given
     slow = [r | too_low for r in rows if r["lr"] == 0.5]
-    assert rates._judge_rates(pd.DataFrame(slow + rows))[0].values == (1.0, 1.0, 1.0)
+    assert edge._judge_rates(pd.DataFrame(slow + rows))[0].values == (1.0, 1.0, 1.0)
 
 
 def test_table_pairs_are_better_or_as_good() -> None:

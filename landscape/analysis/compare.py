@@ -305,8 +305,8 @@ def compare(
             or in a dict of names to them. A list among them is a group, and what stands alone beside it a
             group of one. A problem is measured at its center, without what needs a test set, learners or an
             optimizer.
-        batch: B, samples of the minibatches; default: the runs' total batch, if it is the same for all, or
-            no quantity that needs one, which the notes say.
+        batch: samples in a minibatch; default: the runs' total batch, if it is the same for all, or no
+            quantity that needs one, which the notes say.
         quantities: their names, as ``landscape compare --help`` lists them; default: all that can be
             measured, without "distance", "barrier" and "same-basin" (1 where the error rises by at most 2
             percentage points on the line, Frankle et al. 2020). These are from the first problem, to each
@@ -314,11 +314,13 @@ def compare(
         model, data, loss, data_dir: what the files of the runs do not bring along, as
             :meth:`landscape.Checkpoint.problem` takes it; the same for all runs.
         equal_loss: take of each run the checkpoint whose training loss is nearest to the highest of all given
-            ones (as ``--at-equal-loss``).
+            ones.
         loss_tol: how near, relative to that loss.
         draws: minibatches and displacements of each quantity. The trace takes 60 products.
-        planes, rise: the width is the mean over so many random planes, at this rise of the loss in nats.
-        rho, rho_average: ρ of worst-case and average-case adaptive sharpness.
+        planes: random planes, over which the basin width is the mean.
+        rise: rise of the loss at that width, in nats.
+        rho: ρ of worst-case adaptive sharpness.
+        rho_average: ρ of average-case adaptive sharpness.
         k: eigenvectors that span the sharp space.
         significance: the significance level of all tests together.
         preconditioner_of: :func:`landscape.preconditioner`, to have λ_max with the preconditioner of the

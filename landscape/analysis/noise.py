@@ -62,7 +62,7 @@ def _noise_need(problem: Any, weights: Any, **_: Any) -> Need:
     of_the_run=("weights", "lr", "local_batch"),
     version=1,
     group="Measure noise and learners",
-    options={"split": None, "draws": {"help": "Draws of n minibatches."}},
+    options={"split": None},
 )
 def noise(
     problem: Problem | Run,
@@ -226,8 +226,8 @@ def noise_scale(
         gradient: "whole": g from all data, one pass; "draws": ‖g‖² from pairs of minibatches, without a pass,
             which is the less exact the smaller ‖g‖² is.
         relative_error: draw until the standard error is at most this share of the value.
-        min_draws, max_draws: the least and the largest number of draws, of one gradient, or one for each
-            learner.
+        min_draws: the least number of draws, of one gradient, or one for each learner.
+        max_draws: the largest number of draws.
         seed: draws the minibatches.
         max_memory: bytes that the process may take, at most.
         progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
@@ -356,8 +356,8 @@ def noise_alignment(
         batch: B, samples in a minibatch; default: the run's total batch.
         k: the number of eigenvectors; at most P.
         relative_error: draw until the standard error of tr(HS)/tr S is at most this share of it.
-        min_draws, max_draws: the least and the largest number of draws. Each takes a minibatch gradient and a
-            Hessian product.
+        min_draws: the least number of draws. Each takes a minibatch gradient and a Hessian product.
+        max_draws: the largest number of draws.
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         seed: draws the minibatches and the start of the search of eigenvalues.
         max_memory: bytes that the process may take, at most.

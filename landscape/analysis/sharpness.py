@@ -178,7 +178,8 @@ def sharpness(
         steps: gradients for each start of a search, at most.
         starts: random starts of a search, besides that along the gradient.
         relative_error: draw until the standard error is at most this share of the value.
-        min_draws, max_draws: the least and the largest number of draws: minibatches, or pairs ±δ.
+        min_draws: the least number of draws, which are minibatches or pairs ±δ.
+        max_draws: the largest number of draws.
         seed: draws minibatches, displacements and starts.
         max_memory: bytes that the process may take, at most.
         progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
@@ -323,8 +324,9 @@ def batch_sharpness(
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
             By differences a draw takes some twenty times as long: gradients at several steps, in float64.
         relative_error: draw until the standard error of the mean is at most this share of it.
-        min_draws, max_draws: the least and the largest number of draws. Each takes one gradient and one
-            product over ``batch`` samples, or ``local_batch`` for each learner.
+        min_draws: the least number of draws. Each takes one gradient and one product over ``batch`` samples,
+            or ``local_batch`` for each learner.
+        max_draws: the largest number of draws.
         seed: draws the minibatches.
         max_memory: bytes that the process may take, at most.
         progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.

@@ -86,9 +86,10 @@ def spectrum(
         k: how many of the largest eigenvalues.
         quantities: what is computed besides: "extremes", the smallest and the largest eigenvalue, from the
             same Lanczos run as the largest; "trace", by Hutch++ (Meyer et al. 2021); "density", by stochastic
-            Lanczos quadrature (Ghorbani et al. 2019). The default is "extremes" if ``k`` is 0.
+            Lanczos quadrature (Ghorbani et al. 2019); default: "extremes" if ``k`` is 0.
         products: Hessian-vector products for the trace.
-        draws, steps: random vectors for the density, and products for each.
+        draws: random vectors for the density.
+        steps: Lanczos steps, and so products, for each of these vectors.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.

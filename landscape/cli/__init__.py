@@ -38,7 +38,7 @@ def as_command(entry: Any) -> click.Command:
     """The command of an entry of the registry: itself, or the one that is made from an analysis."""
     if isinstance(entry, click.Command):
         return entry
-    from landscape.cli.analysis import command_of  # and torch: only for an analysis
+    from landscape.cli.common import command_of  # and torch: only for an analysis
 
     return command_of(entry)
 

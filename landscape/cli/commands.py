@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from landscape.cli.completion import names, paths
+from landscape.cli.options import names, paths
 from landscape.core import registry
 
 #: Command -> its place, its group where it is made from an analysis, and its words.

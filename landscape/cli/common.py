@@ -1,24 +1,42 @@
-"""Common parts of the commands: checks of the output files, locks, messages and pictures."""
+"""Common parts of the commands: checkpoints as problems, options, files, messages and pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+import functools
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal, TypeVar
 
-from landscape.checkpoint.checkpoint import SCHEMA
-from landscape.cli import output
-from landscape.cli.options import group
+import click
+import torch
+
+from landscape.checkpoint import run_folder, user_code
+from landscape.checkpoint.checkpoint import SCHEMA, Checkpoint
+from landscape.checkpoint.foreign_weights import import_state
+from landscape.checkpoint.state_files import files_of, names_state, place
+from landscape.cli import options, output
+from landscape.cli.options import Choice, group
 from landscape.cli.output import files as files
 from landscape.cli.output import message as message
 from landscape.cli.output import results as results
 from landscape.cli.output import values as values
-from landscape.core import hdf5, progress
-from landscape.core.errors import OperationError
+from landscape.core import hdf5, progress, registry
+from landscape.core.analysis import ANALYSES
+from landscape.core.devices import pick_device
+from landscape.core.errors import InputError, OperationError
 from landscape.core.files import make_folder as make_folder
-from landscape.core.options import ends_in
-from landscape.core.progress import Bar
+from landscape.core.options import SPLIT, ends_in
+from landscape.core.progress import Bar, Progress, portion
+from landscape.curvature.hessian import DERIVATIVES
+from landscape.data.base import Dataset
+from landscape.evaluation.evaluate import AUTOCASTS, METHODS
+from landscape.problem.problem import Loss, Problem
 from landscape.results import base
 from landscape.results.shown import text_of
 
@@ -72,11 +90,14 @@ def describe(result: base.Result) -> None:
 
 
 def columns(rows: Iterable[Sequence[str]], *, left: bool = False) -> str:
-    """A table: a line for each row, whose cells stand below each other, at the right unless ``left``."""
+    """A table: a line for each row, whose cells stand below each other, all but the first at the right.
+
+    ``left``: all at the left.
+    """
     table = [*rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    first, *widths = (max(map(len, column)) for column in zip(*table, strict=True))
     align = str.ljust if left else str.rjust
-    return "\n".join("  ".join(map(align, row, widths)).rstrip() for row in table)
+    return "\n".join("  ".join([row[0].ljust(first), *map(align, row[1:], widths)]).rstrip() for row in table)
 
 
 def progress_bar(title: str) -> AbstractContextManager[Bar]:
@@ -103,3 +124,367 @@ def show(made: Sequence[base.Result], path: Path | None, picture: str | None) ->
         with progress_bar("picture"):
             plots.save_figure(plots.draw(made), picture)
         files(picture)
+
+
+R = TypeVar("R", bound=base.Result)
+
+# Defaults of options that the name of a result does not mention.
+DEFAULTS = ("random", "none", "hessian", "worst", SPLIT)
+# Seconds above which a command says before it starts what it will take (ours: a user then wonders).
+LONG = 5.0
+
+
+class GridType(click.ParamType):  # type: ignore[type-arg]  # no generic class in click 8.1
+    """The points of a grid; a type and no callback, so that a default is read where commands call others."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """(nx, ny) from "50" or "51x25"; a default is a pair already."""
+        if not isinstance(value, str):
+            return value
+        match = re.fullmatch(r"(\d+)(?:x(\d+))?", value)
+        nx, ny = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if min(nx, ny) < 1:
+            raise InputError(f"--grid: '{value}' is not allowed, it must be K or KXxKY ≥ 1, such as 51x25")
+        return nx, ny
+
+
+#: What a signature and its Args do not say of a parameter of an analysis, by its name: what click is told, as
+#: of the options that commands share. A command adds to it, or replaces it.
+TABLE: Mapping[str, options.Settings] = {
+    "grid": {"type": GridType(), "help": "Points: K, or KXxKY such as 51x25."},
+    "span": {"help": "x and y run over [−span, span]. [default: 0.1, or what shows all markers]"},
+    "interpolation_tol": {
+        "metavar": "SIZE",
+        "help": "Compute exact points only until the others can be interpolated with an error below SIZE: 1% "
+        "of the range shown, or a number such as 0.005. [default: all points are exact]",
+    },
+    "bn": {
+        "help": "BatchNorm statistics: center (the checkpoint's), recalibrate (estimated again at each "
+        "point) or train (those of the batch itself).",
+    },
+    "bn_samples": {"help": "Number of samples for recalibrate, and in a batch for train."},
+    "method": {"type": Choice(METHODS), "help": "How points are evaluated."},
+    "autocast": {
+        "type": Choice(AUTOCASTS),
+        "help": "Faster arithmetic: bfloat16 (networks that torch.fx can trace) or tf32 (CUDA). [default: "
+        "that of --dtype]",
+    },
+    "derivatives": {
+        "type": Choice(DERIVATIVES),
+        "help": "exact: double backward; differences: differences of gradients, with measured errors; auto: "
+        "exact where the model has second derivatives.",
+    },
+    "delays": {"flag": "--delay", "metavar": "τ,…"},
+}
+
+
+@dataclass
+class Source:
+    """The model, data and loss of an analysis; None: those of the checkpoint, or of the data.
+
+    Args:
+        model: MODULE:NAME, called to make it, or a built-in name; options follow in brackets. [default: the
+            checkpoint's, if it is a built-in one]
+        data: MODULE:NAME, called to make it, or a built-in name; options follow in brackets: (x, y), batches,
+            or splits of them. [default: the checkpoint's]
+        loss: MODULE:NAME of loss(outputs, targets), a mean (a class, or a name with brackets, is called to
+            make it); or output: the model returns its loss. [default: the data's, else cross-entropy, or
+            output where batches are single dicts]
+        randomness: A model or loss that draws random numbers in eval mode: seed holds them fixed, a number is
+            that of the draws over which the loss is averaged.
+    """
+
+    model: str | None = None
+    data: str | None = None
+    loss: str | None = None
+    data_dir: str | None = None
+    randomness: str = "refuse"
+
+    def __post_init__(self) -> None:
+        """Read what was named."""
+        self.model_spec = user_code.known_spec("model", self.model, registry.models) if self.model else None
+        self.data_spec = user_code.known_spec("data", self.data, registry.data_sets) if self.data else None
+
+    @functools.cached_property
+    def user_data(self) -> user_code.UserData | Dataset | None:
+        """The user's data, made once."""
+        return user_code.load_data("data", self.data_spec, self.data_dir) if self.data_spec else None
+
+    def other_data(self, checkpoint: Checkpoint) -> str:
+        """The name of the data if it is certainly not the checkpoint's data; "" otherwise.
+
+        OperationError for data with the name of the checkpoint's data but another fingerprint.
+        """
+        known = checkpoint.data
+        spec = self.data_spec
+        if spec is None or not known["name"]:
+            return ""
+        assert self.user_data is not None
+        fingerprint = self.user_data.fingerprint
+        if fingerprint and fingerprint == known["fingerprint"]:
+            return ""
+        typed = user_code.parse("data", str(self.data)).options  # without a built-in one's defaults
+        left_out = _left_out(spec, typed, known)
+        if not left_out and (spec.name != known["name"] or spec.options != known["options"]):
+            return user_code.command_text(spec.name, typed)
+        if left_out or (fingerprint and known["fingerprint"]):
+            whole = user_code.command_text(known["name"], known["options"])
+            cause = f"options are missing, give --data {whole}" if left_out else "random without a seed?"
+            raise OperationError(
+                f"--data: {spec.name} is not the data of {checkpoint.path}: "
+                f"fingerprint {fingerprint[:12]}…, not {known['fingerprint'][:12]}… ({cause})"
+            )
+        return ""
+
+    def of(
+        self, run: Checkpoint, device: str, split: str = SPLIT, dtype: torch.dtype = torch.float32
+    ) -> Checkpoint:
+        """``run`` with the problem that the options say.
+
+        OperationError for the name of its model without the model's options.
+        """
+        spec = self.model_spec
+        typed = user_code.parse("model", self.model).options if self.model else {}
+        if spec and _left_out(spec, typed, run.model):
+            whole = user_code.command_text(run.model["name"], run.model["options"])
+            raise OperationError(
+                f"--model: {spec.name} without its options is not the model of {run.path}; give --model "
+                f"{whole}"
+            )
+        return run.using(
+            split=split, model=self.model, data=self.user_data, loss=self.user_loss, data_dir=self.data_dir,
+            device=pick_device(device), dtype=dtype, randomness=self.randomness,
+        )  # fmt: skip
+
+    @functools.cached_property
+    def user_loss(self) -> Loss | Literal["data"] | None:
+        """The user's loss, or "data", as Checkpoint.problem takes it."""
+        return user_code.load_loss("loss", self.loss) if self.loss else "data"
+
+
+def _left_out(spec: user_code.Spec, typed: dict[str, Any], known: dict[str, Any]) -> bool:
+    """True if ``spec`` is the checkpoint's, except for options that were not ``typed``."""
+    same = all(known["options"].get(key) == value for key, value in typed.items())
+    return spec.name == known["name"] and spec.options != known["options"] and same
+
+
+SOURCE = options.group(
+    Source,
+    **{name: {"metavar": "NAME"} for name in ("model", "data", "loss")},
+    randomness={"metavar": "refuse|seed|N"},
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """The checkpoints of an analysis command, and the options that all of these commands have.
+
+    ``seed`` is the seed of whatever the command draws; ``dtype`` and ``device`` are where it computes.
+    ``settings`` are the options that are parameters of the function that the command calls.
+    """
+
+    checkpoints: tuple[str, ...]
+    settings: Mapping[str, Any]
+    split: str = SPLIT
+    seed: int = 0
+    dtype: str = "float32"
+    target: Target
+    device: str
+    source: Source
+
+    def open(self) -> list[Checkpoint]:
+        """All checkpoints, read and checked before a model or data is made.
+
+        The folder of a run stands for its last one; weights trained elsewhere become one.
+        """
+        dtype = getattr(torch, self.dtype)
+        read = [_checked(Path(path)) for path in self.checkpoints]
+        runs = [imported([each], self.source) if isinstance(each, Path) else each for each in read]
+        return [self.source.of(run, self.device, self.split, dtype) for run in runs]
+
+    def say_other_data(self, runs: Iterable[Any]) -> None:
+        """A message for each of ``runs`` whose data is certainly another one."""
+        for run in runs:
+            if isinstance(run, Checkpoint) and (other := self.source.other_data(run)):
+                known = user_code.command_text(run.data["name"], run.data["options"])
+                message(f"--data: {other} is not the data of {run.path}, {known}")
+
+    def about(self, *runs: Checkpoint) -> base.Provenance:
+        """The origin of a result of a run, or between several.
+
+        The label names data that is not the checkpoint's.
+        """
+        each = [about(run, self.split, self.source.other_data(run)) for run in runs]
+        if len(runs) == 1:
+            return each[0]
+        other = self.source.other_data(runs[0])
+        return {
+            "split": self.split,
+            "label": f"{len(runs)} checkpoints{f', on {other}' if other else ''}",
+            "source": ", ".join(str(run.path) for run in runs),
+            "source_sha256": ", ".join(of["source_sha256"] for of in each),
+        }
+
+    def path(self, run: Checkpoint, kind: str, *variant: str, resumes: bool = False) -> Path:
+        """The path of the result. The path is checked and its folder is made before the work starts.
+
+        By default next to the checkpoint, under a name with those values of ``variant`` and of --split that
+        are no defaults, such as last-contour-pca.h5. ``resumes``: the command itself checks what the file
+        holds.
+        """
+        assert run.path is not None
+        words = [kind, *(word for word in (*variant, self.split) if word not in DEFAULTS)]
+        return self.target.path(run.path.with_name(f"{run.path.stem}-{'-'.join(words)}.h5"), resumes=resumes)
+
+    def compute(
+        self,
+        kind: str,
+        jobs: Iterable[Checkpoint | tuple[Any, ...]],
+        function: Callable[..., R],
+        *variant: str,
+    ) -> None:
+        """Print and write the results of ``jobs``: a checkpoint, or a tuple that begins with one or more.
+
+        ``function`` takes a job, the options of the command, the progress, and where the result comes from,
+        by keyword. ``kind`` and ``variant`` name the file.
+        """
+        whole = [job if isinstance(job, tuple) else (job,) for job in jobs]
+        path, results = self.path(whole[0][0], kind, *variant), []
+        for job, share in each(kind, whole):
+            known = {
+                **self.about(*(part for part in job if isinstance(part, Checkpoint))),
+                "seed": self.seed,
+                "progress": share,
+            }
+            results.append(function(*job, **self.settings, **known))
+            self.say_other_data(job)  # when the problem has turned out to be one
+            describe(results[-1])
+        write(results, path, self.target.picture)
+
+
+def _checked(path: Path) -> Checkpoint | Path:
+    """The run in a file or folder, or ``path`` itself, whose files are there, if it has weights alone."""
+    if not names_state(path):
+        return Checkpoint.load(run_folder.checkpoint_in(path))
+    files_of(path)
+    return path
+
+
+def imported(states: Sequence[Path], source: Source) -> Checkpoint:
+    """The weights in files of other programs, all of the model that ``source`` names, beside the first."""
+    if (spec := source.model_spec) is None:
+        raise InputError(
+            f"--model: missing; {states[0]} has only weights, give MODULE:NAME or a built-in name"
+        )
+    model = user_code.build_model("model", spec)
+    run = import_state(states, model, name=spec.name, options=spec.options, message=message)
+    run.path = place(states[0])
+    return run
+
+
+def each(title: str, jobs: Sequence[Any]) -> Iterator[tuple[Any, Progress]]:
+    """``jobs`` with one progress bar: each with the function that takes the share of it that is done."""
+
+    with progress_bar(title) as bar:
+        for done, job in enumerate(jobs):
+            yield job, portion(bar, done / len(jobs), (done + 1) / len(jobs))
+
+
+# Parameters of analyses that are no settings of theirs, or that every analysis command has.
+_GIVEN = ("seed", "max_memory", "device", "data_dir")
+
+
+def analysis_options(
+    function: Callable[..., Any],
+    *,
+    split: bool = True,
+    seed: bool = True,
+    metavar: str = "CKPT…",
+    required: bool = True,
+    **own: options.Settings | None,
+) -> options.Group:
+    """The options of an analysis command, which it gets as one Analysis.
+
+    Args:
+        function: what the command calls. Its parameters that have a default and are numbers, texts or flags
+            become options, as :func:`.options_of` makes them, and the help of --seed is its. One of a
+            problem has --dtype, --max-memory, --model, --data, … besides.
+        split: whether there is --split; without, the analysis is of the training set.
+        seed: whether there is --seed.
+        metavar: the name of the checkpoints in the help.
+        required: whether there must be a checkpoint.
+        own: what click is told of a parameter, which becomes an option; None for one that does not. It comes
+            before what the function's declaration says.
+    """
+    parameters = inspect.signature(function).parameters
+    own = {**ANALYSES[function].options, **own}
+    problem, split = "run" not in parameters, split and own.pop("split", {}) is not None
+    names = dict.fromkeys(
+        parameter.name
+        for parameter in parameters.values()
+        if parameter.name not in _GIVEN
+        and parameter.default is not parameter.empty
+        and options.is_plain(parameter)
+    )
+    known_of = {
+        name: {**TABLE.get(name, {}), **known}
+        for name in {**names, **own}
+        if (known := own.get(name, {})) is not None
+    }
+    limit = [options.option("max_memory")] if problem else []
+    return options.group(
+        Analysis,
+        checkpoints=options.SHARED["files"] | {"metavar": metavar, "required": required},
+        settings=options.Group(dict, options.options_of(function, **known_of)),
+        split={} if split and problem else None,
+        seed={"help": options.described(function).get("seed", "Draws the directions.")} if seed else None,
+        dtype={} if problem else None,
+        target=options.Group(TARGET.make, [*limit, *TARGET.options]),
+        source=SOURCE if problem else options.Group(Source, [options.option("data_dir")]),
+    )
+
+
+def about(run: Checkpoint, split: str, other_data: str = "") -> base.Provenance:
+    """The origin of a result of ``run``, as the result keeps it.
+
+    ``other_data``: what the data is called where it is not the checkpoint's.
+    """
+    found = run.about(split)
+    return found | {"label": f"{run.label}, on {other_data}"} if other_data else found
+
+
+@functools.cache
+def command_of(function: Callable[..., Any]) -> click.Command:
+    """The command of an analysis, made from its declaration, its signature and its docstring.
+
+    A parameter of which the declaration has ``each`` may be given several values: it is computed for each.
+    """
+    declared, title = ANALYSES[function], function.__name__.replace("_", "-")
+    several = [name for name, own in declared.options.items() if own and "each" in own]
+    parameters = inspect.signature(function).parameters
+    left_out = {"seed", "progress"} - {*parameters}
+
+    def compute(*job: Any, **known: Any) -> Any:
+        return function(*job, **{key: value for key, value in known.items() if key not in left_out})
+
+    def run(analysis: Analysis) -> None:
+        settings = dict(analysis.settings)
+        values = [settings.pop(key) for key in several]
+        analysis = dataclasses.replace(analysis, settings=settings)
+        variant = [settings[declared.variant]] if declared.variant else []
+        analysis.compute(title, [*itertools.product(analysis.open(), *values)], compute, *variant)
+
+    texts = re.split(r"^(?:Args|Returns|Raises|Example):\n", inspect.getdoc(function) or "", flags=re.M)
+    words = "".join(f" --{key} 0.1" for key in several)
+    example = f"landscape {title} runs/ss runs/dp{words} --plot {title}.png"
+    run.__name__, run.__doc__ = function.__name__, f"{options.plain(texts[0])}\n\nExample:\n    {example}"
+    return options.command(title, analysis=analysis_options(function, seed="seed" in parameters))(run)
+
+
+def say_cost(problem: Problem, function: str, options: Mapping[str, Any]) -> None:
+    """Print what a call will take, if that is long."""
+    forecast = problem.cost(function, **options)
+    if forecast.seconds > LONG:
+        message(str(forecast))

@@ -11,12 +11,11 @@ from typing import Any
 import click
 
 from landscape.cli import common, processes
-from landscape.cli.completion import Choice, names
-from landscape.cli.options import FOLDER, command
+from landscape.cli.options import FOLDER, Choice, command, names
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import printable
 from landscape.core.options import quantity
-from landscape.paper import figure, gallery, scales
+from landscape.paper import figure, gallery
 from landscape.paper.context import SCALES, Context, OutOfTimeError, Scale, identity
 from landscape.paper.figure import Figure
 from landscape.training.processes.children import Pool
@@ -27,7 +26,7 @@ UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @command(
-    names={"argument": True, "metavar": "[NAME…]", "shell_complete": names(scales.names)},
+    names={"argument": True, "metavar": "[NAME…]", "shell_complete": names(figure.names)},
     every={"flag": "--all"},
     scale={"type": Choice(SCALES)},
     budget={"metavar": "TIME"},
@@ -149,7 +148,7 @@ def _plan(entry: Figure, context: Context, known: dict[str, float]) -> dict[str,
     try:
         _check_data(context, missing)
         with common.progress_bar(entry.name):
-            seconds = scales.seconds_of(context, missing, known)
+            seconds = figure.seconds_of(context, missing, known)
         took = f"about {gallery.duration(seconds) if missing else 'no time'} of training one after another"
     except OperationError as absent:
         took, data = "for a time that is known once their data is there", f"{data} ({absent})"

@@ -13,9 +13,8 @@ from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.result_file import ConflictError, ResultFile
 from landscape.cli import common, processes
-from landscape.cli.analysis import TABLE, Analysis, analysis_options, each, say_cost
-from landscape.cli.completion import Choice
-from landscape.cli.options import ListType, command, group
+from landscape.cli.common import TABLE, Analysis, analysis_options, each, say_cost
+from landscape.cli.options import Choice, ListType, command, group
 from landscape.cli.processes import Processes
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.evaluation.grid import Execution, reused_points

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from landscape.checkpoint.history import latest
 from landscape.cli import output
-from landscape.cli.completion import paths
-from landscape.cli.options import command
+from landscape.cli.options import command, paths
 from landscape.cli.output import values
 from landscape.core import hdf5, registry
+from landscape.core.errors import OperationError
 from landscape.results import base
 from landscape.results.surfaces import Surface
 
@@ -39,13 +42,10 @@ def info(file: str) -> None:
         _results(results)
     else:
         from landscape.checkpoint import run_folder
-        from landscape.checkpoint.checkpoint import Checkpoint
-        from landscape.cli import checkpoints
 
         checkpoint = run_folder.load(path)  # or why a file of another format is not read
-        assert isinstance(checkpoint, Checkpoint)
         _stamps(path, stamps)
-        checkpoints.show(checkpoint)
+        _checkpoint(checkpoint)
 
 
 def _stamps(path: Path, stamps: dict[str, object]) -> None:
@@ -74,3 +74,66 @@ def _short(value: object) -> str:
     finite = value[np.isfinite(value)] if value.dtype.kind == "f" else value
     span = f", {finite.min():.6g} to {finite.max():.6g}" if finite.size and value.dtype.kind in "fi" else ""
     return f"{value.dtype} {value.shape}{span}"
+
+
+MOST = 8  # tensors of the optimizer's state that are listed (ours)
+
+
+def _checkpoint(c: Any) -> None:
+    """Print what a run's checkpoint contains."""
+    from landscape.checkpoint.checkpoint import IMPORTED  # and torch
+    from landscape.cli.train import closing
+
+    history = {
+        name: {"rows": int(np.isfinite(column).sum()), "last": latest(c.history, name)}
+        for name, column in c.history.items()
+    }
+    finite = bool(np.isfinite(c.weights.numpy()).all())
+    same = ("learners", "model", "data", "algorithm", "seed", "step", "epoch", "diverged_at", "recipe")
+    known = {"parameters": c.layout.size, "finite": finite, "history": history}
+    values("", checkpoint={name: getattr(c, name) for name in same} | known)
+    n, size = c.weights.shape
+    values(f"weights: {n} learners × {size:,} {c.weights.numpy().dtype}, {'' if finite else 'NOT '}finite")
+    values(f"model: {c.model['name']} {c.model['options']}")
+    if c.buffers:
+        names = list(c.buffers)
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        values(f"buffers and frozen parameters: {', '.join(names[:4])}{more}")
+        if c.mean_buffers:
+            values("BatchNorm statistics of the mean: re-estimated at its weights")
+    mark = f", fingerprint {c.data['fingerprint'][:12]}…" if c.data["fingerprint"] else ""
+    sizes = f"{c.data['train']:,} train, {c.data['test']:,} test{mark}"
+    if c.data["name"]:
+        values(f"data: {c.data['name']} {c.data['options']}, {sizes}")
+    else:
+        values(f"data: the loop's own, {sizes}" if c.data["train"] else "data: not known")
+    if c.algorithm == IMPORTED:
+        values(f"imported from:\n{c.recipe}".rstrip("\n"))
+        return
+    epoch = f" (epoch {c.epoch:.3g})" if math.isfinite(c.epoch) else ""
+    values(f"algorithm: {c.algorithm}, seed {c.seed}, step {c.step:,}{epoch}")
+    if c.has_recipe and (about := _rule(c)):
+        values(about)
+    for name, state in [*c.optimizer.items()][:MOST]:
+        values(f"optimizer state: {name} {tuple(state.shape)}")
+    if len(c.optimizer) > MOST:
+        values(f"optimizer state: {len(c.optimizer) - MOST} more tensors")
+    for name, state in {**c.rule, **c.shared}.items():
+        values(f"state: {name} {tuple(state.shape)}")
+    if c.has_recipe:
+        values(closing(c))
+    for name, of in history.items():
+        last = f"last {of['last']:.6g}" if of["rows"] else "never recorded"
+        values(f"  {name}: {of['rows']} of {len(c.history[name])} rows, {last}")
+    title = "recipe:" if c.has_recipe else "recorded:"
+    values("\n".join([title, *(f"  {line}" for line in c.recipe.splitlines())]))
+
+
+def _rule(c: Any) -> str:
+    """The update rule in its own words, such as its mixing; a matrix file may be gone by now."""
+    from landscape.training.recipes.recipe import recipe_of
+
+    try:
+        return recipe_of(c).describe()
+    except OperationError as error:
+        return str(error)

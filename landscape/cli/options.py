@@ -1,4 +1,6 @@
-"""Options of the commands: the parameters of functions and classes, with their defaults, types and Args."""
+"""Options of the commands: the parameters of functions and classes, with their defaults, types and Args.
+
+Their values are those that a shell can complete. No torch is imported, but for an option that needs it."""
 
 from __future__ import annotations
 
@@ -7,15 +9,41 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from landscape.cli.completion import Choice, paths
 from landscape.core.errors import InputError
-from landscape.core.options import SPLITS
+from landscape.core.options import SPLITS, choose
+
+Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+class Choice(click.Choice):  # type: ignore[type-arg]  # generic from click 8.2 on
+    """A few allowed values, which completion offers; for another one the error names the most similar."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        name = "value" if param is None else param.opts[-1]
+        return choose(name if name.startswith("-") else name.upper(), str(value), self.choices)
+
+
+def paths(kind: str) -> Completion:
+    """Completion by names of files ("file") or folders ("dir"), which the shell itself finds."""
+    return lambda context, parameter, incomplete: [CompletionItem(incomplete, type=kind)]
+
+
+def names(known: Callable[[], Iterable[str]]) -> Completion:
+    """Completion by the ``known`` names that begin so; where none does, by files."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        found = [CompletionItem(name) for name in known() if name.startswith(incomplete)]
+        return found or [CompletionItem(incomplete, type="file")]
+
+    return complete
+
 
 Settings = Mapping[str, Any]
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
@@ -215,6 +243,7 @@ def described(function: Callable[..., Any], whole: bool = False) -> dict[str, st
             sentence += "" if sentence.endswith("…") else "."
             if not re.match(r"\w\b", sentence):  # γ and m stay small
                 sentence = sentence[:1].upper() + sentence[1:]
+            sentence = sentence.replace('"', "")
         found |= dict.fromkeys(names.split(", "), sentence)
     return found
 

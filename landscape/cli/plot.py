@@ -1,34 +1,36 @@
-"""landscape plot, and the films of its --animate, whose surfaces are computed here, coarsely"""
+"""landscape plot, with the films of --animate, whose surfaces are computed here, and landscape report."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 import numpy as np
 import torch
 
-from landscape import plots
+from landscape import plots, reports
 from landscape.analysis.grids import contour
 from landscape.analysis.planes import learners_plane
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.history import latest
-from landscape.cli import common
-from landscape.cli.analysis import SOURCE, Source, about
-from landscape.cli.completion import Choice
-from landscape.cli.options import command, group
+from landscape.cli import common, grids, measures
+from landscape.cli.common import SOURCE, Source, about
+from landscape.cli.options import Choice, Group, command, group, option
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.hdf5_check import first_words
-from landscape.core.options import positive
+from landscape.core.options import ends_in, positive
 from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import top_eigenvalues
-from landscape.plots.drawing import check_title
+from landscape.plots import check_title
 from landscape.plots.surface import STYLES
 from landscape.problem.problem import Problem
 from landscape.results.geometry import save_vts
 from landscape.results.grids import Plane
+from landscape.results.spectrum import Spectrum
 from landscape.results.surfaces import Surface
 
 if TYPE_CHECKING:  # matplotlib is imported where a film is drawn
@@ -170,7 +172,7 @@ def animate(files: tuple[str, ...], output: str | None, film: Film, dpi: float |
     with common.progress_bar("surfaces") as bar:
         shots = frames(runs, film, bar)
     with common.progress_bar("film") as bar:
-        animation.save_film(animation.film(shots, runs[-1].algorithm), path, film.fps, dpi or DPI, bar)
+        animation.save_film(shots, runs[-1].algorithm, path, film.fps, dpi or DPI, bar)
     common.files(path)
 
 
@@ -234,3 +236,56 @@ def _sharpness(run: Checkpoint, problem: Problem, recorded: float) -> tuple[floa
     if np.isfinite(recorded):
         return recorded, limit
     return lr * float(top_eigenvalues(problem, 1, residual_tol=0.05).values[0]), limit
+
+
+@command(output={"metavar": "F.html"}, source=Group(dict, [*SOURCE.options, option("device")]))
+def report(
+    *,
+    files: tuple[str, ...],
+    output: str = "report.html",
+    title: str = "",
+    analyse: bool,
+    source: dict[str, Any],
+) -> None:
+    """Write one page about runs and results.
+
+    It has pictures, tables, the origin of the numbers, and surfaces that can be turned.
+
+    A FILE is a checkpoint, a result, or the folder of a run with the results in it. The page says what is not
+    in the files, and which command makes it.
+
+    Args:
+        output: The page: one file, which sends no request.
+        title: Title in place of the default one.
+        analyse: Compute what is missing of each checkpoint: a contour, eigenvalues and trace; files as the
+            commands write them.
+
+    Example:
+        landscape report runs/ss runs/dp contour.h5 -o report.html --analyse
+    """
+    path = Path(output)
+    ends_in("-o", path, reports.FORMATS)
+    reports.check_installed()
+    common.make_folder(path.parent)
+    paths = [Path(file) for file in files]
+    given = reports.read(paths)
+    if analyse and (made := _analyze(given, path.parent, source)):
+        given = reports.read([*paths, *made])
+    reports.write(given, path, title)
+    common.files(path)
+
+
+def _analyze(given: reports.Contents, folder: Path, values: dict[str, Any]) -> list[Path]:
+    """The files of what was missing: contours and spectra."""
+    context = click.get_current_context()
+    made = []
+    parts: dict[str, Any] = {"quantities": ("extremes", "trace")}
+    for kind, analysis, chosen in ((Surface, grids.contour, {}), (Spectrum, measures.spectrum, parts)):
+        for path in given.lacking(kind):
+            # Next to the checkpoint, where its folder can be written to; else next to the page.
+            target = path.with_name(f"{path.stem}-{analysis.name}.h5")
+            if not os.access(path.parent, os.W_OK):
+                target = folder / f"{path.resolve().parent.name}-{target.name}"
+            context.invoke(analysis, checkpoints=(str(path),), output=str(target), **chosen, **values)
+            made.append(target)
+    return made

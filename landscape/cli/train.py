@@ -1,9 +1,10 @@
-"""landscape train, recipes and sweep."""
+"""landscape train, recipes, sweep, topologies and import."""
 
 from __future__ import annotations
 
 import math
 import re
+import shlex
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -13,13 +14,16 @@ from typing import Any
 
 import numpy as np
 
+from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.cli import common, processes, run_summary
-from landscape.cli.completion import Choice, names
-from landscape.cli.options import FOLDER, command, parse_seeds
+from landscape.checkpoint.history import latest
+from landscape.checkpoint.state_files import files_of, place
+from landscape.cli import common, processes
+from landscape.cli.common import SOURCE, Source, imported
+from landscape.cli.options import FOLDER, SHARED, Choice, command, names, parse_seeds
 from landscape.cli.output import current
-from landscape.core.errors import InputError
-from landscape.core.options import positive
+from landscape.core.errors import InputError, OperationError
+from landscape.core.options import SPLITS, ends_in, positive
 from landscape.results.training import Sweep
 from landscape.training.experiments.sweep import sweep as compute_sweep
 from landscape.training.processes import children
@@ -33,6 +37,8 @@ from landscape.training.run.launch import in_processes, launch
 from landscape.training.run.loop import Hooks
 from landscape.training.run.scalars import WRITERS
 from landscape.training.run.setup import DivergedError, chosen_recipe, default_folder, divergence_message
+from landscape.training.topology.mixing import default_mixings, forms
+from landscape.training.topology.mixing import topologies as compare
 
 
 @command(
@@ -120,13 +126,13 @@ def _train(chosen: Recipe | None, folder: str, timeout: float, about: dict[str, 
                 row.update((name, value) for name, value in new.items() if not math.isnan(value))
 
             def show(done: int, total: int) -> None:
-                bar(done / total, run_summary.present(row))
+                bar(done / total, present(row))
 
             hooks = Hooks(message=common.message, step=show, row=record)
             end = launch(chosen, folder, hooks=hooks, group=group, **about)
         if first:
-            advice = run_summary.next_command(end, folder, about["data_dir"])
-            common.values(run_summary.closing(end), run=run_summary.numbers(end), next=advice)
+            advice = next_command(end, folder, about["data_dir"])
+            common.values(closing(end), run=numbers(end), next=advice)
             common.files(f"{folder}/last.h5")
             common.message(f"next: {advice}")
     if children.launcher_store() is None:  # the launcher of --nproc reads it from the last checkpoint
@@ -327,3 +333,180 @@ def _varying(rows: Iterable[Mapping[str, str]]) -> list[str]:
 
 def _pm(mean: float, spread: float, form: str, spread_form: str) -> str:
     return f"{mean:{form}}" if np.isnan(spread) else f"{mean:{form}} ± {spread:{spread_form}}"
+
+
+@command(
+    mixings={"argument": True, "metavar": "[MIXING]…", "shell_complete": names(default_mixings)},
+    learners={"metavar": "N"},
+    parameters={"metavar": "P"},
+)
+def topologies(
+    *, mixings: tuple[str, ...], learners: int = 8, parameters: int = 1_000_000, picture: str | None = None
+) -> None:
+    """List the topologies, or compare some, for so many learners.
+
+    Columns: the spectral gap and the smallest eigenvalue ω_min of the mixing matrix; the largest stable ηλ of
+    DPSGD in AWC order without momentum; after how many steps from the first the learners have exactly the
+    average ("-": never); the bytes that a learner sends in a step, the mean over the steps. Of a cycle of
+    matrices the gap is per step, ω_min that of any.
+
+    MIXING is what algorithm.mixing may be, such as ring(2), base, or a file. The picture has them as graphs,
+    a panel for each step.
+
+    Args:
+        learners: How many learners.
+        parameters: How many parameters the network has, 4 bytes each.
+
+    Example:
+        landscape topologies base 'ring(2)' --learners 25 --parameters 11000000 --plot graphs.png
+    """
+    common.check_targets(None, picture, force=False)
+    about: dict[str, Any] = {"learners": learners, "parameters": parameters, "picture": picture}
+    with common.progress_bar("topologies") as bar:
+        found = compare(mixings or None, progress=bar, **about)
+    lines = [["mixing", "gap", "ω_min", "ηλ <", "exact after", "bytes a step"]]
+    for spec, row in found.items():
+        spectrum = f"{row['gap']:.4f}", f"{row['omega_min']:.4f}", f"{row['limit']:.4g}"
+        lines.append([spec, *spectrum, str(row["rounds"] or "-"), f"{row['bytes']:,.0f}"])
+    common.values(common.columns(lines), topologies=found)
+    if not mixings:
+        if others := [spec for spec in default_mixings() if spec not in found]:
+            common.message(f"not for {learners} learners: {', '.join(others)}")
+        common.message(f"forms: {', '.join(forms())}; a file .csv, .txt or .npy")
+    if picture:
+        common.files(picture)
+
+
+def numbers(end: Checkpoint) -> dict[str, Any]:
+    """The numbers of the summary, for --json; None where they are not known."""
+    sharpness, limit = latest(end.history, "lr_lambda_max"), latest(end.history, "lr_lambda_limit")
+    return {
+        "algorithm": end.algorithm,
+        "seed": end.seed,
+        "step": end.step,
+        "loss": latest(end.history, "loss"),
+        "test_loss": latest(end.history, "test_loss"),
+        "test_error": 1 - latest(end.history, "test_accuracy"),
+        "consensus": latest(end.history, "consensus"),
+        "seconds": latest(end.history, "wall_s"),
+        "diverged": end.diverged,
+        "diverged_at": end.diverged_at,
+        "lr_lambda_max": sharpness,
+        "lr_lambda_limit": limit,
+        "share_of_limit": sharpness / limit if limit else math.nan,
+    }
+
+
+def closing(end: Checkpoint) -> str:
+    """One line about the end of a run."""
+    if not len(end.history["step"]):
+        return "no step that could be made" if end.diverged else "no step to make"
+    last = {name: float(column[-1]) for name, column in end.history.items()}
+    wrong = 1 - last["test_accuracy"]
+    error = "" if math.isnan(wrong) else f", test error {100 * wrong:.2f}%"
+    drift = f"diverged at step {end.diverged_at}: the {end.diverged}" if end.diverged else "did not diverge"
+    return (
+        f"step {end.step}: test loss {last['test_loss']:.4g}{error}, consensus distance "
+        f"{last['consensus']:.3g}{standing(end)}, {drift}, {last['wall_s']:.1f} s"
+    )
+
+
+def standing(end: Checkpoint) -> str:
+    """The last ηλ_max beside its limit: ", ηλ_max …"; "" if it was not measured."""
+    value, limit = latest(end.history, "lr_lambda_max"), latest(end.history, "lr_lambda_limit")
+    if math.isnan(value):
+        return ""
+    share = f" of {limit:.3g} ({value / limit:.0%} of the limit)" if limit > 0 else ""
+    return f", ηλ_max {value:.3g}{share}"
+
+
+def present(row: Mapping[str, float]) -> str:
+    """The last numbers of a run that goes on, by column, in a few words.
+
+    Example:
+        >>> present({"loss": 0.25, "test_accuracy": 0.9})
+        'loss 0.25, test error 10.00%'
+    """
+    words = [f"loss {row['loss']:.3g}"] if "loss" in row else []
+    words += [f"test error {1 - row['test_accuracy']:.2%}"] if "test_accuracy" in row else []
+    words += [f"ηλ_max {row['lr_lambda_max']:.3g}"] if "lr_lambda_max" in row else []
+    return ", ".join(words)
+
+
+def next_command(end: Checkpoint, folder: str, data_dir: str | None) -> str:
+    """The command to try next, and what it shows."""
+    if end.diverged:
+        return f"{shlex.join(['landscape', 'plot', folder])}  # where the run left its bounds"
+    if math.isnan(latest(end.history, "lr_lambda_max")):
+        words, shows = ["stability", folder], "ηλ_max and its limit"
+    else:
+        words, shows = ["contour", folder, "--plot", f"{folder}/contour.png"], "the landscape around the end"
+    words += ["--data-dir", data_dir] if data_dir else []
+    line = shlex.join(["landscape", *words])
+    for option, spec in (("--model", end.model), ("--data", end.data)):
+        if ":" in spec["name"]:  # a file names a user's code and never runs it
+            line += f" {option} {user_code.command_text(spec['name'], spec['options'])}"
+    return f"{line}  # {shows}"
+
+
+@command(
+    "import",
+    states=SHARED["files"] | {"metavar": "STATE…"},
+    output={"help": "Checkpoint. [default: the first STATE's name, .h5]"},
+    source=SOURCE,
+)
+def import_state(states: tuple[str, ...], output: str | None, source: Source) -> None:
+    """Import weights of other programs as a checkpoint.
+
+    A STATE is a .pt, .pth, .bin, .ckpt or .safetensors file, the index of its parts (.index.json), or a
+    folder of save_pretrained.
+
+    Several STATEs of one model become its learners. Only weights are read, never code: a file with anything
+    else than weights is refused. With --data, loss and accuracy on each split are printed.
+
+    MODULE:NAME is found in the current folder or among the installed packages, and called with the options
+    in brackets, if any: nets:resnet(depth=20). A model must be an nn.Module. Data is a dict of splits such as
+    {"train": …, "test": …, "loss": …}, an object with such attributes, or one split for both; a split is
+    (x, y), one dict of tensors, or batches of these. Checkpoints name such code but never run it: name it
+    again at each analysis:
+
+    \b
+      landscape contour net.h5 --model nets:resnet20 --data nets:cifar
+
+    Example:
+        landscape import net.pt --model nets:resnet20 --data nets:cifar -o net.h5
+    """
+    given, data = [Path(state) for state in states], source.data_spec
+    for state in given:
+        files_of(state)
+    path = Path(output) if output else place(given[0]).with_suffix(".h5")
+    ends_in("-o", path, [".h5"])
+    if path.exists():
+        raise OperationError(f"-o: {path} exists already, it is not overwritten; give another name")
+    checkpoint = imported(given, source)
+    checkpoint.path = path
+    if data:
+        checkpoint.data = _evaluated(checkpoint, source, data)
+    common.make_folder(path.parent)
+    checkpoint.save(path)
+    common.files(path)
+
+
+def _evaluated(checkpoint: Checkpoint, source: Source, spec: user_code.Spec) -> dict[str, Any]:
+    """The entry of the data in the checkpoint; loss and accuracy on each split are printed."""
+    data, sizes = source.user_data, dict.fromkeys(SPLITS, 0)
+    splits = [name for name in sizes if not isinstance(data, user_code.UserData) or name in data.splits]
+    found: dict[str, dict[str, float]] = {}
+    with common.progress_bar("evaluation") as bar:
+        for k, split in enumerate(splits):
+            problem = source.of(checkpoint, "cpu", split).problem()
+            loss, accuracy = problem.evaluate()
+            sizes[split] = problem.samples
+            found[split] = {"loss": loss, "accuracy": accuracy, "samples": problem.samples}
+            bar((k + 1) / len(splits))
+    for split, of in found.items():  # so that a user sees whether the weights are right
+        right = "" if math.isnan(of["accuracy"]) else f", accuracy {100 * of['accuracy']:.2f}%"
+        common.values(f"{split}: loss {of['loss']:.6g}{right} ({of['samples']:,} samples)")
+    common.values("", splits=found)
+    mark = data.fingerprint if data else ""
+    return {"name": spec.name, "options": spec.options, **sizes, "fingerprint": mark}

@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.core.errors import InputError
-from landscape.core.options import positive
+from landscape.core.options import positive, quantity
 
 T = TypeVar("T")
 
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 # Reserve for the code, thread stacks and buffers that libraries load when they are first used: up to 21 MiB
 # were measured on a CPU with small networks (ours).
 RESERVE = 32 * 2**20
@@ -68,13 +68,7 @@ def parse_size(where: str, text: str) -> int:
         >>> parse_size("max_memory", "2 KiB")
         2048
     """
-    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([A-Z]*)", text.strip().upper())
-    if not match or match[2] not in UNITS or float(match[1]) <= 0:
-        raise InputError(
-            f"{where}: '{text}' is not allowed, it must be a number > 0 of bytes, or of KB, MB, GB, KiB, MiB "
-            "or GiB, such as 2.5GiB"
-        )
-    return int(float(match[1]) * UNITS[match[2]])
+    return int(quantity(where, text, UNITS))
 
 
 def _of_module(device: torch.device, name: str) -> Any:

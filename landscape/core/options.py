@@ -89,7 +89,7 @@ def quantity(where: str, text: str, units: Mapping[str, float]) -> float:
 
     Args:
         where: the option that the text was given with, for the message.
-        units: the factor of each unit. Upper and lower case differ.
+        units: the factor of each unit. Upper and lower case are the same.
 
     Raises:
         InputError: no finite number > 0, or no known unit.
@@ -98,12 +98,13 @@ def quantity(where: str, text: str, units: Mapping[str, float]) -> float:
         >>> quantity("--budget", "1.5 h", {"s": 1.0, "h": 3600.0})
         5400.0
     """
-    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)(?:[eE]([+-]?\d+))?\s*(\D.*)", text.strip())
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)(?:[eE]([+-]?\d+))?\s*(\D.*)?", text.strip())
     value = float(f"{match[1]}e{match[2] or 0}") if match else -1.0
-    if not match or match[3] not in units or not 0 < value < float("inf"):
-        allowed = f"it must be a number > 0 with its unit ({', '.join(units)})"
+    factor = {unit.lower(): of for unit, of in units.items()}.get((match[3] or "").lower()) if match else None
+    if not factor or not 0 < value < float("inf"):
+        allowed = f"it must be a number > 0 with its unit ({', '.join(filter(None, units))})"
         raise InputError(f"{where}: '{text}' is not allowed, {allowed}")
-    return value * units[match[3]]
+    return value * factor
 
 
 def ends_in(where: str, path: str | Path, suffixes: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from landscape.core.errors import InputError
+from landscape.core.files import TolerantFile
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,18 +31,10 @@ class _Named(io.FileIO):
             raise OSError(error.errno, error.strerror, "stdout") from error
 
 
-class _TolerantFile(io.FileIO):
-    """A file that ignores write errors: messages to a terminal that was closed must not end a run."""
-
-    def write(self, data: Any) -> int:
-        try:
-            return super().write(data) or 0
-        except OSError:
-            return memoryview(data).nbytes
-
-
 def tolerant_stream(descriptor: int) -> io.TextIOWrapper:
     """A text stream to a file descriptor, written line by line, that ignores write errors.
+
+    Messages to a terminal that was closed must not end a run.
 
     Example:
         >>> stream = tolerant_stream(os.open(os.devnull, os.O_WRONLY))
@@ -49,7 +42,7 @@ def tolerant_stream(descriptor: int) -> io.TextIOWrapper:
         7
         >>> stream.close()
     """
-    raw = io.BufferedWriter(_TolerantFile(descriptor, "wb", closefd=False))
+    raw = io.BufferedWriter(TolerantFile(descriptor, "wb", closefd=False))
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 

@@ -30,8 +30,7 @@ from landscape.core.files import make_folder
 from landscape.core.hdf5 import Array
 from landscape.core.progress import Progress, progress_bar
 from landscape.core.registry import version_of
-from landscape.paper.archive import Store
-from landscape.paper.record import Record
+from landscape.paper.record import Record, Store
 from landscape.paper.verdicts import Rows
 from landscape.problem.problem import Problem
 from landscape.results import base

@@ -1,9 +1,17 @@
-"""A figure: the runs that it needs at each scale, and a drawing of their finished results."""
+"""A figure: its runs at each scale, how long they take, and a drawing of their finished results.
+
+The runs are those of figures.toml. Scale ``paper`` is the paper's setting; ``laptop`` what two cores do in
+half an hour a figure, on real data; ``smoke`` some steps on the bundled digits, which only show that a figure
+can be made. All that is changed is ours.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
 import string
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +21,177 @@ import numpy as np
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.history import latest
 from landscape.core import registry
-from landscape.core.options import check_keywords
-from landscape.paper import scales
-from landscape.paper.context import SCALES, Cell, Context, Point, Scale, identity
+from landscape.core.devices import pick_device
+from landscape.core.options import check_keywords, parse_toml
+from landscape.data.base import samples_of
+from landscape.paper.context import SCALES, Cell, Context, Point, Scale, digest, identity
+from landscape.paper.run_times import calibrate
 from landscape.paper.verdicts import Judge, Rows
+from landscape.training.recipes import recipe
+from landscape.training.recipes.recipe import Recipe
+from landscape.training.recipes.table_recipes import SAMPLES
 
 if TYPE_CHECKING:  # matplotlib is imported where a figure is drawn
     from matplotlib.figure import Figure as Picture
+
+# CIFAR-10 at laptop scale, by trial (ours): images of so many pixels per side, passes, and the width
+# of the networks; minutes a run on one core. Learners, batches and rates are the paper's.
+SIZE, EPOCHS = 16, 20
+WIDTHS, WIDTH, SMOKE_WIDTH = {"efficientnet-b0": 0.25}, 0.125, 0.0625
+# Samples of a learner in the steps that are timed, up to the first that take so many seconds; a step of more
+# takes longer in proportion to what it has more (ours; within 10% for a ResNet, SENet and EfficientNet).
+TIMED_SAMPLES, BUSY_SECONDS = (16, 64, 512), 0.02
+FORECAST_SECONDS = 0.1  # of such a measurement, whose result is said in one or two digits (ours)
+# A measurement of λ_max along a run takes as long as so many gradients of its samples (ours; Figure 2(b)).
+SHARPNESS_PASSES = 30
+# One of the instruments, for each eigenvector, as these take most of the time (ours; 17 with the MLP of
+# Figure 2(b), 15 with LeNet-5, k = 10).
+EIGENVECTOR_PASSES = 16
+
+
+@functools.cache
+def declared() -> dict[str, Any]:
+    """The tables of figures.toml, which has its own description."""
+    path = Path(__file__).with_name("figures.toml")
+    return parse_toml(path.read_text(encoding="utf-8"), path.name)
+
+
+@dataclass(frozen=True)
+class Block:
+    """The keys of a table of cells in figures.toml."""
+
+    recipe: str
+    seeds: list[int]
+    axes: list[Any] = field(default_factory=list)
+    set: list[str] = field(default_factory=list)
+    labels: dict[str, str] = field(default_factory=dict)
+    epochs: int = EPOCHS
+
+    def cells(self, scale: Scale) -> Iterator[Cell]:
+        """All combinations of the values of the axes, each with its seeds."""
+        for parts in itertools.product(*(_rows(axis, scale) for axis in self.axes)):
+            values: dict[str, Any] = {name: value for part in parts for name, value in part}
+            values |= {name: form.format(**values) for name, form in self.labels.items()}
+            changes = [text for form in self.set if (text := form.format(**values))]
+            for seed in range(self.seeds[SCALES.index(scale)]):
+                name = self.recipe.format(**values)
+                yield Cell(values | {"seed": seed}, scaled(scale, name, changes, seed, self.epochs))
+
+
+def _rows(axis: Any, scale: Scale) -> list[list[tuple[str, Any]]]:
+    """The rows of an axis, or of one by name, as pairs of column and value."""
+    columns = declared()["axes"][axis] if isinstance(axis, str) else axis
+    columns = columns.get(scale, columns)
+    rows = zip(*columns.values(), strict=True)
+    return [list(zip(columns, row, strict=True)) for row in rows]
+
+
+def cells(named: Any, scale: Scale) -> list[Cell]:
+    """The runs under cells.NAME in figures.toml, or of such a table, at ``scale``."""
+    found = declared()["cells"][named] if isinstance(named, str) else named
+    blocks: list[dict[str, Any]] = found if isinstance(found, list) else [found]
+    whole = [block | block.get(scale, {}) for block in blocks]
+    own = [{key: value for key, value in block.items() if key not in SCALES} for block in whole]
+    return [c for block in own for c in Block(**check_keywords("cells", block, Block)).cells(scale)]
+
+
+def scaled(scale: Scale, name: str, settings: Iterable[str], seed: int, epochs: int = EPOCHS) -> Recipe:
+    """The built-in recipe ``name`` with ``settings``, at ``scale``; on a laptop CIFAR-10 has ``epochs``."""
+    settings, own = list(settings), [f"seed={seed}"]
+    if "/" in name:  # settings come last: a rate of ours is one at each scale
+        return recipe.read(name, [*_of_tables(scale, name, epochs), *settings, *own])
+    base = recipe.read(name, settings)
+    if name == "mnist-minimum":
+        own += [
+            "steps=600", "model.widths=[64, 50, 50, 10]", "data={name='digits'}", "batch=1437",
+            "schedule.milestones=[]", "monitor.sharpness=0",
+        ] * (scale == "smoke")  # fmt: skip
+    elif not name.startswith("mnist-"):
+        pass  # a plugin's: its cells say what a scale changes
+    elif scale == "smoke":
+        own += [
+            f"steps={max(20, base.steps // 50)}", "evaluate.every=10", "checkpoint.every=10",
+            f"batch={min(base.batch, 60 * base.learners)}",
+            "model={name='mlp', widths=[64, 50, 50, 10]}", "data.name='digits'", "monitor.samples=200",
+            f"decompose.every={5 * bool(base.decompose.every)}",
+            f"monitor.sharpness={10 * bool(base.monitor.sharpness)}",
+            *(["monitor.every=10", "monitor.draws=2"] if base.monitor.instruments else []),
+        ]  # fmt: skip
+    else:
+        own += [f"checkpoint.every={min(500, base.steps // 10)}"]
+    return recipe.read(name, [*settings, *own])
+
+
+@functools.cache
+def _of_tables(scale: Scale, name: str, epochs: int) -> list[str]:
+    """The settings that ``scale`` changes in a cell of the tables, such as cifar10/resnet-18-b8192-dpsgd."""
+    base, speech = recipe.read(name), name.startswith("speech/")
+    model = base.model["name"]
+    if scale == "smoke":
+        small = "inputs=8, layers=1, cells=8, bottleneck=8, classes=10" if speech else f"width={SMOKE_WIDTH}"
+        return [
+            f"data={{name='digits', form='{'frames' if speech else 'image'}'}}",
+            f"learners={min(2, base.learners)}", "batch=16", "steps=4", "evaluate.every=2",
+            "checkpoint.every=1", "schedule.base_batch=0", "lr=0.05",
+            f"model={{name='{model}', {small}}}", *(["evaluate.bn_samples=64"] if not speech else []),
+        ]  # fmt: skip
+    if scale == "laptop" and speech:
+        return ["model.layers=2", "model.cells=64", "model.bottleneck=64"]
+    early = [f"checkpoint.every={-(-base.steps // 20)}"]  # after epoch 16 of 320, for Figure 4
+    if scale == "laptop":
+        evaluations = -(-epochs * SAMPLES["cifar10"] // (20 * base.batch))  # steps between 20 of them
+        return [
+            f"epochs={epochs}", f"data.size={SIZE}", f"model.width={WIDTHS.get(model, WIDTH)}",
+            "evaluate.bn_samples=2000", f"evaluate.every={evaluations}", *(early if epochs > EPOCHS else []),
+        ]  # fmt: skip
+    return [] if speech else early
+
+
+def seconds_of(context: Context, runs: Iterable[Recipe], known: dict[str, float]) -> float:
+    """Seconds that ``runs`` take here, one after another, from a short measurement of each kind.
+
+    ``known`` has the kinds that were measured before, and those that are now.
+
+    Includes steps, evaluations, decompositions, λ_max and the instruments (as passes over their samples), but
+    no checkpoints.
+    """
+    total = 0.0
+    for run in runs:
+        most = min(max(TIMED_SAMPLES), run.local_batch)
+        kind = digest(run.model, run.data, run.autocast, run.dtype, most)
+        if kind not in known:
+            known[kind] = seconds_a_sample(context, run)
+        spec = run.spec("data")
+        whole = context.dataset(spec.name, spec.options)
+        train, test = samples_of(whole.train), samples_of(whole.test)
+        measured, monitor = run.monitor.samples or train, run.monitor
+        passes = (  # samples, and every how many steps; without a backward pass a third
+            (run.decompose.samples or train, run.decompose.every),
+            (test / 3, run.evaluate.every),
+            (SHARPNESS_PASSES * measured, monitor.sharpness),
+            (EIGENVECTOR_PASSES * monitor.k * measured, monitor.every * bool(monitor.instruments)),
+        )
+        step = run.batch + sum(samples / every for samples, every in passes if every)
+        total += run.steps * step * known[kind]
+    return total
+
+
+def seconds_a_sample(context: Context, recipe: Recipe) -> float:
+    """Seconds that the gradient of a sample takes in a step of ``recipe``, from shorter steps."""
+    timed = dataclasses.replace(  # also of a run whose steps are of all samples
+        recipe, accumulate=1, sampling="replacement", monitor=type(recipe.monitor)()
+    )
+    place, spec = pick_device(context.device), recipe.spec("data")
+    data = context.dataset(spec.name, spec.options)
+    before, done = (0, 0.0), (0, 0.0)
+    for samples in sorted({min(n, recipe.local_batch) for n in TIMED_SAMPLES}):
+        if before[0] and done[1] > BUSY_SECONDS:
+            break
+        gradient = calibrate(timed, samples, device=place, dataset=data, seconds=FORECAST_SECONDS).gradient
+        before, done = done, (samples, gradient)
+    (fewer, first), (more, second) = before, done
+    slope = max(0.0, second - first) / (more - fewer)
+    return (second + slope * (recipe.local_batch - more)) / recipe.local_batch
 
 
 @dataclass(frozen=True)
@@ -79,7 +251,7 @@ class Figure(Described):
 
     def runs(self, scale: Scale) -> list[Cell]:
         """The runs that the figure needs at ``scale``."""
-        return scales.cells(self.cells, scale) if self.cells else []
+        return cells(self.cells, scale) if self.cells else []
 
     def of(self, context: Context) -> Context:
         """``context`` with the runs and the sizes of this figure, of which nothing is computed yet."""
@@ -93,7 +265,7 @@ class Figure(Described):
         notes = {"smoke": self.smoke, "laptop": self.laptop, "paper": self.paper or self.laptop}
         missing = sum(context.record(cell.recipe) is None for cell in context.cells)
         left = f"; {missing} of {len(context.cells)} runs have not ended yet" if missing else ""
-        return notes[context.scale].format(**scales.declared()["notes"]) + left
+        return notes[context.scale].format(**declared()["notes"]) + left
 
 
 def figure(
@@ -120,8 +292,8 @@ def figure(
     """
 
     def add(draw: Callable[[Context], Drawing]) -> Figure:
-        cells = name if name in scales.declared()["cells"] else ""
-        made = check_keywords(name, table or {"cells": cells} | scales.declared()[name], Described)
+        cells = name if name in declared()["cells"] else ""
+        made = check_keywords(name, table or {"cells": cells} | declared()[name], Described)
         return registry.figures.add(name)(Figure(name=name, judge=judge, draw=draw, **made))
 
     return add

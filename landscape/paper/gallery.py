@@ -14,9 +14,8 @@ from PIL import Image
 from landscape._version import __version__
 from landscape.core.errors import OperationError
 from landscape.core.files import read_regular, write_text
-from landscape.paper import scales
 from landscape.paper.context import Context, OutOfTimeError, WeightsNeededError
-from landscape.paper.figure import Drawing, Figure, get, names
+from landscape.paper.figure import Drawing, Figure, declared, get, names
 from landscape.paper.verdicts import (
     CONFIDENCE,
     OUTCOMES,
@@ -41,7 +40,7 @@ DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, 
 
 def words(name: str) -> str:
     """The text page.NAME of figures.toml."""
-    text: str = scales.declared()["page"][name]
+    text: str = declared()["page"][name]
     return text.format(confidence=CONFIDENCE, seeds=SEEDS)
 
 
@@ -166,7 +165,7 @@ def _shrink(path: Path) -> None:
 def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
     """The contents of the figures' JSON files in ``folder``, by name, in the order of ``landscape figures``.
 
-    The verdicts are computed from the CSV files, so that those of older versions are graded alike.
+    The verdicts are computed from the CSV files, so that all are graded alike.
 
     Raises:
         OperationError: a damaged or missing file.
@@ -224,7 +223,7 @@ def page(folder: Path) -> Path:
 def found(entries: dict[str, dict[str, Any]]) -> str:
     """Our findings about the papers: the sentences of figures.toml whose figures have these outcomes."""
     outcomes = {name: entry["outcome"] for name, entry in entries.items()}
-    every = scales.declared()["findings"]
+    every = declared()["findings"]
     return " ".join(each["text"] for each in every if each["rests"].items() <= outcomes.items())
 
 

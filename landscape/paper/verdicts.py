@@ -30,8 +30,6 @@ SEEDS, CONFIDENCE = 3, 0.95
 MANY = 1000
 # Effects that the first table of the gallery shows for one claim (ours).
 SHOWN = 3
-# Why a verdict is open where a figure of an older version lacks a column.
-NOT_KEPT = "its CSV has no numbers by seed ({})"
 
 
 @dataclass(frozen=True)
@@ -163,7 +161,7 @@ def judged(judge: Judge, rows: Rows) -> list[Effect]:
     try:
         return judge(rows)
     except KeyError as error:  # of pandas
-        return [Effect("", "", (), untested=NOT_KEPT.format(error.args[0]))]
+        return [Effect("", "", (), untested=f"its CSV has no numbers by seed ({error.args[0]})")]
 
 
 def outcome(effects: Sequence[Effect]) -> Outcome:

@@ -20,8 +20,7 @@ from landscape.core.files import read_regular, replacing
 from landscape.core.hdf5 import Array
 from landscape.core.options import ends_in
 from landscape.core.progress import Progress
-from landscape.plots import style, surface
-from landscape.plots.drawing import drawable
+from landscape.plots import drawable, style, surface
 from landscape.plots.picture import caption, panels
 from landscape.results.surfaces import Surface
 
@@ -48,16 +47,7 @@ class Frame:
     loss: float = np.nan
 
 
-@dataclass(frozen=True)
-class Film:
-    """A figure and the function that draws frame k into it; ``count`` frames."""
-
-    figure: Figure
-    draw: Callable[[int], None]
-    count: int
-
-
-def film(frames: Sequence[Frame], algorithm: str) -> Film:
+def film(frames: Sequence[Frame], algorithm: str) -> tuple[Figure, Callable[[int], None]]:
     """The learners on the landscape around their mean, by step, beside a dial of ηλ_max.
 
     All frames have the same levels and colors.
@@ -65,6 +55,9 @@ def film(frames: Sequence[Frame], algorithm: str) -> Film:
     Args:
         frames: in the order of their steps.
         algorithm: that of the run, such as "dpsgd".
+
+    Returns:
+        A figure, and the function that draws frame k into it.
 
     Raises:
         InputError: no frame, or no loss that is finite.
@@ -95,7 +88,7 @@ def film(frames: Sequence[Frame], algorithm: str) -> Film:
             loss = f", training loss {frame.loss:.3g} nat" if np.isfinite(frame.loss) else ""
             figure.suptitle(f"{style.paper_name(algorithm)}, step {frame.step:,}{loss}")
 
-    return Film(figure, draw, len(frames))
+    return figure, draw
 
 
 def _draw_surface(ax: Axes, r: Surface, chosen: surface.LevelScale) -> None:
@@ -147,10 +140,13 @@ def _draw_dial(ax: Axes, frame: Frame, top: float, color: str) -> None:
     ax.axis("off")
 
 
-def save_film(made: Film, path: Path, fps: int, dpi: float, progress: Progress) -> None:
-    """Write a film to ``path``; a file that already exists is replaced only once the new one is whole.
+def save_film(
+    frames: Sequence[Frame], algorithm: str, path: Path, fps: int, dpi: float, progress: Progress
+) -> None:
+    """Write the :func:`film` to ``path``; a file that exists is replaced only once the new one is whole.
 
     Args:
+        frames, algorithm: as of :func:`film`.
         path: .gif or .mp4, as ``check_film`` allows it.
         fps: frames per second.
         dpi: pixels per inch.
@@ -159,17 +155,18 @@ def save_film(made: Film, path: Path, fps: int, dpi: float, progress: Progress) 
     Raises:
         OperationError: ffmpeg fails, or the file cannot be written.
     """
+    figure, draw = film(frames, algorithm)
     kind = animation.PillowWriter if path.suffix == ".gif" else animation.FFMpegWriter
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, f"film{path.suffix}")
         writer = kind(fps=fps)
         try:
-            with style.style(), writer.saving(made.figure, str(target), dpi):
-                for k in range(made.count):
-                    made.draw(k)
+            with style.style(), writer.saving(figure, str(target), dpi):
+                for k in range(len(frames)):
+                    draw(k)
                     writer.grab_frame()
-                    made.figure.set_layout_engine("none")  # panels stay where the first frame has them
-                    progress((k + 1) / made.count)
+                    figure.set_layout_engine("none")  # panels stay where the first frame has them
+                    progress((k + 1) / len(frames))
         except (OSError, RuntimeError) as error:
             words = " ".join(str(error).split())[:120]
             raise OperationError(f"{path}: the film cannot be written ({words})") from error

@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.plots import style
-from landscape.plots.drawing import draws
+from landscape.plots import draws, style
 from landscape.plots.picture import categories, finish, panels, points, wrapped_panels
 from landscape.results.base import unit_of
 from landscape.results.flatness import BatchSharpness, LearningCoefficient, Sharpness, Smoothing

@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose, positive
-from landscape.plots import style
-from landscape.plots.drawing import draws
+from landscape.plots import draws, style
 from landscape.plots.picture import finish, leading, panels, stacked_panels, wrapped, wrapped_panels
 from landscape.plots.surface import CENTER, CMAP, LOWEST, POINT, LevelScale, color_bar, map_axes, scale
 from landscape.results.base import unit_of

@@ -9,8 +9,7 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from landscape.plots import style
-from landscape.plots.drawing import draws
+from landscape.plots import draws, style
 from landscape.plots.picture import categories, finish, panels, points, wrapped_panels
 from landscape.results.noise import CriticalBatch, Noise, NoiseAlignment, NoiseScale
 

@@ -18,8 +18,7 @@ from scipy.interpolate import RegularGridInterpolator
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import LARGEST, Array
 from landscape.core.options import choose, positive
-from landscape.plots import style
-from landscape.plots.drawing import draws
+from landscape.plots import draws, style
 from landscape.plots.picture import finish, leading, panels, stacked_panels, wrapped_panels
 from landscape.results import geometry
 from landscape.results.base import unit_of

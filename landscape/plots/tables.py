@@ -1,25 +1,26 @@
-"""Pictures of stability and sweeps, and comparisons of checkpoints."""
+"""Pictures of stability, sweeps, comparisons, averages of weights, and of topologies as graphs."""
 
 from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import seaborn as sns
 from matplotlib import ticker
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.plots import style
-from landscape.plots.drawing import draws, literal
-from landscape.plots.picture import finish, leading, points, wrapped_panels
+from landscape.plots import draws, literal, style
+from landscape.plots.picture import finish, leading, panels, points, wrapped_panels
 from landscape.results.base import unit_of
-from landscape.results.comparison import Comparison, heading, summary, verdict
+from landscape.results.comparison import MANY, Comparison, WeightAverage, heading, summary, verdict
 from landscape.results.shown import logarithmic
 from landscape.results.training import LabelCounts, Stability, Sweep, forms_with
 
@@ -248,3 +249,86 @@ def _caption(c: Comparison) -> str:
         about += f"; width at a rise of {c.rise:g}{unit_of(c, ' nat')}"
     notes = [note for note in c.notes if " was not measured" not in note]  # these have no panel
     return " ".join(f"{part}." for part in ("; ".join(filter(None, parts)), about, *notes))
+
+
+@draws(WeightAverage)
+def draw_averages(results: Sequence[WeightAverage], title: str = "") -> Figure:
+    """The losses of the members, and beside them the averages: predicted with their intervals, and exact."""
+    figure, axes = wrapped_panels(len(results), 6.4, 3.2, names="averages")
+    for ax, r in zip(axes, results, strict=True):
+        n, asked = len(r.members_loss), len(r.loss) - 1
+        members, averages = np.arange(n), n + 0.5 + np.arange(asked + 1)
+        chosen = r.chosen.astype(bool)  # a file may have numbers
+        ax.plot(members, r.members_loss, "o", color="#56B4E9", label="member")
+        ax.plot(members[chosen], r.members_loss[chosen], "o", ms=11, mfc="none", color="k", label="chosen")
+        known = np.isfinite(r.high)
+        ends = [(r.loss - r.low)[known], (r.high - r.loss)[known]]
+        look = {"color": "#D55E00", "capsize": 4, "label": f"predicted, {r.level:.0%} interval"}
+        ax.errorbar(averages[known], r.loss[known], ends, fmt="s", mfc="white", **look)
+        ax.plot(averages, r.exact, "x", color="k", ms=8, mew=1.8, zorder=5, label="exact")
+        names = ["average"] if asked == 1 else [f"average {k}" if asked <= MANY else "" for k in range(asked)]
+        ax.set_xticks([*members, *averages], [*r.labels, *names, "chosen\naverage"], rotation=30, ha="right")
+        ax.axvline(n - 0.25, color="0.8", lw=1)
+        ax.set_ylabel(f"loss{style.unit(results[0], 'loss')}")
+        ax.set_title(style.paper_name(r.label))
+    text = (
+        "Predicted from losses, gradients and one Hessian product at each member; where no prediction is "
+        f"drawn, the members are too far apart for one; {style.samples_of(results)}."
+    )
+    return finish(figure, title or style.headline(results), text, list(axes[:1]), ncols=4)
+
+
+# Most steps of a cycle that are drawn, and most learners whose numbers are (ours: they stay legible).
+STEPS, NUMBERED = 8, 32
+COLORS = "viridis_r"
+
+
+def draw_topologies(matrices: Mapping[str, Sequence[Array]]) -> Figure:
+    """Draw mixing matrices as graphs: a row for each topology, a panel for each step, at most eight.
+
+    The learners stand on a circle, colored by the share M_jj that they keep of their own weights. A line says
+    that two take the same share of each other, an arrow from k to j that j alone takes M_jk; its color is the
+    share.
+
+    Args:
+        matrices: name -> the mixing matrices (n, n) that steps go through in turn.
+
+    Returns:
+        The figure.
+    """
+    shown = {name: cycle[:STEPS] for name, cycle in matrices.items()}
+    columns = max(map(len, shown.values()))
+    names = [f"{name} {t}" if t < len(cycle) else "" for name, cycle in shown.items() for t in range(columns)]
+    with style.style():
+        figure, axes = panels(len(shown), columns, 2.3, 2.5, names)
+        free = iter(axes)
+        for name, cycle in shown.items():
+            steps = len(matrices[name])
+            for t, matrix in enumerate(cycle, 1):
+                dots = _graph(ax := next(free), matrix)
+                ax.set_title(f"{name}\nstep {t} of {steps}" if steps > 1 else name)
+        figure.colorbar(dots, ax=axes, label="share of the weights", shrink=0.9)
+        return finish(figure, "Who takes whose weights")
+
+
+def _graph(ax: Axes, matrix: Array) -> ScalarMappable:
+    """One panel; what is returned has the colors of the shares."""
+    n = len(matrix)
+    angle = np.pi / 2 - 2 * np.pi * np.arange(n) / n  # learner 0 is at the top, and the others go clockwise
+    place = np.column_stack([np.cos(angle), np.sin(angle)])
+    look: dict[str, Any] = {"cmap": COLORS, "clim": (0, 1)}
+    j, k = np.nonzero(np.triu(np.abs(matrix - matrix.T) < 1e-12, 1) & (matrix > 0))
+    ax.add_collection(LineCollection([*place[np.column_stack([j, k])]], array=matrix[j, k], **look))
+    j, k = np.nonzero((np.abs(matrix - matrix.T) >= 1e-12) & (matrix > 0))
+    ax.quiver(
+        *place[k].T, *(0.93 * (place[j] - place[k])).T, matrix[j, k],
+        angles="xy", scale_units="xy", scale=1, width=0.008, headwidth=5, **look,
+    )  # fmt: skip
+    x, y = place.T
+    size = 110 if n <= NUMBERED else 20
+    dots = ax.scatter(x, y, c=np.diag(matrix), s=size, zorder=3, edgecolors="k", **look)
+    for number, (x, y) in enumerate(place if n <= NUMBERED else []):
+        ax.annotate(str(number), (1.2 * x, 1.2 * y), ha="center", va="center", fontsize=8)
+    ax.set(aspect="equal", xlim=(-1.35, 1.35), ylim=(-1.35, 1.35))
+    ax.set_axis_off()
+    return dots

@@ -15,8 +15,7 @@ from landscape.checkpoint.history import OF_LAYER, UNITS
 from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.plots import style
-from landscape.plots.drawing import draws, literal
+from landscape.plots import draws, literal, style
 from landscape.plots.picture import finish, panels
 from landscape.results.shown import running_quartiles
 

@@ -20,7 +20,7 @@ from landscape.results.base import Measured as Measured
 from landscape.results.base import Measurement as Measurement
 from landscape.results.grids import Interpolated as Interpolated
 from landscape.results.shown import Row as Row
-from landscape.plots.drawing import draws as draws
+from landscape.plots import draws as draws
 from landscape.plots.picture import panels as panels
 from landscape.plots.picture import wrapped_panels as wrapped_panels
 from landscape.plots.picture import finish as finish

@@ -1,6 +1,487 @@
 """One self-contained page about runs and results: ``landscape report``.
 
-:mod:`.contents` reads the files, and :mod:`.page` shows them with the template of this folder: the pictures
-of :mod:`landscape.plots`, the descriptions of the results as tables, and what the files say of their origin.
-Surfaces can be turned, which Plotly.js draws. No request leaves the page.
+The template of this folder shows the pictures of :mod:`landscape.plots`, the descriptions of the results as
+tables, and what the files say of their origin. Surfaces can be turned, which Plotly.js draws. No request
+leaves the page.
 """
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import html
+import io
+import json
+import math
+import re
+import shlex
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.collections import Collection
+from matplotlib.colors import LogNorm, to_hex
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from landscape import plots
+from landscape._version import __version__
+from landscape.checkpoint import run_folder
+from landscape.checkpoint.checkpoint import IMPORTED, SCHEMA, Checkpoint
+from landscape.checkpoint.user_code import is_user_defined
+from landscape.core import hdf5
+from landscape.core.errors import InputError, LandscapeError, OperationError
+from landscape.core.files import printable, read_regular, write_text
+from landscape.core.options import ends_in
+from landscape.core.registry import optional
+from landscape.plots import drawable, each_of
+from landscape.plots.picture import Picture as Drawn
+from landscape.plots.style import in_brackets, paper_name, style
+from landscape.plots.surface import CMAP, PLANES, LevelScale, marks, scale
+from landscape.results import base
+from landscape.results.geometry import loss_at
+from landscape.results.grids import HessianGrid
+from landscape.results.noise import Noise
+from landscape.results.shown import Row
+from landscape.results.spectrum import Spectrum
+from landscape.results.surfaces import Surface
+
+LONGEST = 300  # characters of a setting (ours)
+# What a reader expects of each run, with the command that makes it.
+_EXPECTED = {Surface: "contour", Spectrum: "spectrum", HessianGrid: "hessian-grid", Noise: "noise"}
+
+
+@dataclass(frozen=True, eq=False)  # tensors and arrays cannot be compared
+class Item:
+    """A run or a result that the page shows.
+
+    Attributes:
+        of: the run or result.
+        path: its file; None for a result that has none.
+        sha256: of a run's file, by which results name it as their source; "" for a result.
+        name: its label.
+    """
+
+    of: Any
+    path: Path | None
+    sha256: str
+    name: str
+
+    @property
+    def heading(self) -> str:
+        """The heading of its section: what can be drawn in one picture has the same."""
+        if isinstance(self.of, Checkpoint):
+            return "Weights of other programs" if self.of.algorithm == IMPORTED else "Training"
+        if isinstance(self.of, Surface):
+            norm = f", normalization: {self.of.norm}" if self.of.kind == "random" else ""
+            loss = f"{self.of.split} {self.of.loss_name}{in_brackets(self.of.loss_unit)}".strip()
+            return f"Contours: {loss} over {PLANES.get(self.of.kind, self.of.kind)}{norm}"
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(self.of).__name__)
+        return words[0] + words[1:].lower()
+
+    @property
+    def origin(self) -> list[Row]:
+        """The file, and all settings that it holds: numbers and texts, not arrays."""
+        known: dict[str, Any] = {"file": str(self.path or "not saved"), "SHA-256": self.sha256}
+        known |= {f.name: getattr(self.of, f.name) for f in dataclasses.fields(self.of)}
+        if isinstance(self.of, Checkpoint):
+            known |= {"learners": self.of.learners, "weights of each": self.of.layout.size}
+            about = {"model": self.of.model, "data": self.of.data}
+            known |= {name: tuple(f"{k}: {v}" for k, v in of.items()) for name, of in about.items()}
+            unknown = () if self.of.has_recipe else ("seed", "local_batch")
+            known |= dict.fromkeys(unknown if self.of.diverged else (*unknown, "diverged_at"))
+        said = {key.replace("_", " "): _said(value) for key, value in known.items()}
+        return [Row(key, text[:LONGEST]) for key, text in said.items() if text and key != "recipe"]
+
+
+def _said(value: Any) -> str:
+    """A number, a text, or several texts, in words; "" for anything else."""
+    if isinstance(value, tuple) and all(isinstance(part, str) for part in value):
+        return "; ".join(value)
+    if isinstance(value, float):
+        return "" if value != value else f"{value:.6g}"
+    return str(value) if isinstance(value, (bool, int, str)) else ""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Runs and results in the order given, the runs first; and notes on files left out."""
+
+    items: tuple[Item, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> list[Checkpoint]:
+        """The runs."""
+        return [item.of for item in self.items if isinstance(item.of, Checkpoint)]
+
+    def lacking(self, kind: type[base.Result]) -> list[Path]:
+        """The files of the runs of which there is no result of ``kind``."""
+        sources = {getattr(item.of, "source_sha256", "") for item in self.items if isinstance(item.of, kind)}
+        return [i.path for i in self.items if i.path and i.sha256 and i.sha256 not in sources]
+
+    def missing(self) -> list[tuple[str, str]]:
+        """The analyses that are in no file, and for each the command that makes it of all runs."""
+        runs, made = [item for item in self.items if item.sha256], []
+        for kind, name in _EXPECTED.items():
+            fit = [run for run in runs if kind is not Noise or run.of.learners > 1]
+            if fit and not any(isinstance(item.of, kind) for item in self.items):
+                made.append((name.replace("-", " "), _command(name, fit)))
+        return made
+
+
+def _command(name: str, runs: Sequence[Item]) -> str:
+    places = [str(i.path.parent if i.path.name == "last.h5" else i.path) for i in runs if i.path]
+    own = any(not i.of.data["name"] or is_user_defined(i.of.model["name"]) for i in runs)
+    needed = " --model MODULE:NAME --data MODULE:NAME" if own else ""  # a file cannot bring code along
+    return shlex.join(["landscape", name, *places]) + needed
+
+
+def read(given: Any) -> Contents:
+    """Read checkpoints, results and folders of runs; a folder brings the results that lie in it.
+
+    Args:
+        given: one or several names of files or folders, runs that have a file, or results.
+
+    Raises:
+        InputError: something else, or a run that was not saved.
+        OperationError: a file that is missing, damaged or of another program, or a folder without a run. A
+            damaged result in a folder is left out, with a note.
+    """
+    runs: dict[Path, tuple[Path, Checkpoint]] = {}
+    results: dict[Path | int, tuple[Path | None, list[base.Result]]] = {}
+    notes: list[str] = []
+    for k, one in enumerate(each_of(given)):
+        if isinstance(one, base.Result):
+            results[k] = None, [one]
+            continue
+        place = one.path if isinstance(one, Checkpoint) else one
+        if not isinstance(place, (str, Path)):
+            shown = "a run without a file" if place is None else f"a {type(one).__name__}"
+            raise InputError(f"runs: {shown} is not allowed, give a run with a file, a result or a path")
+        folder = Path(place)
+        path = run_folder.checkpoint_in(folder)
+        if _schema(path) == SCHEMA:
+            runs.setdefault(path.resolve(), (path, Checkpoint.load(path)))
+        else:
+            results.setdefault(path.resolve(), (path, base.load_results(path)))
+        for other in sorted(folder.glob("*.h5")) if folder.is_dir() else ():
+            try:
+                if _schema(other) != SCHEMA:
+                    results.setdefault(other.resolve(), (other, base.load_results(other)))
+            except OperationError as error:
+                notes.append(f"Left out: {printable(error)}")
+    labels = [paper_name(run.label) for _, run in runs.values()]
+    items = []
+    for (at, run), label in zip(runs.values(), labels, strict=True):
+        name = label if labels.count(label) == 1 else f"{label} ({at})"
+        items.append(Item(run, at, hdf5.sha256(at), name))
+    for file, of in results.values():
+        for k, result in enumerate(of):
+            label = " ".join(getattr(result, "label", "").split())
+            items.append(Item(result, file, "", paper_name(label) or f"{type(result).__name__} {k}"))
+    return Contents(tuple(items), tuple(notes))
+
+
+def _schema(path: Path) -> str:
+    with hdf5.reading(path, warn=False) as file:
+        return str(file.attrs["schema"])
+
+
+EXTRA, FORMATS = "'sgd-landscape[report]'", (".html", ".htm")
+# Curves and areas of more points than this are pixels inside a picture, at so many an inch; and coordinates,
+# which are in points of 1/72 inch, have so many decimals (ours).
+MOST_POINTS, DPI, DECIMALS = 2000, 150, 2
+MOST_CELLS = 100_000  # of a CSV file: about 1 MB of the page; longer tables have one row in k (ours)
+MOST_FACETS = 75  # along each axis of a surface that turns: more cannot be seen at its size (ours)
+COLORS = 17  # of the pictures' color scale, between which Plotly interpolates (ours: no step is seen)
+LIFT = 0.02  # of the range of heights, by which markers stand above the surface (ours)
+_FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture as ``landscape plot`` draws it, and its numbers.
+
+    Attributes:
+        alt: the title and the caption, for readers who do not see it.
+        svg, csv: contents of files.
+        note: what part of the numbers the CSV file has; "" for all.
+    """
+
+    alt: str
+    svg: str
+    csv: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a description, a column for each run or result; None where one does not have the row."""
+
+    names: tuple[str, ...]
+    rows: dict[str, tuple[Row | None, ...]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the page, on runs or on results of one kind.
+
+    Attributes:
+        scenes: figures of Plotly, of surfaces that turn.
+        recipes: names of runs, and their recipes as text.
+        notes: why something is not drawn.
+    """
+
+    title: str
+    pictures: tuple[Picture, ...]
+    numbers: Table
+    origin: Table
+    scenes: tuple[dict[str, Any], ...] = ()
+    recipes: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The title as the name of a file."""
+        return "-".join(re.findall(r"\w+", self.title)).lower()
+
+
+def check_installed() -> None:
+    """Check that the packages for a report are there, before work is done for one.
+
+    Raises:
+        OperationError: plotly or jinja2 is not installed; the line says what to install.
+    """
+    optional("jinja2", "a report", EXTRA)
+    optional("plotly", "a report", EXTRA)
+
+
+def report(runs: Any, path: str | Path, title: str = "") -> None:
+    """Write a report on runs and results to one HTML file, which needs no other and sends no request.
+
+    Args:
+        runs: one or several runs with a file, results, or names of files and folders; the folder of a run
+            brings the results that lie in it.
+        path: of the page, .html.
+        title: of the page. Default: the algorithms and data of the runs.
+
+    Raises:
+        InputError: something else than runs and results, or another suffix.
+        OperationError: a file that cannot be read or written; plotly or jinja2 is not installed.
+
+    Example:
+        >>> report(["missing.h5"], "report.html")
+        Traceback (most recent call last):
+        landscape.core.errors.OperationError: missing.h5: no such file; ...
+    """
+    ends_in("path", path, FORMATS)
+    check_installed()
+    write(read(runs), path, title)
+
+
+def write(given: Contents, path: str | Path, title: str = "") -> None:
+    """Write the page about ``given``; a file that exists is replaced only once the new one is whole.
+
+    Raises:
+        OperationError: the file cannot be written; plotly or jinja2 is not installed.
+    """
+    groups: dict[str, list[Item]] = {}
+    for item in given.items:
+        groups.setdefault(item.heading, []).append(item)
+    sections = [_section(heading, items) for heading, items in groups.items()]
+    write_text(path, render(title or _title(given), sections, given))
+
+
+def render(title: str, sections: Sequence[Section], given: Contents) -> str:
+    """The HTML of a page. The code of Plotly is in it only if there is a surface that turns."""
+    jinja2 = optional("jinja2", "a report", EXTRA)
+    markup = optional("markupsafe", "a report", EXTRA).Markup
+    lines = {"trim_blocks": True, "lstrip_blocks": True}
+    strict = {"autoescape": True, "undefined": jinja2.StrictUndefined}
+    template = jinja2.Environment(finalize=_visible, **strict, **lines).from_string(_part("template.html"))
+    scripts = [_part("report.js")]
+    scenes = [scene for section in sections for scene in section.scenes]
+    if scenes:
+        plotly = optional("plotly.offline", "a report", EXTRA).get_plotlyjs()
+        scripts.insert(0, plotly.replace("</script", "<\\/script"))
+    text: str = template.render(
+        title=title, sections=sections, given=given, version=__version__, style=markup(_part("report.css")),
+        scenes=markup(script_json(scenes)), scripts=[markup(script) for script in scripts],
+        hashes=markup(" ".join(map(_source, scripts))), base64=_base64,
+    )  # fmt: skip
+    return text
+
+
+def _section(heading: str, items: Sequence[Item]) -> Section:
+    pictures, notes = _pictures(items)
+    recipes = tuple((i.name, i.of.recipe) for i in items if getattr(i.of, "recipe", ""))
+    numbers, origin = ([i.of.describe() for i in items], [i.origin for i in items])
+    tables = _table(items, numbers), _table(items, origin)
+    return Section(heading, pictures, *tables, _scenes(items), recipes, notes)
+
+
+def _table(items: Sequence[Item], described: Sequence[Sequence[Row]]) -> Table:
+    columns = [{row.name: row for row in rows} for rows in described]
+    names = dict.fromkeys(name for column in columns for name in column)
+    return Table(tuple(i.name for i in items), {name: tuple(c.get(name) for c in columns) for name in names})
+
+
+def _pictures(items: Sequence[Item]) -> tuple[tuple[Picture, ...], tuple[str, ...]]:
+    """The picture of all ``items``; of each alone where no picture can show all; and why one is not drawn."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing")  # of matplotlib: the browser has more fonts
+            figure = plots.draw([item.of for item in items])
+            svg = _svg(figure)
+    except (LandscapeError, ArithmeticError, LookupError, ValueError) as error:  # such as numbers for no axis
+        if len(items) == 1:
+            return (), (f"{items[0].name} is not drawn: {error}",)
+        each = [_pictures([item]) for item in items]
+        return tuple(p for drawn, _ in each for p in drawn), tuple(n for _, notes in each for n in notes)
+    caption = figure.get_caption() if isinstance(figure, Drawn) else ""
+    alt = " ".join(f"{figure.get_suptitle() or items[0].heading}. {caption}".split())
+    return (Picture(alt, svg, *_csv(items)),), ()
+
+
+def _svg(figure: Figure) -> str:
+    """A figure as SVG; areas and curves of many points are pixels in it, lines of contours are not."""
+    for artist in (artist for ax in figure.axes for artist in ax.get_children()):
+        points = 0
+        if isinstance(artist, Line2D):
+            points = len(np.asarray(artist.get_xdata()))
+        elif isinstance(artist, Collection) and getattr(artist, "filled", True):
+            points = sum(map(len, artist.get_paths()))
+        if points > MOST_POINTS:
+            artist.set_rasterized(True)
+    buffer = io.StringIO()
+    with style(), rc_context({"svg.hashsalt": "landscape"}), np.errstate(over="ignore", invalid="ignore"):
+        figure.savefig(buffer, format="svg", dpi=DPI, metadata={"Date": None})
+    drawn = re.compile(r'(?<= d=")[^"]+')
+    digits = re.compile(rf"(\.\d{{{DECIMALS}}})\d+")
+    return drawn.sub(lambda path: digits.sub(r"\1", path[0]), buffer.getvalue())
+
+
+def _csv(items: Sequence[Item]) -> tuple[str, str]:
+    """The numbers of a picture to six digits, in long form, and words for which rows: "" for all."""
+    frames = []
+    for item in items:
+        frame = item.of.to_dataframe()
+        if frame.empty:  # of a result that is a few numbers
+            frame = pd.DataFrame([dataclasses.asdict(row) for row in item.of.describe()])
+        frame.insert(0, "of", item.name, allow_duplicates=True)
+        frames.append(frame.dropna(axis="columns", how="all"))
+    every = max(1, math.ceil(sum(frame.size for frame in frames) / MOST_CELLS))
+    table = pd.concat([frame.iloc[::every] for frame in frames], ignore_index=True)
+    note = f", one row in {every}" if every > 1 else ""
+    return table.to_csv(index=False, float_format="%.6g"), note
+
+
+def _scenes(items: Sequence[Item]) -> tuple[dict[str, Any], ...]:
+    """Surfaces that turn, in heights and colors of one scale: that of their picture."""
+    named = [(item.name, drawable(item.of)) for item in items if isinstance(item.of, Surface)]
+    named = [(name, s) for name, s in named if min(s.loss.shape) > 1 and np.isfinite(s.loss).any()]
+    if not named:
+        return ()
+    shared = scale([surface.loss for _, surface in named])
+    return tuple(_scene(name, surface, shared) for name, surface in named)
+
+
+def _scene(label: str, surface: Surface, shared: LevelScale) -> dict[str, Any]:
+    """The figure of Plotly: the loss as height, and what is marked on it."""
+    low, high = float(shared.levels[0]), float(shared.levels[-1])
+    log = isinstance(shared.norm, LogNorm)
+    rise = (high / low) ** LIFT if log else LIFT * (high - low)
+    every = math.ceil(max(surface.loss.shape) / MOST_FACETS)
+    loss = surface.loss[::every, ::every]
+    sheet = {
+        "type": "surface", "x": _listed(surface.x[::every]), "y": _listed(surface.y[::every]),
+        "z": _listed(loss), "cmin": low, "cmax": high, "showscale": False,
+        "colorscale": [[k / (COLORS - 1), to_hex(CMAP(k / (COLORS - 1)))] for k in range(COLORS)],
+        "lighting": {"ambient": 0.7, "diffuse": 0.35, "specular": 0.03, "roughness": 0.9, "fresnel": 0},
+        "lightposition": {"x": -1000, "y": -500, "z": 3000},
+        "hovertemplate": "x = %{x:.4g}<br>y = %{y:.4g}<br>loss %{z:.4g}<extra></extra>",
+    }  # fmt: skip
+    if log:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            sheet["surfacecolor"] = _listed(np.log10(loss))
+        sheet |= {"cmin": math.log10(low), "cmax": math.log10(high)}
+    traces = [sheet]
+    for places, mark, look in marks(surface):
+        height = loss_at(surface, *places.T)
+        color = to_hex(look.get("mfc", look["mec"]))
+        name = mark.replace("$w_a$", "w_a").replace(r"\$", "$")
+        traces.append({
+            "type": "scatter3d", "mode": "lines+markers" if look["ls"] == "-" else "markers",
+            "x": _listed(places[:, 0]), "y": _listed(places[:, 1]),
+            "z": _listed(height * rise if log else height + rise),
+            "name": _plotly_text(name), "hoverinfo": "name", "line": {"color": color, "width": 5},
+            "marker": {"color": color, "size": 4, "line": {"color": "#000", "width": 1}},
+        })  # fmt: skip
+    ends = np.log10([low, high * rise]) if log else np.array([low, high + rise])
+    heights = {"title": {"text": _plotly_text(surface.loss_name)}, "type": "log" if log else "linear"}
+    axes = {
+        f"{axis}axis": {"range": _listed(grid[[0, -1]]), "nticks": 4, "title": {"text": axis}}
+        for axis, grid in (("x", surface.x), ("y", surface.y))
+    }
+    space = {"zaxis": {"range": _listed(ends), "nticks": 4, **heights}, **axes}
+    return {"name": label, "data": traces, "scene": space}
+
+
+def _listed(values: Any) -> list[Any]:
+    """Numbers as lists for JSON, to six digits, with None for those that are not finite."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim > 1:
+        return [_listed(row) for row in array]
+    return [float(f"{v:.6g}") if math.isfinite(v) else None for v in array.tolist()]
+
+
+def _plotly_text(text: str) -> str:
+    """``text`` in the form in which Plotly shows its characters unchanged: it reads some tags of HTML."""
+    return html.escape(printable(text), quote=False)
+
+
+def script_json(value: Any) -> str:
+    """``value`` as JSON that can stand inside a script element: in ASCII, without <, > and &.
+
+    Raises:
+        ValueError: a number that is not finite.
+    """
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _part(name: str) -> str:
+    return read_regular(_FOLDER / name).decode()
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def _source(script: str) -> str:
+    """The source that allows ``script``, and no other, in the page's Content-Security-Policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _visible(value: Any) -> Any:
+    """Texts with characters that cannot be printed as escapes, but for the ends of lines."""
+    text = isinstance(value, str) and not hasattr(value, "__html__")  # which says that it is HTML
+    return "\n".join(map(printable, value.split("\n"))) if text else value
+
+
+def _title(given: Contents) -> str:
+    """The algorithms and data of the runs; the names of runs without a recipe."""
+    if not all(run.has_recipe for run in given.runs):
+        return ", ".join(item.name for item in given.items[:3])
+    names = dict.fromkeys(paper_name(run.algorithm) for run in given.runs)
+    data = dict.fromkeys(run.data["name"] for run in given.runs)
+    return " on ".join(filter(None, (" and ".join(names), ", ".join(data)))) or "Loss landscape"

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.interpolate import RegularGridInterpolator
 
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import write_text
@@ -399,6 +398,8 @@ def loss_at(surface: Surface, x: Array, y: Array) -> Array:
 
     Losses that are not finite count as infinite, also beside such a point.
     """
+    from scipy.interpolate import RegularGridInterpolator  # only here: it would slow down every import
+
     known = np.isfinite(surface.loss)
     values = np.stack([np.where(known, surface.loss, 0.0), ~known], axis=-1)
     inside = np.clip(y, *surface.y[[0, -1]]), np.clip(x, *surface.x[[0, -1]])

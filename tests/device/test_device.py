@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from landscape import InputError
-from landscape.cli import installation
+from landscape.cli import begin
 from landscape.core import devices, registry
 from landscape.testing import device as self_test
 from tests.conftest import Command
@@ -99,7 +99,7 @@ def test_a_device_is_named() -> None:
 def only(monkeypatch: pytest.MonkeyPatch, **calls: Callable[[self_test.Place], Any]) -> None:
     """Let the self-test have these calls alone."""
     monkeypatch.setattr(self_test, "calls", lambda: calls)
-    monkeypatch.setattr(installation, "calls", lambda: calls)
+    monkeypatch.setattr(begin, "calls", lambda: calls)
 
 
 def test_doctor_says_which_calls_differ(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

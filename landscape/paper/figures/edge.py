@@ -1,4 +1,7 @@
-"""Ours: each algorithm at its own edge of stability, what follows from it, and what of M decides."""
+"""Ours: each algorithm at its own edge of stability, what of M decides, and instruments along training.
+
+Then the rates at which training converges, of DPSGD-2021, and (ours) a tuned LAMB.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from landscape.paper.figure import (
     Compared,
     Drawing,
     compare_with_paper,
+    declared,
     figure,
     handle,
     last,
@@ -22,9 +26,20 @@ from landscape.paper.figure import (
     test_error,
 )
 from landscape.paper.figures.landscapes import median_rise
-from landscape.paper.verdicts import Effect, Rows, by_seed, effect_of, paired_effect, select, settings
-from landscape.plots.picture import panels, shared_legend
-from landscape.plots.style import color_of, log_axis, shades
+from landscape.paper.figures.large_batch import classes
+from landscape.paper.verdicts import (
+    Effect,
+    Numbers,
+    Rows,
+    by_seed,
+    difference,
+    effect_of,
+    paired_effect,
+    select,
+    settings,
+)
+from landscape.plots.picture import numbered, panels, shared_legend
+from landscape.plots.style import color_of, log_axis, shades, ticks_at
 from landscape.plots.training import column_of
 from landscape.training.topology.mixing import Mixing
 
@@ -279,3 +294,239 @@ def _geometries(context: Context) -> Drawing:
     what = "η × sharpness / limit, {optimizer}, {rule}"
     runs = _settled(rows).groupby(["optimizer", "rule", "seed"], sort=False, as_index=False)
     return Drawing({"": picture}, rows, compare_with_paper(runs["ratio"].median(), what, "ratio"))
+
+
+# Windows of the noise scale that are drawn as one (ours): one alone does not resolve DPSGD's ‖g‖².
+WINDOWS = 3
+SHOWN = declared()["instruments_shown"]
+# The columns of the CSV after the step.
+COLUMNS: list[str] = SHOWN["columns"]
+_RUN = "batch", "setting", "seed"
+
+
+def _measured(run: Ended) -> Rows:
+    """A row for each step at which instruments measured; a record has no empty columns."""
+    table = pd.DataFrame({column: column_of(run.end, column) for column in ("step", *COLUMNS)})
+    return table[np.isfinite(run.end.history["lambda_max"])].astype({"step": int})
+
+
+def _ends(rows: Rows) -> Rows:
+    """Medians over the second half of all seeds, by batch and setting; the noise scale is that of means."""
+    groups = late(rows, *_RUN).groupby(["batch", "setting"], sort=False)
+    ends = groups[COLUMNS].median()
+    ends["noise_scale"] = _ratio(groups[["noise_trace", "noise_norm2"]].mean())
+    return ends.assign(limit=groups["lr_lambda_limit"].max())
+
+
+def _ratio(means: Rows) -> Any:
+    """The tr Σ/‖g‖² of the means of both; NaN if ‖g‖² ≤ 0."""
+    return means["noise_trace"] / means["noise_norm2"].where(means["noise_norm2"] > 0)
+
+
+def _judge(rows: Rows) -> list[Effect]:
+    """At the smallest batch, by how much batch sharpness is nearer to the limit than λ_max, by setting."""
+    effects, half = [], late(rows, *_RUN)
+    what = "how much nearer batch sharpness is to the limit than λ_max (logarithm of the ratio)"
+    columns, low = ["lr_lambda_max", "lr_batch_sharpness", "lr_lambda_limit"], rows["batch"].min()
+    for name in settings(rows, "setting"):
+        middle = select(half, batch=low, setting=name).groupby("seed")[columns].median()
+        with np.errstate(invalid="ignore"):  # a negative one has no ratio to the limit: not tested
+            off = np.abs(np.log(middle[columns[:2]].div(middle[columns[2]], axis=0)))
+        gains = tuple((off[columns[0]] - off[columns[1]]).tolist())
+        effects.append(Effect(f"nB = {low:g}, {named(name)}", what, gains))
+    return effects
+
+
+@figure("instruments", _judge)
+def _instruments(context: Context) -> Drawing:
+    rows = context.table(_measured)
+    ends, compared = _ends(rows), list[Compared]()
+    for (batch, name), end in ends.iterrows():
+        values = [f"{end[c]:{form}}" if np.isfinite(end[c]) else "–" for c, form in SHOWN["forms"].values()]
+        what = f"nB = {batch}, {named(name)} (limit {end['limit']:.2f}): {'; '.join(SHOWN['forms'])}"
+        compared.append(Compared(what, "; ".join(values)))
+    pictures = {"": _picture(rows, ends, "sharpness"), "-disagreement": _picture(rows, ends, "spread")}
+    return Drawing(pictures, rows, compared)
+
+
+def _picture(rows: Rows, ends: Rows, which: str) -> Any:
+    """A row of panels for each quantity, a column for each batch, a line for each setting."""
+    batches, shown = settings(rows, "batch"), SHOWN[which]
+    picture, axes = panels(len(shown), len(batches), 3.9, 2.6, sharey="row")
+    for ax, ((column, label, scale), batch) in zip(axes, itertools.product(shown, batches), strict=True):
+        for name in settings(rows, "setting"):
+            color, atc = look_of(name)
+            curve = _curve(select(rows, batch=batch, setting=name), column)
+            ax.plot(curve.index, curve, color=color, ls="--" if atc else "-", lw=1.4)
+            if column.startswith("lr_"):
+                ax.axhline(ends["limit"][batch, name], color=color, lw=1.0, ls=":")
+        if column == "noise_scale":
+            ax.axhline(batch, color="#555555", lw=1.0, ls=":")
+        ax.set_yscale(scale)
+        place = ax.get_subplotspec()
+        if place.is_first_col():
+            ax.set_ylabel(label)
+        if place.is_first_row():
+            ax.set_title(f"nB = {batch}")
+        if place.is_last_row():
+            ax.set_xlabel("step")
+    lines = [handle("ATC order", lw=1.4, ls="--")]
+    if which == "sharpness":
+        lines.append(handle("limit; total batch", lw=1.0, ls=":"))
+    settings_legend(picture, *lines, columns=6, lw=1.8)
+    return picture
+
+
+def _curve(rows: Rows, column: str) -> Any:
+    """The median over seeds by step; of the noise scale the ratio of means over seeds and WINDOWS."""
+    by_step = rows.groupby("step")
+    if column == "noise_scale":
+        parts = by_step[["noise_trace", "noise_norm2"]]
+        sums, counts = (each.rolling(WINDOWS, min_periods=1).sum() for each in (parts.sum(), parts.count()))
+        return _ratio(sums / counts)
+    if column == "disagreement_cost":  # of learners that agree it is rounding
+        agree = rows.groupby("seed")["spread_share"].transform("count") == 0
+        return rows[column].mask(agree).groupby(rows["step"]).median().dropna()
+    return by_step[column].median().dropna()
+
+
+ERROR, SHARPNESS = "test_error_percent", "largest_lr_lambda_max"
+
+
+def _draw(ax: Any, rows: Rows, column: str, offset: float = 1.0, **look: Any) -> None:
+    """The median over seeds and its range by rate, all rates times ``offset``."""
+    by = rows.groupby("lr")[column].agg(["median", "min", "max"]).dropna()
+    reach = [by["median"] - by["min"], by["max"] - by["median"]]
+    ax.errorbar(by.index * offset, by["median"], reach, capsize=3, **look)
+
+
+# ---- The rates at which training converges
+
+DPSGD = ("DPSGD", "DPSGD in ATC order")
+LOOKS = {"SSGD": color_of("ssgd"), **dict(zip(DPSGD, shades(color_of("dpsgd"), 2), strict=True))}
+
+
+def _bound(rows: Rows) -> float:
+    """The test error in % below which a run converged: halfway from the best to a guess (ours)."""
+    return (float(rows[ERROR].min()) + float(rows["chance_percent"].iloc[0])) / 2
+
+
+def largest_rates(rows: Rows) -> dict[str, Numbers]:
+    """The largest rate up to which a seed converges, by algorithm and seed, of one task.
+
+    In doublings; one below the smallest rate where no rate converges. Rates below the first one that
+    converges are too low for the number of steps, and say nothing about the largest.
+    """
+    below, none = _bound(rows), float(np.log2(rows["lr"].min())) - 1
+
+    def largest(runs: Rows) -> float:
+        good = runs[ERROR].to_numpy() < below
+        first = int(good.argmax())
+        last = first + int(np.append(~good[first:], True).argmax()) - 1
+        return float(np.log2(runs["lr"].iloc[last])) if good.any() else none
+
+    groups = rows.sort_values("lr").groupby(["algorithm", "seed"])[["lr", ERROR]]
+    found = groups.apply(largest)
+    return {name: found[name] for name in settings(rows, "algorithm")}
+
+
+def _judge_rates(rows: Rows) -> list[Effect]:
+    """The doublings of the rate by which each form of DPSGD converges beyond SSGD, by task."""
+    effects, what = [], "doublings of the rate"
+    for task, of_task in rows.groupby("task", sort=False):
+        edges = largest_rates(of_task)
+        ssgd = edges.pop("SSGD", None)
+        for a, edge in edges.items() if ssgd is not None else ():
+            effects.append(effect_of(f"{task}: {a} beyond SSGD", what, edge, ssgd))
+    return effects
+
+
+@figure("lr-divergence", _judge_rates)
+def _rates(context: Context) -> Drawing:
+    """Median and range by rate: of each task's test error with its bound, and of ηλ_max with its limits."""
+
+    def measure(run: Ended) -> dict[str, Any]:
+        end, guess = run.end, 100 * (1 - 1 / classes(run.end))
+        return {
+            ERROR: guess if end.diverged else test_error(end),
+            "chance_percent": guess,
+            SHARPNESS: float(pd.Series(end.history["lr_lambda_max"]).replace(np.inf, np.nan).max()),
+            "limit": limit_of(end),
+            "diverged": end.diverged,
+        }
+
+    rows = context.table(measure)
+    tasks, compared = [one for _, one in rows.groupby("task", sort=False)], list[Compared]()
+    shown = [(ERROR, one) for one in tasks]
+    shown += [(SHARPNESS, one) for one in tasks if (one[SHARPNESS] > 0).any()]
+    names = numbered("panel", len(shown))
+    picture, axes = panels(-(-len(shown) // 2), 2, 4.6, 2.9, [*names, *[""] * (len(names) % 2)])
+    for ax, (quantity, of_task) in zip(axes, shown, strict=True):
+        _draw_task(ax, of_task, quantity)
+    for of_task in tasks:
+        what = f"largest rate at which every seed converges, {of_task['task'].iloc[0]}"
+        for a, edges in largest_rates(of_task).items():
+            compared.append(Compared(f"{what}, {a}", f"{2.0 ** edges.min():.4g}"))
+    shared_legend(picture, axes, ncols=3)
+    remark = "A run converges where its test error is below the dotted line, halfway from the best to chance."
+    return Drawing({"": picture}, rows, compared, remark)
+
+
+def _draw_task(ax: Any, rows: Rows, quantity: str) -> None:
+    for (name, color), marker, offset in zip(LOOKS.items(), "osD", (0.96, 1.0, 1.04), strict=True):
+        one = select(rows, algorithm=name)
+        _draw(ax, one, quantity, offset, marker=marker, color=color, label=name)
+        for limit in one["limit"].dropna()[:1] if quantity == SHARPNESS else ():
+            ax.axhline(limit, color=color, lw=1.0, ls="--")
+    if quantity == ERROR:
+        ax.axhline(_bound(rows), color="#777777", lw=0.9, ls=":")
+    shown = sorted(settings(rows, "lr"))
+    ax.set_xscale("log")
+    ticks_at(ax.xaxis, shown, [f"{rate:g}" for rate in shown])
+    log_axis(ax.yaxis)
+    what = {ERROR: "test error of $w_a$ (%)", SHARPNESS: r"largest $\eta\lambda_{max}$ (lines: limits)"}
+    ax.set(title=rows["task"].iloc[0], xlabel="learning rate α", ylabel=what[quantity])
+
+
+# ---- Whether the advantage of decentralized training outlives a tuned adaptive optimizer
+
+SETTINGS = {"SSGD": "o", "ring(2) AWC": "s"}
+
+
+def _best(rows: Rows, kind: str) -> list[Numbers]:
+    """The test errors by seed at the rate with the lowest median, of each setting."""
+    found = []
+    for name in SETTINGS:
+        chosen = select(rows, optimizer=kind, setting=name)
+        found.append(by_seed(chosen, ERROR, lr=chosen.groupby("lr")[ERROR].median().idxmin()))
+    return found
+
+
+def _judge_lamb(rows: Rows) -> list[Effect]:
+    """The part of DPSGD's advantage with SGD that LAMB takes away, by seed at each one's best rate."""
+    sgd, lamb = (a.sub(b).dropna() for a, b in (_best(rows, kind) for kind in ("SGD", "LAMB")))
+    plain = Effect("with SGD", "test error of SSGD less DPSGD (points)", tuple(sgd))
+    none = "" if plain.holds else "with SGD there is no advantage that could vanish"
+    what = "test error of SSGD less DPSGD, with SGD less with LAMB (points)"
+    return [Effect("at each one's best rate", what, difference(sgd, lamb), untested=none)]
+
+
+@figure("lamb", _judge_lamb)
+def _lamb(context: Context) -> Drawing:
+    rows = context.table(lambda run: {ERROR: test_error(run.end)})
+    rows = rows[["optimizer", "lr", "setting", "seed", ERROR]]
+    picture, (ax,) = panels(1, 1, 6.8, 3.8)
+    for (name, marker), kind in itertools.product(SETTINGS.items(), ("LAMB", "SGD")):
+        color, label = look_of(name)[0], f"{named(name.replace(' AWC', ''))}, {kind}"
+        look: Any = {"color": color, "marker": marker, "mfc": "none" if kind == "SGD" else color}
+        _draw(ax, select(rows, optimizer=kind, setting=name), ERROR, label=label, **look)
+    ax.set(xlabel="learning rate", ylabel="test error of $w_a$ (%)")
+    log_axis(ax.xaxis)
+    log_axis(ax.yaxis)
+    picture.legend(loc="outside lower center", ncols=2)
+    compared = [
+        Compared(f"test error (%) of {name}, {kind}, best rate", mean_and_spread(errors.tolist()))
+        for kind in ("SGD", "LAMB")
+        for name, errors in zip(SETTINGS, _best(rows, kind), strict=True)
+    ]
+    return Drawing({"": picture}, rows, compared)

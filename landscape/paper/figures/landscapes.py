@@ -29,7 +29,6 @@ from landscape.paper.figure import (
 )
 from landscape.paper.figures.large_batch import score
 from landscape.paper.verdicts import (
-    NOT_KEPT,
     Effect,
     Rows,
     by_seed,
@@ -94,13 +93,12 @@ def _figure_2(context: Context, name: str, text: Any) -> Drawing:
 
 def _judge_2a(rows: Rows) -> list[Effect]:
     ssgd, noise, dpsgd = (by_seed(rows, ERROR, algorithm=a) for a in ("SSGD", "SSGD*", "DPSGD"))
-    rates = by_seed(rows, EARLY, algorithm="DPSGD") if EARLY in rows else []  # older files lack it
-    why, below = "" if EARLY in rows else NOT_KEPT.format(EARLY), (-np.inf, 1.0)
+    rates, below = by_seed(rows, EARLY, algorithm="DPSGD"), (-np.inf, 1.0)
     return [
         Effect("SSGD", "test error (%)", tuple(ssgd), (POOR, np.inf), ratio=True),
         effect_of("SSGD / DPSGD", "test error", ssgd, dpsgd, times=True),
         effect_of("SSGD* / DPSGD", "test error", noise, dpsgd, times=True),
-        Effect("DPSGD", "α_e in the first 100 steps, α being 1", tuple(rates), below, untested=why),
+        Effect("DPSGD", "α_e in the first 100 steps, α being 1", tuple(rates), below),
     ]
 
 

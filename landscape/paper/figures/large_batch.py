@@ -20,6 +20,7 @@ from landscape.paper.context import Context, Ended
 from landscape.paper.figure import (
     Compared,
     Drawing,
+    declared,
     figure,
     handle,
     last,
@@ -27,7 +28,6 @@ from landscape.paper.figure import (
     printed,
     test_error,
 )
-from landscape.paper.scales import declared
 from landscape.paper.verdicts import (
     Effect,
     Numbers,
@@ -100,8 +100,7 @@ def draw_curves(ax: Any, rows: Rows, column: str, label: str | None = None, **lo
 
 def ends(rows: Rows, value: str, quantity: str, **where: Any) -> Numbers:
     """The last ``value`` of each seed, of ``quantity``; of a run that diverged what stands for it."""
-    if "diverged" in rows:
-        rows = rows.assign(**{value: rows[value].mask(rows["diverged"].astype(bool), _LOST[quantity])})
+    rows = rows.assign(**{value: rows[value].mask(rows["diverged"].astype(bool), _LOST[quantity])})
     return by_seed(rows, value, **where)
 
 

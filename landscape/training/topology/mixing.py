@@ -521,7 +521,7 @@ def topologies(
     positive("parameters", parameters, least=1)
     if picture is not None:
         from landscape import plots  # and matplotlib: only where something is drawn
-        from landscape.plots.topologies import draw_topologies
+        from landscape.plots.tables import draw_topologies
 
         ends_in("picture", picture, plots.FORMATS)
     found: dict[str, Properties] = {}

@@ -1,0 +1,437 @@
+"""The measurements at w_a of checkpoints: curvature and its limits, noise, spread; comparisons, averages."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from landscape import limits
+from landscape.analysis.average import average as compute_average
+from landscape.analysis.compare import compare as compute_comparison
+from landscape.analysis.noise import GRADIENTS
+from landscape.analysis.noise import noise_scale as compute_noise_scale
+from landscape.analysis.quantities import BY_NAME
+from landscape.analysis.sharpness import batch_sharpness as compute_batch_sharpness
+from landscape.analysis.spectrum import curvature_table
+from landscape.analysis.spectrum import spectrum as compute_spectrum
+from landscape.analysis.spread import smoothing as compute_smoothing
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.cli import common
+from landscape.cli.common import Analysis, analysis_options, each, say_cost
+from landscape.cli.grids import same_network, titles
+from landscape.cli.options import Choice, ListType, command, numbers
+from landscape.core.devices import pick_device
+from landscape.core.errors import InputError
+from landscape.core.options import positive
+from landscape.curvature.peers import ENGINES
+from landscape.gradients.minibatches import known_batch
+from landscape.problem.layout import GROUPINGS
+from landscape.results.comparison import Comparison, WeightAverage, footnotes, summary, table_of
+from landscape.results.flatness import BatchSharpness, Smoothing
+from landscape.results.noise import NoiseScale
+from landscape.results.spectrum import CurvatureTable, Spectrum
+from landscape.training.experiments import continued
+from landscape.training.experiments.continued import operating_point
+from landscape.training.experiments.stability import stability as compute_stability
+from landscape.training.optimizer.preconditioning import preconditioner
+
+
+@command(
+    by={"metavar": "block|layer|parameter|NAME,…"},
+    parts={"flag": "--part", "metavar": "NAME"},
+    analysis=analysis_options(
+        compute_spectrum,
+        k={"show_default": False},
+        quantities={"metavar": "NAME,…"},
+    ),
+)
+def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysis: Analysis) -> None:
+    """Compute the Hessian's eigenvalues, trace, density.
+
+    The Hessian is that at w_a of each CKPT, over the whole split.
+
+    Prints each eigenvalue with its relative residual, the bounds outside which there is no other eigenvalue
+    (with 99% probability), and the trace with its standard error. With --precondition also the learning rate
+    times λ_max, next to the largest stable one of the optimizer.
+
+    Args:
+        by: A table of λ_max, λ_min and trace of the whole and of each block of parameters instead: by block
+            (h.3, layer1.0), by layer, by parameter, or by names, prefixes and patterns (*.bias) of them.
+        precondition: Of P^{-1/2} H P^{-1/2}, P from the state of the optimizer: Adam, AdamW, RMSprop, LARS or
+            LAMB.
+        parts: Only the block of these parameters: a name (1.weight) or a prefix (1); can be repeated.
+
+    Example:
+        landscape spectrum runs/dp/last.h5 --k 5 --quantities trace,density --plot f.png
+    """
+
+    if by is not None:
+        _table(by, analysis, {"precondition": precondition, "part": parts})
+        return
+
+    def compute(run: Checkpoint, **settings: Any) -> Spectrum:
+        problem = run.problem()
+        by = preconditioner(run, problem) if precondition else None
+        known = {**settings, "part": list(parts) or None}
+        if by is None and settings["engine"] == ENGINES[0]:
+            say_cost(problem, "spectrum", known)
+        return compute_spectrum(problem, precondition=by, **known)
+
+    variant = [analysis.settings["matrix"], *(["preconditioned"] if precondition else [])]
+    analysis.compute("spectrum", analysis.open(), compute, *variant)
+
+
+def _table(by: str, analysis: Analysis, others: Mapping[str, Any]) -> None:
+    """``landscape spectrum --by``: the curvature of the blocks of each CKPT."""
+    known, usual = (inspect.signature(f).parameters for f in (curvature_table, compute_spectrum))
+    given = {k: v for k, v in analysis.settings.items() if v is not None and v != usual[k].default}
+    for name in [*(k for k in given if k not in known), *(k for k, v in others.items() if v)]:
+        raise InputError(f"--{name.replace('_', '-')}: not allowed with --by, whose table has no such number")
+    groups = [by] if by in GROUPINGS else [name.strip() for name in by.split(",")]
+
+    def compute(run: Checkpoint, **settings: Any) -> CurvatureTable:
+        problem, known = run.problem(), {**settings, "by": groups if len(groups) > 1 else groups[0]}
+        say_cost(problem, "curvature_table", known)
+        return curvature_table(problem, **known)
+
+    analysis = replace(analysis, settings=given)
+    analysis.compute("curvature-table", analysis.open(), compute, *([by] if by in GROUPINGS[1:] else []))
+
+
+@command(
+    analysis=analysis_options(
+        compute_noise_scale,
+        split=False,
+        batch={"metavar": "B"},
+        local_batch=None,
+        gradient={"type": Choice(GRADIENTS)},
+    )
+)
+def noise_scale(no_learners: bool, analysis: Analysis) -> None:
+    """Estimate the gradient noise scale tr Σ/‖g‖².
+
+    It is estimated at w_a of each CKPT, and from its learners.
+
+    It is the batch, in samples of the training set, at which noise and gradient are equal in size. Learners
+    take their gradients where the run's update rule does (SSGD: at w_a), each with a share of 1/n of the
+    batch. Prints value ± standard error, and what the learners' gradients of one step show on average, to
+    which their spread adds.
+
+    Args:
+        no_learners: Only w_a, without the learners' own gradients.
+
+    Example:
+        landscape noise-scale runs/dp/step-0000100.h5 runs/dp/last.h5 --plot noise-scale.png
+    """
+    runs = analysis.open()
+    batch = analysis.settings["batch"]
+    check_learners([(run, known_batch(batch or run.batch or None)) for run in runs], no_learners)
+
+    def compute(run: Checkpoint, **settings: Any) -> NoiseScale:
+        weights = gradient_points(run) if run.learners > 1 and not no_learners else None
+        return compute_noise_scale(run, weights=weights, **settings)
+
+    analysis.compute("noise-scale", runs, compute)
+
+
+@command(
+    batch={"metavar": "B,…"},
+    analysis=analysis_options(
+        compute_batch_sharpness,
+        split=False,
+        batch=None,
+        local_batch=None,
+        lr=None,
+        limit=None,
+        quantities=None,
+    ),
+)
+def batch_sharpness(batch: str | None, no_learners: bool, no_lambda_max: bool, analysis: Analysis) -> None:
+    """Measure the curvature that minibatches meet.
+
+    It is measured at w_a of each CKPT, and at its learners.
+
+    Batch sharpness is the mean of gᵀHg/‖g‖² over minibatches of the training set, with gradient and Hessian
+    of the minibatch. A learner's minibatch has a share of 1/n of the batch. Prints mean ± standard error,
+    next to λ_max and, where they are known, the learning rate and the limit of the update rule.
+
+    Args:
+        batch: Samples in a minibatch at w_a. [default: the run's total]
+        no_learners: Only w_a, without the learners' own weights.
+        no_lambda_max: Without λ_max over all of the data.
+
+    Example:
+        landscape batch-sharpness runs/dp/last.h5 --batch 50,500 --plot sharpness.png
+    """
+    asked = None if batch is None else numbers("--batch", batch, "64,512")
+    jobs = [(run, size) for run in analysis.open() for size in asked or [known_batch(run.batch or None)]]
+    check_learners(jobs, no_learners)
+
+    def compute(run: Checkpoint, size: int, **settings: Any) -> BatchSharpness:
+        rate, rule_limit, _ = operating_point(run)
+        settings["weights"] = run.weights if run.learners > 1 and not no_learners else None
+        settings["quantities"] = () if no_lambda_max else ("lambda-max",)
+        return compute_batch_sharpness(run, size, lr=rate, limit=rule_limit, **settings)
+
+    analysis.compute("batch-sharpness", jobs, compute)
+
+
+def check_learners(jobs: Iterable[tuple[Checkpoint, int]], no_learners: bool) -> None:
+    """InputError where a batch cannot be shared evenly by the learners of its run."""
+    for run, size in jobs:
+        if not no_learners and size % run.learners:
+            raise InputError(
+                f"--batch: {size} is no multiple of the {run.learners} learners of {run.path}; choose "
+                "another, or --no-learners"
+            )
+
+
+def gradient_points(run: Checkpoint) -> Tensor:
+    """(n, P), where the learners of ``run`` take their gradients: at w_a if the update rule says so."""
+    if run.has_recipe:
+        from landscape.training.recipes.recipe import recipe_of  # and training: only for runs
+
+        if recipe_of(run).rule().at_mean:
+            return run.mean.expand_as(run.weights)
+    return run.weights
+
+
+@command(analysis=analysis_options(compute_smoothing, lr=None, alpha_e=None, k={}))
+def smoothing(*, steps: int = continued.PATH_STEPS, analysis: Analysis) -> None:
+    """Smooth the loss over the spread of the learners.
+
+    It is smoothed around w_a of each CKPT; its sharpness is measured, too.
+
+    The displacements have the measured covariance Σ of the learners; for comparison, isotropic ones have the
+    same trace. Prints loss, λ_max and the gradient's Lipschitz constant along the path of w_a, each with a
+    standard error; tr(HΣ), the share of the spread along the sharpest directions, and 2/λ_max next to the
+    learning rate α and the effective α_e.
+
+    Args:
+        steps: Further training steps, in memory, along which the gradient's Lipschitz constant is estimated;
+            0: none.
+
+    Example:
+        landscape smoothing runs/ss/last.h5 runs/dp/last.h5 --plot smoothing.png
+    """
+    positive("--steps", steps, least=0)
+    source = analysis.source
+
+    def compute(run: Checkpoint, **settings: Any) -> Smoothing:
+        # A recipe in a file may name a user's code, which a file must never run.
+        built_in = run.has_recipe and not (source.model or source.data or source.loss)
+        if steps and not built_in:
+            common.message(f"{run.label}: no further steps, --steps needs built-in model and data")
+        device = pick_device(analysis.device)
+        route = continued.mean_path(run, steps, device, source.data_dir) if steps and built_in else None
+        rate = continued.effective_rate(run)
+        return compute_smoothing(run, trajectory=route, alpha_e=rate, **settings)
+
+    analysis.compute("smoothing", analysis.open(), compute)
+
+
+@command(
+    from_form={"type": Choice(limits.FORMS)},
+    analysis=analysis_options(
+        compute_stability, metavar="[CKPT…]", required=False, lr=None, own_limit=None, own_delay=None
+    ),
+)
+def stability(
+    *,
+    lr: float | None,
+    from_delay: int = 0,
+    from_momentum: float = 0.0,
+    from_form: str = "ordinary",
+    batch: int = 1,
+    from_batch: int = 1,
+    noise: float = 0.0,
+    precondition: bool,
+    analysis: Analysis,
+) -> None:
+    """Compute the largest stable learning rates.
+
+    They are limits on ηλ_max under delay τ and momentum, and on the rate at a CKPT's minimum.
+
+    Without a CKPT, prints the limits; with --lr, also the rates that keep the set of accessible minima. With
+    a CKPT, measures λ_max at w_a over the split and prints the rates above which training leaves this
+    minimum.
+
+    Args:
+        lr: A learning rate in use: print the rates that keep the same minima.
+        from_delay: Delay that --lr is used with.
+        from_momentum: Momentum that --lr is used with.
+        from_form: Form of that momentum.
+        batch: Samples in a step.
+        from_batch: Samples in a step that --lr is used with.
+        noise: s²/λ²: relative variance of one sample's curvature along the sharpest direction; only with it
+            does the batch matter.
+        precondition: λ_max of P^{-1/2} H P^{-1/2}, P the preconditioner of the run's optimizer, against its
+            limit.
+
+    Example:
+        landscape stability runs/dp/last.h5 --delay 0,1,2,4,8,16,32 --plot edge.png
+    """
+    chosen, momentum = analysis.settings["delays"], analysis.settings["momentum"]
+    if not analysis.checkpoints:
+        if analysis.target.picture or analysis.target.output or precondition:
+            raise InputError("--plot, -o: not allowed without a CKPT, nor --precondition")
+        title = f"largest stable lr·λ_max{' in mean square' if noise else ''}"
+        stable = functools.partial(limits.max_stable_step, noise=noise / batch)
+        rows, text = limit_table(title, chosen, momentum, stable, ".4f")
+        common.values(text, limits=rows)
+        if lr is not None:
+            before = limits.Hyperparameters(from_delay, from_momentum, from_form, from_batch)
+
+            def rate(tau: int, m: float, form: str) -> float:
+                after = limits.Hyperparameters(tau, m, form, batch)
+                return limits.lr_that_keeps_minima(lr, before, after, noise)
+
+            base = f"lr {lr:g} with delay {from_delay}, momentum {from_momentum:g} ({from_form})"
+            title = f"learning rates with the minima of {base}{f', batch {from_batch}' if noise else ''}"
+            rows, text = limit_table(title, chosen, momentum, rate, ".4g")
+            common.values(text, rates=rows)
+        return
+    if lr is not None or noise:
+        raise InputError("--lr, --noise: not allowed with a CKPT, which has its own learning rate")
+
+    compute = functools.partial(compute_stability, precondition=precondition)
+    analysis.compute("stability", analysis.open(), compute)
+
+
+def limit_table(
+    title: str, delays: Sequence[int], momentum: float, value: Callable[[int, float, str], float], form: str
+) -> tuple[list[dict[str, float]], str]:
+    """The numbers of each delay without momentum, with ``momentum`` and with shifted; and them as text."""
+    columns = {"no momentum": (0.0, "ordinary"), "ordinary": (momentum, "ordinary")}
+    columns |= {"shifted": (momentum, "shifted")}
+    rows = [{"delay": tau, **{name: value(tau, *of) for name, of in columns.items()}} for tau in delays]
+    heads = [f"{name}, m = {m:g}" if m else name for name, (m, _) in columns.items()]
+    cells = [[str(row["delay"]), *(f"{row[name]:{form}}" for name in columns)] for row in rows]
+    return rows, f"{title}\n{common.columns([['τ', *heads], *cells])}"
+
+
+WIDTH = 110  # characters of a line of the table, but for its last column (ours)
+
+
+@command(
+    groups={"metavar": "recipe|NAME=COUNT,…"},
+    analysis=analysis_options(
+        compute_comparison,
+        split=False,
+        quantities={"metavar": "NAME,…", "help": f"Only these: {', '.join(BY_NAME)}. [default: all]"},
+        equal_loss={"flag": "--at-equal-loss"},
+    ),
+)
+def compare(groups: str | None, analysis: Analysis) -> None:
+    """Compare how flat minima are, with tests.
+
+    All instruments are in one table, which says whether this minimum is flatter than that one.
+
+    Prints each quantity with its standard error, or the bound of an eigenvalue, and which differences are
+    larger than that: by paired tests on common minibatches, vectors and planes, and over groups by Welch's t,
+    with Holm's correction. Quantities that cannot be measured are named below the table.
+
+    Args:
+        groups: Compare groups, with errors over their seeds: recipe (runs whose recipes differ only in the
+            seed), or NAME=COUNT,… (the first COUNT of the CKPTs, the next, …). At least 3 each for a
+            statement.
+
+    Example:
+        landscape compare runs/ss-*/ runs/dp-*/ --groups recipe --at-equal-loss --plot flat.png
+    """
+    runs = analysis.open()
+    given = runs if groups is None else grouped(runs, groups)
+    path = analysis.path(runs[0], "compare")
+    for _, progress in each("compare", [given]):
+        result = compute_comparison(
+            given,
+            **analysis.settings,
+            preconditioner_of=preconditioner,
+            seed=analysis.seed,
+            progress=progress,
+        )
+    analysis.say_other_data(runs)
+    others = dict.fromkeys(filter(None, map(analysis.source.other_data, runs)))
+    notes = [f"the data is {name}, not that of the checkpoints" for name in others]
+    result = dataclasses.replace(result, notes=(*result.notes, *notes))
+    common.values(table(result))
+    common.write([result], path, analysis.target.picture)
+
+
+def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]]:
+    """The runs by the names of their groups, from the value of --groups."""
+    if text == "recipe":
+        from landscape.plots.training import groups_of  # only here: it brings matplotlib
+
+        unknown = next((run for run in runs if not run.has_recipe), None)
+        if unknown:
+            raise InputError(f"--groups: recipe is not allowed, {unknown.path} has none; give NAME=COUNT,…")
+        return {name: members for name, _, members in groups_of(runs)}
+    found: dict[str, list[Checkpoint]] = {}
+    done = 0
+    for word in text.split(","):
+        match = re.fullmatch(r"\s*([^=]*[^=\s])\s*=\s*([1-9]\d{0,5})\s*", word)
+        if not match or match[1] in found:
+            raise InputError(
+                f"--groups: '{text}' is not allowed, it must be recipe, or as SSGD=3,DPSGD=3, each name once"
+            )
+        found[match[1]] = list(runs[done : done + int(match[2])])
+        done += int(match[2])
+    if done != len(runs):
+        raise InputError(f"--groups: '{text}' has places for {done} checkpoints, {len(runs)} were given")
+    return found
+
+
+@command(
+    analysis=analysis_options(
+        compute_average,
+        labels=None,
+        exact=None,
+        seed=False,
+        coefficients={
+            "metavar": "a,…",
+            "type": ListType(float, "0.5,0.3,0.2"),
+            "help": "One for each member, ≥ 0; they are divided by their sum. [default: uniform]",
+        },
+    )
+)
+def average(analysis: Analysis) -> None:
+    """Predict the loss of averaged weights.
+
+    The average is of the w_a of several CKPTs, such as the files of a run or fine-tunings of one network; of
+    one CKPT, of its learners.
+
+    The loss, the gradient and one Hessian product at each member predict the loss of the average with a 90%
+    interval; its exact loss stands beside it. Members are chosen by prediction, too.
+
+    Example:
+        landscape average runs/ss/step-???????.h5 --plot average.png
+    """
+    runs = analysis.open()
+    same_network(runs)
+
+    def compute(first: Checkpoint, *others: Checkpoint, seed: int, **settings: Any) -> WeightAverage:
+        problem = first.problem()
+        if not others:
+            return compute_average(problem, first.weights, **settings)
+        return compute_average(problem, runs, labels=titles(runs), **settings)
+
+    analysis.compute("average", [tuple(runs)], compute)
+
+
+def table(result: Comparison) -> str:
+    """The whole table with what must be known of it."""
+    c = result
+    rows = [["", *c.sides, "error over", "difference"], *table_of(c)]
+    said = [
+        textwrap.fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False) for line in footnotes(c)
+    ]
+    return "\n".join([common.columns(rows, left=True), "", *summary(c), *said])
