@@ -18,7 +18,7 @@ from landscape.cli.grids import same_network, titles
 from landscape.cli.options import ListType, command
 from landscape.core.errors import InputError
 from landscape.results.comparison import Comparison, WeightAverage, footnotes, summary, table_of
-from landscape.training.optimizer.preconditioning import preconditioner
+from landscape.training.experiments import preconditioner
 
 WIDTH = 110  # characters of a line of the table, but for its last column (ours)
 

@@ -17,8 +17,8 @@ from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
 from landscape.core.options import positive
 from landscape.results.flatness import Smoothing
-from landscape.training.experiments import continued
-from landscape.training.experiments.stability import stability as compute_stability
+from landscape.training import experiments as continued
+from landscape.training.experiments import stability as compute_stability
 
 
 @command(analysis=analysis_options(compute_smoothing, lr=None, alpha_e=None, k={}))

@@ -25,8 +25,7 @@ from landscape.problem.layout import GROUPINGS
 from landscape.results.flatness import BatchSharpness
 from landscape.results.noise import NoiseScale
 from landscape.results.spectrum import CurvatureTable, Spectrum
-from landscape.training.experiments.continued import operating_point
-from landscape.training.optimizer.preconditioning import preconditioner
+from landscape.training.experiments import operating_point, preconditioner
 
 
 @command(

@@ -7,8 +7,8 @@ from typing import Any
 from landscape.cli import common
 from landscape.cli.completion import names
 from landscape.cli.options import command
-from landscape.training.topology.mixing import default_mixings, forms
-from landscape.training.topology.mixing import topologies as compare
+from landscape.training.topology import default_mixings, forms
+from landscape.training.topology import topologies as compare
 
 
 @command(

@@ -15,13 +15,13 @@ from torch import Tensor
 from landscape.core.devices import vector_norm
 from landscape.core.errors import OperationError
 from landscape.core.hdf5 import Array
+from landscape.core.registry import algorithms as rules
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.limits import limits, max_stable_step, polynomials
 from landscape.models.small import Saddle
 from landscape.problem.problem import Problem
 from landscape.results.base import Result, Sourced
-from landscape.training import algorithms as rules
 from landscape.training.optimizer.base import SGD
 from landscape.training.recipes.recipe import read
 from landscape.training.run.loop import Hooks, Trainer

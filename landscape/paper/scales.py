@@ -22,7 +22,7 @@ from landscape.paper.context import SCALES, Cell, Context, Scale, digest
 from landscape.paper.run_times import calibrate
 from landscape.training.recipes import recipe
 from landscape.training.recipes.recipe import Recipe
-from landscape.training.recipes.table_recipes import SAMPLES
+from landscape.training.recipes.settings import SAMPLES
 
 # CIFAR-10 at laptop scale, by trial (ours): images of so many pixels per side, passes, and the width
 # of the networks; minutes a run on one core. Learners, batches and rates are the paper's.

@@ -26,7 +26,7 @@ from landscape.paper.verdicts import Effect, Rows, by_seed, effect_of, paired_ef
 from landscape.plots.picture import panels, shared_legend
 from landscape.plots.style import color_of, log_axis, shades
 from landscape.plots.training import column_of
-from landscape.training.topology.mixing import Mixing
+from landscape.training.topology import Mixing
 
 MIXINGS = ("full", "ring(2)", "ring(1)")
 COLORS = {"SSGD": color_of("ssgd"), **dict(zip(MIXINGS, shades(color_of("dpsgd"), 3), strict=True))}

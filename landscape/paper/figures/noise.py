@@ -17,7 +17,7 @@ from landscape.paper.verdicts import Effect, Rows, select
 from landscape.plots.picture import panels, shared_legend, wrapped_panels
 from landscape.results.flatness import Smoothing
 from landscape.results.noise import Noise
-from landscape.training.experiments import continued
+from landscape.training import experiments as continued
 
 # ---- Four numbers for Δ(2)
 
