@@ -44,7 +44,7 @@ class Rule(ABC):
     #: The history's columns that this rule adds to those of the loop: name -> unit.
     columns: ClassVar[Mapping[str, str]] = {}
     #: Options without effect on their own -> what they need: "delay > 0", or a fact about the run
-    #: (``landscape.training.recipes.effects``, which refuses them in a new run).
+    #: (``landscape.training.recipes.settings``, which refuses them in a new run).
     needs: Mapping[str, str] = {}
     #: The purposes of this rule's random draws, with which it calls :meth:`generator`.
     purposes: ClassVar[tuple[str, ...]] = ()

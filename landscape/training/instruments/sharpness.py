@@ -489,8 +489,8 @@ class Path(OnSample):
 class Along(OnSample):
     """An instrument whose columns are numbers of an analysis of the run's sample, which rank 0 makes.
 
-    They are NaN where one of them is not finite, or where the analysis ends with an OperationError, for which
-    a run must not end.
+    They are NaN where w_a or one of them is not finite, or where the analysis ends with an OperationError,
+    for which a run must not end.
     """
 
     @abstractmethod
@@ -500,10 +500,10 @@ class Along(OnSample):
     def measure(self, now: StepState) -> dict[str, float]:
         own = [0.0] * len(self.columns)
         if self.run.comm.rank == 0:
-            try:
-                own = [*self.numbers(now)]
-            except OperationError:
-                own[0] = math.nan
+            own[0] = math.nan
+            if bool(torch.isfinite(now.mean).all()):
+                with contextlib.suppress(OperationError):
+                    own = [*self.numbers(now)]
         values = self.run.comm.total(*own)
         return self.row(*values) if all(map(math.isfinite, values)) else {}
 

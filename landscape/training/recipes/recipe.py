@@ -31,8 +31,15 @@ from landscape.training.recipes import (
     Schedule,
     build_table,
 )
-from landscape.training.recipes.effects import refuse_idle
-from landscape.training.recipes.settings import NAMED, UNSET, changed, parsed, table_names, table_values
+from landscape.training.recipes.settings import (
+    NAMED,
+    UNSET,
+    changed,
+    parsed,
+    refuse_idle,
+    table_names,
+    table_values,
+)
 from landscape.training.topology import is_file, known_matrices
 
 MATRIX = "matrix"  # the name in a checkpoint of the mixing matrix that the run read from a file

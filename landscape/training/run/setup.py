@@ -33,8 +33,8 @@ from landscape.training.instruments import MeasuredRun, Monitoring
 from landscape.training.optimizer.base import Optimizer
 from landscape.training.processes.comm import Comm
 from landscape.training.recipes import Diverge
-from landscape.training.recipes.effects import refuse_idle
 from landscape.training.recipes.recipe import Recipe
+from landscape.training.recipes.settings import refuse_idle
 from landscape.training.run import Row, generator
 
 # Consecutive steps in which the spread must exceed its bound (ours): a burst, such as one huge gradient, is
