@@ -22,8 +22,8 @@ from torch.distributed.tensor import distribute_tensor
 import landscape
 from benchmarks.harness import MATCHING, add_row, few, judged, on_shaped_link, say, synthetic
 from landscape.training.processes.process_group import Group
+from landscape.training.run import generator
 from landscape.training.run.loop import Trainer
-from landscape.training.run.randomness import generator
 from tests.groups import together
 from tests.nets import GPT2, fsdp
 

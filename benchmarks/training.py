@@ -15,8 +15,8 @@ from torch import nn
 import landscape
 from benchmarks.harness import DEVICE, MATCHING, compare, few, mnist, say, synthetic, trained
 from landscape.training.recipes import recipe
+from landscape.training.run import generator
 from landscape.training.run.loop import Trainer
-from landscape.training.run.randomness import generator
 
 LEARNERS, STEPS = 16, few(40, 2)
 # Images a step of ResNet-18: 32 a learner.

@@ -48,7 +48,7 @@ nitpick_ignore_regex = [
     (r"py:(class|exc)", r"(Path|Figure|Axes|Picture|Compared|Judge|OutOfTimeError|Sizes|tuple\[str)"),
     (
         r"py:class",
-        r"landscape\..*\.(T|F|R|Run|Point|Cell|UserData|Spec|Workers|Group|Record|MeanLoss|Gradients|StepState|"
+        r"landscape\..*\.(T|F|R|Run|Point|Cell|UserData|Spec|Workers|Group|Record|MeanLoss|StepState|"
         r"MeasuredRun|OptimizerMemory|Shown|SymmetricOperator|SymmetricMatrix|Eigenvalues|MatrixResult|Piece|"
         r"Schedule|Decompose|Evaluate|Save|Monitor|Diverge|Init|Split|Properties)",
     ),

@@ -24,7 +24,7 @@ import landscape.testing
 from landscape.checkpoint.history import COLUMNS
 from landscape.cli.commands import GROUPS as COMMANDS
 from landscape.core import registry
-from landscape.core.options import below_one, positive, toml_value, type_hints
+from landscape.core.options import below_one, positive, toml_value, type_hints, up_to_one
 from landscape.data.images import image_set
 from landscape.data.speech import Features
 from landscape.models import convolutional
@@ -92,7 +92,7 @@ def type_name(annotation: Any) -> str:
     """A type as the reader of a recipe knows it."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
-        bounds = {positive: "> 0", below_one: "≥ 0 and < 1"}
+        bounds = {positive: "> 0", below_one: "≥ 0 and < 1", up_to_one: "> 0 and ≤ 1"}
         return " ".join(
             (type_name(args[0]), *(bounds.get(b) or f"≥ {b.keywords['least']}" for b in args[1:]))
         )
@@ -378,7 +378,7 @@ TYPES = (
     "landscape.results.shown.Finding",
     "landscape.results.shown.SurfaceCheck",
     "landscape.evaluation.grid.MismatchError",
-    "landscape.training.processes.process_group.LostProcessError",
+    "landscape.training.processes.comm.LostProcessError",
 )
 
 

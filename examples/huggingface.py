@@ -31,20 +31,19 @@ def model() -> GPT2LMHeadModel:
 
 
 def main(folder: str = "runs/gpt2", steps: int = 200) -> None:
-    callback = LandscapeCallback(
-        folder,
-        every=20,
-        contour={"grid": 11, "norm": "filter", "span": 0.5},
-        spectrum={"k": 1},
-    )
+    network, data = model(), sums()
+    callback = LandscapeCallback(folder, every=20)
     arguments = TrainingArguments(
         f"{folder}/trainer", max_steps=steps, per_device_train_batch_size=64, learning_rate=3e-3,
         logging_steps=100, save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True,
     )  # fmt: skip
-    Trainer(model(), arguments, train_dataset=sums(), callbacks=[callback]).train()
+    Trainer(network, arguments, train_dataset=data, callbacks=[callback]).train()
 
     run = landscape.load(f"{folder}/last.h5")
-    sharpest = landscape.load(f"{folder}/spectrum.h5").values[0]
+    problem = landscape.Problem(network, None, {key: torch.stack([row[key] for row in data]) for key in data[0]})
+    plane = landscape.random_plane(problem, norm="filter")
+    landscape.contour(problem, plane, grid=11, span=0.5).plot(path=f"{folder}/contour.png")
+    sharpest = landscape.extreme_eigenvalues(problem).max
     print(f"{folder}: loss {run.history['train_loss'][-1]:.3f}, λ_max {sharpest:.3g}, contour.png")
 
 

@@ -84,12 +84,12 @@ from landscape.results.training import Stability as Stability
 from landscape.results.training import Sweep as Sweep
 from landscape.training.recipes.recipe import Recipe as Recipe
 from landscape.training.recipes.recipe import recipes as recipes
-from landscape.training.topology.mixing import topologies as topologies
+from landscape.training.topology import topologies as topologies
 from landscape.training.run.launch import train as train
 
 from landscape.training.experiments.sweep import sweep as sweep
-from landscape.training.experiments.stability import stability as stability
-from landscape.training.experiments.continued import critical_batch as critical_batch
+from landscape.training.experiments import stability as stability
+from landscape.training.experiments import critical_batch as critical_batch
 from landscape.training.own_loop.module import DecentralizedDataParallel as DecentralizedDataParallel
 from landscape.training.own_loop.recorder import Recorder as Recorder
-from landscape.training.optimizer.preconditioning import preconditioner as preconditioner
+from landscape.training.experiments import preconditioner as preconditioner

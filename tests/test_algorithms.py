@@ -16,24 +16,23 @@ from torch import Tensor
 import landscape
 from landscape import Checkpoint, InputError, LandscapeError, OperationError, Problem, testing
 from landscape.core import registry
+from landscape.core.registry import algorithms
 from landscape.gradients.learners import Stack
 from landscape.limits import max_stable_step
 from landscape.problem.layout import Layout, Slot
 from landscape.testing.checks import RECIPE, lent
-from landscape.training import algorithms, decomposition
+from landscape.training import decomposition
 from landscape.training import optimizer as optimizers
-from landscape.training.algorithms.async_sgd import AsyncSGD
+from landscape.training.algorithms.central import SSGD, AsyncSGD
 from landscape.training.algorithms.dpsgd import SGP
 from landscape.training.algorithms.partial import Sparta, StreamingDiLoCo
-from landscape.training.algorithms.ssgd import SSGD
 from landscape.training.decomposition import Decomposer, GradientEstimator
 from landscape.training.optimizer.base import SGD
 from landscape.training.processes.comm import Comm
 from landscape.training.recipes import recipe
-from landscape.training.run import launch
+from landscape.training.run import _NUMBERED, RESERVED, _stream, generator, launch
 from landscape.training.run.loop import Trainer
-from landscape.training.run.randomness import _NUMBERED, RESERVED, _stream, generator
-from landscape.training.topology.mixing import Mixing
+from landscape.training.topology import Mixing
 from tests.problems import assert_identity
 from tests.test_conformance import RULES
 
@@ -771,9 +770,9 @@ def test_limits_that_are_not_known_are_none() -> None:
     ("algorithm", "optimizer", "words"),
     [
         ({"name": "ssgd"}, {"name": "lamb"}, ""),
-        ({"name": "dpsgd", "mixing": "ring(1)"}, {"name": "lamb"}, "the limit with this optimizer is not known"),
+        ({"name": "dpsgd", "mixing": "ring(1)"}, {"name": "lamb"}, "the limit of stability is not known"),
         ({"name": "ssgd"}, {"name": "sgd", "momentum": 0.9}, "steps with momentum 0.9 are stable while lr·λ_max < 3.8"),
-        ({"name": "ad-psgd", "delay": 2, "schedule": "random"}, {"name": "sgd"}, "with gradients 2 steps old the limit is not known"),
+        ({"name": "ad-psgd", "delay": 2, "schedule": "random"}, {"name": "sgd"}, "the limit of stability is not known"),
     ],
 )  # fmt: skip
 def test_a_run_says_what_is_known_of_its_limit(

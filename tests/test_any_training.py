@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from landscape import PathWarning
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes import recipe
+from landscape.training.run import generator
 from landscape.training.run.loop import Trainer
-from landscape.training.run.randomness import generator
 from tests.groups import together
 
 LEARNERS, BATCH, STEPS, LR = 3, 4, 3, 0.1

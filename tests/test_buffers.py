@@ -23,9 +23,8 @@ from landscape.problem.batchnorm import sample_parts
 from landscape.testing.checks import RECIPE
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes import recipe
-from landscape.training.run import launch
+from landscape.training.run import generator, launch
 from landscape.training.run.loop import Hooks, Trainer
-from landscape.training.run.randomness import generator
 from landscape.training.run.setup import STATE
 from tests.conftest import slow_but
 from tests.groups import together

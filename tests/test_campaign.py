@@ -26,7 +26,8 @@ from landscape.paper.context import Cell, Context, OutOfTimeError, WeightsNeeded
 from landscape.paper.figure import Drawing, Figure
 from landscape.paper.record import FEW, POINTS, Record, Store
 from landscape.results.training import Stability
-from landscape.training.recipes.recipe import Decompose, Evaluate, Save, read
+from landscape.training.recipes import Decompose, Evaluate, Save
+from landscape.training.recipes.recipe import read
 from landscape.training.run import launch
 from landscape.training.run.launch import TrainingJob, train_one
 from landscape.training.run.loop import Trainer

@@ -10,7 +10,7 @@ import pytest
 
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.results.noise import CriticalBatch
-from landscape.training.experiments.continued import critical_batch
+from landscape.training.experiments import critical_batch
 from landscape.training.recipes import recipe
 from landscape.training.run.loop import Trainer
 

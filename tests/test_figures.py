@@ -30,9 +30,9 @@ from landscape.paper.run_times import Costs, Machines, predict
 from landscape.paper.verdicts import judged, outcome, rows_of, select
 from landscape.plots.picture import caption, panels
 from landscape.plots.style import style
-from landscape.training.recipes import recipe
-from landscape.training.recipes.recipe import Decompose, Evaluate, Monitor, Recipe
-from landscape.training.recipes.table_recipes import NETWORKS
+from landscape.training.recipes import Decompose, Evaluate, Monitor, recipe
+from landscape.training.recipes.recipe import Recipe
+from landscape.training.recipes.settings import NETWORKS
 from tests.conftest import Command, slow_but
 from tests.test_cli import one_line
 

@@ -40,7 +40,7 @@ from landscape.data.images import FILES, decode, read_idx
 from landscape.data.speech import read_wav
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
-from landscape.training.topology.mixing import read_matrix
+from landscape.training.topology import read_matrix
 from tests import problems
 from tests.conftest import Command
 from tests.fuzz import samples

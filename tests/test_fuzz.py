@@ -15,7 +15,7 @@ from landscape.core.errors import LandscapeError
 from landscape.core.files import printable
 from landscape.data.images import decode, read_binary, read_idx
 from landscape.data.speech import read_wav
-from landscape.training.topology.mixing import read_matrix
+from landscape.training.topology import read_matrix
 from tests.fuzz import harness
 
 INPUTS = 100

@@ -27,8 +27,8 @@ from landscape.data.parts import Parts, parse
 from landscape.problem import data
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes import recipe
+from landscape.training.run import generator
 from landscape.training.run.loop import Trainer
-from landscape.training.run.randomness import generator
 from tests.conftest import Command
 from tests.groups import together
 

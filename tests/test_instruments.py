@@ -19,11 +19,11 @@ from landscape.core.errors import OperationError
 from landscape.plots import draw
 from landscape.problem.layout import average
 from landscape.testing.checks import lent
-from landscape.training.instruments.base import Instrument, StepState
+from landscape.training.instruments import Instrument, StepState
 from landscape.training.own_loop.recorder import Recorder
 from landscape.training.recipes import recipe
+from landscape.training.run import generator
 from landscape.training.run.loop import Hooks, Trainer
-from landscape.training.run.randomness import generator
 from tests import problems
 from tests.dense import dense_hessian
 from tests.test_batch_sharpness import dense

@@ -310,7 +310,7 @@ def test_a_signal_leaves_no_process_and_no_traceback(
 def booted(pid: int) -> bool:
     """Whether it is a child of ours, and not one that an import starts for a moment."""
     try:
-        return "boot.py" in Path(f"/proc/{pid}/cmdline").read_text()
+        return "processes/__init__.py" in Path(f"/proc/{pid}/cmdline").read_text()
     except FileNotFoundError:
         return False
 

@@ -20,11 +20,11 @@ from landscape.limits import max_stable_step
 from landscape.testing.checks import RECIPE
 from landscape.training import algorithms
 from landscape.training.algorithms.dpsgd import SGP
-from landscape.training.experiments.continued import critical_batch
+from landscape.training.experiments import critical_batch
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from landscape.training.run.loop import Trainer
-from landscape.training.topology.mixing import Mixing
+from landscape.training.topology import Mixing
 from tests import problems
 from tests.conftest import TINY
 

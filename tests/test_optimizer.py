@@ -27,10 +27,9 @@ from landscape.gradients.minibatches import stream
 from landscape.problem.layout import Layout, Slot
 from landscape.testing import check_optimizer
 from landscape.training import optimizer
-from landscape.training.optimizer import torch_optim
 from landscape.training.optimizer.base import SGD, Optimizer, role_of
-from landscape.training.recipes import recipe
-from landscape.training.recipes.schedule import Schedule
+from landscape.training.processes.comm import combine
+from landscape.training.recipes import Schedule, recipe
 from landscape.training.run import launch
 from landscape.training.run.loop import Trainer
 from tests import problems
@@ -270,7 +269,7 @@ def each_by_torch(trainer: Trainer, kind: type[torch.optim.Optimizer], options: 
             each.zero_grad()
             torch.nn.functional.cross_entropy(module(x[j]), y[j]).backward()
             each.step()
-        mixed = trainer.rule.mixing.apply(before, t)  # type: ignore[attr-defined]
+        mixed = combine(before, trainer.rule.mixing.matrix(t))  # type: ignore[attr-defined]
         for module, row in zip(modules, mixed + vectors() - before, strict=True):
             torch.nn.utils.vector_to_parameters(row, module.parameters())
     return vectors()
@@ -499,7 +498,7 @@ def test_a_state_that_is_no_tensor_is_refused(tiny: Path, monkeypatch: pytest.Mo
             for p in self.param_groups[0]["params"]:
                 self.state[p]["note"] = "text"
 
-    monkeypatch.setattr(torch_optim, "_classes", lambda: {"torch:Odd": Odd})
+    monkeypatch.setattr(optimizer, "_classes", lambda: {"torch:Odd": Odd})
     with pytest.raises(InputError, match=r"'torch:Odd'.*'note'.*str"):
         chosen(tiny, optimizer={"name": "torch:Odd"})
 

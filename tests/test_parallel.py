@@ -24,11 +24,11 @@ from landscape import DecentralizedDataParallel, InputError, LandscapeError
 from landscape.checkpoint import user_code
 from landscape.testing.checks import RECIPE
 from landscape.training.processes.children import loopback
-from landscape.training.processes.process_group import Group, LostProcessError
+from landscape.training.processes.comm import LostProcessError
+from landscape.training.processes.process_group import Group
 from landscape.training.recipes import recipe
-from landscape.training.run import setup
+from landscape.training.run import generator, setup
 from landscape.training.run.loop import Trainer
-from landscape.training.run.randomness import generator
 from tests.conftest import Command
 from tests.groups import free_port, together
 from tests.nets import Tied, norm_net

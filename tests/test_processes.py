@@ -26,8 +26,8 @@ from landscape.core import files, registry
 from landscape.testing.checks import RECIPE, same_bits
 from landscape.training.decomposition import GradientEstimator
 from landscape.training.processes import process_group
-from landscape.training.processes.comm import Comm, Plan, _bounds
-from landscape.training.processes.process_group import Group, LostProcessError
+from landscape.training.processes.comm import Comm, LostProcessError, Plan, _bounds
+from landscape.training.processes.process_group import Group
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from landscape.training.run.loop import Hooks, Server, Trainer, Worker

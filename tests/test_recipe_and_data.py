@@ -28,8 +28,7 @@ from landscape.data import images
 from landscape.data.images import decode
 from landscape.training import optimizer
 from landscape.training.recipes import recipe
-from landscape.training.recipes.effects import idle
-from landscape.training.recipes.settings import changed
+from landscape.training.recipes.settings import changed, idle
 from landscape.training.run import launch
 from landscape.training.run.loop import Trainer
 from tests.conftest import Command

@@ -30,9 +30,9 @@ from landscape.training.own_loop.observer import Observer
 from landscape.training.own_loop.recorder import RecorderWarning
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes.recipe import Recipe
+from landscape.training.run import generator
 from landscape.training.run.launch import launch
 from landscape.training.run.loop import Hooks
-from landscape.training.run.randomness import generator
 from tests.conftest import Command
 from tests.groups import together
 from tests.nets import Tied

@@ -23,7 +23,7 @@ from landscape.paper.run_times import (
 )
 from landscape.training.processes.comm import Plan
 from landscape.training.recipes import recipe
-from landscape.training.topology.mixing import Mixing, default_mixings
+from landscape.training.topology import Mixing, default_mixings
 
 
 @pytest.fixture(autouse=True)

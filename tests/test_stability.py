@@ -32,8 +32,8 @@ from landscape.limits.rules import (
     max_random_delay_step,
     max_tracking_step,
 )
-from landscape.training.experiments.stability import stability
-from landscape.training.topology.mixing import expected_matching
+from landscape.training.experiments import stability
+from landscape.training.topology import expected_matching
 from tests import problems
 from tests.conftest import Command
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from landscape.problem.layout import Layout
 from landscape.problem.problem import Problem
 from landscape.training.algorithms.dpsgd import DPSGD
-from landscape.training.instruments.base import MeasuredRun, StepState
+from landscape.training.instruments import MeasuredRun, StepState
 from landscape.training.instruments.sharpness import GeneralizedSharpness
-from landscape.training.optimizer.steepest import Steepest, steepest
+from landscape.training.optimizer import Steepest, steepest
 from landscape.training.processes.comm import Comm
-from landscape.training.recipes.recipe import Monitor
+from landscape.training.recipes import Monitor
 from tests import problems
 
 NORMS = ["max", "spectral", "block"]
@@ -89,7 +89,7 @@ def test_the_steps_are_the_textbooks() -> None:
 def measured(problem: Problem, norm: str, normalized: bool = False, lr: float = 0.5) -> dict[str, float]:
     monitor = Monitor(samples=0, k=1)
     run = MeasuredRun(
-        monitor, problem, Comm(1), 0, 10, None, lambda now: None, geometry=(norm, normalized), plain_limit=2.0
+        monitor, problem, Comm(1), 0, 10, math.nan, None, geometry=(norm, normalized), plain_limit=2.0
     )
     w = problem.weights
     return GeneralizedSharpness(run).measure(StepState(1, lr, w[None], w[None], w))

@@ -22,8 +22,8 @@ from landscape.core.files import Lock
 from landscape.core.options import toml_value
 from landscape.results.training import COLUMNS, Sweep, texts
 from landscape.training.experiments.sweep import Setting, canonical, find_best, folder_name, grid
-from landscape.training.recipes import recipe, table_recipes
-from landscape.training.recipes.settings import parse_value
+from landscape.training.recipes import recipe
+from landscape.training.recipes.settings import NETWORKS, parse_value
 from landscape.training.run.launch import share_of
 from tests.chaos.cases import contents, difference
 from tests.conftest import Command, wait_for
@@ -328,7 +328,7 @@ def test_every_cell_of_the_tables_has_a_recipe() -> None:
     table2 = {(b, 0.1, "ssgd") for b in (128, 256, 512, 1024, 2048, 4096, 8192)}
     table3 = {(b, lr, a) for b, lr in rates.items() for a in ("ssgd", "dpsgd")}
     table5 = {(8192, lr, a) for lr in (0.8, 0.4, 0.2) for a in ("ssgd", "dpsgd")}
-    for network in table_recipes.NETWORKS:
+    for network in NETWORKS:
         found = set()
         for name in recipe.names():
             if not name.startswith(f"cifar10/{network}-b") or name.endswith("noise"):

@@ -26,13 +26,10 @@ from landscape.gradients.learners import Stack
 from landscape.testing.checks import RECIPE, same_bits
 from landscape.training.decomposition import GradientEstimator
 from landscape.training.processes.comm import Comm
-from landscape.training.recipes import recipe
-from landscape.training.recipes.recipe import Init
-from landscape.training.run import launch
+from landscape.training.recipes import Init, recipe
+from landscape.training.run import BLOCK, RECENT, History, generator, launch
 from landscape.training.run.loop import Trainer
-from landscape.training.run.randomness import generator
-from landscape.training.run.setup import BLOCK, RECENT, History
-from landscape.training.topology.mixing import Mixing
+from landscape.training.topology import Mixing
 from tests.conftest import Command
 
 

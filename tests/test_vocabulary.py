@@ -123,7 +123,6 @@ OWN = {
     "Rule.generator": "purpose",
     "Rule.restore": "shared",
     "Optimizer.start": "layout",
-    "Mixing.describe": "order stable",
     # Fields that are tables of a recipe, or what an object is made of.
     "Recipe": "checkpoint",
     "Execution": "save previous",

@@ -75,7 +75,7 @@ class Checkpoint(Shown):
         model: {"name", "options"}.
         data: {"name", "options", "train", "test", "fingerprint"}; train and test are numbers of samples.
         lr, local_batch: of the next step; at the end of a run, of the last.
-        seed: fixes all randomness, with the step (see ``landscape.training.run.randomness``).
+        seed: fixes all randomness, with the step (see ``landscape.training.run``).
         history, units: column -> (T,) float64, and column -> unit.
         buffers: name -> (n, …), each learner's BatchNorm statistics from its own minibatches.
         mean_buffers: name -> (…), those of w_a, re-estimated on a sample of the training set; empty if they

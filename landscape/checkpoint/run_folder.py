@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Iterable
@@ -12,7 +13,9 @@ from torch import Tensor
 from landscape.checkpoint import history
 from landscape.checkpoint.checkpoint import IMPORTED, SCHEMA, Checkpoint
 from landscape.core import hdf5
-from landscape.core.errors import OperationError
+from landscape.core.errors import InputError, OperationError, warn_caller
+from landscape.core.files import printable
+from landscape.core.hdf5 import DamageWarning
 from landscape.results import base
 
 _STEP = re.compile(r"step-\d{7,}\.h5")
@@ -109,3 +112,44 @@ def load(path: str | Path) -> Checkpoint | base.Result | list[base.Result]:
         return Checkpoint.load(path)
     results = base.load_results(path)
     return results[0] if len(results) == 1 else results
+
+
+def check_folder(folder: Path, *, resume: bool, force: bool | None = None) -> list[Path]:
+    """The files of a run in ``folder``; OperationError if there are any, and neither option is given.
+
+    With ``force`` also if another file has the name of one, as it would be deleted; None: there is no such
+    option.
+    """
+    if resume and force:
+        raise InputError("resume, force: only one of the two is allowed")
+    present = named_like_a_run(folder)
+    if present and not (resume or force):
+        ways = "resume=True" if force is None else "resume=True, force=True"
+        raise OperationError(
+            f"{folder}: holds a run already ({present[0].name}); give {ways} or another folder"
+        )
+    for path in present if force else []:
+        if not of_a_run(path):
+            raise OperationError(
+                f"force: {path} is no checkpoint of a run, it is not deleted; move it or give another folder"
+            )
+    return present
+
+
+def last_sound(folder: Path, learners: Callable[[int], slice]) -> Checkpoint:
+    """The checkpoint last.h5 or, if that is damaged, the newest step file that is sound, with a warning.
+
+    ``learners`` as of :meth:`.Checkpoint.load`.
+
+    Raises OperationError, about last.h5, where no file of the run is sound.
+    """
+    try:
+        return Checkpoint.load(folder / "last.h5", learners)
+    except OperationError as error:
+        numbered = [p for p in named_like_a_run(folder) if p.name.startswith("step-")]
+        for path in reversed(numbered):
+            with contextlib.suppress(OperationError):
+                checkpoint = Checkpoint.load(path, learners)
+                warn_caller(f"{printable(error)}; {printable(path.name)} takes its place", DamageWarning)
+                return checkpoint
+        raise

@@ -38,10 +38,9 @@ from landscape.results.comparison import Comparison, WeightAverage, footnotes, s
 from landscape.results.flatness import BatchSharpness, Smoothing
 from landscape.results.noise import NoiseScale
 from landscape.results.spectrum import CurvatureTable, Spectrum
-from landscape.training.experiments import continued
-from landscape.training.experiments.continued import operating_point
-from landscape.training.experiments.stability import stability as compute_stability
-from landscape.training.optimizer.preconditioning import preconditioner
+from landscape.training import experiments as continued
+from landscape.training.experiments import operating_point, preconditioner
+from landscape.training.experiments import stability as compute_stability
 
 
 @command(

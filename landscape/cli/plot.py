@@ -229,7 +229,7 @@ def frames(runs: list[Checkpoint], film: Film, progress: Progress) -> list[Frame
 
 def _sharpness(run: Checkpoint, problem: Problem, recorded: float) -> tuple[float, float]:
     """(ηλ_max, its limit): ηλ_max as the run ``recorded`` it, or measured at its weights if that is NaN."""
-    from landscape.training.experiments.continued import operating_point  # and training: only for a film
+    from landscape.training.experiments import operating_point  # and training: only for a film
 
     lr, limit, _ = operating_point(run)
     limit = float("nan") if limit is None else limit

@@ -22,7 +22,8 @@ from landscape.core.options import positive
 from landscape.evaluation.grid import RESUMABLE, LostError
 from landscape.training.processes import children
 from landscape.training.processes.children import TIMEOUT, Pool
-from landscape.training.processes.process_group import Group, LostProcessError, number, started_by_launcher
+from landscape.training.processes.comm import LostProcessError
+from landscape.training.processes.process_group import Group, number, started_by_launcher
 
 # A share of a grid may take long; a process that ends or is silent is noticed without this limit.
 WAIT = datetime.timedelta(days=7)

@@ -29,16 +29,16 @@ from landscape.training.experiments.sweep import sweep as compute_sweep
 from landscape.training.processes import children
 from landscape.training.processes.children import TIMEOUT
 from landscape.training.processes.process_group import Group, started_by_launcher, worker_device
-from landscape.training.recipes import recipe, table_recipes
+from landscape.training.recipes import recipe
 from landscape.training.recipes.recipe import Recipe
 from landscape.training.recipes.recipe import names as recipe_names
-from landscape.training.recipes.settings import key_and_value, parse_value, parsed
+from landscape.training.recipes.settings import NETWORKS, SERIES, key_and_value, parse_value, parsed
+from landscape.training.run import WRITERS
 from landscape.training.run.launch import in_processes, launch
 from landscape.training.run.loop import Hooks
-from landscape.training.run.scalars import WRITERS
 from landscape.training.run.setup import DivergedError, chosen_recipe, default_folder, divergence_message
-from landscape.training.topology.mixing import default_mixings, forms
-from landscape.training.topology.mixing import topologies as compare
+from landscape.training.topology import default_mixings, forms
+from landscape.training.topology import topologies as compare
 
 
 @command(
@@ -171,8 +171,8 @@ def recipes(name: str | None) -> None:
     width = max(map(len, listed))
     lines = [f"{name:{width}} {summary}" for name, summary in listed.items()]
     if not name:
-        lines += [f"{series.pattern}: {series.where}" for series in table_recipes.SERIES]
-        lines.append(f"The tables are DPSGD-2020's. NETWORK: {', '.join(table_recipes.NETWORKS)}")
+        lines += [f"{series.pattern}: {series.where}" for series in SERIES]
+        lines.append(f"The tables are DPSGD-2020's. NETWORK: {', '.join(NETWORKS)}")
     common.values("\n".join(lines), recipes=[_row(each) for each in listed])
 
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from landscape.core.errors import InputError
@@ -180,3 +181,18 @@ def kept_randomness(device: torch.device) -> Iterator[None]:
         torch.set_rng_state(states[0])
         for state in states[1:]:
             torch.get_device_module(device).set_rng_state(state, *([] if device.type == "mps" else [device]))
+
+
+def gather_bytes(
+    message: bytes, device: torch.device | str = "cpu", group: dist.ProcessGroup | None = None
+) -> list[bytes]:
+    """The ``message`` of every process of a group, in the order of their ranks, by way of ``device``."""
+    mine = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(device)
+    length = torch.tensor([len(mine)], device=device)
+    lengths = [torch.zeros_like(length) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(lengths, length, group=group)
+    padded = mine.new_zeros(max(map(int, lengths)))
+    padded[: len(mine)] = mine
+    parts = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(parts, padded, group=group)
+    return [part[: int(n)].cpu().numpy().tobytes() for part, n in zip(parts, lengths, strict=True)]

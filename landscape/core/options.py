@@ -138,6 +138,19 @@ def below_one(where: str, value: float) -> None:
         raise InputError(f"{where}: {value} is not allowed, it must be ≥ 0 and < 1")
 
 
+def up_to_one(where: str, value: float) -> None:
+    """Check that 0 < ``value`` ≤ 1, as of a share.
+
+    Raises:
+        InputError: another value.
+
+    Example:
+        >>> up_to_one("share", 1.0)
+    """
+    if not 0 < value <= 1:
+        raise InputError(f"{where}: {value} is not allowed, it must be > 0 and ≤ 1")
+
+
 # Numbers with bounds, for annotations of options and of fields: check_type and check_bounds check them.
 Natural = Annotated[int, functools.partial(positive, least=0)]
 Count = Annotated[int, functools.partial(positive, least=1)]
@@ -146,6 +159,7 @@ Positive = Annotated[float, positive]
 NonNegative = Annotated[float, functools.partial(positive, least=0)]
 AtLeastOne = Annotated[float, functools.partial(positive, least=1)]
 BelowOne = Annotated[float, below_one]
+UpToOne = Annotated[float, up_to_one]
 
 
 def _fits(value: Any, annotation: Any) -> bool:
@@ -259,7 +273,7 @@ def check_bounds(table: Any, prefix: str = "") -> None:
         InputError: a number beyond its bounds.
 
     Example:
-        >>> from landscape.training.recipes.recipe import Monitor
+        >>> from landscape.training.recipes import Monitor
         >>> check_bounds(Monitor(k=0), "monitor.")
         Traceback (most recent call last):
         landscape.core.errors.InputError: monitor.k: 0 is not allowed, it must be a finite number ≥ 1

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from landscape.core.devices import gather_bytes
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import expect, positive
@@ -330,21 +331,6 @@ def _gather(arrays: Mapping[str, Array], facts: list[Any], group: dist.ProcessGr
         return [_part(part) for part in gather_bytes(buffer.getvalue(), group=group)]
     except RuntimeError as error:  # a connection closed, as when a process is killed
         raise LostError(f"{LostError.words}; {RESUMABLE}") from error
-
-
-def gather_bytes(
-    message: bytes, device: torch.device | str = "cpu", group: dist.ProcessGroup | None = None
-) -> list[bytes]:
-    """The ``message`` of every process of a group, in the order of their ranks, by way of ``device``."""
-    mine = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(device)
-    length = torch.tensor([len(mine)], device=device)
-    lengths = [torch.zeros_like(length) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(lengths, length, group=group)
-    padded = mine.new_zeros(max(map(int, lengths)))
-    padded[: len(mine)] = mine
-    parts = [torch.empty_like(padded) for _ in lengths]
-    dist.all_gather(parts, padded, group=group)
-    return [part[: int(n)].cpu().numpy().tobytes() for part, n in zip(parts, lengths, strict=True)]
 
 
 def _part(message: bytes) -> _Part:

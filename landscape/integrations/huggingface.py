@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.core.errors import InputError
-from landscape.integrations.session import Recorded, batch_size, shallow_copy
+from landscape.integrations import Recorded, batch_size, shallow_copy
 from landscape.problem.shards import is_sharded
 
 try:
@@ -40,18 +40,15 @@ class LandscapeCallback(Recorded, TrainerCallback):  # type: ignore[misc]  # Any
             own loss is not known here.
         data: the training set, as the recorder takes it. Default: the Trainer's, through its collator.
         test: data of the same kind, or a data set, for the test loss.
-        contour, spectrum: True, or a dict of options (``grid``, ``span``, ``norm``, ``seed``, ``split``;
-            ``k``, ``quantities``, ``seed``, ``split``): at the end contour.h5 and .png,
-            spectrum.h5 and .png are written beside the checkpoints, in place of those of an earlier end. They
-            are of the last step's weights, also where the Trainer loads the best ones at the end.
-        options: ``every``, ``samples``, ``sharpness``, ``monitor``, ``save_every``, ``batch``, ``resume``,
+        settings: ``every``, ``samples``, ``sharpness``, ``monitor``, ``save_every``, ``batch``, ``resume``,
             ``scalars``, ``seed``, ``terms`` and ``randomness`` of the recorder. With ``samples`` the whole
             training set is collated at once.
 
     Raises:
-        InputError: for an option that is not known or allowed; in training for what the recorder refuses,
-            label smoothing or a loss of the Trainer's without ``loss``, a data set without a length or with a
-            random collator (such as of masked words), and optimizers that step in the backward pass.
+        InputError: for a setting that is not the recorder's, or not allowed; in training for what the
+            recorder refuses, label smoothing or a loss of the Trainer's without ``loss``, a data set without
+            a length or with a random collator (such as of masked words), and optimizers that step in the
+            backward pass.
         OperationError: in training, for a folder that the recorder refuses.
 
     Example::
@@ -67,12 +64,12 @@ class LandscapeCallback(Recorded, TrainerCallback):  # type: ignore[misc]  # Any
         self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any = None, **given: Any
     ) -> None:
         """Check what can be checked before the first step."""
-        self._session.abort()  # of a training that an exception ended
+        self._abort()  # of a training that an exception ended
         if self._watch is not None:
             self._watch.stop()
         self._begun, self._last, self._watch = False, None, None
-        _check(args, optimizer, own_loss=self._session.loss is None)
-        if self._session.loss is None and not args.torch_compile:  # a hook would have it compiled again
+        _check(args, optimizer, own_loss=self._loss is None)
+        if self._loss is None and not args.torch_compile:  # a hook would have it compiled again
             self._watch = LossWatch(model)
 
     def on_pre_optimizer_step(
@@ -83,33 +80,33 @@ class LandscapeCallback(Recorded, TrainerCallback):  # type: ignore[misc]  # Any
         if not self._begun:  # the weights are still those of the training's start
             if self._watch is not None:
                 self._watch.check()
-            data, test = self._session.splits(train_dataloader, EVEN)
+            data, test = self._splits(train_dataloader, EVEN)
             own = getattr(optimizer, "optimizer", optimizer)
             batch = batch_size(train_dataloader) if args.gradient_accumulation_steps == 1 else 0
-            self._session.begin(bare(model), data, test, own, batch=batch, resume=state.global_step)
+            self._begin(bare(model), data, test, own, batch=batch, resume=state.global_step)
             self._begun = True
-        self._session.before()
+        self._before()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Record a step after it is made."""
-        self._session.after()
+        self._after()
 
     def on_log(self, args: Any, state: Any, control: Any, *, logs: Any = None, **given: Any) -> None:
         """Record the training loss, the Trainer's mean since it logged last."""
-        if self._session.recorder is not None and "loss" in (logs or {}):
-            self._session.recorder.log(loss=logs["loss"])
+        if self._recorder is not None and "loss" in (logs or {}):
+            self._recorder.log(loss=logs["loss"])
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, *, model: Any, **given: Any) -> None:
         """Keep the weights where the Trainer may put others in their place at the end."""
-        if args.load_best_model_at_end and self._session.recorder is not None:
+        if args.load_best_model_at_end and self._recorder is not None:
             self._last = copy.deepcopy(model.state_dict())
 
     def on_train_end(self, args: Any, state: Any, control: Any, *, model: Any, **given: Any) -> None:
-        """Close the recorder, and draw what is to be drawn."""
+        """Close the recorder, with the weights of the last step."""
         best = copy.deepcopy(model.state_dict()) if self._last else None
         if self._last:
             model.load_state_dict(self._last)
-        self._session.end()
+        self._end()
         if best:
             model.load_state_dict(best)
         self._last = None

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from landscape.core.errors import InputError
-from landscape.integrations.session import Recorded, batch_size, shallow_copy
+from landscape.integrations import Recorded, batch_size, shallow_copy
 from landscape.problem.batches import as_tensors, is_resident
 from landscape.problem.shards import is_sharded
 
@@ -50,22 +50,19 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
         data: the training set, as the recorder takes it; without ``loss`` it is made of batches that
             ``training_step`` takes. Default: the data set behind the train dataloader, in order.
         test: data of the same kind, for the test loss.
-        contour, spectrum: True, or a dict of options (``grid``, ``span``, ``norm``, ``seed``, ``split``;
-            ``k``, ``quantities``, ``seed``, ``split``): at the end contour.h5 and .png,
-            spectrum.h5 and .png are written beside the checkpoints, in place of those of an earlier end.
-        options: ``every``, ``samples``, ``sharpness``, ``monitor``, ``save_every``, ``batch``, ``resume``,
+        settings: ``every``, ``samples``, ``sharpness``, ``monitor``, ``save_every``, ``batch``, ``resume``,
             ``scalars``, ``seed``, ``terms`` and ``randomness`` of the recorder. ``batch`` is by default that
             of the train dataloader; ``terms`` takes a whole batch where the loss is training_step's.
 
     Raises:
-        InputError: for an option that is not known or allowed; at the start of the training for what the
-            recorder refuses, several optimizers, shards of the parameters, batches that the Trainer changes
-            on their way, and a ``training_step`` that cannot be evaluated on its own.
+        InputError: for a setting that is not the recorder's, or not allowed; at the start of the training for
+            what the recorder refuses, several optimizers, shards of the parameters, batches that the Trainer
+            changes on their way, and a ``training_step`` that cannot be evaluated on its own.
         OperationError: at the start of the training, for a folder that the recorder refuses.
 
     Example::
 
-        Trainer(callbacks=[LandscapeCallback("runs/mine", every=50, contour={"grid": 25})]).fit(module, data)
+        Trainer(callbacks=[LandscapeCallback("runs/mine", every=50)]).fit(module, data)
     """
 
     _resume = 0
@@ -74,10 +71,10 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Open the recorder."""
         self._check(trainer)
-        session, loader = self._session, trainer.train_dataloader
-        model, terms = shallow_copy(pl_module), session.options.get("terms")
-        data, test = session.splits(loader)
-        if session.loss is None:
+        loader = trainer.train_dataloader
+        model, terms = shallow_copy(pl_module), self._settings["terms"]
+        data, test = self._splits(loader)
+        if self._loss is None:
             _check_own_loss(trainer, pl_module)
             model, data, test = step_model(pl_module), as_steps(data), as_steps(test)
             of_user = terms
@@ -85,21 +82,21 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
         (optimizer,) = trainer.optimizers
         batch = batch_size(loader) if trainer.accumulate_grad_batches == 1 else 0
         resume = self._resume if trainer.global_step else 0  # and not in another Trainer's first fit
-        session.begin(model, data, test, optimizer, batch=batch, resume=resume, terms=terms)
+        self._begin(model, data, test, optimizer, batch=batch, resume=resume, terms=terms)
         self._stepping = False
-        session.hooks.callback(optimizer.register_step_pre_hook(self._started).remove)
-        session.hooks.callback(optimizer.register_step_post_hook(self._ended).remove)
+        self._hooks.callback(optimizer.register_step_pre_hook(self._started).remove)
+        self._hooks.callback(optimizer.register_step_post_hook(self._ended).remove)
 
     def _started(self, *step: Any) -> None:
         self._stepping = True
 
     def _ended(self, *step: Any) -> None:
         self._stepping = False
-        if not self._session.within:
+        if not self._within:
             raise InputError(
                 "LandscapeCallback: a step went past Lightning; call step() on what self.optimizers() gives"
             )
-        self._session.after()
+        self._after()
 
     def _check(self, trainer: Any) -> None:
         optimizers, strategy = trainer.optimizers, trainer.strategy
@@ -126,30 +123,30 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Measure what a step needs before it is made: after backward, before gradients are clipped."""
-        if not (self._stepping and self._session.within):  # in which LBFGS calls its closure again
-            self._session.before()
+        if not (self._stepping and self._within):  # in which LBFGS calls its closure again
+            self._before()
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End a step that a GradScaler skipped, and record the minibatch's loss."""
-        self._session.after()
+        self._after()
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if trainer.accumulate_grad_batches == 1 and isinstance(loss, Tensor):
-            self._session.log(loss)
+            self._log(loss)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Close the recorder, and draw what is to be drawn."""
-        self._session.end()
-        self._resume = self._session.steps  # a second fit goes on
+        """Close the recorder."""
+        self._end()
+        self._resume = self._steps  # a second fit goes on
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Close the recorder; after an exception within a step nothing is written."""
-        self._session.abort()
+        self._abort()
 
     def state_dict(self) -> dict[str, Any]:
         """The step, for a checkpoint of Lightning's."""
-        return {"steps": self._session.steps}
+        return {"steps": self._steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from the step of such a checkpoint."""

@@ -37,7 +37,8 @@ from landscape.results import base
 from landscape.results.grids import HessianGrid
 from landscape.results.surfaces import Surface
 from landscape.training.processes import children
-from landscape.training.recipes.recipe import Monitor, Recipe
+from landscape.training.recipes import Monitor
+from landscape.training.recipes.recipe import Recipe
 from landscape.training.run import launch
 from landscape.training.run.launch import TrainingJob, train_runs
 from landscape.training.run.loop import Trainer

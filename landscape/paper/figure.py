@@ -29,7 +29,7 @@ from landscape.paper.run_times import calibrate
 from landscape.paper.verdicts import Judge, Rows
 from landscape.training.recipes import recipe
 from landscape.training.recipes.recipe import Recipe
-from landscape.training.recipes.table_recipes import SAMPLES
+from landscape.training.recipes.settings import SAMPLES
 
 if TYPE_CHECKING:  # matplotlib is imported where a figure is drawn
     from matplotlib.figure import Figure as Picture

@@ -41,14 +41,15 @@ from landscape.core.options import parse_toml
 from landscape.core.registry import numerics
 from landscape.data.base import Dataset
 from landscape.results.base import Result
-from landscape.training.algorithms.ssgd import SSGD
+from landscape.training.algorithms.central import SSGD
 from landscape.training.processes import children
-from landscape.training.processes.comm import Comm, Plan
+from landscape.training.processes.comm import Comm, Plan, averages_all
 from landscape.training.processes.process_group import Group
-from landscape.training.recipes.recipe import Decompose, Evaluate, Recipe, from_values
+from landscape.training.recipes import Decompose, Evaluate
+from landscape.training.recipes.recipe import Recipe, from_values
+from landscape.training.run import generator
 from landscape.training.run.loop import Trainer
-from landscape.training.run.randomness import generator
-from landscape.training.topology.mixing import Mixing, averages_all
+from landscape.training.topology import Mixing
 
 # A measurement goes on for this long (s), and for this many times at least (ours: medians within percents).
 SECONDS, TIMES = 1.0, 5

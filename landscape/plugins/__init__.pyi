@@ -7,11 +7,11 @@ from landscape.core.options import choose as choose
 from landscape.core.options import positive as positive
 from landscape.core.errors import InputError as InputError
 from landscape.core.errors import OperationError as OperationError
-from landscape.training.algorithms.base import Rule as Rule
-from landscape.training.algorithms.ssgd import SSGD as SSGD
+from landscape.training.algorithms import Rule as Rule
+from landscape.training.algorithms.central import SSGD as SSGD
 from landscape.training.optimizer.base import Optimizer as Optimizer
-from landscape.training.instruments.base import Instrument as Instrument
-from landscape.training.topology.mixing import Mixing as Mixing
+from landscape.training.instruments import Instrument as Instrument
+from landscape.training.topology import Mixing as Mixing
 from landscape.data.base import Dataset as Dataset
 from landscape.data.base import classification as classification
 from landscape.results.base import Result as Result

@@ -15,16 +15,17 @@ from torch import Tensor, nn
 
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import registry
+from landscape.core.registry import algorithms
 from landscape.problem.layout import Layout, Slot
 from landscape.testing.checks import CHECKS, RECIPE, lent, refuses, require, run, same_bits
-from landscape.training import algorithms
 from landscape.training import optimizer as optimizers
-from landscape.training.algorithms.base import Rule
-from landscape.training.instruments.base import Instrument
+from landscape.training.algorithms import Rule
+from landscape.training.instruments import Instrument
 from landscape.training.optimizer.base import SGD, Optimizer
+from landscape.training.processes.comm import combine
 from landscape.training.recipes import recipe
 from landscape.training.run.loop import Hooks, Trainer
-from landscape.training.topology.mixing import Mixing
+from landscape.training.topology import Mixing
 
 #: Of the checks without a model.
 LAYOUT = Layout((Slot("w", (3, 4), 0, 12, "weight"), Slot("b", (3,), 12, 3, "bias")))
@@ -269,7 +270,7 @@ def matrices(case: tuple[Mixing, str]) -> None:
         shares = m.shape == (n, n) and m.min() >= 0
         require(shares, f"the matrix of step {t} is no (n, n) matrix of shares ≥ 0")
         np.testing.assert_allclose([m.sum(0), m.sum(1)], 1, atol=1e-12)
-        mixed = mixing.apply(weights, t)
+        mixed = combine(weights, m)
         torch.testing.assert_close(mixed, torch.from_numpy(m).to(device) @ weights)
         torch.testing.assert_close(mixed.mean(0), weights.mean(0))
         np.testing.assert_array_equal(m, Mixing(mixing.spec, n, mixing.seed).matrix(t))

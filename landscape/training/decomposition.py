@@ -16,7 +16,7 @@ from landscape.data.parts import Parts
 from landscape.gradients.learners import Stack, Training
 from landscape.problem.problem import Problem
 from landscape.training.processes.comm import Comm
-from landscape.training.run.randomness import generator
+from landscape.training.run import generator
 
 # Number of independent estimates of g from a sample (ours; a standard error is then within about 20%).
 GROUPS = 16

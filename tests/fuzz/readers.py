@@ -21,8 +21,8 @@ from landscape.data import speech
 from landscape.data.images import FILES, decode, read_binary, read_idx
 from landscape.paper import gallery
 from landscape.paper.record import Record
+from landscape.training import topology as mixing
 from landscape.training.recipes import recipe
-from landscape.training.topology import mixing
 from tests.fuzz import mutations, samples
 
 Reader = Callable[[bytes, Path, random.Random], None]

@@ -152,14 +152,9 @@ def test_the_numbers_are_those_of_a_plain_loop(tmp_path: Path, accumulate: int) 
         assert b.epoch == 2
 
 
-def test_samples_and_pictures(tmp_path: Path) -> None:
-    model, picture = gpt2(), {"grid": (4, 3), "norm": "filter"}
-    train(model, LandscapeCallback(tmp_path / "a", every=4, samples=160, contour=picture), folder=tmp_path)
+def test_samples_have_errors(tmp_path: Path) -> None:
+    train(gpt2(), LandscapeCallback(tmp_path / "a", every=4, samples=160), folder=tmp_path)
     assert (landscape.load(tmp_path / "a" / "last.h5").history["alpha_e_se"][1:] > 0).all()
-    surface = landscape.load(tmp_path / "a" / "contour.h5")
-    assert surface.loss.shape == (3, 4)
-    problem = landscape.Problem(model, None, batches(Texts()))
-    torch.testing.assert_close(torch.from_numpy(surface.center), problem.weights)
 
 
 def test_mixed_precision_is_recorded_in_full_and_without_dropout(tmp_path: Path) -> None:
@@ -207,7 +202,7 @@ def test_a_run_goes_on_from_a_checkpoint_of_the_trainers(tmp_path: Path) -> None
 def test_the_best_model_at_the_end_is_not_the_last_step(tmp_path: Path) -> None:
     model = gpt2()
     train(
-        model, LandscapeCallback(tmp_path / "a", every=2, save_every=6, test=Texts(16), contour={"grid": 3}),
+        model, LandscapeCallback(tmp_path / "a", every=2, save_every=6, test=Texts(16)),
         folder=tmp_path, num_train_epochs=3, eval_strategy="epoch",
         save_strategy="epoch", load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=True,
     )  # fmt: skip
@@ -217,8 +212,6 @@ def test_the_best_model_at_the_end_is_not_the_last_step(tmp_path: Path) -> None:
     assert torch.equal(run.weights[0], weights[2])
     assert [torch.equal(best, each) for each in weights].count(True) == 1
     assert not torch.equal(best, weights[2]), "the first is the largest loss"
-    surface = landscape.load(tmp_path / "a" / "contour.h5")
-    assert torch.equal(torch.from_numpy(surface.center), weights[2])
     problem = run.problem(
         "train", model=gpt2(), data={"train": batches(Texts(16))}, loss=None, dtype=torch.float64
     )
@@ -357,8 +350,7 @@ def test_the_example_of_gpt2(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert "λ_max" in done.stdout
-    for name in ("contour.png", "spectrum.png"):
-        assert (tmp_path / "out" / name).stat().st_size > 10_000
+    assert (tmp_path / "out" / "contour.png").stat().st_size > 10_000
     rows = landscape.load(tmp_path / "out" / "last.h5").history
     assert rows["train_loss"][-1] < 0.7 * np.nanmax(rows["train_loss"])
 

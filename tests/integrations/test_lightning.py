@@ -200,9 +200,7 @@ def test_the_training_is_undisturbed(tmp_path: Path) -> None:
         module = Module(norm=True, dropout=0.2)
         torch.manual_seed(5)
         loader = DataLoader(data(), BATCH, shuffle=True)
-        callback = LandscapeCallback(
-            tmp_path / "a", every=2, test=digits(30), sharpness=5, contour={"grid": 3}
-        )
+        callback = LandscapeCallback(tmp_path / "a", every=2, test=digits(30), sharpness=5)
         fit(module, *[callback] * recorded, folder=tmp_path, loader=loader)
         ends.append((module.state_dict(), torch.rand(2), len(module.seen), module.training))
         assert type(module) is Module
@@ -238,14 +236,11 @@ def test_a_run_goes_on_from_a_checkpoint_of_lightnings(tmp_path: Path) -> None:
             fit(Module(), again, folder=tmp_path)
 
 
-def test_pictures_at_the_end_and_samples(tmp_path: Path) -> None:
+def test_the_record_of_samples(tmp_path: Path) -> None:
     module = Module()
-    callback = LandscapeCallback(tmp_path / "a", every=3, samples=96, contour={"grid": (4, 3)})
+    callback = LandscapeCallback(tmp_path / "a", every=3, samples=96)
     fit(module, callback, folder=tmp_path)
-    surface = landscape.load(tmp_path / "a" / "contour.h5")
     problem = landscape.Problem(module, F.cross_entropy, digits())
-    assert surface.loss.shape == (3, 4)
-    torch.testing.assert_close(torch.from_numpy(surface.center), problem.weights)
     run = landscape.load(tmp_path / "a" / "last.h5")
     assert (run.history["alpha_e_se"][1:] > 0).all()
     assert run.epoch == EPOCHS
@@ -271,12 +266,11 @@ def test_the_loss_of_a_step_follows_the_epoch_and_keeps_nothing(tmp_path: Path) 
             return self.seen[-1]
 
     module = Annealed()
-    fit(module, LandscapeCallback(tmp_path / "a", every=4, contour={"grid": 3}), folder=tmp_path)
+    fit(module, LandscapeCallback(tmp_path / "a", every=4), folder=tmp_path)
     losses = landscape.load(tmp_path / "a" / "last.h5").history["train_loss"][1:]
     # At steps 4, 8 and 12 of epochs 0, 1 and 2: a plain mean, times the weight of the epoch.
     assert losses[1] / losses[0] > 1.5
     assert len(module.seen) == 12  # with graphs, which no copy can hold
-    assert (tmp_path / "a" / "contour.png").exists()
     module.seen.clear()
     model = copy.deepcopy(step_model(module))
     assert type(model).__qualname__ == Annealed.__qualname__
@@ -299,20 +293,21 @@ def test_a_step_of_tokens_has_its_terms(tmp_path: Path) -> None:
     x = torch.randn(8, 5, 3).double()
     y = torch.randint(4, (8, 5)).masked_fill(torch.arange(5) >= torch.randint(1, 6, (8, 1)), -1)
     loader = DataLoader([{"x": x, "y": y}], None)  # one batch, whose samples have unequal numbers of tokens
-    given: dict[str, Any] = {"data": [{"x": x[:3], "y": y[:3]}, {"x": x[3:], "y": y[3:]}]}
-    other, callback = Tokens(), LandscapeCallback(tmp_path / "a", **given, contour={"grid": 3})
+    batches = [{"x": x[:3], "y": y[:3]}, {"x": x[3:], "y": y[3:]}]
+    given: dict[str, Any] = {"data": batches, "test": batches}
+    other, callback = Tokens(), LandscapeCallback(tmp_path / "a", **given)
     with pytest.warns(landscape.ProblemWarning, match="terms of its mean are counted"):
         fit(other, callback, folder=tmp_path, loader=loader)
     tokens = float(other.training_step({"x": x, "y": y}, 0))
-    assert landscape.load(tmp_path / "a" / "contour.h5").loss[1, 1] == pytest.approx(tokens)
-    given |= {"terms": lambda batch: (batch["y"] >= 0).sum(1), "contour": {"grid": 3}, "every": 1}
+    assert landscape.load(tmp_path / "a" / "last.h5").history["test_loss"][-1] == pytest.approx(tokens)
+    given |= {"terms": lambda batch: (batch["y"] >= 0).sum(1), "every": 1}
     module = Tokens()
     module.make = lambda p: torch.optim.SGD(p, lr=0.1)
     fit(module, LandscapeCallback(tmp_path / "b", **given), folder=tmp_path, loader=loader)
     rows = landscape.load(tmp_path / "b" / "last.h5").history
     np.testing.assert_allclose(rows["alpha_e"][1:], 0.1, rtol=1e-10)  # full-batch steps
     truth = float(module.training_step({"x": x, "y": y}, 0))
-    assert landscape.load(tmp_path / "b" / "contour.h5").loss[1, 1] == pytest.approx(truth)
+    assert rows["test_loss"][-1] == pytest.approx(truth)
 
 
 def test_an_exception_closes_the_recorder(tmp_path: Path) -> None:
@@ -424,11 +419,10 @@ def _older_init(module: Any, older: Any) -> None:
 @pytest.mark.slow
 def test_under_ddp_rank_0_records(tmp_path: Path) -> None:
     fit(
-        Module(lambda p: torch.optim.SGD(p, lr=0.1)), LandscapeCallback(tmp_path / "a", every=2, contour={"grid": 3}),
+        Module(lambda p: torch.optim.SGD(p, lr=0.1)), LandscapeCallback(tmp_path / "a", every=2),
         folder=tmp_path, loader=DataLoader(data(), 60), strategy="ddp_fork", devices=2,
     )  # fmt: skip
     run = landscape.load(tmp_path / "a" / "last.h5")
     assert run.history["step"].tolist() == [0, 2]
     # Two processes with half of the data each make full-batch steps.
     assert run.history["alpha_e"][1] == pytest.approx(0.1, rel=1e-9)
-    assert (tmp_path / "a" / "contour.png").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,32 +15,28 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, Weighte
 
 import landscape
 from landscape.core.errors import InputError
-from landscape.integrations import session as shared
-from landscape.integrations.session import Session, batch_size, given_or_own, in_order, shallow_copy
+from landscape.integrations import Recorded, batch_size, given_or_own, in_order, shallow_copy
 from landscape.problem.shards import is_sharded
-from landscape.training.own_loop.recorder import Recorder, RecorderWarning
 
 X, Y = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 2
 
 
-def session(
-    folder: Path, contour: Any = False, spectrum: Any = False, test: Any = None, **options: Any
-) -> Session:
-    return Session(folder, F.cross_entropy, None, test, options, {"contour": contour, "spectrum": spectrum})
+def session(folder: Path, test: Any = None, **settings: Any) -> Recorded:
+    return Recorded(folder, F.cross_entropy, test=test, **settings)
 
 
-def begin(made: Session, model: nn.Module, resume: int = 0) -> torch.optim.Optimizer:
+def begin(made: Recorded, model: nn.Module, resume: int = 0) -> torch.optim.Optimizer:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    made.begin(model, (X, Y), made.test, optimizer, batch=4, resume=resume)
+    made._begin(model, (X, Y), made._test, optimizer, batch=4, resume=resume)
     return optimizer
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, made: Session) -> None:
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, made: Recorded) -> None:
     optimizer.zero_grad()
     F.cross_entropy(model(X), Y).backward()
-    made.before()
+    made._before()
     optimizer.step()
-    made.after()
+    made._after()
 
 
 @pytest.mark.parametrize(
@@ -66,87 +61,54 @@ def test_a_module_that_knows_of_meshes_is_not_sharded_for_that() -> None:
     assert not is_sharded(Module(3, 2))
 
 
-def test_the_options_are_the_recorders() -> None:
-    known = inspect.signature(Recorder).parameters
-    own = {"folder", "model", "loss", "data", "test", "optimizer"}
-    assert set(shared.Options.__annotations__) == set(known) - own
-    assert known["every"].default == shared.EVERY
-
-
-@pytest.mark.parametrize(("options", "words"), [
-    ({"evry": 5}, "evry.*every"),
-    ({"samples": "all"}, "samples: 'all'"),
-    ({"contour": 3}, "contour: 3"),
-    ({"contour": {"gird": 5}}, "gird.*grid"),
-    ({"contour": {"grid": 0}}, "grid: 0"),
-    ({"contour": {"span": -1.0}}, "span"),
-    ({"contour": {"norm": "fliter"}}, "filter"),
-    ({"contour": {"split": "test"}}, "contour.split: 'test'"),
-    ({"spectrum": {"k": -1}}, "k: -1"),
-    ({"spectrum": {"quantities": ["traces"]}}, "spectrum.quantities: 'traces'"),
-    ({"spectrum": None}, "spectrum: None"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"evry": 5}, "evry.*every"),
+        ({"samples": "all"}, "samples: 'all'"),
+        ({"contour": True}, "contour"),
+        ({"save_every": 2.5}, "save_every: 2.5"),
+    ],
+)
 def test_options_are_checked_before_the_training(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words) as error:
         session(tmp_path, **options)
     assert "\n" not in str(error.value)
 
 
-def test_a_session_records_draws_and_goes_on(tmp_path: Path) -> None:
+def test_a_session_records_and_goes_on(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
-    pictures = {"contour": {"grid": (3, 2), "split": "test"}, "spectrum": {"quantities": ["trace"]}}
-    made = session(tmp_path, **pictures, test=(X[:4], Y[:4]), every=2)
+    made = session(tmp_path, test=(X[:4], Y[:4]), every=2)
     optimizer = begin(made, model)
     for _ in range(5):
         step(model, optimizer, made)
-    made.end()
-    surface, spectrum = landscape.load(tmp_path / "contour.h5"), landscape.load(tmp_path / "spectrum.h5")
-    assert surface.loss.shape == (2, 3)
-    assert (surface.split, surface.label) == ("test", f"{tmp_path.name}, step 5")
-    problem = landscape.Problem(model, F.cross_entropy, (X, Y))
-    torch.testing.assert_close(torch.from_numpy(surface.center), problem.weights)
-    assert spectrum.trace == pytest.approx(landscape.trace(problem).value, rel=1e-4)
-    for name in ("contour.png", "spectrum.png"):
-        assert (tmp_path / name).stat().st_size > 5_000
-    optimizer = begin(made, model, resume=made.steps)
+    made._end()
+    optimizer = begin(made, model, resume=made._steps)
     step(model, optimizer, made)
-    made.end()
+    made._end()
     run = landscape.load(tmp_path / "last.h5")
     assert run.history["step"].tolist() == [0, 2, 4, 5, 6]
+    assert run.local_batch == 4
     assert run.model["name"] == "torch.nn.modules.linear:Linear"
-    assert landscape.load(tmp_path / "contour.h5").label.endswith("step 6")
 
 
 def test_a_step_without_an_end_counts_and_one_that_fails_is_not_written(tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
     made = session(tmp_path, every=1)
     optimizer = begin(made, model)
-    made.before()  # skipped by a GradScaler
+    made._before()  # skipped by a GradScaler
     step(model, optimizer, made)
-    assert made.steps == 2
-    made.before()
+    assert made._steps == 2
+    made._before()
     with torch.no_grad():
         model.weight.fill_(7.0)
-    made.abort()
-    made.end()
+    made._abort()
+    made._end()
     run = landscape.load(tmp_path / "step-0000000.h5")
     assert run.step == 0
     assert not (tmp_path / "step-0000003.h5").exists()
     assert landscape.load(tmp_path / "last.h5").step == 0
-
-
-def test_pictures_that_cannot_be_drawn_are_a_warning(tmp_path: Path) -> None:
-    model = nn.Linear(3, 2)
-    made = session(tmp_path, contour={"grid": 3}, every=0)
-    begin(made, model)
-    made.before()
-    with torch.no_grad():
-        model.weight.fill_(torch.nan)
-    made.after()
-    with pytest.warns(RecorderWarning, match="contour: not drawn: .*NaN"):
-        made.end()
-    assert not (tmp_path / "contour.h5").exists()
 
 
 def test_the_data_of_a_loader_is_read_in_order(tmp_path: Path) -> None:

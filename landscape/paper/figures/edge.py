@@ -41,7 +41,7 @@ from landscape.paper.verdicts import (
 from landscape.plots.picture import numbered, panels, shared_legend
 from landscape.plots.style import color_of, log_axis, shades, ticks_at
 from landscape.plots.training import column_of
-from landscape.training.topology.mixing import Mixing
+from landscape.training.topology import Mixing
 
 MIXINGS = ("full", "ring(2)", "ring(1)")
 COLORS = {"SSGD": color_of("ssgd"), **dict(zip(MIXINGS, shades(color_of("dpsgd"), 3), strict=True))}

@@ -24,7 +24,7 @@ from landscape.plots.style import color_of, log_axis
 from landscape.plots.training import column_of
 from landscape.results.flatness import Smoothing
 from landscape.results.noise import Noise
-from landscape.training.experiments import continued
+from landscape.training import experiments as continued
 
 # ---- Four numbers for Δ(2)
 

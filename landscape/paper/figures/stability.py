@@ -21,6 +21,7 @@ from torch import Tensor
 from landscape.core.devices import vector_norm
 from landscape.core.errors import OperationError
 from landscape.core.hdf5 import Array
+from landscape.core.registry import algorithms as rules
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.limits import limits, max_stable_step, polynomials
@@ -35,7 +36,6 @@ from landscape.plots.tables import delay_axes, without_bridge
 from landscape.problem.problem import Problem
 from landscape.results.base import Result, Sourced
 from landscape.results.training import forms_with
-from landscape.training import algorithms as rules
 from landscape.training.optimizer.base import SGD
 from landscape.training.recipes.recipe import read
 from landscape.training.run.loop import Hooks, Trainer

@@ -1,4 +1,4 @@
-"""Decentralized SGD: mixing with neighbors, adaptive consensus, push-sum, gradient tracking and D²."""
+"""Decentralized SGD: mixing with neighbors, push-sum, gradient tracking, D², pairs, and older gradients."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from landscape.core import registry
+from landscape.core.devices import double
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import Count, Natural, NonNegative
+from landscape.core.options import BelowOne, Count, Natural, NonNegative, Positive
 from landscape.limits import max_stable_step
 from landscape.limits.rules import (
     first_unstable,
     max_d2_step,
     max_matching_momentum_step,
+    max_matching_step,
     max_mixing_step,
+    max_paired_outer_step,
     max_tracking_step,
 )
-from landscape.training.algorithms.base import Rule
+from landscape.training.algorithms import Rule
 from landscape.training.optimizer.base import OptimizerMemory
 from landscape.training.processes.comm import Exchange
-from landscape.training.topology.mixing import Mixing, is_file, read_matrix
+from landscape.training.topology import Mixing, is_file, read_matrix
 
 
 @registry.algorithms.add("dpsgd")
@@ -102,12 +105,6 @@ class DPSGD(Rule):
         fixed = len(self.mixing.cycle) == 1 or self.learners == 1
         modes = self.mixing.modes[0]
         return max_mixing_step(modes, momentum, form, self.order, mixed=mixed) if fixed else None
-
-    def describe(self, momentum: float | None = 0.0, form: str = "ordinary") -> str:
-        if momentum == 0:
-            return self.mixing.describe(self.order)
-        stable = super().describe(momentum, form) or "the limit with this optimizer is not known"
-        return self.mixing.describe(self.order, stable)
 
 
 @registry.algorithms.add("single-merge")
@@ -267,10 +264,6 @@ class SGP(Rule):
         return first_unstable(lambda h: float(np.abs(np.linalg.eigvals(p - h * p / w)).max()), 2 * w.max())
 
 
-# In place of a limit that is None.
-UNKNOWN = "the limit is not known"
-
-
 @registry.algorithms.add("gradient-tracking")
 class GradientTracking(Rule):
     """Each learner moves along y_j, its estimate of the learners' mean direction, instead of its own u_j.
@@ -329,9 +322,6 @@ class GradientTracking(Rule):
             return None
         return max_tracking_step(self.mixing.modes[0], momentum, form, self.order)
 
-    def describe(self, momentum: float | None = 0.0, form: str = "ordinary") -> str:
-        return self.mixing.describe(self.order, super().describe(momentum, form) or UNKNOWN)
-
 
 @registry.algorithms.add("d2")
 class D2(Rule):
@@ -375,5 +365,134 @@ class D2(Rule):
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
         return max_d2_step(self.mixing.modes[0], momentum, form)
 
-    def describe(self, momentum: float | None = 0.0, form: str = "ordinary") -> str:
-        return self.mixing.describe("atc", super().describe(momentum, form) or UNKNOWN)
+
+@registry.algorithms.add("noloco")
+class NoLoCo(Rule):
+    """NoLoCo: after ``period`` H steps δ_j ← μδ_j + ν (w̄ − φ̄) + γ (φ̄ − φ_j), φ_j ← φ_j + δ_j, w_j ← φ_j.
+
+    w̄ and φ̄ are means over learner j and its random partner, φ_j are its weights at the end of the last
+    period (Kolehmainen et al. 2025, modified Nesterov momentum). γ = ν as in the authors' program, so that
+    only w_j has to be sent: δ_j ← μδ_j + ν (w̄ − φ_j). An odd learner is its own partner.
+
+    Args:
+        period: H. Unit: steps.
+        outer_lr: ν. Source: the authors' program.
+        outer_momentum: μ. Source: the authors' program.
+        mixing: Who averages with whom at the end of a period, as for dpsgd; a cycle goes on by one matrix
+            from period to period. Source: Kolehmainen et al. 2025.
+    """
+
+    label, color = "NoLoCo", "#44AA99"
+    needs: Mapping[str, str] = {"mixing": "learners > 1"}
+    lr_is_factor = True
+
+    def __init__(
+        self,
+        learners: int,
+        seed: int,
+        period: Count,
+        outer_lr: Positive = 0.7,
+        outer_momentum: BelowOne = 0.5,
+        mixing: str = "random-matching",
+    ) -> None:
+        super().__init__(learners, seed)
+        self.period, self.mixing = period, Mixing(mixing, learners, seed)
+        self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
+
+    def start(self, weights: Tensor) -> None:
+        self.state = {"anchor": weights.clone(), "slow_momentum": torch.zeros_like(weights)}
+
+    def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
+        new = torch.sub(weights, directions, alpha=lr, out=self._new_weights(weights))
+        if step % self.period:
+            return new
+        anchor = self.state["anchor"]
+        mixed = self.comm.mix(new, self.mixing, step // self.period)()
+        slow = torch.add(
+            self.outer_momentum * self.state["slow_momentum"], mixed - anchor, alpha=self.outer_lr
+        )
+        self.state = {"anchor": anchor + slow, "slow_momentum": slow}
+        return new.copy_(self.state["anchor"])
+
+    def follows_mean_direction(self, step: int) -> bool:
+        return step % self.period != 0
+
+    def communication_cost(self, step: int) -> tuple[float, int]:
+        ends = step % self.period == 0
+        return (self.mixing.degree(step // self.period), 1) if ends else (0.0, 0)
+
+    def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
+        """The limit is known without momentum, for one matrix, and for random pairs in mean square."""
+        if momentum or len(self.mixing.cycle) > 1:
+            return None
+        modes, drawn = self.mixing.modes[0], not self.mixing.cycle and self.learners > 1
+        return max_paired_outer_step(self.period, self.outer_lr, self.outer_momentum, modes, drawn)
+
+
+#: The age of the gradients at a step: the mean over the learners.
+DELAY = {"delay": "steps"}
+
+
+@registry.algorithms.add("ad-psgd")
+class ADPSGD(DPSGD):
+    """w_j(t+1) = Σ_k M_jk(t) w_k(t) − α ∇L^{μ_j}(w_j(t−d)): pairs average while gradients are under way.
+
+    AD-PSGD (Lian et al. 2018): X ← X W_k − γ ∂g(X̂_k), W_k averaging one random pair and X̂_k older weights.
+    There one learner acts at a time, at its own pace; here all act in each step, paired at random, which is
+    the same with n events a step and no learner left behind. τ = 0 is DPSGD in AWC order.
+
+    Args:
+        delay: τ, the age of gradients. Unit: steps. Source: ours; a gradient is begun one exchange ago.
+        schedule: "fixed": d is τ for all; "random": each learner draws d from 0…τ at each step (bounded
+            staleness, Assumption 1 of Lian et al. 2018). Source: ours.
+        mixing: The mixing matrix, as for dpsgd. Source: Lian et al. 2018.
+    """
+
+    label, color = "AD-PSGD", "#56B4E9"
+    needs: Mapping[str, str] = {"schedule": "delay > 0", "mixing": "learners > 1"}
+    columns = DELAY
+    purposes = ("delay",)
+
+    def __init__(
+        self,
+        learners: int,
+        seed: int,
+        delay: Natural = 1,
+        schedule: Literal["fixed", "random"] = "fixed",
+        mixing: str = "random-matching",
+    ) -> None:
+        super().__init__(learners, seed, mixing)
+        self.delay, self.schedule = delay, schedule
+        self._slots, self._mean_delay = torch.empty(0), 0.0
+
+    def start(self, weights: Tensor) -> None:
+        self.state = {"past": weights[:, None].repeat(1, self.delay + 1, 1)}
+
+    def begin(self, weights: Tensor, step: int) -> None:
+        super().begin(weights, step)
+        size = self.delay + 1
+        self.state["past"][:, (step - 1) % size] = weights
+        longest = min(self.delay, step - 1)
+        delays = torch.full((self.learners,), longest)
+        if self.schedule == "random":
+            draw = self.generator("delay", step)
+            delays = torch.randint(longest + 1, (self.learners,), generator=draw)
+        self._mean_delay = float(double(delays).mean())
+        self._slots = (step - 1 - delays[self.comm.local]) % size
+
+    def gradient_points(self, weights: Tensor) -> Tensor:
+        slots = self._slots.to(weights.device)
+        return self.state["past"][torch.arange(len(weights), device=weights.device), slots]
+
+    def record(self, step: int) -> dict[str, float]:
+        return {"delay": self._mean_delay}
+
+    def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
+        """The limit for random pairs is one in mean square; it is known for the fixed schedule only."""
+        if not self.delay:
+            return super().stability_limit(momentum, form)
+        if self.schedule == "random" or len(self.mixing.cycle) > 1:
+            return None
+        if self.mixing.cycle or self.learners == 1:
+            return max_mixing_step(self.mixing.modes[0], momentum, form, "awc", self.delay)
+        return None if momentum else max_matching_step(float(self.mixing.modes.real[0, 0]), self.delay)

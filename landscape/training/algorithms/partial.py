@@ -18,11 +18,11 @@ from torch import Tensor
 from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import BelowOne, Count, Natural, NonNegative, Positive
+from landscape.core.options import BelowOne, Count, Natural, NonNegative, Positive, UpToOne
 from landscape.limits import max_stable_step
 from landscape.limits.rules import max_period_step
 from landscape.problem.layout import Layout, Slot
-from landscape.training.algorithms.base import Rule
+from landscape.training.algorithms import Rule
 
 
 @registry.algorithms.add("sparta")
@@ -42,10 +42,8 @@ class Sparta(Rule):
 
     needs: Mapping[str, str] = {"share": "learners > 1"}
 
-    def __init__(self, learners: int, seed: int, share: Positive = 0.005) -> None:
+    def __init__(self, learners: int, seed: int, share: UpToOne = 0.005) -> None:
         super().__init__(learners, seed)
-        if share > 1:
-            raise InputError(f"algorithm.share: {share} is not allowed, it must be > 0 and ≤ 1")
         self.share = share
         self._sent = share  # that of the last step, rounded to whole numbers
 
@@ -214,14 +212,12 @@ class DecoupledDiLoCo(StreamingDiLoCo):
         fragments: Count,
         delay: Natural = 0,
         quorum: Count = 1,
-        availability: Positive = 1.0,
+        availability: UpToOne = 1.0,
         merge: Literal["rda", "mean"] = "rda",
         outer_lr: Positive = 0.7,
         outer_momentum: BelowOne = 0.9,
     ) -> None:
         super().__init__(learners, seed, period, fragments, delay, 0.0, outer_lr, outer_momentum)
-        if availability > 1:
-            raise InputError(f"algorithm.availability: {availability} is not allowed, it must be > 0 and ≤ 1")
         if quorum > learners:
             raise InputError(f"algorithm.quorum: {quorum} is not allowed, it must be ≤ {learners} learners")
         self.quorum, self.availability, self.merge = quorum, availability, merge
@@ -412,15 +408,13 @@ class SparseLoCo(TopK):
         learners: int,
         seed: int,
         period: Count,
-        share: Positive = 1 / 32,
+        share: UpToOne = 1 / 32,
         decay: BelowOne = 0.95,
         chunk: Count = 64,
         outer_lr: Positive = 1.0,
         average: Literal["all", "senders"] = "all",
     ) -> None:
         super().__init__(learners, seed)
-        if share > 1:
-            raise InputError(f"algorithm.share: {share} is not allowed, it must be > 0 and ≤ 1")
         self.period, self.share, self.decay, self.chunk = period, share, decay, chunk
         self.outer_lr, self.average = outer_lr, average
 

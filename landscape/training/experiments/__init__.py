@@ -1,1 +1,460 @@
-"""Experiments that train: sweeps, continued runs, and the limits of stability."""
+"""Runs that go on, and what their state says of the optimizer's preconditioner and of stability."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint, check_learner
+from landscape.core.analysis import analysis
+from landscape.core.devices import float64_device
+from landscape.core.errors import InputError, OperationError
+from landscape.core.options import choose, expect, positive
+from landscape.core.progress import ProgressOption, taken
+from landscape.core.registry import numerics
+from landscape.curvature.eigenvalues import top_eigenvalues
+from landscape.curvature.hessian import Preconditioner, as_preconditioner
+from landscape.evaluation.grid import named_loss, setting
+from landscape.gradients.minibatches import Minibatches, stream
+from landscape.limits import limits, max_stable_step
+from landscape.problem.layout import average
+from landscape.problem.problem import Problem, Run, problem_of
+from landscape.results.base import Provenance
+from landscape.results.noise import CriticalBatch
+from landscape.results.training import Stability
+from landscape.training import optimizer as optimizers
+from landscape.training.optimizer.base import Optimizer
+from landscape.training.own_loop import rate, read_settings
+from landscape.training.recipes import Save, Schedule
+from landscape.training.recipes.recipe import Recipe, continued, recipe_of
+from landscape.training.run.loop import Hooks, Trainer
+
+# Batches in units of the run's own, seeds, and the allowed rise of the loss (ours).
+FACTORS, SEEDS, LOSS_TOL = (1.0, 2.0, 4.0, 8.0, 16.0), 3, 0.01
+# The largest batch takes so many steps by default, and at least so many. The loss of a branch is its mean at
+# so many places evenly spread over the last quarter, which takes off most of its fluctuation (ours).
+STEPS, LEAST_STEPS, PLACES = 40, 8, 5
+# The exponent of the batch in the learning rate: 1 for SGD (Goyal et al. 2017), ½ for optimizers that divide
+# by the size of the gradient (Malladi et al. 2022).
+ROOT = ("torch:Adam", "torch:AdamW", "torch:RMSprop", "torch:NAdam", "torch:RAdam", "torch:Adamax", "lamb")
+SCALING = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}
+
+
+@analysis(
+    shorter="a smaller trained_samples= or seeds=",
+    group="Measure noise and learners",
+    of_the_run=None,
+    options={
+        "factors": {"metavar": "k,…"},
+        "trained_samples": {"flag": "--samples", "metavar": "N"},
+        "seeds": {"flag": "--branches"},
+        "scaling": {"flag": "--lr-scaling"},
+    },
+)
+def critical_batch(
+    run: Checkpoint,
+    factors: Sequence[float] = FACTORS,
+    *,
+    trained_samples: int | None = None,
+    seeds: int = SEEDS,
+    loss_tol: float = LOSS_TOL,
+    scaling: Literal["linear", "sqrt", "none"] | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    data_dir: str | Path | None = None,
+    progress: ProgressOption = None,
+    **about: Unpack[Provenance],
+) -> CriticalBatch:
+    """Find the critical batch by branched training.
+
+    It is the largest with which training goes on as well, sample for sample, from a checkpoint.
+
+    From the checkpoint, with the state of its optimizer and update rule, branches train on equally many
+    samples in steps of other batches; the learning rate follows the batch. The critical batch is the one
+    above which the training loss ends higher than with the smallest batch, by more than the share
+    ``loss_tol``: branched training (Merrill et al. 2025, arXiv 2505.23971). It needs no assumption on the
+    Hessian, which :func:`landscape.noise_scale` does. Evaluation of the loss at w_a over all training data,
+    several seeds and interpolation between batches are ours.
+
+    Args:
+        run: a checkpoint of ``landscape train``, which says how the run goes on (a :class:`landscape.Problem`
+            does not); its learning rate stays constant within a branch.
+        factors: batches of the branches in units of the run's; the smallest is the reference.
+        trained_samples: of each branch; default: 40 steps of the largest batch.
+        seeds: branches for each batch, with minibatches of their own.
+        loss_tol: the allowed rise of the loss, relative to that of the reference.
+        scaling: of the learning rate with the batch: "linear", "sqrt" or "none". Default: "linear", for
+            optimizers that divide by the size of the gradient "sqrt".
+        seed: of the first branch; it draws the minibatches.
+        device, data_dir: where the branches train, and the folder of data sets; default: those of the run's
+            problem.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
+
+    Returns:
+        The loss of each branch, and the critical batch with its standard error.
+
+    Raises:
+        InputError: no checkpoint, fewer than two factors, a batch that the learners cannot share, or branches
+            too short.
+        OperationError: a run without a recipe, one whose recipe names code, or a run that diverged.
+
+    Example:
+        >>> from landscape.training.recipes.recipe import read
+        >>> run = Trainer(read("digits-ssgd", ["steps=5", "decompose.every=0"])).run()
+        >>> result = critical_batch(run, [0.5, 1], trained_samples=5000, seeds=1)
+        >>> result.batch.tolist(), result.steps.tolist()
+        ([250, 500], [20, 10])
+    """
+    expect("run", run, Checkpoint)
+    device, data_dir = device or run.source.get("device") or "cpu", data_dir or run.source.get("data_dir")
+    # The run's, without its schedule and what is recorded along the way.
+    recipe = continued(run, schedule=Schedule())
+    if run.diverged:
+        raise OperationError(f"{run.path or 'checkpoint'}: the run diverged, there is nothing to continue")
+    chosen = scaling or ("sqrt" if recipe.part("optimizer")[0] in ROOT else "linear")
+    choose("scaling", chosen, SCALING)
+    for name, value in (("seeds", seeds), ("trained_samples", trained_samples or 1)):
+        positive(name, value, least=1)
+    positive("loss_tol", loss_tol)
+    batches = _batches(recipe, factors)
+    total = trained_samples or STEPS * batches[-1]
+    rates = [run.lr * (batch / recipe.batch) ** SCALING[chosen] for batch in batches]
+    steps = [round(total / batch) for batch in batches]
+    if steps[-1] < LEAST_STEPS:
+        raise InputError(
+            f"trained_samples: {total} is not allowed, it must be at least {LEAST_STEPS * batches[-1]}"
+        )
+    loss, report = np.empty((len(batches), seeds)), taken(progress)
+    for done, (k, s) in enumerate(np.ndindex(loss.shape)):
+        branch = dataclasses.replace(
+            recipe, batch=batches[k], lr=rates[k], steps=run.step + steps[k], seed=seed + s
+        )
+        loss[k, s], trainer = _train(branch, run, device, data_dir)
+        report((done + 1) / loss.size)
+    return CriticalBatch(
+        batch=np.array(batches),
+        lr=np.array(rates),
+        steps=np.array(steps),
+        loss=loss,
+        own_batch=recipe.batch,
+        step=run.step,
+        trained_samples=total,
+        loss_tol=loss_tol,
+        scaling=chosen,
+        seed=seed,
+        **setting(trainer.train),
+        **about,
+    )
+
+
+def _batches(recipe: Recipe, factors: Sequence[float]) -> list[int]:
+    """The batches in increasing order, each once."""
+    for factor in factors:
+        positive("factors", factor)
+    exact = sorted({factor * recipe.batch for factor in factors})
+    if len(exact) < 2:
+        raise InputError(f"factors: {list(factors)} is not allowed, at least two different ones are needed")
+    for batch in exact:
+        if batch != round(batch) or round(batch) % (recipe.learners * recipe.accumulate):
+            raise InputError(
+                f"factors: {batch / recipe.batch:g} is not allowed, {recipe.learners} learners cannot share "
+                f"a batch of {batch:g}"
+            )
+    return [round(batch) for batch in exact]
+
+
+def _train(
+    recipe: Recipe, run: Checkpoint, device: torch.device | str, data_dir: str | Path | None
+) -> tuple[float, Trainer]:
+    """(the mean training loss over the last quarter of a branch, inf if it diverged; its trainer)."""
+    length = recipe.steps - run.step
+    every = max(1, length // (4 * PLACES))
+    losses = []
+
+    def evaluate(state: Checkpoint) -> None:
+        if state.step > recipe.steps - length / 4:
+            losses.append(trainer.buffers.training_loss(average(state.weights)))
+
+    recipe = dataclasses.replace(recipe, checkpoint=Save(every=every))
+    trainer = Trainer(recipe, checkpoint=run, device=device, data_dir=data_dir, hooks=Hooks(save=evaluate))
+    end = trainer.run()
+    return math.inf if end.diverged or not np.isfinite(losses).all() else float(np.mean(losses)), trainer
+
+
+# Steps along which the gradient's Lipschitz constant is estimated, and decomposed steps whose median is
+# called the run's α_e (ours).
+PATH_STEPS = 5
+LAST = 10
+
+
+@numerics(1)
+def mean_path(
+    run: Checkpoint, steps: int, device: torch.device | str = "cpu", data_dir: str | Path | None = None
+) -> Tensor:
+    """w_a (S + 1, P) along ``steps`` S further steps of the run, in memory; fewer if it diverges.
+
+    Raises OperationError where the run's recipe names code, which a file cannot bring in.
+    """
+    recipe = continued(run, steps=run.step + steps, checkpoint=Save(every=1))
+    path = [run.mean]
+    hooks = Hooks(save=lambda state: path.append(average(state.weights).cpu()))
+    # The spread of a diverged run can be smoothed by, but there is nowhere to go on to.
+    if not run.diverged:
+        Trainer(recipe, checkpoint=run, device=device, data_dir=data_dir, hooks=hooks).run()
+    return torch.stack(path)
+
+
+def effective_rate(run: Checkpoint) -> float:
+    """The median of the last α_e of a run; NaN where it has none."""
+    rates: Any = run.history.get("alpha_e", np.zeros(0))
+    rates = rates[np.isfinite(rates)][-LAST:]
+    return float(np.median(rates)) if len(rates) else math.nan
+
+
+def operating_point(run: Checkpoint) -> tuple[float, float | None, int]:
+    """The learning rate of a run, the limit on ηλ of its update rule if it is known, and its delay."""
+    if run.algorithm == IMPORTED:
+        return math.nan, None, 0
+    if run.algorithm == RECORDED:
+        return run.lr, read_settings(run).get("monitor", {}).get("stability_limit"), 0
+    recipe = recipe_of(run)
+    return run.lr, recipe.stability_limit(), int(recipe.algorithm.get("delay", 0))
+
+
+def preconditioner(
+    run: Checkpoint, problem: Problem, learner: str | int = "mean", *, seed: int = 0
+) -> Preconditioner:
+    """The diagonal P with which Adam, AdamW, RMSprop, LARS or LAMB makes its next step, and its limit.
+
+    For Adam P = (√v̂ + ε)(1 − β₁ᵗ), v̂ the second moment corrected for its bias, as in Cohen et al. 2022
+    (arXiv:2207.14484); for LAMB that times ‖s‖/‖w‖ and for LARS (‖g‖ + λ‖w‖)/(trust ‖w‖), by parameter tensor
+    (ours). The limit on ηλ_max(P^{-1/2} H P^{-1/2}) is that of the update rule with the optimizer's momentum,
+    P being fixed and common to all learners: 2(1 + β₁)/(1 − β₁) = 38 for SSGD with Adam's β₁ = 0.9. A weight
+    decay in the recipe is left out.
+
+    Args:
+        run: a checkpoint of ``landscape train``.
+        problem: its problem; LARS takes gradients of it, on minibatches of the run's size.
+        learner: "mean": the state averaged over the learners (ours; with SSGD all are equal), at w_a; or a
+            learner's number, with its own state and weights.
+        seed: draws these minibatches.
+
+    Returns:
+        P with the optimizer's learning rate and limit.
+
+    Raises:
+        InputError: another optimizer, or a learner that does not exist.
+        OperationError: a checkpoint that ``landscape train`` did not make, or of step 0.
+
+    Example:
+        >>> import torch, landscape
+        >>> landscape.Preconditioner(torch.tensor([1.0, 4.0]), name="torch:Adam", lr=0.1, limit=38.0).lr
+        0.1
+    """
+    expect("run", run, Checkpoint)
+    if not run.has_recipe:
+        raise OperationError(
+            f"{run.path or 'run'}: no run of landscape train; give a landscape.Preconditioner"
+        )
+    made = StatePreconditioner(recipe_of(run), problem, "precondition")
+    if run.step < 1:
+        raise OperationError(f"{run.path or 'run'}: of step 0, the optimizer has no state yet")
+    check_learner(learner, run.learners)
+    if isinstance(learner, int):
+        weights = run.weights[learner]
+        state = {key: rows[learner : learner + 1] for key, rows in run.optimizer.items()}
+    else:  # counters are equal, and may be whole numbers
+        weights, same = run.mean, made.counters
+        state = {k: t[:1] if k in same else t.mean(0, keepdim=True) for k, t in run.optimizer.items()}
+    return made.at(weights.to(problem.weights), state, run.step, run.lr, stream(seed, 0))
+
+
+# Minibatches over which LARS's preconditioner, which depends on the gradient's norm, is averaged (ours).
+DRAWS = 8
+
+
+class StatePreconditioner:
+    """P and its limit, as :func:`landscape.preconditioner` describes them, from states of the optimizer.
+
+    Args:
+        recipe: of the run.
+        problem: its problem; LARS takes gradients of it, on minibatches of the run's size.
+        where: what asks for P, for the message.
+
+    Raises:
+        InputError: for an optimizer without a diagonal preconditioner.
+    """
+
+    def __init__(self, recipe: Recipe, problem: Problem, where: str) -> None:
+        self._recipe, self._problem = recipe, problem
+        self.name, options = recipe.part("optimizer")
+        self._optimizer: Optimizer = optimizers.make(self.name, options)
+        momentum = self._optimizer.preconditioned
+        if momentum is None:
+            raise InputError(
+                f"{where}: the optimizer '{self.name}' has no preconditioner (allowed: adam, adamw, rmsprop, "
+                "lars, lamb)"
+            )
+        m, form, factor = momentum
+        limit = recipe.rule().stability_limit(m, form)
+        self.limit = math.nan if limit is None else limit / factor
+
+    @property
+    def counters(self) -> frozenset[str]:
+        """The parts of a state that count steps: equal for all learners, and not to be averaged."""
+        return self._optimizer.counters
+
+    def at(
+        self, weights: Tensor, state: Mapping[str, Tensor], step: int, lr: float, draws: torch.Generator
+    ) -> Preconditioner:
+        """P after ``step`` steps.
+
+        Args:
+            weights: θ (P,).
+            state: name -> (1, …).
+            step: counted from 1.
+            lr: η.
+            draws: for LARS's minibatches.
+        """
+        self._optimizer.start(self._problem.layout, weights[None])
+        self._optimizer.restore(state)
+        gradients = (
+            self._gradients(weights, draws)
+            if self._optimizer.gradient_scaled
+            else torch.zeros_like(weights)[None]
+        )
+        diagonals = [self._optimizer.preconditioner(weights[None], g[None], step) for g in gradients]
+        known = torch.cat([d for d in diagonals if d is not None])
+        return Preconditioner(known.mean(0), name=self.name, lr=lr, limit=self.limit)
+
+    def _gradients(self, weights: Tensor, draws: torch.Generator) -> Tensor:
+        """(DRAWS, P), gradients of the minibatches that one state of the optimizer sees."""
+        recipe = self._recipe
+        size = recipe.local_batch * (recipe.learners if recipe.rule().synchronous else 1)
+        drawn = zip(range(DRAWS), Minibatches(self._problem, size, draws), strict=False)
+        return torch.stack([part.gradient(weights) for _, (part,) in drawn])
+
+
+# The table of docs/explanation/stability.md.
+DELAYS = (0, 1, 3, 7, 31)
+
+
+@analysis(shorter="a larger residual_tol= or a part of the data", of_the_run=None)
+def stability(
+    problem: Problem | Run,
+    delays: Sequence[int] = DELAYS,
+    momentum: float = 0.9,
+    *,
+    lr: float | None = None,
+    own_limit: float | None = None,
+    own_delay: int | None = None,
+    precondition: Preconditioner | Tensor | bool | None = None,
+    residual_tol: float = 0.01,
+    seed: int = 0,
+    progress: ProgressOption = None,
+    **about: Unpack[Provenance],
+) -> Stability:
+    """λ_max of the Hessian at the problem's center, and the limits of stability for ``delays``.
+
+    Args:
+        problem: the loss; or a run.
+        delays: gradient delays τ in steps.
+        momentum: m of the ordinary and shifted forms. 0.9 is the usual value.
+        lr: the learning rate, for the picture of ηλ_max; default: the run's.
+        own_limit, own_delay: the limit on ηλ of the run itself, and its delay; default: those of the run's
+            update rule.
+        precondition: P, as :func:`landscape.spectrum` takes it, or True: that of the run's optimizer. λ_max
+            is then that of P^{-1/2} H P^{-1/2}, the limits are of steps w ← w − η P⁻¹ v, v ← m v + g, and lr
+            and own_limit are those of P, if it has them.
+        residual_tol: residual of λ_max, relative to it.
+        seed: draws the starting vector.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
+
+    Returns:
+        λ_max with its residual, and the limits on ηλ, (3, K): without momentum, ordinary, shifted.
+
+    Raises:
+        InputError: a negative delay, a momentum outside [0, 1), a residual_tol that is not positive, or
+            ``precondition=True`` without a run.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
+        >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
+        >>> result = landscape.stability(problem, delays=[0, 1])
+        >>> round(result.lambda_max, 4), result.limit[0].round(3).tolist()
+        (9.0, [2.0, 1.0])
+    """
+    table, run = limits(delays, momentum), problem if isinstance(problem, Checkpoint) else None
+    problem = problem_of(problem)
+    own_lr, rule_limit, rule_delay = operating_point(run) if run else (math.nan, None, 0)
+    lr, own_limit = own_lr if lr is None else lr, rule_limit if own_limit is None else own_limit
+    own_delay = rule_delay if own_delay is None else own_delay
+    positive("own_delay", own_delay, least=0)
+    if isinstance(precondition, bool):
+        if precondition and run is None:
+            raise InputError("precondition: True is not allowed for a problem, whose optimizer is not known")
+        precondition = preconditioner(run, problem) if precondition and run else None
+    if given := as_preconditioner(precondition):
+        lr, own_limit = given.lr, given.limit
+    top = top_eigenvalues(problem, 1, residual_tol, seed=seed, precondition=given, progress=progress)
+    return Stability(
+        np.asarray(delays, dtype=np.int64),
+        table,
+        momentum,
+        float(top.values[0]),
+        float(top.residuals[0]),
+        bool(top.converged),
+        lr,
+        math.nan if own_limit is None else own_limit,
+        own_delay,
+        problem.data.samples,
+        precondition=given.name if given else "",
+        **named_loss(problem),
+        **about,
+    )
+
+
+def loop_preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> Preconditioner | None:
+    """The preconditioner of torch's Adam, AdamW or RMSprop in a loop of the user's own, for ``parameters``.
+
+    None before its first step.
+
+    Raises:
+        InputError: for another optimizer, or parameter groups with different options.
+    """
+    kind = type(optimizer)
+    names = ("betas", "eps", "amsgrad", "centered", "momentum", "maximize")
+    groups = optimizer.param_groups if optimizer is not None else [{}]
+    values = {name: groups[0][name] for name in names if name in groups[0]}
+    form = optimizers.torch_preconditioned(kind, values)
+    if form is None or any(group.get(name) != value for group in groups for name, value in values.items()):
+        words = "parameter groups with different options" if form else f"the optimizer '{kind.__name__}'"
+        raise InputError(
+            f"monitor.instruments: 'preconditioned-lambda-max' is not allowed with {words}, only with Adam, "
+            "AdamW or RMSprop of torch.optim with the same options for all parameters"
+        )
+    states = [optimizer.state.get(p, {}) for p in parameters]
+    if not all("step" in state for state in states):
+        return None
+    flat = {
+        key: torch.cat([state[key].detach().flatten() for state in states])[None]
+        for key, value in states[0].items()
+        if value is not None and key != "step"
+    }
+    pairs = zip(parameters, states, strict=True)
+    updates = torch.cat([torch.full((p.numel(),), float(state["step"])) for p, state in pairs])[None]
+    m, momentum_form, factor = form
+    place = float64_device(parameters[0].device)
+    diagonal = optimizers.torch_preconditioner(kind, values, flat, updates.to(place, torch.float64))[0]
+    limit = max_stable_step(0, m, momentum_form) / factor
+    return Preconditioner(diagonal, name=kind.__name__, lr=rate(optimizer), limit=limit)

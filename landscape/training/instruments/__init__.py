@@ -1,1 +1,295 @@
-"""Instruments that measure a run as it goes, by name: what ``monitor.instruments`` may have."""
+"""Instruments, which measure a run as it goes, by name: their base class, and those of one run."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from landscape.core import registry
+from landscape.core.devices import double, vector_norm
+from landscape.core.errors import InputError, OperationError
+from landscape.core.hdf5 import Array
+from landscape.problem.problem import Problem
+from landscape.training.processes.comm import Comm
+from landscape.training.recipes import Monitor
+from landscape.training.run import generator
+
+
+@dataclass(frozen=True)
+class StepState:
+    """The state of a run after a step.
+
+    Attributes:
+        step, lr: its number, counted from 1, and its learning rate α.
+        weights: of this process's learners (n_local, P).
+        points: where these take their gradients (n_local, P): for SSGD at w_a.
+        mean: w_a (P,).
+        before: w_a (P,) before the step; None unless an instrument asks for it (``on_step``).
+    """
+
+    step: int
+    lr: float
+    weights: Tensor
+    points: Tensor
+    mean: Tensor
+    before: Tensor | None = None
+
+
+@dataclass
+class MeasuredRun:
+    """The run that instruments measure.
+
+    Attributes:
+        monitor: what is measured, and how.
+        problem: the loss that the steps descend, on the training set.
+        comm: the processes; all measure together, and have the same numbers.
+        seed: of the run.
+        learners, batch: n, and the samples of a step, all learners together; 0 where that is not known.
+        limit: the largest stable ηλ of the rule with its optimizer, NaN where it is not known.
+        at_mean, synchronous: whether all learners take their gradients at w_a, or at another point together.
+        geometry: of the optimizer's steps, as of :attr:`.Optimizer.geometry`.
+        plain_limit: the largest stable ηλ of the rule with plain steps, NaN where it is not known.
+        second: (step, learner, its point) -> a minibatch gradient (P,) of a learner of this process that is
+            independent of its gradient in that step; None where the steps are another's.
+        optimizer: what makes the steps: an optimizer of a recipe, or of a loop of the user's own.
+        recipe: that of the run; None for such a loop.
+        parameters: gives the parameters in such a loop, in the order of θ.
+        sample: on which Hessians are taken, once an instrument needs it.
+    """
+
+    monitor: Monitor
+    problem: Problem
+    comm: Comm
+    seed: int
+    batch: int
+    limit: float
+    optimizer: Any
+    learners: int = 1
+    at_mean: bool = True
+    synchronous: bool = True
+    second: Callable[[int, int, Tensor], Tensor] | None = None
+    geometry: tuple[str, bool] | None = None
+    plain_limit: float = math.nan
+    recipe: Any = None
+    parameters: Callable[[], list[nn.Parameter]] = list
+    sample: Any = None
+
+
+Kind = TypeVar("Kind", bound="Instrument")
+
+
+def instrument(name: str, *reads: str) -> Callable[[type[Kind]], type[Kind]]:
+    """A decorator that adds a class to the registry, and gives it its ``name`` and what it ``reads``."""
+
+    def add(kind: type[Kind]) -> type[Kind]:
+        kind.name, kind.reads = name, (*reads, *["samples"] * kind.on_sample)
+        return registry.instruments.add(name)(kind)
+
+    return add
+
+
+class Instrument(ABC):
+    """Measures a run every so many steps; ``measure`` gives one number for each of ``columns``.
+
+    An instrument is added to the registry under the name that ``monitor.instruments`` has, in this package or
+    in a plugin::
+
+        @registry.instruments.add("my-instrument")
+        class MyInstrument(Instrument):
+            name = "my-instrument"
+
+    Args:
+        run: what is measured. ``__init__`` raises InputError where that is not possible.
+    """
+
+    #: The name in the registry.
+    name = ""
+    #: The keys of ``monitor`` that it reads, besides the interval.
+    reads: tuple[str, ...] = ("samples", "k", "draws", "rho", "window")
+    #: The history's columns: name -> unit. One of a run may have more than its class.
+    columns: Mapping[str, str] = {}
+    #: Whether it takes losses or Hessians on the run's sample: :class:`.OnSample` does.
+    on_sample = False
+    #: Whether it draws minibatches, and so must know the samples of a step.
+    on_minibatches = False
+    #: Whether it measures the step itself, and so needs w_a before it.
+    on_step = False
+
+    def __init__(self, run: MeasuredRun) -> None:
+        self.run = run
+        #: What it remembers from one measurement to the next, the same on all processes; None: nothing yet.
+        self.memory: Tensor | None = None
+        if self.on_minibatches and not run.batch:
+            raise InputError(
+                f"monitor.instruments: '{self.name}' needs the samples of a minibatch; give batch="
+            )
+
+    @property
+    def key(self) -> str:
+        """The name of its memory in checkpoints."""
+        return f"monitor_{self.name}"
+
+    def state(self, step: int) -> dict[str, Tensor]:
+        """The memory after ``step``: {} or one tensor, the same on all processes, under :attr:`key`.
+
+        It goes into checkpoints: with it a resumed run gives the bits of one that never stopped.
+        """
+        return {} if self.memory is None else {self.key: self.memory}
+
+    def restore(self, state: Tensor) -> None:
+        """Take the tensor of :meth:`state` from a checkpoint; not called where that has none."""
+        self.memory = state.to(self.run.problem.weights)
+
+    def see(self, step: int, points: Tensor, rows: Tensor) -> None:  # noqa: B027 - most see no steps
+        """Take the gradients of a step; called for every step.
+
+        Args:
+            step: counted from 1.
+            points, rows: of this process's learners (n_local, P): where the gradients of their minibatches
+                were taken, and what they are; both are overwritten later.
+        """
+
+    def row(self, *values: float) -> dict[str, float]:
+        """The columns with ``values``, in the order of ``columns``; those without a value are left out."""
+        assert len(values) <= len(self.columns)
+        return dict(zip(self.columns, values, strict=False))
+
+    @abstractmethod
+    def measure(self, now: StepState) -> dict[str, float]:
+        """Column -> number; a column that is left out is NaN in the history."""
+
+    def generator(self, now: StepState, part: str = "") -> torch.Generator:
+        """A generator of this instrument's draws at ``now``; ``part`` names one of several uses."""
+        return generator(self.run.seed, f"{self.key} {part}".rstrip(), now.step)
+
+
+def rounding(mean: Tensor) -> float:
+    """The consensus distance that equal learners can have by the rounding of their ``mean`` (P,)."""
+    return (torch.finfo(mean.dtype).eps * float(vector_norm(mean))) ** 2
+
+
+def on_all(comm: Comm, row: Tensor | None, like: Tensor) -> Tensor:
+    """The ``row`` (P,) of the one process that has it, on all."""
+    if comm.size == 1:
+        assert row is not None
+        return row
+    return comm.totals(torch.zeros_like(like, dtype=torch.float64) if row is None else double(row)).to(like)
+
+
+#: The instrument that ``monitor.sharpness`` has measure at steps of its own.
+LAMBDA_MAX = "lambda-max"
+
+
+class Monitoring:
+    """Measures a run every ``monitor.every`` steps, and λ_max every ``monitor.sharpness``.
+
+    Args:
+        run: what is measured.
+        taken: names of columns that instruments may not have.
+
+    Attributes:
+        columns: of all instruments: name -> unit.
+
+    Raises:
+        InputError: for an instrument that cannot measure this run, or a column of a name that is taken.
+    """
+
+    def __init__(self, run: MeasuredRun, taken: Iterable[str] = ()) -> None:
+        self.run, settings = run, run.monitor
+        names = dict.fromkeys(([LAMBDA_MAX] if settings.sharpness else []) + list(settings.instruments))
+        #: Each instrument with the intervals at which it measures.
+        self._instruments: list[tuple[Instrument, tuple[int, ...]]] = []
+        self.columns: dict[str, str] = {}
+        for name in names:
+            instrument: Instrument = registry.instruments[name](run)
+            listed = settings.every if name in settings.instruments else 0
+            intervals = listed, settings.sharpness if name == LAMBDA_MAX else 0
+            self._instruments.append((instrument, tuple(filter(None, intervals))))
+            for column in instrument.columns:
+                if column in taken:
+                    raise InputError(
+                        f"monitor.instruments: '{name}' has the column '{column}', which the algorithm has"
+                    )
+            self.columns |= instrument.columns
+
+    @property
+    def turns(self) -> tuple[int, ...]:
+        """The intervals at which something is measured."""
+        return tuple(every for _, intervals in self._instruments for every in intervals)
+
+    def due(self, step: int) -> list[Instrument]:
+        """The instruments that measure after ``step``."""
+        return [i for i, intervals in self._instruments if any(step % every == 0 for every in intervals)]
+
+    def needs_before(self, step: int) -> bool:
+        """Say whether an instrument that is due after ``step`` needs the weights before it."""
+        return any(instrument.on_step for instrument in self.due(step))
+
+    def see(self, step: int, points: Tensor, rows: Tensor) -> None:
+        """Show the instruments the gradients of a step; arguments as of :meth:`.Instrument.see`."""
+        for instrument, _ in self._instruments:
+            instrument.see(step, points, rows)
+
+    def measure(
+        self, step: int, lr: float, weights: Tensor, before: Tensor | None = None
+    ) -> dict[str, float]:
+        """The columns of the instruments that are due after a step; arguments as of :class:`.StepState`.
+
+        ``before``: the weights of this process's learners (n_local, P) before the step.
+
+        Raises:
+            OperationError: for a column that an instrument does not declare.
+        """
+        columns = dict[str, float]()
+        # Not the stored mean, which is that of the weights now.
+        start = None if before is None else self.run.comm.fresh_mean(before, "before the step")
+        mean = self.run.comm.mean(weights)
+        points = mean.expand_as(weights) if self.run.at_mean else weights
+        now = StepState(step, lr, weights, points, mean, start)
+        for instrument in self.due(step):
+            found = instrument.measure(now)
+            if undeclared := [name for name in found if name not in instrument.columns]:
+                raise OperationError(
+                    f"monitor.instruments: 'columns' of '{instrument.name}' must declare '{undeclared[0]}'"
+                )
+            columns |= found
+        return columns
+
+    def state(self, step: int) -> dict[str, Tensor]:
+        """The instruments' memory after ``step``, for a checkpoint."""
+        state = dict(self.run.sample.state) if self.run.sample else {}
+        for instrument, _ in self._instruments:
+            state |= instrument.state(step)
+        return state
+
+    def restore(self, shared: Mapping[str, Tensor]) -> None:
+        """Take the instruments' memory from a checkpoint."""
+        if self.run.sample:
+            self.run.sample.restore(shared)
+        for instrument, _ in self._instruments:
+            if instrument.key in shared:
+                instrument.restore(shared[instrument.key])
+
+    def warning(self, row: Mapping[str, float], column: Callable[[str], Array]) -> str:
+        """A line where ``row`` is the first whose lr·λ_max exceeds the limit; "" if one before did.
+
+        Args:
+            row: the last of the history.
+            column: gives the history's column of a name.
+        """
+        if not row["lr_lambda_max"] > row["lr_lambda_limit"]:  # NaN where one is not known
+            return ""
+        if np.any(column("lr_lambda_max")[:-1] > column("lr_lambda_limit")[:-1]):
+            return ""
+        return (
+            f"step {row['step']:.0f}: lr·λ_max = {row['lr_lambda_max']:.3g} is above "
+            f"{row['lr_lambda_limit']:.4g}, up to which the steps are stable on a quadratic; told once, the "
+            "history has the rest"
+        )

@@ -17,8 +17,7 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import covariance_of_means, mean_and_error
 from landscape.gradients.minibatches import GradientNoise, JackknifeEstimator, Minibatches, from_sums
-from landscape.training.instruments.base import (
-    Gradients,
+from landscape.training.instruments import (
     Instrument,
     MeasuredRun,
     StepState,
@@ -26,6 +25,7 @@ from landscape.training.instruments.base import (
     on_all,
     rounding,
 )
+from landscape.training.instruments.sharpness import OnSample
 
 # Of a step's cost, the most that second gradients may take on average: 1/40 (ours).
 SHARE = 40
@@ -70,32 +70,32 @@ class NoiseScale(Instrument):
         self._steps: list[int] = []
         self._sums: list[Tensor] = []
 
-    def see(self, gradients: Gradients) -> None:
-        comm, rows = self.run.comm, gradients.rows
+    def see(self, step: int, points: Tensor, rows: Tensor) -> None:
+        comm = self.run.comm
         mean = comm.part_sum(rows.sum(0), "noise scale")
         if self._between:
             flat = rows.flatten()
             other = inner(flat, flat)
         else:
-            other = self._noise(gradients)
+            other = self._noise(step, points, rows)
         sums = torch.stack((inner(mean, mean), other))  # not read here: the host need not wait for a GPU
-        self._steps.append(gradients.step)
+        self._steps.append(step)
         self._sums.append(comm.totals(double(sums)))
 
-    def _noise(self, gradients: Gradients) -> Tensor:
+    def _noise(self, step: int, points: Tensor, rows: Tensor) -> Tensor:
         """B/2 ‖g_j − g_j'‖², whose mean is tr Σ, of the learner whose turn it is, if it is of this process.
 
         0 of others, and NaN where it is nobody's turn.
         """
-        run, (turn, rest) = self.run, divmod(gradients.step, self._every)
+        run, (turn, rest) = self.run, divmod(step, self._every)
         assert run.second is not None
         if rest:
-            return gradients.rows.new_tensor(math.nan)
+            return rows.new_tensor(math.nan)
         j = turn % run.learners
         local = j - run.comm.local.start
         if not 0 <= local < run.comm.n_local:
-            return gradients.rows.new_zeros(())
-        away = run.second(gradients.step, j, gradients.points[local]) - gradients.rows[local]
+            return rows.new_zeros(())
+        away = run.second(step, j, points[local]) - rows[local]
         return inner(away, away) * (self.run.batch // run.learners / 2)
 
     def state(self, step: int) -> dict[str, Tensor]:
@@ -150,7 +150,7 @@ class NoiseScale(Instrument):
 
 
 @instrument("noise-alignment", "draws")
-class NoiseAlignment(Instrument):
+class NoiseAlignment(OnSample):
     """tr(HS)/tr S at w_a, S the second moment of minibatch gradients: the interaction-aware sharpness.
 
     From ``monitor.draws`` fresh minibatches of the total batch, H on the sample of ``monitor.samples``; see
@@ -159,16 +159,16 @@ class NoiseAlignment(Instrument):
     """
 
     columns: Mapping[str, str] = {"noise_alignment": "nat", "noise_alignment_se": "nat"}
-    on_sample = on_minibatches = True
+    on_minibatches = True
 
     def measure(self, now: StepState) -> dict[str, float]:
-        along = self.run.sample.curvature(now.mean)
+        along = self.sample.curvature(now.mean)
         pairs = [(along(g), float(double(g).square().sum())) for g in _drawn(self, now)]
         return self.row(*statistics.ratio(*np.array(pairs).T))
 
 
 @instrument("noise-share", "k", "draws")
-class NoiseShare(Instrument):
+class NoiseShare(OnSample):
     """The share of the gradient noise that lies along the ``monitor.k`` leading eigenvectors, at w_a.
 
     tr(VᵀΣV)/tr Σ, from ``monitor.draws`` fresh minibatches of the total batch: what "disagreement" has of the
@@ -177,10 +177,10 @@ class NoiseShare(Instrument):
     """
 
     columns: Mapping[str, str] = {"noise_share": "1", "noise_share_se": "1"}
-    on_sample = on_minibatches = True
+    on_minibatches = True
 
     def measure(self, now: StepState) -> dict[str, float]:
-        pairs = self.run.sample.top(now.step, now.mean)
+        pairs = self.sample.top(now.step, now.mean)
         if pairs is None:
             return {}
         rows = double(torch.stack([*_drawn(self, now)]))
@@ -202,7 +202,7 @@ def _drawn(instrument: Instrument, now: StepState) -> Iterator[Tensor]:
 
 
 @instrument("disagreement", "k")
-class Disagreement(Instrument):
+class Disagreement(OnSample):
     """The spread and the gradient in the space of the ``monitor.k`` largest eigenvalues, and ½ tr(HC).
 
     H and the gradient are at w_a, on the sample of ``monitor.samples``; C = n⁻¹ Σ_j Δw_j Δw_jᵀ, so that
@@ -218,7 +218,6 @@ class Disagreement(Instrument):
         "disagreement_cost": "nat",
         "disagreement_cost_se": "nat",
     }
-    on_sample = True
 
     def __init__(self, run: MeasuredRun) -> None:
         super().__init__(run)
@@ -228,12 +227,12 @@ class Disagreement(Instrument):
             )
 
     def measure(self, now: StepState) -> dict[str, float]:
-        pairs = self.run.sample.top(now.step, now.mean)
+        pairs = self.sample.top(now.step, now.mean)
         if pairs is None:
             return {}
         comm, vectors = self.run.comm, double(pairs.vectors)
         spread = now.weights - now.mean
-        along, curvature = self.run.sample.curvature(now.mean), np.zeros(self.run.learners)
+        along, curvature = self.sample.curvature(now.mean), np.zeros(self.run.learners)
         for j in range(self.run.learners):
             own = comm.local.start <= j < comm.local.stop
             row = on_all(comm, spread[j - comm.local.start] if own else None, now.mean)
@@ -243,7 +242,7 @@ class Disagreement(Instrument):
         rows = double(spread)
         table[comm.local] = torch.cat((rows @ vectors.T, rows.norm(dim=1, keepdim=True)), 1).square().cpu()
         squares = comm.totals(table).numpy()
-        gradient = double(self.run.sample.gradient(now.mean))
+        gradient = double(self.sample.gradient(now.mean))
         norm2 = float(gradient @ gradient)
         columns = {"gradient_share": float((vectors @ gradient).square().sum()) / (norm2 or math.nan)}
         if squares[:, -1].mean() > rounding(now.mean):  # else all learners have the same weights

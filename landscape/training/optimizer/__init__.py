@@ -10,20 +10,31 @@ The learning rate stays outside the state, as in ``torch.optim.SGD``: a change d
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import functools
+import inspect
+import math
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
-from landscape.core.options import check_type, choose
+import torch
+from torch import Tensor, nn, optim
+
+from landscape.core.devices import float64_device
+from landscape.core.errors import InputError
+from landscape.core.options import BelowOne, Count, NonNegative, check_keywords, check_type, choose
 from landscape.core.registry import optimizers
-from landscape.training.optimizer import torch_optim
-from landscape.training.optimizer.base import Grouped, Member, Optimizer, named, options_of
-from landscape.training.optimizer.torch_optim import TorchOptimizer
+from landscape.problem.layout import Layout
+from landscape.training.optimizer.base import Grouped, Member, Optimizer, named, options_of, slot_norms
 
 GROUPS = "groups"  # the key of the table of groups
 
 
 def names() -> list[str]:
     """The names that :func:`make` accepts in addition to "torch:CLASS", those of plugins included."""
-    return sorted({*optimizers.names(), *torch_optim.short_names()})
+    return sorted({*optimizers.names(), *short_names()})
 
 
 def full_name(name: str) -> str:
@@ -34,9 +45,9 @@ def full_name(name: str) -> str:
     Raises:
         InputError: for an unknown name; it suggests the most similar one.
     """
-    if torch_optim.is_torch(name) or name in optimizers:
+    if is_torch(name) or name in optimizers:
         return name
-    short = torch_optim.short_names()
+    short = short_names()
     return short.get(name.lower()) or choose("optimizer.name", name, names())
 
 
@@ -53,7 +64,7 @@ def options(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """
     own = {key: value for key, value in given.items() if key != GROUPS}
     name = full_name(name)
-    chosen = (torch_optim if torch_optim.is_torch(name) else optimizers).options(name, own)
+    chosen = torch_options(name, own) if is_torch(name) else optimizers.options(name, own)
     tables = check_type("optimizer.groups", given.get(GROUPS, {}), dict)
     for pattern, table in tables.items():
         frozen, factor, rest = options_of(pattern, table)
@@ -80,9 +91,7 @@ def make(name: str, given: dict[str, Any]) -> Optimizer:
     """
     name, chosen = full_name(name), options(name, given)
     groups = {pattern: options_of(pattern, table) for pattern, table in chosen.pop(GROUPS, {}).items()}
-    base: Optimizer = (
-        TorchOptimizer(name, chosen) if torch_optim.is_torch(name) else optimizers[name](**chosen)
-    )
+    base: Optimizer = TorchOptimizer(name, chosen) if is_torch(name) else optimizers[name](**chosen)
     if not groups:
         return base
     members = {}
@@ -90,3 +99,367 @@ def make(name: str, given: dict[str, Any]) -> Optimizer:
         with named(pattern):
             members[pattern] = Member(None if frozen else make(str(table.pop("name")), table), factor)
     return Grouped(base, members)
+
+
+def steepest(norm: str, layout: Layout, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The directions d of a norm's unit ball with the largest ⟨v, d⟩, and these products, the dual norm of v.
+
+    Args:
+        norm: "max": the largest |w_i|; d is the sign of v, its dual norm Σ|v_i|. "spectral": the largest
+            singular value of a parameter tensor, a matrix as in Muon (a vector is one row); d is UVᵀ of each
+            USVᵀ, the dual norm the sum of all S. "block": the sum of the Euclidean norms of the parameter
+            tensors; d is the tensor of v with the largest norm, over that norm.
+        layout: of the parameter tensors in a row.
+        v: (n, P).
+
+    Returns:
+        d (n, P), and (n,).
+
+    Example:
+        >>> steepest("max", Layout(()), torch.tensor([[3.0, -1.0]]))
+        (tensor([[ 1., -1.]]), tensor([4.]))
+    """
+    if norm == "max":
+        return v.sign(), v.abs().sum(1)
+    d = torch.zeros_like(v)
+    if norm == "block":
+        sizes = slot_norms(layout, v)
+        largest, which = sizes.max(1)
+        for row, k in enumerate(which.tolist()):
+            place = layout.slots[k].place
+            d[row, place] = v[row, place] / largest[row].clamp(min=torch.finfo(v.dtype).tiny)
+        return d, largest
+    dual = torch.zeros_like(v[:, 0])
+    for slot in layout.slots:
+        rows = slot.shape[0] if len(slot.shape) > 1 else 1
+        matrices = v[:, slot.place].reshape(len(v), rows, -1)
+        left, sizes, right = torch.linalg.svd(matrices, full_matrices=False)
+        # Directions in which v has rounding only have no sign.
+        kept = sizes > sizes[:, :1] * max(matrices.shape[1:]) * torch.finfo(v.dtype).eps
+        d[:, slot.place] = (left * kept[:, None] @ right).flatten(1)
+        dual += sizes.sum(1)
+    return d, dual
+
+
+@optimizers.add("steepest")
+class Steepest(Optimizer):
+    """u = ‖g‖_* d, d of the largest ⟨g, d⟩ in the unit ball of a norm: non-Euclidean gradient descent.
+
+    It is w − αu = argmin ⟨g, w'⟩ + ‖w' − w‖²/(2α), stable about where α times the sharpness in that norm, the
+    largest dᵀHd of its unit ball, is below 2 (Islamov et al. 2026, arXiv 2603.05002); the instrument
+    "generalized-sharpness" measures it. Without the factor ‖g‖_* all steps have one length.
+
+    Args:
+        norm: "max": sign descent, u = ‖g‖₁ sign(g). "spectral": u = UVᵀ of each gradient matrix USVᵀ, times
+            the sum of all S; normalized that is Muon without momentum, by singular values in place of its
+            iteration. "block": the parameter tensor of the largest gradient takes a plain step, and the
+            others rest.
+        normalized: Leave out ‖g‖_*. Source: Islamov et al. 2026, whose steps have it.
+    """
+
+    linear = False
+
+    def __init__(self, norm: Literal["max", "spectral", "block"], normalized: bool = False) -> None:
+        super().__init__()
+        self.geometry = self.norm, self.normalized = norm, normalized
+
+    def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
+        d, dual = steepest(self.norm, self.layout, gradients)
+        return d if self.normalized else d.mul_(dual[:, None])
+
+
+# Jordan et al. 2024: the steepest quintic at zero that keeps singular values within about 0.7 and 1.2.
+QUINTIC = 3.4445, -4.7750, 2.0315
+
+
+EPSILON = 1e-7  # the least norm that is divided by, theirs
+
+
+def check_matrices(name: str, layout: Layout, *, only_two: bool = False) -> None:
+    """InputError, with the settings that help, where a parameter tensor is no matrix.
+
+    Args:
+        name: of the optimizer, for the message.
+        layout: of the parameters that it is given.
+        only_two: whether tensors of more than two dimensions, as of convolutions, are refused, too.
+    """
+    for slot in layout.slots:
+        if len(slot.shape) < 2 or (only_two and len(slot.shape) > 2):
+            raise InputError(
+                f"optimizer.name: '{name}' is not allowed, Muon takes matrices, and {slot.name} has shape "
+                f"{slot.shape}; give groups: optimizer.name=adamw, optimizer.groups.matrix.name=muon"
+            )
+
+
+def orthogonalized(matrices: Tensor, steps: int) -> Tensor:
+    """(..., A, B), U f(S) Vᵀ of matrices U S Vᵀ, with f(S) near 1: the Newton–Schulz iteration of Muon."""
+    a, b, c = QUINTIC
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=EPSILON)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    result: Tensor = x.mT if tall else x
+    return result
+
+
+@optimizers.add("muon")
+class Muon(Optimizer):
+    """Muon (Jordan et al. 2024): v ← μ v + (1 − μ) g; w = (1 − μ) g + μ v, or v; u = s NS(w) + λ p.
+
+    w = v is without Nesterov's form. NS is the Newton–Schulz iteration, by which the singular values of each
+    matrix become about 1. A tensor of more than two dimensions is the matrix of its first one and all
+    others. The arithmetic is in the weights' precision; that of Jordan and of torch.optim.Muon is in
+    bfloat16, from which the steps differ by about 1%. It takes matrices only: biases, norms, embeddings and
+    the last layer belong in another group.
+
+    Args:
+        momentum: μ. Source: Jordan et al. 2024.
+        nesterov: Use Nesterov's form. Source: Jordan et al. 2024.
+        weight_decay: λ, decoupled. Source: Jordan et al. 2024, who have none.
+        iterations: Newton–Schulz iterations. Source: Jordan et al. 2024.
+        scale: s of an A × B matrix: "original", √max(1, A/B); or "match_rms_adamw", 0.2 √max(A, B), with
+            which rates and decays of AdamW fit (Liu et al. 2025, arXiv 2502.16982). Source: Jordan et al.
+            2024.
+    """
+
+    names = ("momentum",)
+    linear = False
+    needs: Mapping[str, str] = {"nesterov": "momentum > 0"}
+
+    def __init__(
+        self,
+        momentum: BelowOne = 0.95,
+        nesterov: bool = True,
+        weight_decay: NonNegative = 0.0,
+        iterations: Count = 5,
+        scale: Literal["original", "match_rms_adamw"] = "original",
+    ) -> None:
+        super().__init__()
+        self.momentum, self.nesterov, self.weight_decay = momentum, nesterov, weight_decay
+        self.iterations, self.scale = iterations, scale
+
+    def start(self, layout: Layout, weights: Tensor) -> None:
+        check_matrices("muon", layout)
+        super().start(layout, weights)
+
+    def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
+        v = self.state["momentum"].lerp(gradients, 1 - self.momentum)
+        self.state = {"momentum": v}
+        update = gradients.lerp(v, self.momentum) if self.nesterov else v
+        u = torch.mul(points, self.weight_decay)
+        for slot in self.layout.slots:
+            rows, columns = slot.shape[0], slot.size // slot.shape[0]
+            matched = 0.2 * math.sqrt(max(rows, columns))
+            s = math.sqrt(max(1, rows / columns)) if self.scale == "original" else matched
+            matrices = update[:, slot.place].reshape(-1, rows, columns)
+            u[:, slot.place].add_(orthogonalized(matrices, self.iterations).flatten(1), alpha=s)
+        return u
+
+
+PREFIX = "torch:"
+
+
+#: The name in a checkpoint of the number of steps since the state was new, (n, 1): while it is 0 the other
+#: tensors are not used, and torch makes its state itself.
+UPDATES = "updates"
+
+
+# These treat each weight by itself, so that all weights of a learner are one parameter tensor to them: a step
+# of many small ones takes as long as the calls do.
+ELEMENTWISE = {
+    optim.ASGD, optim.Adadelta, optim.Adagrad, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam,
+    optim.RAdam, optim.RMSprop, optim.Rprop, optim.SGD,
+}  # fmt: skip
+
+
+def is_torch(name: str) -> bool:
+    """Say whether ``name`` names a class of ``torch.optim``: "torch:CLASS"."""
+    return name.startswith(PREFIX)
+
+
+@functools.cache
+def _classes() -> dict[str, type[torch.optim.Optimizer]]:
+    named = ((name, kind) for name, kind in vars(torch.optim).items() if inspect.isclass(kind))
+    base = torch.optim.Optimizer
+    return {f"{PREFIX}{name}": kind for name, kind in named if issubclass(kind, base) and kind is not base}
+
+
+def short_names() -> dict[str, str]:
+    """The name of each class in lower case -> "torch:CLASS"."""
+    return {name.removeprefix(PREFIX).lower(): name for name in _classes()}
+
+
+def torch_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """``given`` checked against the signature of the class, with the defaults that TOML can hold.
+
+    Raises:
+        InputError: for an unknown class or option; ``lr`` is not one, as the schedule gives it.
+    """
+    kind = _classes()[choose("optimizer.name", name, _classes())]
+    if "lr" in given:
+        raise InputError("optimizer.lr: not allowed, the recipe's keys lr and schedule give it")
+    hints = typing.get_type_hints(kind.__init__)
+    checked = check_keywords("optimizer", given, kind, given=("params", "lr"))
+    values = {key: _as_float(value, hints.get(key)) for key, value in checked.items()}
+    return {k: v for k, v in values.items() if v is not None and not (isinstance(v, tuple) and None in v)}
+
+
+def _as_float(value: Any, annotation: Any) -> Any:
+    """``value``, a float where the class takes one, so that 0 and 0.0 are one recipe; a tuple for a list."""
+    if isinstance(value, (list, tuple)):
+        inner = typing.get_args(annotation) or (None,) * len(value)
+        return tuple(_as_float(v, a) for v, a in zip(value, inner, strict=False))
+    kinds = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    return float(value) if type(value) is int and float in kinds else value
+
+
+def torch_preconditioned(
+    kind: type[torch.optim.Optimizer], values: Mapping[str, Any]
+) -> tuple[float, str, float] | None:
+    """(m, form, c) of a class with these options, as of :attr:`.Optimizer.preconditioned`."""
+    if values.get("maximize"):
+        return None
+    if kind in (torch.optim.Adam, torch.optim.AdamW):
+        return values["betas"][0], "ordinary", 1 - values["betas"][0]
+    return (values["momentum"], "ordinary", 1.0) if kind is torch.optim.RMSprop else None
+
+
+def torch_preconditioner(
+    kind: type[torch.optim.Optimizer], values: Mapping[str, Any], state: Mapping[str, Tensor], updates: Tensor
+) -> Tensor:
+    """The diagonal of P (n, P) of a class that has one, as of :meth:`.Optimizer.preconditioner`.
+
+    Args:
+        kind, values: the class and its options.
+        state: name -> (n, P), as torch names it.
+        updates: the steps since the state was new, which the corrections of bias count; (n, 1) or (n, P).
+    """
+    if kind is torch.optim.RMSprop:
+        square = state["square_avg"] - (state["grad_avg"].square() if values["centered"] else 0)
+        return torch.sqrt(square.clamp_(min=0)).add_(values["eps"])
+    beta1, beta2 = values["betas"]
+    second = state["max_exp_avg_sq" if values["amsgrad"] else "exp_avg_sq"]
+    root = (second.to(updates.device) / (1 - beta2**updates)).sqrt_().add_(values["eps"])
+    return torch.mul(root, 1 - beta1**updates)
+
+
+class TorchOptimizer(Optimizer):
+    """A class of ``torch.optim``, each learner with a state of its own.
+
+    The class steps copies of the points at which gradients were taken, p → p', with the step's learning rate
+    α; the direction is u = (p − p')/α. Its state is in checkpoints as torch names it: a row per learner, with
+    the parameter tensors one after the other. A state of one number, such as ``step``, is one for all of
+    them with a class of ELEMENTWISE, and a row of such numbers with another.
+
+    Args:
+        name: "torch:CLASS".
+        values: keyword arguments of the class.
+
+    Raises:
+        InputError: for values that the class refuses; for a class that needs a closure or sparse gradients,
+            or whose state is no tensor.
+    """
+
+    needs: Mapping[str, str] = {"dampening": "momentum > 0", "decoupled_weight_decay": "weight_decay > 0"}
+
+    def __init__(self, name: str, values: dict[str, Any]) -> None:
+        super().__init__()
+        self.name, self.values = name, values
+        self.kind = _classes()[name]
+        self.linear = self.kind is torch.optim.SGD
+        if self.linear and not values["dampening"] and not values["maximize"]:
+            self.heavy_ball = values["momentum"], "nesterov" if values["nesterov"] else "ordinary"
+        self.preconditioned = torch_preconditioned(self.kind, values)
+        if inspect.signature(self.kind.step).parameters["closure"].default is inspect.Parameter.empty:
+            raise InputError(f"optimizer.name: '{name}' is not allowed, it needs a closure")
+        trial = self._build([nn.Parameter(torch.zeros(2, 2))])
+        state = next(iter(self._step_of(trial).values()), {})
+        self.counters = frozenset({UPDATES, *(key for key, value in state.items() if value.dim() == 0)})
+        self.names = tuple(key for key in state if key not in self.counters)
+
+    def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor:
+        return torch_preconditioner(self.kind, self.values, self.state, self.state[UPDATES]).to(points)
+
+    def _build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        with self._refusing():
+            # The rate is set before each step; the first one is torch's own for AdamW.
+            return self.kind(parameters, lr=1e-3, **self.values)  # type: ignore[call-arg]
+
+    def _step_of(self, optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Tensor]]:
+        """The state by parameter, after a step with gradients of zero; only its names and shapes are used."""
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+        with self._refusing():
+            optimizer.step()
+        for state in optimizer.state.values():
+            for key, value in state.items():
+                if not isinstance(value, Tensor):
+                    reason = f"its state '{key}' is a {type(value).__name__}, and no checkpoint can hold it"
+                    raise InputError(f"optimizer.name: '{self.name}' is not allowed, {reason}")
+        return dict(optimizer.state)
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Turn what the class refuses inside into an InputError with its reason."""
+        try:
+            yield
+        except (ValueError, TypeError, RuntimeError, AssertionError) as error:
+            words = f"with this model and options ({' '.join(str(error).split())[:160]})"
+            raise InputError(f"optimizer: '{self.name}' is not allowed {words}") from error
+
+    def start(self, layout: Layout, weights: Tensor) -> None:
+        if self.name == f"{PREFIX}Muon":
+            check_matrices(self.name, layout, only_two=True)
+        self.layout = layout
+        self._copies = torch.zeros_like(weights)
+        self._parameters = [nn.Parameter(t, requires_grad=False) for t in self._tensors(self._copies)]
+        self._optimizer = self._build(self._parameters)
+        trial = [nn.Parameter(torch.zeros_like(t)) for t in self._tensors(self._copies[:1])]
+        #: Of each name the parameter tensors that have one, by number, and its shape there.
+        self._shapes: dict[str, dict[int, torch.Size]] = {}
+        dtypes: dict[str, torch.dtype] = {}
+        for slot, state in enumerate(self._step_of(self._build(trial)).values()):
+            for key, value in state.items():
+                self._shapes.setdefault(key, {})[slot] = value.shape
+                dtypes[key] = value.dtype
+        place = float64_device(weights.device)
+        self.state = {UPDATES: torch.zeros(len(weights), 1, dtype=torch.float64, device=place)}
+        for key, shapes in self._shapes.items():
+            width = sum(shape.numel() for shape in shapes.values())
+            self.state[key] = weights.new_zeros(len(weights), width, dtype=dtypes[key])
+
+    def _tensors(self, rows: Tensor) -> list[Tensor]:
+        """Split ``rows`` (n, P) into the tensors that the class steps, one learner after the other."""
+        whole = self.kind in ELEMENTWISE
+        return [t for row in rows for t in ([row] if whole else self.layout.views(row).values())]
+
+    def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
+        state = {key: tensor.clone() for key, tensor in self.state.items()}
+        started, slots = bool(state[UPDATES].any()), len(self._parameters) // len(points)
+        if not started:  # its state is the one that the class begins with
+            self._optimizer = self._build(self._parameters)
+        optimizer = self._optimizer
+        self._copies.copy_(points)
+        optimizer.param_groups[0]["lr"] = lr
+        views: list[dict[str, Tensor]] = [{} for _ in self._parameters]
+        for key, shapes in self._shapes.items():
+            for j, row in enumerate(state[key]):
+                parts = row.split([shape.numel() for shape in shapes.values()])
+                for (slot, shape), part in zip(shapes.items(), parts, strict=True):
+                    views[j * slots + slot][key] = part.view(shape)
+        for parameter, gradient, view in zip(self._parameters, self._tensors(gradients), views, strict=True):
+            parameter.grad = gradient
+            if started:
+                optimizer.state[parameter] = dict(view)
+        optimizer.step()
+        for parameter, view in zip(self._parameters, views, strict=True):
+            parameter.grad = None
+            for key, tensor in view.items():
+                tensor.copy_(optimizer.state[parameter][key])  # nothing where it is the same tensor
+        state[UPDATES] += 1
+        self.state = state
+        if not lr:  # the step is none, whatever its direction
+            return torch.zeros_like(points)
+        return torch.sub(points, self._copies).div_(lr)

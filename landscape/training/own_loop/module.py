@@ -12,19 +12,12 @@ import torch
 from torch import nn
 
 from landscape._version import __version__
+from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.options import Natural, check_type, positive
 from landscape.problem.layout import independent_copy
-from landscape.training import algorithms
-from landscape.training.own_loop.flat import (
-    DefaultGroup,
-    FlatParameters,
-    check_module,
-    kind,
-    plain,
-    rank_and_size,
-)
-from landscape.training.own_loop.step import Stepper, average_buffers, load, save
+from landscape.training.own_loop import DefaultGroup, check_module, kind, plain, rank_and_size
+from landscape.training.own_loop.step import FlatParameters, Stepper, average_buffers, load, save
 
 _wrapped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
@@ -106,8 +99,8 @@ class DecentralizedDataParallel(nn.Module):
         check_type("average_buffers", average_buffers, bool)
         check_type("seed", seed, Natural)
         rank, size = rank_and_size("DecentralizedDataParallel", "so that each process is one learner")
-        options = algorithms.options(algorithm, options)
-        rule = algorithms.make(algorithm, options, learners=size, seed=seed)
+        options = registry.algorithms.options(algorithm, options)
+        rule = registry.algorithms.make(algorithm, options, learners=size, seed=seed)
         if rule.measured:
             raise InputError(
                 "algorithm.schedule: 'measured' is not allowed here; use landscape train --nproc"

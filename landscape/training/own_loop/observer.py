@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
@@ -21,18 +22,17 @@ from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Loss, Problem
 from landscape.problem.shards import whole
 from landscape.training.decomposition import Gradient, GradientEstimator, fixed_batches, step_columns
-from landscape.training.instruments.base import MeasuredRun, Monitoring
-from landscape.training.own_loop.flat import (
+from landscape.training.instruments import MeasuredRun, Monitoring
+from landscape.training.own_loop import (
     DefaultGroup,
     Tracked,
     check_module,
     kind,
-    preconditioner,
     rank_and_size,
     stability_limit,
 )
 from landscape.training.processes.comm import Comm
-from landscape.training.recipes.recipe import Monitor, build_table
+from landscape.training.recipes import Monitor, build_table
 
 
 class Observer:
@@ -102,14 +102,16 @@ class Observer:
 
     def _monitoring(self, table: Monitor, seed: int, batch: int, optimizer: Any) -> Monitoring:
         """The instruments; a step has ``batch`` samples."""
+        limit = stability_limit(optimizer)
         run = MeasuredRun(
             table,
             self._objective,
             Comm(1),
             seed,
             batch=batch,
-            stability_limit=stability_limit(optimizer),
-            preconditioner=lambda now: preconditioner(optimizer, self.parameters.trained()),
+            limit=math.nan if limit is None else limit,
+            optimizer=optimizer,
+            parameters=lambda: self.parameters.trained(),
         )
         return Monitoring(run)
 

@@ -29,12 +29,10 @@ from landscape.problem.batches import as_tensors
 from landscape.problem.layout import Layout, unwrapped
 from landscape.problem.problem import Loss
 from landscape.problem.shards import is_sharded
+from landscape.training import own_loop as loop
 from landscape.training.decomposition import GROUPS
-from landscape.training.own_loop import flat as loop
 from landscape.training.own_loop.observer import Observer, ShardedObserver
-from landscape.training.run.launch import check_folder, last_sound
-from landscape.training.run.scalars import open_writer, writer_names
-from landscape.training.run.setup import History, due
+from landscape.training.run import History, due, open_writer, writer_names
 
 # Columns of the history that a user may fill; the recorder, or nobody, fills the others.
 OPEN = ("loss", "consensus", "samples_per_s", "wait_s", "test_loss", "test_accuracy")
@@ -147,7 +145,7 @@ class Recorder:
         if self._idle:
             return
         if not self._sharded:  # whose ranks see it together
-            check_folder(self.folder, resume=resume is not False)
+            run_folder.check_folder(self.folder, resume=resume is not False)
         elif resume is not False:
             raise InputError("resume: not allowed in a recorder of a sharded model; give another folder")
         self._observer = (ShardedObserver if self._sharded else Observer)(
@@ -225,7 +223,7 @@ class Recorder:
         files.make_folder(self.folder)
         opened.enter_context(Lock(self.folder)).acquire()
         files.remove_stale(self.folder)
-        check_folder(self.folder, resume=self._resume is not False)
+        run_folder.check_folder(self.folder, resume=self._resume is not False)
         return run_before(self.folder, self._resume, self._observer.train.layout)
 
     def step(self) -> contextlib.AbstractContextManager[None]:
@@ -545,7 +543,7 @@ def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint |
         if resume and not isinstance(resume, bool):
             raise OperationError(f"resume: {resume} is not allowed, {folder} holds no run to resume")
         return None
-    run = last_sound(folder, learners=lambda n: slice(0, n))
+    run = run_folder.last_sound(folder, learners=lambda n: slice(0, n))
     if run.algorithm != RECORDED:
         raise OperationError(
             f"{folder}: its run is of '{run.algorithm}', not a recorder's; give another folder"

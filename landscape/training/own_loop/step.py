@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,10 +23,18 @@ from landscape.core.devices import double, inner
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import ends_in, toml_text
-from landscape.problem.layout import unwrapped
-from landscape.training.algorithms.base import Rule
-from landscape.training.own_loop import flat as loop
-from landscape.training.own_loop.flat import DefaultGroup, FlatParameters, OptimizerState
+from landscape.problem.layout import Layout, unwrapped
+from landscape.training import own_loop as loop
+from landscape.training.algorithms import Rule
+from landscape.training.own_loop import (
+    REMEDY,
+    DefaultGroup,
+    Tracked,
+    kind_and_place,
+    plain,
+    precision,
+    refusal,
+)
 from landscape.training.processes.comm import Comm
 
 
@@ -338,3 +349,225 @@ def load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     for name, tensor in rest.items():
         tensor.copy_(run.buffers[name][0])
     stepper.steps = run.step
+
+
+class FlatParameters(Tracked):
+    """The trainable parameters of ``module`` as views of ``flat`` (1, P), in the order of ``layout``.
+
+    The Parameter objects stay the same, so that the optimizer's are these; only their memory is replaced. A
+    tied parameter is there once. ``trained`` name -> parameter.
+
+    Args:
+        module: the user's.
+        optimizer: its optimizer, which must have all trainable parameters and no others.
+
+    Raises:
+        InputError: for parameters that cannot lie in one piece of memory, or are not the optimizer's.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        slots = (dataclasses.replace(slot, name=plain(slot.name)) for slot in Layout.of(module).slots)
+        super().__init__(module, Layout(tuple(slots)), plain)
+        self.optimizer, self._known = optimizer, self.named()
+        self.trained = {name: p for name, p in self._known.items() if p.requires_grad}
+        self._groups = self._optimized()
+        self._check_parameters()
+        self._check_optimizer()
+        first = next(iter(self.trained.values()))
+        self.device = first.device
+        self.flat = torch.empty(1, self.layout.size, dtype=first.dtype, device=first.device)
+        self.views = [*self.layout.views(self.flat[0]).values()]
+        for p, view in zip(self.trained.values(), self.views, strict=True):
+            view.copy_(p.detach())
+            p.data = view
+
+    def _optimized(self) -> list[int]:
+        """The identities of the optimizer's parameters."""
+        return [id(p) for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _check_parameters(self) -> None:
+        if not self.trained:
+            raise InputError("model: it has no trainable parameter")
+        first, memory = next(iter(self.trained)), dict[int, str]()
+        for name, p in self.trained.items():
+            if p.device.type == "meta" or not p.is_floating_point():
+                raise refusal(name, f"is {kind_and_place(p)}", "parameters are real numbers with values")
+            if kind_and_place(p) != (kind := kind_and_place(self.trained[first])):
+                reason = f"is {kind_and_place(p)}, '{first}' is {kind}"
+                raise refusal(name, reason, "all trainable parameters must be alike; use autocast")
+            if p.numel() and (other := memory.setdefault(p.data_ptr(), name)) != name:
+                reason = f"shares the memory of '{other}'"
+                raise refusal(name, reason, "tied weights must be one Parameter under both names")
+
+    def _check_optimizer(self) -> None:
+        own = {id(p) for p in self._known.values()}
+        given = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if foreign := [p for p in given if id(p) not in own]:
+            shape = tuple(foreign[0].shape)
+            raise InputError(
+                f"optimizer: its parameter of shape {shape} is not the model's; use its parameters()"
+            )
+        for name, p in self.trained.items():
+            if id(p) not in self._groups:
+                raise InputError(f"optimizer: parameter '{name}' is not in it; add it, or freeze it")
+
+    def check(self) -> None:
+        """Raise InputError where the trained parameters are no longer the same; others may come and go."""
+        now = self.named()
+        for name, p in {**self._known, **now}.items():
+            if now.get(name) is not self._known.get(name) and (name in self.trained or p.requires_grad):
+                raise refusal(name, "was added, replaced or removed")
+            if p.requires_grad and name not in self.trained:
+                raise refusal(name, "was frozen, now it is trained")
+        self._known = now
+        if self._optimized() != self._groups:
+            raise InputError(f"optimizer: its parameters have changed; {REMEDY}")
+        self.check_memory()
+
+    def check_memory(self) -> None:
+        """Raise InputError where parameters have another shape, precision or device.
+
+        New memory of the same kind, as ``p.data = …`` gives, is copied and given up.
+        """
+        for (name, p), view in zip(self.trained.items(), self.views, strict=True):
+            if p.data_ptr() == view.data_ptr() and p.shape == view.shape:  # as almost always
+                continue
+            if p.shape != view.shape:
+                raise refusal(name, f"had shape {tuple(view.shape)}, now {tuple(p.shape)}")
+            if p.dtype != view.dtype or p.device != view.device:
+                raise refusal(name, f"was {kind_and_place(view)}, now {kind_and_place(p)}")
+            view.copy_(p.detach().clone())
+            p.data = view
+
+
+#: The name in a checkpoint of which parameters have a state (n, parameter tensors): one that never had a
+#: gradient has none.
+PRESENT = "present"
+
+
+class OptimizerState:
+    """The state of one learner's torch optimizer as update rules take it, an :class:`.OptimizerMemory`.
+
+    ``state`` is read and written by rules that average it: name -> (1, …), for each name of torch's the
+    parameter tensors one after the other. All processes read it at the same step, since they compare first
+    whether theirs have the same parts.
+    """
+
+    def __init__(self, parameters: FlatParameters, group: DefaultGroup) -> None:
+        self._parameters, self._group = parameters, group
+        # Such as Adagrad's, which is made before the first step.
+        self._first = {p: copy.deepcopy(dict(s)) for p, s in self._states() if s}
+
+    def _states(self) -> list[tuple[torch.nn.Parameter, dict[str, Any]]]:
+        state = self._parameters.optimizer.state
+        return [(p, state.get(p, {})) for p in self._parameters.trained.values()]
+
+    def _parts(self) -> dict[str, list[Tensor]]:
+        """Name -> tensors of the parameters that have one."""
+        parts: dict[str, list[Tensor]] = {}
+        for _, state in self._states():
+            for key in sorted(k for k, v in state.items() if isinstance(v, Tensor)):
+                parts.setdefault(key, []).append(state[key])
+        return parts
+
+    @property
+    def counters(self) -> frozenset[str]:
+        """Names of tensors that count steps."""
+        return frozenset(
+            key
+            for key, parts in self._parts().items()
+            if any(not t.dim() or not t.is_floating_point() for t in parts)
+        )
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        parts = self._parts()
+        if self._group.size > 1:
+            shapes = [(name, key, tuple(v.shape)) for name, key, v in self._named()]
+            digest = hashlib.sha256(repr(shapes).encode()).hexdigest()
+            if len(set(self._group.gathered(digest))) > 1:
+                raise InputError(
+                    "optimizer: its state cannot be averaged, since on some process a parameter never had a "
+                    "gradient; use all parameters in the first step, or algorithm buffers='keep'"
+                )
+        return {
+            key: torch.cat([t.detach().flatten() for t in tensors])[None] for key, tensors in parts.items()
+        }
+
+    @state.setter
+    def state(self, rows: dict[str, Tensor]) -> None:
+        for key, tensors in self._parts().items():
+            sizes = [t.numel() for t in tensors]
+            for tensor, part in zip(tensors, torch.split(rows[key][0], sizes), strict=True):
+                tensor.copy_(part.view(tensor.shape))
+
+    def reset(self) -> None:
+        """Restore the state that the optimizer had when it was wrapped: for most, none."""
+        for p, _ in self._states():
+            self._parameters.optimizer.state.pop(p, None)
+            if p in self._first:
+                self._parameters.optimizer.state[p] = copy.deepcopy(self._first[p])
+
+    # Checkpoints.
+
+    def _named(self) -> list[tuple[str, str, Tensor]]:
+        """(parameter, name, tensor) of all tensors. OperationError for a state that is none."""
+        found = []
+        for name, (_, state) in zip(self._parameters.trained, self._states(), strict=True):
+            for key, value in sorted(state.items()):
+                if isinstance(value, Tensor):
+                    found.append((name, key, value.detach()))
+                elif value is not None:
+                    kind = type(value).__name__
+                    raise OperationError(f"optimizer: its state '{key}' is a {kind}, not a tensor")
+        return found
+
+    def rows(self) -> dict[str, Tensor]:
+        """The state for a checkpoint: "PARAMETER.NAME" -> (1, …), the same names and shapes on all ranks."""
+        mine = {f"{name}.{key}": storable(value) for name, key, value in self._named()}
+        kinds: dict[str, list[Any]] = {}
+        own = {name: [precision(t), list(t.shape)] for name, t in mine.items()}
+        for theirs in self._group.gathered(own):
+            kinds |= theirs
+        device = self._parameters.device
+        rows = {
+            name: mine[name].to(device)[None].clone()
+            if name in mine
+            else torch.zeros(1, *shape, dtype=getattr(torch, dtype), device=device)
+            for name, (dtype, shape) in sorted(kinds.items())
+        }
+        has = [bool(state) for _, state in self._states()]
+        return rows | {PRESENT: torch.tensor([has], dtype=torch.uint8, device=device)}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take what :meth:`rows` gave, of this learner; the learning rates stay as they are.
+
+        Raises:
+            OperationError: where it does not fit the optimizer.
+        """
+        optimizer, trained = self._parameters.optimizer, self._parameters.trained
+        if PRESENT not in state or state[PRESENT].shape[1:] != (len(trained),):
+            raise OperationError("checkpoint: its /optimizer does not fit the model's parameters")
+        found: dict[str, dict[str, Tensor]] = {name: {} for name in trained}
+        for full, rows in state.items():
+            name, _, key = full.rpartition(".")
+            if name in found:
+                found[name][key] = rows[0].clone()
+        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        present = state[PRESENT][0].tolist()
+        for (name, p), has in zip(trained.items(), present, strict=True):
+            optimizer.state.pop(p, None)
+            if has:
+                group = groups[id(p)]
+                optimizer.state[p] = {key: _placed(t, p, group) for key, t in found[name].items()}
+
+
+def _placed(value: Tensor, p: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """``value`` where and in the precision that torch's optimizers have it.
+
+    Their single numbers, such as the step, lie on the CPU unless a kernel on the device reads them.
+    """
+    if value.dim() == 0:
+        return value.to(p.device) if group.get("capturable") or group.get("fused") else value.cpu()
+    half = p.itemsize < 4 and value.is_floating_point()
+    return value.to(p.device, p.dtype if half else value.dtype)

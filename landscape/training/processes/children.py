@@ -29,7 +29,7 @@ from typing import IO, Any, Self
 
 from landscape.core.errors import InputError, LandscapeError, OperationError, explain
 from landscape.core.files import HAS_LOCKS
-from landscape.training.processes import boot
+from landscape.training import processes as boot
 
 # Interval of the checks of the children (s), short enough not to delay a short command noticeably.
 CHECK_INTERVAL = 0.05

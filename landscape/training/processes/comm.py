@@ -9,22 +9,29 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from landscape.core.devices import float64_device
-from landscape.core.errors import InputError
+from landscape.core.devices import float64_device, gather_bytes
+from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.evaluation.grid import gather_bytes
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
-from landscape.training.topology.mixing import Mixing, averages_all, combine
 
 T = TypeVar("T")
+
+
+class Matrices(Protocol):
+    """The part of a :class:`.Mixing` that exchanges need."""
+
+    spec: str
+    cycle: list[Array]
+
+    def matrix(self, step: int) -> Array: ...
 
 
 class Processes(ABC):
@@ -249,7 +256,7 @@ class Comm:
 
     # Exchange with neighbors.
 
-    def mix(self, weights: Tensor, mixing: Mixing, step: int) -> Exchange:
+    def mix(self, weights: Tensor, mixing: Matrices, step: int) -> Exchange:
         """Start the exchange that Σ_k M_jk w_k needs; what is returned waits and gives it, (n_local, P).
 
         ``weights`` (n_local, P) must stay as they are until then. Each row is sent once to each process that
@@ -364,7 +371,7 @@ class Plan:
     def apply(self, weights: Tensor, received: Tensor, out: Tensor) -> Tensor:
         """Σ_k M_jk w_k for this process's learners j; uses up ``received``, and ``out`` if it needs it.
 
-        Mixes differences from the first local row, as :meth:`Mixing.apply` does from the mean, so that
+        Mixes differences from the first local row, as :func:`combine` does from the mean, so that
         rounding in the matrix does not let the mean drift.
         """
         if len(weights) == len(received) == 1:  # a pair: one pass over memory
@@ -383,3 +390,32 @@ class Plan:
         if len(received) == 1:
             return out.add_(received, alpha=float(self.remote_block))
         return out.addmm_(self.remote_block.to(weights), received) if len(received) else out
+
+
+class LostProcessError(OperationError):
+    """Another process is lost, or failed first; the message names its rank."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error of torch's, without the place in torch's sources."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return line.rpartition("] ")[2][:160] if line.startswith("[/") else line[:160]
+
+
+def averages_all(matrix: Array) -> bool:
+    """Say whether ``matrix`` (n, n) needs an all-reduce: all entries are equal.
+
+    Two learners rather exchange their vectors: the traffic is the same, and the work is less.
+    """
+    return len(matrix) > 2 and np.ptp(matrix) == 0
+
+
+def combine(weights: Tensor, matrix: Array) -> Tensor:
+    """Σ_k M_jk w_k for each row j of ``weights`` (n, P), the rows of ``matrix`` (n, n) sum to 1.
+
+    Mixes the deviations from the mean: a float32 matrix whose rows miss 1 by a rounding would otherwise let
+    the mean drift by that factor every step.
+    """
+    mean = average(weights)
+    m = torch.from_numpy(matrix).to(weights)
+    return torch.addmm(mean.expand_as(weights), m, weights - mean)

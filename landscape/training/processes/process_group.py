@@ -31,17 +31,13 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.files import within
 from landscape.core.progress import tolerant_stream
 from landscape.training.processes import children
-from landscape.training.processes.comm import Processes
+from landscape.training.processes.comm import LostProcessError, Processes, first_line
 
 T = TypeVar("T")
 
 # Interval of the signs of life, and the silence after which a process counts as lost (s). Ours: long enough
 # for writing one learner to a checkpoint, which holds Python's lock.
 BEAT, LOST_AFTER = 1.0, 10.0
-
-
-class LostProcessError(OperationError):
-    """Another process is lost, or failed first; the message names its rank."""
 
 
 class TorchStore:
@@ -364,12 +360,6 @@ def worker_device(name: str) -> torch.device:
         )
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error of torch's, without the place in torch's sources."""
-    line = (str(error).splitlines() or [type(error).__name__])[0]
-    return line.rpartition("] ")[2][:160] if line.startswith("[/") else line[:160]
 
 
 def is_loopback(host: str) -> bool:

@@ -21,125 +21,28 @@ from landscape.core.options import parse_toml as parse
 from landscape.data import parts
 from landscape.training import optimizer
 from landscape.training.algorithms import Rule
-from landscape.training.recipes import table_recipes
-from landscape.training.recipes.effects import refuse_idle
-from landscape.training.recipes.schedule import Schedule
-from landscape.training.recipes.settings import NAMED, UNSET, changed, parsed
-from landscape.training.topology.mixing import is_file, known_matrices
+from landscape.training.recipes import (
+    Decompose,
+    Diverge,
+    Evaluate,
+    Init,
+    Monitor,
+    Save,
+    Schedule,
+    build_table,
+)
+from landscape.training.recipes.settings import (
+    NAMED,
+    UNSET,
+    changed,
+    parsed,
+    refuse_idle,
+    table_names,
+    table_values,
+)
+from landscape.training.topology import is_file, known_matrices
 
 MATRIX = "matrix"  # the name in a checkpoint of the mixing matrix that the run read from a file
-
-
-@dataclass(frozen=True)
-class Decompose:
-    """The decomposition of steps into effective learning rate and noise: its interval and its samples.
-
-    Attributes:
-        every: Decompose every so many steps; 0: none. Unit: steps. Source: ours; every 10th step costs about
-            as much as the training itself at Figure 2's size, and resolves its curves.
-        samples: Number of training samples from which g is estimated; 0: all, so that g is exact. Unit:
-            samples. Source: ours; 0 is the definition.
-        split: Record the terms of Eq. 4, too. They take one more gradient where learners have weights of
-            their own. Source: ours.
-    """
-
-    every: options.Natural = 10
-    samples: options.Natural = 0
-    split: bool = True
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    """The evaluation of w_a on the test set.
-
-    Attributes:
-        every: Evaluate loss and accuracy every so many steps; 0: only at the end. Unit: steps. Source: ours.
-        bn_samples: Training samples, always the same ones, on which BatchNorm's statistics are re-estimated
-            at w_a before an evaluation. Unit: samples. Source: ours; a statistic over 5,000 samples has a
-            standard error of 1.4%.
-    """
-
-    every: options.Natural = 100
-    bn_samples: options.Several = 5000
-
-
-@dataclass(frozen=True)
-class Save:
-    """The writing of checkpoints along the run; one is always written at the end.
-
-    Attributes:
-        every: Write a file step-NNNNNNN.h5 every so many steps; 0: only at the end. Unit: steps. Source:
-            ours.
-    """
-
-    every: options.Natural = 500
-
-
-@dataclass(frozen=True)
-class Monitor:
-    """The measurements along the run besides its steps, at w_a and at the learners' weights.
-
-    Attributes:
-        sharpness: Measure λ_max of the loss at w_a every so many steps; 0: never. Unit: steps. Source: ours;
-            at Figure 2's settings every 50 steps cost about an eighth of the run.
-        samples: Training samples for Hessians, always the same ones; 0: all. Unit: samples. Source: ours; at
-            Figure 2's settings λ_max on 2,000 samples is within 10% of that on 10,000.
-        k: Number of leading eigenvectors, for the share of the learners' spread that lies along them.
-            Source: ours.
-        instruments: Names of instruments that measure every ``every`` steps, such as "batch-sharpness".
-            Source: ours.
-        every: How often the instruments measure. Unit: steps. Source: ours.
-        draws: Minibatches that an instrument draws each time. Source: ours; a standard error from 16 is right
-            to 18%.
-        rho: Radius of "worst-sharpness" and "average-sharpness", which need one. Source: ours.
-        window: The last measured w_a whose mean is the average of "average". Source: ours; each costs a
-            gradient and a Hessian product each time.
-    """
-
-    sharpness: options.Natural = 0
-    samples: options.Natural = 2000
-    k: options.Count = 3
-    instruments: list[str] = field(default_factory=list)
-    every: options.Count = 50
-    draws: options.Several = 16
-    rho: options.NonNegative = 0.0
-    window: options.Several = 4
-
-    def __post_init__(self) -> None:
-        for name in self.instruments:
-            registry.instruments[name]  # refuses one that is not known
-
-
-@dataclass(frozen=True)
-class Diverge:
-    """The bounds beyond which a run counts as diverged.
-
-    Attributes:
-        loss: The mean has diverged if its loss is not finite or above this. Unit: nat. Source: ours; runs at
-            Figure 2(a)'s rate peaked at 1,272 in a burst and came back.
-        consensus: The learners have diverged if for ten steps in a row the consensus distance exceeds this
-            many times the larger of ‖w_a‖² now and at the start, while the mean's loss is still below
-            ``diverge.loss``. Source: ours; where one learner throws the mean along the ratio stays near n −
-            1, and only disagreement that grows by itself stays far beyond.
-    """
-
-    loss: options.Positive = 1e4
-    consensus: options.Positive = 100.0
-
-
-@dataclass(frozen=True)
-class Init:
-    """The initial weights.
-
-    Attributes:
-        checkpoint: File whose w_a and BatchNorm statistics are the initial ones; "": new weights. A resumed
-            run does not need the file. Source: ours; "" is training from scratch.
-        sha256: SHA-256 of the file's bytes. If it is missing, the run sets it; otherwise the file must match.
-            Source: ours.
-    """
-
-    checkpoint: str = ""
-    sha256: str = ""
 
 
 BUILT_IN = Path(__file__).parent
@@ -455,7 +358,7 @@ def built_in() -> list[str]:
 
 def names() -> list[str]:
     """The names of all built-in recipes: those in files, then those of DPSGD-2020's tables."""
-    return [*built_in(), *table_recipes.names()]
+    return [*built_in(), *table_names()]
 
 
 def recipes(pattern: str | None = None) -> dict[str, str]:
@@ -491,7 +394,7 @@ def read(
     recipe = str(recipe)
     given = dict(settings) if isinstance(settings, Mapping) else parsed(settings)
     typed = changed({}, {key: value for key, value in given.items() if not key.startswith(UNSET)})
-    values = table_recipes.values(recipe, typed)
+    values = table_values(recipe, typed)
     if values is None:
         values = file_values(recipe)
     else:
@@ -561,33 +464,3 @@ def continued(run: Checkpoint, /, **changes: Any) -> Recipe:
     quiet: dict[str, Any] = {"decompose": Decompose(every=0), "monitor": Monitor()}
     evaluate = dataclasses.replace(recipe.evaluate, every=0)
     return dataclasses.replace(recipe, evaluate=evaluate, **quiet, **changes)
-
-
-def build_table(kind: type[Any], values: dict[str, Any], prefix: str, **given: Any) -> Any:
-    """A table of a recipe, a dataclass ``kind``, from its ``values``; ``given`` are no keys.
-
-    Raises:
-        InputError: for unknown keys and wrong types; it names the key, with ``prefix`` before it.
-
-    Example:
-        >>> build_table(Monitor, {"every": 10}, "monitor.").every
-        10
-    """
-    hints = options.type_hints(kind, bounds=True)
-    fields = {f.name: f for f in dataclasses.fields(kind) if f.name not in given}
-    built = {}
-    for key, value in values.items():
-        options.choose(f"recipe key {prefix}{key}", key, fields)
-        if dataclasses.is_dataclass(hints[key]):
-            if not isinstance(value, dict):
-                raise InputError(f"{prefix}{key}: {value!r} is not allowed, it must be a table")
-            built[key] = build_table(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
-        elif typing.get_origin(hints[key]) is dict:
-            built[key] = options.check_type(f"{prefix}{key}", value, dict)
-        else:
-            built[key] = options.check_type(f"{prefix}{key}", value, hints[key])
-    for name, f in fields.items():
-        no_default = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        if name not in built and no_default:
-            raise InputError(f"recipe key {prefix}{name}: missing, and there is no default")
-    return kind(**built, **given)

@@ -1,10 +1,14 @@
-"""Settings that change a recipe: values by dotted key, and texts KEY=VALUE that stand for them."""
+"""The values of a recipe: settings that change them, those of DPSGD-2020's tables, those without effect."""
 
 from __future__ import annotations
 
+import functools
 import inspect
+import itertools
+import operator
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ import numpy as np
 
 from landscape.core import registry
 from landscape.core.errors import InputError, warn_caller
-from landscape.core.options import MAX_DEPTH
+from landscape.core.options import MAX_DEPTH, Count, Positive, check_type, near
 from landscape.training import optimizer
 
 #: A setting that begins so takes the key out, as in Hydra.
@@ -154,3 +158,256 @@ def parse_value(written: str) -> Any:
     except (RecursionError, ValueError) as error:
         shown = f"{written[:20]}…" if len(written) > 20 else written
         raise InputError(f"settings: '{shown}' is not allowed ({' '.join(str(error).split())})") from error
+
+
+# The recipes of DPSGD-2020's tables: one for every cell of its Tables 2, 3 and 5, and for Tables 4 and 6
+# with open speech data.
+#
+# CIFAR-10, sections 4 and 4.1 of the paper: 320 epochs, ×0.1 after 160 and 240, momentum 0.9, weight decay
+# 5e-4, crops and flips, normalized channels; 16 learners, DPSGD mixing with one random partner a step. The
+# paper gives neither how many learners Table 2's runs have, nor how noise is spread over them.
+#
+# Speech, section 4.2: the paper's network, 10 epochs of warm-up and 10 of annealing by 1/√2. Switchboard
+# has four million samples and a baseline batch of 256; the spoken digits have 3,856, so that all batches
+# are a sixteenth of the paper's and rates are those of batch 16. That, the imbalance of 4 between the
+# digits and the optimizer, which is plain SGD, are ours.
+NETWORKS = (
+    "efficientnet-b0", "senet-18", "vgg-19", "resnet-18", "densenet-121", "mobilenet", "mobilenet-v2",
+    "shufflenet-v2", "googlenet", "resnext-29",
+)  # fmt: skip
+
+
+# The total batches of Table 3, and those that stand for Table 4's.
+BATCHES, SPEECH_BATCHES = (1024, 2048, 4096, 8192), (128, 256, 512)
+
+
+# The training samples of each task, which turn epochs into steps: images, and windows of 21 frames.
+SAMPLES = {"cifar10": 50_000, "speech": 3_856}
+
+
+EPOCHS = {"cifar10": 320.0, "speech": 20.0}
+
+
+# σ of SSGD* at the largest batch, the best that the paper found (section 4.3).
+SIGMA = {"efficientnet-b0": 0.04, "senet-18": 0.01, "lstm": 0.01}
+
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "sgd": {"name": "ssgd"},  # of one learner
+    "ssgd": {"name": "ssgd"},
+    "dpsgd": {"name": "dpsgd", "mixing": "random-matching"},
+    "ssgd-noise": {"name": "ssgd*"},
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """Cells of one table: all ``models`` × ``batches`` × ``algorithms`` × ``rates``.
+
+    ``rates`` are for batch ``base`` and scaled linearly to others; ``base`` 0: not scaled.
+    """
+
+    where: str
+    task: str
+    models: tuple[str, ...]
+    batches: tuple[int, ...]
+    algorithms: tuple[str, ...]
+    rates: tuple[float, ...] = (0.1,)
+    base: int = 1024
+    rate_in_name: bool = False
+
+    @property
+    def pattern(self) -> str:
+        """The names, as a shell would write them: cifar10/NETWORK-b{1024,2048}-{ssgd,dpsgd}."""
+        model = "NETWORK" if self.models == NETWORKS else _braces(self.models)
+        rate = f"-lr{_braces(self.rates)}" if self.rate_in_name else ""
+        return f"{self.task}/{model}-b{_braces(self.batches)}-{_braces(self.algorithms)}{rate}"
+
+
+def _braces(words: Iterable[Any]) -> str:
+    texts = [str(word) for word in words]
+    return texts[0] if len(texts) == 1 else f"{{{','.join(texts)}}}"
+
+
+_BOTH, _LSTM = ("ssgd", "dpsgd"), ("lstm",)
+
+
+SERIES = (
+    Series("Tables 2 and 3, baseline", "cifar10", NETWORKS, (128,), ("sgd",), base=0),
+    # One learner up to batch 512 is ours; Table 2's 1024 is the first cell of Table 3.
+    Series("Table 2", "cifar10", NETWORKS, (256, 512), ("sgd",), base=0),
+    Series("Table 3", "cifar10", NETWORKS, BATCHES, _BOTH),
+    Series("Table 2", "cifar10", NETWORKS, (2048, 4096, 8192), ("ssgd",), base=0, rate_in_name=True),
+    Series("Table 5", "cifar10", NETWORKS, (8192,), _BOTH, (0.4, 0.2), 8192, rate_in_name=True),
+    Series("Figure 1", "cifar10", ("efficientnet-b0", "senet-18"), (8192,), ("ssgd-noise",)),
+    Series("as Table 4, batches / 16", "speech", _LSTM, SPEECH_BATCHES, _BOTH, base=16),
+    Series(
+        "as Table 6", "speech", _LSTM, (256, 512), _BOTH, (0.05, 0.025, 0.0125), 16, rate_in_name=True
+    ),
+    Series("as Figure 1", "speech", _LSTM, (512,), ("ssgd-noise",), base=16),
+)  # fmt: skip
+
+
+@functools.cache
+def _cells() -> dict[str, tuple[Series, str, int, str, float]]:
+    """The series, model, batch, algorithm and rate of each recipe, by its name."""
+    cells = {}
+    for s in SERIES:
+        for model, batch, algorithm, rate in itertools.product(s.models, s.batches, s.algorithms, s.rates):
+            suffix = f"-lr{rate:g}" if s.rate_in_name else ""
+            name = f"{s.task}/{model}-b{batch}-{algorithm}{suffix}"
+            assert name not in cells
+            cells[name] = s, model, batch, algorithm, rate
+    return cells
+
+
+def table_names() -> list[str]:
+    """The names of the tables' recipes, table by table."""
+    return [*_cells()]
+
+
+def table_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
+    """The values of the recipe ``name``, without its ``changes``, for so many epochs; None for another name.
+
+    The key ``epochs``, which only these recipes have, shortens the run with its schedule; ``batch`` keeps the
+    epochs. Raises InputError for a name that is like one of theirs.
+    """
+    if name not in _cells():
+        if name.partition("/")[0] in SAMPLES and not name.endswith(".toml"):
+            raise InputError(
+                f"recipe: '{name}' is not known{near(name, _cells())} ('landscape recipes' lists them)"
+            )
+        return None
+    series, model, batch, algorithm, rate = _cells()[name]
+    epochs, batch = changes.get("epochs", EPOCHS[series.task]), changes.get("batch", batch)
+    check_type("epochs", epochs, Positive)
+    check_type("batch", batch, Count)
+    data = changes.get("data", {})
+    samples = data.get("subset") if isinstance(data, dict) else 0
+    samples = samples if isinstance(samples, int) and samples > 0 else SAMPLES[series.task]
+    steps = max(1, round(epochs * samples / batch))
+    own = _of_task(series.task, epochs / EPOCHS[series.task])
+    return {
+        "name": name,
+        "learners": 1 if algorithm == "sgd" else 16,
+        "batch": batch,
+        "lr": rate,
+        "steps": steps,
+        "decompose": {"every": 0},
+        "evaluate": {"every": -(-steps // 32)},  # this and the four checkpoints are ours
+        "checkpoint": {"every": -(-steps // 4)},
+        **own,
+        "algorithm": ALGORITHMS[algorithm] | ({"sigma": SIGMA[model]} if algorithm == "ssgd-noise" else {}),
+        "model": {"name": model, **own["model"]},
+        "schedule": {"unit": "epochs", "base_batch": series.base, **own["schedule"]},
+    }
+
+
+def _of_task(task: str, share: float) -> dict[str, Any]:
+    """The tables that a task decides; the schedule is that of a run of ``share`` of its epochs."""
+    if task == "speech":
+        return {
+            "model": {"classes": 100},
+            "data": {"name": "spoken-digits", "imbalance": 4.0},
+            "schedule": {"warmup": 10 * share, "anneal": round(0.5 ** (0.5 / share), 6)},
+        }
+    return {
+        "model": {},
+        "optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": 5e-4},
+        "data": {"name": "cifar10", "augment": True},
+        "schedule": {"milestones": [160 * share, 240 * share], "factor": 0.1},
+    }
+
+
+# Settings without effect, which a new recipe may not have.
+
+# What ``needs`` of tables, rules and optimizers may name besides options: facts about the run.
+CHANGES, SPLITS = "a rate that changes", "steps along the mean gradient"
+
+
+STATE, READ = "an optimizer with a state", "an instrument that reads it"
+
+
+OTHER = "an optimizer other than plain SGD"
+
+
+#: Of the tables that have no name.
+NEEDS: dict[str, dict[str, str]] = {
+    "schedule": {"unit": CHANGES, "factor": "milestones", "milestones": "factor != 1"},
+    "decompose": {"samples": "every > 0", "split": f"every > 0 and {SPLITS}"},
+    "monitor": {"every": "instruments", **dict.fromkeys(("samples", "k", "draws", "rho", "window"), READ)},
+}
+
+
+COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, "!=": operator.ne}
+
+
+def _tables(recipe: Any) -> Iterator[tuple[str, Mapping[str, str], Mapping[str, Any], Mapping[str, Any]]]:
+    """The tables of a recipe: where, ``needs``, the values, and the defaults of what has needs."""
+    for table, needs in NEEDS.items():
+        values = getattr(recipe, table)
+        yield table, needs, vars(values), vars(type(values)())
+
+    def named(where: str, kinds: Any, needs: Mapping[str, str], name: str, given: dict[str, Any]) -> Any:
+        plain = {key: value for key, value in given.items() if key not in needs}
+        return where, needs, kinds.options(name, given), kinds.options(name, plain)
+
+    yield named("algorithm", registry.algorithms, recipe.rule().needs, *recipe.part("algorithm"))
+    name, given = recipe.part("optimizer")
+    options = optimizer.options(name, given)
+    groups = {f"optimizer.groups.{key}": group for key, group in options.pop(optimizer.GROUPS, {}).items()}
+    for where, group in {"optimizer": {"name": name, **options}, **groups}.items():
+        own = {key: value for key, value in group.items() if key not in ("name", "lr_factor", "frozen")}
+        if "name" in group:  # else it is frozen
+            yield named(where, optimizer, optimizer.make(group["name"], own).needs, group["name"], own)
+
+
+def _holds(term: str, known: Mapping[str, Any]) -> Any:
+    """Return whether a fact, or "KEY < VALUE", or "KEY + KEY <= VALUE", is so."""
+    if term in known:
+        return known[term]
+    keys, sign, other = term.rsplit(" ", 2)
+    value = functools.reduce(operator.add, (known[key] for key in keys.split(" + ")))
+    return COMPARE[sign](value, known[other] if other in known else type(value)(other))
+
+
+def idle(recipe: Any) -> dict[str, tuple[Any, str]]:
+    """The settings of a :class:`.Recipe` that are no defaults and change nothing: key -> value, its needs."""
+    s, m, rule = recipe.schedule, recipe.monitor, recipe.rule()
+    own = optimizer.make(*recipe.part("optimizer"))
+    instruments = [*m.instruments, *(["lambda-max"] if m.sharpness else [])]
+    read = {key for name in instruments for key in registry.instruments[name].reads}
+    facts = {
+        "learners": recipe.learners,
+        "steps": recipe.steps,
+        CHANGES: s.warmup or s.milestones or s.anneal != 1 or s.cosine,
+        SPLITS: own.direction_is_gradient and any(map(rule.follows_mean_direction, range(1, 100))),
+        STATE: own.names,
+        OTHER: own.names or not own.linear,
+    }
+    keys = {}
+    for where, needs, values, defaults in _tables(recipe):
+        for key, condition in needs.items():
+            if values.get(key) == defaults.get(key):
+                continue
+            known = {**facts, **values, READ: key in read}
+            ways = [way.split(" and ") for way in condition.split(" or ")]
+            unmet = [" and ".join(term for term in way if not _holds(term, known)) for way in ways]
+            if all(unmet):
+                keys[f"{where}.{key}"] = values[key], " or ".join(dict.fromkeys(unmet))
+    name, given = recipe.part("optimizer")
+    options = optimizer.options(name, given)
+    groups = options.pop(optimizer.GROUPS, {})
+    if all(group == {"name": name, "lr_factor": 1.0, **options} for group in groups.values()):
+        keys |= {
+            f"optimizer.groups.{key}": (given[optimizer.GROUPS][key], "a setting of its own")
+            for key in groups
+        }
+    return keys
+
+
+def refuse_idle(recipe: Any) -> Any:
+    """``recipe``; InputError for a setting without effect."""
+    for key, (value, needs) in idle(recipe).items():
+        raise InputError(f"{key}: {value!r} is not allowed, it changes nothing without {needs}; leave it out")
+    return recipe

@@ -1,1 +1,243 @@
-"""The loop of a run, its beginning, and its parts."""
+"""The common parts of runs and loops of the user's own: random numbers, history, numbers for trackers.
+
+All randomness of a run is from its seed and the step alone.
+
+Each draw has a generator of its own, made from (seed, purpose, step) and, for some, the learner. No state
+has to be saved to resume at a step, and every process of a distributed run can make the draws that it needs
+without an exchange.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from landscape.checkpoint.history import UNITS
+from landscape.core.errors import InputError, LandscapeError, OperationError
+from landscape.core.hdf5 import Array
+from landscape.core.options import choose
+from landscape.core.registry import optional
+
+# Purposes whose streams follow from a number: those of version 0.8 and before, whose bits must stay. The
+# streams of all other purposes follow from their names; nothing is added here.
+_NAMES = "init", "batch", "noise", "mixing", "decompose", "delay", "push", "augment", "dropout", "monitor"
+_NUMBERED = {name: number for number, name in enumerate(_NAMES)}
+#: Purposes of the training loop and of mixing, which an update rule may not declare.
+RESERVED = (frozenset(_NUMBERED) - {"noise", "delay", "push"}) | {"split", "heterogeneity"}
+
+
+def generator(seed: int, purpose: str, step: int = 0, *learner: int) -> torch.Generator:
+    """A CPU generator for one ``purpose`` at one ``step``, of one learner where it is given.
+
+    Streams are independent of each other: of two seeds, purposes, steps or learners.
+
+    Args:
+        seed: that of the recipe.
+        purpose: of the draw. An update rule declares its purposes (:attr:`.Rule.purposes`).
+        step: counted from 1; 0 for a draw once in a run.
+        learner: the learner's index and, where it draws several times in a step, which draw it is.
+    """
+    entropy = np.random.SeedSequence((seed, *_stream(purpose), step, *learner))
+    return torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
+
+
+def _stream(purpose: str) -> list[int]:
+    """The words of the seed that identify ``purpose``.
+
+    Of a name they are 124 bits of its SHA-256, in four words of 32 with the highest bit set. Seeds are below
+    2⁶³, so that their upper word is below 2³¹, as are all numbers of purposes: a stream by name equals no
+    stream by number, whatever the seed.
+    """
+    if purpose in _NUMBERED:
+        return [_NUMBERED[purpose]]
+    digest = hashlib.sha256(purpose.encode()).digest()
+    return [int.from_bytes(digest[i : i + 4], "big") | 1 << 31 for i in range(0, 16, 4)]
+
+
+Row = dict[str, float]
+
+
+def due(every: int, step: int) -> bool:
+    """Say whether ``step`` is one of every ``every``-th; 0: none is."""
+    return bool(every) and step % every == 0
+
+
+# Number of last rows for the mean speed in logs (ours).
+RECENT = 100
+
+
+# Rows of a block of the history (ours): a row in it takes 8 bytes a column, as a dict 1.2 kB.
+BLOCK = 1000
+
+
+class History:
+    """The steps of a run so far: the last ones as rows that can still change, those before as arrays.
+
+    Args:
+        algorithm: the name of the update rule, for messages.
+        columns: the columns that the rule adds to those of every run: name -> unit.
+    """
+
+    def __init__(self, algorithm: str, columns: Mapping[str, str]) -> None:
+        self.algorithm = algorithm
+        #: Column -> unit.
+        self.units = {**UNITS, **columns}
+        #: The last rows: all of them, or at least RECENT.
+        self.rows: list[Row] = []
+        self._blocks: list[dict[str, Array]] = []
+
+    def new_row(self, step: int, lr: float) -> Row:
+        """A row that is not among ``rows`` yet: NaN in all columns but these two."""
+        return dict.fromkeys(self.units, math.nan) | {"step": step, "lr": lr}
+
+    def append(self, row: Row) -> None:
+        """Add ``row``, the last one; it may be changed until RECENT others follow."""
+        self.rows.append(row)
+        if len(self.rows) >= BLOCK + RECENT:
+            old, self.rows = self.rows[:BLOCK], self.rows[BLOCK:]
+            self._blocks.append({name: _column(old, name) for name in self.units})
+
+    def record(self, row: Row, values: Mapping[str, float]) -> None:
+        """Write ``values`` to ``row``.
+
+        Raises:
+            OperationError: for a column that is not declared.
+        """
+        for name in values:
+            if name not in self.units:
+                raise OperationError(
+                    f"algorithm.name: 'columns' of '{self.algorithm}' must declare '{name}' with a unit"
+                )
+        row |= values
+
+    def restore(self, columns: Mapping[str, Array], units: Mapping[str, str]) -> None:
+        """Take the rows of a checkpoint; columns that this run does not record are NaN in later rows."""
+        self.units |= units
+        length = len(next(iter(columns.values()), ()))
+        whole = {name: columns.get(name, np.full(length, np.nan)) for name in self.units}
+        first = max(0, length - RECENT)
+        self._blocks = [{name: column[:first] for name, column in whole.items()}] if first else []
+        last = zip(*(column[first:].tolist() for column in whole.values()), strict=True)
+        self.rows = [dict(zip(whole, row, strict=True)) for row in last]
+
+    def column(self, name: str) -> Array:
+        """The column (T,) float64, a copy."""
+        blocks = (block.get(name, np.full(len(block["step"]), np.nan)) for block in self._blocks)
+        return np.concatenate([*blocks, _column(self.rows, name)])
+
+    def columns(self) -> dict[str, Array]:
+        """Column -> (T,) float64, copies."""
+        return {name: self.column(name) for name in self.units}
+
+    def pace(self, batch: int) -> str:
+        """The speed of the last steps and the share of waiting, for logs; "" before the first step.
+
+        Args:
+            batch: samples per step.
+        """
+        recent = self.rows[-RECENT:]
+        if not recent:
+            return ""
+        seconds = sum(batch / row["samples_per_s"] for row in recent)
+        waited = sum(row["wait_s"] for row in recent)
+        speed = len(recent) * batch / seconds
+        return f"; {speed:.0f} samples/s, {100 * waited / seconds:.0f}% of the time waiting"
+
+
+def _column(rows: Sequence[Row], name: str) -> Array:
+    return np.array([row.get(name, math.nan) for row in rows], dtype=np.float64)  # columns may be added later
+
+
+# Under which numbers stand in a run that the user's loop writes to as well.
+PREFIX = "landscape/"
+
+
+#: Takes the numbers of one step by name; those of the same step may come in parts.
+Write = Callable[[int, Mapping[str, float]], object]
+
+
+WRITERS = ("tensorboard", "wandb", "trackio")
+
+
+def writer_names(scalars: str | Sequence[str] | None) -> list[str]:
+    """The writers asked for, none where it is None; InputError for a name that is not known."""
+    if scalars is not None and not isinstance(scalars, (str, list, tuple)):
+        raise InputError(f"scalars: {scalars!r} is not allowed, it must be one of {', '.join(WRITERS)}")
+    each = [scalars] if isinstance(scalars, str) else scalars or []
+    return [choose("scalars", name, WRITERS) for name in each]
+
+
+def package_of(name: str) -> Any:
+    """The package of the writer called ``name``; OperationError where it is not installed."""
+    return optional(name, "scalars", f"{name}, or leave scalars out")
+
+
+def open_writer(name: str, folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
+    """The writer called ``name``, for a run in ``folder`` that has done ``step`` steps; ``opened`` closes it.
+
+    Raises OperationError where its package is missing or refuses.
+    """
+    try:
+        package = package_of(name)
+        if name == "tensorboard":
+            return _tensorboard(folder, step, opened)
+        return _tracked(package, folder, opened)
+    except LandscapeError:
+        raise
+    except Exception as error:  # whatever the package, or the service behind it, says
+        words = " ".join(str(error).split())[:200]
+        raise OperationError(f"scalars: '{name}' cannot be used ({type(error).__name__}: {words})") from error
+
+
+def row_writer(
+    name: str, folder: Path, step: int, opened: contextlib.ExitStack, then: Callable[[dict[str, float]], None]
+) -> Callable[[dict[str, float]], None]:
+    """A function that writes the finite numbers of a row of a history, and then calls ``then`` with it.
+
+    The other arguments are :func:`open_writer`'s.
+    """
+    write = open_writer(name, folder, step, opened)
+
+    def take(row: dict[str, float]) -> None:
+        write(int(row["step"]), {k: v for k, v in row.items() if k != "step" and math.isfinite(v)})
+        then(row)
+
+    return take
+
+
+def _tensorboard(folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
+    """Event files in the folder "tensorboard" of the run."""
+    module = optional("torch.utils.tensorboard", "scalars", "tensorboard, or leave scalars out")
+    # What an unbroken run has not written yet is taken back where one goes on from an earlier step.
+    writer = module.SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
+    opened.callback(writer.close)
+
+    def write(step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+
+    return write
+
+
+def _tracked(tracker: Any, folder: Path, opened: contextlib.ExitStack) -> Write:
+    """A run of Weights & Biases, or of trackio, which has the same functions.
+
+    That of the user's loop where one is active, under names of their own and with the step beside them; else
+    a new one in the project "landscape", called as the folder.
+    """
+    current = getattr(getattr(tracker, "context_vars", None), "current_run", None)  # trackio's
+    active = current.get() if current else getattr(tracker, "run", None)
+    if active is not None:  # whose steps are the user's
+        return lambda step, values: active.log(
+            {f"{PREFIX}{k}": v for k, v in values.items()} | {f"{PREFIX}step": step}
+        )
+    run = tracker.init(project="landscape", name=folder.name)
+    opened.callback(run.finish)
+    return lambda step, values: run.log(dict(values), step=step)

@@ -21,26 +21,20 @@ from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import files
 from landscape.core.devices import pick_device
-from landscape.core.errors import InputError, OperationError, warn_caller
-from landscape.core.files import Lock, printable
-from landscape.core.hdf5 import DamageWarning
+from landscape.core.errors import InputError, OperationError
+from landscape.core.files import Lock
 from landscape.core.options import parse_toml, positive
 from landscape.core.progress import Progress, ProgressOption, shows_progress, taken
 from landscape.data.base import fingerprint
-from landscape.training.algorithms.async_sgd import AsyncSGD
+from landscape.training.algorithms.central import AsyncSGD
 from landscape.training.processes import children
 from landscape.training.processes.children import TIMEOUT
-from landscape.training.processes.comm import Comm
-from landscape.training.processes.process_group import (
-    Group,
-    LostProcessError,
-    log_to,
-    started_by_launcher,
-    where,
-)
-from landscape.training.recipes.recipe import Evaluate, Recipe, file_values, from_values, recipe_of
+from landscape.training.processes.comm import Comm, LostProcessError
+from landscape.training.processes.process_group import Group, log_to, started_by_launcher, where
+from landscape.training.recipes import Evaluate
+from landscape.training.recipes.recipe import Recipe, file_values, from_values, recipe_of
+from landscape.training.run import package_of, row_writer
 from landscape.training.run.loop import Hooks, Server, Trainer, Worker
-from landscape.training.run.scalars import package_of, row_writer
 from landscape.training.run.setup import chosen_recipe, default_folder, divergence_message
 
 T = TypeVar("T")
@@ -96,7 +90,7 @@ def launch(
             lock.acquire()
         if group:  # nobody reads a checkpoint that another command may still replace
             group.wait_for_all()
-        present = check_folder(folder, resume=resume, force=force)
+        present = run_folder.check_folder(folder, resume=resume, force=force)
         checkpoint, chosen = _resumed(folder, recipe, group, allow_code) if resume else (None, recipe)
         if chosen is None:
             words = "give a name (see 'landscape recipes'), a .toml file, or resume=True"
@@ -196,28 +190,6 @@ def trainer_class(recipe: Recipe, group: Group | None) -> type[Trainer]:
     return Server if group.rank == 0 else Worker
 
 
-def check_folder(folder: Path, *, resume: bool, force: bool | None = None) -> list[Path]:
-    """The files of a run in ``folder``; OperationError if there are any, and neither option is given.
-
-    With ``force`` also if another file has the name of one, as it would be deleted; None: there is no such
-    option.
-    """
-    if resume and force:
-        raise InputError("resume, force: only one of the two is allowed")
-    present = run_folder.named_like_a_run(folder)
-    if present and not (resume or force):
-        ways = "resume=True" if force is None else "resume=True, force=True"
-        raise OperationError(
-            f"{folder}: holds a run already ({present[0].name}); give {ways} or another folder"
-        )
-    for path in present if force else []:
-        if not run_folder.of_a_run(path):
-            raise OperationError(
-                f"force: {path} is no checkpoint of a run, it is not deleted; move it or give another folder"
-            )
-    return present
-
-
 def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:
     """The end of the run of ``recipe`` in ``folder``, its history but no weights; None if it has none yet.
 
@@ -226,28 +198,9 @@ def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:
     if not (folder / "last.h5").exists():
         _resumed(folder, recipe)
         return None
-    checkpoint = last_sound(folder, learners=lambda n: slice(0))
+    checkpoint = run_folder.last_sound(folder, learners=lambda n: slice(0))
     _checked_recipe(recipe_of(checkpoint), recipe, folder)
     return checkpoint if checkpoint.diverged or checkpoint.step == recipe.steps else None
-
-
-def last_sound(folder: Path, learners: Callable[[int], slice]) -> Checkpoint:
-    """The checkpoint last.h5 or, if that is damaged, the newest step file that is sound, with a warning.
-
-    ``learners`` as of :meth:`.Checkpoint.load`.
-
-    Raises OperationError, about last.h5, where no file of the run is sound.
-    """
-    try:
-        return Checkpoint.load(folder / "last.h5", learners)
-    except OperationError as error:
-        steps = [p for p in run_folder.named_like_a_run(folder) if p.name.startswith("step-")]
-        for path in reversed(steps):
-            with contextlib.suppress(OperationError):
-                checkpoint = Checkpoint.load(path, learners)
-                warn_caller(f"{printable(error)}; {printable(path.name)} takes its place", DamageWarning)
-                return checkpoint
-        raise
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
@@ -270,7 +223,7 @@ def _resumed(
             """This process's learners: all of them where they are fewer than processes, as with a server."""
             return Comm(learners, group if group and learners >= group.size else None).local
 
-        checkpoint = last_sound(folder, local)
+        checkpoint = run_folder.last_sound(folder, local)
         stored = recipe_of(checkpoint)
     elif (folder / "recipe.toml").exists():  # stopped before its first checkpoint: the same steps again
         stored = from_values(file_values(str(folder / "recipe.toml")))  # code that it names is checked below
@@ -541,7 +494,7 @@ def in_processes(
         raise InputError("nproc, max_restarts: not allowed under torchrun, which has its own")
     if force and max_restarts:
         raise InputError("force, max_restarts: only one of the two is allowed")
-    check_folder(folder, resume=resume, force=force)
+    run_folder.check_folder(folder, resume=resume, force=force)
     last = folder / "last.h5"
     with tempfile.TemporaryDirectory(prefix="landscape-recipe-") as place:
         words = ["train"]

@@ -25,14 +25,14 @@ from landscape.gradients.learners import Stack, Training
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.training import optimizer
-from landscape.training.algorithms.async_sgd import AsyncSGD
+from landscape.training.algorithms.central import AsyncSGD
 from landscape.training.decomposition import Columns, Decomposer, GradientEstimator
-from landscape.training.instruments.base import Monitoring, of_run
+from landscape.training.instruments import Monitoring
 from landscape.training.processes.comm import Comm
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes.recipe import MATRIX, Recipe
-from landscape.training.run import setup
-from landscape.training.run.setup import Buffers, DivergenceTest, Row, check_compatibility, due
+from landscape.training.run import History, Row, due, setup
+from landscape.training.run.setup import Buffers, DivergenceTest, check_compatibility, of_run
 
 START = "start_norm2"  # the name in a checkpoint of ‖w_a‖² at the start, if that was another run's end
 
@@ -113,7 +113,7 @@ class Trainer:
         self.decomposer = Decomposer(self.stack, g, self.parts)
         second = functools.partial(self.minibatches.second_gradient, self.stack)
         self.monitor: Monitoring = of_run(recipe, objective, self.comm, self.optimizer, second)
-        self.history = setup.History(self.algorithm, {**self.rule.columns, **self.monitor.columns})
+        self.history = History(self.algorithm, {**self.rule.columns, **self.monitor.columns})
         self.divergence = DivergenceTest(recipe.diverge, float(inner(self.train.weights, self.train.weights)))
         self.step, self.diverged, self.diverged_at = 0, "", -1
         self._pending: PendingStep | None = None

@@ -18,12 +18,10 @@ from torch import Tensor, nn
 
 from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import Checkpoint, set_tensors
-from landscape.checkpoint.history import UNITS
 from landscape.checkpoint.user_code import Spec, UserData
 from landscape.core import hdf5
 from landscape.core.devices import double, inner
 from landscape.core.errors import InputError, OperationError
-from landscape.core.hdf5 import Array
 from landscape.data.base import Dataset, cached
 from landscape.data.parts import IID, Parts
 from landscape.gradients.learners import Stack, Training
@@ -31,102 +29,13 @@ from landscape.problem.batches import call, fixed_randomness, named_tensors
 from landscape.problem.batchnorm import buffer_names, has_batchnorm, sample_parts
 from landscape.problem.problem import Problem
 from landscape.training.decomposition import GROUPS
+from landscape.training.instruments import MeasuredRun, Monitoring
+from landscape.training.optimizer.base import Optimizer
 from landscape.training.processes.comm import Comm
-from landscape.training.recipes.effects import refuse_idle
-from landscape.training.recipes.recipe import Diverge, Recipe
-from landscape.training.run.randomness import generator
-
-Row = dict[str, float]
-
-
-def due(every: int, step: int) -> bool:
-    """Say whether ``step`` is one of every ``every``-th; 0: none is."""
-    return bool(every) and step % every == 0
-
-
-# Number of last rows for the mean speed in logs (ours).
-RECENT = 100
-# Rows of a block of the history (ours): a row in it takes 8 bytes a column, as a dict 1.2 kB.
-BLOCK = 1000
-
-
-class History:
-    """The steps of a run so far: the last ones as rows that can still change, those before as arrays.
-
-    Args:
-        algorithm: the name of the update rule, for messages.
-        columns: the columns that the rule adds to those of every run: name -> unit.
-    """
-
-    def __init__(self, algorithm: str, columns: Mapping[str, str]) -> None:
-        self.algorithm = algorithm
-        #: Column -> unit.
-        self.units = {**UNITS, **columns}
-        #: The last rows: all of them, or at least RECENT.
-        self.rows: list[Row] = []
-        self._blocks: list[dict[str, Array]] = []
-
-    def new_row(self, step: int, lr: float) -> Row:
-        """A row that is not among ``rows`` yet: NaN in all columns but these two."""
-        return dict.fromkeys(self.units, math.nan) | {"step": step, "lr": lr}
-
-    def append(self, row: Row) -> None:
-        """Add ``row``, the last one; it may be changed until RECENT others follow."""
-        self.rows.append(row)
-        if len(self.rows) >= BLOCK + RECENT:
-            old, self.rows = self.rows[:BLOCK], self.rows[BLOCK:]
-            self._blocks.append({name: _column(old, name) for name in self.units})
-
-    def record(self, row: Row, values: Mapping[str, float]) -> None:
-        """Write ``values`` to ``row``.
-
-        Raises:
-            OperationError: for a column that is not declared.
-        """
-        for name in values:
-            if name not in self.units:
-                raise OperationError(
-                    f"algorithm.name: 'columns' of '{self.algorithm}' must declare '{name}' with a unit"
-                )
-        row |= values
-
-    def restore(self, columns: Mapping[str, Array], units: Mapping[str, str]) -> None:
-        """Take the rows of a checkpoint; columns that this run does not record are NaN in later rows."""
-        self.units |= units
-        length = len(next(iter(columns.values()), ()))
-        whole = {name: columns.get(name, np.full(length, np.nan)) for name in self.units}
-        first = max(0, length - RECENT)
-        self._blocks = [{name: column[:first] for name, column in whole.items()}] if first else []
-        last = zip(*(column[first:].tolist() for column in whole.values()), strict=True)
-        self.rows = [dict(zip(whole, row, strict=True)) for row in last]
-
-    def column(self, name: str) -> Array:
-        """The column (T,) float64, a copy."""
-        blocks = (block.get(name, np.full(len(block["step"]), np.nan)) for block in self._blocks)
-        return np.concatenate([*blocks, _column(self.rows, name)])
-
-    def columns(self) -> dict[str, Array]:
-        """Column -> (T,) float64, copies."""
-        return {name: self.column(name) for name in self.units}
-
-    def pace(self, batch: int) -> str:
-        """The speed of the last steps and the share of waiting, for logs; "" before the first step.
-
-        Args:
-            batch: samples per step.
-        """
-        recent = self.rows[-RECENT:]
-        if not recent:
-            return ""
-        seconds = sum(batch / row["samples_per_s"] for row in recent)
-        waited = sum(row["wait_s"] for row in recent)
-        speed = len(recent) * batch / seconds
-        return f"; {speed:.0f} samples/s, {100 * waited / seconds:.0f}% of the time waiting"
-
-
-def _column(rows: Sequence[Row], name: str) -> Array:
-    return np.array([row.get(name, math.nan) for row in rows], dtype=np.float64)  # columns may be added later
-
+from landscape.training.recipes import Diverge
+from landscape.training.recipes.recipe import Recipe
+from landscape.training.recipes.settings import refuse_idle
+from landscape.training.run import Row, generator
 
 # Consecutive steps in which the spread must exceed its bound (ours): a burst, such as one huge gradient, is
 # shorter, and under SSGD the learners are equal again after one step.
@@ -141,7 +50,7 @@ class DivergedError(OperationError):
 
 @dataclass(frozen=True)
 class DivergenceTest:
-    """The bounds on loss and spread that :class:`landscape.training.recipes.recipe.Diverge` describes.
+    """The bounds on loss and spread that :class:`landscape.training.recipes.Diverge` describes.
 
     ``start_norm2`` is ‖w_a‖² at the start of the run.
     """
@@ -522,3 +431,42 @@ class Sampler:
         out = torch.empty_like(point)[None]
         stack.gradients(point[None], x, y, out=out, training=Training({}, seed))
         return out[0]
+
+
+def of_run(
+    recipe: Recipe,
+    problem: Problem,
+    comm: Comm,
+    optimizer: Optimizer,
+    second: Callable[[int, int, Tensor], Tensor],
+) -> Monitoring:
+    """The instruments of a recipe's run.
+
+    Args:
+        recipe: of the run.
+        problem: the loss that its steps descend, on the training set.
+        comm: its processes.
+        optimizer: that makes its steps, whose state is read when it is measured.
+        second: as of :class:`MeasuredRun`.
+
+    Raises:
+        InputError: for an instrument that cannot measure this run.
+    """
+    rule, limit, plain = recipe.rule(), recipe.stability_limit(), recipe.rule().stability_limit()
+    run = MeasuredRun(
+        recipe.monitor,
+        problem,
+        comm,
+        recipe.seed,
+        batch=recipe.batch,
+        limit=math.nan if limit is None else limit,
+        optimizer=optimizer,
+        recipe=recipe,
+        learners=recipe.learners,
+        at_mean=rule.at_mean,
+        synchronous=rule.synchronous,
+        second=second,
+        geometry=optimizer.geometry,
+        plain_limit=math.nan if plain is None else plain,
+    )
+    return Monitoring(run, taken=rule.columns)

@@ -1,1 +1,523 @@
-"""The topologies by which learners average with each other."""
+"""Topologies by name, which say who averages with whom, and mixing matrices.
+
+A topology is a function from the number of learners n to mixing matrices (n, n). Its name adds itself to the
+registry; the arguments after n stand in brackets in a recipe, ``ring(2)``. One matrix is that of every step;
+several are gone through in turn. The docstring begins with the forms that a user may write. InputError with
+a reason refuses an n.
+
+M is doubly stochastic; row j: the weights that learner j uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import math
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, TypedDict
+
+import numpy as np
+import torch
+
+from landscape.core import registry
+from landscape.core.errors import InputError, LandscapeError, OperationError
+from landscape.core.files import open_regular
+from landscape.core.hdf5 import Array
+from landscape.core.options import ends_in, positive
+from landscape.core.progress import ProgressOption, shows_progress, taken
+from landscape.limits.rules import first_unstable
+from landscape.training.processes.comm import averages_all
+from landscape.training.run import generator
+
+# Row and column sums of a topology miss 1 by rounding only.
+_ROUNDING = 1e-9
+
+
+@registry.topologies.add("full")
+def full(n: int) -> list[Array]:
+    """full: M = 11ᵀ/n, the average of all."""
+    return [np.full((n, n), 1 / n)]
+
+
+@registry.topologies.add("ring")
+def ring(n: int, k: int) -> list[Array]:
+    """ring(k): k neighbors on either side."""
+    if k < 1 or 2 * k + 1 > n:
+        raise InputError(f"k must be 1…{(n - 1) // 2}" if n > 2 else "a ring needs at least 3")
+    return [equal_weights(n, [0, *range(1, k + 1), *range(-k, 0)])]
+
+
+@registry.topologies.add("torus")
+def torus(n: int, size: str = "") -> list[Array]:
+    """torus, torus(RxC): the four neighbors on an R × C grid that wraps round; by default the squarest."""
+    given = re.fullmatch(r"(\d+)x(\d+)", size)
+    if size and not given:
+        raise InputError("torus(RxC) needs numbers of rows and columns, such as torus(2x3)")
+    rows = int(given[1]) if given else max(r for r in range(1, math.isqrt(n) + 1) if n % r == 0)
+    columns = int(given[2]) if given else n // rows
+    if min(rows, columns) < 2 or rows * columns != n:
+        needs = f"{rows} × {columns} is not {n}" if given else f"{n} is not R × C"
+        raise InputError(f"{needs}, both must be at least 2")
+    i, j = np.divmod(np.arange(n), columns)
+    steps = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
+    return [equal_weights(n, [(i + u) % rows * columns + (j + v) % columns - np.arange(n) for u, v in steps])]
+
+
+@registry.topologies.add("exponential")
+def exponential(n: int) -> list[Array]:
+    """exponential: learner j takes from those 1, 2, 4, … after it (Ying et al. 2021)."""
+    return [equal_weights(n, [0, *_powers(n)])]
+
+
+@registry.topologies.add("one-peer-exponential")
+def one_peer_exponential(n: int) -> list[Array]:
+    """one-peer-exponential: half from the one 2^((t−1) mod ⌈log₂ n⌉) after it at step t (Ying et al. 2021).
+
+    It averages exactly after ⌈log₂ n⌉ steps if n is a power of two, and never otherwise.
+    """
+    return [equal_weights(n, [0, p]) for p in _powers(n)] or [np.ones((1, 1))]
+
+
+@registry.topologies.add("hypercube")
+def hypercube(n: int) -> list[Array]:
+    """hypercube: from those whose number differs in one bit."""
+    powers = _powers(n)
+    if n != 2 ** len(powers):
+        below = 2 ** (len(powers) - 1)
+        raise InputError(f"there must be a power of two, such as {below} or {2 * below}")
+    learners = np.arange(n)
+    return [equal_weights(n, [0, *((learners ^ p) - learners for p in powers)])]
+
+
+@registry.topologies.add("random-matching")
+def random_matching(n: int) -> list[Array]:
+    """random-matching: drawn anew for every step; each pair averages, an odd learner sits out.
+
+    The same on every process (DPSGD-2020, section 4: "a learner randomly picks a neighbor"). There are no
+    matrices to go through: :meth:`.Mixing.matrix` draws them.
+    """
+    return []
+
+
+@registry.topologies.add("star")
+def star(n: int) -> list[Array]:
+    """star: learner 0 with all others, by Metropolis–Hastings weights 1/(1 + max(deg j, deg k)) = 1/n."""
+    m = np.eye(n) * (1 - 1 / n)
+    m[0, :] = m[:, 0] = 1 / n
+    return [m]
+
+
+@registry.topologies.add("nodes")
+def nodes(n: int, k: int) -> list[Array]:
+    """nodes(k): k nodes of n/k learners each, which average within their node."""
+    if k < 1 or n % k:
+        raise InputError("k must divide their number")
+    return [np.kron(np.eye(k), np.full((n // k, n // k), k / n))]
+
+
+@registry.topologies.add("lazy")
+def lazy(n: int, a: float, form: str) -> list[Array]:
+    """lazy(a, FORM): (1 − a)I + aM, M another named form: an eigenvalue ω becomes 1 − a(1 − ω).
+
+    So the spectral gap and ω_min can be chosen apart.
+    """
+    if not 0 < a <= 1:
+        raise InputError("a of lazy(a, FORM) must be > 0 and ≤ 1")
+    inner = [] if form.startswith("lazy") else matrices(form, n, "FORM")
+    if not inner:
+        raise InputError(
+            "FORM of lazy(a, FORM) must be a named mixing that is not drawn and not lazy, such as ring(1)"
+        )
+    return [(1 - a) * np.eye(n) + a * m for m in inner]
+
+
+def forms() -> list[str]:
+    """The forms that a user may write, topology by topology: "ring(k)"."""
+    docs = {
+        name: (inspect.getdoc(registry.topologies[name]) or "").partition(":")[0]
+        for name in registry.topologies
+    }
+    return [doc if doc.startswith(name) else name for name, doc in docs.items()]
+
+
+def matrices(spec: str, n: int, where: str) -> list[Array]:
+    """The matrices of ``spec`` for ``n`` learners, checked; none where each step draws its own.
+
+    Raises:
+        InputError: an unknown form, or a number of learners that it does not allow; it names ``where``.
+    """
+    form = re.fullmatch(r"([^()]+)(?:\((.+)\))?", spec.replace(" ", ""))
+    topology = registry.topologies[form[1]] if form and form[1] in registry.topologies else None
+    parameters = list(inspect.signature(topology).parameters.values())[1:] if topology else []
+    given = form[2].split(",", max(len(parameters) - 1, 0)) if form and form[2] else []
+    needed = sum(p.default is p.empty for p in parameters)
+    if topology is None or not needed <= len(given) <= len(parameters):
+        known = f"{', '.join(forms())}, or a .csv, .txt or .npy file with an n × n matrix"
+        raise InputError(f"{where}: '{spec}' is not known (allowed: {known})")
+    try:
+        arguments = (_argument(p, text) for p, text in zip(parameters, given, strict=False))
+        found = [np.asarray(m, dtype=float) for m in topology(n, *arguments)]
+        if topology is not random_matching:
+            _check(found, n)
+    except LandscapeError as reason:
+        raise InputError(f"{where}: '{spec}' is not allowed with {n} learners, {reason}") from None
+    return found
+
+
+def _argument(parameter: inspect.Parameter, text: str) -> int | float | str:
+    kind = {"int": int, "float": float}.get(getattr(parameter.annotation, "__name__", parameter.annotation))
+    try:
+        return kind(text) if kind else text
+    except ValueError:
+        raise InputError(f"{parameter.name} must be a number, not '{text}'") from None
+
+
+def _check(found: list[Array], n: int) -> None:
+    """Raise InputError unless ``found`` are mixing matrices: those of a plugin may be anything."""
+    if not found or any(m.shape != (n, n) or not np.isfinite(m).all() or m.min() < 0 for m in found):
+        raise InputError(f"it must give matrices ({n}, {n}) of finite numbers ≥ 0")
+    if max(np.abs(m.sum(axis) - 1).max() for m in found for axis in (0, 1)) > _ROUNDING:
+        raise InputError("it must give matrices whose rows and columns sum to 1 (doubly stochastic)")
+
+
+def _powers(n: int) -> list[int]:
+    """1, 2, 4, … below n."""
+    return [2**i for i in range(math.ceil(math.log2(n)))]
+
+
+def equal_weights(n: int, offsets: list[Array | int]) -> Array:
+    """M with equal weights: learner j takes from j + each of ``offsets``, each source counted once."""
+    m, learners = np.zeros((n, n)), np.arange(n)
+    for offset in offsets:
+        m[learners, (learners + offset) % n] = 1.0
+    m /= m.sum(1, keepdims=True)
+    return m
+
+
+# Row and column sums may miss 1 by this much: a matrix typed with four decimals passes (ours).
+SUM_TOLERANCE = 1e-4
+# Most learners a matrix is made for, and largest file of a matrix: 128 MiB in memory (ours).
+MAX_LEARNERS, MAX_FILE_BYTES = 4096, 1 << 27
+_MATRICES: ContextVar[dict[str, Array] | None] = ContextVar("matrices", default=None)
+
+
+@contextlib.contextmanager
+def known_matrices(matrices: dict[str, Array]) -> Iterator[None]:
+    """Use ``matrices`` inside in place of the files of their names; the matrix of any other file is added.
+
+    So a run keeps the matrix that it began with, whatever becomes of the file.
+    """
+    token = _MATRICES.set(matrices)
+    try:
+        yield
+    finally:
+        _MATRICES.reset(token)
+
+
+class Mixing:
+    """The mixing of n learners: a fixed matrix, a cycle of matrices, or one drawn for every step.
+
+    ``spec`` is a topology by name such as ring(2), or a .csv, .txt or .npy file with a doubly stochastic
+    n × n matrix.
+
+    Args:
+        spec: a topology, or the file of a matrix.
+        learners: n.
+        seed: of random matchings.
+        where: the option that ``spec`` was given to, for messages.
+
+    Raises:
+        InputError: for a spec or matrix that is not allowed with n learners.
+        OperationError: for a file that cannot be read as a matrix.
+
+    Example:
+        >>> Mixing("ring(1)", learners=4, seed=0).matrix(step=1)[0].round(3).tolist()
+        [0.333, 0.333, 0.0, 0.333]
+        >>> Mixing("ring(2)", learners=6, seed=0).stability_limit
+        0.8
+        >>> lazy = Mixing("lazy(0.75, ring(1))", learners=6, seed=0)  # ω_min of "full", and another gap
+        >>> lazy.omega_min, lazy.gap
+        (0.0, 0.25)
+    """
+
+    def __init__(self, spec: str, learners: int, seed: int, where: str = "algorithm.mixing") -> None:
+        if learners > MAX_LEARNERS:
+            raise InputError(
+                f"{where}: '{spec}' is not allowed with {learners} learners, at most {MAX_LEARNERS:,} are"
+            )
+        self.spec, self.learners, self.seed = spec, learners, seed
+        #: The matrices (n, n) float64 that the steps go through in turn; none if each step draws its own.
+        self.cycle: list[Array] = (
+            [read_matrix(where, Path(spec), learners)] if is_file(spec) else matrices(spec, learners, where)
+        )
+
+    def matrix(self, step: int) -> Array:
+        """M (n, n) float64 of this step, counted from 1."""
+        if self.cycle:
+            return self.cycle[(step - 1) % len(self.cycle)]
+        order = torch.randperm(self.learners, generator=generator(self.seed, "mixing", step)).numpy()
+        a, b = order[: self.learners // 2 * 2].reshape(-1, 2).T
+        m = np.eye(self.learners)
+        m[a, a] = m[b, b] = m[a, b] = m[b, a] = 0.5
+        return m
+
+    @cached_property
+    def modes(self) -> Array:
+        """ω (τ, n − 1), complex: the eigenvalues of the cycle's τ matrices but the mean's 1, a column a mode.
+
+        Circulant matrices share their modes; of others a column has no meaning (:attr:`shares_modes`). For
+        random matching, of the mean of M_t.
+        """
+        if self.learners == 1:
+            return np.empty((max(1, len(self.cycle)), 0), dtype=complex)
+        if len(self.cycle) > 1 and self.shares_modes:
+            return np.array([np.fft.fft(m[:, 0])[1:] for m in self.cycle])
+        found = []
+        for m in self.cycle or [expected_matching(self.learners)]:
+            eigenvalues = np.linalg.eigvalsh(m) if np.array_equal(m, m.T) else np.linalg.eigvals(m)
+            found.append(np.delete(eigenvalues, np.argmin(np.abs(eigenvalues - 1))))
+        return np.array(found, dtype=complex)
+
+    @cached_property
+    def shares_modes(self) -> bool:
+        """Say whether the matrices of the cycle have their modes in common: one matrix, or circulant ones."""
+        n = self.learners
+        shift = (np.arange(n)[:, None] - np.arange(n)) % n  # equal along a diagonal of a circulant matrix
+        return len(self.cycle) < 2 or all(np.abs(m - m[shift, 0]).max() <= _ROUNDING for m in self.cycle)
+
+    def _growth(self, x: float) -> float:
+        """The spectral radius of Π_t (M_t − x) over a cycle, where the weights disagree."""
+        if self.shares_modes:
+            return float(np.abs(self.modes - x).prod(0).max(initial=0))
+        identity = np.eye(self.learners)
+        product = identity - 1 / self.learners
+        for m in self.cycle:
+            product = (m - x * identity) @ product
+        return float(np.abs(np.linalg.eigvals(product)).max())
+
+    @property
+    def rounds(self) -> int | None:
+        """The first step of the cycle after which all weights are the mean, to 1e-12; None: there is none."""
+        product = np.eye(self.learners)
+        for step, m in enumerate(self.cycle, 1):
+            product = m @ product
+            if np.abs(product - 1 / self.learners).max() < 1e-12:
+                return step
+        return None
+
+    @property
+    def gap(self) -> float:
+        """1 − max |ω|: the share of the disagreement that a step takes away at least.
+
+        Of a cycle, from the product over one, per step; of random matching, of the mean of M_t.
+        """
+        slowest = round(self._growth(0.0), 12)  # before the root: 0 stays 0
+        return round(1 - math.pow(slowest, 1 / max(1, len(self.cycle))), 12)
+
+    @property
+    def omega_min(self) -> float:
+        """The smallest real part of an eigenvalue of any M_t; random matching draws projections: 0."""
+        if not self.cycle:
+            return 0.0 if self.learners > 1 else 1.0
+        return round(float(self.modes.real.min(initial=1)), 12) + 0.0
+
+    @property
+    def stability_limit(self) -> float:
+        """The ηλ at which learners that take plain steps on one quadratic, in AWC order, drift apart.
+
+        A mode evolves by ω − ηλ, so the limit is min Re ω + √(1 − (Im ω)²): 1 + ω_min for symmetric M
+        (docs/explanation/stability.md). For a cycle it is where the product over one first reaches 1 in
+        modulus. For random matching it is the limit in mean square: with projections E(M − ηλ)² = (1 − 2ηλ) E
+        M + (ηλ)², so ρ + √(ρ² − ρ + 1) with ρ the mean's eigenvalue; no drawing at all grows below 1 + ω_min
+        = 1. One learner: SGD's 2.
+        """
+        if self.learners == 1:
+            return 2.0
+        if not self.cycle:
+            rho = float(self.modes.real[0, 0])
+            return rho + math.sqrt(rho**2 - rho + 1)
+        if len(self.cycle) == 1:
+            limits = self.modes.real + np.sqrt(np.maximum(0, 1 - self.modes.imag**2))
+            return round(float(limits.min()), 12)
+        return first_unstable(self._growth, 2.01, 2010 if self.shares_modes else 201)  # others take long
+
+    def degree(self, step: int) -> float:
+        """Vectors that a learner sends at ``step``, the mean over the learners.
+
+        One to each neighbor; an average of all is an all-reduce, 2(n−1)/n.
+        """
+        if not self.cycle:  # every learner but an odd one has a partner; no need to draw the large matrix
+            return self.learners // 2 * 2 / self.learners
+        m = self.matrix(step)
+        if averages_all(m):
+            return 2 * (self.learners - 1) / self.learners
+        return (np.count_nonzero(m) - np.count_nonzero(np.diag(m))) / self.learners
+
+    def describe(self) -> str:
+        """One line: the gap and ω_min."""
+        gap = omega = ""
+        if not self.cycle:
+            gap, omega = " of the mean of M_t", " of each M_t"
+        elif len(self.cycle) > 1:
+            gap = f" a step over a cycle of {len(self.cycle)}"
+        return (
+            f"mixing {self.spec}: spectral gap {self.gap:.4g}{gap}, smallest eigenvalue ω_min "
+            f"{self.omega_min:.4g}{omega}"
+        )
+
+
+def is_file(spec: object) -> bool:
+    """Say whether ``spec`` names the file of a matrix."""
+    return isinstance(spec, str) and Path(spec).suffix in (".csv", ".txt", ".npy")
+
+
+def expected_matching(n: int) -> Array:
+    """The mean of M over uniformly random matchings: each learner meets each other one equally often."""
+    meet = (n // 2 * 2) / n / (n - 1)  # probability of one particular pair
+    m = np.full((n, n), meet / 2)
+    np.fill_diagonal(m, 1 - meet / 2 * (n - 1))
+    return m
+
+
+def read_matrix(
+    where: str, path: Path, n: int, sums: tuple[Literal["row", "column"], ...] = ("row", "column")
+) -> Array:
+    """The n × n matrix in ``path``, whose rows or columns (``sums``) or both must sum to 1.
+
+    ``where`` is the option that named it. Raises OperationError or InputError for any other.
+    """
+    matrices = _MATRICES.get()
+    m = matrices[str(path)] if matrices and str(path) in matrices else _numbers(where, path)
+    if m.shape != (n, n):
+        raise InputError(f"{where}: {path} holds a {m.shape} matrix, {n} learners need ({n}, {n})")
+    m = np.asarray(m, dtype=float)
+    if not np.isfinite(m).all() or m.min() < 0:
+        raise InputError(f"{where}: {path} holds {m.min()}, every entry must be finite and ≥ 0")
+    for name in sums:
+        totals = m.sum(1 if name == "row" else 0)
+        worst = int(np.argmax(np.abs(totals - 1)))
+        if abs(totals[worst] - 1) > SUM_TOLERANCE:
+            raise InputError(
+                f"{where}: {path}: {name} {worst + 1} sums to {totals[worst]:.6g}; every "
+                f"{' and '.join(sums)} must sum to 1 ({'doubly' if len(sums) > 1 else sums[0]} stochastic)"
+            )
+    axes = [1 if name == "row" else 0 for name in sums]
+    if max(np.abs(m.sum(axis) - 1).max() for axis in axes) > 1e-12:
+        for _ in range(100):  # the rounding to few decimals is scaled away (Sinkhorn)
+            for axis in axes:
+                m = m / m.sum(axis, keepdims=True)
+    if matrices is not None:
+        matrices[str(path)] = m
+    return m
+
+
+def _numbers(where: str, path: Path) -> Array:
+    try:
+        with open_regular(path, MAX_FILE_BYTES) as file, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            if path.suffix == ".npy":
+                m = np.lib.format.open_memmap(path, mode="r")  # its shape is known before memory is used
+                if m.dtype.kind not in "fiub":
+                    raise ValueError("it holds no array of numbers")
+                return m
+            with io.TextIOWrapper(file, encoding="utf-8") as lines:
+                return np.loadtxt(lines, delimiter="," if path.suffix == ".csv" else None, ndmin=2)
+    except Exception as error:  # numpy raises whatever a damaged header makes Python raise
+        words = " ".join(str(error).split())[:120]
+        raise OperationError(f"{where}: {path} cannot be read as a matrix ({words})") from error
+
+
+#: Of the topologies that need a number, besides rings, one each in the list of all (ours).
+EXAMPLES = ("k-peer-exponential(2)", "hyper-hypercube(2)", "base(2)", "d-equistatic(4)", "u-equistatic(4)")
+
+
+class Properties(TypedDict):
+    """The numbers of a topology, see :func:`topologies`."""
+
+    gap: float
+    omega_min: float
+    limit: float
+    rounds: int | None
+    bytes: float
+
+
+@shows_progress()
+def topologies(
+    mixings: Iterable[str] | None = None,
+    *,
+    learners: int = 8,
+    parameters: int = 1_000_000,
+    picture: str | Path | None = None,
+    progress: ProgressOption = None,
+) -> dict[str, Properties]:
+    """Compare the topologies for so many learners.
+
+    Args:
+        mixings: what ``algorithm.mixing`` may be, such as "ring(2)", "base" or a file. Default: every
+            topology that this number of learners allows, with some numbers where it needs one.
+        learners: n.
+        parameters: of the network, 4 bytes each.
+        picture: a .png, .pdf or .svg file for a picture of the topologies as graphs, a panel for each step of
+            a cycle, eight at most; of random matching three steps with seed 0.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+
+    Returns:
+        Mixing -> its numbers: "gap", the spectral gap of the mixing matrix; "omega_min", its smallest
+        eigenvalue; "limit", the largest stable ηλ of DPSGD in AWC order without momentum; "rounds", after how
+        many steps from the first the learners have exactly the average, None for never; "bytes", what a
+        learner sends in a step, the mean over the steps. Of a cycle of matrices the gap is per step, and the
+        eigenvalue is the smallest of all.
+
+    Raises:
+        InputError: a mixing that is not known, or not for so many learners; numbers below 1; a
+            picture of none, or with another ending.
+
+    Example:
+        >>> found = topologies(["ring(1)", "base"], learners=6)
+        >>> round(found["ring(1)"]["limit"], 4), found["ring(1)"]["rounds"], found["base"]["rounds"]
+        (0.6667, None, 4)
+    """
+    positive("learners", learners, least=1)
+    positive("parameters", parameters, least=1)
+    if picture is not None:
+        from landscape import plots  # and matplotlib: only where something is drawn
+        from landscape.plots.tables import draw_topologies
+
+        ends_in("picture", picture, plots.FORMATS)
+    found: dict[str, Properties] = {}
+    graphs: dict[str, list[Array]] = {}
+    chosen, report = default_mixings() if mixings is None else [*mixings], taken(progress)
+    for done, spec in enumerate(chosen):
+        report(done / len(chosen))
+        try:
+            mixing = Mixing(spec, learners, seed=0, where="mixings")
+        except InputError:
+            if mixings is not None:
+                raise
+            continue
+        vectors = np.mean([mixing.degree(t) for t in range(1, max(1, len(mixing.cycle)) + 1)])
+        found[spec] = {
+            "gap": mixing.gap,
+            "omega_min": mixing.omega_min,
+            "limit": mixing.stability_limit,
+            "rounds": mixing.rounds,
+            "bytes": 4 * parameters * float(vectors),
+        }
+        graphs[spec] = mixing.cycle or [mixing.matrix(t) for t in range(1, 4)]
+    if picture is not None:
+        if not graphs:
+            raise InputError("mixings: none is not allowed with picture, there must be one to draw")
+        plots.save_figure(draw_topologies(graphs), picture)
+    return found
+
+
+def default_mixings() -> list[str]:
+    """The mixings that :func:`topologies` compares by default: those whose name is enough, and examples."""
+    alone = [spec for form in forms() for spec in form.split(", ") if spec in registry.topologies]
+    return [alone[0], "ring(1)", "ring(2)", *alone[1:], *EXAMPLES]

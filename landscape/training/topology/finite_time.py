@@ -10,7 +10,7 @@ from scipy.linalg import block_diag
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.registry import topologies
-from landscape.training.topology.mixing import equal_weights
+from landscape.training.topology import equal_weights
 
 
 @topologies.add("k-peer-exponential")
