@@ -15,10 +15,10 @@ from torch import Tensor
 import landscape
 from landscape import Checkpoint, HessianOperator, InputError, LandscapeError, OperationError, Problem, Recipe
 from landscape.core.memory import parse_size
+from landscape.core.registry import algorithms
 from landscape.data.synthetic import mean_output
 from landscape.limits import max_stable_step
 from landscape.testing.checks import RECIPE
-from landscape.training import algorithms
 from landscape.training.algorithms.dpsgd import SGP
 from landscape.training.experiments import critical_batch
 from landscape.training.recipes import recipe
@@ -207,8 +207,8 @@ RUNS: list[tuple[Callable[[], object], str]] = [
     (lambda: max_stable_step(1, 1.0), "momentum: 1.0 is not allowed"),
     (lambda: max_stable_step(1, 0.5, "shfted"), "did you mean 'shifted'"),  # type: ignore[arg-type]
     (lambda: max_stable_step(1, 0.5, "shifted", -1.0), "noise: -1.0 is not allowed"),
-    *((lambda text=text: parse_size("--max-memory", text), "--max-memory: '.*' is not allowed, .* such as 2.5GiB")
-      for text in ("", "0", "-1GiB", "1e9", "2.5XiB", "GiB", "nan", "1 2", "0.0MB")),
+    *((lambda text=text: parse_size("--max-memory", text), "--max-memory: '.*' is not allowed, .* with its unit .B, KB")
+      for text in ("", "0", "-1GiB", "2.5XiB", "GiB", "nan", "1 2", "0.0MB")),
 ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -248,7 +249,10 @@ class Rule(ABC):
         """
         limit = None if momentum is None else self.stability_limit(momentum, form)
         steps = f"steps with momentum {momentum:g}" if momentum else "plain steps"
-        stable = f"{steps} are stable while lr·λ_max < {limit:.4g}" if limit is not None else ""
+        stable = f"{steps} are stable while lr·λ_max < " if limit is not None else ""
         if mixing := getattr(self, "mixing", None):
+            if limit is not None:
+                law = "1 + ω_min = " * math.isclose(limit, 1 + mixing.omega_min)
+                stable += f"{law}{limit:.4g} ({getattr(self, 'order', 'atc').upper()})"
             return f"{mixing.describe()}; {stable or 'the limit of stability is not known'}"
-        return stable
+        return stable and f"{stable}{limit:.4g}"
