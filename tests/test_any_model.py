@@ -780,14 +780,6 @@ def test_a_gradient_of_which_eval_mode_detaches_a_part_is_that_of_the_loss() -> 
     assert ends[0] - ends[1] == pytest.approx(2 * float(problem.gradient() @ step), rel=1e-5)
 
 
-def test_what_a_class_keeps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PartlyDetached, "kept", None)
-    torch.manual_seed(0)
-    model = nn.Sequential(PartlyDetached(in_class=True), nn.Tanh(), nn.Linear(6, 3))
-    with pytest.raises(InputError, match="does not follow all of its parameters"):
-        Problem(model, F.cross_entropy, (X[:, :4], LABELS))
-
-
 def test_a_language_model_in_batches_of_one_weighs_by_the_tokens_that_count() -> None:
     problem = problems.language_model(True)
     batches: list[dict[str, Tensor]] = []
