@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections import UserDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -748,3 +749,47 @@ def test_weights_of_another_precision_are_converted(
     assert problem.with_batchnorm("recalibrate").loss(theta) == problem.with_batchnorm("recalibrate").loss(
         own
     )
+
+
+class PartlyDetached(nn.Module):
+    """In eval mode a share of its parameter is detached, or kept in its class."""
+
+    kept: Tensor | None = None
+
+    def __init__(self, in_class: bool) -> None:
+        super().__init__()
+        self.v = nn.Parameter(torch.randn(6, 4, generator=torch.Generator().manual_seed(0)))
+        self.in_class = in_class
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            return x @ self.v.T
+        if not self.in_class:
+            return x @ (0.9 * self.v + 0.1 * self.v.detach()).T
+        if PartlyDetached.kept is None:
+            PartlyDetached.kept = self.v.detach().clone()
+        return x @ PartlyDetached.kept.T
+
+
+def test_a_gradient_of_which_eval_mode_detaches_a_part_is_that_of_the_loss() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(PartlyDetached(in_class=False), nn.Tanh(), nn.Linear(6, 3)).double()
+    problem = Problem(model, F.cross_entropy, (X[:, :4].double(), LABELS))
+    step = 1e-6 * torch.randn_like(problem.weights)
+    ends = [problem.loss(problem.weights + sign * step) for sign in (1, -1)]
+    assert ends[0] - ends[1] == pytest.approx(2 * float(problem.gradient() @ step), rel=1e-5)
+
+
+def test_a_language_model_in_batches_of_one_weighs_by_the_tokens_that_count() -> None:
+    problem = problems.language_model(True)
+    batches: list[dict[str, Tensor]] = []
+    for size in (5, 6, 4, 3):
+        labels = torch.randint(4, (1, size), generator=torch.Generator().manual_seed(size))
+        labels[:, 2 : 2 + size // 3] = -100
+        ids = labels.clamp(min=0)
+        batches.append({"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels})
+    counts = [int((b["labels"][:, 1:] != -100).sum()) for b in batches]
+    losses = [again(problem, [b]).loss() for b in batches]
+    truth = sum(n * loss for n, loss in zip(counts, losses, strict=True)) / sum(counts)
+    with warnings.catch_warnings(action="error"):
+        assert again(problem, batches).loss() == pytest.approx(truth, rel=1e-5)

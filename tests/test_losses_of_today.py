@@ -904,3 +904,45 @@ def test_a_loss_that_is_an_integer(form: str) -> None:
     assert "/ len(t)" in str(refusal.value)
     problem = Problem(model, lambda o, t: (o.argmax(1) != t).sum() / len(t), data)
     assert problem.loss() == pytest.approx(float((model(x).argmax(1) != y).double().mean()))
+
+
+@pytest.mark.parametrize("form", ["tensors", "list"])
+@pytest.mark.parametrize("late", [100, 700])
+def test_a_loss_that_is_zero_still_tells_its_count(form: str, late: int) -> None:
+    """As of a network that separates its data, by a margin, where marks of missing targets come late."""
+    x, model = inputs(1000, 3), nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)).double()
+    t = x[:, 0].sign()
+    x[:, 0] += 2 * t
+    t[late:][torch.rand(1000 - late, generator=torch.Generator().manual_seed(0)) < 0.2] = 0
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[5.0, 0.0, 0.0]]))
+        model[0].bias.zero_()
+
+    def hinge(o: Tensor, t: Tensor) -> Tensor:
+        return F.relu(1 - o * t)[t != 0].mean()
+
+    data: Any = (x, t) if form == "tensors" else list(zip(x.split(64), t.split(64), strict=True))
+    with pytest.warns(ProblemWarning, match="lambda y: y != 0"):
+        problem = Problem(model, hinge, data)
+    assert problem.loss() == 0
+    weights = torch.tensor([-1.0, 0.3, 0.2, 0.5], dtype=torch.float64)
+    assert problem.loss(weights) == pytest.approx(float(hinge(x @ weights[:3] + weights[3], t)))
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 3, 2)])
+def test_targets_that_are_objects_of_each_image_are_a_mean_over_batches(sizes: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 4).double()
+
+    def loss(o: Tensor, t: Any) -> Tensor:
+        parts = [((a[: len(b["boxes"])] - b["boxes"]) ** 2).mean() for a, b in zip(o, t, strict=True)]
+        return torch.stack(parts).mean()
+
+    boxes = (torch.randn(number % 6 + 1, 4).double() for number in itertools.count(1))
+    data = [
+        (torch.randn(size, 7, 3).double(), [{"boxes": next(boxes)} for _ in range(size)]) for size in sizes
+    ]
+    with pytest.warns(ProblemWarning, match="mean over the batches"):
+        problem = Problem(model, loss, data)
+    with torch.no_grad():
+        assert problem.loss() == pytest.approx(np.mean([float(loss(model(x), t)) for x, t in data]))

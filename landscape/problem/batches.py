@@ -267,8 +267,11 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
             "first; single samples, or lists of numbers, go through a DataLoader(…, batch_size=…)"
         )
     first, length = tensors[0][0], len(tensors[0][1])
+    each = isinstance(y, list) and bool(y) and all(isinstance(one, Mapping) for one in y)
+    if each:  # the objects of each image, of which tensors hold any number
+        first, length = "targets", len(y)
     for name, tensor in tensors if alike else ():
-        if tensor.dim() == 0 or len(tensor) != length or tensor.layout is not torch.strided:
+        if each or tensor.dim() == 0 or len(tensor) != length or tensor.layout is not torch.strided:
             size = f"{len(tensor) if tensor.dim() else 'no'} samples"
             if tensor.layout is not torch.strided:
                 size = f"a {str(tensor.layout).removeprefix('torch.')} tensor (.to_dense() makes a plain one)"

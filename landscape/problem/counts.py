@@ -72,6 +72,10 @@ class Samples(NamedTuple):
         """The samples ``index``, a slice or a list."""
         return Samples(*tree_map(lambda t: t[index] if t.dim() else t, self))
 
+    def opposite(self) -> Samples:
+        """The samples with outputs of the other sign."""
+        return self._replace(outputs=tree_map(lambda t: -t if t.is_floating_point() else t, self.outputs))
+
     def along(self, length: int, part: slice) -> Samples:
         """The ``part`` of each sample along the dimension of this ``length``, where a tensor has one."""
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import itertools
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
@@ -147,7 +148,7 @@ class Data:
             self.terms += float(terms_in(x, y).sum())
             self._sums.append(_checksum((x, y)))
             shapes.add(tuple(targets.shape[1:] for _, targets in named_tensors(y)))
-        self.checksum = torch.stack(self._sums).sum(0) if self._sums else None
+        self.checksum = _total(self._sums) if self._sums else None
         self.ragged = len(shapes) > 1
 
     def second_pass(self, sums: list[Tensor]) -> Iterator[tuple[Any, Any]]:
@@ -170,9 +171,10 @@ class Data:
                 remedy="landscape.Problem(model, loss, list(data))",
             )
         assert self.checksum is not None
-        second = torch.stack(again).sum(0) if again else torch.zeros_like(self.checksum)
-        largest = torch.maximum(self.checksum[1], second[1])
-        if not bool(((self.checksum - second).abs() <= CHECKSUM_TOLERANCE * largest).all()):
+        second = _total([torch.zeros_like(self.checksum), *again])
+        first = _total([torch.zeros_like(second), self.checksum])
+        largest = torch.maximum(first[1], second[1])
+        if not bool(((first - second).abs() <= CHECKSUM_TOLERANCE * largest).all()):
             batches = f"torch.utils.data.DataLoader(data, {STREAM_BATCH})" if self.own_batches else "data"
             raise InputError(
                 f"data: two passes over its batches differ: {_why_passes_differ(self.batches)}, or, for the "
@@ -497,6 +499,12 @@ def _checksum(tree: Any) -> Tensor:
         each = rows @ weights
         sums += [torch.stack((part.sum(), part.abs().sum(), missing)) for part in (each, each.square())]
     return torch.stack(sums, 1) if sums else torch.zeros(3, 1, dtype=torch.float64)
+
+
+def _total(sums: Sequence[Tensor]) -> Tensor:
+    """The sum of checksums of batches, which may hold numbers of tensors of their own."""
+    most = max(each.shape[1] for each in sums)
+    return torch.stack([F.pad(each, (0, most - each.shape[1])) for each in sums]).sum(0)
 
 
 def _different(y: Any, samples: int, count: int) -> Tensor:

@@ -102,6 +102,7 @@ class Losses:
         self.problem, self.weights, self.by_outputs = problem, weights, by_outputs
         self.eps, self.error = torch.finfo(weights.dtype).eps, 0.0
         self.passes = RANDOM_PASSES if problem.draws else 1
+        self.informed = False  # equations of losses that are all zero are replaced
         self._remade: Callable[[Any], Any] = lambda tree: tree
         self._exact: Any = None  # the loss in float64
 
@@ -182,7 +183,14 @@ class Losses:
 
     def _of_parts(self, whole: Samples, parts: Sequence[Samples], batch: int) -> Equation:
         losses = self.loss(whole), [(self.loss(part), part) for part in parts]
-        return Equation(batch, *losses, self.rounding, 2 * self.error)
+        equation = Equation(batch, *losses, self.rounding, 2 * self.error)
+        if self.informed and not equation.losses.any() and whole.outputs is not None:
+            # All zero, as a hinge loss of a trained network: opposite outputs tell more.
+            other = copy.copy(self)
+            other.informed = False
+            turned = attempt(other._of_parts, whole.opposite(), [p.opposite() for p in parts], batch)
+            equation = equation if turned is None or not turned.losses.isfinite().all() else turned
+        return equation
 
     def of_two(self, a: Samples, b: Samples, batch: int, uncut: bool = False) -> Equation:
         """The equation of two parts in one, cut to one shape where theirs differ, unless ``uncut``."""
@@ -358,6 +366,7 @@ class _Decision:
             )
         if self.losses is None:
             return bool(self.problem.draws and self.combine) or (self.definite and not self.data.indexed)
+        self.losses.informed = self.losses.by_outputs and not self.problem.draws
         if self.combine is False:
             return False
         # To the end, where two passes over the data are compared.
@@ -477,7 +486,8 @@ class _Decision:
             return losses if len({str(value) for value in values} - {"None"}) == 1 else None
         rows = attempt(lambda: losses.equation(losses.samples(some.x, some.y), some.ends))
         if self.few is None:  # of one sample, or of inputs that cannot be divided
-            return None if rows is None else losses
+            own = self.problem.criterion is output_loss  # which no rows of outputs have
+            return None if rows is None else passes if own else losses
         # A model that mixes samples has other outputs for parts of them.
         alike = rows is not None and self.own is not None and rows.equals(self.own)
         if alike and rows is not None and rows.holds(self.terms) is (self.combine is True):

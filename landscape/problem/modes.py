@@ -148,9 +148,7 @@ def check_parameters(
         scale = math.hypot(*(float(double(part).norm()) for part in truth))
         if math.isfinite(scale) and math.hypot(*apart) > 10 * allowed * (scale + allowed):
             recomputes(problem.model, found=True)
-        follows = all(bool(part.any()) for part in gradient) or _flat(
-            problem, original, (x, y), weights, gradient, training
-        )
+        follows = _flat(problem, original, (x, y), weights, gradient, training)
     if not follows:
         names = dict.fromkeys(type(original.get_submodule(name)).__name__ for name in custom(original))
         raise InputError(
@@ -180,26 +178,31 @@ def _in_place(problem: MeanLoss, parameters: dict[str, Tensor], x: Any, y: Any) 
 def _flat(
     problem: MeanLoss, original: nn.Module, xy: tuple[Any, Any], at: Tensor, parts: Any, training: Any
 ) -> bool:
-    """Return whether the loss does not depend on the parameters whose gradient, in ``parts``, is zero.
+    """Return whether the loss has the gradient ``parts``, of which nothing is detached.
 
-    It does if a copy in the other mode has a gradient there by which the loss rises.
+    A copy in the other mode, of the same loss or where a part is zero, has one by which the loss rises more.
     """
-    names = () if training else custom(original)
-    other = attempt(truth_of, problem, original, *xy, at, names) if names or training else None
+    names, zero = () if training else custom(original), not all(bool(part.any()) for part in parts)
+    other = attempt(truth_of, problem, original, *xy, at, names) if names or (training and zero) else None
     if other is None or other[1] is None:
         return True
-    pairs = zip(parts, other[1], strict=True)
-    step = torch.cat([(theirs * (not ours.any())).flatten() for ours, theirs in pairs])
+    pairs = [(double(a), double(b)) for a, b in zip(parts, other[1], strict=True)]
+    same = equal(other[0], truth_of(problem, original, *xy, at, training)[0], problem)
+    step = torch.cat([((b - a) * (same or not a.any())).flatten() for a, b in pairs])
     length, loss = float(step.norm()), float(other[0].abs())
-    if not length > torch.finfo(at.dtype).tiny:
+    both = torch.cat([(a + b).flatten() for a, b in pairs])
+    if not length > max(torch.finfo(at.dtype).tiny, 10 * tolerance(at.dtype) * float(both.norm())):
         return True
-    functions = [value for name in custom(original) for value in vars(original.get_submodule(name)).values()]
-    if any(getattr(f, "__closure__", None) or hasattr(f, "cache_info") for f in functions):
+    own = [original.get_submodule(name) for name in custom(original)]
+    functions = [value for module in own for value in vars(module).values()]
+    shared = any(getattr(f, "__closure__", None) or hasattr(f, "cache_info") for f in functions)
+    if zero and (shared or any(named_tensors([dict(vars(type(module)))]) for module in own)):
         return False  # copies share what these keep
+    step, slope = step.to(at), float(both @ step) / length / 2  # between those of both
     step *= min(RISE * loss / length, SHORT * float(at.norm())) / length
     ends = [float(truth_of(problem, original, *xy, end)[0]) for end in (at + step, at - step)]
     rounding = 100 * torch.finfo(at.dtype).eps * loss
-    return not ends[0] - ends[1] > max(rounding, length * float(step.norm()))  # half of what it would be
+    return not ends[0] - ends[1] > max(rounding, 2 * slope * float(step.norm()))
 
 
 def _loss_and_gradient(
