@@ -77,6 +77,18 @@ def linear_regression() -> Problem:
     return Problem(Linearized(), nn.functional.mse_loss, (x, x.sum(1)), dtype=torch.float64)
 
 
+def around(problem: Problem, n: int, scale: float = 0.1, seed: int = 0) -> Tensor:
+    """(n, P), weights around the problem's own."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(n, problem.layout.size, dtype=torch.float64, generator=generator)
+    return problem.weights + (scale * noise).to(problem.weights)
+
+
+def at(problem: Problem, theta: Tensor) -> Problem:
+    """The same model, loss and data at θ."""
+    return Problem(problem.model, problem.criterion, problem.resident or (), weights=theta)
+
+
 ALL: dict[str, Callable[[], Problem]] = {
     "positive definite": lambda: quadratic([0.1, 0.3, 1.0]),
     "saddle": lambda: quadratic([-0.98, 0.2, 1.0]),

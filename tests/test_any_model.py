@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections import UserDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 import landscape
 from landscape import InputError, Problem
@@ -135,28 +133,6 @@ def test_a_structure_has_the_numbers_of_one_big_batch(name: str) -> None:
     assert landscape.trace(problem, 3 * len(values)).value == pytest.approx(float(values.sum()), rel=1e-8)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_language_models_ragged_batches_weigh_by_the_tokens_that_count(causal: bool) -> None:
-    problem = problems.language_model(causal)
-    data = problems.tokens()
-    counted = data["labels"][:, 1:] if causal else data["labels"]
-    kept = (counted != -100).sum(1).double()
-    whole = problem.loss()
-    # The mean of the batches' means, weighted by samples, is another number.
-    parts = [again(problem, take(data, part)).loss() for part in (slice(0, 8), slice(8, 11))]
-    assert (8 * parts[0] + 3 * parts[1]) / 11 != pytest.approx(whole, rel=1e-4)
-    right = (parts[0] * kept[:8].sum() + parts[1] * kept[8:].sum()) / kept.sum()
-    assert whole == pytest.approx(float(right), rel=1e-12)
-    # Batches padded to their own length, from a DataLoader.
-    short = data["labels"][:, 4:].eq(-100).all(1)
-    groups = [take(data, short), take(data, ~short)]
-    cut = [{k: v[:, :4] for k, v in groups[0].items()}, groups[1]]
-    loader = DataLoader(cut, batch_size=None)
-    assert again(problem, loader).loss() == pytest.approx(whole, rel=1e-12)
-    assert again(problem, [UserDict(batch) for batch in cut]).loss() == pytest.approx(whole, rel=1e-12)
-    assert np.isnan(problem.accuracy())
-
-
 def test_a_batch_in_which_nothing_counts_is_left_out() -> None:
     problem = problems.language_model()
     data = problems.tokens()
@@ -213,29 +189,6 @@ def test_terms_can_be_given_and_class_weights_are_counted() -> None:
     assert landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2)).method != "batched"
     with pytest.raises(InputError, match=r"terms: shape \(\), it must give one number per sample, \(20,\)"):
         Problem(problem.model, loss, batches, dtype=torch.float64, terms=lambda targets: targets.sum())
-
-
-class Named(problems.SmallConv):
-    """Takes its image by name, and perhaps a factor."""
-
-    def forward(self, image: Tensor, scale: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        return super().forward(image if scale is None else image * scale)
-
-
-def test_batchnorm_policies_and_the_folded_path_take_dicts() -> None:
-    plain = problems.conv()
-    x, y = plain.tensors or ()
-    model = Named()
-    model.load_state_dict(plain.model.state_dict())
-    forms: list[Any] = [({"image": x}, y), [({"image": x}, y)]]
-    for named in (Problem(model, F.cross_entropy, data, dtype=torch.float64) for data in forms):
-        for bn in ("center", "recalibrate", "train"):
-            expected = plain.with_batchnorm(bn, 20).loss()
-            assert named.with_batchnorm(bn, 20).loss() == pytest.approx(expected, rel=1e-12)
-    optional = Problem(model, F.cross_entropy, (x, y), dtype=torch.float64)
-    s, t = (landscape.contour(p, landscape.random_plane(p), grid=(2, 2)) for p in (optional, plain))
-    assert s.method == "pointwise"  # an optional input is not traced as given
-    np.testing.assert_allclose(s.loss, t.loss, rtol=1e-12)
 
 
 def noisy() -> nn.Module:

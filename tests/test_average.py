@@ -16,19 +16,13 @@ from landscape.evaluation import hull
 from tests import problems
 
 
-def around(problem: Problem, n: int, spread: float, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(n, problem.layout.size, dtype=torch.float64, generator=generator)
-    return problem.weights + spread * noise.to(problem.weights)
-
-
 def every_subset(n: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     return np.array([row for row in itertools.product([0.0, 1.0], repeat=n) if any(row)])
 
 
 def test_of_a_quadratic_every_average_is_exact() -> None:
     problem = problems.quadratic([4.0, 1.0, 0.5, -0.2, 2.0])
-    weights = around(problem, 5, 0.7)
+    weights = problems.around(problem, 5, 0.7)
     result = landscape.average(problem, weights, every_subset(5))
     np.testing.assert_allclose(result.loss, result.exact, atol=1e-8)
     assert result.inside.all()
@@ -41,7 +35,7 @@ def test_of_a_quadratic_every_average_is_exact() -> None:
 
 def test_the_choice_is_that_of_the_greedy_soup_with_exact_losses() -> None:
     problem = problems.quadratic([4.0, 1.0, 0.5, 0.3, 2.0], start=1.0)
-    weights = around(problem, 6, 1.5, seed=3)
+    weights = problems.around(problem, 6, 1.5, seed=3)
     result = landscape.average(problem, weights)
     chosen: list[int] = []
     lowest = np.inf
@@ -116,9 +110,9 @@ def test_batchnorm_statistics_are_estimated_at_the_average() -> None:
 
 def test_equal_members_weigh_and_what_is_not_exact_is_nan() -> None:
     problem = problems.mlp()
-    weights = around(problem, 3, 0.1)
+    weights = problems.around(problem, 3, 0.1)
     doubled = landscape.average(problem, weights[[0, 1, 1]])  # equal ones among others are only weights
     assert doubled.loss[0] == pytest.approx(landscape.average(problem, weights[:2], [1, 2]).loss[0], rel=1e-4)
     relu = nn.Sequential(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 3))
     other = Problem(relu, nn.functional.cross_entropy, (torch.randn(9, 6), torch.zeros(9).long()))
-    assert np.isnan(landscape.average(other, around(other, 2, 0.1), exact=False).exact).all()
+    assert np.isnan(landscape.average(other, problems.around(other, 2, 0.1), exact=False).exact).all()

@@ -30,21 +30,14 @@ DEVICES = ["cpu", *([str(found)] if (found := accelerator()) else [])]
 SPECTRUM = [4.0, 1.0, 0.5, -0.2]
 
 
-def learners(problem: Problem, n: int = 3, seed: int = 0) -> Tensor:
-    """(n, P), weights around the problem's own."""
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(n, problem.layout.size, dtype=torch.float64, generator=generator)
-    return problem.weights + 0.1 * noise.to(problem.weights)
-
-
 def of_learners(function: Callable[..., Any]) -> Callable[..., Any]:
     """An analysis of a problem and its learners."""
-    return lambda problem, **options: function(problem, learners(problem), **options)
+    return lambda problem, **options: function(problem, problems.around(problem, 3), **options)
 
 
 def disagreement(problem: Problem, *, seed: int = 0, drawn: Any = None, **options: Any) -> Any:
     """Of learners that are drawn from ``seed`` where their distribution is ``drawn``."""
-    weights = learners(problem) if drawn is None else drawn(problem, seed)
+    weights = problems.around(problem, 3) if drawn is None else drawn(problem, seed)
     return landscape.disagreement(problem, weights, seed=seed, **options)
 
 

@@ -292,21 +292,6 @@ def test_graphs_that_are_kept_in_part_leave_no_chunk_out(kind: str) -> None:
         assert 0 < len(operator._graphs) < 7
 
 
-@pytest.mark.parametrize("name", problems.ALL)
-def test_both_ends_match_the_dense_spectrum_within_the_residual(name: str) -> None:
-    problem = problems.ALL[name]()
-    h = problems.textbook_hessian(problem)
-    dense = torch.linalg.eigvalsh(h)
-    ends = landscape.extreme_eigenvalues(problem, residual_tol=1e-3)
-    assert ends.converged
-    floor = 1e-3 * max(abs(ends.min), abs(ends.max))
-    found = (ends.max, ends.residual_max, dense[-1]), (ends.min, ends.residual_min, dense[0])
-    for (value, residual, truth), v in zip(found, torch.from_numpy(ends.vectors), strict=True):
-        assert abs(value - float(truth)) <= residual + 1e-12
-        assert residual <= 1.01e-3 * max(abs(value), floor) + 1e-12
-        assert float((h @ v - value * v).norm()) == pytest.approx(residual, rel=1e-6, abs=1e-12)
-
-
 def test_a_start_with_little_of_the_top_eigenvector_does_not_end_at_the_second() -> None:
     top = torch.tensor([8.904, 8.587, 7.572, 6.14, 5.36, 4.0, 3.0, 2.0, 1.5], dtype=torch.float64)
     diagonal = torch.cat((torch.linspace(-0.07, 0.5, 2000, dtype=torch.float64), top))
@@ -326,8 +311,7 @@ def test_the_grid_is_not_transposed_and_each_point_is_its_own_spectrum() -> None
     for i in range(2):
         for j in range(3):
             theta = plane.center + g.x[j] * plane.directions[0] + g.y[i] * plane.directions[1]
-            moved = Problem(problem.model, problem.criterion, problem.tensors or (), weights=theta)
-            dense = torch.linalg.eigvalsh(problems.textbook_hessian(moved)).numpy()
+            dense = torch.linalg.eigvalsh(problems.textbook_hessian(problems.at(problem, theta))).numpy()
             assert abs(g.lambda_min[i, j] - dense[0]) <= g.residual_min[i, j] + 1e-12
             assert abs(g.lambda_max[i, j] - dense[-1]) <= g.residual_max[i, j] + 1e-12
     np.testing.assert_allclose(g.ratio, np.abs(g.lambda_min) / np.abs(g.lambda_max))
@@ -346,8 +330,7 @@ def test_a_hessian_that_is_not_finite_is_nan_and_not_converged() -> None:
     assert g.converged.tolist() == [[False, True, False]]
     assert g.products[0, 0] <= 2  # it does not go on
     assert "2 without: loss, gradient or products are NaN or infinite" in g.summary()
-    theta = problem.weights + huge.directions[0]
-    there = Problem(problem.model, problem.criterion, problem.tensors or (), weights=theta)
+    there = problems.at(problem, problem.weights + huge.directions[0])
     with pytest.raises(OperationError, match="the loss there is nan"):
         landscape.spectrum(there, 1, quantities=["trace", "density"])
 

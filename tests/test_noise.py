@@ -85,10 +85,9 @@ def test_a_network_matches_dense_matrices_draw_by_draw() -> None:
         delta, first, shared = 0, 0, 0
         for j, indices in enumerate(torch.randint(30, (3, batch), generator=generator)):
             part = problem.subset(indices)
-            at_mean = Problem(part.model, part.criterion, part.tensors or (), weights=mean)
             own, ours = (problems.textbook_gradient(part, w) for w in (weights[j], mean))
             delta, shared = delta + (own - ours) / 3, shared + ours / 3
-            first = first + problems.textbook_hessian(at_mean) @ (weights[j] - mean) / 3
+            first = first + problems.textbook_hessian(problems.at(part, mean)) @ (weights[j] - mean) / 3
         assert estimate.direct[k] == pytest.approx(float(lr**2 * delta @ delta), rel=1e-9)
         assert estimate.first_order[k] == pytest.approx(float(lr**2 * first @ first), rel=1e-9)
         p_delta, p_shared = project @ delta, project @ shared
@@ -97,8 +96,7 @@ def test_a_network_matches_dense_matrices_draw_by_draw() -> None:
         assert estimate.delta_cross[k] == pytest.approx(float(2 * lr**2 * p_delta @ p_shared), rel=1e-8)
     full = sum(problems.textbook_gradient(problem, w) for w in weights) / 3 - g
     assert estimate.full_batch == pytest.approx(float(lr**2 * full @ full), rel=1e-9)
-    centered = Problem(problem.model, problem.criterion, problem.tensors or (), weights=mean)
-    h = problems.textbook_hessian(centered)
+    h = problems.textbook_hessian(problems.at(problem, mean))
     assert estimate.eq4 == pytest.approx(float(lr**2 * ((weights - mean) @ h).square().sum() / 9), rel=1e-9)
     c = (weights - mean).T @ (weights - mean) / 9  # the weight covariance matrix as Eq. 4 writes it
     assert estimate.eq4 == pytest.approx(float(lr**2 * torch.trace(h @ c @ h)), rel=1e-9)
@@ -251,23 +249,10 @@ def test_the_command_takes_learners_where_their_gradients_are(
     run = Trainer(recipe.read(str(tiny), ["algorithm={name='ssgd'}"])).run()
     assert torch.equal(gradient_points(run), run.mean.expand_as(run.weights))
     assert not torch.equal(run.weights, run.mean.expand_as(run.weights))
-    again = (
-        "--no-learners",
-        "--gradient",
-        "draws",
-        "--batch",
-        "5",
-        "--max-draws",
-        "40",
-        "-o",
-        tmp_path / "m.h5",
-    )
-    assert command("noise-scale", last, *again)[0] == 0
-    one_line(
-        command("noise-scale", last, "--batch", "6", "-o", tmp_path / "x.h5"),
-        2,
-        "--batch: 6 is no multiple of the 4 learners",
-    )
+    again = ["--no-learners", "--gradient", "draws", "--batch", "5", "--max-draws", "40"]
+    assert command("noise-scale", last, *again, "-o", tmp_path / "m.h5")[0] == 0
+    wrong = command("noise-scale", last, "--batch", "6", "-o", tmp_path / "x.h5")
+    one_line(wrong, 2, "--batch: 6 is no multiple of the 4 learners")
 
 
 def aligned(spectrum: list[float], gamma: float, samples: int = 4000) -> Problem:

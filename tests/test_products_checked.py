@@ -39,17 +39,27 @@ from tests.dense import dense_hessian
 # What is said of curvature in half precision.
 SAID = pytest.mark.filterwarnings("ignore:model. it computes in:landscape.ProblemWarning")
 
-EXACT: dict[str, Any] = {"derivatives": "exact"}
-CALLS: dict[str, Callable[[Problem], Any]] = {
-    "operator": lambda p: HessianOperator(p, **EXACT),
-    "ends": lambda p: landscape.extreme_eigenvalues(p, **EXACT),
-    "top": lambda p: landscape.top_eigenvalues(p, 2, **EXACT),
-    "trace": lambda p: landscape.trace(p, **EXACT),
-    "density": lambda p: landscape.density(p, 2, 5, **EXACT),
-    "spectrum": lambda p: landscape.spectrum(p, **EXACT),
-    "grid": lambda p: landscape.hessian_grid(p, landscape.random_plane(p), grid=(1, 1), **EXACT),
-    "block": lambda p: landscape.extreme_eigenvalues(p, part="a", **EXACT),
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "operator": lambda p, **o: HessianOperator(p, **o) @ torch.ones(p.layout.size, dtype=p.dtype),
+    "ends": lambda p, **o: landscape.extreme_eigenvalues(p, part="a", **o),
+    "top": lambda p, **o: landscape.top_eigenvalues(p, 2, **o),
+    "trace": lambda p, **o: landscape.trace(p, **o),
+    "density": lambda p, **o: landscape.density(p, 2, 5, **o),
+    "spectrum": lambda p, **o: landscape.spectrum(
+        p, 1, quantities=("trace", "density"), draws=2, steps=3, **o
+    ),
+    "table": lambda p, **o: landscape.curvature_table(p, draws=2, **o),
+    "grid": lambda p, **o: landscape.hessian_grid(p, landscape.random_plane(p), grid=(2, 1), **o),
+    "batch sharpness": lambda p, **o: landscape.batch_sharpness(p, 70, min_draws=2, max_draws=2, **o),
+    "disagreement": lambda p, **o: landscape.disagreement(p, problems.around(p, 3, 1e-3), 1, **o),
+    "loss change": lambda p, **o: landscape.loss_change(p, p.weights, 0.9 * p.weights, **o),
+    "preconditioned": lambda p, **o: landscape.top_eigenvalues(
+        p, precondition=torch.ones_like(p.weights), **o
+    ),
 }
+
+
+EXACT: dict[str, Any] = {"derivatives": "exact"}
 
 
 def data(samples: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -159,12 +169,12 @@ def askew() -> nn.Module:
 
 @SAID
 @pytest.mark.parametrize(
-    ("call", "dtype"), [*((call, torch.float64) for call in CALLS), ("trace", torch.bfloat16)]
+    ("call", "dtype"), [*((call, torch.float64) for call in FUNCTIONS), ("trace", torch.bfloat16)]
 )
 def test_a_wrong_second_derivative_is_refused_but_not_with_check_off(call: str, dtype: torch.dtype) -> None:
     problem = Problem(askew(), F.cross_entropy, data(), dtype=dtype)
     with pytest.raises(InputError, match=r"not symmetric.*backward pass"):
-        CALLS[call](problem)
+        FUNCTIONS[call](problem, **EXACT)
     problem.check = "off"
     assert landscape.trace(problem).products > 0
 
@@ -550,28 +560,11 @@ def test_products_that_are_nan_are_refused_with_differences_as_the_remedy(
         landscape.extreme_eigenvalues(problem, derivatives="exact")
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "operator": lambda p, **o: HessianOperator(p, **o) @ torch.ones(p.layout.size, dtype=p.dtype),
-    "top": lambda p, **o: landscape.top_eigenvalues(p, 2, **o),
-    "trace": lambda p, **o: landscape.trace(p, **o),
-    "density": lambda p, **o: landscape.density(p, 2, 5, **o),
-    "spectrum": lambda p, **o: landscape.spectrum(
-        p, 1, quantities=("trace", "density"), draws=2, steps=3, **o
-    ),
-    "table": lambda p, **o: landscape.curvature_table(p, draws=2, **o),
-    "grid": lambda p, **o: landscape.hessian_grid(p, landscape.random_plane(p), grid=(2, 1), **o),
-    "batch sharpness": lambda p, **o: landscape.batch_sharpness(p, 70, min_draws=2, max_draws=2, **o),
-    "disagreement": lambda p, **o: landscape.disagreement(p, spread(p), 1, **o),
-    "loss change": lambda p, **o: landscape.loss_change(p, p.weights, 0.9 * p.weights, **o),
-    "preconditioned": lambda p, **o: landscape.top_eigenvalues(
-        p, precondition=torch.ones_like(p.weights), **o
-    ),
-}
 EXACT_ONLY: dict[str, Callable[..., Any]] = {
-    "noise": lambda p: landscape.noise(p, spread(p), lr=0.1, local_batch=10, draws=2),
+    "noise": lambda p: landscape.noise(p, problems.around(p, 3, 1e-3), lr=0.1, local_batch=10, draws=2),
     "alignment": lambda p: landscape.noise_alignment(p, 10, 1),
-    "smoothing": lambda p: landscape.smoothing(p, spread(p), draws=2),
-    "average": lambda p: landscape.average(p, spread(p)),
+    "smoothing": lambda p: landscape.smoothing(p, problems.around(p, 3, 1e-3), draws=2),
+    "average": lambda p: landscape.average(p, problems.around(p, 3, 1e-3)),
 }
 GRADIENTS: dict[str, Callable[..., Any]] = {
     "sharpness": lambda p: landscape.sharpness(p, 0.1),
@@ -579,12 +572,6 @@ GRADIENTS: dict[str, Callable[..., Any]] = {
     "noise scale": lambda p: landscape.noise_scale(p, 10),
     "connect": lambda p: landscape.connect(p, p.weights, p.weights + 0.1, steps=20),
 }
-
-
-def spread(problem: Problem) -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    draws = torch.randn(3, problem.layout.size, generator=generator, dtype=torch.float64)
-    return problem.weights + (draws * 1e-3).to(problem.weights)
 
 
 @pytest.mark.parametrize("name", [*FUNCTIONS, *EXACT_ONLY])

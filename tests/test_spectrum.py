@@ -6,6 +6,7 @@ import copy
 import functools
 import math
 import re
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import landscape
 from landscape import HessianOperator, InputError, Problem
@@ -28,10 +27,7 @@ from landscape.curvature.search import find_eigenpairs
 from landscape.data.synthetic import mean_output
 from landscape.problem.layout import Layout
 from landscape.results.spectrum import QUANTITIES
-from landscape.training.recipes import recipe
-from landscape.training.run import launch
 from tests import problems
-from tests.battery.case import net as network
 from tests.conftest import Command, slow_but
 from tests.dense import dense_hessian
 
@@ -50,37 +46,16 @@ def dense_gauss_newton(problem: Problem) -> Tensor:
 
 
 def dense(problem: Problem, kind: str = "hessian") -> Tensor:
-    with sdpa_kernel(SDPBackend.MATH):
-        return problems.textbook_hessian(problem) if kind == "hessian" else dense_gauss_newton(problem)
+    return problems.textbook_hessian(problem) if kind == "hessian" else dense_gauss_newton(problem)
 
 
-def attend(model: Any, x: Tensor) -> Tensor:
-    """Attention of both kinds: their fused kernels have no double backward."""
-    h = model.embed(x)
-    h = model.attention(h, h, h, need_weights=False)[0]
-    out: Tensor = model.head(F.scaled_dot_product_attention(h, h, h).mean(1))
-    return out
-
-
-def attention() -> Problem:
-    torch.manual_seed(0)
-    layers = {"embed": nn.Linear(3, 4), "attention": nn.MultiheadAttention(4, 2, batch_first=True)}
-    data = torch.randn(10, 5, 3, dtype=torch.float64), torch.randint(2, (10,))
-    return Problem(
-        network(attend, **layers, head=nn.Linear(4, 2)), F.cross_entropy, data, dtype=torch.float64
-    )
-
-
-ALL = {**problems.ALL, "attention": attention}
-
-
-@pytest.mark.parametrize("name", slow_but(["saddle", "mlp tanh", "conv", "attention"], ALL))
+@pytest.mark.parametrize("name", slow_but(["saddle", "mlp tanh", "conv"], problems.ALL))
 @pytest.mark.parametrize("kind", MATRICES)
 @pytest.mark.parametrize("graph_bytes", [pytest.param(0, marks=pytest.mark.slow), 2**30])
 def test_products_of_both_kinds_are_those_of_the_averaged_matrix(
     name: str, kind: str, graph_bytes: int
 ) -> None:
-    problem = ALL[name]()
+    problem = problems.ALL[name]()
     problem.data.chunk_size = 7  # ragged chunks: sums that are not averages, or one batch for all, would show
     matrix = dense(problem, kind)
     torch.testing.assert_close(dense_hessian(problem, kind=kind), matrix, rtol=1e-7, atol=1e-9)
@@ -233,10 +208,10 @@ def test_groups_have_each_parameter_once() -> None:
             layout.groups(wrong)
 
 
-@pytest.mark.parametrize("name", slow_but(["saddle", "mlp tanh", "attention"], ALL))
+@pytest.mark.parametrize("name", slow_but(["saddle", "mlp tanh", "conv"], problems.ALL))
 @pytest.mark.parametrize("kind", MATRICES)
-def test_the_top_is_that_of_the_dense_spectrum(name: str, kind: str) -> None:
-    problem = ALL[name]()
+def test_top_and_ends_are_those_of_the_dense_spectrum(name: str, kind: str) -> None:
+    problem = problems.ALL[name]()
     matrix = dense(problem, kind)
     k = min(3, problem.layout.size)
     found = landscape.top_eigenvalues(problem, k, residual_tol=1e-6, matrix=kind)
@@ -247,6 +222,14 @@ def test_the_top_is_that_of_the_dense_spectrum(name: str, kind: str) -> None:
     torch.testing.assert_close(vectors @ vectors.T, torch.eye(k, dtype=torch.float64), rtol=0, atol=1e-8)
     residuals = (vectors @ matrix - torch.from_numpy(found.values)[:, None] * vectors).norm(dim=1)
     np.testing.assert_allclose(residuals, found.residuals, rtol=1e-5, atol=1e-11)
+    ends = landscape.extreme_eigenvalues(problem, residual_tol=1e-3, matrix=kind)
+    truth, vectors = torch.linalg.eigvalsh(matrix)[[-1, 0]].numpy(), torch.from_numpy(ends.vectors)
+    residuals = (vectors @ matrix - torch.from_numpy(ends.values)[:, None] * vectors).norm(dim=1)
+    np.testing.assert_allclose(residuals, ends.residuals, rtol=1e-6, atol=1e-12)
+    floor = 1e-3 * np.abs(ends.values).max()
+    assert ends.converged
+    assert (np.abs(ends.values - truth) <= ends.residuals + 1e-12).all()
+    assert (ends.residuals <= 1.01e-3 * np.maximum(np.abs(ends.values), floor) + 1e-12).all()
 
 
 @pytest.mark.parametrize(
@@ -391,11 +374,9 @@ def test_probes_that_end_early_do_not_move_the_moments() -> None:
     assert d.moment(1)[0] == pytest.approx(1.25)  # random signs weigh every coordinate alike
 
 
-@pytest.mark.parametrize(
-    "name", slow_but(["mostly negative"], ["mlp tanh", "conv", "attention", "mostly negative"])
-)
+@pytest.mark.parametrize("name", slow_but(["mostly negative"], ["mlp tanh", "conv", "mostly negative"]))
 def test_pyhessian_agrees_on_the_largest_magnitude_and_the_trace(name: str) -> None:
-    problem = ALL[name]()
+    problem = problems.ALL[name]()
     problem.data.chunk_size = 7
     values = torch.linalg.eigvalsh(dense(problem))
     largest = float(values[values.abs().argmax()])
@@ -471,11 +452,9 @@ def test_one_result_holds_what_was_asked() -> None:
     assert (len(only.values), only.products) == (0, 60)
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    launch.launch(recipe.read("digits-ssgd", ["steps=10", "model.widths=[64, 6, 10]"]), folder, device="cpu")
-    return folder / "last.h5"
+@pytest.fixture
+def checkpoint(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(trained / "last.h5", tmp_path))
 
 
 def test_the_command_prints_numbers_with_their_errors(
@@ -490,7 +469,7 @@ def test_the_command_prints_numbers_with_their_errors(
     problem = landscape.load(checkpoint).problem()
     expected = landscape.top_eigenvalues(problem, 2, part=["1", "3.bias"])
     np.testing.assert_array_equal(result.values, expected.values)
-    assert (result.split, result.part, result.parameters) == ("train", "1,3.bias", 64 * 6 + 6 + 10)
+    assert (result.split, result.part, result.parameters) == ("train", "1,3.bias", 6 * 8 + 8 + 3)
     assert result.source_sha256 == landscape.core.hdf5.sha256(checkpoint)
     for value, residual in zip(result.values, result.residuals, strict=True):
         assert f"relative residual {residual / value:.1e}" in out

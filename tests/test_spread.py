@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -14,21 +12,13 @@ from landscape import Problem, plots, smoothing
 from landscape.analysis.spread import displacement
 from landscape.data.synthetic import mean_output
 from tests import problems
-from tests.conftest import Command, slow_but
+from tests.conftest import slow_but
 from tests.dense import dense_hessian
-
-
-def around(problem: Problem, n: int, scale: float = 0.1, seed: int = 0) -> torch.Tensor:
-    """(n, P), weights around the problem's own."""
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(n, problem.layout.size, dtype=torch.float64, generator=generator)
-    return problem.weights + scale * noise.to(problem.weights)
 
 
 def check_against_dense(problem: Problem, weights: torch.Tensor, k: int, samples: int) -> None:
     mean, n = weights.mean(0), len(weights)
-    at_mean = Problem(problem.model, problem.criterion, problem.resident, weights=mean)
-    h, g = problems.textbook_hessian(at_mean), problems.textbook_gradient(problem, mean)
+    h, g = problems.textbook_hessian(problems.at(problem, mean)), problems.textbook_gradient(problem, mean)
     values, vectors = (t.flip(-1)[..., :k] for t in torch.linalg.eigh(h))
     spread = weights - mean
     c = spread.T @ spread / n
@@ -64,11 +54,11 @@ def check_against_dense(problem: Problem, weights: torch.Tensor, k: int, samples
 
 
 def test_a_network_matches_dense_matrices() -> None:
-    check_against_dense(problems.mlp(samples=30), around(problems.mlp(samples=30), 5), 4, 30)
+    check_against_dense(problems.mlp(samples=30), problems.around(problems.mlp(samples=30), 5), 4, 30)
     few = problems.linear_regression()  # with parameters that are not used
-    check_against_dense(few, around(few, 4, 0.3), 2, 40)
+    check_against_dense(few, problems.around(few, 4, 0.3), 2, 40)
     square = problems.quadratic([3.0, 1.0])
-    found = landscape.disagreement(square, around(square, 6), 1)  # more learners than parameters
+    found = landscape.disagreement(square, problems.around(square, 6), 1)  # more learners than parameters
     assert (found.rank, found.gradient_in_span, found.dominant_in_span) == (2, *[pytest.approx(1)] * 2)
     # To second order the cost is that of the losses: of a quadratic exactly.
     assert found.learners_loss - found.loss == pytest.approx(found.cost)
@@ -103,7 +93,7 @@ def test_batches_and_batchnorm_with_the_statistics_of_the_mean() -> None:
     assert problem.resident is not None
     x, y = problem.resident
     batches = Problem(problem.model, problem.criterion, [(x[:12], y[:12]), (x[12:], y[12:])])
-    weights = around(problem, 4, 0.05)
+    weights = problems.around(problem, 4, 0.05)
     check_against_dense(problem, weights, 3, 20)
     whole, found = (landscape.disagreement(p, weights, 3) for p in (problem, batches))
     assert (found.batchnorm, found.bn) == (True, "center")
@@ -113,16 +103,6 @@ def test_batches_and_batchnorm_with_the_statistics_of_the_mean() -> None:
     assert (again.bn, again.bn_samples) == ("recalibrate", 10)
     assert again.learners_loss != found.learners_loss
     assert "BatchNorm" in plots.draw([again]).get_caption()  # type: ignore[attr-defined]
-
-
-def test_the_command_of_disagreement_is_the_function(trained: Path, tmp_path: Path, command: Command) -> None:
-    last, out = trained / "last.h5", tmp_path / "d.h5"
-    assert command("disagreement", last, "--k", "4", "-o", out)[0] == 0
-    saved, run = landscape.load(out), landscape.load(last)
-    found = landscape.disagreement(run, k=4)
-    assert (found.split, found.label) == (saved.split, saved.label) == ("train", run.label)
-    for name in ("value", "standard_error", "cost", "gradient_in_span", "dominant_in_span"):
-        assert getattr(saved, name) == pytest.approx(getattr(found, name), rel=1e-6)
 
 
 EIGENVALUES = [-0.5, 0.2, 1.0, 3.0]

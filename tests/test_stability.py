@@ -256,27 +256,15 @@ def test_the_command(command: Command, tiny: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("period", [1, 3])
 def test_noloco_is_stable_in_mean_square_up_to_its_limit(period: int) -> None:
     """The second moments of (φ, δ) of four learners, averaged over the three ways to pair them."""
-    n, lr, momentum = 4, 0.7, 0.5
-    pairings = [
-        np.kron(np.eye(2), np.full((2, 2), 0.5))[np.ix_(p, p)]
-        for p in ([0, 1, 2, 3], [0, 2, 1, 3], [0, 2, 3, 1])
-    ]
-    np.testing.assert_allclose(np.mean(pairings, 0), np.eye(n) / 3 + 2 / 3 / n, atol=1e-15)
-    limit, apart = max_paired_outer_step(period, lr, momentum, [1 / 3], drawn=True), np.eye(n) - 1 / n
-    for factor, grows in ((0.98, False), (1.02, True)):
-        c = (1 - factor * limit) ** period
-        one = [
-            np.block(
-                [
-                    [apart + lr * (c * m - apart) @ apart, momentum * apart],
-                    [lr * (c * m - apart) @ apart, momentum * apart],
-                ]
-            )
-            for m in pairings
-        ]
-        one = [np.kron(np.eye(2), apart) @ a for a in one]
-        moments = np.mean([np.kron(a, a) for a in one], 0)
-        assert bool(np.abs(np.linalg.eigvals(moments)).max() > 1) == grows
+    lr, momentum, apart = 0.7, 0.5, np.eye(4) - 1 / 4
+
+    def step(h: float, mix: np.ndarray) -> np.ndarray:
+        outer = lr * ((1 - h) ** period * mix - apart) @ apart
+        one = np.block([[apart + outer, momentum * apart], [outer, momentum * apart]])
+        return np.kron(np.eye(2), apart) @ one
+
+    limit = max_paired_outer_step(period, lr, momentum, [RHO], drawn=True)
+    edge(limit, lambda h: moments([step(h, mix) for mix in averages()]), width=0.02)
 
 
 @pytest.mark.parametrize("omega", [-0.6, -0.3, 0.3, 0.8])
