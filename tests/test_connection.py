@@ -211,10 +211,11 @@ def pairs_of(x: Tensor) -> Tensor:
     return x.unflatten(1, (3, 4)).transpose(1, 2).flatten(1)[:, :6]
 
 
-def test_no_permutation_of_one_group_is_better() -> None:
-    torch.manual_seed(1)
-    problem = problems.mlp(widths=(3, 5, 4, 3))
+@pytest.mark.parametrize("widths", [(3, 5, 4, 3), (3, 5, 3)])
+def test_no_permutation_of_one_group_is_better(widths: tuple[int, ...]) -> None:
+    problem = problems.mlp(widths=widths)
     symmetry = Symmetry.of(problem)
+    torch.manual_seed(1)
     a, b = torch.randn(2, problem.layout.size, dtype=torch.float64)
     blocks = symmetry.blocks(matched(symmetry, a, b, 0))
     best = a @ symmetry.flat(blocks)
@@ -222,18 +223,6 @@ def test_no_permutation_of_one_group_is_better() -> None:
         for order in itertools.permutations(range(group.size)):
             other = symmetry.flat(blocks | group.permute(blocks, torch.tensor(order)))
             assert a @ other <= best + 1e-12
-
-
-def test_one_hidden_layer_is_matched_as_by_trying_all_permutations() -> None:
-    problem = problems.mlp(widths=(3, 5, 3))
-    symmetry = Symmetry.of(problem)
-    (group,) = symmetry.groups
-    for seed in range(20):
-        a, b = torch.randn(2, problem.layout.size, dtype=torch.float64, generator=stream(seed, 0))
-        blocks = symmetry.blocks(b)
-        every = (group.permute(blocks, torch.tensor(p)) for p in itertools.permutations(range(5)))
-        best = max(float(a @ symmetry.flat(blocks | each)) for each in every)
-        assert float(a @ matched(symmetry, a, b, seed)) == pytest.approx(best, rel=1e-12)
 
 
 class Unseen(nn.Module):

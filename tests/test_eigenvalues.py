@@ -422,9 +422,7 @@ def test_what_is_verified_says_so() -> None:
     crowded, dense = top_five("50 in [0.95, 1]", "random")
     assert not crowded.complete  # the sixth is nearer than a few products can tell
     assert crowded.bounds[1] > dense[0]
-
-
-def test_a_search_cut_short_is_not_verified() -> None:
+    # Nor is a search that is cut short.
     matrix, start = made(SPECTRA["pair 0.001"], "random")
     whole = find_eigenpairs(lambda v: matrix @ v, start, high=5)
     cut = find_eigenpairs(lambda v: matrix @ v, start, high=5, max_products=whole.products - 5 - whole.checks)

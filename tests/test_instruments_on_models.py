@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import landscape
-from landscape import Preconditioner, Problem
+from landscape import Problem
 from landscape.analysis.learning_coefficient import Langevin
 from landscape.gradients.minibatches import draws, stream
 from landscape.problem.batches import take
@@ -39,35 +39,23 @@ class Fresh:
             yield arrays
 
 
-def preconditioned(problem: Problem) -> Tensor:
-    p = torch.linspace(0.5, 2.0, len(problem.weights)).to(problem.weights)
-    found = landscape.top_eigenvalues(problem, 1, precondition=Preconditioner(p), residual_tol=1e-6)
-    return torch.from_numpy(found.values)
-
-
 def chains(problem: Problem) -> Any:
     return Langevin(problem, 4, 2, step_size=1e-3, nbeta=2.0, localization=1.0, seed=3).run(5)
 
 
-def compared(problem: Problem) -> Any:
-    moved = problem.on(problem.data)
-    moved.weights = problems.around(problem, 3, 0.03)[0]
-    only = ["loss", "batch-sharpness", "sharpness-average"]
-    return landscape.compare({"a": problem, "b": moved}, 4, quantities=only, draws=2, planes=2).value
-
-
+# Of each way through the data one: the conformance suite has every analysis on batches.
 INSTRUMENTS: dict[str, Callable[[Problem], Any]] = {
-    "batch sharpness": lambda p: landscape.batch_sharpness(p, 4, weights=problems.around(p, 3, 0.03), local_batch=3, max_draws=16).learner_curvature,
+    "batch sharpness": lambda p: (
+        landscape.batch_sharpness(
+            p, 4, weights=problems.around(p, 3, 0.03), local_batch=3, max_draws=16
+        ).learner_curvature
+    ),
     "noise scale": lambda p: landscape.noise_scale(p, 4, max_draws=16).value,
-    "noise alignment": lambda p: landscape.noise_alignment(p, 4, 2, min_draws=3, max_draws=3).estimates,
-    "preconditioned": preconditioned,
     "worst": lambda p: landscape.sharpness(p, 0.05, steps=3).value,
     "average, m": lambda p: landscape.sharpness(p, 0.05, "average", m=4, min_draws=3, max_draws=3).values,
     "disagreement": lambda p: landscape.disagreement(p, problems.around(p, 3, 0.03), 2).cost,
     "chains": chains,
-    "compare": compared,
-    "basins": lambda p: landscape.basins(landscape.contour(p, landscape.random_plane(p), (5, 4), span=0.5), [0.1]).area,
-}  # fmt: skip
+}
 
 
 @functools.cache

@@ -25,7 +25,7 @@ import landscape
 from landscape import InputError, OperationError, Surface, plots
 from landscape.core import registry
 from landscape.plots import draw
-from landscape.plots.picture import VISUALS, caption, panels
+from landscape.plots.picture import caption, panels
 from landscape.plots.style import OTHER, color_of, decimal_labels, paper_name
 from landscape.plots.surface import LOG_LEVELS, MAX_LEVELS, scale, settings
 from landscape.results import geometry
@@ -299,12 +299,7 @@ def axes_of_ones_own() -> Any:
     return Figure().add_subplot()
 
 
-def test_parts_of_a_picture_are_left_out_or_changed(surface: Surface, tmp_path: Path) -> None:
-    off = dict.fromkeys(VISUALS, False)
-    bare: Any = plots.draw([surface, surface], tmp_path / "bare.png", visuals=off)
-    assert (tmp_path / "bare.png").exists()
-    assert [*bare.axes_by_name] == ["surface 0", "surface 1", "profile 0", "profile 1"]
-    assert (len(bare.axes), bare.get_caption()) == (4, "")  # no color bar
+def test_parts_of_a_picture_are_changed(surface: Surface) -> None:
     look = {"title": {"color": "red"}, "caption": {"fontsize": 5}, "legend": {"alpha": 0.5}, "colorbar": True}
     changed: Any = plots.draw(surface, visuals=look)
     assert changed._suptitle.get_color() == "red"

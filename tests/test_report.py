@@ -280,11 +280,8 @@ def test_the_page_is_small_and_names_no_other_place(whole: Path) -> None:
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'",
     ) in shown.attributes
-    places = [
-        v
-        for name, v in shown.attributes
-        if name in ("src", "srcset", "href", "action", "data", "poster", "background")
-    ]
+    kinds = ("src", "srcset", "href", "action", "data", "poster", "background")
+    places = [v for name, v in shown.attributes if name in kinds]
     assert all(v.startswith(("#", "data:image/svg+xml;base64,", "data:text/csv;base64,")) for v in places)
     assert not re.search(r"https?:", " ".join(value for _, value in shown.attributes))
     assert not re.search(r"@import|url\(|https?:", "".join(shown.styles))
@@ -316,10 +313,15 @@ def test_surfaces_turn_in_the_scale_of_their_picture(whole: Path, made: Contents
     np.testing.assert_allclose(learners["data"][2]["x"], surfaces[0].markers[:-1, 0], rtol=1e-5)
 
 
+def scene_of(runs: Path, **changes: Any) -> Any:
+    """What turns of the surface of the learners with ``changes``."""
+    surface = dataclasses.replace(landscape.Surface.load(runs / "dpsgd" / "learners.h5"), **changes)
+    return page._scenes([page.Item(surface, None, "", "a")])[0]
+
+
 def test_losses_of_many_sizes_turn_on_a_logarithmic_axis(runs: Path) -> None:
-    surface = landscape.Surface.load(runs / "dpsgd" / "learners.h5")
-    loss = np.geomspace(0.01, 100, surface.loss.size).reshape(surface.loss.shape)
-    (scene,) = page._scenes([page.Item(dataclasses.replace(surface, loss=loss), None, "", "a")])
+    loss = np.geomspace(0.01, 100, 63).reshape(7, 9)
+    scene = scene_of(runs, loss=loss)
     sheet, lowest = scene["data"][:2]
     np.testing.assert_allclose(sheet["surfacecolor"], np.log10(loss), atol=1e-4)
     assert scene["scene"]["zaxis"]["type"] == "log"
@@ -329,12 +331,9 @@ def test_losses_of_many_sizes_turn_on_a_logarithmic_axis(runs: Path) -> None:
 
 
 def test_fine_surfaces_turn_with_fewer_points(runs: Path) -> None:
-    surface = landscape.Surface.load(runs / "dpsgd" / "learners.h5")
     grid = np.linspace(-1, 1, 301)
     loss = grid**2 + grid[:, None] ** 2 + 1
-    fine = dataclasses.replace(surface, x=grid, y=grid, loss=loss, accuracy=loss, done=loss > 0)
-    (scene,) = page._scenes([page.Item(fine, None, "", "a")])
-    sheet = scene["data"][0]
+    sheet = scene_of(runs, x=grid, y=grid, loss=loss, accuracy=loss, done=loss > 0)["data"][0]
     assert len(sheet["x"]) == len(sheet["z"]) == 61
     np.testing.assert_allclose(sheet["z"], loss[::5, ::5], rtol=1e-5)
 
@@ -377,13 +376,8 @@ def test_every_text_is_shown_as_text(text: str) -> None:
 def test_hostile_names_and_labels(runs: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(runs / "dpsgd", tmp_path / f"run {HOSTILE.replace('/', '')}"))
     surface = landscape.Surface.load(folder / "learners.h5")
-    hostile = dataclasses.replace(
-        surface,
-        kind="between",
-        label=HOSTILE,
-        axes=(HOSTILE, HOSTILE),
-        labels=(HOSTILE,) * len(surface.labels),
-    )
+    words = {"label": HOSTILE, "axes": (HOSTILE,) * 2, "labels": (HOSTILE,) * len(surface.labels)}
+    hostile = dataclasses.replace(surface, kind="between", **words)
     save([hostile], folder / "learners.h5")
     (folder / "broken.h5").write_bytes(b"no HDF5")
     found = reported(tmp_path, folder, title=HOSTILE)
