@@ -51,7 +51,7 @@ def test_what_a_spectrum_by_differences_states_holds() -> None:
     h, values = exact(model, (x, y))
     problem = Problem(model, F.cross_entropy, (x, y), check="off")
     before = [p.detach().clone() for p in problem.model.parameters()]
-    parts: dict[str, Any] = {"quantities": ("trace", "density"), "draws": 2, "steps": 5}
+    parts: dict[str, Any] = {"quantities": ("trace", "density"), "products": 30, "draws": 2, "steps": 5}
     found = landscape.spectrum(problem, 3, residual_tol=1e-4, derivatives="differences", **parts)
     assert (abs(found.values - values[:3].numpy()) <= found.residuals).all()
     assert abs(found.trace - float(h.trace())) <= 4 * found.trace_error

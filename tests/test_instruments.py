@@ -185,31 +185,6 @@ def test_the_running_average_is_that_of_the_last_measured_weights(tiny: Path) ->
     assert np.isnan(end.history["average_loss"][: steps[1]]).all()
 
 
-def test_a_recorder_measures_the_loss_change_of_its_steps(tmp_path: Path) -> None:
-    (x, y), model = digits(), net()
-    optimizer, loss = (
-        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9),
-        torch.nn.functional.cross_entropy,
-    )
-    monitor = {"instruments": ["loss-change"], "every": 2, "samples": 0}
-    with Recorder(
-        tmp_path, model=model, optimizer=optimizer, loss=loss, data=(x, y), monitor=monitor
-    ) as recorder:
-        for _ in range(4):
-            before = torch.cat([p.detach().flatten() for p in model.parameters() if p.requires_grad])
-            optimizer.zero_grad()
-            loss(model(x[:50]), y[:50]).backward()
-            with recorder.step():
-                optimizer.step()
-    problem = Problem(model, loss, (x, y))
-    change = landscape.loss_change(problem, before, problem.weights)
-    row = {name: column[-1] for name, column in landscape.load(tmp_path).history.items()}
-    assert row["step"] == 4
-    assert row["loss_change"] == pytest.approx(change.loss_change, rel=1e-9)
-    assert row["loss_change_gradient"] == pytest.approx(change.gradient[0], rel=1e-9)
-    assert row["loss_change_curvature"] == pytest.approx(change.curvature[0], rel=1e-8)
-
-
 def test_the_noise_scale_of_a_window_is_that_of_its_gradients(tiny: Path) -> None:
     """SSGD's from the gradients of each step; the ratio of averages, not the average of ratios."""
     values = values_of(
@@ -302,6 +277,18 @@ def record(
             with recorder.step():
                 optimizer.step()
     return recorder, model
+
+
+def test_a_recorder_measures_the_loss_change_of_its_steps(tmp_path: Path) -> None:
+    _, model = record(tmp_path, {"instruments": ["loss-change"], "every": 2, "samples": 0}, save_every=1)
+    before = landscape.load(tmp_path / "step-0000003.h5").weights[0]
+    problem = Problem(model, torch.nn.functional.cross_entropy, digits())
+    change = landscape.loss_change(problem, before, problem.weights)
+    row = {name: column[-1] for name, column in landscape.load(tmp_path / "last.h5").history.items()}
+    assert row["step"] == 4
+    assert row["loss_change"] == pytest.approx(change.loss_change, rel=1e-9)
+    assert row["loss_change_gradient"] == pytest.approx(change.gradient[0], rel=1e-9)
+    assert row["loss_change_curvature"] == pytest.approx(change.curvature[0], rel=1e-8)
 
 
 @pytest.mark.slow

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import landscape
 from landscape import InputError, Problem
@@ -172,16 +170,6 @@ def test_the_jackknife_is_that_of_leaving_each_draw_out() -> None:
     ratio, ratios = full[0] / full[1], np.array([a / b for a, b in left])
     np.testing.assert_allclose(scale.estimates, 9 * ratio - 8 * ratios)
     assert scale.standard_error == pytest.approx(np.sqrt(8 / 9 * np.square(ratios - ratios.mean()).sum()))
-
-
-@settings(max_examples=10)
-@given(st.integers(2, 6), st.integers(1, 4), st.integers(0, 1000))
-def test_a_round_is_the_sample_variance_and_the_mean_product_of_pairs(n: int, size: int, seed: int) -> None:
-    rows = torch.randn(n, size, dtype=torch.float64, generator=stream(seed, 0))
-    trace, square = from_round(rows, 7)
-    gram = rows @ rows.T
-    assert trace == pytest.approx(7 * float(rows.var(0).sum()), abs=1e-9)
-    assert square == pytest.approx(float(gram.sum() - gram.trace()) / (n * (n - 1)), abs=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -177,16 +177,13 @@ def test_labels_of_log_axes_are_decimal_numbers_that_do_not_touch(
     assert all(below[1] < above[0] for below, above in itertools.pairwise(ends))
 
 
+def trained_run(*settings: str, name: str = "digits-ssgd") -> Any:
+    return Trainer(recipe.read(name, [*settings])).run()
+
+
 def test_training_curves_of_several_settings_and_seeds() -> None:
-    settings = (
-        ["lr=0.5"],
-        ["lr=0.5", "seed=1"],
-        ["lr=1.0", "schedule.cosine=12"],
-        ["optimizer={name='lamb'}", "lr=0.01"],
-    )
-    runs = [
-        Trainer(recipe.read("digits-ssgd", ["steps=12", "decompose.every=1", *s])).run() for s in settings
-    ]
+    settings = ["lr=0.5"], ["lr=0.5", "seed=1"], ["lr=1.0", "schedule.cosine=12"], ["optimizer={name='lamb'}", "lr=0.01"]  # fmt: skip
+    runs = [trained_run("steps=12", "decompose.every=1", *each) for each in settings]
     figure = draw(runs)
     assert legend(figure) == [
         "SSGD, lr 0.5, optimizer sgd, cosine 0.0 (median of 2)",
@@ -205,7 +202,7 @@ def test_training_curves_of_several_settings_and_seeds() -> None:
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_a_single_value_is_drawn_as_a_mark(seeds: int) -> None:
-    runs = [Trainer(recipe.read("digits-dpsgd", ["steps=10", f"seed={k}"])).run() for k in range(seeds)]
+    runs = [trained_run("steps=10", f"seed={k}", name="digits-dpsgd") for k in range(seeds)]
     for name, ax in draw(runs).axes_by_name.items():  # type: ignore[attr-defined]
         alone = [len(line.get_xdata()) == 1 for line in ax.lines]
         assert [line.get_marker() == "o" for line in ax.lines] == alone
@@ -213,8 +210,7 @@ def test_a_single_value_is_drawn_as_a_mark(seeds: int) -> None:
 
 
 def test_noisy_columns_are_drawn_as_quartiles() -> None:
-    settings = ["steps=120", "decompose.every=1", "model.widths=[64, 8, 10]"]
-    run = Trainer(recipe.read("digits-dpsgd", settings)).run()
+    run = trained_run("steps=120", "decompose.every=1", "model.widths=[64, 8, 10]", name="digits-dpsgd")
     rate = draw([run]).axes[3]
     (line,) = [line for line in rate.lines if line.get_linestyle() == "-"]
     at, (low, median, high) = running_quartiles(run.history["step"], run.history["alpha_e"])
@@ -321,7 +317,7 @@ def test_panels_go_to_axes_of_ones_own_by_name(surface: Surface) -> None:
     plots.draw(surface, ax=middle, title="here", visuals={"title": False, "colorbar": False})
     assert (middle.get_title().split("\n")[0], len(own.axes)) == ("surface", 4)
     assert middle.get_legend()
-    run = Trainer(recipe.read("digits-ssgd", ["steps=2", "decompose.every=1"])).run()
+    run = trained_run("steps=2", "decompose.every=1")
     picture: Any = plots.draw(run)
     assert {"train_loss", "consensus", "delta_2_full"} <= {*picture.axes_by_name}
     rate = axes_of_ones_own()
@@ -518,25 +514,20 @@ def test_surfaces_with_strange_numbers_are_drawn(name: str, tmp_path: Path) -> N
         plots.save_figure(plots.draw(count * [strange], style=style), tmp_path / "a.png", dpi=30)
 
 
+def test_the_caption_of_several_runs_has_the_sizes_of_all() -> None:
+    sizes = (1, 40), (4, 40), (4, 80)
+    runs = [trained_run(f"learners={n}", f"batch={b}", "steps=2", "evaluate.every=1") for n, b in sizes]
+    for chosen, said in (
+        (runs, "n = 1, nB = 40 / n = 4, nB = 40 / n = 4, nB = 80"),
+        (runs[:2], "n = 1, nB = 40 / n = 4, nB = 40,"),
+        (runs[2:], "n = 4, nB = 80,"),
+    ):
+        assert said in " ".join(t.get_text() for t in draw(chosen).texts).replace("\n", " ")
+
+
 if __name__ == "__main__":
     BASELINE.mkdir(exist_ok=True)
     for old in BASELINE.glob("*.png"):
         old.unlink()
     for name in pictured():
         picture(name, BASELINE / f"{name}.png")
-
-
-def test_the_caption_of_several_runs_has_the_sizes_of_all() -> None:
-    runs = [
-        Trainer(
-            recipe.read("digits-ssgd", [f"learners={n}", f"batch={batch}", "steps=2", "evaluate.every=1"])
-        ).run()
-        for n, batch in ((1, 40), (4, 40), (4, 80))
-    ]
-    for chosen, said in (
-        (runs, "n = 1, nB = 40 / n = 4, nB = 40 / n = 4, nB = 80"),
-        (runs[:2], "n = 1, nB = 40 / n = 4, nB = 40,"),
-        (runs[2:], "n = 4, nB = 80,"),
-    ):
-        text = " ".join(t.get_text() for t in draw(chosen).texts).replace("\n", " ")
-        assert said in text

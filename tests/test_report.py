@@ -189,11 +189,6 @@ def surfaces_of(given: Contents) -> list[landscape.Surface]:
     return [item.of for item in given.items if isinstance(item.of, landscape.Surface)]
 
 
-def test_a_page_is_the_same_each_time(runs: Path, made: Contents, whole: Path) -> None:
-    page.write(made, runs / "again.html")
-    assert (runs / "again.html").read_bytes() == whole.read_bytes()
-
-
 def test_areas_and_curves_of_many_points_are_pixels(runs: Path) -> None:
     surface = landscape.Surface.load(runs / "dpsgd" / "learners.h5")
     grid, draw = np.linspace(-1, 1, 81), np.random.default_rng(0)
@@ -217,12 +212,19 @@ def test_areas_and_curves_of_many_points_are_pixels(runs: Path) -> None:
     assert [float(row["step"]) for row in rows] == [*range(1, 5001, every)]
 
 
-def test_what_is_missing_is_named_with_its_command(runs: Path, tmp_path: Path) -> None:
-    text = reported(tmp_path, runs / "ssgd" / "last.h5").text
+def test_a_run_alone_is_the_same_page_each_time_without_plotly_that_names_what_is_missing(
+    runs: Path, tmp_path: Path, whole: Path
+) -> None:
+    shown = reported(tmp_path, runs / "ssgd" / "last.h5")
     for command in ("contour", "spectrum", "hessian-grid", "noise"):
-        assert f"{command.replace('-', ' ')}: landscape {command} {runs / 'ssgd'}" in text
-    assert "In three dimensions" not in text  # nothing is drawn of what is not there
-    assert "Not in the files" not in reported(tmp_path, *(runs / name for name in FILES)).text
+        assert f"{command.replace('-', ' ')}: landscape {command} {runs / 'ssgd'}" in shown.text
+    assert "In three dimensions" not in shown.text  # nothing is drawn of what is not there
+    assert "Not in the files" not in read(whole).text
+    assert len(shown.scripts) == 2
+    first = (tmp_path / "p.html").read_bytes()
+    assert len(first) < 1_000_000
+    reported(tmp_path, runs / "ssgd" / "last.h5")
+    assert (tmp_path / "p.html").read_bytes() == first
 
 
 def test_a_loop_of_ones_own_has_no_seed_and_needs_its_code(made: Contents, tmp_path: Path) -> None:
@@ -236,10 +238,8 @@ def test_a_loop_of_ones_own_has_no_seed_and_needs_its_code(made: Contents, tmp_p
     assert "<h1>mine, step 20</h1>" in (tmp_path / "p.html").read_text()
 
 
-def test_analyze_makes_what_is_missing(runs: Path, tmp_path: Path, command: Command) -> None:
-    folder = Path(shutil.copytree(runs / "dpsgd", tmp_path / "dpsgd"))
-    for path in ("learners.h5", "spectrum.h5"):
-        (folder / path).unlink()
+def test_analyze_makes_what_is_missing(trained: Path, tmp_path: Path, command: Command) -> None:
+    folder = Path(shutil.copytree(trained, tmp_path / "dpsgd"))
     words = ("report", folder, "-o", tmp_path / "p.html", "--analyse", "-q", "--device", "cpu")
     code, out, err = command(*words)
     assert (code, err) == (0, "")
@@ -287,12 +287,6 @@ def test_the_page_is_small_and_names_no_other_place(whole: Path) -> None:
     assert not re.search(r"@import|url\(|https?:", "".join(shown.styles))
     assert not re.search(r"fetch\(|XMLHttpRequest|https?:|import\(|eval\(|localStorage", shown.scripts[-1])
     assert {"link", "iframe", "object", "base"}.isdisjoint(shown.tags)
-
-
-def test_without_a_surface_there_is_no_plotly(runs: Path, tmp_path: Path) -> None:
-    shown = reported(tmp_path, runs / "noise.h5", runs / "ssgd" / "last.h5")
-    assert len(shown.scripts) == 2
-    assert (tmp_path / "p.html").stat().st_size < 1_000_000
 
 
 def test_surfaces_turn_in_the_scale_of_their_picture(whole: Path, made: Contents) -> None:

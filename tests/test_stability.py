@@ -73,10 +73,6 @@ def averages() -> list[np.ndarray]:
 RHO = float(np.sort(np.linalg.eigvalsh(expected_matching(4)))[0])
 
 
-def test_the_table_of_the_design_comes_out() -> None:
-    np.testing.assert_allclose(limits([1, 3, 7, 31], 0.9), TABLE, atol=5e-5)
-
-
 @given(st.integers(0, 12), st.floats(0, 0.97), st.sampled_from(FORMS))
 def test_all_roots_are_inside_below_the_limit_and_one_is_outside_above(
     delay: int, m: float, form: str
