@@ -230,6 +230,19 @@ def test_recalibration_draws_the_same_sample_at_every_point_and_call() -> None:
     assert [len(part) for part in parts] == [167, 167, 167]  # no short last batch with a full one's weight
 
 
+def test_batches_given_as_such_serve_the_policies_too() -> None:
+    problem = problems.conv(samples=24)
+    x, y = problem.tensors  # type: ignore[misc]
+    listed = Problem(problem.model, problem.criterion, list(zip(x.split(10), y.split(10), strict=True)))
+    again = listed.with_batchnorm("recalibrate", 15)
+    assert again.batchnorm.samples == 20  # two whole batches of 10
+    expected = textbook(problem, problem.weights, [x[:10], x[10:20]])
+    assert again.loss() == pytest.approx(expected, rel=1e-10)
+    train = listed.with_batchnorm("train")
+    assert train.batchnorm.samples == 0
+    assert train.loss() == pytest.approx(textbook(problem, problem.weights, [], 10), rel=1e-10)
+
+
 @functools.cache
 def trained(seed: int, samples: int = 600) -> Problem:
     """A small network with BatchNorm after some steps, on data that all seeds share."""
