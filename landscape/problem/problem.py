@@ -24,8 +24,8 @@ from landscape.problem.losses import Terms, describe_loss, is_softmax_loss, outp
 from landscape.problem.mean_check import check_mean, refuse_nan
 from landscape.problem.mean_loss import Loss as Loss
 from landscape.problem.mean_loss import MeanLoss, Penalty
+from landscape.problem.ranks import is_sharded
 from landscape.problem.sharded import ShardedProblem
-from landscape.problem.shards import is_sharded
 
 # What to do with a model whose forward pass is random even in eval mode.
 RANDOMNESS = ("refuse", "seed")

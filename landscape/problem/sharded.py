@@ -22,8 +22,19 @@ from landscape.problem.checks import CHECKS, with_other_first_labels
 from landscape.problem.data import Data
 from landscape.problem.layout import Layout, check_recording, differentiable, padding_rows, unwrapped
 from landscape.problem.losses import Terms, correct, describe_loss, existing, output_loss, placed_loss
-from landscape.problem.rank_checks import check_batches, check_finite, check_mean, check_random, check_ranks
-from landscape.problem.shards import Exchanges, Piece, all_ranks, is_sharded, local_part, uninterrupted
+from landscape.problem.ranks import (
+    Exchanges,
+    Piece,
+    all_ranks,
+    check_batches,
+    check_finite,
+    check_mean,
+    check_random,
+    check_ranks,
+    is_sharded,
+    local_part,
+    uninterrupted,
+)
 
 
 class ShardedProblem(Exchanges):
