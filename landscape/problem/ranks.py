@@ -36,10 +36,9 @@ from landscape.problem.counts import (
     only,
     that_hold,
 )
-from landscape.problem.data import nan_places
 from landscape.problem.layout import Slot
 from landscape.problem.losses import Terms, check_labels, is_mean, output_loss
-from landscape.problem.mean_check import Losses, say_count
+from landscape.problem.mean_check import Losses, not_a_number, say_count
 
 T = TypeVar("T")
 
@@ -336,12 +335,7 @@ def check_finite(problem: Any, terms: Terms, every: bool = False) -> None:
     for number, (x, y) in enumerate(_placed(problem)):
         value = _loss(problem, x, y)
         if refusal is None and not math.isfinite(value) and float(terms(x, y).sum()):
-            where = nan_places(x, y)
-            cause = f"NaN in {where}, so that the loss" if where else "the loss"
-            refusal = InputError(
-                f"data: {cause} of batch {number} (the first one is batch 0) is {value:g}; leave such "
-                "samples out, mask them, or give terms=, a count that is 0 for them"
-            )
+            refusal = not_a_number(x, y, value, f"batch {number} (the first one is batch 0)")
         if not every:
             break
     problem._share(refusal)

@@ -18,10 +18,18 @@ from landscape.core.errors import InputError
 from landscape.core.options import choose
 from landscape.problem.batches import call, count_samples, named_tensors, opened
 from landscape.problem.batchnorm import BatchNormPolicy
-from landscape.problem.checks import CHECKS, with_other_first_labels
+from landscape.problem.checks import CHECKS
 from landscape.problem.data import Data
 from landscape.problem.layout import Layout, check_recording, differentiable, padding_rows, unwrapped
-from landscape.problem.losses import Terms, correct, describe_loss, existing, output_loss, placed_loss
+from landscape.problem.losses import (
+    Terms,
+    correct,
+    describe_loss,
+    existing,
+    output_loss,
+    placed_loss,
+    with_other_first_labels,
+)
 from landscape.problem.ranks import (
     Exchanges,
     Piece,
