@@ -340,9 +340,9 @@ class _Decision:
         self.few: Samples | None = None
         self.own: Equation | None = None  # of passes over the few samples and parts of them
         self.combine: bool | None = None  # whether that holds by the terms; None without
-        rows = self.data.rows(*first)
-        if rows is not None and len(rows) > 1:
-            self.few = Samples(None, *self.data.place(self.data.samples_at(rows, *first)))
+        some = self.data.some(*first)
+        if some is not None and count_samples(*some, alike=False) > 1:
+            self.few = Samples(None, *self.data.place(some))
             self.combine = attempt(self._combine, self.few)
             if self.combine is None and not self.data.indexed and not takes(problem, self.few.x):
                 self.few = None
