@@ -393,28 +393,29 @@ def check_problem(
         batch: the first samples, or the first batch.
         away: weights (P,) away from the center, see :func:`moved`; of several, more samples are taken, too.
     """
-    source, refusal = emptied(problem, original, batch), None
+    source, refusal, few = emptied(problem, original, batch), None, batch
     for names in ((), custom(source)):
         if names or source is not original:
             model = independent_copy(source).to(problem.device, problem.dtype)
             problem.model = evaluated(model, names)
         try:
-            _check_model(problem, source, batch, away, names)
+            few = _check_model(problem, source, batch, away, names)
             break
         except InputError as error:  # training mode may be right where eval mode merges or caches parameters
             refusal = refusal or error
             if names or not custom(source):
                 raise refusal from refusal.__cause__
     if len(away) > 1 or not (problem.criterion is output_loss or is_mean(problem.criterion)):
-        check_original(problem, original, *problem.data.pick(*batch, PROBES[len(away) > 1]))
+        check_original(problem, original, *few)
 
 
 def _check_model(
     problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any], away: Sequence[Tensor], training: Any
-) -> None:
+) -> tuple[Any, Any]:
     """Raise InputError unless passes of the problem's model are those of ``original``, at any θ.
 
-    ``training``: the modules of the problem's model that are in training mode.
+    Returns the samples that were evaluated. ``training``: the modules of the problem's model that are in
+    training mode.
     """
     data = problem.data
     x, y = data.pick(*batch, PROBES[len(away) > 1])
@@ -445,6 +446,7 @@ def _check_model(
     far = [SHRUNK * away[0]] if any(map(may_keep, problem.model.modules())) else []
     for weights in (*away, *far):
         check_parameters(problem, original, x, y, weights, training)
+    return x, y
 
 
 def _more(problem: MeanLoss, batch: tuple[Any, Any], x: Any) -> tuple[Any, Any]:
