@@ -383,16 +383,8 @@ def problem_of(given: Any, *, sharded: bool = False) -> Problem:
 
 # Modules that act on each number by itself, so that any leading or trailing dimensions may be added.
 ELEMENTWISE: tuple[type[nn.Module], ...] = (
-    nn.ReLU,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.GELU,
-    nn.SiLU,
-    nn.Softplus,
-    nn.ELU,
-    nn.LeakyReLU,
-    nn.Identity,
-)
+    nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Softplus, nn.ELU, nn.LeakyReLU, nn.Identity,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
