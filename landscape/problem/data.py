@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -448,6 +449,16 @@ def nan_places(x: Any, y: Any) -> str:
     every = (*named_tensors(x, "inputs"), *named_tensors(y, "targets"))
     sums = ((name, strided(t).sum()) for name, t in every if t.is_floating_point())
     return ", ".join(name for name, total in sums if bool(total.isnan()))
+
+
+def not_a_number(x: Any, y: Any, value: float, place: str) -> InputError:
+    """The refusal of the samples (x, y) of a ``place``, whose loss is NaN or infinite."""
+    where, number = nan_places(x, y), "NaN" if math.isnan(value) else f"{value:g}"
+    cause = f"NaN in {where} of {place}, so that its loss" if where else f"the loss of {place}"
+    return InputError(
+        f"data: {cause} is {number}; leave such samples out, mask them, or give terms=, a count that is 0 "
+        "for them"
+    )
 
 
 def batched(data: Any) -> Any:

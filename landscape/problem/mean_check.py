@@ -35,7 +35,7 @@ from landscape.problem.counts import (
     that_hold,
     unlike,
 )
-from landscape.problem.data import PROBE, nan_places
+from landscape.problem.data import PROBE, not_a_number
 from landscape.problem.losses import (
     Coarsest,
     Metric,
@@ -565,16 +565,6 @@ def refuse_nan(problem: MeanLoss, terms: Terms, batches: Batches) -> None:
             first = number * problem.chunk
             place = f"samples {first} to {first + count_samples(x, y, alike=False) - 1}"
         raise not_a_number(x, y, value, place)
-
-
-def not_a_number(x: Any, y: Any, value: float, place: str) -> InputError:
-    """The refusal of the samples (x, y) of a ``place``, whose loss is NaN or infinite."""
-    where, number = nan_places(x, y), "NaN" if math.isnan(value) else f"{value:g}"
-    cause = f"NaN in {where} of {place}, so that its loss" if where else f"the loss of {place}"
-    return InputError(
-        f"data: {cause} is {number}; leave such samples out, mask them, or give terms=, a count that is 0 "
-        "for them"
-    )
 
 
 def _bytes_at_once(problem: MeanLoss) -> float:

@@ -36,9 +36,10 @@ from landscape.problem.counts import (
     only,
     that_hold,
 )
+from landscape.problem.data import not_a_number
 from landscape.problem.layout import Slot
 from landscape.problem.losses import Terms, check_labels, is_mean, output_loss
-from landscape.problem.mean_check import Losses, not_a_number, say_count
+from landscape.problem.mean_check import Losses, say_count
 
 T = TypeVar("T")
 
