@@ -30,10 +30,10 @@ from landscape.analysis.sharpness import sharpness as sharpness
 from landscape.analysis.spread import smoothing as smoothing
 from landscape.analysis.spectrum import spectrum as spectrum
 from landscape.checkpoint.checkpoint import Checkpoint as Checkpoint
-from landscape.checkpoint.result_file import ResultFile as ResultFile
-from landscape.checkpoint.result_file import open as open
-from landscape.checkpoint.run_folder import load as load
-from landscape.checkpoint.foreign_weights import import_state as import_state
+from landscape.checkpoint.storage import ResultFile as ResultFile
+from landscape.checkpoint.storage import open as open
+from landscape.checkpoint.storage import load as load
+from landscape.checkpoint.weights import import_state as import_state
 from landscape.core.errors import InputError as InputError
 from landscape.core.errors import LandscapeError as LandscapeError
 from landscape.core.errors import OperationError as OperationError

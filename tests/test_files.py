@@ -32,7 +32,7 @@ import torch
 import landscape
 from landscape import LandscapeError, OperationError, data
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.checkpoint.state_files import read_state
+from landscape.checkpoint.weights import read_state
 from landscape.core import files, hdf5, hdf5_check
 from landscape.core.files import Lock, printable, replacing, write_text
 from landscape.core.hdf5 import changed_copy

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from landscape.checkpoint.state_files import read_state
+from landscape.checkpoint.weights import read_state
 from landscape.core.errors import LandscapeError
 from landscape.core.files import printable
 from landscape.data.images import decode, read_binary, read_idx

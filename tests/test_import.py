@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 import landscape
 from landscape import InputError, OperationError, Problem
-from landscape.checkpoint import state_files, user_code
-from landscape.checkpoint.state_files import read_state
+from landscape.checkpoint import user_code
 from landscape.checkpoint.user_code import as_data, load_loss, parse
+from landscape.checkpoint.weights import MOST, read_state
 from tests import problems
 from tests.conftest import Command
 from tests.test_cli import one_line
@@ -601,7 +601,7 @@ def test_an_index_names_its_own_folder_and_what_is_there(folder: Path) -> None:
         with pytest.raises(OperationError, match="index.json: "):
             landscape.import_state(own, model)
     with index.open("wb") as file:
-        file.truncate(state_files.MOST + 1)
+        file.truncate(MOST + 1)
     with pytest.raises(OperationError, match="at most"):
         landscape.import_state(own, model)
 

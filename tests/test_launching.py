@@ -24,7 +24,7 @@ import torch
 
 import landscape
 from landscape import InputError, OperationError
-from landscape.checkpoint import run_folder
+from landscape.checkpoint import storage
 from landscape.core import errors, files, progress
 from landscape.core.files import Lock
 from landscape.data import base
@@ -240,7 +240,7 @@ def test_a_folder_that_cannot_be_read_is_a_line(
     def refused(*args: Any, **options: Any) -> Any:
         raise PermissionError(13, "Permission denied", str(tmp_path))
 
-    monkeypatch.setattr(run_folder, "named_like_a_run", refused)  # root may read all
+    monkeypatch.setattr(storage, "named_like_a_run", refused)  # root may read all
     code, out, err = command("train", tiny, "-o", tmp_path)
     assert (code, out, err) == (1, "", f"landscape: {tmp_path}: Permission denied\n")
 

@@ -10,7 +10,7 @@ import pytest
 
 import landscape
 from landscape import Execution, InputError, OperationError, Problem
-from landscape.checkpoint.result_file import ConflictError
+from landscape.checkpoint.storage import ConflictError
 from landscape.core import files
 from landscape.evaluation import grid
 from landscape.training.recipes.recipe import read

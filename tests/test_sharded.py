@@ -435,7 +435,7 @@ def wrong_on_one(group: Any) -> None:
         ("RuntimeError: ", F.cross_entropy, wide, 0),
         ("KeyError: 'three'", three, lambda x, y: (x[:3], y[:3]), 0),
         *(
-            ("NaN in inputs, so that the loss of batch {}", loss, blank, place)
+            ("NaN in inputs of batch {}", loss, blank, place)
             for loss in (plain, F.cross_entropy)
             for place in (0, 1)
         ),

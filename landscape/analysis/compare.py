@@ -26,7 +26,7 @@ from landscape.analysis.quantities import (
     Settings,
     Subject,
 )
-from landscape.checkpoint import run_folder
+from landscape.checkpoint import storage
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import hdf5
 from landscape.core.analysis import analysis
@@ -91,7 +91,7 @@ def _nearest(run: Checkpoint, loss: float, target: float) -> tuple[Checkpoint, f
     problem = run.problem(SPLIT)
     batchnorm = has_batchnorm(problem.model)  # whose statistics are those of the weights
     best, found = run, loss
-    for path in run_folder.steps(run.path.parent):
+    for path in storage.steps(run.path.parent):
         earlier = Checkpoint.load(path, whole_history=False).using(**run.source)
         same = (earlier.algorithm, earlier.seed, earlier.layout) == (run.algorithm, run.seed, run.layout)
         if not same or earlier.step >= run.step:
@@ -494,7 +494,7 @@ def _entries(problems: Given, source: Mapping[str, Any]) -> tuple[list[str], lis
     for side, members in enumerate(sides):
         for given in members:
             if isinstance(given, (str, Path)):
-                given = Checkpoint.load(run_folder.checkpoint_in(Path(given)))
+                given = Checkpoint.load(storage.checkpoint_in(Path(given)))
             expect("problems", given, Checkpoint, Problem)
             is_run = isinstance(given, Checkpoint)
             label = given.label if is_run else names[side] if names else f"problem {side + 1}"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from landscape.analysis.spectrum import ends_of
-from landscape.checkpoint.result_file import ResultFile
+from landscape.checkpoint.storage import ResultFile
 from landscape.checkpoint.weights import Network, Weights, networks_of
 from landscape.core.analysis import analysis
 from landscape.core.devices import single

@@ -24,8 +24,8 @@ from landscape.problem.alignment import BY, aligned
 from landscape.problem.batchnorm import tracked
 from landscape.problem.layout import Slot, average
 from landscape.problem.problem import Problem, Run, problem_of
+from landscape.problem.ranks import whole
 from landscape.problem.sharded import on_ranks
-from landscape.problem.shards import whole
 from landscape.results.grids import Plane
 
 NORMS: tuple[Literal["none", "filter", "layer"], ...] = ("none", "filter", "layer")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = "landscape.checkpoint"
-IMPORTED = "import"  # the algorithm of imported weights (landscape.checkpoint.foreign_weights)
+IMPORTED = "import"  # the algorithm of imported weights (landscape.checkpoint.weights)
 RECORDED = "recorded"  # that of a loop of the user's own (landscape.training.own_loop.recorder)
 
 DIVERGED = ("", "mean", "learners")

@@ -1,33 +1,416 @@
-"""Weights as users have them: a vector, a problem, a model, a state dict, a run or a file, by one converter.
+"""Weights as users have them, in files of other programs, too, by one converter.
 
-Parameters are matched by name. What a model has besides θ must be the problem's, but for the statistics of
-BatchNorm, which stay with the weights.
+Nothing that a file holds is run. Its tensors are mapped to memory, and read when they are used. A state and
+its model become a checkpoint (:func:`import_state`), or θ of a problem (:func:`network_of`). Parameters are
+matched by name. What a model has besides θ must be the problem's, but for the statistics of BatchNorm, which
+stay with the weights.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import json
 import os
+import pickle
+import re
+import shlex
+import warnings
+import zipfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from landscape.checkpoint.checkpoint import Checkpoint, mean_buffer
-from landscape.checkpoint.foreign_weights import fitted, unwrapped_state
-from landscape.checkpoint.run_folder import load
-from landscape.checkpoint.state_files import SUFFIXES, names_state, read_state, state_in
+from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint, mean_buffer, storable, unknown_data
+from landscape.checkpoint.storage import load
+from landscape.core import hdf5
 from landscape.core.errors import InputError, LandscapeError, OperationError
+from landscape.core.files import open_regular, read_regular
 from landscape.core.hdf5 import Array
-from landscape.core.options import ends_in
+from landscape.core.options import ends_in, near
 from landscape.problem.batchnorm import BatchNormPolicy, buffer_names
-from landscape.problem.layout import unwrapped, vector_of
+from landscape.problem.layout import Layout, unwrapped, vector_of
 from landscape.problem.problem import Problem
 from landscape.problem.sharded import on_ranks
+
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+# How save_pretrained and others name the index of a model in parts, and the parts.
+INDEX, PART = ".index.json", re.compile(r"(.+)-\d{5,6}-of-\d{5,6}(\.\w+)")
+# The index and a part of torch.distributed.checkpoint, whose own reader unpickles the index.
+METADATA, DISTRIBUTED = ".metadata", ".distcp"
+# The largest index that is read, in bytes (ours: that of 671 billion parameters in 163 files has 9 MB), and
+# the depth of dicts in which a state is looked for (ours).
+MOST, DEPTH = 32 << 20, 8
+# What else than torch.save writes zip archives: a file in it, what it is, and its weights.
+OTHERS = {
+    "constants.pkl": ("a TorchScript archive", "torch.jit.load({!r}).state_dict()"),
+    "archive_format": ("a program of torch.export", "torch.export.load({!r}).state_dict"),
+}
+# What lies in place of the file of weights itself, by its first bytes.
+STANDING_IN = {
+    b"version https://git-lfs": "is a pointer of Git LFS (git lfs pull fetches the file)",
+    b"<": "is a web page",
+}
+Message = Callable[[str], None]
+
+
+def names_state(path: Path) -> bool:
+    """Return whether weights of another program go by the name of this file, or lie in this folder."""
+    inside = path.glob("*") if path.is_dir() else [path]
+    foreign = any(p.suffix in (*SUFFIXES, DISTRIBUTED) or p.name.endswith((INDEX, METADATA)) for p in inside)
+    return foreign and not (path / "last.h5").exists()
+
+
+def place(path: Path) -> Path:
+    """``path``, with a name beside which results can lie: "." has none."""
+    return path if path.name.strip(".") else path.resolve()
+
+
+def files_of(path: Path) -> list[Path]:
+    """The file of one model's weights, or the index of its parts and these; ``path`` may be their folder.
+
+    Raises OperationError for what is missing, or must be converted first; InputError for another suffix.
+    """
+    file = _model_in(path) if path.is_dir() else path
+    if file.suffix and not names_state(file):
+        ends_in("STATE", file, SUFFIXES)
+    if not file.exists():
+        raise OperationError(f"{file}: no such file or folder of weights")
+    if file.name == METADATA or file.suffix == DISTRIBUTED:
+        raise OperationError(
+            f"{path}: of torch.distributed.checkpoint, whose index may hold code; if you trust it, use "
+            "python -m torch.distributed.checkpoint.format_utils dcp_to_torch "
+            f"{shlex.quote(str(file.parent))} FILE.pt"
+        )
+    if part := PART.fullmatch(file.name):
+        index = file.with_name(f"{part[1]}{part[2]}{INDEX}")
+        raise OperationError(f"{path}: one part of a model; give its index, {index}")
+    if not file.name.endswith(INDEX):
+        return [file]
+    parts = [*dict.fromkeys(_weight_map(file).values())]
+    if absent := [part.name for part in parts if not part.exists()]:
+        raise OperationError(f"{file}: {', '.join(absent[:3])} of its {len(parts)} files missing beside it")
+    return [file, *parts]
+
+
+def read_state(
+    path: str | Path, message: Message = lambda line: None, names: Collection[str] = ()
+) -> dict[str, Any]:
+    """Name -> tensor of a file, index or folder of weights, as of :func:`state_in`.
+
+    Raises OperationError for what is missing, damaged or a part only, holds no state or several, or could
+    only be read by running code from it; InputError for another suffix.
+    """
+    file, *parts = files_of(Path(path))
+    loaded = _load(file) if not file.name.endswith(INDEX) else {part: _load(part) for part in parts}
+    if parts:
+        with readable(file):
+            loaded = {name: loaded[part][name] for name, part in _weight_map(file).items()}
+    return state_in(path, loaded, message, names, f"torch.save(torch.load({str(path)!r})[…], 'one.pt')")
+
+
+def state_in(
+    where: str | Path,
+    loaded: Any,
+    message: Message = lambda line: None,
+    names: Collection[str] = (),
+    alone: str = "[…]",
+) -> dict[str, Any]:
+    """The one dict, among nested ones, that holds weights, and is no optimizer's.
+
+    ``message`` is told of its keys. Where there are several, such as a discriminator's beside a generator's,
+    one with ``names`` of the model is taken, or they are refused; ``alone`` says how to give the one […].
+    """
+    dicts: dict[tuple[str, ...], dict[str, Any]] = dict(_states(loaded, (), set()))
+    kept = [key for key, part in dicts.items() if any(map(_is_weights, part.values()))]
+    kept = kept or [key for key in dicts if any(isinstance(value, Tensor) for value in dicts[key].values())]
+    if not kept:
+        raise OperationError(f"{where}: holds no tensors by name, a model's state_dict() is needed")
+    if len(kept) > 1:
+        kept = [key for key in kept if any(n.endswith(tuple(names)) for n in dicts[key])] or kept
+    if len(kept) > 1:
+        titles = ", ".join(repr(".".join(key)) if key else "its own" for key in kept)
+        one = alone.replace("[…]", "".join(f"[{part!r}]" for part in max(kept, key=bool)))
+        raise OperationError(f"{where}: holds several states, {titles}; give one alone, as by {one}")
+    (key,) = kept
+    if key:
+        message(f"{where}: took the state under '{'.'.join(key)}'")
+    return dicts[key]
+
+
+def _states(loaded: Any, key: tuple[str, ...], seen: set[int]) -> Iterator[Any]:
+    """Pairs (keys, dict) of all dicts in nested ones, each once, without those of optimizers."""
+    optimizer = isinstance(loaded, Mapping) and any(str(name).startswith("param_groups") for name in loaded)
+    if isinstance(loaded, Mapping) and not optimizer and id(loaded) not in seen and len(key) < DEPTH:
+        seen.add(id(loaded))
+        yield key, {str(name): value for name, value in loaded.items()}
+        for name, value in loaded.items():
+            yield from _states(value, (*key, str(name)), seen)
+
+
+def _is_weights(value: Any) -> bool:
+    """Return whether it is a tensor with a dimension, of floating-point or complex numbers."""
+    return isinstance(value, Tensor) and value.dim() > 0 and (value.is_floating_point() or value.is_complex())
+
+
+def _model_in(folder: Path) -> Path:
+    """The one model in a folder of save_pretrained, by its index or file; .bin where nothing else is."""
+    models = [path for path in [folder / METADATA] if path.is_file()]
+    for suffix in (".safetensors", ".bin"):
+        files = (path for end in (suffix, suffix + INDEX) for path in sorted(folder.glob(f"*model*{end}")))
+        models = models or [path for path in files if path.name[0] != "." and not PART.fullmatch(path.name)]
+    if not models:
+        words = f"model.safetensors, pytorch_model.bin, or an index such as model.safetensors{INDEX}"
+        raise OperationError(f"{folder}: a folder without {words}; give it, or another file of weights")
+    if len(models) > 1:
+        names = ", ".join(model.name for model in models)
+        raise OperationError(f"{folder}: holds several models, {names}; give one of these files")
+    return models[0]
+
+
+def _weight_map(index: Path) -> dict[str, Path]:
+    """Name of a tensor -> its file, which lies beside the index: with_name refuses other places."""
+    with readable(index):
+        files = json.loads(read_regular(index, MOST))["weight_map"].items()
+        return {name: index.with_name(file) for name, file in files}
+
+
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """A context in which any error says that ``path`` is damaged: what readers raise is not documented."""
+    try:
+        yield
+    except LandscapeError:
+        raise
+    except Exception as error:
+        words = " ".join(str(error).split())[:120]
+        line = f"{path}: not a readable state file ({type(error).__name__}: {words})"
+        raise OperationError(line) from error
+
+
+def _load(path: Path) -> Any:
+    """The object in a file of torch.save, or the tensors in one of safetensors."""
+    with open_regular(path) as file, readable(path):
+        head = file.read(64)
+        plain = path.suffix == ".safetensors" or head[6:9] == b"\0\0{"  # of safetensors, whatever its name
+        pickled = head.startswith((b"PK", b"\x80"))
+        what = "" if plain or pickled else f"begins with {head[:16]!r}"
+        what = next((words for start, words in STANDING_IN.items() if head.lstrip().startswith(start)), what)
+        if what:
+            line = f"{path}: not a readable state file, it {what}; give a file of torch.save or safetensors"
+            raise OperationError(line)
+        if plain:
+            return safetensors.torch.load_file(path)
+        file.seek(0)
+        archive = _is_archive(path, file)
+        try:
+            # Options that a script saved beside its weights are a Namespace, whose class only holds values.
+            with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
+                warnings.simplefilter("ignore")  # of torch about its own quantized tensors
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
+        except pickle.UnpicklingError as error:
+            raise OperationError(
+                f"{path}: not a file of weights alone, and code from a file is never run; if you trust it, "
+                f"let saved = torch.load({str(path)!r}, weights_only=False), and torch.save("
+                f"saved.state_dict(), '{path.stem}-weights.pt') of a model, or saved['state_dict'] of a "
+                "checkpoint such as Lightning's"
+            ) from error
+
+
+def _is_archive(path: Path, file: IO[bytes]) -> bool:
+    """Return whether it is a zip archive, as of torch.save since 1.6.
+
+    OperationError for one of another program, or that unpacks to more than itself.
+    """
+    if file.read(2) != b"PK":
+        return False
+    length = file.seek(0, 2)
+    with zipfile.ZipFile(file) as archive:
+        parts = archive.infolist()
+    for name in {part.filename.rpartition("/")[2] for part in parts} & {*OTHERS}:
+        what, state = OTHERS[name][0], OTHERS[name][1].format(str(path))
+        remedy = f"torch.save({state}, '{path.stem}-weights.pt')"
+        raise OperationError(f"{path}: {what}, which holds code; write its weights alone by {remedy}")
+    packed = [part for part in parts if part.compress_type != zipfile.ZIP_STORED]
+    total = sum(part.file_size for part in parts)
+    if packed or total > length:
+        what = f"its part {packed[0].filename} is compressed" if packed else f"its parts have {total:,} bytes"
+        raise OperationError(f"{path}: not as torch.save writes a file of {length:,} bytes, {what}")
+    return True
+
+
+# Prefixes that wrappers add to every name: DataParallel and DistributedDataParallel; Lightning. torch.compile
+# adds its prefix to the name of each compiled module.
+PREFIXES = ("module.", "model.")
+COMPILED = "_orig_mod."
+
+# The types of numbers that a parameter or buffer of floats, or of integers, can be read from.
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
+
+
+def _unfit(value: Tensor, target: Tensor) -> str:
+    """The reason why the numbers of ``value`` cannot become those of ``target``; "" if they can."""
+    if value.is_meta:
+        return "is on the device 'meta' and holds no numbers"
+    if value.layout != torch.strided or value.is_quantized or value.is_nested:
+        kind = "quantized" if value.is_quantized else str(value.layout).removeprefix("torch.")
+        return f"is {kind}, a plain tensor is needed (.dequantize() or .to_dense() makes one)"
+    allowed = FLOATS if target.is_floating_point() else (target.dtype,) if target.is_complex() else INTEGERS
+    if value.dtype not in allowed:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+        return f"holds {str(value.dtype).removeprefix('torch.')}, the model needs one of {names}"
+    return ""
+
+
+def unwrapped_state(
+    where: str | Path, state: Mapping[str, Any], names: set[str], message: Message = lambda line: None
+) -> dict[str, Any]:
+    """``state`` by the model's ``names``: without the prefixes that wrappers added to them.
+
+    The model may also be an attribute of the module that was saved. Lightning's checkpoints are an example:
+    their module has the model as self.net, next to metrics. That part is used if exactly one prefix gives all
+    ``names`` of the model.
+    """
+    state = dict(state)
+    if any(COMPILED in name for name in state) and not any(COMPILED in name for name in names):
+        state = {name.replace(COMPILED, ""): value for name, value in state.items()}
+        message(f"{where}: dropped '{COMPILED}'")
+    for prefix in PREFIXES:
+        if all(name.startswith(prefix) for name in state) and not any(n.startswith(prefix) for n in names):
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
+            message(f"{where}: dropped '{prefix}'")
+    first = min(names, default="")
+    prefixes = [name.removesuffix(first) for name in state if name.endswith(f".{first}")]
+    whole = [prefix for prefix in prefixes if all(prefix + name in state for name in names)]
+    if first in state or len(whole) != 1:
+        return state
+    rest = [name for name in state if not name.startswith(whole[0])]
+    omitted = f", left out {len(rest)} more ({', '.join(rest[:3])}{', …' * (len(rest) > 3)})" if rest else ""
+    message(f"{where}: took '{whole[0]}'{omitted}")
+    return {name.removeprefix(whole[0]): v for name, v in state.items() if name.startswith(whole[0])}
+
+
+def fitted(
+    path: str | Path, state: Mapping[str, Any], model: nn.Module, name: str
+) -> Iterator[tuple[str, Tensor]]:
+    """The model's names, each with its tensor; OperationError names the first tensor that does not fit.
+
+    One of several tied names is sufficient, and BatchNorm's counts may be missing (files older than PyTorch
+    0.4.1 have none).
+    """
+    known = model.state_dict(keep_vars=True)
+    tensors = {key: value for key, value in known.items() if isinstance(value, Tensor)}
+    for key in state:
+        if key not in known and isinstance(state[key], Tensor):
+            raise OperationError(f"{path}: '{key}' is not in the model {name}{near(key, known)}")
+    groups: dict[int, list[str]] = {}
+    for key, value in tensors.items():
+        groups.setdefault(id(value), []).append(key)
+    for keys in groups.values():
+        named = {key: state[key] for key in keys if key in state}
+        if not named and keys[0].endswith("num_batches_tracked"):
+            continue
+        if not named:
+            raise OperationError(f"{path}: it lacks '{keys[0]}' of the model {name}{near(keys[0], state)}")
+        first = next(iter(named))
+        for key, value in named.items():
+            shape = tuple(tensors[key].shape)
+            if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+                what = f"has shape {tuple(value.shape)}" if isinstance(value, Tensor) else "is no tensor"
+                raise OperationError(f"{path}: '{key}' {what}, the model {name} needs shape {shape}")
+            if why := _unfit(value, tensors[key]):
+                raise OperationError(f"{path}: '{key}' {why}")
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                raise OperationError(f"{path}: '{key}' holds NaN or infinite numbers, all must be finite")
+            if key != first and not torch.equal(value, named[first]):
+                raise OperationError(f"{path}: '{first}' and '{key}' differ, but are one tensor in {name}")
+        yield keys[0], named[first].detach()
+
+
+def import_state(
+    paths: str | Path | Sequence[str | Path],
+    model: nn.Module,
+    *,
+    name: str = "",
+    options: dict[str, Any] | None = None,
+    data: dict[str, Any] | None = None,
+    message: Callable[[str], None] = lambda line: None,
+) -> Checkpoint:
+    """A checkpoint with one learner for each state.
+
+    θ holds the trainable parameters; frozen ones go with the buffers. Numbers narrower than float32 become
+    float32.
+
+    Args:
+        paths: .pt, .pth, .bin, .ckpt or .safetensors files, indices of parts (.index.json), or folders of
+            save_pretrained, all of one model.
+        model: that model, of any weights; left as it is.
+        name, options: the model in the checkpoint: a built-in name and its options, or "module:factory".
+            Default: where the model's class was defined, in the form of the latter.
+        data: the data in the checkpoint (see :class:`landscape.Checkpoint`); default: unknown.
+        message: receives a line for each container that was unwrapped.
+
+    Returns:
+        The checkpoint, with n learners and no history; it is not saved yet.
+
+    Raises:
+        InputError: for a model without trainable parameters.
+        OperationError: for a file that cannot be read or does not fit; it names the parameter.
+
+    Example:
+        >>> import tempfile, torch, landscape
+        >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
+        >>> torch.save(model.state_dict(), f"{folder}/net.pt")
+        >>> run = landscape.import_state(f"{folder}/net.pt", model)
+        >>> run.learners, tuple(run.weights.shape)
+        (1, (1, 8))
+    """
+    given = [Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
+    if not given:
+        raise InputError("paths: an empty list is not allowed, it must name a file of weights")
+    name = name or f"{type(model).__module__}:{type(model).__qualname__}"
+    layout = Layout.of(model)
+    if layout.size == 0:
+        raise InputError(f"model: {name} has no trainable parameters, at least one is needed")
+    places, names = {slot.name: slot.place for slot in layout.slots}, {*model.state_dict()}
+    rows, fixed = [], list[dict[str, Tensor]]()
+    for path in given:
+        state = unwrapped_state(path, read_state(path, message, names), names, message)
+        row, others = torch.empty(layout.size, dtype=torch.float32), {}
+        for key, value in fitted(path, state, model, name):  # one by one: never all of them beside θ
+            if key in places:
+                row = row.to(torch.promote_types(row.dtype, value.dtype))
+                row[places[key]] = value.flatten()
+            else:
+                others[key] = storable(value).clone()
+        rows.append(row)
+        fixed.append(others)
+    common = [key for key in fixed[0] if all(key in row for row in fixed)]
+    origin = "".join(
+        f'[[import]]\nfile = {json.dumps(file.name)}\nsha256 = "{hdf5.sha256(file)}"\n'
+        for path in given
+        for file in files_of(path)
+    )
+    return Checkpoint(
+        weights=torch.stack(rows) if rows[1:] else rows[0][None],
+        layout=layout,
+        step=0,
+        epoch=0.0,
+        algorithm=IMPORTED,
+        recipe=origin,
+        model={"name": name, "options": options or {}},
+        buffers={key: torch.stack([row[key] for row in fixed]) for key in common},
+        data=data or unknown_data(),
+    )
+
 
 Weights = Tensor | Array | Problem | nn.Module | Mapping[str, Any] | Checkpoint | str | Path
 ALLOWED = "a vector (P,), a Problem, a model, a state dict, a run, or the name of a file of one"

@@ -16,10 +16,9 @@ from typing import Any, Literal, TypeVar
 import click
 import torch
 
-from landscape.checkpoint import run_folder, user_code
+from landscape.checkpoint import storage, user_code
 from landscape.checkpoint.checkpoint import SCHEMA, Checkpoint
-from landscape.checkpoint.foreign_weights import import_state
-from landscape.checkpoint.state_files import files_of, names_state, place
+from landscape.checkpoint.weights import files_of, import_state, names_state, place
 from landscape.cli import options, output
 from landscape.cli.options import Choice, group
 from landscape.cli.output import files as files
@@ -367,7 +366,7 @@ class Analysis:
 def _checked(path: Path) -> Checkpoint | Path:
     """The run in a file or folder, or ``path`` itself, whose files are there, if it has weights alone."""
     if not names_state(path):
-        return Checkpoint.load(run_folder.checkpoint_in(path))
+        return Checkpoint.load(storage.checkpoint_in(path))
     files_of(path)
     return path
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from landscape.analysis import connection, grids, planes
-from landscape.checkpoint import run_folder
+from landscape.checkpoint import storage
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.checkpoint.result_file import ConflictError, ResultFile
+from landscape.checkpoint.storage import ConflictError, ResultFile
 from landscape.cli import common, processes
 from landscape.cli.common import TABLE, Analysis, analysis_options, each, say_cost
 from landscape.cli.options import Choice, ListType, command, group
@@ -126,7 +126,7 @@ def trajectory(run: Checkpoint) -> list[Checkpoint]:
     """The checkpoints step-*.h5 before ``run`` in its folder, in order of their steps."""
     assert run.path is not None
     by_step: dict[int, Checkpoint] = {}
-    for path in run_folder.steps(run.path.parent):
+    for path in storage.steps(run.path.parent):
         saved = Checkpoint.load(path, whole_history=False)
         by_step.setdefault(saved.step, saved)  # a copy under another name is not taken twice
     earlier = [by_step[step] for step in sorted(by_step) if step < run.step]

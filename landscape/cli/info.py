@@ -30,9 +30,9 @@ def info(file: str) -> None:
     """
     path = Path(file)
     if path.is_dir():
-        from landscape.checkpoint import run_folder  # and torch, as below
+        from landscape.checkpoint import storage  # and torch, as below
 
-        path = run_folder.checkpoint_in(path)
+        path = storage.checkpoint_in(path)
     with hdf5.reading(path, warn=False) as raw:
         known = ("schema", "version", "created", "landscape_version", "torch_version")
         stamps = {key: raw.attrs[key] for key in known}
@@ -41,9 +41,9 @@ def info(file: str) -> None:
         _stamps(path, stamps)
         _results(results)
     else:
-        from landscape.checkpoint import run_folder
+        from landscape.checkpoint import storage
 
-        checkpoint = run_folder.load(path)  # or why a file of another format is not read
+        checkpoint = storage.load(path)  # or why a file of another format is not read
         _stamps(path, stamps)
         _checkpoint(checkpoint)
 

@@ -14,7 +14,7 @@ import torch
 from landscape import plots, reports
 from landscape.analysis.grids import contour
 from landscape.analysis.planes import learners_plane
-from landscape.checkpoint import run_folder
+from landscape.checkpoint import storage
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.history import latest
 from landscape.cli import common, grids, measures
@@ -125,7 +125,7 @@ def plot(
             raise InputError(f"--{word}: not allowed with --animate")
         animate(files, output, film, dpi)
         return
-    picture = Path(output or run_folder.checkpoint_in(Path(files[0])).with_suffix(".png"))
+    picture = Path(output or storage.checkpoint_in(Path(files[0])).with_suffix(".png"))
     export = picture.suffix == ".vts"
     if not export:
         plots.check_format(picture)
@@ -164,7 +164,7 @@ def animate(files: tuple[str, ...], output: str | None, film: Film, dpi: float |
         raise InputError(f"FILE: {len(files)} are not allowed with --animate, it takes one run")
     from landscape.plots import animation  # and matplotlib: only where something is drawn
 
-    last = run_folder.checkpoint_in(Path(files[0]))
+    last = storage.checkpoint_in(Path(files[0]))
     path = Path(output) if output else last.with_suffix(".gif")
     animation.check_film(path)
     common.make_folder(path.parent)
@@ -178,7 +178,7 @@ def animate(files: tuple[str, ...], output: str | None, film: Film, dpi: float |
 
 def checkpoints(last: Path, most: int) -> list[Checkpoint]:
     """At most ``most`` checkpoints, evenly chosen, of the run that ends with ``last``."""
-    paths = [path for path in run_folder.steps(last.parent) if path != last]
+    paths = [path for path in storage.steps(last.parent) if path != last]
     end = Checkpoint.load(last)
     if end.learners < 3:
         raise OperationError(f"{last}: {end.learners} learners span no plane, a film needs at least 3")

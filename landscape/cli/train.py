@@ -17,7 +17,7 @@ import numpy as np
 from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.history import latest
-from landscape.checkpoint.state_files import files_of, place
+from landscape.checkpoint.weights import files_of, place
 from landscape.cli import common, processes
 from landscape.cli.common import SOURCE, Source, imported
 from landscape.cli.options import FOLDER, SHARED, Choice, command, names, parse_seeds

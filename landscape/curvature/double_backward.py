@@ -20,8 +20,8 @@ from landscape.core import devices
 from landscape.core.devices import double, widest_dtype
 from landscape.core.errors import InputError, LandscapeError, ProblemWarning, warn_caller
 from landscape.core.options import expect
-from landscape.problem.batches import own_outputs, recomputes
-from landscape.problem.checks import graph_nodes, moved
+from landscape.problem.batches import graph_nodes, own_outputs, recomputes
+from landscape.problem.checks import moved
 from landscape.problem.layout import Slot, backward, differentiable, gradients, placed, put
 from landscape.problem.problem import Problem
 

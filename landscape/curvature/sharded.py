@@ -12,8 +12,8 @@ from landscape.core.devices import finite, vector_norm
 from landscape.core.errors import InputError
 from landscape.curvature.differences import Differences, Gradient
 from landscape.curvature.operators import Ranks, SymmetricOperator, qr
+from landscape.problem.ranks import Piece
 from landscape.problem.sharded import ShardedProblem
-from landscape.problem.shards import Piece
 
 
 class ShardedRanks(Ranks):

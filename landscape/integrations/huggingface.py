@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from landscape.core.errors import InputError
 from landscape.integrations import Recorded, batch_size, shallow_copy
-from landscape.problem.shards import is_sharded
+from landscape.problem.ranks import is_sharded
 
 try:
     from transformers import TrainerCallback

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from landscape.core.errors import InputError
 from landscape.integrations import Recorded, batch_size, shallow_copy
 from landscape.problem.batches import as_tensors, is_resident
-from landscape.problem.shards import is_sharded
+from landscape.problem.ranks import is_sharded
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # the same classes, twice
 

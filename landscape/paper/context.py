@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 from landscape import data
 from landscape.analysis.grids import contour, hessian_grid
 from landscape.analysis.planes import random_plane
-from landscape.checkpoint import run_folder
+from landscape.checkpoint import storage
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.devices import pick_device
 from landscape.core.errors import OperationError
@@ -203,7 +203,7 @@ class Context:
                 if end is None:
                     return None
                 steps = [Checkpoint.load(p, lambda n: slice(0), whole_history=False).step
-                         for p in run_folder.steps(folder)]  # fmt: skip
+                         for p in storage.steps(folder)]  # fmt: skip
                 stored = Record.of(end, steps).to_json()
                 runs.add(name, stored)
             # As it is stored, rounded, so that all draw from the same numbers.

@@ -25,7 +25,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.mathtext import MathTextParser
 
-from landscape.checkpoint.run_folder import load
+from landscape.checkpoint.storage import load
 from landscape.core.errors import InputError
 from landscape.core.files import printable, replacing
 from landscape.core.hdf5 import LARGEST

@@ -76,6 +76,26 @@ def named_tensors(tree: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from named_tensors(value, f"{name}[{key!r}]")
 
 
+def graph_nodes(tensors: Iterable[Tensor]) -> Iterator[Any]:
+    """The nodes of the graph that ``tensors`` were computed by."""
+    queue = [t.grad_fn for t in tensors if t.grad_fn is not None]
+    seen = set(queue)
+    while queue:
+        node = queue.pop()
+        yield node
+        new = {below for below, _ in node.next_functions if below is not None} - seen
+        seen |= new
+        queue += new
+
+
+def leaves(value: Any) -> list[Tensor]:
+    """The tensors that require gradients and that ``value`` was computed from."""
+    tensors = [tensor for _, tensor in named_tensors(value)]
+    variables = [tensor for tensor in tensors if tensor.is_leaf and tensor.requires_grad]
+    variables += [node.variable for node in graph_nodes(tensors) if hasattr(node, "variable")]
+    return list({id(variable): variable for variable in variables}.values())
+
+
 def opened(outputs: Any) -> tuple[Any, Callable[[Any], Any]]:
     """A model's outputs as a tree of tensors, and a function that makes outputs of such a tree again."""
     if isinstance(outputs, Mapping) and type(outputs) is not dict:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -89,13 +90,11 @@ class Data:
         self.samples, self.terms = 0, 0.0
         self.checksum: Tensor | None = None  # of a pass over batches
         self._sums: list[Tensor] = []  # of each batch
-        self._known: dict[Any, Any] = {}  # the fingerprint, and what :meth:`rows` picked, by count
+        self._known: dict[Any, Any] = {}  # the fingerprint, and what :meth:`some` picked, by count
         self._terms_in: Terms = lambda x, y: torch.ones(count_samples(x, y, alike=False))
         self.own_batches = isinstance(data, Dataset)  # those of STREAM_BATCH samples
         data = batched(as_tensors(data))
-        self._part = ""  # code for some samples of the user's tensors
         if is_resident(data):
-            self._part = _sliced(data, "data")
             x, y = split(data, model_has_loss)
             whole = "" if isinstance(x, Tensor) else "landscape.Problem(model, loss, [data])"
             self.samples = count_samples(x, y, alike=True, remedy=whole)
@@ -201,11 +200,12 @@ class Data:
 
     def in_batches(self) -> str:
         """Code for the user's data in batches; of tensors, batches hold pairs to sixes."""
-        if not self._part:
+        if self._whole is None:
             return "list(data)"
         # The last one is as large as possible.
         size = max(range(480, 1200, 120), key=lambda size: self.samples % size or size)
-        return f"[{self._part.format(f'i : i + {size}')} for i in range(0, {self.samples}, {size})]"
+        part = f"torch.utils._pytree.tree_map(lambda t: t[i : i + {size}], data)"
+        return f"[{part} for i in range(0, {self.samples}, {size})]"
 
     def place(self, tree: Any) -> Any:
         """``tree`` on the device, its floating-point tensors in the problem's precision."""
@@ -265,29 +265,22 @@ class Data:
         """
         if self.mixes:
             return self.resident or (x, y)
-        rows = self.rows(x, y, count)
-        return (x, y) if rows is None else self.samples_at(rows, x, y)
+        return self.some(x, y, count) or (x, y)
 
-    def rows(self, x: Any, y: Any, count: int = PROBE) -> Tensor | None:
-        """The numbers of the samples of :meth:`pick`; None for a batch that cannot be divided."""
+    def some(self, x: Any, y: Any, count: int = PROBE) -> tuple[Any, Any] | None:
+        """The samples of :meth:`pick`; None for a batch that cannot be divided."""
         if self.indexed:
             if count not in self._known:
                 every = self._whole or (None, None)
                 self._known[count] = self._that_count(_different(every[1], self.samples, count), *every)
-            return self._known[count]
+            return self._gather(self._known[count])
         try:
             length = count_samples(x, y, alike=True)
         except LandscapeError:
             return None
         if not self.divisible or not [*named_tensors(x)]:
             return None
-        return self._that_count(_different(y, length, count), x, y)
-
-    def samples_at(self, rows: Tensor, x: Any, y: Any) -> tuple[Any, Any]:
-        """The samples numbered ``rows`` of all, or of the batch (x, y) where samples have no numbers."""
-        if self.indexed:
-            return self._gather(rows)
-        return take((x, y), rows.to(self.device))
+        return take((x, y), self._that_count(_different(y, length, count), x, y).to(self.device))
 
     def _that_count(self, picked: Tensor, x: Any, y: Any) -> Tensor:
         """The numbers ``picked`` among the samples (x, y), the last replaced where none of them counts."""
@@ -397,16 +390,14 @@ class Data:
         self._check_mean()
         part = copy.copy(self)
         part._known = {}
-        if isinstance(indices, Tensor):
-            part.resident, part.samples = self._gather(indices), len(indices)
-        elif self.resident is not None:
+        rows = indices if isinstance(indices, Tensor) else torch.arange(self.samples)[indices]
+        part.samples = len(rows)
+        if isinstance(indices, slice) and self.resident is not None:
             part.resident = take(self.resident, indices)
-            part.samples = len(range(self.samples)[indices])
-        elif isinstance(self.batches, Stream):
+        elif isinstance(indices, slice) and isinstance(self.batches, Stream):
             part.batches = self.batches.part(indices)
-            part.samples = part.batches.samples
         else:
-            raise InputError("data: drawing minibatches needs (x, y) tensors, not an iterable of batches")
+            part.resident = self._gather(rows)
         part.terms = self.terms * part.samples / self.samples
         if self.each is not None:
             part.each = self.each[indices if isinstance(indices, slice) else indices.cpu()]
@@ -448,15 +439,6 @@ class Data:
         return str(self._known["fingerprint"])
 
 
-def _sliced(tree: Any, name: str) -> str:
-    """Code for the samples "{0}" of the tensors of ``tree``, which has this name."""
-    if isinstance(tree, Mapping):
-        return "{{" + ", ".join(f"{k!r}: {_sliced(v, f'{name}[{k!r}]')}" for k, v in tree.items()) + "}}"
-    if isinstance(tree, (tuple, list)):
-        return "(" + "".join(f"{_sliced(v, f'{name}[{k}]')}, " for k, v in enumerate(tree)) + ")"
-    return f"{name}[{{0}}]" if isinstance(tree, Tensor) else name
-
-
 def _require_gradients(x: Any) -> bool:
     """Test whether any of the inputs requires gradients."""
     return any(tensor.requires_grad for _, tensor in named_tensors(x))
@@ -467,6 +449,16 @@ def nan_places(x: Any, y: Any) -> str:
     every = (*named_tensors(x, "inputs"), *named_tensors(y, "targets"))
     sums = ((name, strided(t).sum()) for name, t in every if t.is_floating_point())
     return ", ".join(name for name, total in sums if bool(total.isnan()))
+
+
+def not_a_number(x: Any, y: Any, value: float, place: str) -> InputError:
+    """The refusal of the samples (x, y) of a ``place``, whose loss is NaN or infinite."""
+    where, number = nan_places(x, y), "NaN" if math.isnan(value) else f"{value:g}"
+    cause = f"NaN in {where} of {place}, so that its loss" if where else f"the loss of {place}"
+    return InputError(
+        f"data: {cause} is {number}; leave such samples out, mask them, or give terms=, a count that is 0 "
+        "for them"
+    )
 
 
 def batched(data: Any) -> Any:

@@ -194,6 +194,22 @@ def label_terms(labels: Any, shifted: bool) -> Tensor | None:
     return terms if terms is None else by_sample(terms[:, 1:] if shifted and terms.dim() > 1 else terms)
 
 
+def with_other_first_labels(criterion: Any, x: Any) -> dict[str, Any] | None:
+    """The batch x of a model that computes its loss from integer "labels" (B, n), with other first labels.
+
+    None for another kind of model or labels. The loss of causal language models leaves the first label out;
+    no attribute of a model says so, but its loss of this batch does.
+    """
+    labels = x.get("labels") if isinstance(x, Mapping) else None
+    if criterion is not output_loss or not isinstance(labels, Tensor):
+        return None
+    if labels.is_floating_point() or labels.dim() < 2:
+        return None
+    other = labels.clone()
+    other[:, 0] = (labels[:, 0] == 0).to(labels)
+    return {**x, "labels": other}
+
+
 def is_softmax_loss(loss: Any) -> bool:
     """Test whether ``loss`` is cross-entropy with its default options."""
     known = ClassLoss.of(loss)
@@ -258,6 +274,21 @@ class Metric(ClonedTargets):
         value = value if value.is_floating_point() else value.to(torch.float64)
         first = next((t for _, t in named_tensors(outputs)), value)
         return value.to(float64_device(first.device))
+
+
+def several_numbers(found: Any) -> InputError:
+    """The refusal of a loss that does not give one number."""
+    what, one = repr(type(found)), ""
+    if isinstance(found, Tensor):
+        what, one = f"shape {tuple(found.shape)}", ".mean()"
+    elif isinstance(found, (tuple, list, Mapping)) and found:
+        key = next(iter(found)) if isinstance(found, Mapping) else 0
+        if isinstance(found[key], Tensor) and found[key].dim() == 0:
+            one = f"[{key!r}]"
+    return InputError(
+        f"loss: it gives {what}, it must give one number, the mean over the samples",
+        f"landscape.Problem(model, lambda o, t: loss(o, t){one}, data)" if one else "",
+    )
 
 
 def existing(loss: float, gradient: Tensor) -> Tensor:

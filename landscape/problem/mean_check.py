@@ -35,7 +35,7 @@ from landscape.problem.counts import (
     that_hold,
     unlike,
 )
-from landscape.problem.data import PROBE, nan_places
+from landscape.problem.data import PROBE, not_a_number
 from landscape.problem.losses import (
     Coarsest,
     Metric,
@@ -340,9 +340,9 @@ class _Decision:
         self.few: Samples | None = None
         self.own: Equation | None = None  # of passes over the few samples and parts of them
         self.combine: bool | None = None  # whether that holds by the terms; None without
-        rows = self.data.rows(*first)
-        if rows is not None and len(rows) > 1:
-            self.few = Samples(None, *self.data.place(self.data.samples_at(rows, *first)))
+        some = self.data.some(*first)
+        if some is not None and count_samples(*some, alike=False) > 1:
+            self.few = Samples(None, *self.data.place(some))
             self.combine = attempt(self._combine, self.few)
             if self.combine is None and not self.data.indexed and not takes(problem, self.few.x):
                 self.few = None
@@ -564,13 +564,7 @@ def refuse_nan(problem: MeanLoss, terms: Terms, batches: Batches) -> None:
         if problem.data.resident is not None:
             first = number * problem.chunk
             place = f"samples {first} to {first + count_samples(x, y, alike=False) - 1}"
-        where = nan_places(x, y)
-        cause = (
-            f"NaN in {where} of {place}, so that its loss is NaN" if where else f"the loss of {place} is NaN"
-        )
-        raise InputError(
-            f"data: {cause}; leave such samples out, mask them, or give terms=, a count that is 0 for them"
-        )
+        raise not_a_number(x, y, value, place)
 
 
 def _bytes_at_once(problem: MeanLoss) -> float:

@@ -64,8 +64,6 @@ class MeanLoss:
     draws_elsewhere: bool
     padding: tuple[slice, ...]
 
-    # Names of ``data`` that users ask the problem for.
-
     @property
     def samples(self) -> int:
         """N, the number of samples."""
@@ -513,7 +511,10 @@ class MeanLoss:
             max_memory: bytes that the process may take, at most.
 
         Returns:
-            L(θ), in nats for a cross-entropy. InputError for weights that are NaN, or no vector (P,).
+            L(θ), in nats for a cross-entropy.
+
+        Raises:
+            InputError: weights that are NaN or infinite, or no vector (P,).
 
         Example:
             >>> round(problem.loss(torch.zeros(4)), 3)

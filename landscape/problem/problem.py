@@ -24,8 +24,8 @@ from landscape.problem.losses import Terms, describe_loss, is_softmax_loss, outp
 from landscape.problem.mean_check import check_mean, refuse_nan
 from landscape.problem.mean_loss import Loss as Loss
 from landscape.problem.mean_loss import MeanLoss, Penalty
+from landscape.problem.ranks import is_sharded
 from landscape.problem.sharded import ShardedProblem
-from landscape.problem.shards import is_sharded
 
 # What to do with a model whose forward pass is random even in eval mode.
 RANDOMNESS = ("refuse", "seed")
@@ -383,16 +383,8 @@ def problem_of(given: Any, *, sharded: bool = False) -> Problem:
 
 # Modules that act on each number by itself, so that any leading or trailing dimensions may be added.
 ELEMENTWISE: tuple[type[nn.Module], ...] = (
-    nn.ReLU,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.GELU,
-    nn.SiLU,
-    nn.Softplus,
-    nn.ELU,
-    nn.LeakyReLU,
-    nn.Identity,
-)
+    nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Softplus, nn.ELU, nn.LeakyReLU, nn.Identity,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

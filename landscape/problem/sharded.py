@@ -18,12 +18,31 @@ from landscape.core.errors import InputError
 from landscape.core.options import choose
 from landscape.problem.batches import call, count_samples, named_tensors, opened
 from landscape.problem.batchnorm import BatchNormPolicy
-from landscape.problem.checks import CHECKS, with_other_first_labels
+from landscape.problem.checks import CHECKS
 from landscape.problem.data import Data
 from landscape.problem.layout import Layout, check_recording, differentiable, padding_rows, unwrapped
-from landscape.problem.losses import Terms, correct, describe_loss, existing, output_loss, placed_loss
-from landscape.problem.rank_checks import check_batches, check_finite, check_mean, check_random, check_ranks
-from landscape.problem.shards import Exchanges, Piece, all_ranks, is_sharded, local_part, uninterrupted
+from landscape.problem.losses import (
+    Terms,
+    correct,
+    describe_loss,
+    existing,
+    output_loss,
+    placed_loss,
+    with_other_first_labels,
+)
+from landscape.problem.ranks import (
+    Exchanges,
+    Piece,
+    all_ranks,
+    check_batches,
+    check_finite,
+    check_mean,
+    check_random,
+    check_ranks,
+    is_sharded,
+    local_part,
+    uninterrupted,
+)
 
 
 class ShardedProblem(Exchanges):
@@ -381,7 +400,7 @@ class ShardedProblem(Exchanges):
             >>> problem.totals(torch.tensor([1.0, 0.0, 0.0, 1.0]))[1].item()
             2.0
         """
-        found, errors = torch.zeros(4, dtype=torch.float64), list[Exception]()
+        found, errors = torch.zeros(3, dtype=torch.float64), list[Exception]()
         with self._passes(weights):
             for x, y, weight in self._batches():
                 outputs, value = self._outputs_and_loss(x, y, errors)
@@ -389,10 +408,8 @@ class ShardedProblem(Exchanges):
                 found[1] += correct(outputs, y, self.criterion).cpu()
                 found[2] += count_samples(x, y, alike=False)
                 self._reshard()
-        found[3] = len(errors)
+        self._share(*errors[:1])
         total = self.total(found)
-        if total[3]:
-            self._share(*errors[:1])
         return torch.stack((total[0] / self.ranks, total[1] / total[2])) * self.samples
 
     def evaluate(self, weights: Tensor | None = None) -> tuple[float, float]:
@@ -453,10 +470,8 @@ class ShardedProblem(Exchanges):
                 found += self.flatten(piece.gradient() for piece in self.chosen)
                 for piece in self.pieces:
                     piece.parameter.grad = None
-        mean, failed = self._each(total, len(errors)).mean(0).tolist()
-        if failed:
-            self._share(*errors[:1])
-        return mean, found
+        self._share(*errors[:1])
+        return self._mean(total), found
 
     def gradient(self, weights: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss over the data of all ranks.

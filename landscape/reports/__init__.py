@@ -32,7 +32,7 @@ from matplotlib.lines import Line2D
 
 from landscape import plots
 from landscape._version import __version__
-from landscape.checkpoint import run_folder
+from landscape.checkpoint import storage
 from landscape.checkpoint.checkpoint import IMPORTED, SCHEMA, Checkpoint
 from landscape.checkpoint.user_code import is_user_defined
 from landscape.core import hdf5
@@ -166,7 +166,7 @@ def read(given: Any) -> Contents:
             shown = "a run without a file" if place is None else f"a {type(one).__name__}"
             raise InputError(f"runs: {shown} is not allowed, give a run with a file, a result or a path")
         folder = Path(place)
-        path = run_folder.checkpoint_in(folder)
+        path = storage.checkpoint_in(folder)
         if _schema(path) == SCHEMA:
             runs.setdefault(path.resolve(), (path, Checkpoint.load(path)))
         else:

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from landscape import data, models
 from landscape.analysis import grids, noise, planes, sharpness, spectrum, spread
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.checkpoint.run_folder import load
+from landscape.checkpoint.storage import load
 from landscape.core.hdf5 import Array
 from landscape.curvature import eigenvalues, trace
 from landscape.curvature.hessian import HessianOperator

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, Weighte
 import landscape
 from landscape.core.errors import InputError
 from landscape.integrations import Recorded, batch_size, given_or_own, in_order, shallow_copy
-from landscape.problem.shards import is_sharded
+from landscape.problem.ranks import is_sharded
 
 X, Y = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 2
 

@@ -20,7 +20,7 @@ from landscape.core.devices import kept_randomness
 from landscape.core.errors import InputError, LandscapeError
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Loss, Problem
-from landscape.problem.shards import whole
+from landscape.problem.ranks import whole
 from landscape.training.decomposition import Gradient, GradientEstimator, fixed_batches, step_columns
 from landscape.training.instruments import MeasuredRun, Monitoring
 from landscape.training.own_loop import (

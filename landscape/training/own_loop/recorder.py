@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from landscape.checkpoint import run_folder
+from landscape.checkpoint import storage
 from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, check_fit
 from landscape.checkpoint.user_code import UserData
 from landscape.core import files
@@ -28,7 +28,7 @@ from landscape.core.progress import DELAY
 from landscape.problem.batches import as_tensors
 from landscape.problem.layout import Layout, unwrapped
 from landscape.problem.problem import Loss
-from landscape.problem.shards import is_sharded
+from landscape.problem.ranks import is_sharded
 from landscape.training import own_loop as loop
 from landscape.training.decomposition import GROUPS
 from landscape.training.own_loop.observer import Observer, ShardedObserver
@@ -145,7 +145,7 @@ class Recorder:
         if self._idle:
             return
         if not self._sharded:  # whose ranks see it together
-            run_folder.check_folder(self.folder, resume=resume is not False)
+            storage.check_folder(self.folder, resume=resume is not False)
         elif resume is not False:
             raise InputError("resume: not allowed in a recorder of a sharded model; give another folder")
         self._observer = (ShardedObserver if self._sharded else Observer)(
@@ -189,7 +189,7 @@ class Recorder:
             before = None if self._rank else self._take(opened)
         if before is not None:
             self.steps = before.step if isinstance(self._resume, bool) else self._resume
-            for path in run_folder.named_like_a_run(self.folder):
+            for path in storage.named_like_a_run(self.folder):
                 if path.stem[5:].isdecimal() and int(path.stem[5:]) > self.steps:
                     path.unlink()
             observer.monitor.restore(before.shared)
@@ -223,7 +223,7 @@ class Recorder:
         files.make_folder(self.folder)
         opened.enter_context(Lock(self.folder)).acquire()
         files.remove_stale(self.folder)
-        run_folder.check_folder(self.folder, resume=self._resume is not False)
+        storage.check_folder(self.folder, resume=self._resume is not False)
         return run_before(self.folder, self._resume, self._observer.train.layout)
 
     def step(self) -> contextlib.AbstractContextManager[None]:
@@ -455,7 +455,7 @@ class Recorder:
             shared=observer.state(self.steps),
         )
         with observer.together():
-            path = None if self._rank else run_folder.write(state, self.folder, self._save_every)
+            path = None if self._rank else storage.write(state, self.folder, self._save_every)
         self._saved, self._logged = self.steps, False
         return path
 
@@ -539,11 +539,11 @@ def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint |
 
     Raises OperationError for a run of another kind or model, and where there is none to go on with at a step.
     """
-    if not run_folder.named_like_a_run(folder):
+    if not storage.named_like_a_run(folder):
         if resume and not isinstance(resume, bool):
             raise OperationError(f"resume: {resume} is not allowed, {folder} holds no run to resume")
         return None
-    run = run_folder.last_sound(folder, learners=lambda n: slice(0, n))
+    run = storage.last_sound(folder, learners=lambda n: slice(0, n))
     if run.algorithm != RECORDED:
         raise OperationError(
             f"{folder}: its run is of '{run.algorithm}', not a recorder's; give another folder"

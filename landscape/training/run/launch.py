@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from landscape.checkpoint import run_folder
+from landscape.checkpoint import storage
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import files
 from landscape.core.devices import pick_device
@@ -86,11 +86,11 @@ def launch(
     """
     folder, first = Path(folder), group is None or group.rank == 0
     with Lock(folder) as lock:
-        if first and run_folder.named_like_a_run(folder):
+        if first and storage.named_like_a_run(folder):
             lock.acquire()
         if group:  # nobody reads a checkpoint that another command may still replace
             group.wait_for_all()
-        present = run_folder.check_folder(folder, resume=resume, force=force)
+        present = storage.check_folder(folder, resume=resume, force=force)
         checkpoint, chosen = _resumed(folder, recipe, group, allow_code) if resume else (None, recipe)
         if chosen is None:
             words = "give a name (see 'landscape recipes'), a .toml file, or resume=True"
@@ -114,7 +114,7 @@ def launch(
         files.make_folder(folder)  # after all checks, so that a mistake leaves no file there
         if first:
             lock.acquire()
-            if not present and run_folder.named_like_a_run(folder):
+            if not present and storage.named_like_a_run(folder):
                 raise OperationError(f"{folder}: another process has started a run there meanwhile")
             files.remove_stale(folder)
             for path in present if force else []:
@@ -198,7 +198,7 @@ def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:
     if not (folder / "last.h5").exists():
         _resumed(folder, recipe)
         return None
-    checkpoint = run_folder.last_sound(folder, learners=lambda n: slice(0))
+    checkpoint = storage.last_sound(folder, learners=lambda n: slice(0))
     _checked_recipe(recipe_of(checkpoint), recipe, folder)
     return checkpoint if checkpoint.diverged or checkpoint.step == recipe.steps else None
 
@@ -223,7 +223,7 @@ def _resumed(
             """This process's learners: all of them where they are fewer than processes, as with a server."""
             return Comm(learners, group if group and learners >= group.size else None).local
 
-        checkpoint = run_folder.last_sound(folder, local)
+        checkpoint = storage.last_sound(folder, local)
         stored = recipe_of(checkpoint)
     elif (folder / "recipe.toml").exists():  # stopped before its first checkpoint: the same steps again
         stored = from_values(file_values(str(folder / "recipe.toml")))  # code that it names is checked below
@@ -270,7 +270,7 @@ def _save(checkpoint: Checkpoint, folder: Path, comm: Comm, every: int) -> None:
         for tensor in checkpoint.stacked().values():
             comm.send_rows(tensor)
         return
-    run_folder.write(checkpoint, folder, every, comm.learners, comm.rows)
+    storage.write(checkpoint, folder, every, comm.learners, comm.rows)
 
 
 @dataclass(frozen=True)
@@ -494,7 +494,7 @@ def in_processes(
         raise InputError("nproc, max_restarts: not allowed under torchrun, which has its own")
     if force and max_restarts:
         raise InputError("force, max_restarts: only one of the two is allowed")
-    run_folder.check_folder(folder, resume=resume, force=force)
+    storage.check_folder(folder, resume=resume, force=force)
     last = folder / "last.h5"
     with tempfile.TemporaryDirectory(prefix="landscape-recipe-") as place:
         words = ["train"]
