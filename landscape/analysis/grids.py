@@ -26,7 +26,7 @@ from landscape.curvature.eigenvalues import eigenpairs, points_at_once
 from landscape.curvature.hessian import HessianOptions
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, SearchOptions, start_vector
 from landscape.evaluation import needs
-from landscape.evaluation.evaluate import confirm, evaluator
+from landscape.evaluation.evaluate import BLOCK_BYTES, confirm, evaluator, of_device
 from landscape.evaluation.grid import (
     Dispatch,
     Execution,
@@ -39,7 +39,6 @@ from landscape.evaluation.grid import (
     provenance,
     setting,
 )
-from landscape.evaluation.paths import BLOCK_BYTES, of_device
 from landscape.problem.batchnorm import SAMPLES, tracked
 from landscape.problem.layout import as_array, vector_of
 from landscape.problem.problem import Problem, Run, chain, problem_of

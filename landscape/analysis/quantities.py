@@ -35,8 +35,8 @@ from landscape.problem.losses import correct_shares
 from landscape.problem.problem import Problem
 from landscape.results.geometry import barrier
 from landscape.results.grids import SPAN, Line
+from landscape.results.noise import Disagreement
 from landscape.results.spectrum import ExtremeEigenvalues
-from landscape.results.training import Disagreement
 
 # Directions in each plane, at equal angles (ours): the area of an ellipse is then right within 0.03% for axes
 # of 1 : 2 and within 3.4% for 1 : 4; random planes in many dimensions are rounder.

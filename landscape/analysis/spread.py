@@ -17,18 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import statistics
 from landscape.core.analysis import analysis
 from landscape.core.devices import double, float64_device, inner, vector_norm
 from landscape.core.errors import OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, spare
-from landscape.core.options import positive
+from landscape.core.options import expect, positive
 from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.eigenvalues import fast_hessian, points_at_once, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator, HessianOptions, exact_only
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, find_eigenpairs, start_vector, warm_start
+from landscape.data.base import IID, NAMES
 from landscape.evaluation import needs
 from landscape.evaluation.grid import named_loss, setting
 from landscape.evaluation.needs import GRAPH_BYTES
@@ -38,7 +40,7 @@ from landscape.problem.losses import existing
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.flatness import Smoothing
-from landscape.results.training import Disagreement
+from landscape.results.noise import Disagreement, LabelCounts
 
 # The number of outliers in the spectrum of a classifier with ten classes (Gur-Ari et al. 2018).
 K = 10
@@ -502,3 +504,37 @@ class _Smoothed:
             before = after
         values, errors = np.array(found).reshape(-1, 2).T
         return values, errors
+
+
+@analysis(group="Measure noise and learners", of_the_run=None)
+def label_counts(run: Checkpoint, **about: Unpack[Provenance]) -> LabelCounts:
+    """Count the training samples of each label that each learner of a run has.
+
+    Args:
+        run: a checkpoint of ``landscape train`` with the recipe's key ``data.split``.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result; by default those
+            of the run.
+
+    Returns:
+        The counts (n, K), which the checkpoint recorded: no data is read.
+
+    Raises:
+        OperationError: for a run whose learners all draw from the whole training set.
+
+    Example:
+        >>> import landscape
+        >>> from landscape.training.run.loop import Trainer
+        >>> divided = landscape.Recipe.read("digits-dpsgd", steps=0, **{"data.split": "labels(4)"})
+        >>> counts = label_counts(Trainer(divided).run())
+        >>> counts.counts.shape, int((counts.counts[0] > 0).sum())
+        ((5, 10), 4)
+    """
+    expect("run", run, Checkpoint)
+    if not {*NAMES} <= {*run.shared}:
+        raise OperationError(
+            f"{run.path or 'run'}: its learners have no parts of their own, all draw from the whole training "
+            "set; the recipe's key data.split divides it"
+        )
+    _, counts, classes = (run.shared[name].cpu().numpy() for name in NAMES)
+    division = str(run.settings.get("data", {}).get("split", IID))
+    return LabelCounts(counts.astype(float), classes.astype(float), division, **about | {"split": "train"})

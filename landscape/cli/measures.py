@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from landscape import limits
-from landscape.analysis.average import average as compute_average
 from landscape.analysis.compare import compare as compute_comparison
+from landscape.analysis.connection import average as compute_average
 from landscape.analysis.noise import GRADIENTS
 from landscape.analysis.noise import noise_scale as compute_noise_scale
 from landscape.analysis.quantities import BY_NAME

@@ -20,6 +20,7 @@ from landscape.core.options import choose, positive
 from landscape.core.progress import ProgressOption, taken
 from landscape.curvature import peers
 from landscape.curvature.chain_hessian import ChainHessian, agrees
+from landscape.curvature.differences import ShardedHessian
 from landscape.curvature.double_backward import INSIDE, in_full_precision
 from landscape.curvature.hessian import (
     FULL_HESSIAN,
@@ -49,7 +50,6 @@ from landscape.curvature.search import (
     verify_and_refine,
     warm_start,
 )
-from landscape.curvature.sharded import ShardedHessian
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.evaluation.needs import BASIS_BYTES, GRAPH_BYTES, MAX_BASIS

@@ -19,8 +19,16 @@ from landscape.core.statistics import mean_and_error
 from landscape.curvature import peers
 from landscape.curvature.eigenvalues import Matrix
 from landscape.curvature.hessian import Part
-from landscape.curvature.lanczos import negligible, orthogonalize, small_eigh
-from landscape.curvature.operators import ALONE, Products, Ranks, SymmetricMatrix, SymmetricOperator
+from landscape.curvature.operators import (
+    ALONE,
+    Products,
+    Ranks,
+    SymmetricMatrix,
+    SymmetricOperator,
+    negligible,
+    orthogonalize,
+    small_eigh,
+)
 from landscape.curvature.search import run_in_lockstep, start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.needs import BASIS_BYTES
