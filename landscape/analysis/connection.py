@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from landscape.core.devices import double, single
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import choose, positive
+from landscape.core.options import Count, Natural, Positive, positive
 from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.curvature.double_backward import in_full_precision
 from landscape.curvature.eigenvalues import fast_hessian
@@ -36,7 +36,6 @@ from landscape.results.base import Provenance
 from landscape.results.comparison import Connection, WeightAverage
 from landscape.results.geometry import barrier
 
-CURVES = ("bezier", "chain")
 # Points of a path, and samples in a minibatch: those of Garipov et al.'s code (eval_curve.py, train.py).
 POINTS, BATCH = 61, 128
 # Adam's step size (Kingma and Ba 2015, Algorithm 1). The number of steps is ours: minutes on a small network,
@@ -51,7 +50,7 @@ def shares(curve: str, t: Any) -> tuple[Any, Any]:
     section 3).
 
     Example:
-        >>> [[float(share) for share in shares(curve, 0.5)] for curve in CURVES]
+        >>> [[float(share) for share in shares(curve, 0.5)] for curve in ("bezier", "chain")]
         [[0.25, 0.5], [0.0, 1.0]]
     """
     if curve == "bezier":
@@ -78,11 +77,11 @@ def connect(
     *,
     align: Literal["weights", "activations"] = "weights",
     points: int = POINTS,
-    steps: int = STEPS,
-    lr: float = LR,
-    batch: int = BATCH,
+    steps: Natural = STEPS,
+    lr: Positive = LR,
+    batch: Count = BATCH,
     bn_samples: int = SAMPLES,
-    seed: int = 0,
+    seed: Natural = 0,
     max_memory: int | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
@@ -140,12 +139,7 @@ def connect(
         True
     """
     problem = problem_of(problem)
-    choose("curve", curve, CURVES)
     positive("points", points, least=3)
-    positive("batch", batch, least=1)
-    for name, value in (("steps", steps), ("seed", seed)):
-        positive(name, value, least=0)
-    positive("lr", lr)
     ends = {"problem": problem, "a": a} if b is None else {"a": a, "b": b}
     networks = [network_of(problem, end, name) for name, end in ends.items()]
     a, b = (single(network.theta) for network in networks)
@@ -243,8 +237,7 @@ class Measured:
     rounding: float
 
 
-@dataclass(frozen=True)
-class Predicted:
+class Predicted(NamedTuple):
     """Predicted losses (K,), the ends of their 90% intervals, and the convergence ratios."""
 
     loss: Array
@@ -480,7 +473,6 @@ def average(
     measured = _measure(evaluated, curved, weights := single(weights), portion(progress, 0, 0.9))
     hull, members_loss = Hull(measured), measured.losses + measured.offsets
     averages = np.vstack([asked, chosen := _greedy(hull, members_loss)])
-    found = hull(averages)
     losses = np.full(len(averages), np.nan)
     for k, row in enumerate(averages if exact else []):
         losses[k] = evaluated.loss((torch.from_numpy(row).to(weights) @ weights).to(evaluated.dtype))
@@ -488,10 +480,7 @@ def average(
     return WeightAverage(
         members_loss=members_loss,
         coefficients=averages,
-        loss=found.loss,
-        low=found.low,
-        high=found.high,
-        ratio=found.ratio,
+        **hull(averages)._asdict(),
         exact=losses,
         chosen=chosen > 0,
         labels=tuple(labels) or tuple(map(str, range(n))),

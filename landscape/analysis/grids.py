@@ -20,7 +20,7 @@ from landscape.core.devices import single
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import expect, positive
+from landscape.core.options import Positive, Several, expect, positive
 from landscape.core.progress import Progress, ProgressOption, taken
 from landscape.curvature.eigenvalues import eigenpairs, points_at_once
 from landscape.curvature.hessian import HessianOptions
@@ -309,8 +309,8 @@ def line(
     a: Weights | None = None,
     b: Weights | int | None = None,
     *,
-    points: int = POINTS,
-    span: float | None = None,
+    points: Several = POINTS,
+    span: Positive | None = None,
     direction: Tensor | None = None,
     weights: Sequence[Weights] | Tensor | None = None,
     labels: Sequence[str] = (),
@@ -385,7 +385,6 @@ def line(
         direction = end - start
     else:
         span = SPAN if span is None else span
-        positive("span", span)
         kind, t = "direction", np.linspace(-span, span, points)
         start, direction = problem.weights, vector_of(direction, problem.weights, "direction")
     given = problem

@@ -17,7 +17,7 @@ from landscape.core.devices import double, inner, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import choose, positive
+from landscape.core.options import Count, Natural, Positive, Several
 from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import trace as traces
@@ -64,7 +64,7 @@ def _spectrum_need(problem: Any, k: Any, quantities: Any, **options: Any) -> Nee
 @analysis(_spectrum_need, shorter="a smaller k= or draws= or a part of the data", version=1)
 def spectrum(
     problem: Problem | Run | SymmetricMatrix,
-    k: int = 0,
+    k: Natural = 0,
     *,
     quantities: Sequence[Literal["extremes", "trace", "density"]] = (),
     matrix: Literal["hessian", "gauss-newton"] = "hessian",
@@ -73,11 +73,11 @@ def spectrum(
     precondition: Preconditioner | Tensor | None = None,
     engine: Literal["landscape", "pyhessian"] = "landscape",
     search: Literal["auto", "exact"] = "auto",
-    residual_tol: float = RESIDUAL_TOL,
+    residual_tol: Positive = RESIDUAL_TOL,
     max_products: int = MAX_PRODUCTS,
     products: int = traces.TRACE_PRODUCTS,
-    draws: int = traces.DRAWS,
-    steps: int = traces.STEPS,
+    draws: Count = traces.DRAWS,
+    steps: Count = traces.STEPS,
     seed: int = 0,
     max_memory: int | None = None,
     progress: ProgressOption = None,
@@ -125,10 +125,8 @@ def spectrum(
         >>> result.values.round(3).tolist(), round(result.trace, 3)
         ([9.0, 1.0], 10.0)
     """
-    positive("k", k, least=0)
-    positive("residual_tol", residual_tol)
     external = engine == "pyhessian"
-    wanted = {choose("quantities", name, QUANTITIES) for name in quantities}
+    wanted: set[str] = {*quantities}
     if not (k or wanted):
         k, wanted = (1, set()) if external else (0, {"extremes"})
     if external and (foreign := [name for name in QUANTITIES if name in wanted - {"trace"}]):
@@ -216,13 +214,13 @@ def table_need(problem: Any, derivatives: Any, **_: Any) -> Need:
 def curvature_table(
     problem: Problem | Run,
     by: str | Sequence[str] = "block",
-    residual_tol: float = TABLE_TOL,
+    residual_tol: Positive = TABLE_TOL,
     *,
     weights: Tensor | None = None,
     matrix: Literal["hessian", "gauss-newton"] = "hessian",
     derivatives: str = "auto",
-    draws: int = TABLE_DRAWS,
-    max_products: int = MAX_PRODUCTS,
+    draws: Several = TABLE_DRAWS,
+    max_products: Count = MAX_PRODUCTS,
     seed: int = 0,
     max_memory: int | None = None,
     progress: ProgressOption = None,
@@ -272,9 +270,6 @@ def curvature_table(
         >>> table.groups, table.trace.round(3).tolist()
         (('all', '0', '1'), [10.0, 8.0, 2.0])
     """
-    positive("residual_tol", residual_tol)
-    positive("max_products", max_products, least=1)
-    positive("draws", draws, least=2)
     problem = problem_of(problem)
     groups = problem.layout.groups(by)
     own: dict[str, Any] = {"weights": weights, "matrix": matrix, "max_memory": max_memory}
@@ -389,7 +384,7 @@ def loss_change(
     after: Weights,
     by: str | Sequence[str] = "layer",
     *,
-    lr: float | None = None,
+    lr: Positive | None = None,
     derivatives: str = "auto",
     max_memory: int | None = None,
     progress: ProgressOption = None,
@@ -432,8 +427,6 @@ def loss_change(
         >>> round(change.critical_multiple, 1)
         4.0
     """
-    if lr is not None:
-        positive("lr", lr)
     problem = in_full_precision(problem_of(problem))  # half precision has two digits of a step
     before, after = (network_of(problem, *w).theta for w in ((before, "before"), (after, "after")))
     step = after - before

@@ -24,7 +24,7 @@ from landscape.core.devices import double, float64_device, inner, vector_norm
 from landscape.core.errors import OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, spare
-from landscape.core.options import expect, positive
+from landscape.core.options import Count, Positive, Several, expect
 from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.eigenvalues import fast_hessian, points_at_once, top_eigenvalues
@@ -65,9 +65,9 @@ def _disagreement_need(problem: Any, weights: Any, k: Any, **_: Any) -> Need:
 def disagreement(
     problem: Problem | Run,
     weights: Tensor | None = None,
-    k: int = K,
+    k: Count = K,
     *,
-    residual_tol: float = RESIDUAL_TOL,
+    residual_tol: Positive = RESIDUAL_TOL,
     max_products: int = MAX_PRODUCTS,
     derivatives: str = "auto",
     search: Literal["auto", "exact"] = "auto",
@@ -117,8 +117,6 @@ def disagreement(
     """
     problem = problem_of(problem)
     weights = placed(problem, weights, least=2)
-    positive("k", k, least=1)
-    positive("residual_tol", residual_tol)
     report = taken(progress)
     spread = Spread(weights)
     mean, consensus = spread.mean, spread.consensus
@@ -295,12 +293,12 @@ def smoothing(
     problem: Problem | Run,
     weights: Tensor | None = None,
     *,
-    draws: int = DRAWS,
-    k: int = SMOOTHING_K,
+    draws: Several = DRAWS,
+    k: Count = SMOOTHING_K,
     trajectory: Tensor | None = None,
     lr: float = math.nan,
     alpha_e: float = math.nan,
-    residual_tol: float = RESIDUAL_TOL,
+    residual_tol: Positive = RESIDUAL_TOL,
     seed: int = 0,
     max_memory: int | None = None,
     progress: ProgressOption = None,
@@ -345,9 +343,6 @@ def smoothing(
     """
     problem = problem_of(problem)
     exact_only(problem, "smoothing")
-    positive("draws", draws, least=2)
-    positive("k", k, least=1)
-    positive("residual_tol", residual_tol)
     weights = placed(problem, weights, least=2)
     mean = average(weights)
     spread = weights - mean
