@@ -261,7 +261,7 @@ def quadratic(
     gradient_std: float = 0.0,
     seed: int = 0,
 ) -> Dataset:
-    """Samples x_i = (s_i, b_i) for :class:`landscape.models.small.Quadratic`; train and test are equal.
+    """Samples x_i = (s_i, b_i) for the model "quadratic"; train and test are equal.
 
     The means, s at 1 and b at 0, and the standard deviations hold exactly (population moments), so that
     closed forms hold exactly.

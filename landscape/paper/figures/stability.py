@@ -25,7 +25,7 @@ from landscape.core.registry import algorithms as rules
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.limits import limits, max_stable_step, polynomials
-from landscape.models.small import Saddle
+from landscape.models import Saddle
 from landscape.paper.context import Context, Ended
 from landscape.paper.figure import Compared, Drawing, compare_with_paper, figure, printed, summary
 from landscape.paper.verdicts import Effect, Rows, by_seed, paired_effect, select, settings
