@@ -306,11 +306,11 @@ def commands_page() -> Iterator[str]:
 
 
 #: Tasks, in the order of the page: heading -> introduction, and where the names of the task are defined.
-#: A name belongs to the task with the longest beginning of its place.
+#: A name belongs to the task with the longest beginning of its place, the module and the name.
 TASKS = {
     "Train": (
         "Runs from recipes, records of your own loop, decentralized training, and experiments on runs.",
-        ("landscape.training", "landscape.results.training"),
+        ("landscape.training", "landscape.results.grids.Sweep"),
     ),
     "Say what is analyzed": (
         "A model, a loss, data, and one vector of weights; networks and data sets by name.",
@@ -328,7 +328,7 @@ TASKS = {
     ),
     "Measure the noise of gradients": (
         "What the learners' spread adds to the noise of a step, noise scales, and critical batches.",
-        ("landscape.analysis.noise", "landscape.analysis.label_counts", "landscape.results.noise",
+        ("landscape.analysis.noise", "landscape.analysis.spread", "landscape.results.noise",
          "landscape.gradients"),
     ),
     "Compare": (
@@ -355,7 +355,7 @@ TASKS = {
 
 
 def task_of(place: str) -> str:
-    """The task of a name that is defined in the module ``place``."""
+    """The task of a public name by its ``place``, such as "landscape.results.grids.Sweep"."""
     fits = [
         (len(start), task)
         for task, (_, starts) in TASKS.items()
@@ -414,7 +414,9 @@ def api_page() -> Iterator[str]:
             continue
         place = module if module != "landscape" else f"landscape.{name}"
         inner = [f"{name}.{one}" for one in getattr(landscape, name).__all__] if place != module else [name]
-        tasks[task_of(place)] += (f"landscape.{one}" for one in inner if one not in SHOWN_ELSEWHERE)
+        tasks[task_of(f"{place}.{name}")] += (
+            f"landscape.{one}" for one in inner if one not in SHOWN_ELSEWHERE
+        )
     tasks["Write a plugin"] += (
         f"landscape.testing.{name}" for name in landscape.testing.__all__ if name != "CHECKS"
     )

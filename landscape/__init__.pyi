@@ -6,7 +6,7 @@ from landscape import data as data
 from landscape import models as models
 from landscape import limits as limits
 from landscape import plugins as plugins
-from landscape.analysis.average import average as average
+from landscape.analysis.connection import average as average
 from landscape.analysis.sharpness import batch_sharpness as batch_sharpness
 from landscape.analysis.compare import compare as compare
 from landscape.analysis.connection import connect as connect
@@ -14,10 +14,10 @@ from landscape.analysis.grids import contour as contour
 from landscape.analysis.spectrum import curvature_table as curvature_table
 from landscape.analysis.spread import disagreement as disagreement
 from landscape.analysis.grids import hessian_grid as hessian_grid
-from landscape.analysis.label_counts import label_counts as label_counts
+from landscape.analysis.spread import label_counts as label_counts
 from landscape.analysis.learning_coefficient import learning_coefficient as learning_coefficient
 from landscape.analysis.grids import line as line
-from landscape.analysis.loss_change import loss_change as loss_change
+from landscape.analysis.spectrum import loss_change as loss_change
 from landscape.analysis.noise import noise as noise
 from landscape.analysis.noise import noise_alignment as noise_alignment
 from landscape.analysis.noise import noise_scale as noise_scale
@@ -60,7 +60,7 @@ from landscape.results.comparison import Connection as Connection
 from landscape.results.spectrum import CurvatureTable as CurvatureTable
 from landscape.results.spectrum import LossChange as LossChange
 from landscape.results.spectrum import Density as Density
-from landscape.results.training import Disagreement as Disagreement
+from landscape.results.noise import Disagreement as Disagreement
 from landscape.results.spectrum import Eigenpairs as Eigenpairs
 from landscape.results.spectrum import ExtremeEigenvalues as ExtremeEigenvalues
 from landscape.results.spectrum import Spectrum as Spectrum
@@ -79,9 +79,9 @@ from landscape.results.noise import CriticalBatch as CriticalBatch
 from landscape.results.noise import NoiseAlignment as NoiseAlignment
 from landscape.results.noise import Noise as Noise
 from landscape.results.noise import NoiseScale as NoiseScale
-from landscape.results.training import LabelCounts as LabelCounts
-from landscape.results.training import Stability as Stability
-from landscape.results.training import Sweep as Sweep
+from landscape.results.noise import LabelCounts as LabelCounts
+from landscape.results.flatness import Stability as Stability
+from landscape.results.grids import Sweep as Sweep
 from landscape.training.recipes.recipe import Recipe as Recipe
 from landscape.training.recipes.recipe import recipes as recipes
 from landscape.training.topology import topologies as topologies

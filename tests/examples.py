@@ -11,10 +11,9 @@ import torch
 import landscape
 from landscape.results.comparison import Comparison, Connection
 from landscape.results.flatness import LearningCoefficient
-from landscape.results.noise import Noise
+from landscape.results.noise import LabelCounts, Noise
 from landscape.results.spectrum import CurvatureTable, Density, Eigenpairs, LossChange, Spectrum, Trace
 from landscape.results.surfaces import Surface
-from landscape.results.training import LabelCounts
 
 
 def parabola() -> Surface:

@@ -30,7 +30,7 @@ FILLING = ("tests/test_adaptive.py",)
 FILES = "tests/test_files.py", "tests/test_fuzz.py"
 #: Folder or file under landscape/ -> the tests that see its faults, and (file, what stands there, what does in the mutant).
 MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
-    ("tests/test_stability.py",): [("limits/rules.py", "omega**2 if", "omega if")],
+    ("tests/test_stability.py",): [("limits/__init__.py", "omega**2 if", "omega if")],
     MIXING: [
         ("training/topology/finite_time.py", "rest //= factor", "rest //= rest"),
         ("training/topology/finite_time.py", "done % len(cube)", "0"),

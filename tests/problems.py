@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import landscape
 from landscape import Problem
-from landscape.data.synthetic import mean_output
+from landscape.data.base import mean_output
 
 
 def quadratic(eigenvalues: list[float], *, rotate: bool = True, start: float = 1.0) -> Problem:

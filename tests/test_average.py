@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import landscape
 from benchmarks import averages
 from landscape import Problem
-from landscape.evaluation import hull
+from landscape.analysis import connection
 from tests import problems
 
 
@@ -65,17 +65,17 @@ ORDERS = [*itertools.product(range(3), repeat=2)]
 def test_covariances_of_derivatives_are_those_of_the_kernel(first: int, second: int) -> None:
     draw = np.random.default_rng(first + 3 * second)
     a, b = (draw.normal(size=(1 + order, m, 3)) for m, order in ((2, first), (4, second)))
-    blocks = [hull._Block(rows[0], tuple(rows[1:])) for rows in (a, b)]
+    blocks = [connection._Block(rows[0], tuple(rows[1:])) for rows in (a, b)]
     x, y = torch.from_numpy(a), torch.from_numpy(b)
     wanted = [
         [derivative(x[0, i], [*x[1:, i]], y[0, j], [*y[1:, j]], 1.3) for j in range(4)] for i in range(2)
     ]
-    np.testing.assert_allclose(hull._covariance(*blocks, 1.3), wanted, atol=1e-12)
+    np.testing.assert_allclose(connection._covariance(*blocks, 1.3), wanted, atol=1e-12)
 
 
 def test_the_interval_is_that_of_the_mixture() -> None:
     means, scales, draw = np.array([[0.0], [1.0]]), np.array([[1.0], [0.2]]), np.random.default_rng(0)
-    ends = hull._quantiles(means, scales, 5)
+    ends = connection._quantiles(means, scales, 5)
     drawn = (means + scales * draw.standard_t(5, size=(2, 200_000))).ravel()
     np.testing.assert_allclose(np.ravel(ends), np.quantile(drawn, [0.05, 0.95]), atol=0.02)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import landscape
 from landscape import Problem
-from landscape.data.synthetic import mean_output
+from landscape.data.base import mean_output
 from landscape.gradients.minibatches import stream
 from tests import problems
 from tests.conftest import Command, slow_but

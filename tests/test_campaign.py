@@ -25,7 +25,7 @@ from landscape.paper import figure, gallery
 from landscape.paper.context import Cell, Context, OutOfTimeError, WeightsNeededError, identity
 from landscape.paper.figure import Drawing, Figure
 from landscape.paper.record import FEW, POINTS, Record, Store
-from landscape.results.training import Stability
+from landscape.results.flatness import Stability
 from landscape.training.recipes import Decompose, Evaluate, Save
 from landscape.training.recipes.recipe import read
 from landscape.training.run import launch

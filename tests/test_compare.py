@@ -22,7 +22,7 @@ from landscape import Comparison, InputError, LandscapeError, OperationError, Pr
 from landscape.analysis.quantities import BY_NAME, basin_widths
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.statistics import Estimate, holm, mcnemar, paired, welch
-from landscape.data.synthetic import mean_output
+from landscape.data.base import mean_output
 from landscape.results.comparison import cell, footnotes, summary, verdict
 from landscape.training.recipes import recipe
 from landscape.training.run import launch

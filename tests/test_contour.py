@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import landscape
 from landscape import InputError, Problem
-from landscape.data.synthetic import mean_output
+from landscape.data.base import mean_output
 from landscape.evaluation.evaluate import evaluator
 from landscape.gradients.learners import chain
 from tests import problems
@@ -51,8 +51,10 @@ def test_asymmetric_quadratic_matches_its_closed_form_and_is_not_transposed() ->
 def test_every_path_weighs_a_ragged_last_chunk_by_its_samples(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("landscape.evaluation.paths.CHUNK", 20)
-    monkeypatch.setattr("landscape.evaluation.paths.MAX_BLOCK", 4)  # 15 points: the last block is ragged, too
+    monkeypatch.setattr("landscape.evaluation.evaluate.CHUNK", 20)
+    monkeypatch.setattr(
+        "landscape.evaluation.evaluate.MAX_BLOCK", 4
+    )  # 15 points: the last block is ragged, too
     problem = problems.mlp()  # 53 samples
     problem.data.chunk_size = 20
     plane = landscape.random_plane(problem, seed=1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import OperationError, Problem
-from landscape.data.synthetic import mean_output
+from landscape.data.base import mean_output
 from landscape.limits import limits
 from landscape.paper.figures.stability import (
     LEVEL,

@@ -18,8 +18,7 @@ from landscape.core.devices import inner, vector_norm
 from landscape.curvature import eigenvalues
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.hessian import HessianOperator
-from landscape.curvature.lanczos import NEAR_ZERO
-from landscape.curvature.operators import ALONE
+from landscape.curvature.operators import ALONE, NEAR_ZERO
 from landscape.curvature.search import (
     RitzPairs,
     SearchOptions,

@@ -21,7 +21,7 @@ from torch import nn
 
 import landscape
 from landscape import Problem, Surface
-from landscape.evaluation import grid, paths
+from landscape.evaluation import evaluate, grid
 from landscape.evaluation.grid import (
     Dispatch,
     MismatchError,
@@ -43,7 +43,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Portions are as small as may be, of four points on the batched path."""
     monkeypatch.setattr(grid, "PORTION_SECONDS", 0.0)
     monkeypatch.setattr(grid, "SAVE_SHARE", 0.0)
-    monkeypatch.setattr(paths, "MAX_BLOCK", 4)
+    monkeypatch.setattr(evaluate, "MAX_BLOCK", 4)
 
 
 def on_from(previous: Surface) -> landscape.Execution:

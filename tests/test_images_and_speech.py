@@ -22,8 +22,8 @@ import landscape
 from landscape import InputError, OperationError, Problem
 from landscape.core.options import positive
 from landscape.data import base, images, speech
+from landscape.data.base import Parts, parse
 from landscape.data.images import augment
-from landscape.data.parts import Parts, parse
 from landscape.problem import data
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes import recipe

@@ -16,7 +16,7 @@ import landscape
 from landscape import Checkpoint, HessianOperator, InputError, LandscapeError, OperationError, Problem, Recipe
 from landscape.core.memory import parse_size
 from landscape.core.registry import algorithms
-from landscape.data.synthetic import mean_output
+from landscape.data.base import mean_output
 from landscape.limits import max_stable_step
 from landscape.testing.checks import RECIPE
 from landscape.training.algorithms.dpsgd import SGP

@@ -15,7 +15,7 @@ import landscape
 from landscape import InputError, Problem
 from landscape.analysis.noise import exponent
 from landscape.cli.measures import gradient_points
-from landscape.data.synthetic import mean_output
+from landscape.data.base import mean_output
 from landscape.gradients.minibatches import JackknifeEstimator, from_round, stream
 from landscape.results.shown import text_of
 from landscape.training.recipes import recipe

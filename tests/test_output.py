@@ -34,7 +34,7 @@ from landscape.cli.options import command as as_command
 from landscape.cli.options import described, group, options_of
 from landscape.core import progress, registry
 from landscape.core.progress import taken
-from landscape.results.training import LabelCounts
+from landscape.results.noise import LabelCounts
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from tests.conftest import Command

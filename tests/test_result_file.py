@@ -64,7 +64,7 @@ def test_an_interruption_keeps_what_was_saved(
 ) -> None:
     monkeypatch.setattr(grid, "PORTION_SECONDS", 0.0)
     monkeypatch.setattr(grid, "SAVE_SHARE", 0.0)
-    monkeypatch.setattr("landscape.evaluation.paths.MAX_BLOCK", 4)
+    monkeypatch.setattr("landscape.evaluation.evaluate.MAX_BLOCK", 4)
     monkeypatch.setattr("landscape.curvature.eigenvalues.MAX_POINTS", 2)
     analysis, plane = getattr(landscape, kind), landscape.random_plane(problem)
 

@@ -8,6 +8,7 @@ import html
 import itertools
 import math
 import re
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -52,13 +53,11 @@ KINDS = sorted(RESULTS)
 
 
 @dataclasses.dataclass(frozen=True)
-class Heights(Result):
+class Heights(Result, schema="landscape.tests.heights", table="age"):
     """A result of another package: the height of a child at several ages."""
 
-    schema: ClassVar[str] = "landscape.tests.heights"
     shapes: ClassVar[Mapping[str, str]] = {"age": "age+", "height": "age"}
     units: ClassVar[Mapping[str, str]] = {"age": "year", "height": "m"}
-    table: ClassVar[str] = "age"
 
     age: np.ndarray
     height: np.ndarray
@@ -145,7 +144,7 @@ def test_what_cannot_be_drawn_is_named() -> None:
         "results": lambda: plots.draw([]),
         r"style: 'bars'.*Heights": lambda: heights().plot(style="bars"),
         "'Heights'": lambda: draws(type("Heights", (), {}))(draw_other_heights),
-        r"'landscape\.surface'": lambda: type("Other", (Result,), {"schema": "landscape.surface"}),
+        r"'landscape\.surface'": lambda: types.new_class("Other", (Result,), {"schema": "landscape.surface"}),
     }.items():
         with pytest.raises(InputError, match=words):
             call()

@@ -24,7 +24,7 @@ from landscape import HessianOperator, InputError, Problem
 from landscape.curvature.hessian import MATRICES
 from landscape.curvature.operators import ALONE
 from landscape.curvature.search import find_eigenpairs
-from landscape.data.synthetic import mean_output
+from landscape.data.base import mean_output
 from landscape.problem.layout import Layout
 from landscape.results.spectrum import QUANTITIES
 from tests import problems

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import landscape
 from landscape import Problem, plots, smoothing
 from landscape.analysis.spread import displacement
-from landscape.data.synthetic import mean_output
+from landscape.data.base import mean_output
 from tests import problems
 from tests.conftest import slow_but
 from tests.dense import dense_hessian

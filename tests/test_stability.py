@@ -19,10 +19,6 @@ from landscape.limits import (
     Hyperparameters,
     limits,
     lr_that_keeps_minima,
-    max_stable_step,
-    polynomials,
-)
-from landscape.limits.rules import (
     max_d2_step,
     max_matching_momentum_step,
     max_matching_step,
@@ -30,7 +26,9 @@ from landscape.limits.rules import (
     max_paired_outer_step,
     max_period_step,
     max_random_delay_step,
+    max_stable_step,
     max_tracking_step,
+    polynomials,
 )
 from landscape.training.experiments import stability
 from landscape.training.topology import expected_matching

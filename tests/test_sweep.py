@@ -20,7 +20,7 @@ from landscape import InputError, plots
 from landscape.cli.train import split
 from landscape.core.files import Lock
 from landscape.core.options import toml_value
-from landscape.results.training import COLUMNS, Sweep, texts
+from landscape.results.grids import COLUMNS, Sweep, texts
 from landscape.training.experiments.sweep import Setting, canonical, find_best, folder_name, grid
 from landscape.training.recipes import recipe
 from landscape.training.recipes.settings import NETWORKS, parse_value

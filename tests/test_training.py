@@ -21,7 +21,7 @@ from landscape.checkpoint import history
 from landscape.checkpoint.history import LEAST, HistoryWarning
 from landscape.checkpoint.user_code import as_data
 from landscape.core import hdf5
-from landscape.data import parts as division
+from landscape.data import base as division
 from landscape.gradients.learners import Stack
 from landscape.testing.checks import RECIPE, same_bits
 from landscape.training.decomposition import GradientEstimator

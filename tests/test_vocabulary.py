@@ -45,6 +45,9 @@ def members(annotation: str) -> set[str]:
     text = re.sub(r"Annotated\[((?:[^\[\],]|\[[^\[\]]*\])+),.*\]$", r"\1", annotation)
     text = text.replace("tuple[str, ...]", "Sequence[str]").replace("Names", "Sequence[str]")
     text = re.sub(r"Literal\[(['\"]).*?\1\]", "str", text)  # words, which are listed
+    text = re.sub(
+        r"\b(Natural|Count|Several)\b", "int", re.sub(r"\bPositive\b", "float", text)
+    )  # with bounds
     depth, parts = 0, [""]
     for letter in text:
         depth += (letter in "[(") - (letter in "])")

@@ -32,7 +32,7 @@ from landscape.core import hdf5
 from landscape.core.analysis import analysis
 from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError, OperationError
-from landscape.core.options import SPLIT, below_one, choose, expect, positive
+from landscape.core.options import SPLIT, Count, Natural, Positive, Several, below_one, choose, expect
 from landscape.core.progress import Progress, ProgressOption, portion
 from landscape.core.statistics import Difference, Estimate, holm, mcnemar, paired, welch
 from landscape.evaluation.grid import setting
@@ -270,7 +270,7 @@ class Entry:
 @analysis(shorter="a shorter list of quantities= or a part of the data", of_the_run=None)
 def compare(
     problems: Given,
-    batch: int | None = None,
+    batch: Count | None = None,
     *,
     quantities: Sequence[str] = (),
     model: nn.Module | Callable[[], nn.Module] | str | None = None,
@@ -278,16 +278,16 @@ def compare(
     loss: Loss | str | None = "data",
     data_dir: str | Path | None = None,
     equal_loss: bool = False,
-    loss_tol: float = LOSS_TOL,
-    draws: int = Settings.draws,
-    planes: int = Settings.planes,
-    rise: float = Settings.rise,
-    rho: float = Settings.rho,
-    rho_average: float = Settings.rho_average,
-    k: int = Settings.k,
-    significance: float = SIGNIFICANCE,
+    loss_tol: Positive = LOSS_TOL,
+    draws: Several = Settings.draws,
+    planes: Several = Settings.planes,
+    rise: Positive = Settings.rise,
+    rho: Positive = Settings.rho,
+    rho_average: Positive = Settings.rho_average,
+    k: Count = Settings.k,
+    significance: Positive = SIGNIFICANCE,
     preconditioner_of: Preconditioning | None = None,
-    seed: int = 0,
+    seed: Natural = 0,
     progress: ProgressOption = None,
 ) -> Comparison:
     """Several minima by every instrument, and which differences are larger than their errors.
@@ -353,12 +353,11 @@ def compare(
     sides, entries, grouped = _entries(problems, source)
     chosen = [BY_NAME[choose("quantities", name, BY_NAME)] for name in dict.fromkeys(quantities)]
     chosen = chosen or [quantity for quantity in QUANTITIES if not quantity.by_name]
-    for name, value in (("loss_tol", loss_tol), ("significance", significance)):
-        positive(name, value)
     below_one("significance", significance)
-    positive("seed", seed, least=0)
     size, chosen, left = _batch(entries, batch, chosen, bool(quantities))
-    settings = Settings(size, draws, planes, rise, rho, rho_average, k, preconditioner_of)
+    settings = Settings(
+        size, draws, planes, float(rise), float(rho), float(rho_average), k, preconditioner_of
+    )
     given_steps, target = [entry.step for entry in entries], math.nan
     if equal_loss:
         entries, target = _at_equal_loss(entries, loss_tol)
@@ -523,8 +522,6 @@ def _batch(
     B is as given, or the runs' total batch. InputError where it is missing for quantities chosen ``by_name``.
     """
     needing = [quantity.name for quantity in chosen if quantity.needs_batch]
-    if batch is not None:
-        positive("batch", batch, least=1)
     sizes = {entry.run.batch if entry.run else 0 for entry in entries} if batch is None else {int(batch)}
     if not needing or (len(sizes) == 1 and 0 not in sizes):
         return max(sizes) if needing else 0, chosen, []

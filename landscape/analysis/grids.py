@@ -20,13 +20,13 @@ from landscape.core.devices import single
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import expect, positive
+from landscape.core.options import Positive, Several, expect, positive
 from landscape.core.progress import Progress, ProgressOption, taken
 from landscape.curvature.eigenvalues import eigenpairs, points_at_once
 from landscape.curvature.hessian import HessianOptions
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, SearchOptions, start_vector
 from landscape.evaluation import needs
-from landscape.evaluation.evaluate import confirm, evaluator
+from landscape.evaluation.evaluate import BLOCK_BYTES, confirm, evaluator, of_device
 from landscape.evaluation.grid import (
     Dispatch,
     Execution,
@@ -39,7 +39,6 @@ from landscape.evaluation.grid import (
     provenance,
     setting,
 )
-from landscape.evaluation.paths import BLOCK_BYTES, of_device
 from landscape.problem.batchnorm import SAMPLES, tracked
 from landscape.problem.layout import as_array, vector_of
 from landscape.problem.problem import Problem, Run, chain, problem_of
@@ -310,8 +309,8 @@ def line(
     a: Weights | None = None,
     b: Weights | int | None = None,
     *,
-    points: int = POINTS,
-    span: float | None = None,
+    points: Several = POINTS,
+    span: Positive | None = None,
     direction: Tensor | None = None,
     weights: Sequence[Weights] | Tensor | None = None,
     labels: Sequence[str] = (),
@@ -386,7 +385,6 @@ def line(
         direction = end - start
     else:
         span = SPAN if span is None else span
-        positive("span", span)
         kind, t = "direction", np.linspace(-span, span, points)
         start, direction = problem.weights, vector_of(direction, problem.weights, "direction")
     given = problem

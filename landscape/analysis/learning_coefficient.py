@@ -16,7 +16,7 @@ from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import positive
+from landscape.core.options import Natural, Positive, Several, positive
 from landscape.core.progress import ProgressOption, taken
 from landscape.core.registry import optional
 from landscape.core.statistics import standard_error
@@ -166,14 +166,14 @@ def learning_coefficient(
     problem: Problem | Run,
     batch: int = BATCH,
     *,
-    localization: float = LOCALIZATION,
-    step_size: float | None = None,
-    nbeta: float | None = None,
-    chains: int = CHAINS,
-    relative_error: float = RELATIVE_ERROR,
-    max_rhat: float = MAX_RHAT,
+    localization: Positive = LOCALIZATION,
+    step_size: Positive | None = None,
+    nbeta: Positive | None = None,
+    chains: Several = CHAINS,
+    relative_error: Positive = RELATIVE_ERROR,
+    max_rhat: Positive = MAX_RHAT,
     max_steps: int = MOST,
-    seed: int = 0,
+    seed: Natural = 0,
     max_memory: int | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
@@ -231,13 +231,8 @@ def learning_coefficient(
     """
     problem = problem_of(problem)
     statistics = optional("arviz_stats.base", "learning_coefficient", "'sgd-landscape[bayes]'").array_stats
-    names = ("localization", "step_size", "nbeta", "relative_error", "max_rhat")
-    for name, number in zip(names, (localization, step_size, nbeta, relative_error, max_rhat), strict=True):
-        if number is not None:
-            positive(name, number)
-    fewest = {"batch": 1 + has_batchnorm(problem.model), "chains": 2, "max_steps": LEAST, "seed": 0}
-    for (name, least), count in zip(fewest.items(), (batch, chains, max_steps, seed), strict=True):
-        positive(name, count, least=least)
+    positive("batch", batch, least=1 + has_batchnorm(problem.model))
+    positive("max_steps", max_steps, least=LEAST)
     check_unpenalized(problem, "the coefficient is of the data's likelihood")
     problem = in_minibatches(problem, batch)
     nbeta = _default_nbeta(problem.samples) if nbeta is None else float(nbeta)

@@ -17,7 +17,7 @@ from landscape.core.devices import double
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import choose, positive
+from landscape.core.options import Count, Natural, Positive, Several
 from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.curvature.eigenvalues import fast_hessian, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator, exact_only
@@ -67,11 +67,11 @@ def _noise_need(problem: Any, weights: Any, **_: Any) -> Need:
 def noise(
     problem: Problem | Run,
     weights: Tensor | None = None,
-    lr: float | None = None,
-    local_batch: int | None = None,
+    lr: Positive | None = None,
+    local_batch: Count | None = None,
     *,
-    draws: int = DRAWS,
-    seed: int = 0,
+    draws: Several = DRAWS,
+    seed: Natural = 0,
     max_memory: int | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
@@ -118,9 +118,6 @@ def noise(
             "lr, local_batch: missing; neither a problem nor imported weights have them, give both"
         )
     weights = placed(problem, weights, least=2)
-    for name, value, least in (("draws", draws, 2), ("local_batch", local_batch, 1), ("seed", seed, 0)):
-        positive(name, value, least=least)
-    positive("lr", lr)
     check_unpenalized(problem, "Δ(2) is of the data's minibatches")
     problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once
     problem = in_minibatches(problem, local_batch)
@@ -181,9 +178,6 @@ def _terms_of_delta(
     return terms
 
 
-GRADIENTS = ("whole", "draws")
-
-
 def _noise_scale_need(problem: Any, weights: Any, gradient: Any, **_: Any) -> Need:
     """Gradients of a draw as rows and as one, and the sums of groups of them."""
     learners = needs.rows(weights)
@@ -198,7 +192,7 @@ def noise_scale(
     *,
     weights: Tensor | None = None,
     local_batch: int | None = None,
-    gradient: str = "whole",
+    gradient: Literal["whole", "draws"] = "whole",
     relative_error: float = Precision.relative_error,
     min_draws: int = Precision.min_draws,
     max_draws: int = Precision.max_draws,
@@ -250,7 +244,6 @@ def noise_scale(
         >>> result.trace, result.norm2, result.value
         (4.0, 4.0, 1.0)
     """
-    choose("gradient", gradient, GRADIENTS)
     problem, batch = problem_of(problem), known_batch(batch)
     precision = Precision(relative_error, min_draws, max_draws)
     thetas, local = learners_of(problem, batch, weights, local_batch)
@@ -328,7 +321,7 @@ def _noise_alignment_need(problem: Any, k: Any, **_: Any) -> Need:
 def noise_alignment(
     problem: Problem | Run,
     batch: int | None = None,
-    k: int = K,
+    k: Count = K,
     *,
     relative_error: float = Precision.relative_error,
     min_draws: int = MIN_COSTLY,
@@ -380,7 +373,6 @@ def noise_alignment(
     """
     problem, batch = problem_of(problem), known_batch(batch)
     precision = Precision(relative_error, min_draws, max_draws)
-    positive("k", k, least=1)
     check_unpenalized(problem, "the noise is of the data's minibatches")
     exact_only(problem, "noise_alignment")
     minibatches = Minibatches(problem, batch, stream(seed, 0))

@@ -14,7 +14,7 @@ from landscape.core.devices import double, single, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import choose, positive
+from landscape.core.options import Natural, choose
 from landscape.core.progress import ProgressOption
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import extreme_eigenvalues
@@ -29,7 +29,6 @@ from landscape.problem.sharded import on_ranks
 from landscape.results.grids import Plane
 
 NORMS: tuple[Literal["none", "filter", "layer"], ...] = ("none", "filter", "layer")
-IGNORES = ("none", "bias+norm")
 
 
 def _random_plane_need(problem: Any, **_: Any) -> Need:
@@ -42,9 +41,9 @@ def _random_plane_need(problem: Any, **_: Any) -> Need:
 def random_plane(
     problem: Problem | Run,
     norm: Literal["none", "filter", "layer"] = "none",
-    seed: int = 0,
+    seed: Natural = 0,
     *,
-    ignore: str | None = None,
+    ignore: Literal["none", "bias+norm"] | None = None,
     max_memory: int | None = None,
 ) -> Plane:
     """Two directions with i.i.d. standard normal entries through the problem's center.
@@ -78,10 +77,7 @@ def random_plane(
         torch.Size([2, 8])
     """
     problem = problem_of(problem, sharded=True)
-    choose("norm", norm, NORMS)
     ignore = ("bias+norm" if norm == "filter" else "none") if ignore is None else ignore
-    choose("ignore", ignore, IGNORES)
-    positive("seed", seed, least=0)
     generator = torch.Generator().manual_seed(seed)
 
     def draw(slot: Slot, center: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.devices import double, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.options import SPLIT, Count, Natural, Positive, Several, check_bounds, positive
+from landscape.core.options import SPLIT, positive
 from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import Estimate
 from landscape.curvature.eigenvalues import extreme_eigenvalues, top_eigenvalues
@@ -35,8 +35,8 @@ from landscape.problem.losses import correct_shares
 from landscape.problem.problem import Problem
 from landscape.results.geometry import barrier
 from landscape.results.grids import SPAN, Line
+from landscape.results.noise import Disagreement
 from landscape.results.spectrum import ExtremeEigenvalues
-from landscape.results.training import Disagreement
 
 # Directions in each plane, at equal angles (ours): the area of an ellipse is then right within 0.03% for axes
 # of 1 : 2 and within 3.4% for 1 : 4; random planes in many dimensions are rounder.
@@ -82,8 +82,6 @@ def basin_widths(
         >>> basin_widths(problem, 0.25, 2).round(2).tolist()  # ‖w‖² < 0.25
         [1.0, 1.0]
     """
-    positive("rise", rise)
-    positive("planes", planes, least=1)
     positive("parameters of the model", problem.layout.size, least=2)
     distances, widths = np.full(ANGLES, SPAN * math.sqrt(problem.layout.size)), []
     report = progress or no_progress
@@ -136,31 +134,25 @@ class Settings:
     """How the quantities are measured; see :func:`landscape.compare`.
 
     Example:
-        >>> Settings(draws=1)
-        Traceback (most recent call last):
-        landscape.core.errors.InputError: draws: 1 is not allowed, it must be a finite number ≥ 2
+        >>> Settings(draws=8).rise
+        0.1
     """
 
-    batch: Natural = 0
+    batch: int = 0
     # Draws of every quantity that is a mean over draws: the same number for all, so that they can be compared
     # in pairs (ours: batch sharpness of the MNIST network then has an error of about 5%).
-    draws: Several = 64
+    draws: int = 64
     # Planes over which the width is a mean: each takes some 500 losses, random ones differ little (ours).
-    planes: Several = 8
+    planes: int = 8
     # The rise of the loss in nats at which the width is measured: far above the training loss of a network
     # that fits its data, and far below that of a network that guesses, ln 10 of ten classes (ours).
-    rise: Positive = 0.1
+    rise: float = 0.1
     # ρ of worst-case adaptive sharpness: Kwon et al. 2021 for CIFAR-10; of the average, 5% of each weight
     # (ours).
-    rho: Positive = 0.5
-    rho_average: Positive = 0.05
-    k: Count = K
+    rho: float = 0.5
+    rho_average: float = 0.05
+    k: int = K
     preconditioner_of: Preconditioning | None = None
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
-        for name in ("rise", "rho", "rho_average"):
-            object.__setattr__(self, name, float(getattr(self, name)))
 
 
 @dataclass(frozen=True)

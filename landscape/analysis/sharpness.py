@@ -16,7 +16,7 @@ from landscape.core.devices import double, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import choose, positive
+from landscape.core.options import Count, Natural, Positive
 from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.eigenvalues import top_eigenvalues
@@ -123,7 +123,6 @@ def _angle(slope: Tensor, at: Tensor, rho: float) -> float:
     return 2 * float(torch.asin((vector_norm(between) / 2).clamp(max=1)))
 
 
-KINDS = ("worst", "average")
 # Gradients of one search (Andriushchenko et al. 2023 take 20 on CIFAR-10), and random starts of it besides
 # that along the gradient (ours: at a minimum the gradient is mostly noise).
 STEPS, STARTS = 20, 1
@@ -143,13 +142,13 @@ def _sharpness_need(problem: Any, starts: Any, **_: Any) -> Need:
 )
 def sharpness(
     problem: Problem | Run,
-    rho: float,
+    rho: Positive,
     kind: Literal["worst", "average"] = "worst",
     *,
     adaptive: bool = True,
-    m: int | None = None,
-    steps: int = STEPS,
-    starts: int = STARTS,
+    m: Count | None = None,
+    steps: Count = STEPS,
+    starts: Natural = STARTS,
     relative_error: float = Precision.relative_error,
     min_draws: int = MIN_COSTLY,
     max_draws: int = MAX_COSTLY,
@@ -201,20 +200,14 @@ def sharpness(
         >>> round(landscape.sharpness(problem, 0.1, adaptive=False).value, 4)  # 9ρ²/2
         0.045
     """
-    choose("kind", kind, KINDS)
     problem = problem_of(problem)
-    positive("rho", rho)
     precision = Precision(relative_error, min_draws, max_draws)
-    for name, value, least in (("steps", steps, 1), ("starts", starts, 0), ("seed", seed, 0)):
-        positive(name, value, least=least)
     theta, rho = problem.weights, float(rho)
     scale = theta.abs() if adaptive else None
     if scale is not None and not bool(scale.any()):
         raise InputError("adaptive: all weights are 0, so that none could move; give adaptive=False")
-    if m is not None:
-        positive("m", m, least=1)
-        if m > problem.samples:
-            raise InputError(f"m: {m} is not allowed, the data has {problem.samples} samples")
+    if m is not None and m > problem.samples:
+        raise InputError(f"m: {m} is not allowed, the data has {problem.samples} samples")
     worst, generator = kind == "worst", stream(seed, 1)
     fixed = worst and m is None
     whole = problem.loss() if not worst and m is None else None
@@ -277,10 +270,6 @@ def _parts(problem: Problem, m: int | None, seed: int) -> Iterator[Problem]:
     return (part for (part,) in drawn)
 
 
-#: What :func:`batch_sharpness` measures besides.
-BESIDES = ("lambda-max",)
-
-
 @analysis(
     lambda problem, quantities, **_: needs.curved(problem, needs.basis(problem, 1) if quantities else 4),
     shorter="a larger relative_error=",
@@ -295,7 +284,7 @@ def batch_sharpness(
     local_batch: int | None = None,
     lr: float = math.nan,
     limit: float | None = None,
-    quantities: Sequence[str] = BESIDES,
+    quantities: Sequence[Literal["lambda-max"]] = ("lambda-max",),
     derivatives: str = "auto",
     relative_error: float = Precision.relative_error,
     min_draws: int = Precision.min_draws,
@@ -351,7 +340,7 @@ def batch_sharpness(
     """
     precision = Precision(relative_error, min_draws, max_draws)
     problem, batch = problem_of(problem), known_batch(batch)
-    with_lambda_max = bool([choose("quantities", name, BESIDES) for name in quantities])
+    with_lambda_max = bool(quantities)
     thetas, local = learners_of(problem, batch, weights, local_batch)
     at_mean = Minibatches(problem, batch, stream(seed, 0))
     few = at_mean.whole.on(at_mean.whole.data.few())

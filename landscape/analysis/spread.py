@@ -17,18 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import statistics
 from landscape.core.analysis import analysis
 from landscape.core.devices import double, float64_device, inner, vector_norm
 from landscape.core.errors import OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, spare
-from landscape.core.options import positive
+from landscape.core.options import Count, Positive, Several, expect
 from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.eigenvalues import fast_hessian, points_at_once, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator, HessianOptions, exact_only
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, find_eigenpairs, start_vector, warm_start
+from landscape.data.base import IID, NAMES
 from landscape.evaluation import needs
 from landscape.evaluation.grid import named_loss, setting
 from landscape.evaluation.needs import GRAPH_BYTES
@@ -38,7 +40,7 @@ from landscape.problem.losses import existing
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.flatness import Smoothing
-from landscape.results.training import Disagreement
+from landscape.results.noise import Disagreement, LabelCounts
 
 # The number of outliers in the spectrum of a classifier with ten classes (Gur-Ari et al. 2018).
 K = 10
@@ -63,9 +65,9 @@ def _disagreement_need(problem: Any, weights: Any, k: Any, **_: Any) -> Need:
 def disagreement(
     problem: Problem | Run,
     weights: Tensor | None = None,
-    k: int = K,
+    k: Count = K,
     *,
-    residual_tol: float = RESIDUAL_TOL,
+    residual_tol: Positive = RESIDUAL_TOL,
     max_products: int = MAX_PRODUCTS,
     derivatives: str = "auto",
     search: Literal["auto", "exact"] = "auto",
@@ -115,8 +117,6 @@ def disagreement(
     """
     problem = problem_of(problem)
     weights = placed(problem, weights, least=2)
-    positive("k", k, least=1)
-    positive("residual_tol", residual_tol)
     report = taken(progress)
     spread = Spread(weights)
     mean, consensus = spread.mean, spread.consensus
@@ -293,12 +293,12 @@ def smoothing(
     problem: Problem | Run,
     weights: Tensor | None = None,
     *,
-    draws: int = DRAWS,
-    k: int = SMOOTHING_K,
+    draws: Several = DRAWS,
+    k: Count = SMOOTHING_K,
     trajectory: Tensor | None = None,
     lr: float = math.nan,
     alpha_e: float = math.nan,
-    residual_tol: float = RESIDUAL_TOL,
+    residual_tol: Positive = RESIDUAL_TOL,
     seed: int = 0,
     max_memory: int | None = None,
     progress: ProgressOption = None,
@@ -343,9 +343,6 @@ def smoothing(
     """
     problem = problem_of(problem)
     exact_only(problem, "smoothing")
-    positive("draws", draws, least=2)
-    positive("k", k, least=1)
-    positive("residual_tol", residual_tol)
     weights = placed(problem, weights, least=2)
     mean = average(weights)
     spread = weights - mean
@@ -502,3 +499,37 @@ class _Smoothed:
             before = after
         values, errors = np.array(found).reshape(-1, 2).T
         return values, errors
+
+
+@analysis(group="Measure noise and learners", of_the_run=None)
+def label_counts(run: Checkpoint, **about: Unpack[Provenance]) -> LabelCounts:
+    """Count the training samples of each label that each learner of a run has.
+
+    Args:
+        run: a checkpoint of ``landscape train`` with the recipe's key ``data.split``.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result; by default those
+            of the run.
+
+    Returns:
+        The counts (n, K), which the checkpoint recorded: no data is read.
+
+    Raises:
+        OperationError: for a run whose learners all draw from the whole training set.
+
+    Example:
+        >>> import landscape
+        >>> from landscape.training.run.loop import Trainer
+        >>> divided = landscape.Recipe.read("digits-dpsgd", steps=0, **{"data.split": "labels(4)"})
+        >>> counts = label_counts(Trainer(divided).run())
+        >>> counts.counts.shape, int((counts.counts[0] > 0).sum())
+        ((5, 10), 4)
+    """
+    expect("run", run, Checkpoint)
+    if not {*NAMES} <= {*run.shared}:
+        raise OperationError(
+            f"{run.path or 'run'}: its learners have no parts of their own, all draw from the whole training "
+            "set; the recipe's key data.split divides it"
+        )
+    _, counts, classes = (run.shared[name].cpu().numpy() for name in NAMES)
+    division = str(run.settings.get("data", {}).get("split", IID))
+    return LabelCounts(counts.astype(float), classes.astype(float), division, **about | {"split": "train"})

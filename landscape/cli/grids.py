@@ -45,15 +45,11 @@ class Chosen:
 
     kind: str = "random"
     norm: Literal["none", "filter", "layer"] = "none"
-    ignore: str | None = None
+    ignore: Literal["none", "bias+norm"] | None = None
     align: Literal["weights", "activations"] | None = None
 
 
-PLANE = group(
-    Chosen,
-    kind={"flag": "--plane", "type": Choice(KINDS)},
-    ignore={"type": Choice(planes.IGNORES)},
-)
+PLANE = group(Chosen, kind={"flag": "--plane", "type": Choice(KINDS)})
 
 
 #: Of contours and lines, whose default is None.
@@ -260,7 +256,6 @@ def hessian_grid(plane: Chosen, processes: Processes, analysis: Analysis) -> Non
 
 
 @command(
-    ignore={"type": Choice(planes.IGNORES)},
     analysis=analysis_options(
         grids.line,
         metavar="CKPT [CKPT]",
@@ -271,7 +266,10 @@ def hessian_grid(plane: Chosen, processes: Processes, analysis: Analysis) -> Non
     ),
 )
 def line(
-    *, norm: Literal["none", "filter", "layer"] = "none", ignore: str | None, analysis: Analysis
+    *,
+    norm: Literal["none", "filter", "layer"] = "none",
+    ignore: Literal["none", "bias+norm"] | None,
+    analysis: Analysis,
 ) -> None:
     """Compute loss and accuracy between two checkpoints.
 

@@ -14,9 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from landscape import limits
-from landscape.analysis.average import average as compute_average
 from landscape.analysis.compare import compare as compute_comparison
-from landscape.analysis.noise import GRADIENTS
+from landscape.analysis.connection import average as compute_average
 from landscape.analysis.noise import noise_scale as compute_noise_scale
 from landscape.analysis.quantities import BY_NAME
 from landscape.analysis.sharpness import batch_sharpness as compute_batch_sharpness
@@ -31,7 +30,6 @@ from landscape.cli.options import Choice, ListType, command, numbers
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
 from landscape.core.options import positive
-from landscape.curvature.peers import ENGINES
 from landscape.gradients.minibatches import known_batch
 from landscape.problem.layout import GROUPINGS
 from landscape.results.comparison import Comparison, WeightAverage, footnotes, summary, table_of
@@ -80,7 +78,7 @@ def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysi
         problem = run.problem()
         by = preconditioner(run, problem) if precondition else None
         known = {**settings, "part": list(parts) or None}
-        if by is None and settings["engine"] == ENGINES[0]:
+        if by is None and settings["engine"] == "landscape":
             say_cost(problem, "spectrum", known)
         return compute_spectrum(problem, precondition=by, **known)
 
@@ -111,7 +109,6 @@ def _table(by: str, analysis: Analysis, others: Mapping[str, Any]) -> None:
         split=False,
         batch={"metavar": "B"},
         local_batch=None,
-        gradient={"type": Choice(GRADIENTS)},
     )
 )
 def noise_scale(no_learners: bool, analysis: Analysis) -> None:

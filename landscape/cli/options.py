@@ -46,7 +46,8 @@ def names(known: Callable[[], Iterable[str]]) -> Completion:
 
 
 Settings = Mapping[str, Any]
-_TYPES = {"int": int, "float": float, "str": str, "bool": bool}
+_TYPES = {"int": int, "float": float, "str": str, "bool": bool, "Positive": float}
+_TYPES |= dict.fromkeys(("Natural", "Count", "Several"), int)
 _WORDS = re.compile(r"^Literal\[(.*?)\]")
 _SEVERAL = re.compile(r"^Sequence\[(\w+)\]$")
 

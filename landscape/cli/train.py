@@ -24,7 +24,7 @@ from landscape.cli.options import FOLDER, SHARED, Choice, command, names, parse_
 from landscape.cli.output import current
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import SPLITS, ends_in, positive
-from landscape.results.training import Sweep
+from landscape.results.grids import Sweep
 from landscape.training.experiments.sweep import sweep as compute_sweep
 from landscape.training.processes import children
 from landscape.training.processes.children import TIMEOUT

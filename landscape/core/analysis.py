@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from landscape.core import memory
 from landscape.core.errors import InputError
 from landscape.core.memory import Need, admitted
-from landscape.core.options import check_origin, is_run
+from landscape.core.options import check_arguments, check_origin, is_run
 from landscape.core.progress import shows_progress
 from landscape.core.registry import numerics
 
@@ -59,6 +59,7 @@ def analysis(
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """A decorator for a public function whose first argument is what it analyzes: a problem, or a run.
 
+    Arguments are checked against the bounds and words in the annotations, such as ``Count`` and ``Literal``.
     For a run the function gets the run's problem, and its ``about`` the run's origin. A function with the
     keyword ``progress`` shows its progress. One with a ``need`` is refused before it starts where its memory
     is not there; ``max_memory`` is its limit. Of functions that call one another, the outermost states the
@@ -112,6 +113,7 @@ def analysis(
                 if of_the_run is not None:
                     given[subject] = run.problem()  # which reads its data once
             call.apply_defaults()
+            check_arguments(function, given)
             return call
 
         def needed(given: Mapping[str, Any]) -> Need | None:

@@ -262,6 +262,34 @@ def of_run(given: Any) -> Any:
     return given.problem() if is_run(given) else given
 
 
+def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Check the arguments of a call against the bounds and the words in the function's annotations.
+
+    Raises:
+        InputError: a number beyond its bounds, or an unknown word.
+
+    Example:
+        >>> def halved(k: Count, form: typing.Literal["up", "down"] = "up"): ...
+        >>> check_arguments(halved, {"k": 0})
+        Traceback (most recent call last):
+        landscape.core.errors.InputError: k: 0 is not allowed, it must be a finite number ≥ 1
+    """
+    for name, hint in type_hints(function, bounds=True).items():
+        parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        if name not in given or (given[name] is None and type(None) in parts):
+            continue
+        for part in parts:
+            inside = next(iter(get_args(part)), None)
+            if get_origin(part) is Annotated:
+                for check in filter(callable, part.__metadata__):
+                    check(name, given[name])
+            elif get_origin(part) is typing.Literal:
+                choose(name, given[name], get_args(part))
+            elif get_origin(inside) is typing.Literal:
+                for each in given[name]:
+                    choose(name, each, get_args(inside))
+
+
 def check_bounds(table: Any, prefix: str = "") -> None:
     """Check the numbers in a dataclass, and in those within it, against the bounds in their annotations.
 

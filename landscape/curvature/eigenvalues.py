@@ -16,10 +16,11 @@ from landscape.core.devices import finite, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, spare
-from landscape.core.options import choose, positive
+from landscape.core.options import Count, positive
 from landscape.core.progress import ProgressOption, taken
 from landscape.curvature import peers
 from landscape.curvature.chain_hessian import ChainHessian, agrees
+from landscape.curvature.differences import ShardedHessian
 from landscape.curvature.double_backward import INSIDE, in_full_precision
 from landscape.curvature.hessian import (
     FULL_HESSIAN,
@@ -49,7 +50,6 @@ from landscape.curvature.search import (
     verify_and_refine,
     warm_start,
 )
-from landscape.curvature.sharded import ShardedHessian
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.evaluation.needs import BASIS_BYTES, GRAPH_BYTES, MAX_BASIS
@@ -131,7 +131,6 @@ def _bfloat16_serves(problem: Problem) -> bool:
     return bool(vector_norm(few(v, torch.bfloat16) - exact) <= BFLOAT16_ERROR * vector_norm(exact))
 
 
-SEARCHES = ("auto", "exact")
 # Points of a grid at once, at most. On 2 cores a product of one of 16 points costs half of a lone one's.
 MAX_POINTS = 16
 
@@ -182,7 +181,6 @@ def eigenpairs(
     All points are searched in lockstep, so that on chains of linear layers one pass over the data serves all.
     Each product counts as one.
     """
-    choose("search", search, SEARCHES)
     first = options.at(problem, weights[0])
     if first.derivatives == "differences":
         every_point = [first, *(options.at(problem, w) for w in weights[1:])]
@@ -300,7 +298,7 @@ class Matrix:
         Raises:
             InputError: another kind, an unknown option, or an option that the operator or pyhessian lacks.
         """
-        engine = choose("engine", options.get("engine", ENGINES[0]), ENGINES)
+        engine = options.get("engine", "landscape")
         if on_ranks(given):  # "differences" are all that it has
             given, options["weights"] = given.hessian(options["weights"]), None
             if options["derivatives"] == "differences":
@@ -315,7 +313,6 @@ class Matrix:
                 operator, None, FULL_HESSIAN, operator.size, seed, {**_fields(operator, seed), **about}
             )
         problem, weights, part = problem_of(given), options["weights"], options["part"]
-        choose("search", options.get("search", SEARCHES[0]), SEARCHES)
         preconditioner = as_preconditioner(options.get("precondition"))
         chosen = HessianOptions(options["matrix"], part, preconditioner, options["derivatives"])
         if engine == "pyhessian":
@@ -375,9 +372,8 @@ class Matrix:
         return RitzPairs(pair[0], v[None], pair[1], products + 1, residual <= tol * abs(value))
 
 
-ENGINES = peers.ENGINES
 # The options about the matrix of a problem, where they are not None.
-USUAL = {"matrix": "hessian", "derivatives": "auto", "search": SEARCHES[0], "engine": ENGINES[0]}
+USUAL = {"matrix": "hessian", "derivatives": "auto", "search": "auto", "engine": "landscape"}
 
 
 def _fields(operator: SymmetricOperator, seed: int) -> dict[str, Any]:
@@ -464,7 +460,7 @@ def top_need(problem: Any, k: Any, max_products: Any, part: Any, derivatives: An
 @analysis(top_need, shorter="a smaller k=, a larger residual_tol= or a part of the data")
 def top_eigenvalues(
     problem: Problem | Run | SymmetricMatrix,
-    k: int = 1,
+    k: Count = 1,
     residual_tol: float = RESIDUAL_TOL,
     *,
     weights: Tensor | None = None,
@@ -527,7 +523,6 @@ def top_eigenvalues(
         >>> landscape.top_eigenvalues(problem, 2).values.round(3).tolist()
         [9.0, 1.0]
     """
-    positive("k", k, least=1)
     own = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives, "search": search}
     other = {"max_memory": max_memory, "engine": engine, "precondition": precondition}
     chosen = Matrix.of(problem, seed, about, **own, **other)

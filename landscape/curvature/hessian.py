@@ -490,36 +490,6 @@ class Preconditioner:
                 "finite, it must be the diagonal (P,) of a positive matrix"
             )
 
-    def around(self, products: Products, problem: Problem, part: Part = None) -> Products:
-        """The products of P^{-1/2} H P^{-1/2} from those of H, or of its block of some parameters.
-
-        Args:
-            products: takes vectors (k, P), or (k, P') for a part, to H times them.
-            problem: whose Hessian H is.
-            part: names or name prefixes of parameters: the diagonal block of these; default: all.
-
-        Returns:
-            What takes such vectors to P^{-1/2} H P^{-1/2} times them.
-
-        Raises:
-            InputError: a diagonal of another length than θ.
-
-        Example:
-            >>> import landscape
-            >>> x, y = torch.eye(2), torch.zeros(2, 1)
-            >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
-            >>> scaled = Preconditioner(torch.tensor([1.0, 4.0])).around(lambda v: v, problem)
-            >>> scaled(torch.eye(2)).tolist()
-            [[1.0, 0.0], [0.0, 0.25]]
-        """
-        root = self.root(problem, part)
-
-        def scaled(vectors: Tensor) -> Tensor:
-            factor = root.to(vectors)
-            return factor * products(factor * vectors)
-
-        return scaled
-
     def root(self, problem: Problem, part: Part = None) -> Tensor:
         """P^{-1/2} for the parameters of a part.
 

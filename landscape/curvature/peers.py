@@ -28,7 +28,6 @@ from landscape.curvature.double_backward import in_full_precision
 from landscape.curvature.hessian import HessianOptions, twice_differentiable
 from landscape.problem.problem import Problem
 
-ENGINES = ("landscape", "pyhessian")
 EXTRA = "'sgd-landscape[pyhessian]'"
 
 

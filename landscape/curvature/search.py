@@ -16,9 +16,12 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
 from landscape.core.progress import Progress
-from landscape.curvature.lanczos import (
+from landscape.curvature.operators import (
+    ALONE,
     NEAR_ZERO,
     KrylovSpace,
+    Ranks,
+    SymmetricOperator,
     combine,
     gram,
     krylov,
@@ -27,7 +30,6 @@ from landscape.curvature.lanczos import (
     outermost,
     small_eigh,
 )
-from landscape.curvature.operators import ALONE, Ranks, SymmetricOperator
 from landscape.problem.sharded import on_ranks
 
 # Products of a second start, at most: as a share of the search's own, and at least so many. The top 5 of an

@@ -13,14 +13,22 @@ from landscape.core.analysis import analysis
 from landscape.core.devices import double
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import positive
+from landscape.core.options import Count, positive
 from landscape.core.progress import Progress, ProgressOption, no_progress, taken
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import peers
 from landscape.curvature.eigenvalues import Matrix
 from landscape.curvature.hessian import Part
-from landscape.curvature.lanczos import negligible, orthogonalize, small_eigh
-from landscape.curvature.operators import ALONE, Products, Ranks, SymmetricMatrix, SymmetricOperator
+from landscape.curvature.operators import (
+    ALONE,
+    Products,
+    Ranks,
+    SymmetricMatrix,
+    SymmetricOperator,
+    negligible,
+    orthogonalize,
+    small_eigh,
+)
 from landscape.curvature.search import run_in_lockstep, start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.needs import BASIS_BYTES
@@ -63,8 +71,8 @@ def density_need(problem: Any, draws: Any, steps: Any, part: Any, derivatives: A
 @analysis(density_need, shorter="a smaller draws= or steps= or a part of the data")
 def density(
     problem: Problem | Run | SymmetricMatrix,
-    draws: int = DRAWS,
-    steps: int = STEPS,
+    draws: Count = DRAWS,
+    steps: Count = STEPS,
     *,
     weights: Tensor | None = None,
     matrix: Literal["hessian", "gauss-newton"] = "hessian",
@@ -117,8 +125,6 @@ def density_of(chosen: Matrix, draws: int, steps: int, progress: Progress | None
     masses: exact for zᵀp(A)z/P, p any polynomial of degree below 2·steps. Raises InputError for a count
     below 1.
     """
-    positive("draws", draws, least=1)
-    positive("steps", steps, least=1)
     h, like = chosen.operator, chosen.start()
     generator = torch.Generator().manual_seed(chosen.seed)
     size = h.ranks.size(like)

@@ -2,7 +2,7 @@
 
 Paths, which the tests compare with one another:
 
-- "batched": for chains of linear layers (see :mod:`.chain`). θ is linear in (x, y) up to the first
+- "batched": for chains of linear layers. θ is linear in (x, y) up to the first
   nonlinearity, so the first layer costs three products a data chunk, shared by all points; later layers
   take a block of points as one batched product, with features before samples in memory.
 - "pointwise": any model, one forward pass over the data a point. "folded" is the same with BatchNorm folded
@@ -14,30 +14,358 @@ at two displaced points of the plane. Where they differ by more than rounding, "
 "pointwise" with a PathWarning. No choice depends on the clock: the same call takes the same path.
 
 Memory is bounded whatever the number of points: a block of points for a chunk of data at a time, of
-BLOCK_BYTES or ACTIVATION_BYTES, less where ``max_memory`` asks for it. On a GPU nothing waits for the device
+BLOCK_BYTES, less where ``max_memory`` asks for it. On a GPU nothing waits for the device
 before all points are through.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
+import inspect
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, fx, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from landscape.core.errors import InputError
+from landscape.core.devices import double, float64_device, vector_norm
+from landscape.core.errors import InputError, PathWarning, warn_caller
 from landscape.core.hdf5 import Array
 from landscape.core.memory import MemoryBudget, limit
 from landscape.core.options import choose
 from landscape.core.progress import Progress, no_progress
-from landscape.evaluation import paths
-from landscape.evaluation.paths import PlaneLoss, Totals, block_size
-from landscape.problem.problem import Layer, LinearLayer, Problem, chain
+from landscape.problem.batches import call, tree_map
+from landscape.problem.checks import tolerance
+from landscape.problem.losses import correct
+from landscape.problem.problem import Layer, LinearLayer, Problem, chain, stacked_losses
 from landscape.problem.sharded import on_ranks
+
+# Measured on 2 cores, 784-50-50-10: 1,000 samples per chunk with 16 to 32 points a block is the fastest, with
+# 64 it takes 1.3 times as long. The activations of a block must stay in cache, hence the bound in bytes, too.
+CHUNK = 1000
+BLOCK_BYTES = 16 * 2**20
+MAX_BLOCK = 20
+# On a GPU the start of a kernel takes longer than a block of this size: with these sizes a contour on an H200
+# was as slow as a forward pass a point, which starts as many. All three are larger there (by so much: ours).
+GPU_FACTOR = 16
+
+
+def of_device(size: int, device: torch.device) -> int:
+    """A size above, as it is on ``device``."""
+    return size if device.type == "cpu" else GPU_FACTOR * size
+
+
+def block_size(
+    problem: Problem, layers: list[Layer], count: int, budget: MemoryBudget, forced: bool
+) -> tuple[int, int] | None:
+    """(samples per chunk, points per block) of the batched path; None if one of each exceeds the memory.
+
+    With ``forced`` InputError in place of None.
+    """
+    shapes = {slot.name: slot.shape for slot in problem.layout.slots}
+    linear = [layer for layer in layers if isinstance(layer, LinearLayer)]
+    first, widest = shapes[linear[0].weight][0], max(shapes[layer.weight][0] for layer in linear)
+    later = problem.layout.size - first * shapes[linear[0].weight][1]  # weights after the first layer
+    item = problem.weights.itemsize
+    # Center and directions in one tensor; for one sample the first products and one point's activations.
+    fixed = 3 * problem.weights.nbytes + ACTIVATION_COPIES * later * item
+    sample = (3 * first + ACTIVATION_COPIES * widest) * item
+    if fixed + sample > budget.remaining:
+        if forced:
+            budget.require(fixed + sample)
+        return None
+    own = functools.partial(of_device, device=problem.device)
+    chunk = int(min(own(CHUNK), problem.samples, (budget.remaining - fixed) // sample))
+    point = max(chunk * widest, later) * item
+    rest = budget.remaining - fixed - 3 * first * chunk * item
+    by_memory = rest // (ACTIVATION_COPIES * point)
+    return chunk, int(max(1, min(own(MAX_BLOCK), count, own(BLOCK_BYTES) // point, by_memory)))
+
+
+@torch.no_grad()
+def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Totals:
+    """The totals of a chain's ``layers``, in chunks of samples and blocks of points of ``size``."""
+    problem, samples, (chunk, block) = loss.problem, loss.problem.samples, size
+    first, *later = layers
+    assert isinstance(first, LinearLayer)
+    assert problem.tensors is not None
+    x, y = problem.tensors
+    # Center and directions, (3, *shape) each.
+    views = problem.layout.views(torch.stack((loss.center, *loss.directions)))
+    last = next(layer for layer in reversed(layers) if isinstance(layer, LinearLayer))
+    outputs = views[last.weight].shape[1]
+    classes = y.dim() == 1 and not y.is_floating_point() and outputs > 1
+    # (samples,) classes that count as right; None: accuracy has no meaning.
+    labels = y.long() if classes and bool(((y >= 0) & (y < outputs)).all()) else None
+
+    def run(c: Tensor, products: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+        """Mean losses (k,) and hits (k,) of the points c (k, 3) on a chunk with W·x, U·x, V·x (3, out, B)."""
+
+        def at_points(name: str) -> Tensor:  # (k, *shape)
+            return (c @ views[name].flatten(1)).view(len(c), *views[name].shape[1:])
+
+        a, b = c[:, 1, None, None], c[:, 2, None, None]
+        h = torch.addcmul(products[0], a, products[1]).addcmul_(b, products[2])
+        if first.bias:
+            h += at_points(first.bias).unsqueeze(-1)
+        for layer in later:
+            if not isinstance(layer, LinearLayer):
+                h = h.relu_() if type(layer) is nn.ReLU else layer(h)
+            elif layer.bias:
+                h = torch.baddbmm(at_points(layer.bias).unsqueeze(-1), at_points(layer.weight), h)
+            else:
+                h = torch.bmm(at_points(layer.weight), h)
+        losses = stacked_losses(problem.criterion, h, y[part].expand(len(c), *y[part].shape))
+        return losses, _correct(h, None if labels is None else labels[part])
+
+    def totals(points: Tensor, progress: Progress) -> Tensor:
+        rest = -len(points) % block  # the last point again, so that all blocks have one shape
+        padded = torch.cat((points, points[-1:].expand(rest, 2)))
+        coords = torch.cat((torch.ones(len(padded), 1), padded), 1).to(problem.device, problem.dtype)
+        total = torch.zeros(len(padded), 2, dtype=torch.float64, device=float64_device(problem.device))
+        for i in range(0, samples, chunk):
+            part = slice(i, i + chunk)
+            products = (views[first.weight].flatten(0, 1) @ x[part].flatten(1).T).view(3, -1, len(x[part]))
+            for k in range(0, len(padded), block):
+                means, hits = run(coords[k : k + block], products, part)
+                total[k : k + block, 0] += double(means) * len(x[part])
+                total[k : k + block, 1] += hits.to(total.device)
+                progress((i + len(x[part]) * (k + block) / len(padded)) / samples)
+            del products  # before the next ones, which take as much
+        return total[: len(points)]
+
+    return totals
+
+
+def _correct(outputs: Tensor, labels: Tensor | None) -> Tensor:
+    """The number (K,) of samples that each of outputs (K, C, samples) gets right; NaN without ``labels``."""
+    if labels is None:
+        return torch.full((len(outputs),), torch.nan, device=outputs.device)
+    return (outputs.max(1).indices == labels).sum(1)  # on CPUs argmax along a middle dimension is slow
+
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class Pair(NamedTuple):
+    """A convolution and the BatchNorm that is the only user of its output, by module name."""
+
+    convolution: str
+    norm: str
+
+
+class FoldedForward:
+    """``forward(views, x)``: the model's outputs at the weights ``views`` (name -> tensor), BatchNorm folded.
+
+    ``dtype`` is that of the arithmetic inside; outputs come back in float32 or wider. 4-D weights and
+    inputs are laid out channels last, which CPUs and GPUs convolve fastest.
+    """
+
+    def __init__(
+        self, graph: fx.GraphModule, pairs: list[Pair], dtype: torch.dtype, trainable: set[int]
+    ) -> None:
+        self._graph, self._pairs, self._dtype = graph, pairs, dtype
+        self.convolves = any(isinstance(m, CONVOLUTIONS) for m in graph.modules())
+        # A trace has no layer that the forward pass leaves out.
+        self._names = {name for name, _ in graph.named_parameters(remove_duplicate=False)}
+        # Frozen parameters, and buffers, which need the precision of the rest.
+        self._fixed: dict[str, Tensor] = {n: p for n, p in graph.named_parameters() if id(p) not in trainable}
+        self._fixed |= dict(graph.named_buffers())
+        self._norms: dict[str, Any] = {pair.norm: graph.get_submodule(pair.norm) for pair in pairs}
+
+    def converted(self, dtype: torch.dtype) -> FoldedForward:
+        """The same in another precision."""
+        other = copy.copy(self)
+        other._dtype = dtype
+        return other
+
+    def _lay_out(self, x: Tensor) -> Tensor:
+        x = x.to(self._dtype) if x.is_floating_point() else x
+        return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+    def weights(self, views: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The graph's parameters and buffers at the weights ``views``, folded: once a point."""
+        tensors = self._fixed | {name: view for name, view in views.items() if name in self._names}
+        for pair in self._pairs:
+            weight, bias = f"{pair.convolution}.weight", f"{pair.convolution}.bias"
+            norm = self._norms[pair.norm]
+            scale, shift = tensors.pop(f"{pair.norm}.weight", None), tensors.pop(f"{pair.norm}.bias", None)
+            given = tensors[weight], tensors[bias], norm.running_mean, norm.running_var
+            tensors[weight], tensors[bias] = fuse_conv_bn_weights(*given, norm.eps, scale, shift)
+        return {name: self._lay_out(value) for name, value in tensors.items()}
+
+    def __call__(self, weights: dict[str, Tensor], x: Any) -> Any:
+        """The outputs at :meth:`weights` for the inputs ``x``."""
+        out = call(self._graph, weights, tree_map(self._lay_out, x))
+        return out.float() if isinstance(out, Tensor) and out.itemsize < 4 else out
+
+
+def fold(model: nn.Module, dtype: torch.dtype) -> FoldedForward | None:
+    """The folded forward of ``model`` (in eval mode), or None where torch.fx cannot trace it.
+
+    Only pairs whose BatchNorm tracks statistics and whose modules are used once are folded; there may be
+    none, and then only the memory layout and ``dtype`` differ from the model itself. A trace need not be the
+    user's function (it drops hooks, and follows one branch): the caller compares it with the model first.
+    """
+    # fx takes an optional argument as a given one: "if mask is not None" would always hold.
+    if any(p.default is not p.empty for p in inspect.signature(model.forward).parameters.values()):
+        return None
+    # The modules are copied, the tensors are not.
+    shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    try:
+        graph = fx.symbolic_trace(copy.deepcopy(model, shared))
+    except Exception:  # control flow on values, or code that fx does not know: fx raises any kind of error
+        return None
+    modules = dict(graph.named_modules())
+    pairs = []
+    for node in list(graph.graph.nodes):
+        pair = _pair(graph, modules, node)
+        if pair is None:
+            continue
+        convolution, norm = modules[pair.convolution], modules[pair.norm]
+        if convolution.bias is None:
+            convolution.bias = nn.Parameter(torch.zeros_like(norm.running_mean))
+        node.replace_all_uses_with(node.args[0])
+        graph.graph.erase_node(node)
+        pairs.append(pair)
+    for node in graph.graph.nodes:
+        if node.op == "call_method" and node.target == "view":
+            node.target = "reshape"  # the same numbers, and it takes what lies channels last
+    graph.recompile()
+    return FoldedForward(graph, pairs, dtype, {id(p) for p in model.parameters() if p.requires_grad})
+
+
+def _pair(graph: fx.GraphModule, modules: dict[str, nn.Module], node: fx.Node) -> Pair | None:
+    """The convolution and BatchNorm at a ``node``, if these two and nothing else use their tensors."""
+    source = node.args[0] if node.op == "call_module" and node.args else None
+    if not isinstance(source, fx.Node) or source.op != "call_module" or len(source.users) != 1:
+        return None
+    pair = Pair(str(source.target), str(node.target))
+    norm, convolution = modules[pair.norm], modules[pair.convolution]
+    if type(norm) not in BATCHNORMS or type(convolution) not in CONVOLUTIONS:
+        return None
+    if norm.training or norm.running_mean is None:
+        return None
+    counts = Counter(id(tensor) for _, tensor in graph.named_parameters(remove_duplicate=False))
+    targets = [str(n.target) for n in graph.graph.nodes if n.op in ("call_module", "get_attr")]
+    for name, module in ((pair.convolution, convolution), (pair.norm, norm)):
+        # Used once, by no other name, nowhere by its tensors, and with nothing hung on it.
+        tied = any(counts[id(p)] > 1 for p in module.parameters())
+        touched = sum(t == name or t.startswith(f"{name}.") for t in targets)
+        hooked = module._forward_hooks or module._forward_pre_hooks
+        if tied or touched != 1 or hooked or list(module.children()):
+            return None
+    return pair
+
+
+# Distance from the center of the two displaced points of a comparison, as a share of the center's norm
+# (ours).
+DISPLACEMENT = 0.3
+# Under max_memory, activations are planned at this many times their bytes: a layer's input, output and
+# scratch space exist at once, and freed memory does not return to the system at once (ours).
+ACTIVATION_COPIES = 3
+
+# (K, 2) points -> (K, 2) float64: sums over the samples of the losses, and of the correct ones.
+Totals = Callable[[Tensor, Progress], Tensor]
+
+
+@dataclass(frozen=True)
+class PlaneLoss:
+    """The loss of ``problem`` at points (a, b) of a plane, θ = center + a·directions[0] + b·directions[1].
+
+    center (P,), directions (2, P).
+    """
+
+    problem: Problem
+    center: Tensor
+    directions: Tensor
+
+    def move(self, a: float, b: float, weights: Tensor) -> Tensor:
+        """The weights (P,) at the point (a, b), computed in ``weights``, and rounded once from there."""
+        u, v = self.directions
+        return torch.add(self.center, u, alpha=a, out=weights).add_(v, alpha=b).to(self.problem.dtype)
+
+    def pointwise(self, points: Tensor, progress: Progress) -> Tensor:
+        """The :data:`Totals` by the problem itself, point by point."""
+        total = torch.empty(len(points), 2, dtype=torch.float64, device=float64_device(self.problem.device))
+        theta = torch.empty_like(self.center)  # one buffer for all points; the parameters are views of it
+        for k, (a, b) in enumerate(points.tolist()):
+            total[k] = self.problem.totals(self.move(a, b, theta))
+            progress((k + 1) / len(points))
+        return total
+
+    def with_penalty(self, totals: Totals) -> Totals:
+        """``totals`` of the data plus the problem's penalty at each point."""
+        problem = self.problem
+        if not problem.regularised:
+            return totals
+
+        def both(points: Tensor, progress: Progress) -> Tensor:
+            total = totals(points, progress).clone()
+            for k, (a, b) in enumerate(points.tolist()):
+                theta = self.move(a, b, torch.empty_like(self.center))
+                total[k, 0] += double(problem.penalty_value(theta)) * problem.data.samples
+            return total
+
+        return both
+
+    @torch.no_grad()
+    def agrees(self, method: str, fast: Callable[[PlaneLoss], Totals], *, forced: bool) -> bool:
+        """Say whether ``fast`` gives the model's losses on a few samples, at three points of the plane.
+
+        If not, a PathWarning, or InputError with ``forced``.
+        """
+        if self.problem.check == "off":
+            return True
+        few = replace(self, problem=self.problem.on(self.problem.data.few()))
+        reach = DISPLACEMENT * max(float(vector_norm(self.center)), 1e-3)
+        a, b = (reach / size if size > 0 else 0.0 for size in vector_norm(self.directions).tolist())
+        points = torch.tensor([[0.0, 0.0], [a, -b / 2], [-a / 2, b]], dtype=torch.float64)
+        expected = few.pointwise(points, no_progress)  # with the penalty
+        try:
+            totals = few.with_penalty(fast(few))(points, no_progress)
+        except Exception as error:  # the user's model, on a path that it was not written for
+            reason = f"it fails on this model ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
+        else:
+            samples, allowed = few.problem.data.samples, tolerance(self.problem.dtype)
+            same = torch.isclose(totals, expected, rtol=allowed, atol=allowed * samples, equal_nan=True)
+            if bool(same[:, 0].all()) and bool((totals[:, 1].isnan() == expected[:, 1].isnan()).all()):
+                return True
+            k = int((totals - expected)[:, 0].abs().nan_to_num(nan=torch.inf).argmax())
+            losses = [float(sums[k, 0]) / samples for sums in (totals, expected)]
+            reason = "its loss is {:.6g} where that of the model itself is {:.6g}".format(*losses)
+        if forced:
+            raise InputError(f"method: '{method}' is not allowed for this model, {reason}; use 'pointwise'")
+        warn_caller(f"method: 'pointwise' in place of '{method}', {reason}", PathWarning)
+        return False
+
+
+def folded_totals(loss: PlaneLoss, folded: FoldedForward) -> Totals:
+    """The totals by a folded network."""
+    problem = loss.problem
+
+    def totals(points: Tensor, progress: Progress) -> Tensor:
+        total = torch.zeros(len(points), 2, dtype=torch.float64, device=float64_device(problem.device))
+        theta = torch.empty_like(loss.center)
+        for k, (a, b) in enumerate(points.tolist()):
+            weights = folded.weights(problem.layout.views(loss.move(a, b, theta)))
+            for x, y, count in problem.chunks():
+                outputs = folded(weights, x)
+                total[k, 0] += double(problem.criterion(outputs, y)) * count
+                total[k, 1] += correct(outputs, y, problem.criterion).to(total.device)
+            progress((k + 1) / len(points))
+        return total
+
+    return totals
+
 
 METHODS = ("auto", "batched", "folded", "pointwise")
 # The dtype of the arithmetic; "tf32": that of the model.
@@ -128,11 +456,11 @@ def _by_blocks(
     problem, forced = loss.problem, method != "auto"
     size = block_size(problem, layers, count, budget, forced=forced)
     if size is None or not loss.agrees(
-        "batched", lambda few: paths.batched(few, layers, (few.problem.samples, 3)), forced=forced
+        "batched", lambda few: batched(few, layers, (few.problem.samples, 3)), forced=forced
     ):
         return None
     parts = problem if budget.limit is None else problem.on(problem.data.in_chunks(size[0]))
-    return "batched", size[1], loss.with_penalty(paths.batched(loss, layers, size)), parts
+    return "batched", size[1], loss.with_penalty(batched(loss, layers, size)), parts
 
 
 def _by_points(
@@ -144,13 +472,13 @@ def _by_points(
     low = problem.layout.size * dtype.itemsize
     # Statistics that are estimated at each point cannot be folded.
     foldable = method != "pointwise" and not problem.batchnorm.varies and problem.separable
-    folded = paths.fold(problem.model, dtype) if foldable else None
+    folded = fold(problem.model, dtype) if foldable else None
     pays = folded is not None and folded.convolves and weights + low <= budget.remaining
     if method == "auto" and same and not pays:
         folded = None
     elif folded is not None:
         exact = folded if same else folded.converted(problem.dtype)
-        if not loss.agrees("folded", lambda few: paths.folded_totals(few, exact), forced=method != "auto"):
+        if not loss.agrees("folded", lambda few: folded_totals(few, exact), forced=method != "auto"):
             folded = None
     if folded is None and (method == "folded" or not same):
         raise InputError(
@@ -163,7 +491,7 @@ def _by_points(
     bounded = replace(loss, problem=parts)
     if folded is None:
         return "pointwise", 1, bounded.pointwise, parts
-    return "folded", 1, loss.with_penalty(paths.folded_totals(bounded, folded)), parts
+    return "folded", 1, loss.with_penalty(folded_totals(bounded, folded)), parts
 
 
 def confirm(run: Evaluator, center: Tensor, directions: Tensor, points: Tensor, values: Array) -> None:
@@ -221,7 +549,7 @@ def _bounded(problem: Problem, budget: MemoryBudget, weights: int, smaller: int)
         return problem
     if budget.limit is None:
         return problem.on(data.in_chunks(problem.chunk * smaller))
-    sample = paths.ACTIVATION_COPIES * problem.sample_bytes
+    sample = ACTIVATION_COPIES * problem.sample_bytes
     # Statistics need batches of their size, and random numbers are drawn for each chunk.
     least = problem.chunk if problem.batchnorm.samples or not problem.separable else 1
     budget.require(weights + least * sample)

@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ Order = Literal["before", "during", "after"]
 
 
 @dataclass(frozen=True)
-class RunTimes(Result):
+class RunTimes(Result, schema="landscape.plan", table="row"):
     """Times of a step, a row for each number of workers, algorithm and mixing.
 
     Attributes:
@@ -79,9 +79,6 @@ class RunTimes(Result):
         bandwidth, latency: of the link, in bytes per second and seconds.
         straggler: see :class:`Machines`.
     """
-
-    schema: ClassVar[str] = "landscape.plan"
-    table: ClassVar[str] = "row"
 
     workers: Annotated[Array, "row+"]
     algorithm: Annotated[tuple[str, ...], "row+"]

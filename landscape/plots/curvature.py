@@ -16,6 +16,7 @@ from landscape.plots import draws, style
 from landscape.plots.picture import categories, finish, panels, points, wrapped_panels
 from landscape.results.base import unit_of
 from landscape.results.flatness import BatchSharpness, LearningCoefficient, Sharpness, Smoothing
+from landscape.results.noise import Disagreement
 from landscape.results.shown import in_words, logarithmic
 from landscape.results.spectrum import (
     CurvatureTable,
@@ -26,7 +27,6 @@ from landscape.results.spectrum import (
     Spectrum,
     Trace,
 )
-from landscape.results.training import Disagreement
 
 _MATRICES = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix"}
 

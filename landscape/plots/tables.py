@@ -21,8 +21,10 @@ from landscape.plots import draws, literal, style
 from landscape.plots.picture import finish, leading, panels, points, wrapped_panels
 from landscape.results.base import unit_of
 from landscape.results.comparison import MANY, Comparison, WeightAverage, heading, summary, verdict
+from landscape.results.flatness import Stability, forms_with
+from landscape.results.grids import Sweep
+from landscape.results.noise import LabelCounts
 from landscape.results.shown import logarithmic
-from landscape.results.training import LabelCounts, Stability, Sweep, forms_with
 
 
 @draws(Stability)

@@ -209,7 +209,7 @@ class ShardedProblem(Exchanges):
             >>> image = hessian @ gradient  # doctest: +SKIP
         """
         # By name: a problem does not depend on what analyses it.
-        return importlib.import_module("landscape.curvature.sharded").ShardedHessian(self, weights)
+        return importlib.import_module("landscape.curvature.differences").ShardedHessian(self, weights)
 
     def of(self, part: str | Sequence[str] | None) -> Self:
         """The same with vectors of some parameters only.

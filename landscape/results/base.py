@@ -60,17 +60,21 @@ class Result(shown.Shown):
     written.
 
     A subclass describes its fields in their annotations, ``Annotated[Array, "y x", "nat"]`` or
-    ``Annotated[float, "nat"]``, and in class variables. Values that do not fit raise a ValueError.
+    ``Annotated[float, "nat"]``, and in keywords of the class, ``class Curve(Result, schema="landscape.mine",
+    table="step")``. Values that do not fit raise a ValueError.
 
     - ``schema``: the name of the file format, under which the class is registered. A subclass without a name
       of its own is saved as its base class.
-    - ``shapes``: from the annotations, field -> dimensions, separated by blanks, such as "y x". A name stands
+    - ``table``: the dimensions whose points are the rows of :meth:`to_dataframe`.
+    - ``axes``: coordinates that must be finite and increasing.
+
+    The class variables, of which the first two come from the annotations:
+
+    - ``shapes``: field -> dimensions, separated by blanks, such as "y x". A name stands
       for the same size everywhere; "+" after it means that the size is not 0. A dimension named like a field
       has that field as its coordinates.
-    - ``axes_of``: coordinates that must be finite and increasing.
+    - ``units``: field -> unit; "1" for numbers without a unit.
     - ``labels_of``: dimension of fixed size -> the names of its places.
-    - ``units``: from the annotations, field -> unit; "1" for numbers without a unit.
-    - ``table``: the dimensions whose points are the rows of :meth:`to_dataframe`.
     - ``texts``: arrays of UTF-8 bytes.
 
     These fields mean the same in every result that has them:
@@ -101,8 +105,7 @@ class Result(shown.Shown):
 
     Example:
         >>> @dataclasses.dataclass(frozen=True)
-        ... class Curve(Result):
-        ...     table: ClassVar[str] = "step"
+        ... class Curve(Result, table="step"):
         ...     step: typing.Annotated[np.ndarray, "step+"]
         ...     loss: typing.Annotated[np.ndarray, "step", "nat"]
         ...     label: str = ""
@@ -123,8 +126,9 @@ class Result(shown.Shown):
     table: ClassVar[str] = ""
     texts: ClassVar[tuple[str, ...]] = ()
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, schema: str = "", table: str = "", axes: str = "") -> None:
         super().__init_subclass__()
+        cls.table, cls.axes_of = table or cls.table, tuple(axes.split()) or cls.axes_of
         if "__repr__" not in vars(cls):  # or a dataclass would print its arrays
             cls.__repr__ = shown.Shown.__repr__  # type: ignore[method-assign]
         if describe := vars(cls).get("describe"):  # which speaks of nats, whatever the loss
@@ -141,11 +145,12 @@ class Result(shown.Shown):
                     cls.shapes = {**cls.shapes, name: about.pop(0)}
                 if about:
                     cls.units = {**cls.units, name: about[0]}
-        if "schema" in vars(cls):
-            if not re.fullmatch(SCHEMA, cls.schema):
-                words = f"schema: {cls.schema!r} is not allowed, it must be landscape.NAME, or with more dots"
+        if schema:
+            if not re.fullmatch(SCHEMA, schema):
+                words = f"schema: {schema!r} is not allowed, it must be landscape.NAME, or with more dots"
                 raise InputError(words)
-            registry.results.add(cls.schema)(cls)
+            cls.schema = schema
+            registry.results.add(schema)(cls)
 
     def __post_init__(self) -> None:
         sizes = {dimension: len(labels) for dimension, labels in self.labels_of.items()}

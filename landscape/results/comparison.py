@@ -25,7 +25,7 @@ INTERVAL = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison(Result):
+class Comparison(Result, schema="landscape.comparison", table="quantities sides"):
     """Quantities (Q) of the sides (S) that are compared, and the differences (Q, K) of all K pairs of sides.
 
     A side is a checkpoint, or a group of checkpoints, such as the seeds of one recipe. The error of a
@@ -72,9 +72,6 @@ class Comparison(Result):
         >>> comparison.significant[:, 0].tolist(), comparison.quantities
         ([True, True], ('lambda-max', 'batch-sharpness'))
     """
-
-    schema: ClassVar[str] = "landscape.comparison"
-    table: ClassVar[str] = "quantities sides"
 
     quantities: Annotated[tuple[str, ...], "quantities+"]
     titles: Annotated[tuple[str, ...], "quantities"]
@@ -315,7 +312,7 @@ PLACES = ("a", "b", "aligned b", "bend")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Connection(Measured):
+class Connection(Measured, schema="landscape.connection", axes="t", table="path t"):
     """Loss and accuracy on three paths from a to b, and their barriers.
 
     Attributes:
@@ -343,10 +340,7 @@ class Connection(Measured):
         ([2.0, 0.5, 0.0], 0.75)
     """
 
-    schema: ClassVar[str] = "landscape.connection"
-    axes_of: ClassVar[tuple[str, ...]] = ("t",)
     labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {"path": PATHS, "place": PLACES}
-    table: ClassVar[str] = "path t"
 
     t: Annotated[Array, "t+"]
     loss: Annotated[Array, "path t", "nat"]
@@ -398,7 +392,7 @@ MANY = 8  # averages that a description lists (ours)
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightAverage(Measured):
+class WeightAverage(Measured, schema="landscape.weight_average", table="average"):
     """The losses of averages w = Σ_j a_j w_j of n members w_j, predicted from measurements at the members.
 
     The last average is the one that was chosen by prediction (greedy soup, Wortsman et al. 2022); the others
@@ -427,9 +421,6 @@ class WeightAverage(Measured):
         >>> result.change.round(3).tolist(), result.inside.tolist()
         ([-0.05, -0.05], [True, True])
     """
-
-    schema: ClassVar[str] = "landscape.weight_average"
-    table: ClassVar[str] = "average"
 
     members_loss: Annotated[Array, "member+", "nat"]
     coefficients: Annotated[Array, "average+ member", "1"]

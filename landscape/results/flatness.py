@@ -1,4 +1,4 @@
-"""How flat a minimum is: sharpness, also of batches, smoothed losses, and the local learning coefficient."""
+"""How flat a minimum is: sharpness, smoothed losses, learning coefficients, and limits on steps."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import Estimate, standard_error
 from landscape.results.base import Measurement, Sourced, no_rows
-from landscape.results.shown import Row, converged, eigenvalue, interval, rows_of_each
+from landscape.results.shown import Row, converged, eigenvalue, interval, limit_in_words, rows_of_each
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sharpness(Measurement):
+class Sharpness(Measurement, schema="landscape.sharpness", table="draw"):
     """Worst-case or average-case (m-)sharpness, in nats.
 
     With c = |w| ("adaptive") or c = 1, and S all samples or minibatches of m of them:
@@ -49,9 +49,6 @@ class Sharpness(Measurement):
         >>> result.value, result.standard_error
         (0.2, 0.1)
     """
-
-    schema: ClassVar[str] = "landscape.sharpness"
-    table: ClassVar[str] = "draw"
 
     values: Annotated[Array, "draw+", "nat"]
     standard_error: Annotated[float, "nat"]
@@ -98,7 +95,7 @@ class Sharpness(Measurement):
 
 
 @dataclass(frozen=True)
-class Smoothing(Sourced):
+class Smoothing(Sourced, schema="landscape.smoothing", table="spread"):
     """The loss L at w_a, and L_Σ(w) = E L(w + δ), smoothed by displacements δ ~ N(0, Σ) (DPSGD-2021's paper).
 
     Arrays (2,) and (2, S) have two rows: Σ of the measured spread of the learners, and the isotropic Σ of the
@@ -135,9 +132,7 @@ class Smoothing(Sourced):
         [1.0, 2.0, 4.0]
     """
 
-    schema: ClassVar[str] = "landscape.smoothing"
     labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {"spread": ("measured", "isotropic")}
-    table: ClassVar[str] = "spread"
 
     loss: Annotated[float, "nat"]
     loss_smooth: Annotated[Array, "spread", "nat"]
@@ -209,7 +204,7 @@ PARTS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearningCoefficient(Measurement):
+class LearningCoefficient(Measurement, schema="landscape.learning_coefficient", table="chain draw"):
     """λ̂ = nβ (E L(w) − L(w*)), w ~ exp(−nβ L(w) − γ/2 ‖w − w*‖²), from chains of SGLD that begin at w*.
 
     L is the mean loss of n samples, in nats a negative logarithm of the likelihood; λ̂ has no unit. A draw is
@@ -249,9 +244,6 @@ class LearningCoefficient(Measurement):
         >>> result.value, result.uncorrected, result.chain_values.tolist(), result.mean_loss
         (3.0, 4.0, [3.0, 3.0], 0.8)
     """
-
-    schema: ClassVar[str] = "landscape.learning_coefficient"
-    table: ClassVar[str] = "chain draw"
 
     rise: Annotated[Array, "chain+ draw+", "1"]
     heating: Annotated[Array, "chain draw", "1"]
@@ -352,7 +344,7 @@ class LearningCoefficient(Measurement):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchSharpness(Measurement):
+class BatchSharpness(Measurement, schema="landscape.batch_sharpness", table="draw"):
     """g_Bᵀ H_B g_B/‖g_B‖² of drawn minibatches, at w_a and at the weights of the learners.
 
     Batch sharpness is that of Andreyev and Beneventano 2024 (arXiv 2412.20553).
@@ -380,9 +372,6 @@ class BatchSharpness(Measurement):
         >>> result.value, result.standard_error, result.lr * result.value, result.pooled
         (4.0, 1.0, 2.0, 4.5)
     """
-
-    schema: ClassVar[str] = "landscape.batch_sharpness"
-    table: ClassVar[str] = "draw"
 
     curvature: Annotated[Array, "draw+", "nat"]
     norm2: Annotated[Array, "draw", "nat2"]
@@ -468,3 +457,78 @@ class BatchSharpness(Measurement):
             rows = scaled + rows
         missed = f"not within {self.relative_error:.0%}, raise max_draws"
         return [*rows, Row("samples", self.samples), converged(self.converged, missed)]
+
+
+# Forms of momentum: the rows of the limits.
+FORMS = ("no momentum", "momentum", "shifted momentum")
+
+
+def limit_names(delays: Array, momentum: float) -> list[str]:
+    """Names of the limits, by delay and then by form of momentum."""
+    return [f"τ = {delay}, {form}" for delay in delays for form in forms_with(momentum)]
+
+
+def forms_with(momentum: float) -> list[str]:
+    """Names of the forms with the momentum."""
+    return [FORMS[0], *(f"{form} {momentum:g}" for form in FORMS[1:])]
+
+
+@dataclass(frozen=True)
+class Stability(Sourced, schema="landscape.stability", table="form delay"):
+    """Limits of stable training with delayed gradients at a minimum, and the run that led there.
+
+    Attributes:
+        delay: (K,), in steps.
+        limit: (3, K), the largest stable ηλ, a row for each form of momentum (none, ordinary, shifted).
+            Training leaves this minimum if the learning rate is above limit/λ_max.
+        momentum: the momentum of the second and third row.
+        lambda_max, residual: the largest eigenvalue of the Hessian over all ``samples``, in nats, and its
+            residual ‖Hv − λv‖.
+        lr: the learning rate of the run; NaN if unknown.
+        own_limit: the largest stable ηλ of the update rule of the run; NaN if unknown.
+        own_delay: the delay of the run, in steps.
+        precondition: the optimizer whose preconditioner P the Hessian is seen through, P^{-1/2} H P^{-1/2};
+            "" without.
+
+    Example:
+        >>> result = Stability(np.array([0]), np.array([[2.0], [3.8], [3.8]]), momentum=0.9, lambda_max=4.0,
+        ...                    residual=0.0, converged=True, lr=0.1, own_limit=2.0, own_delay=0, samples=10)
+        >>> result.rates[:, 0].round(3).tolist()
+        [0.5, 0.95, 0.95]
+    """
+
+    labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {"form": FORMS}
+
+    delay: Annotated[Array, "delay+", "steps"]
+    limit: Annotated[Array, "form delay", "1"]
+    momentum: float
+    lambda_max: Annotated[float, "nat"]
+    residual: Annotated[float, "nat"]
+    converged: bool
+    lr: float
+    own_limit: float
+    own_delay: Annotated[int, "steps"]
+    samples: int
+    precondition: str = ""
+
+    @property
+    def rates(self) -> Array:
+        """(3, K): the learning rates above which training leaves this minimum; inf where λ_max ≤ 0."""
+        return self.limit / self.lambda_max if self.lambda_max > 0 else np.full_like(self.limit, np.inf)
+
+    def describe(self) -> list[Row]:
+        by = f"preconditioned by {self.precondition}" if self.precondition else ""
+        rows = [eigenvalue("λ_max", self.lambda_max, self.residual, "1/η" if by else "nat")]
+        if math.isfinite(self.lr):
+            note = f"lr {self.lr:g}, {limit_in_words(self.own_limit)}"
+            rows.append(Row("lr·λ_max", self.lr * self.lambda_max, note=note))
+        if by:
+            rows.append(Row("Hessian", by))
+        if self.lambda_max <= 0:
+            rows.append(Row("rates", "no direction curves upwards: no rate is too large for it"))
+        else:
+            names = limit_names(self.delay, self.momentum)
+            leaves = np.where(self.lr > self.rates.T.ravel(), "the run's lr leaves", "")
+            above = [f"training leaves above lr, {name}" for name in names]
+            rows += rows_of_each(above, self.rates.T.ravel(), notes=leaves)
+        return [*rows, converged(self.converged, "raise max_products")]

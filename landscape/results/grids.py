@@ -1,18 +1,24 @@
-"""Losses and eigenvalues on planes and lines, which may be interpolated."""
+"""Losses and eigenvalues on planes and lines, which may be interpolated, and the runs of a sweep."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
 
+from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
-from landscape.results.base import Measured, no_values
+from landscape.core.options import choose
+from landscape.results.base import Measured, Result, no_values
 from landscape.results.shown import Row, own_losses
 
 if TYPE_CHECKING:  # results are read and shown without torch
+    import pandas as pd
     from torch import Tensor
 
 SPAN = 0.1  # x, y ∈ [−0.1, 0.1] around w_a (DPSGD-2020, section 4.1)
@@ -169,7 +175,7 @@ class Interpolated(Measured):
 
 
 @dataclass(frozen=True)
-class Line(Interpolated):
+class Line(Interpolated, schema="landscape.line", axes="t", table="t"):
     """Loss and accuracy at the weights ``start + t·direction``.
 
     Attributes:
@@ -195,10 +201,6 @@ class Line(Interpolated):
         >>> line.to_dataframe().loss.tolist()
         [0.0, 0.25, 1.0]
     """
-
-    schema: ClassVar[str] = "landscape.line"
-    axes_of: ClassVar[tuple[str, ...]] = ("t",)
-    table: ClassVar[str] = "t"
 
     t: Annotated[Array, "t+"]
     loss: Annotated[Array, "t", "nat"]
@@ -233,7 +235,7 @@ class Line(Interpolated):
 
 
 @dataclass(frozen=True)
-class HessianGrid(Interpolated):
+class HessianGrid(Interpolated, schema="landscape.hessian_grid", axes="x y", table="y x"):
     """λ_min, λ_max and the ratio |λ_min|/|λ_max| of the Hessian on a grid, as in DPSGD-2020, Figure 4.
 
     A low ratio means a nearly convex region, a high ratio a saddle.
@@ -264,10 +266,6 @@ class HessianGrid(Interpolated):
         >>> grid.to_dataframe()[["x", "ratio"]].to_numpy().tolist()
         [[0.0, 0.5], [1.0, 0.5]]
     """
-
-    schema: ClassVar[str] = "landscape.hessian_grid"
-    axes_of: ClassVar[tuple[str, ...]] = ("x", "y")
-    table: ClassVar[str] = "y x"
 
     x: Annotated[Array, "x+"]
     y: Annotated[Array, "y+"]
@@ -324,3 +322,170 @@ class HessianGrid(Interpolated):
             Row("Hessian products", self.products.sum().item()),
             *self._interpolated(),
         ]
+
+
+#: The columns of numbers, in order; the table has them after the settings and the seeds.
+COLUMNS = (
+    "test_loss", "test_loss_std", "test_error", "test_error_std", "best_test_error", "best_test_error_std",
+    "diverged", "seconds",
+)  # fmt: skip
+
+
+def texts(table: Sequence[Any]) -> Array:
+    """Strings as an array of UTF-8 bytes, which HDF5 stores at any length."""
+    return np.char.encode(np.array(table, dtype=str), "utf-8")
+
+
+def _strings(table: Array) -> list[Any]:
+    """The reverse of :func:`texts`, as lists."""
+    return np.char.decode(table, "utf-8").tolist()
+
+
+@dataclass(frozen=True)
+class Sweep(Result, schema="landscape.sweep", table="row"):
+    """A row for each setting for which the runs of at least one seed have ended.
+
+    Attributes:
+        keys: (keys,), the keys of the recipe that are varied.
+        settings: (rows, keys), UTF-8 text; "" for a key that a setting does not have.
+        seeds: (rows,), UTF-8 text such as "0 1 2".
+        test_loss, test_error: (rows,), means over the seeds after the last step, in nats and percent.
+        best_test_error: (rows,), the mean of the lowest test error along training, in percent.
+        test_loss_std, test_error_std, best_test_error_std: (rows,), sample standard deviations; NaN with one
+            seed.
+        diverged: (rows,), number of runs that diverged; the means contain their last finite state.
+        seconds: (rows,), mean duration of training.
+
+    Columns that were not recorded are NaN.
+
+    Example:
+        >>> column = np.array([30.0, 20.0])
+        >>> sweep = Sweep(keys=("lr",), settings=texts([["0.1"], ["1.0"]]), seeds=texts(["0 1", "0"]),
+        ...               **dict.fromkeys(COLUMNS, column))
+        >>> sweep.rows, sweep.seed_lists
+        ([{'lr': '0.1'}, {'lr': '1.0'}], [[0, 1], [0]])
+        >>> sweep.to_dataframe()[["lr", "test_error"]].to_numpy().tolist()
+        [['0.1', 30.0], ['1.0', 20.0]]
+    """
+
+    texts: ClassVar[tuple[str, ...]] = ("settings", "seeds")
+
+    keys: Annotated[tuple[str, ...], "keys"]
+    settings: Annotated[Array, "row keys"]
+    seeds: Annotated[Array, "row"]
+    test_loss: Annotated[Array, "row", "nat"]
+    test_loss_std: Annotated[Array, "row", "nat"]
+    test_error: Annotated[Array, "row", "%"]
+    test_error_std: Annotated[Array, "row", "%"]
+    best_test_error: Annotated[Array, "row", "%"]
+    best_test_error_std: Annotated[Array, "row", "%"]
+    diverged: Annotated[Array, "row"]
+    seconds: Annotated[Array, "row", "s"]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for text in (*self.settings.flat, *self.seeds.flat):
+            text.decode("utf-8")
+        if not all(re.fullmatch(rb"\d+( \d+)*", text) for text in self.seeds):
+            raise ValueError("seeds must be numbers separated by one blank")
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        """The settings of each row, by key."""
+        return [dict(zip(self.keys, row, strict=True)) for row in _strings(self.settings)]
+
+    @property
+    def seed_lists(self) -> list[list[int]]:
+        """The seeds of each row."""
+        return [[int(word) for word in text.split()] for text in self.seeds]
+
+    def describe(self) -> list[Row]:
+        best = int(np.lexsort((np.nan_to_num(self.test_loss, nan=np.inf), self.diverged))[0])
+        setting = ", ".join(f"{key} = {value}" for key, value in self.rows[best].items())
+        seeds = len(self.seed_lists[best])
+        spread = f"±: standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+        error = float(self.test_error[best]), float(self.test_error_std[best])
+        return [
+            Row("best setting", setting, note=f"of {len(self.rows)}"),
+            Row("its test loss", float(self.test_loss[best]), float(self.test_loss_std[best]), "nat", spread),
+            Row("its test error", *error, "%", spread),
+            Row("runs that diverged", int(self.diverged.sum()), note=f"of {sum(map(len, self.seed_lists))}"),
+        ]
+
+    def best(self, key: str) -> list[dict[str, str]]:
+        """The settings with the best value of ``key``, one for each combination of the other keys.
+
+        The best has the fewest diverged runs, and among those the lowest mean final test loss.
+
+        Args:
+            key: one of ``keys``, such as that of a search.
+
+        Returns:
+            The settings, as ``rows`` has them.
+
+        Raises:
+            InputError: another key.
+
+        Example:
+            >>> column = np.array([3.0, 2.0])
+            >>> sweep = Sweep(keys=("lr",), settings=texts([["0.1"], ["1"]]), seeds=texts(["0", "0"]),
+            ...               **dict.fromkeys(COLUMNS, column))
+            >>> sweep.best("lr")
+            [{'lr': '1'}]
+        """
+        choose("key", key, self.keys)
+        loss = np.where(np.isnan(self.test_loss), np.inf, self.test_loss)
+        found: dict[tuple[str, ...], tuple[tuple[float, float], dict[str, str]]] = {}
+        for row, *score in zip(self.rows, self.diverged.tolist(), loss.tolist(), strict=True):
+            others = tuple(value for name, value in row.items() if name != key)
+            if row[key] and (others not in found or tuple(score) < found[others][0]):
+                found[others] = (score[0], score[1]), row
+        return [row for _, row in found.values()]
+
+    def to_dataframe(self, dims: str = "") -> pd.DataFrame:
+        """The table, with a column for each key that is varied.
+
+        Args:
+            dims: as in :meth:`landscape.plugins.Result.to_dataframe`.
+
+        Returns:
+            A DataFrame with a row for each setting.
+
+        Raises:
+            InputError: a dimension that the result does not have.
+
+        Example:
+            >>> column = np.array([30.0, 20.0])
+            >>> sweep = Sweep(keys=("lr",), settings=texts([["0.1"], ["1.0"]]), seeds=texts(["0 1", "0"]),
+            ...               **dict.fromkeys(COLUMNS, column))
+            >>> sweep.to_dataframe().lr.tolist()
+            ['0.1', '1.0']
+        """
+        frame = super().to_dataframe(dims)
+        if not dims:
+            for i, key in enumerate(self.keys):
+                frame.insert(i, key, _strings(self.settings[:, i]))
+        return frame
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write the table as CSV: the settings, ``seeds`` (their number), the columns of numbers.
+
+        Args:
+            path: the file, which is replaced.
+
+        Raises:
+            OperationError: the file cannot be written.
+
+        Example:
+            >>> import pathlib, tempfile
+            >>> column = np.array([30.0])
+            >>> sweep = Sweep(keys=("lr",), settings=texts([["0.1"]]), seeds=texts(["0 1"]),
+            ...               **dict.fromkeys(COLUMNS, column))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     sweep.to_csv(f"{folder}/sweep.csv")
+            ...     pathlib.Path(f"{folder}/sweep.csv").read_text()[:13]
+            'lr,seeds,test'
+        """
+        table = self.to_dataframe().assign(seeds=[len(seeds) for seeds in self.seed_lists])
+        form = {"index": False, "float_format": "%.9g", "na_rep": "nan", "lineterminator": "\n"}
+        write_text(path, table.to_csv(columns=[*self.keys, "seeds", *COLUMNS], **form))

@@ -1,10 +1,10 @@
-"""The noise of gradients: Δ(2), the noise scale, its alignment with curvature, the critical batch."""
+"""The noise of gradients, Δ(2), scales and critical batches, and how learners and their labels differ."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from landscape.results.shown import Row, converged, eigenvalue, interval, percen
 
 
 @dataclass(frozen=True)
-class Noise(Sourced):
+class Noise(Sourced, schema="landscape.noise", table="draw"):
     """Δ(2) at one checkpoint, with learners w_j = w_a + Δw_j, learning rate α and local batch B.
 
     All values are squared weights. Arrays (draws,) have one value for each draw of n minibatches of B samples
@@ -38,9 +38,6 @@ class Noise(Sourced):
         >>> noise.means()["direct"], noise.means()["eq4"]
         ((2.0, 1.0), (1.0, 0.0))
     """
-
-    schema: ClassVar[str] = "landscape.noise"
-    table: ClassVar[str] = "draw"
 
     direct: Annotated[Array, "draw+", "1"]
     first_order: Annotated[Array, "draw+", "1"]
@@ -94,7 +91,7 @@ class Noise(Sourced):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoiseScale(Measurement):
+class NoiseScale(Measurement, schema="landscape.noise_scale", table="replicate"):
     """B_simple = tr Σ/‖g‖² in samples, g = ∇L and Σ the covariance of one sample's gradient.
 
     The scale is that of McCandlish et al. 2018, section 2.2.
@@ -127,9 +124,6 @@ class NoiseScale(Measurement):
         >>> result.value, result.standard_error
         (100.0, 10.0)
     """
-
-    schema: ClassVar[str] = "landscape.noise_scale"
-    table: ClassVar[str] = "replicate"
 
     estimates: Annotated[Array, "replicate+", "samples"]
     trace: Annotated[float, "nat2"]
@@ -234,7 +228,7 @@ class NoiseScale(Measurement):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoiseAlignment(Measurement):
+class NoiseAlignment(Measurement, schema="landscape.noise_alignment", table="rank"):
     """How the gradients g_B of minibatches of B samples, drawn with replacement, lie in the curvature.
 
     H is the Hessian and g the gradient over all samples, v_i and λ_i the eigenvectors and eigenvalues of the
@@ -277,9 +271,6 @@ class NoiseAlignment(Measurement):
         >>> result.value, result.standard_error, result.shares.tolist()
         (1.5, 0.1, [0.5, 0.25])
     """
-
-    schema: ClassVar[str] = "landscape.noise_alignment"
-    table: ClassVar[str] = "rank"
 
     values: Annotated[Array, "rank+", "nat"]
     residuals: Annotated[Array, "rank", "nat"]
@@ -338,7 +329,9 @@ class NoiseAlignment(Measurement):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CriticalBatch(Measurement):
+class CriticalBatch(
+    Measurement, schema="landscape.critical_batch", axes="batch", table="batch seed_of_branch"
+):
     """The loss after branches that train on equally many samples, by batch; the first is the reference.
 
     The critical batch is where the mean loss exceeds that of the reference by the share ``loss_tol`` of it.
@@ -362,10 +355,6 @@ class CriticalBatch(Measurement):
         >>> result.value, result.rise.round(3).tolist()
         (20.0, [0.0, 0.2])
     """
-
-    schema: ClassVar[str] = "landscape.critical_batch"
-    axes_of: ClassVar[tuple[str, ...]] = ("batch",)
-    table: ClassVar[str] = "batch seed_of_branch"
 
     batch: Annotated[Array, "batch+", "samples"]
     lr: Annotated[Array, "batch", "1"]
@@ -450,3 +439,137 @@ def _rise(loss: Array) -> Array:
     """(K,), the means over the seeds above the first, relative to it."""
     mean = loss.mean(1)
     return mean / mean[0] - 1
+
+
+@dataclass(frozen=True)
+class LabelCounts(Sourced, schema="landscape.label_counts", table="learner class"):
+    """Training samples by learner and label.
+
+    Attributes:
+        counts: (n, K), samples of each label that each learner draws its minibatches from.
+        classes: (K,), the labels; one, 0, where samples have none.
+        division: how the training set was divided, as in the recipe's key ``data.split``.
+
+    Example:
+        >>> result = LabelCounts(np.array([[30, 0], [10, 20]]), np.array([0, 1]), "dirichlet(0.1)")
+        >>> [row.name for row in result.describe()]
+        ['smallest part', 'labels of a learner', 'division']
+    """
+
+    counts: Annotated[Array, "learner+ class+", "samples"]
+    classes: Annotated[Array, "class"]
+    division: str
+
+    def describe(self) -> list[Row]:
+        sizes, present = self.counts.sum(1), (self.counts > 0).sum(1)
+        largest = f"largest {sizes.max():,.0f}"
+        of = f"of {len(self.classes)}, mean over {len(sizes)} learners"
+        return [
+            Row("smallest part", float(sizes.min()), 0.0, "samples", largest),
+            Row("labels of a learner", float(present.mean()), 0.0, note=of),
+            Row("division", self.division),
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disagreement(Measurement, schema="landscape.disagreement", table="rank_of_eigenvalue"):
+    """The share of the learners' spread Δw_j = w_j − w_a, and of the gradient, in the top-k Hessian space.
+
+    H is the Hessian and g the gradient of the mean loss at w_a, over all samples; v_i the eigenvectors of
+    the k largest eigenvalues of H; C = n⁻¹ Σ_j Δw_jΔw_jᵀ the covariance of the learners (not n⁻² Σ, as in
+    Eq. 4 of DPSGD-2020). Errors are one standard error by the jackknife over the learners, as if these were
+    independent draws; learners that have mixed are not, and the error is then too small. They are NaN for
+    two learners. For these very learners the numbers are exact, but for the residuals of the eigenvectors.
+
+    Attributes:
+        values, residuals: (k,), eigenvalues in nats, descending, and ‖Hv − λv‖.
+        spread_share: (k,), v_iᵀCv_i/tr C.
+        spread_error: (k,), the error of its sum over the first i eigenvectors.
+        gradient_share: (k,), (v_iᵀg)²/‖g‖²; NaN, as all shares of the gradient, where it is zero.
+        consensus: tr C, the consensus distance.
+        cost, cost_error: ½ tr(HC) in nats: to second order, the mean loss of the learners above that of w_a;
+            the error has that of products by differences.
+        cost_top: the part of it from the top-k space, ½ Σ_i λ_i v_iᵀCv_i.
+        loss, learners_loss: at w_a, and the mean over the learners at their own weights, in nats, with the
+            statistics of BatchNorm that ``bn`` names at both.
+        gradient_in_span: ‖Pg‖²/‖g‖², P the projector on the span of the Δw_j, of dimension ``rank``.
+        rank: the dimension of the span of the Δw_j, at most n − 1.
+        dominant_in_span: ‖PQg‖²/‖Qg‖², Q the projector on the top-k space: the share of the gradient's sharp
+            part that the spread alone shows (arXiv 2605.27739).
+        grad_norm2: ‖g‖².
+        parameters: P; an isotropic vector has the share k/P in the top-k space, and rank/P in the span.
+        products: the number of Hessian-vector products.
+        residual_tol: the relative residual of the eigenvalues that was asked for.
+        derivatives: "exact", or "differences" of gradients.
+
+    Example:
+        >>> import numpy as np
+        >>> half = np.array([0.5, 0.25])
+        >>> result = Disagreement(
+        ...     values=np.array([4.0, 1.0]), residuals=half, spread_share=half, spread_error=half,
+        ...     gradient_share=half, consensus=0.1, cost=0.15, cost_error=0.01, cost_top=0.1, loss=0.5,
+        ...     learners_loss=0.64, gradient_in_span=0.2, dominant_in_span=0.3, rank=3, grad_norm2=0.01,
+        ...     parameters=100, learners=4, products=20, converged=True, residual_tol=0.01, seed=0, samples=9,
+        ...     dtype="float64")
+        >>> result.value, result.standard_error, result.chance
+        (0.75, 0.25, 0.02)
+    """
+
+    values: Annotated[Array, "rank_of_eigenvalue+", "nat"]
+    residuals: Annotated[Array, "rank_of_eigenvalue", "nat"]
+    spread_share: Annotated[Array, "rank_of_eigenvalue", "1"]
+    spread_error: Annotated[Array, "rank_of_eigenvalue", "1"]
+    gradient_share: Annotated[Array, "rank_of_eigenvalue", "1"]
+    consensus: Annotated[float, "1"]
+    cost: Annotated[float, "nat"]
+    cost_error: Annotated[float, "nat"]
+    cost_top: Annotated[float, "nat"]
+    loss: Annotated[float, "nat"]
+    learners_loss: Annotated[float, "nat"]
+    gradient_in_span: Annotated[float, "1"]
+    dominant_in_span: Annotated[float, "1"]
+    rank: int
+    grad_norm2: float
+    parameters: int
+    learners: int
+    products: int
+    converged: bool
+    residual_tol: float
+    derivatives: str = "exact"
+
+    @property
+    def value(self) -> float:
+        """The share of the spread in the top-k space."""
+        return float(self.spread_share.sum())
+
+    @property
+    def standard_error(self) -> float:
+        """The standard error of :attr:`value`."""
+        return float(self.spread_error[-1])
+
+    @property
+    def chance(self) -> float:
+        """k/P: the expected share of an isotropic spread."""
+        return len(self.values) / self.parameters
+
+    @property
+    def gradient_value(self) -> float:
+        """The share of the gradient in the top-k space."""
+        return float(self.gradient_share.sum())
+
+    def describe(self) -> list[Row]:
+        k, chance = len(self.values), f"an isotropic one: {100 * self.chance:.2g}%"
+        span = f"an isotropic one: {100 * self.rank / self.parameters:.2g}%"
+        top = f"of it in the top {k} {self.cost_top:.4g}"
+        return [
+            percent(f"of the learners' spread in the top {k}", self.value, self.standard_error, chance),
+            percent(f"of the gradient in the top {k}", self.gradient_value),
+            percent("of the gradient in the spread", self.gradient_in_span, note=span),
+            percent("of its sharp part in the spread", self.dominant_in_span),
+            Row("½ tr(HC)", self.cost, self.cost_error, "nat", top),
+            Row("mean loss of the learners above w_a", self.learners_loss - self.loss, unit="nat"),
+            Row("consensus distance", self.consensus, note=f"{self.learners} learners"),
+            eigenvalue("λ_1", self.values[0], self.residuals[0]),
+            Row("Hessian products", self.products),
+            converged(self.converged, "raise max_products"),
+        ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 
@@ -80,7 +80,7 @@ class MatrixResult(Measured):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eigenvalues(MatrixResult):
+class Eigenvalues(MatrixResult, table="rank"):
     """The outermost eigenvalues of a matrix, with their residuals and bounds on the others.
 
     After a search with cheaper products, bounds and ``complete`` are those of the cheaper operator; the
@@ -99,8 +99,6 @@ class Eigenvalues(MatrixResult):
         complete: no eigenvalue was missed that lies beyond the last of those wanted by more than the
             tolerance, or a thousandth of the largest magnitude.
     """
-
-    table: ClassVar[str] = "rank"
 
     values: Annotated[Array, "rank", "nat"] = field(default_factory=no_values)
     residuals: Annotated[Array, "rank", "nat"] = field(default_factory=no_values)
@@ -138,7 +136,7 @@ class Eigenvalues(MatrixResult):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eigenpairs(Eigenvalues):
+class Eigenpairs(Eigenvalues, schema="landscape.eigenpairs"):
     """The largest eigenvalues of a matrix, with unit eigenvectors, residuals and bounds.
 
     Attributes:
@@ -149,13 +147,11 @@ class Eigenpairs(Eigenvalues):
         ([2.0, -1.0], (2, 2), True)
     """
 
-    schema: ClassVar[str] = "landscape.eigenpairs"
-
     vectors: Annotated[Array, "rank parameter", "1"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtremeEigenvalues(Eigenpairs):
+class ExtremeEigenvalues(Eigenpairs, schema="landscape.extreme_eigenvalues"):
     """The largest and the algebraically smallest eigenvalue, with unit eigenvectors.
 
     That λ_max is at least ``max`` and λ_min at most ``min`` holds up to rounding; the residuals do not bound
@@ -170,8 +166,6 @@ class ExtremeEigenvalues(Eigenpairs):
         >>> round(ends.min, 6), round(ends.max, 6), ends.vectors.round(3).tolist()
         (-1.0, 2.0, [[0.0, 1.0], [1.0, 0.0]])
     """
-
-    schema: ClassVar[str] = "landscape.extreme_eigenvalues"
 
     lowest: int = 1
 
@@ -197,7 +191,7 @@ class ExtremeEigenvalues(Eigenpairs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace(MatrixResult):
+class Trace(MatrixResult, schema="landscape.trace", table="draw"):
     """An estimate of the trace of a matrix.
 
     Attributes:
@@ -210,9 +204,6 @@ class Trace(MatrixResult):
         >>> trace.value, trace.freedom, [round(end, 2) for end in trace.interval()]
         (3.0, 1.6, [2.45, 3.55])
     """
-
-    schema: ClassVar[str] = "landscape.trace"
-    table: ClassVar[str] = "draw"
 
     value: Annotated[float, "nat"]
     standard_error: Annotated[float, "nat"]
@@ -244,7 +235,7 @@ class Trace(MatrixResult):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Density(MatrixResult):
+class Density(MatrixResult, schema="landscape.density", table="draw node"):
     """The spectral density of a P × P matrix, as quadratures: nodes with masses.
 
     Attributes:
@@ -257,9 +248,6 @@ class Density(MatrixResult):
         >>> density.broadened(np.array([0.0, 1.0]), width=0.1).round(3).tolist()
         [2.992, 0.0]
     """
-
-    schema: ClassVar[str] = "landscape.density"
-    table: ClassVar[str] = "draw node"
 
     nodes: Annotated[Array, "draw+ node+", "nat"]
     masses: Annotated[Array, "draw node", "1"]
@@ -322,7 +310,7 @@ class Density(MatrixResult):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spectrum(Eigenvalues):
+class Spectrum(Eigenvalues, schema="landscape.spectrum"):
     """Eigenvalues, trace and density of one Hessian, or of the block of some parameters; each may be missing.
 
     Attributes:
@@ -337,8 +325,6 @@ class Spectrum(Eigenvalues):
         >>> result.density is None
         True
     """
-
-    schema: ClassVar[str] = "landscape.spectrum"
 
     trace: Annotated[float, "nat"] = np.nan
     trace_error: Annotated[float, "nat"] = np.nan
@@ -407,7 +393,7 @@ class Spectrum(Eigenvalues):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurvatureTable(MatrixResult):
+class CurvatureTable(MatrixResult, schema="landscape.curvature_table", table="groups"):
     """λ_max, λ_min and trace of a Hessian and of its diagonal blocks, by groups (G) of parameters.
 
     Attributes:
@@ -428,9 +414,6 @@ class CurvatureTable(MatrixResult):
         >>> table.to_dataframe().query("groups == 'h.0'").trace.tolist()
         [3.0]
     """
-
-    schema: ClassVar[str] = "landscape.curvature_table"
-    table: ClassVar[str] = "groups"
 
     groups: Annotated[tuple[str, ...], "groups+"]
     sizes: Annotated[Array, "groups", "1"]
@@ -466,7 +449,7 @@ class CurvatureTable(MatrixResult):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossChange(MatrixResult):
+class LossChange(MatrixResult, schema="landscape.loss_change", table="groups"):
     """A step's change of the loss by groups (G) of parameters: ⟨g, d⟩, ½ dᵀHd and the rest.
 
     The directional sharpness is that of arXiv 2606.04662, the critical one that of arXiv 2601.16979.
@@ -492,9 +475,6 @@ class LossChange(MatrixResult):
         >>> change.sharpness, change.critical_sharpness
         (0.5, 5.0)
     """
-
-    schema: ClassVar[str] = "landscape.loss_change"
-    table: ClassVar[str] = "groups"
 
     groups: Annotated[tuple[str, ...], "groups+"]
     sizes: Annotated[Array, "groups", "1"]

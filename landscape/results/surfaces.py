@@ -40,7 +40,7 @@ EXPLAINED, OVERLOOKED = 0.9, 0.05
 
 
 @dataclass(frozen=True)
-class Surface(Interpolated):
+class Surface(Interpolated, schema="landscape.surface", axes="x y", table="y x"):
     """Loss and accuracy on a grid: ``loss[i, j]`` is L(center + x[j]·directions[0] + y[i]·directions[1]).
 
     Attributes:
@@ -85,10 +85,7 @@ class Surface(Interpolated):
         1.0
     """
 
-    schema: ClassVar[str] = "landscape.surface"
-    axes_of: ClassVar[tuple[str, ...]] = ("x", "y")
     labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {"direction": ("x", "y")}
-    table: ClassVar[str] = "y x"
 
     x: Annotated[Array, "x+"]
     y: Annotated[Array, "y+"]
@@ -353,7 +350,7 @@ def _points(surface: Surface) -> Iterator[Finding]:
 
 
 @dataclass(frozen=True)
-class Basins(Sourced):
+class Basins(Sourced, schema="landscape.basins", axes="x y rise", table="rise"):
     """The basins of a surface, and the region around one point in which the loss rises by less than a bound.
 
     All numbers are of the surface as it was computed: of its grid, and of bilinear interpolation between the
@@ -397,14 +394,11 @@ class Basins(Sourced):
         (1, [[1.0, 1.0]], [1.0])
     """
 
-    schema: ClassVar[str] = "landscape.basins"
-    axes_of: ClassVar[tuple[str, ...]] = ("x", "y", "rise")
     labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "direction": ("x", "y"),
         "other_direction": ("x", "y"),
         "axis": ("long", "short"),
     }
-    table: ClassVar[str] = "rise"
 
     x: Annotated[Array, "x+"]
     y: Annotated[Array, "y+"]

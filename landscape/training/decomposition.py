@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from landscape.core.devices import float64_device
-from landscape.data.parts import Parts
+from landscape.data.base import Parts
 from landscape.gradients.learners import Stack, Training
 from landscape.problem.problem import Problem
 from landscape.training.processes.comm import Comm

@@ -161,12 +161,10 @@ check_rule(EverySecond, {"period": 3})
     (
         """
 import dataclasses
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 @dataclasses.dataclass(frozen=True)
-class Growths(Result):
-    schema: ClassVar[str] = "landscape.mine.heights"
-    table: ClassVar[str] = "child"
+class Growths(Result, schema="landscape.mine.heights", table="child"):
     height: Annotated[np.ndarray, "child", "m"]
     label: str = ""
 
@@ -182,7 +180,7 @@ heights
 """,
         ["Growths: two children", "height  0.75 to 0.9 m"],
     ),
-    ("class Depths(Growths):\n    schema = 'mine.depths'", ["InputError", "landscape.NAME"]),
+    ("class Depths(Growths, schema='mine.depths'): pass", ["InputError", "landscape.NAME"]),
     ("heights.plot().get_suptitle()", ["Growths"]),
     ("heights.save('heights.h5'); landscape.load('heights.h5').to_dataframe().shape", ["(2, 1)"]),
     ("$ landscape plot heights.h5 -o heights.png", ["heights.png"]),

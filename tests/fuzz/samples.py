@@ -30,8 +30,8 @@ from landscape.data.images import FILES
 from landscape.paper.context import Context, identity
 from landscape.problem.layout import Layout, Slot
 from landscape.results import base
-from landscape.results.flatness import Smoothing
-from landscape.results.training import Stability, Sweep, texts
+from landscape.results.flatness import Smoothing, Stability
+from landscape.results.grids import Sweep, texts
 from landscape.training.recipes import recipe
 from tests.examples import comparison
 

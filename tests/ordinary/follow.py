@@ -18,7 +18,7 @@ import torch.nn.functional as F
 import landscape
 from landscape import LandscapeError, Problem
 from landscape.curvature import chain_hessian
-from landscape.evaluation import paths
+from landscape.evaluation import evaluate
 from landscape.problem import mean_loss
 from tests.battery.checks import TOLERANCES, Findings
 from tests.ordinary.use import Truth, Use
@@ -30,7 +30,7 @@ LOW = (torch.bfloat16, torch.float16)
 # Samples that the package takes at once here, in place of 2,000: what goes wrong between parts of the data shows
 # with a handful of samples, too.
 CHUNK = 4
-SIZES = ((mean_loss, "MAX_CHUNK"), (paths, "CHUNK"), (chain_hessian, "MAX_CHUNK"))
+SIZES = ((mean_loss, "MAX_CHUNK"), (evaluate, "CHUNK"), (chain_hessian, "MAX_CHUNK"))
 
 
 @dataclass

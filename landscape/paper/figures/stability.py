@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -25,7 +25,7 @@ from landscape.core.registry import algorithms as rules
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.limits import limits, max_stable_step, polynomials
-from landscape.models.small import Saddle
+from landscape.models import Saddle
 from landscape.paper.context import Context, Ended
 from landscape.paper.figure import Compared, Drawing, compare_with_paper, figure, printed, summary
 from landscape.paper.verdicts import Effect, Rows, by_seed, paired_effect, select, settings
@@ -35,7 +35,7 @@ from landscape.plots.style import ticks_at
 from landscape.plots.tables import delay_axes, without_bridge
 from landscape.problem.problem import Problem
 from landscape.results.base import Result, Sourced
-from landscape.results.training import forms_with
+from landscape.results.flatness import forms_with
 from landscape.training.optimizer.base import SGD
 from landscape.training.recipes.recipe import read
 from landscape.training.run.loop import Hooks, Trainer
@@ -58,7 +58,7 @@ LEVEL = 0.95
 
 
 @dataclass(frozen=True)
-class Escape(Result):
+class Escape(Result, schema="landscape.escape"):
     """Escape times from a saddle: the steps until L(w_a) is below SHARE of the saddle's depth.
 
     One quantity is varied.
@@ -72,8 +72,6 @@ class Escape(Result):
         steps: the length of the runs.
         setting: the quantities that are not varied, as text.
     """
-
-    schema: ClassVar[str] = "landscape.escape"
 
     times: Annotated[Array, "algorithms+ values+ run+", "steps"]
     values: Annotated[Array, "values"]
@@ -185,7 +183,7 @@ WIDEN, ATTEMPTS = 1.3, 10
 
 
 @dataclass(frozen=True)
-class Minima(Sourced):
+class Minima(Sourced, schema="landscape.minima"):
     """Learning rates at which full-batch training with delayed gradients stays at a minimum or leaves it.
 
     Arrays (3, K) have a row for each form of momentum (none, ordinary, shifted) and a column for each delay.
@@ -199,8 +197,6 @@ class Minima(Sourced):
         lambda_max: of the Hessian at the minimum, in nats.
         samples: of the data.
     """
-
-    schema: ClassVar[str] = "landscape.minima"
 
     delay: Annotated[Array, "delay+", "steps"]
     predicted: Annotated[Array, "form delay"]

@@ -12,10 +12,12 @@ from torch import Tensor
 from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.options import BelowOne, Count, Natural, NonNegative, Positive
-from landscape.limits import first_crossing, max_stable_step, polynomials
-from landscape.limits.rules import (
+from landscape.limits import (
+    first_crossing,
     max_period_step,
     max_random_delay_step,
+    max_stable_step,
+    polynomials,
 )
 from landscape.training.algorithms import Rule
 from landscape.training.algorithms.dpsgd import DELAY, DPSGD

@@ -16,14 +16,14 @@ from landscape.core.devices import double
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import BelowOne, Count, Natural, NonNegative, Positive
-from landscape.limits import max_stable_step
-from landscape.limits.rules import (
+from landscape.limits import (
     first_unstable,
     max_d2_step,
     max_matching_momentum_step,
     max_matching_step,
     max_mixing_step,
     max_paired_outer_step,
+    max_stable_step,
     max_tracking_step,
 )
 from landscape.training.algorithms import Rule

@@ -19,8 +19,7 @@ from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import BelowOne, Count, Natural, NonNegative, Positive, UpToOne
-from landscape.limits import max_stable_step
-from landscape.limits.rules import max_period_step
+from landscape.limits import max_period_step, max_stable_step
 from landscape.problem.layout import Layout, Slot
 from landscape.training.algorithms import Rule
 

@@ -27,8 +27,8 @@ from landscape.limits import limits, max_stable_step
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
+from landscape.results.flatness import Stability
 from landscape.results.noise import CriticalBatch
-from landscape.results.training import Stability
 from landscape.training import optimizer as optimizers
 from landscape.training.optimizer.base import Optimizer
 from landscape.training.own_loop import rate, read_settings

@@ -25,8 +25,8 @@ from landscape.core.errors import InputError
 from landscape.core.files import Lock, make_folder
 from landscape.core.options import toml_value
 from landscape.core.progress import Progress, ProgressOption, shows_progress, taken
-from landscape.results.training import COLUMNS, Sweep
-from landscape.results.training import texts as as_texts
+from landscape.results.grids import COLUMNS, Sweep
+from landscape.results.grids import texts as as_texts
 from landscape.training.processes.children import TIMEOUT
 from landscape.training.processes.process_group import started_by_launcher
 from landscape.training.recipes.recipe import Recipe, names
@@ -43,7 +43,7 @@ Execute = Callable[[Sequence[TrainingJob], Ended, Progress], None]
 
 
 def outcome_of(end: Checkpoint) -> dict[str, float]:
-    """The results of a finished run, by the names of :class:`landscape.results.training.Sweep`."""
+    """The results of a finished run, by the names of :class:`landscape.results.grids.Sweep`."""
     last = {name: float(column[-1]) for name, column in end.history.items() if len(column)}
     errors = 100 * (1 - end.history.get("test_accuracy", np.zeros(0)))
     return {

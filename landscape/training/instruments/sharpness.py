@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.analysis.average import MEMBERS, average
+from landscape.analysis.connection import MEMBERS, average
 from landscape.analysis.sharpness import sharpness
 from landscape.checkpoint.history import MONITORED, OF_LAYER, UNITS
 from landscape.core.devices import double, inner, vector_norm

@@ -18,7 +18,7 @@ from landscape.core import options, registry
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import parse_toml as parse
-from landscape.data import parts
+from landscape.data import base
 from landscape.training import optimizer
 from landscape.training.algorithms import Rule
 from landscape.training.recipes import (
@@ -198,10 +198,10 @@ class Recipe:
         return Spec(name, given if code else NAMED[table].options(name, given), called=True)
 
     @property
-    def split(self) -> parts.Split:
+    def split(self) -> base.Division:
         """The way in which the learners share the training set, ``data.split``."""
-        text = options.check_type("data.split", self.data.get("split", parts.IID), str)
-        return parts.parse(text, self.learners)
+        text = options.check_type("data.split", self.data.get("split", base.IID), str)
+        return base.parse(text, self.learners)
 
     @property
     def names_code(self) -> bool:

@@ -22,8 +22,7 @@ from landscape.checkpoint.user_code import Spec, UserData
 from landscape.core import hdf5
 from landscape.core.devices import double, inner
 from landscape.core.errors import InputError, OperationError
-from landscape.data.base import Dataset, cached
-from landscape.data.parts import IID, Parts
+from landscape.data.base import IID, Dataset, Parts, cached
 from landscape.gradients.learners import Stack, Training
 from landscape.problem.batches import call, fixed_randomness, named_tensors
 from landscape.problem.batchnorm import buffer_names, has_batchnorm, sample_parts

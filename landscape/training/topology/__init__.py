@@ -31,7 +31,7 @@ from landscape.core.files import open_regular
 from landscape.core.hdf5 import Array
 from landscape.core.options import ends_in, positive
 from landscape.core.progress import ProgressOption, shows_progress, taken
-from landscape.limits.rules import first_unstable
+from landscape.limits import first_unstable
 from landscape.training.processes.comm import averages_all
 from landscape.training.run import generator
 
