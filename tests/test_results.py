@@ -411,3 +411,10 @@ def test_a_window_of_absurd_losses_is_not_fine(top: float) -> None:
         drawn = dataclasses.replace(surface, loss=0.3 + height * distance**2 / 2)
         (window,) = (finding for finding in drawn.check().findings if finding.subject == "window")
         assert window.fine == fine
+
+
+def test_the_format_of_a_result_stands_in_its_class_line() -> None:
+    with pytest.raises(
+        InputError, match=r"schema: a variable of its own, it must be in the class line: class Mine"
+    ):
+        type("Mine", (Heights,), {"schema": "landscape.tests.mine"})

@@ -128,6 +128,9 @@ class Result(shown.Shown):
 
     def __init_subclass__(cls, schema: str = "", table: str = "", axes: str = "") -> None:
         super().__init_subclass__()
+        if names := {"schema", "table", "axes_of"} & {*vars(cls)}:
+            line = f"class {cls.__name__}(…, schema=, table=, axes=)"
+            raise InputError(f"{min(names)}: a variable of its own, it must be in the class line: {line}")
         cls.table, cls.axes_of = table or cls.table, tuple(axes.split()) or cls.axes_of
         if "__repr__" not in vars(cls):  # or a dataclass would print its arrays
             cls.__repr__ = shown.Shown.__repr__  # type: ignore[method-assign]
