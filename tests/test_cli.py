@@ -68,7 +68,7 @@ def test_train_writes_its_files_and_names_the_checkpoint(
     assert "test error" in out
     assert (
         "ring(1): spectral gap 0.6667, smallest eigenvalue ω_min -0.3333; plain steps are stable "
-        "while lr·λ_max < 0.6667" in err
+        "while lr·λ_max < 1 + ω_min = 0.6667 (AWC)" in err
     )
     assert "\r" not in err  # no progress bar where there is no terminal
     assert landscape.load(tmp_path / "r" / "last.h5").seed == 3

@@ -412,14 +412,14 @@ def test_a_surface_and_a_line_agree_with_the_loss_of_the_problem() -> None:
 
 def test_a_path_that_is_wrong_beyond_the_samples_of_its_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(net(), F.mse_loss, (inputs(100), inputs(100, 4)))
-    right = evaluate.paths.batched
+    right = evaluate.batched
 
     def wrong(loss: Any, steps: Any, size: Any) -> Any:
         totals = right(loss, steps, size)
         few = loss.problem.data.samples < 100
         return totals if few else lambda points, progress: 1.01 * totals(points, progress)
 
-    monkeypatch.setattr(evaluate.paths, "batched", wrong)
+    monkeypatch.setattr(evaluate, "batched", wrong)
     with pytest.raises(InputError, match="the method 'batched' is wrong .* use method='pointwise'"):
         landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2))
     surface = landscape.contour(problem, landscape.random_plane(problem), grid=(1, 1), method="pointwise")
