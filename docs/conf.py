@@ -45,12 +45,13 @@ nitpick_ignore_regex = [
         r"py:.*",
         r"(os|torch|numpy|np|nn|pd|xr|h5py|click|matplotlib|collections|contextlib|pathlib|abc|dist)\..*",
     ),
-    (r"py:(class|exc)", r"(Path|Figure|Axes|Picture|Compared|Judge|OutOfTimeError|Sizes|tuple\[str)"),
+    (r"py:(class|exc)", r"(Path|Figure|Axes|Picture|Compared|Judge|OutOfTimeError|Sizes|Tensor|tuple\[str)"),
+    (r"py:obj", r"typing\.(Literal|Annotated)\[.*"),
     (
         r"py:class",
         r"landscape\..*\.(T|F|R|Run|Point|Cell|UserData|Spec|Workers|Group|Record|MeanLoss|StepState|"
         r"MeasuredRun|OptimizerMemory|Shown|SymmetricOperator|SymmetricMatrix|Eigenvalues|MatrixResult|Piece|"
-        r"Schedule|Decompose|Evaluate|Save|Monitor|Diverge|Init|Split|Properties)",
+        r"Schedule|Decompose|Evaluate|Save|Monitor|Diverge|Init|Division|Exchanges|Properties)",
     ),
 ]
 smartquotes = False  # which makes one dash of the two of an option

@@ -115,7 +115,7 @@ class Instrument(ABC):
     reads: tuple[str, ...] = ("samples", "k", "draws", "rho", "window")
     #: The history's columns: name -> unit. One of a run may have more than its class.
     columns: Mapping[str, str] = {}
-    #: Whether it takes losses or Hessians on the run's sample: :class:`.OnSample` does.
+    #: Whether it takes losses or Hessians on the run's sample: ``OnSample`` does.
     on_sample = False
     #: Whether it draws minibatches, and so must know the samples of a step.
     on_minibatches = False
