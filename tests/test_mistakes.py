@@ -35,6 +35,7 @@ NORMED: dict[str, Any] = {
 DPSGD, LOCAL = {"name": "dpsgd"}, {"name": "local-sgd", "period": 4}
 DRAWN = torch.randn(4, 107, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 A, B, C, D = DRAWN
+LINEAR: Any = torch.nn.Linear(2, 1)
 
 
 def trained(**changes: Any) -> Checkpoint:
@@ -209,6 +210,11 @@ RUNS: list[tuple[Callable[[], object], str]] = [
     (lambda: max_stable_step(1, 0.5, "shifted", -1.0), "noise: -1.0 is not allowed"),
     *((lambda text=text: parse_size("--max-memory", text), "--max-memory: '.*' is not allowed, .* with its unit .B, KB")
       for text in ("", "0", "-1GiB", "2.5XiB", "GiB", "nan", "1 2", "0.0MB")),
+    *((call, "path: a Linear is not allowed, it must be a str or a Path")  # type: ignore[misc]
+      for call in (lambda: landscape.open(LINEAR), lambda: landscape.load(LINEAR))),
+    (lambda: landscape.import_state(None, LINEAR), "paths: a NoneType is not allowed, it must be a str or a Path"),
+    (lambda: landscape.barrier(LINEAR, LINEAR), "t: a Linear is not allowed, it must be a ndarray"),
+    (lambda: landscape.save_vts(LINEAR, "a.vts"), "surface: a Linear is not allowed, it must be a Surface"),
 ]  # fmt: skip
 
 

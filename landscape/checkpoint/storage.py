@@ -23,7 +23,7 @@ from landscape.core import hdf5
 from landscape.core.errors import InputError, OperationError, warn_caller
 from landscape.core.files import Lock, printable
 from landscape.core.hdf5 import Array, DamagedError, DamageWarning
-from landscape.core.options import choose
+from landscape.core.options import choose, expect
 from landscape.evaluation.grid import coincide
 from landscape.results import base
 from landscape.results.base import Result
@@ -108,6 +108,7 @@ def load(path: str | Path) -> Checkpoint | base.Result | list[base.Result]:
         A :class:`Checkpoint`, a result, or a list where the file holds several results.
 
     Raises:
+        InputError: no name of a file.
         OperationError: a file that is missing, truncated, foreign or of a newer version.
 
     Example:
@@ -115,6 +116,7 @@ def load(path: str | Path) -> Checkpoint | base.Result | list[base.Result]:
         Traceback (most recent call last):
         landscape.core.errors.OperationError: missing.h5: no such file; ...
     """
+    expect("path", path, str, Path)
     path = checkpoint_in(Path(path))
     with hdf5.reading(path, warn=False) as file:
         schema = file.attrs["schema"]
@@ -505,7 +507,7 @@ def open(
         The file, which leaving its ``with`` block closes.
 
     Raises:
-        InputError: another mode.
+        InputError: another mode, or no name of a file.
         OperationError: the file holds something else, is damaged ("w" replaces such a one), cannot be read,
             or is in use.
 
@@ -517,5 +519,6 @@ def open(
         ...     [type(result).__name__ for result in file]
         ['Surface']
     """
+    expect("path", path, str, Path)
     writes = group is None or dist.get_rank(group) == 0
     return ResultFile(path, mode, replace=replace, writes=writes, message=message)

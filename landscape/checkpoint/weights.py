@@ -34,7 +34,7 @@ from landscape.core import hdf5
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.files import open_regular, read_regular
 from landscape.core.hdf5 import Array
-from landscape.core.options import ends_in, near
+from landscape.core.options import ends_in, expect, near
 from landscape.problem.batchnorm import BatchNormPolicy, buffer_names
 from landscape.problem.layout import Layout, unwrapped, vector_of
 from landscape.problem.problem import Problem
@@ -373,6 +373,7 @@ def import_state(
         >>> run.learners, tuple(run.weights.shape)
         (1, (1, 8))
     """
+    expect("paths", paths, str, Path, list, tuple)
     given = [Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
     if not given:
         raise InputError("paths: an empty list is not allowed, it must name a file of weights")

@@ -477,10 +477,15 @@ def barrier(t: Array, loss: Array) -> float:
     Returns:
         The barrier in the unit of the loss; NaN if a loss is NaN or an end is infinite.
 
+    Raises:
+        InputError: no arrays.
+
     Example:
         >>> barrier(np.array([0.0, 0.5, 1.0]), np.array([1.0, 4.0, 3.0]))
         2.0
     """
+    expect("t", t, np.ndarray)
+    expect("loss", loss, np.ndarray)
     with np.errstate(invalid="ignore"):
         return float(np.max(loss - ((1 - t) * loss[0] + t * loss[-1])))
 
@@ -499,7 +504,7 @@ def save_vts(surface: Surface, path: str | Path) -> None:
         path: a name that ends in .vts.
 
     Raises:
-        InputError: another suffix, or no finite loss.
+        InputError: no surface, another suffix, or no finite loss.
         OperationError: the file cannot be written.
 
     Example:
@@ -515,6 +520,8 @@ def save_vts(surface: Surface, path: str | Path) -> None:
         ...     pathlib.Path(f"{folder}/surface.vts").read_text().splitlines()[2]
         '  <StructuredGrid WholeExtent="0 2 0 2 0 0">'
     """
+    expect("surface", surface, Surface)
+    expect("path", path, str, Path)
     ends_in("path", path, [".vts"])
     finite = np.isfinite(surface.loss)
     if not finite.any():
