@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from landscape.training.processes import process_group
@@ -44,10 +45,11 @@ def together(
     deadline: float = 300.0,
     lost: tuple[int, ...] = (),
 ) -> list[Any]:
-    """``function(group, *args)`` in ``size`` processes: what each returned or raised, None if it was killed.
+    """``function(group, *args)`` in ``size`` processes: what each returned or raised.
 
     ``environment`` changes variables of a rank; a process that is not done by the ``deadline`` is killed, and
-    ranks that are ``lost`` on purpose are when the others are done.
+    ranks that are ``lost`` on purpose are when the others are done: None. One that ends without a result is a
+    ChildProcessError.
     """
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
     pipes, started = [], []
@@ -66,7 +68,7 @@ def together(
             done = receive.poll(0 if rank in lost else deadline)
             found[rank] = pickle.loads(receive.recv_bytes()) if done else TimeoutError("not done")
         except EOFError:
-            found[rank] = None
+            found[rank] = ChildProcessError("it ended without a result")
         process.join(0 if rank in lost else 10.0)  # it ends by itself, and has its coverage to write
         process.kill()
         process.join()
@@ -82,8 +84,8 @@ def _run(send: Any, variables: dict[str, str], timeout: float, function: Any, ar
         group = Group(torch.device("cpu"), timeout)
         result = function(group, *args)
         group.close()
-    except Exception as error:
-        result = error
+    except BaseException as error:  # pytest.fail is none of Exception
+        result = AssertionError(str(error)) if isinstance(error, pytest.fail.Exception) else error
         if group:
             process_group.BEAT = 0.5  # rank 0 waits four of them for the others to hear of it
             group.tell(str(error))

@@ -605,7 +605,7 @@ def test_what_is_named_as_weights_is_read_or_told_apart(tmp_path: Path) -> None:
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0"
     for text, words in (
         (pointer, "is a pointer of Git LFS .git lfs pull"), (b"\n<!DOCTYPE html>", "is a web page; give"),
-        (b"<html>404", "is a web page"), (b"hello", "begins with b'hello'; give"), (b"", "begins with b''"),
+        (b"<html>404", "is a web page"), (b"hello", "begins with b'hello'; give"), (b"", "is empty"),
     ):  # fmt: skip
         for name in ("n.pt", "n.safetensors") if text == pointer else ("n.pt",):
             (tmp_path / name).write_bytes(text)

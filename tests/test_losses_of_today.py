@@ -803,6 +803,7 @@ def test_a_count_that_depends_on_the_weights(
         each = F.cross_entropy(o, t, reduction="none")
         return each[(each > 0.01) if hard else (each < limit)].mean()
 
+    size = 32 if hard else size  # none of a dozen samples in batches of two may cross the lower threshold
     refusal = ""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -946,3 +947,62 @@ def test_targets_that_are_objects_of_each_image_are_a_mean_over_batches(sizes: t
         problem = Problem(model, loss, data)
     with torch.no_grad():
         assert problem.loss() == pytest.approx(np.mean([float(loss(model(x), t)) for x, t in data]))
+
+
+class Forces(nn.Module):
+    """Outputs and the sum of their derivatives in the inputs, with the options of their gradient in eval mode."""
+
+    def __init__(self, **options: bool) -> None:
+        super().__init__()
+        self.net, self.options = net(4, 3), options
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.requires_grad_()
+        outputs = self.net(x).tanh()
+        options = {"create_graph": True} if self.training else self.options
+        (slope,) = torch.autograd.grad(outputs.sum(), x, **options)
+        return outputs + slope.sum(1, keepdim=True) * torch.arange(3.0)
+
+
+def test_a_gradient_in_eval_mode_that_frees_the_graph_is_refused() -> None:
+    x, y = torch.randn(24, 4, dtype=torch.float64), torch.randint(3, (24,))
+    problem = Problem(Forces(), nn.CrossEntropyLoss(), (x, y))
+    with pytest.raises(
+        InputError, match=r"^model or loss: in eval mode it takes a gradient .* create_graph=True"
+    ):
+        problem.gradient()
+    problem = Problem(Forces(create_graph=True), nn.CrossEntropyLoss(), (x, y))
+    v = torch.randn_like(problem.weights)
+    ends = [problem.loss(problem.weights + t * v) for t in (1e-5, -1e-5)]
+    assert float(problem.gradient() @ v) == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-6)
+
+
+@settings(max_examples=15)
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=5), st.integers(0, 99))
+def test_outputs_with_a_loss_of_the_models_own_are_counted_in_batches_of_one(
+    sizes: list[int], seed: int
+) -> None:
+    generator, model = torch.Generator().manual_seed(seed), net(4, 3)
+    samples, rare = sum(sizes), torch.tensor([1.0, 2.0, 9.0], dtype=torch.float64)
+    x = torch.randn(samples, 4, dtype=torch.float64, generator=generator)
+    y = torch.randint(3, (samples,), generator=generator)
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model
+
+        def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            logits = self.net(x)
+            return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+    def loss(outputs: dict[str, Tensor], labels: Tensor) -> Tensor:
+        return F.cross_entropy(outputs["logits"], labels, rare)
+
+    batches = [({"x": a, "labels": b}, b) for a, b in zip(x.split(sizes), y.split(sizes), strict=True)]
+    with warnings.catch_warnings(record=True) as lines:
+        warnings.simplefilter("always")
+        value = Problem(Own(), loss, batches).loss()
+    counted = not any("mean over the batches" in str(line.message) for line in lines)
+    assert not counted or value == pytest.approx(float(loss({"logits": model(x)}, y).detach()), rel=1e-9)
+    assert counted or samples < 2 * len(rare) or len(y.unique()) < 3

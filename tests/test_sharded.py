@@ -345,15 +345,22 @@ def plain(outputs: Tensor, targets: Tensor) -> Tensor:
 def counted(group: Any) -> None:
     """Losses whose terms are counted alike on all ranks, of which each has another number of them."""
     model, x, y = made(Images)
-    rare, alone, half = y % 2 * 3, y.clone(), y.clone()
-    rare[8:12], alone[8:], half[9:15] = 1, -100, -100
+    rare, alone = y % 2 * 3, y.clone()
+    rare[8:12], alone[8:] = 1, -100
+    cases = [(weighted, rare, 4), (weighted, rare, 8), (plain, alone, 4), (plain, alone, 8)]
+    for seed in range(4):  # each rank leaves out its own share
+        generator = torch.Generator().manual_seed(seed)
+        left = torch.rand(16, generator=generator) < torch.rand(2, generator=generator).repeat_interleave(8)
+        left[seed], left[15 - seed] = True, False
+        cases.append((plain, y.masked_fill(left, -100), 4 + 4 * (seed % 2)))
     ddp = nn.parallel.DistributedDataParallel(model)
-    for loss, targets in ((weighted, rare), (plain, alone), (plain, half)):
+    for loss, targets, size in cases:
         truth = loss(model(x), targets).item()
-        rows = [slice(k, k + 4) for k in (8 * group.rank, 8 * group.rank + 4)]
-        batches = [(x[part], targets[part]) for part in rows]
+        batches = [
+            (x[k : k + size], targets[k : k + size]) for k in range(8 * group.rank, 8 * group.rank + 8, size)
+        ]
         with pytest.warns(landscape.ProblemWarning, match="the terms of its mean are counted as"):
-            problem = landscape.ShardedProblem(ddp, loss, batches)
+            problem = landscape.ShardedProblem(ddp, loss, batches if size < 8 else batches[0])
         assert problem.loss() == pytest.approx(truth, rel=1e-5)
     with pytest.raises(InputError, match="all its targets are left out"):
         landscape.ShardedProblem(ddp, plain, (x, torch.full_like(y, -100)))
@@ -444,6 +451,8 @@ def wrong_on_one(group: Any) -> None:
     for kind in ("ddp", "fsdp"):
         model = KINDS[kind](made(Images)[0], 2)
         for words, loss, change, place in cases:
+            if kind == "fsdp" and not hasattr(model, "reset_iter_state"):  # PyTorch before 2.13
+                model = KINDS[kind](made(Images)[0], 2)
             with pytest.raises(InputError, match=words.format(place)) as raised:
                 landscape.ShardedProblem(model, loss, data(change, place))
             assert str(raised.value).endswith("(rank 1)"), words
@@ -459,8 +468,22 @@ def wrong_on_one(group: Any) -> None:
         assert landscape.ShardedProblem(model, plain, data(same_, 0)).loss() == pytest.approx(truth, rel=1e-5)
 
 
-def test_what_is_wrong_on_one_rank_is_said_on_all() -> None:
-    assert together(2, wrong_on_one) == [None] * 2
+def old_fsdp(group: Any) -> None:
+    """A pass that ends within FSDP2 ends the use of the model where PyTorch cannot set it back."""
+    kind = torch.distributed.fsdp.FSDPModule
+    if hasattr(kind, "reset_iter_state"):
+        del kind.reset_iter_state
+    _, x, y = made(Images)
+    model = fsdp(made(Images)[0], 2)
+    with pytest.raises(InputError, match="RuntimeError"):
+        landscape.ShardedProblem(model, F.cross_entropy, (x.expand(-1, 1 + group.rank, -1, -1), y))
+    with pytest.raises(OperationError, match="^model: a pass of it ended in an error"):
+        landscape.ShardedProblem(model, F.cross_entropy, (x, y))
+
+
+@pytest.mark.parametrize("function", [wrong_on_one, old_fsdp])
+def test_what_is_wrong_on_one_rank_is_said_on_all(function: Callable[[Any], None]) -> None:
+    assert together(2, function) == [None] * 2
 
 
 def refused(group: Any) -> None:

@@ -87,9 +87,13 @@ class Samples(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence[Samples]) -> Samples:
-        """All samples of ``parts``. ValueError for samples of different shapes."""
+        """All samples of ``parts``. ValueError for samples of different shapes.
+
+        A number of each part, as the loss that a model returns beside its outputs, becomes a row of them.
+        """
+        rows = [tree_map(lambda t: t if t.dim() else t[None], part) for part in parts]
         try:
-            return cls(*concatenate(parts))
+            return cls(*concatenate(rows))
         except LandscapeError as error:
             raise ValueError(str(error)) from error
 

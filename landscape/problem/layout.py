@@ -31,7 +31,8 @@ def gradients(
     """
     if isinstance(outputs, Tensor):
         differentiable(outputs)
-    parts = torch.autograd.grad(outputs, inputs, grad_outputs, retain_graph=keep, materialize_grads=True)
+    with of_a_whole_graph():
+        parts = torch.autograd.grad(outputs, inputs, grad_outputs, retain_graph=keep, materialize_grads=True)
     return [part.detach() for part in parts]
 
 
@@ -40,11 +41,26 @@ def backward(loss: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
 
     Reentrant activation checkpointing allows nothing else.
     """
-    differentiable(loss).backward()  # type: ignore[no-untyped-call]
+    with of_a_whole_graph():
+        differentiable(loss).backward()  # type: ignore[no-untyped-call]
     parts = [torch.zeros_like(t) if t.grad is None else t.grad for t in inputs]
     for t in inputs:
         t.grad = None
     return parts
+
+
+@contextlib.contextmanager
+def of_a_whole_graph() -> Iterator[None]:
+    """A context that raises InputError where model or loss took a gradient, which freed the graph."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "second time" not in str(error):
+            raise
+        raise InputError(
+            "model or loss: in eval mode it takes a gradient that frees the graph, so that the loss has "
+            "none; give torch.autograd.grad(…, create_graph=True) in it"
+        ) from error
 
 
 def differentiable(loss: Tensor) -> Tensor:

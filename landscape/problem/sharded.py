@@ -6,6 +6,7 @@ import contextlib
 import copy
 import importlib
 import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
@@ -14,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from landscape.core.devices import check_default_device, finite
-from landscape.core.errors import InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.options import choose
-from landscape.problem.batches import call, count_samples, named_tensors, opened
+from landscape.problem.batches import call, count_samples, named_tensors, opened, take
 from landscape.problem.batchnorm import BatchNormPolicy
 from landscape.problem.checks import CHECKS
 from landscape.problem.data import Data
@@ -43,6 +44,9 @@ from landscape.problem.ranks import (
     local_part,
     uninterrupted,
 )
+
+#: Models whose state within a pass cannot be ended: before 2.13, PyTorch has no ``reset_iter_state``.
+ENDED = weakref.WeakSet[nn.Module]()
 
 
 class ShardedProblem(Exchanges):
@@ -134,7 +138,7 @@ class ShardedProblem(Exchanges):
         self.coarse = self._coarsest(x, y)
         if check != "off" and terms is None:
             check_mean(self, count)
-            x, y = self._on_all(lambda: self.data.first(count))
+            x, y = self._on_all(lambda: self._first(count))
         if check != "off":
             check_finite(self, count, every=check == "full")
         checksum = sum(float(t.double().sum()) for _, t in named_tensors((x, y)))
@@ -150,13 +154,22 @@ class ShardedProblem(Exchanges):
         """Take the data, whose first batch, or the first with a target that counts, is returned."""
         self.data = Data(data, self.device, self.pieces[0].local.dtype, self.criterion is output_loss)
         self.data.chunk_size = self.data.samples or None
-        first = self.data.first(count)
+        first = self._first(count)
         self.data.weigh(count)
         if self.check != "off" and self.data.checksum is not None and not isinstance(data, (list, tuple)):
             sums = list[Tensor]()
             for _ in self.data.second_pass(sums):
                 pass
             self.data.compare(sums, ordered=False)
+        return first
+
+    def _first(self, count: Terms) -> tuple[Any, Any]:
+        """Two samples, the first of which counts where any of this rank's does, or a batch as such."""
+        first, resident = self.data.first(count), self.data.resident
+        counts = count(*resident) if resident else torch.zeros(1)
+        if resident and counts.dim() == 1 and bool(counts[2:].any()) and not bool(counts[:2].any()):
+            place = int(counts.gt(0).nonzero()[0])
+            return take(resident, slice(place, place + 2))
         return first
 
     def _weigh(self, count: Terms) -> None:
@@ -334,6 +347,11 @@ class ShardedProblem(Exchanges):
     def _passes(self, weights: Tensor | None) -> Iterator[None]:
         """The model at ``weights`` in the block, in eval mode; it is then as it was, to the bit."""
         check_recording()
+        if self.model in ENDED:
+            raise OperationError(
+                "model: a pass of it ended in an error, after which FSDP2 of this PyTorch makes no other; "
+                "build the model anew, or use PyTorch 2.13"
+            )
         modes = {module: module.training for module in self.model.modules()}
         with uninterrupted(), torch.no_grad():
             self._reshard()
@@ -352,6 +370,9 @@ class ShardedProblem(Exchanges):
                     piece.local.copy_(part)
                 with all_ranks():
                     yield
+            except BaseException:
+                self._reset()
+                raise
             finally:
                 self._reshard()
                 for tensor, value in zip(kept, before, strict=True):
@@ -365,6 +386,16 @@ class ShardedProblem(Exchanges):
         """Let FSDP2 free whole parameters: after a pass without gradients, the next one would use them."""
         for module in self.model.modules():
             getattr(module, "reshard", lambda: None)()
+
+    def _reset(self) -> None:
+        """Let FSDP2 forget a pass that ended within it: the next one would read memory that is free."""
+        module: Any
+        for module in self.model.modules():
+            if hasattr(module, "reset_iter_state"):
+                with contextlib.suppress(RuntimeError):  # of all but the outermost
+                    module.reset_iter_state()
+            elif hasattr(module, "reshard") and module._get_fsdp_state()._training_state.name != "IDLE":
+                ENDED.add(self.model)
 
     def _outputs_and_loss(self, x: Any, y: Any, errors: list[Exception]) -> tuple[Any, Tensor | None]:
         """The outputs and the loss of a batch at the weights of the moment, differentiable.
