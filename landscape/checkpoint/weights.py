@@ -201,7 +201,7 @@ def _load(path: Path) -> Any:
         head = file.read(64)
         plain = path.suffix == ".safetensors" or head[6:9] == b"\0\0{"  # of safetensors, whatever its name
         pickled = head.startswith((b"PK", b"\x80"))
-        what = "" if plain or pickled else f"begins with {head[:16]!r}"
+        what = "" if plain or pickled else f"begins with {head[:16]!r}" if head else "is empty"
         what = next((words for start, words in STANDING_IN.items() if head.lstrip().startswith(start)), what)
         if what:
             line = f"{path}: not a readable state file, it {what}; give a file of torch.save or safetensors"
@@ -465,10 +465,16 @@ def network_of(problem: Problem, given: Any, name: str) -> Network:
 def networks_of(problem: Problem, given: Any, labels: Sequence[str] = ()) -> list[Network]:
     """:func:`network_of` of each entry of the argument ``weights``, a list or vectors (n, P)."""
     one = isinstance(given, (str, os.PathLike, Mapping, nn.Module, Problem, Checkpoint))
-    if one or not isinstance(given, Iterable):
-        kind = type(given).__name__
+    lone = getattr(given, "ndim", 2) == 1
+    if one or lone or not isinstance(given, Iterable):
+        kind = "vector" if lone else type(given).__name__
         raise InputError(f"weights: a {kind} is not allowed, it must be a list, each entry {ALLOWED}")
     rows = list(given)
+    if not isinstance(labels, (list, tuple)):
+        kind = type(labels).__name__
+        raise InputError(
+            f"labels: a {kind} is not allowed, it must be a list of names; give all weights in a list"
+        )
     if labels and len(labels) != len(rows):
         raise InputError(f"labels: {len(labels)} for {len(rows)} weights, each needs one")
     names = labels or [f"weights[{k}]" for k in range(len(rows))]
