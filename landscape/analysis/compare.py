@@ -437,16 +437,16 @@ def _rows(
 
     Raises the reason where none was, or, where they were chosen ``by_name``, any of them was not.
     """
-    found = []
+    rows = []
     for q, quantity in enumerate(quantities):
         cells = [column.cells[q] for column in columns]
         refused = [cell for cell in cells if isinstance(cell, LandscapeError)]
         if len(refused) < len(cells):
             known = [c if isinstance(c, Measured) else Measured(math.nan, math.nan) for c in cells]
-            found.append(Row.of(quantity, known, side_of, grouped))
-        elif by_name or (q == len(quantities) - 1 and not found):
+            rows.append(Row.of(quantity, known, side_of, grouped))
+        elif by_name or (q == len(quantities) - 1 and not rows):
             raise refused[0]
-    return found
+    return rows
 
 
 def _notes(quantities: Sequence[Quantity], columns: Sequence[_Column], labels: Sequence[str]) -> list[str]:

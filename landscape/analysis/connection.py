@@ -280,9 +280,9 @@ class Hull:
         """The losses at Σ_j a_j w_j for the rows a of ``coefficients`` (K, n), each of which sums to 1."""
         m, a = self._measured, coefficients
         target = _Block(a @ self._points)
-        found = np.array([process.predict(target) for process in self._processes])
-        loss, errors = found[:, 0].mean(0), np.hypot(found[:, 1], m.rounding)
-        low, high = _quantiles(found[:, 0], errors, self._processes[0].freedom)
+        predictions = np.array([process.predict(target) for process in self._processes])
+        loss, errors = predictions[:, 0].mean(0), np.hypot(predictions[:, 1], m.rounding)
+        low, high = _quantiles(predictions[:, 0], errors, self._processes[0].freedom)
         # To second order L(w) is Σ a_j (L(w_j) + ½⟨∇L(w_j), w − w_j⟩) = Σ a_j L(w_j) − ½ tr(HC), C the
         # covariance. If what is left is to that correction as each further order to the one before, the
         # remainder is that of a geometric series, which may not converge.
@@ -549,7 +549,7 @@ def _greedy(hull: Hull, losses: Array) -> Array:
     for j in order[1:]:
         trial = ((best > 0) | (np.arange(len(order)) == j)).astype(np.float64)
         trial /= trial.sum()
-        found = hull(trial[None])
-        if found.loss[0] < lowest and found.high[0] < trial @ losses:
-            best, lowest = trial, found.loss[0]
+        prediction = hull(trial[None])
+        if prediction.loss[0] < lowest and prediction.high[0] < trial @ losses:
+            best, lowest = trial, prediction.loss[0]
     return best

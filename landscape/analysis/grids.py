@@ -115,7 +115,7 @@ def contour(
             An island that covers less than 1.5% of the picture can be missed. See
             ``landscape.evaluation.adaptive``.
         into: a file of :func:`landscape.open`, into which the surface is written, about every ten seconds and
-            at the end. One that is there, unfinished or on another grid, is gone on with: the points in
+            at the end. A surface that is there, unfinished or on another grid, is resumed: the points in
             common are not computed again. "auto" keeps the method of an unfinished surface.
         execution: the processes that compute it, and the earlier surface that it goes on with without a file,
             see :class:`landscape.Execution`.

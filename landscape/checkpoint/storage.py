@@ -1,6 +1,6 @@
 """The files in the folder of a run, and files of results that computations add to.
 
-Files of results are locked, saved as they go, and gone on with where they fit.
+A file of results is locked while it is written and saved at intervals; a computation that fits it resumes.
 """
 
 from __future__ import annotations
@@ -70,21 +70,23 @@ def steps(folder: Path) -> list[Path]:
 
     OperationError for a step-NNNNNNN.h5 that cannot be read: it must be a damaged checkpoint.
     """
-    found = []
+    checkpoints = []
     for path in sorted(folder.glob("step-*.h5")):
         try:
             with hdf5.reading(path, warn=False) as file:
-                found += [path] if file.attrs["schema"] == SCHEMA else []
+                checkpoints += [path] if file.attrs["schema"] == SCHEMA else []
         except OperationError:
             if _STEP.fullmatch(path.name):
                 raise
-    return found
+    return checkpoints
 
 
 def named_like_a_run(folder: Path) -> list[Path]:
     """The files in ``folder`` with a name that a run writes: they would be overwritten."""
-    known = [folder / name for name in _NAMES]
-    return sorted([p for p in known if p.exists()] + [p for p in folder.glob("*") if _STEP.fullmatch(p.name)])
+    places = [folder / name for name in _NAMES]
+    return sorted(
+        [p for p in places if p.exists()] + [p for p in folder.glob("*") if _STEP.fullmatch(p.name)]
+    )
 
 
 def of_a_run(path: Path) -> bool:
@@ -171,7 +173,7 @@ class ConflictError(OperationError):
     """A file holds results that would be lost.
 
     Attributes:
-        conflict: the file, what it holds, and why that cannot be gone on with.
+        conflict: the file, what it holds, and why a computation cannot resume from that.
         grid: the smallest grid (nx, ny) that keeps all its points; None where no grid does.
     """
 
@@ -193,7 +195,7 @@ class ResultFile:
     """The results in an HDF5 file, as a sequence that computations add to; :func:`landscape.open` makes it.
 
     ``landscape.contour(…, into=file)`` and ``landscape.hessian_grid(…, into=file)`` go on with the result in
-    the file that is of the same problem, plane and settings, if it was not gone on with since the file was
+    the file that is of the same problem, plane and settings, unless it was resumed since the file was
     opened; they write the file about every ten seconds, and when they end. Every write is a whole new file
     that replaces the old one.
 
@@ -333,7 +335,7 @@ class ResultFile:
     ) -> Any:
         """Find the result that a computation on the grid ``x``, ``y`` goes on with; None if it begins.
 
-        Results of this session are not gone on with again, and those of files other than ``source`` (a
+        Results of this session are not resumed again, and those of files other than ``source`` (a
         SHA-256) are left alone.
 
         Args:
@@ -435,7 +437,7 @@ class ResultFile:
 
         Args:
             result: of the kind that the file holds.
-            finished: whether it is whole, and so not gone on with while the file is open.
+            finished: whether it is whole, and so not resumed while the file is open.
 
         Raises:
             OperationError: as for :meth:`add`.

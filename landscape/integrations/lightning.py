@@ -20,13 +20,13 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # the same classes, twice
 
 def _bases() -> tuple[type, ...]:
     """Callback of each package that is installed: a Trainer takes only its own package's."""
-    found = []
+    bases = []
     for name in PACKAGES:
         with contextlib.suppress(ImportError):
-            found.append(importlib.import_module(name).Callback)
-    if not found:
+            bases.append(importlib.import_module(name).Callback)
+    if not bases:
         raise ImportError("lightning is not installed; pip install 'sgd-landscape[lightning]'")
-    return tuple(found)
+    return tuple(bases)
 
 
 # Under this name a step's model gets a whole batch.

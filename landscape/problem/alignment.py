@@ -309,13 +309,15 @@ def _activations(problem: MeanLoss, symmetry: Symmetry, ends: Sequence[Tensor]) 
         order = torch.randperm(problem.samples, generator=torch.Generator().manual_seed(0))
         parts = torch.split(order[: min(SAMPLES, most)], few.samples)
         inputs = [wide.gather(part)[0] for part in parts if len(part) == few.samples]
-    found = []
+    blocks = []
     for w in ends:
         at, w = wide.at(w.to(wide.weights)), w.to(wide.weights)
         passes = [activations(at, w, x, symmetry.read) for x in inputs]
         names = map(str, symmetry.read)
-        found.append({name: _standardized(symmetry, name, [each[name] for each in passes]) for name in names})
-    return found
+        blocks.append(
+            {name: _standardized(symmetry, name, [each[name] for each in passes]) for name in names}
+        )
+    return blocks
 
 
 def _standardized(symmetry: Symmetry, name: str, parts: Sequence[Tensor]) -> Tensor:

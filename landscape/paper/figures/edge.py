@@ -495,11 +495,11 @@ SETTINGS = {"SSGD": "o", "ring(2) AWC": "s"}
 
 def _best(rows: Rows, kind: str) -> list[Numbers]:
     """The test errors by seed at the rate with the lowest median, of each setting."""
-    found = []
+    errors = []
     for name in SETTINGS:
         chosen = select(rows, optimizer=kind, setting=name)
-        found.append(by_seed(chosen, ERROR, lr=chosen.groupby("lr")[ERROR].median().idxmin()))
-    return found
+        errors.append(by_seed(chosen, ERROR, lr=chosen.groupby("lr")[ERROR].median().idxmin()))
+    return errors
 
 
 def _judge_lamb(rows: Rows) -> list[Effect]:

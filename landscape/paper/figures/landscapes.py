@@ -154,12 +154,12 @@ def _flatness(context: Context) -> Drawing:
     def measure(run: Ended) -> list[dict[str, Any]]:
         target = max(lost[rule, run.end.seed] for rule in ("ssgd", "dpsgd"))
         equal = min(run.points, key=lambda point: abs(np.log(last(point, "train_loss") / target)))
-        found = []
+        rises = []
         for when, point in {"end": run.last, "equal loss": equal}.items():
             for label, how in _MEASURES.items():
                 rise = median_rise(context.contour(point, **how))
-                found.append({"point": when, "directions": label, "step": point.step, RISE: rise})
-        return found
+                rises.append({"point": when, "directions": label, "step": point.step, RISE: rise})
+        return rises
 
     rows = context.table(measure)
     effects = _judge_flatness(rows)

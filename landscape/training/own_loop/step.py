@@ -512,15 +512,15 @@ class OptimizerState:
 
     def _named(self) -> list[tuple[str, str, Tensor]]:
         """(parameter, name, tensor) of all tensors. OperationError for a state that is none."""
-        found = []
+        tensors = []
         for name, (_, state) in zip(self._parameters.trained, self._states(), strict=True):
             for key, value in sorted(state.items()):
                 if isinstance(value, Tensor):
-                    found.append((name, key, value.detach()))
+                    tensors.append((name, key, value.detach()))
                 elif value is not None:
                     kind = type(value).__name__
                     raise OperationError(f"optimizer: its state '{key}' is a {kind}, not a tensor")
-        return found
+        return tensors
 
     def rows(self) -> dict[str, Tensor]:
         """The state for a checkpoint: "PARAMETER.NAME" -> (1, …), the same names and shapes on all ranks."""

@@ -275,7 +275,7 @@ def _save(checkpoint: Checkpoint, folder: Path, comm: Comm, every: int) -> None:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A run to be made or gone on with: ``recipe`` in ``folder``."""
+    """A run to be made or resumed: ``recipe`` in ``folder``."""
 
     recipe: Recipe
     folder: Path

@@ -278,11 +278,11 @@ class Mixing:
             return np.empty((max(1, len(self.cycle)), 0), dtype=complex)
         if len(self.cycle) > 1 and self.shares_modes:
             return np.array([np.fft.fft(m[:, 0])[1:] for m in self.cycle])
-        found = []
+        modes = []
         for m in self.cycle or [expected_matching(self.learners)]:
             eigenvalues = np.linalg.eigvalsh(m) if np.array_equal(m, m.T) else np.linalg.eigvals(m)
-            found.append(np.delete(eigenvalues, np.argmin(np.abs(eigenvalues - 1))))
-        return np.array(found, dtype=complex)
+            modes.append(np.delete(eigenvalues, np.argmin(np.abs(eigenvalues - 1))))
+        return np.array(modes, dtype=complex)
 
     @cached_property
     def shares_modes(self) -> bool:
