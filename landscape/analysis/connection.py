@@ -461,7 +461,7 @@ def average(
     members = None if weights is None else [each.theta for each in networks_of(problem, weights)]
     if not isinstance(weights, Tensor):  # which is taken without a copy
         weights = torch.stack(members) if members else None
-    weights = placed(problem, weights, least=2)
+    weights = placed(problem, weights, smallest=2)
     n = len(weights)
     if n > MEMBERS:
         raise InputError(f"weights: {n} members are not allowed, it must be 2 to {MEMBERS}")

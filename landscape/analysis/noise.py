@@ -117,7 +117,7 @@ def noise(
         raise InputError(
             "lr, local_batch: missing; neither a problem nor imported weights have them, give both"
         )
-    weights = placed(problem, weights, least=2)
+    weights = placed(problem, weights, smallest=2)
     check_unpenalized(problem, "Δ(2) is of the data's minibatches")
     problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once
     problem = in_minibatches(problem, local_batch)

@@ -334,7 +334,7 @@ def _traces(
     ``errors``: of the products by differences with eigenvectors.
     """
     h, like, generator = whole.operator, whole.start(), stream(whole.seed, 1)
-    step, samples, off = at_once(whole.given), [], np.array([block.doubt for block in blocks])
+    step, samples, off = at_once(whole.source), [], np.array([block.doubt for block in blocks])
     for first in range(0, draws, step):
         z = ALONE.signs(like, min(step, draws - first), generator)
         for block in blocks:

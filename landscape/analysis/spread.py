@@ -116,7 +116,7 @@ def disagreement(
         (0.75, 0.0311)
     """
     problem = problem_of(problem)
-    weights = placed(problem, weights, least=2)
+    weights = placed(problem, weights, smallest=2)
     report = taken(progress)
     spread = Spread(weights)
     mean, consensus = spread.mean, spread.consensus
@@ -343,7 +343,7 @@ def smoothing(
     """
     problem = problem_of(problem)
     exact_only(problem, "smoothing")
-    weights = placed(problem, weights, least=2)
+    weights = placed(problem, weights, smallest=2)
     mean = average(weights)
     spread = weights - mean
     variance = float(double(spread).square().sum()) / len(weights)

@@ -68,11 +68,11 @@ class Gradient:
                 at[slot.place] += piece
         total = at.new_zeros(sum(self.sizes))
         full = FullPrecision(self.dtype) if self.dtype == torch.float64 else contextlib.nullcontext()
-        with placed(problem.model, problem.layout, at) as own, torch.enable_grad(), full:
-            inputs = list(own.values())
+        with placed(problem.model, problem.layout, at) as parameters, torch.enable_grad(), full:
+            inputs = list(parameters.values())
 
             def add(loss: Tensor, share: float) -> None:
-                parts = dict(zip(own, backward(loss, inputs), strict=True))
+                parts = dict(zip(parameters, backward(loss, inputs), strict=True))
                 for piece, slot in zip(torch.split(total, self.sizes), self.slots, strict=True):
                     piece.add_(parts[slot.name].flatten(), alpha=share)
 
@@ -81,14 +81,14 @@ class Gradient:
                     loss = problem.criterion(own_outputs(problem, x), y)
                 add(loss, count / problem.samples)
             if problem.regularised:
-                add(problem.penalty_value(problem.layout.flatten(own)), 1.0)
+                add(problem.penalty_value(problem.layout.flatten(parameters)), 1.0)
         return total
 
     def steps(self) -> list[float]:
         """The steps, relative to the weights, from the coarsest on."""
         eps = torch.finfo(self.coarse).eps
-        found = [eps ** (1 / 3) * 4.0**-k for k in range(COARSEST, FINEST + 1)]
-        return [step for step in found if step >= LEAST * eps]
+        steps = [eps ** (1 / 3) * 4.0**-k for k in range(COARSEST, FINEST + 1)]
+        return [step for step in steps if step >= LEAST * eps]
 
 
 class Differences:
@@ -111,18 +111,18 @@ class Differences:
         self.problem = problem
         with warnings.catch_warnings(action="ignore"), contextlib.suppress(InputError):
             in_full_precision(problem)  # which sees the precision of the pass; a model in half alone is one
-        own = Gradient(problem, weights, slots, problem.dtype)
-        self.finest = own if problem.dtype == torch.float64 else self._in_float64(own)
-        self.scales = self._scales(own)
+        gradient = Gradient(problem, weights, slots, problem.dtype)
+        self.finest = gradient if problem.dtype == torch.float64 else self._in_float64(gradient)
+        self.scales = self._scales(gradient)
         self.gradients = self.finest
         self._center = dict[int, Tensor]()
         self._key = key = ("differences", problem.batchnorm.name, *(slot.name for slot in slots))
         if key not in problem.checked and problem.check != "off":
             self._check(weights)
             problem.checked[key] = True  # and that its own precision may serve, until it is seen not to
-        if self.finest is not own and own.coarse not in LOW and problem.checked.get(key, True):
-            problem.checked[key] = self._serves(own)
-            self.gradients = own if problem.checked[key] else self.finest
+        if self.finest is not gradient and gradient.coarse not in LOW and problem.checked.get(key, True):
+            problem.checked[key] = self._serves(gradient)
+            self.gradients = gradient if problem.checked[key] else self.finest
         names = [str(g.dtype).removeprefix("torch.") for g in (self.gradients, self.finest)]
         self.arithmetic = f"differences of {names[0]} gradients"
         if names[0] != names[1]:
@@ -139,8 +139,8 @@ class Differences:
         if not finite(image):  # this says why, with all samples
             return
         v = image / (image.norm() or 1.0)
-        other, other_error = small.measured(v)
-        if not abs(float(v @ image - u @ other)) <= 10 * (error + other_error * float(u.norm())):
+        other_image, other_error = small.measured(v)
+        if not abs(float(v @ image - u @ other_image)) <= 10 * (error + other_error * float(u.norm())):
             raise InputError(
                 "model or loss: differences of its gradients are not symmetric, as a Hessian is: the "
                 "gradient of one of them is wrong; write it in differentiable operations"
@@ -152,38 +152,40 @@ class Differences:
         v = torch.randn(sum(self.sizes), dtype=torch.float64, generator=generator)
         return self._masked(v.to(self.finest.weights))
 
-    def _serves(self, own: Gradient) -> bool:
+    def _serves(self, gradient: Gradient) -> bool:
         """Test whether products in the model's own precision are right to GOAL, and there are no kinks.
 
         One-sided differences decline with the step where there are none, from steps so coarse that few
         samples show kinks.
         """
-        image = self._difference(own, self._random(0), own.steps()[self._middle(own)])[0]
+        image = self._difference(gradient, self._random(0), gradient.steps()[self._middle(gradient)])[0]
         v = self._masked(image / (image.norm() or 1.0))
-        found = {k: self._difference(own, v, own.steps()[k]) for k in range(self._middle(own) + 2)}
-        image, sides = found[self._middle(own)]
+        differences = {
+            k: self._difference(gradient, v, gradient.steps()[k]) for k in range(self._middle(gradient) + 2)
+        }
+        image, sides = differences[self._middle(gradient)]
         self.limit = OUTLIER * sides / (float(image.norm()) or 1.0)
-        smooth = all(found[k + 1][1] <= found[k][1] / 2 for k in range(self._middle(own)))
-        return smooth and self._error(found, self._middle(own)) <= GOAL * float(image.norm())
+        smooth = all(differences[k + 1][1] <= differences[k][1] / 2 for k in range(self._middle(gradient)))
+        return smooth and self._error(differences, self._middle(gradient)) <= GOAL * float(image.norm())
 
-    def _in_float64(self, own: Gradient) -> Gradient:
+    def _in_float64(self, gradient: Gradient) -> Gradient:
         """The gradient in float64; ``own`` of a model or device that does not run in that."""
-        if widest_dtype(own.problem.device) != torch.float64:
-            return own
+        if widest_dtype(gradient.problem.device) != torch.float64:
+            return gradient
         try:
-            finer = Gradient(own.problem, own.weights, self.slots, torch.float64)
+            finer = Gradient(gradient.problem, gradient.weights, self.slots, torch.float64)
             few = finer.problem.on(finer.problem.data.few())
-            Gradient(few, own.weights, self.slots, torch.float64)()
+            Gradient(few, gradient.weights, self.slots, torch.float64)()
             return finer
         except LandscapeError:
             raise
         except Exception:  # the user's model raises any kind of error where dtypes do not fit
-            return own
+            return gradient
 
-    def _scales(self, own: Gradient) -> list[float]:
+    def _scales(self, gradient: Gradient) -> list[float]:
         """The squared lengths of the weights in the slots, at least those of average weights."""
-        average = float(own.weights.square().mean()) or 1.0
-        parts = [own.weights[slot.place] for slot in self.slots]
+        average = float(gradient.weights.square().mean()) or 1.0
+        parts = [gradient.weights[slot.place] for slot in self.slots]
         return [float(p.square().sum()) + average * p.numel() for p in parts]
 
     def _masked(self, v: Tensor) -> Tensor:
@@ -203,8 +205,8 @@ class Differences:
 
     def _squares(self, v: Tensor) -> list[float]:
         """The squared lengths of the parts of ``v`` (P',) by slot."""
-        own = torch.stack([piece.square().sum() for piece in torch.split(v, self.sizes)])
-        return self.ranks.total(own).tolist()
+        squares = torch.stack([piece.square().sum() for piece in torch.split(v, self.sizes)])
+        return self.ranks.total(squares).tolist()
 
     def _middle(self, g: Gradient) -> int:
         return min(MIDDLE.get(g.coarse, 0) - COARSEST, len(g.steps()) - 2)
@@ -246,28 +248,30 @@ class Differences:
         """
         g = g or self.finest
         v, steps = self._masked(v), g.steps()
-        found: dict[int, tuple[Tensor, float]] = {}
+        differences: dict[int, tuple[Tensor, float]] = {}
         middle = self._middle(g)
         goal = FINE if g.coarse == torch.float64 else GOAL / 3
         order = [middle, middle - 1, middle + 1, *range(middle + 2, len(steps)), *range(middle - 2, -1, -1)]
         best: tuple[float, int] = (math.inf, middle)
         for k in order:
-            found[k] = self._difference(g, v, steps[k])
-            if len(found) < 3:
+            differences[k] = self._difference(g, v, steps[k])
+            if len(differences) < 3:
                 continue
-            best = min((self._error(found, j), j) for j in found)
-            if best[0] <= goal * float(self.ranks.norm(found[best[1]][0])):
+            best = min((self._error(differences, j), j) for j in differences)
+            if best[0] <= goal * float(self.ranks.norm(differences[best[1]][0])):
                 break
-        image = found[best[1]][0]
+        image = differences[best[1]][0]
         rounding = torch.finfo(g.coarse).eps ** (2 / 3) * float(image.norm())  # of a loss without truncation
         return image, max(best[0], rounding)
 
-    def _error(self, found: dict[int, tuple[Tensor, float]], k: int) -> float:
+    def _error(self, differences: dict[int, tuple[Tensor, float]], k: int) -> float:
         """The error of step number ``k``, from those beside it."""
-        image, sides = found[k]
-        beside = [float(self.ranks.norm(image - found[j][0])) for j in (k - 1, k + 1) if j in found]
+        image, sides = differences[k]
+        beside = [
+            float(self.ranks.norm(image - differences[j][0])) for j in (k - 1, k + 1) if j in differences
+        ]
         error = SAFETY * min(beside, default=math.inf)
-        if k - 1 not in found or not sides <= found[k - 1][1] / 2:
+        if k - 1 not in differences or not sides <= differences[k - 1][1] / 2:
             error = max(error, sides * math.sqrt(self.problem.samples))
         return error if math.isfinite(error) else math.inf
 
@@ -277,8 +281,8 @@ class ShardedRanks(Ranks):
 
     def __init__(self, problem: ShardedProblem) -> None:
         self.problem = problem
-        own = sum(piece.local.numel() for piece in problem.chosen)
-        self._length = int(problem.gathered(torch.tensor(own)).max())
+        parameters = sum(piece.local.numel() for piece in problem.chosen)
+        self._length = int(problem.gathered(torch.tensor(parameters)).max())
 
     def total(self, values: Tensor) -> Tensor:
         return self.problem.total(values)
@@ -304,9 +308,9 @@ class ShardedRanks(Ranks):
     def orthonormal(self, rows: Tensor) -> Tensor:
         # By the factors of each rank's part, one below the other (Demmel et al. 2012, tall and skinny QR).
         q, r = qr(rows.T)
-        own = r.new_zeros(len(rows), len(rows))
-        own[: len(r)] = r
-        factors = self.problem.gathered(own)
+        factor = r.new_zeros(len(rows), len(rows))
+        factor[: len(r)] = r
+        factors = self.problem.gathered(factor)
         turn = torch.linalg.qr(factors.flatten(0, 1))[0].view_as(factors)[dist.get_rank()]
         return (q @ turn[: len(r)]).T
 

@@ -43,11 +43,11 @@ class FullPrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        asked = kwargs.get("dtype")
-        if asked in RAISED:
-            self.seen.add(asked)
-            full = self.dtype.to_complex() if asked.is_complex else self.dtype
-            kwargs["dtype"] = torch.promote_types(asked, full)
+        dtype = kwargs.get("dtype")
+        if dtype in RAISED:
+            self.seen.add(dtype)
+            full = self.dtype.to_complex() if dtype.is_complex else self.dtype
+            kwargs["dtype"] = torch.promote_types(dtype, full)
         return func(*args, **kwargs)
 
 
@@ -90,7 +90,7 @@ def in_full_precision(problem: Problem) -> Problem:
     inside = mode.seen & {*LOW}
     problem.checked[INSIDE] = bool(inside)
     if low or inside:
-        names = sorted(str(each).removeprefix("torch.") for each in inside | {problem.dtype} & {*LOW})
+        names = sorted(str(name).removeprefix("torch.") for name in inside | {problem.dtype} & {*LOW})
         warn_caller(
             f"model: it computes in {' and '.join(names)}; second derivatives are those of the same weights "
             f"with {str(full.dtype).removeprefix('torch.')} arithmetic",
@@ -143,8 +143,8 @@ class Decomposed(TorchFunctionMode):
             return _bags(**bags.arguments)
         if func in (torch.prod, Tensor.prod):
             return _multiplied(*args, **(kwargs or {}))
-        if func in CONVOLUTIONS and (made := _convolution(*args, **(kwargs or {}))) is not None:
-            return made
+        if func in CONVOLUTIONS and (result := _convolution(*args, **(kwargs or {}))) is not None:
+            return result
         return func(*args, **(kwargs or {}))
 
 
@@ -167,8 +167,8 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        asked = ctx.needs_input_grad[:3]
-        parts = ConvolutionGradients.apply(*grads, *ctx.saved_tensors, ctx.options, asked)  # type: ignore[no-untyped-call]
+        needed = ctx.needs_input_grad[:3]
+        parts = ConvolutionGradients.apply(*grads, *ctx.saved_tensors, ctx.options, needed)  # type: ignore[no-untyped-call]
         return (*parts, None)
 
 
@@ -180,11 +180,11 @@ class ConvolutionGradients(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, g: Tensor, x: Tensor, w: Tensor, options: Sequence[Any], asked: Any) -> Any:
+    def forward(ctx: Any, g: Tensor, x: Tensor, w: Tensor, options: Sequence[Any], needed: Any) -> Any:
         ctx.save_for_backward(g, x, w)
         ctx.set_materialize_grads(False)
         ctx.options = options
-        return torch.ops.aten.convolution_backward(g, x, w, [len(w)], *options, asked)
+        return torch.ops.aten.convolution_backward(g, x, w, [len(w)], *options, needed)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -214,7 +214,7 @@ def _convolution(
     groups: int = 1,
 ) -> Tensor | None:
     """The result of F.conv1d, 2d or 3d with these arguments; None where :class:`Convolution` has it not."""
-    each = [
+    settings = [
         [value] * (weight.dim() - 2) if isinstance(value, int) else value
         for value in (stride, padding, dilation)
     ]
@@ -222,21 +222,21 @@ def _convolution(
     usual = input.is_floating_point() and input.dtype == weight.dtype and input.dim() == weight.dim()
     if dual or not usual or isinstance(padding, str) or torch._C._are_functorch_transforms_active():
         return None
-    options = (*each, False, [0] * (weight.dim() - 2), groups)
-    made: Tensor = Convolution.apply(input, weight, bias, options)  # type: ignore[no-untyped-call]
-    return made
+    options = (*settings, False, [0] * (weight.dim() - 2), groups)
+    result: Tensor = Convolution.apply(input, weight, bias, options)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _multiplied(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     """The result of torch.prod with these arguments, by halves: nothing is divided by a factor."""
     if not (input.dim() and input.numel() and input.is_floating_point()) or isinstance(dim, str):
         return torch.prod(input, dtype=dtype) if dim is None else torch.prod(input, dim, keepdim, dtype=dtype)
-    x, place = (input.flatten(), 0) if dim is None else (input, dim)
+    x, axis = (input.flatten(), 0) if dim is None else (input, dim)
     x = x if dtype is None else x.to(dtype)
-    while (count := x.shape[place]) > 1:
-        first, second, rest = torch.split(x, [count // 2, count // 2, count % 2], place)
-        x = torch.cat((first * second, rest), place)
-    return x if keepdim and dim is not None else x.squeeze(place)
+    while (count := x.shape[axis]) > 1:
+        first, second, rest = torch.split(x, [count // 2, count // 2, count % 2], axis)
+        x = torch.cat((first * second, rest), axis)
+    return x if keepdim and dim is not None else x.squeeze(axis)
 
 
 def _bags(input: Tensor, weight: Tensor, offsets: Tensor | None, mode: str, **options: Any) -> Tensor:
@@ -293,15 +293,15 @@ def _slope(problem: Problem, at: Tensor, slots: Sequence[Slot]) -> tuple[float, 
     """
     if recomputes(problem.model):
         x, y, _, seed = next(problem.parts())
-        with placed(problem.model, problem.layout, at) as own:
+        with placed(problem.model, problem.layout, at) as parameters:
             with torch.enable_grad(), problem.evaluating(seed):
                 value = problem.criterion(own_outputs(problem, x), y)
-            parts = dict(zip(own, backward(value, list(own.values())), strict=True))
+            parts = dict(zip(parameters, backward(value, list(parameters.values())), strict=True))
     else:
-        own = {k: v.detach().clone().requires_grad_() for k, v in problem.layout.views(at).items()}
+        parameters = {k: v.detach().clone().requires_grad_() for k, v in problem.layout.views(at).items()}
         with torch.enable_grad():
-            value = differentiable(first_loss(problem, own))
-        parts = dict(zip(own, gradients(value, list(own.values())), strict=True))
+            value = differentiable(first_loss(problem, parameters))
+        parts = dict(zip(parameters, gradients(value, list(parameters.values())), strict=True))
     part = torch.cat([parts[slot.name].flatten() for slot in slots])
     return float(value.detach()), put(torch.zeros_like(at), slots, part)
 
@@ -340,7 +340,7 @@ def check_gradient(few: Problem, weights: Tensor, slots: Sequence[Slot]) -> None
 
 def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
     """False where differences of the loss show another derivative than autograd's."""
-    layout, places = problem.layout, [slot.place for slot in slots]
+    layout, pieces = problem.layout, [slot.place for slot in slots]
 
     def move(seed: int) -> Tensor:
         return problem.along_weights(moved(problem, seed).sub_(problem.weights))
@@ -352,15 +352,15 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
         """Random for k = 1 and 2; for 0 along the gradient, where each tensor counts nearly the same."""
         random, chosen = move(max(k, 1)), torch.zeros_like(at)
         sizes = [
-            (float(devices.vector_norm(gradient[place])), float(devices.vector_norm(random[place])))
-            for place in places
+            (float(devices.vector_norm(gradient[piece])), float(devices.vector_norm(random[piece])))
+            for piece in pieces
         ]
         most = max(a * b for a, b in sizes)
-        for place, (size, length) in zip(places, sizes, strict=True):
+        for piece, (size, length) in zip(pieces, sizes, strict=True):
             if k:
-                chosen[place] = random[place]
+                chosen[piece] = random[piece]
             elif size > 0:  # no wrong one hides behind the others
-                chosen[place] = gradient[place] * (length / size * most / max(size * length, most / BALANCE))
+                chosen[piece] = gradient[piece] * (length / size * most / max(size * length, most / BALANCE))
         return chosen
 
     @torch.no_grad()
@@ -376,12 +376,12 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
             rows = []
             for d in map(direction, group):
                 rows.append([difference(d, step), difference(d, 2 * step), float(devices.inner(d, gradient))])
-            near, far, said = torch.tensor(rows, dtype=torch.float64).T
-            scale = torch.stack([near.norm(), far.norm(), said.norm()]).max()
+            near, far, claimed = torch.tensor(rows, dtype=torch.float64).T
+            scale = torch.stack([near.norm(), far.norm(), claimed.norm()]).max()
             resolved = 2 * step * scale >= UNITS * unit
             apart = (near - far).norm()
             trusted = bool(resolved & (apart <= SAME * scale))
-            if trusted and not bool((near - said).norm() <= OTHER * apart + LEAST * scale):
+            if trusted and not bool((near - claimed).norm() <= OTHER * apart + LEAST * scale):
                 return False
             clear &= trusted
         if clear:
@@ -411,8 +411,8 @@ def holds_but_for_rounding(problem: Problem, test: Callable[[Problem], bool]) ->
 
 def _slices(a: Sequence[Tensor], b: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """The numbers of two vectors in parts, in float64, SLICE at a time: no copy of a whole vector."""
-    for part, other in zip(a, b, strict=True):
-        pairs = zip(torch.split(part.flatten(), SLICE), torch.split(other.flatten(), SLICE), strict=True)
+    for part, other_part in zip(a, b, strict=True):
+        pairs = zip(torch.split(part.flatten(), SLICE), torch.split(other_part.flatten(), SLICE), strict=True)
         yield from ((double(x), double(y)) for x, y in pairs)
 
 

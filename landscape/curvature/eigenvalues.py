@@ -158,7 +158,7 @@ def eigenpairs(
     problem: Problem,
     weights: Tensor,
     start: Tensor,
-    wanted: SearchOptions,
+    target: SearchOptions,
     options: HessianOptions = FULL_HESSIAN,
     *,
     search: str = "auto",
@@ -168,7 +168,7 @@ def eigenpairs(
 
     Args:
         start: the first vector of every search, (P,) or (P',) for a part; see :func:`.search_eigenpairs`.
-        wanted: which eigenvalues, and how exactly.
+        target: which eigenvalues, and how exactly.
         options: which matrix; see :class:`landscape.HessianOperator`. With a preconditioner K is 1.
         search: "exact": every product has all samples, in the problem's precision; "auto": the search uses
             cheaper products where that saves time, for tolerances from 1e-3 and 1,280 parameters on. With
@@ -184,53 +184,53 @@ def eigenpairs(
     first = options.at(problem, weights[0])
     if first.derivatives == "differences":
         every_point = [first, *(options.at(problem, w) for w in weights[1:])]
-        pairs = [search_operator(h, start, wanted, done)[0] for h in every_point]
+        pairs = [search_operator(h, start, target, done)[0] for h in every_point]
         suffix = ", preconditioned" * bool(options.precondition)
-        return [replace(each, search=each.search + suffix) for each in pairs]
+        return [replace(result, search=result.search + suffix) for result in pairs]
     del first
     if options.precondition:
-        found_one, _ = search_operator(fast_hessian(problem, weights[0], options), start, wanted, done)
+        found_one, _ = search_operator(fast_hessian(problem, weights[0], options), start, target, done)
         return [replace(found_one, search="exact, preconditioned")]
     exactly = replace(options, derivatives="exact")
     problem = in_full_precision(problem)
     weights, matrix = weights.to(problem.weights), options.matrix
     saved = _chain_bytes(problem, weights[0], options)
     is_chain = saved is not None and saved * len(weights) <= min(GRAPH_BYTES, spare())
-    one = ChainHessian(problem, weights, matrix=matrix) if is_chain and len(weights) == 1 else None
+    single = ChainHessian(problem, weights, matrix=matrix) if is_chain and len(weights) == 1 else None
     whole = Approximation(problem, problem.dtype)
-    small = problem.layout.size < MIN_PARAMETERS or wanted.residual_tol < MIN_RESIDUAL_TOL
+    small = problem.layout.size < MIN_PARAMETERS or target.residual_tol < MIN_RESIDUAL_TOL
     cheaper = search == "auto" and not small and problem.separable
     chosen = cheapest(problem, weights, is_chain) if cheaper else whole
 
-    def found(at: Tensor, starts: list[Tensor], near: Approximation) -> list[RitzPairs]:
+    def search_batch(at: Tensor, starts: list[Tensor], near: Approximation) -> list[RitzPairs]:
         """Search at ``at`` with products of ``near``; verify and refine with exact ones."""
         share, exact = near.problem.samples / problem.samples, near.problem is problem
         verifying: Iterable[Products]
         if is_chain:
-            h = one if one and exact else ChainHessian(near.problem, at, matrix=matrix)
+            h = single if single and exact else ChainHessian(near.problem, at, matrix=matrix)
             products = _in_lockstep(h, share, near.dtype)
             # Without one, one point at a time, as the verification asks for them.
-            verifying = [one] if one else (ChainHessian(problem, t[None], matrix=matrix) for t in at)
+            verifying = [single] if single else (ChainHessian(problem, t[None], matrix=matrix) for t in at)
         else:
-            each = [exactly.at(near.problem, t) for t in at]
+            operators = [exactly.at(near.problem, t) for t in at]
 
             def products(rows: Tensor, running: list[int]) -> Tensor:
                 return stacked(
-                    [each[i]._images(v[None])[0].mul_(share) for i, v in zip(running, rows, strict=True)]
+                    [operators[i]._images(v[None])[0].mul_(share) for i, v in zip(running, rows, strict=True)]
                 )
 
-            verifying = (h._images for h in (each if exact else (exactly.at(problem, t) for t in at)))
-        results = run_in_lockstep([search_eigenpairs(s, wanted) for s in starts], products, done)
-        exact_ones, tol = zip(results, verifying, strict=True), wanted.residual_tol
+            verifying = (h._images for h in (operators if exact else (exactly.at(problem, t) for t in at)))
+        results = run_in_lockstep([search_eigenpairs(s, target) for s in starts], products, done)
+        exact_ones, tol = zip(results, verifying, strict=True), target.residual_tol
         refined = (verify_and_refine(r, h, tol) for r, h in exact_ones)
         return [replace(pair, search=near.name(problem)) for pair in refined]
 
-    every = found(weights, [start] * len(weights), chosen)
-    missed = [i for i, p in enumerate(every) if not p.converged and p.products < wanted.max_products]
+    every = search_batch(weights, [start] * len(weights), chosen)
+    missed = [i for i, p in enumerate(every) if not p.converged and p.products < target.max_products]
     missed = [i for i in missed if finite(every[i].residuals)]
     if missed and chosen is not whole:
         starts = [warm_start(every[i].vectors.sum(0), start) for i in missed]
-        for i, again in zip(missed, found(weights[missed], starts, whole), strict=True):
+        for i, again in zip(missed, search_batch(weights[missed], starts, whole), strict=True):
             every[i] = replace(again, products=every[i].products + again.products)
     return every
 
@@ -270,7 +270,7 @@ class Matrix:
     """The matrix that a public function is about: that of a problem, or an operator that was given.
 
     Attributes:
-        given: the problem, or the operator.
+        source: the problem, or the operator.
         weights: θ (P,) of a problem; None: its center.
         options: which matrix of a problem.
         size: its number of rows.
@@ -278,7 +278,7 @@ class Matrix:
         about: fields of a result (:class:`landscape.results.spectrum.MatrixResult`).
     """
 
-    given: Problem | SymmetricOperator
+    source: Problem | SymmetricOperator
     weights: Tensor | None
     options: HessianOptions
     size: int
@@ -322,37 +322,37 @@ class Matrix:
         part = ",".join([part] if isinstance(part, str) else part or ())
         fields = _fields(h, seed) | setting(problem) | {"part": part, "engine": engine, **about}
         if preconditioner:
-            known = preconditioner.name, preconditioner.lr, preconditioner.limit
-            fields |= zip(("precondition", "lr", "limit"), known, strict=True)
+            names = preconditioner.name, preconditioner.lr, preconditioner.limit
+            fields |= zip(("precondition", "lr", "limit"), names, strict=True)
         return cls(problem, weights, chosen, h.size, seed, fields)
 
     def start(self) -> Tensor:
         """A normal vector (size,), see :func:`.start_vector`."""
-        return start_vector(self.given, self.seed, self.size)
+        return start_vector(self.source, self.seed, self.size)
 
     @functools.cached_property
     def operator(self) -> SymmetricOperator:
         """The matrix, with products of all samples."""
-        if isinstance(self.given, SymmetricOperator):
-            return self.given
-        return fast_hessian(self.given, self.weights, self.options)
+        if isinstance(self.source, SymmetricOperator):
+            return self.source
+        return fast_hessian(self.source, self.weights, self.options)
 
-    def search(self, start: Tensor, wanted: SearchOptions, search: str = "auto") -> dict[str, Any]:
-        """The fields of a result with the eigenvalues that are ``wanted``, see :func:`eigenpairs`."""
-        if isinstance(self.given, SymmetricOperator):
-            found, _ = search_operator(self.given, start, wanted)
+    def search(self, start: Tensor, target: SearchOptions, search: str = "auto") -> dict[str, Any]:
+        """The fields of a result with the eigenvalues that ``target`` names, see :func:`eigenpairs`."""
+        if isinstance(self.source, SymmetricOperator):
+            pairs, _ = search_operator(self.source, start, target)
         elif self.about["engine"] == "pyhessian":
-            found = self._by_pyhessian(self.given, wanted)
+            pairs = self._by_pyhessian(self.source, target)
         else:
-            at = self.given.weights if self.weights is None else self.weights
-            found = eigenpairs(self.given, at[None], start, wanted, self.options, search=search)[0]
-        self.check(found.residuals)
-        low, high = found.bounds
+            at = self.source.weights if self.weights is None else self.weights
+            pairs = eigenpairs(self.source, at[None], start, target, self.options, search=search)[0]
+        self.check(pairs.residuals)
+        low, high = pairs.bounds
         names = ("products", "converged", "search", "complete", "derivatives", "product_error")
-        same = {name: getattr(found, name) for name in names}
-        arrays = {name: getattr(found, name).cpu().numpy() for name in ("values", "vectors", "residuals")}
-        more = {"bound_low": low, "bound_high": high, "residual_tol": wanted.residual_tol}
-        return {**self.about, **same, **arrays, **more, "lowest": wanted.low}
+        same = {name: getattr(pairs, name) for name in names}
+        arrays = {name: getattr(pairs, name).cpu().numpy() for name in ("values", "vectors", "residuals")}
+        more = {"bound_low": low, "bound_high": high, "residual_tol": target.residual_tol}
+        return {**self.about, **same, **arrays, **more, "lowest": target.low}
 
     def check(self, numbers: Tensor) -> None:
         """Raise an error unless what was computed from products is finite; a product says why."""
@@ -360,11 +360,11 @@ class Matrix:
             self.operator(self.start())
             raise OperationError("problem: products of the matrix are NaN or infinite, all must be finite")
 
-    def _by_pyhessian(self, problem: Problem, wanted: SearchOptions) -> RitzPairs:
+    def _by_pyhessian(self, problem: Problem, target: SearchOptions) -> RitzPairs:
         """The eigenvalue of largest magnitude by pyhessian, with a residual by our product."""
-        if wanted.high != 1:
-            raise InputError(f"k: {wanted.high} is not allowed with engine 'pyhessian', it must be 1")
-        tol, most = wanted.residual_tol, wanted.max_products
+        if target.high != 1:
+            raise InputError(f"k: {target.high} is not allowed with engine 'pyhessian', it must be 1")
+        tol, most = target.residual_tol, target.max_products
         value, v, products = peers.largest_magnitude(problem, self.weights, tol, most, self.seed)
         h = self.options.at(problem, self.weights)
         residual = float(vector_norm(h(v) - value * v))
@@ -446,10 +446,16 @@ def extreme_eigenvalues(
         >>> round(ends.min, 4), round(ends.max, 4)
         (1.0, 9.0)
     """
-    own = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives, "search": search}
-    chosen = Matrix.of(problem, seed, about, **own, max_memory=max_memory)
-    wanted = SearchOptions(1, 1, residual_tol, max_products, taken(progress))
-    return ExtremeEigenvalues(**chosen.search(chosen.start(), wanted, search))
+    options = {
+        "weights": weights,
+        "matrix": matrix,
+        "part": part,
+        "derivatives": derivatives,
+        "search": search,
+    }
+    operand = Matrix.of(problem, seed, about, **options, max_memory=max_memory)
+    target = SearchOptions(1, 1, residual_tol, max_products, taken(progress))
+    return ExtremeEigenvalues(**operand.search(operand.start(), target, search))
 
 
 def top_need(problem: Any, k: Any, max_products: Any, part: Any, derivatives: Any, **_: Any) -> Need:
@@ -523,16 +529,22 @@ def top_eigenvalues(
         >>> landscape.top_eigenvalues(problem, 2).values.round(3).tolist()
         [9.0, 1.0]
     """
-    own = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives, "search": search}
-    other = {"max_memory": max_memory, "engine": engine, "precondition": precondition}
-    chosen = Matrix.of(problem, seed, about, **own, **other)
-    wanted = SearchOptions(0, k, residual_tol, max_products, taken(progress))
-    first = chosen.start()
+    options = {
+        "weights": weights,
+        "matrix": matrix,
+        "part": part,
+        "derivatives": derivatives,
+        "search": search,
+    }
+    more_options = {"max_memory": max_memory, "engine": engine, "precondition": precondition}
+    operand = Matrix.of(problem, seed, about, **options, **more_options)
+    target = SearchOptions(0, k, residual_tol, max_products, taken(progress))
+    first = operand.start()
     if initial is not None:
         near = torch.as_tensor(initial)
         if near.shape != first.shape:
             raise InputError(f"initial: shape {tuple(near.shape)}, it must be {tuple(first.shape)}")
-        ranks = ranks_of(chosen.given)
+        ranks = ranks_of(operand.source)
         positive("initial: norm", float(ranks.norm(near)))
         first = warm_start(near.to(first), first, ranks)
-    return Eigenpairs(**chosen.search(first, wanted, search))
+    return Eigenpairs(**operand.search(first, target, search))

@@ -44,8 +44,8 @@ def twice_differentiable(problem: Problem) -> Iterator[None]:
     cudnn = torch.backends.cudnn.flags(enabled=False) if recurrent else contextlib.nullcontext()
     low = problem.checked.get(double_backward.INSIDE)
     full = double_backward.FullPrecision(problem.dtype) if low else contextlib.nullcontext()
-    attention, others = sdpa_kernel(SDPBackend.MATH), double_backward.Decomposed()
-    with attention, cudnn, others, full, double_backward.missing_named():
+    attention, decomposed = sdpa_kernel(SDPBackend.MATH), double_backward.Decomposed()
+    with attention, cudnn, decomposed, full, double_backward.missing_named():
         yield
 
 
@@ -213,9 +213,9 @@ class HessianOperator(SymmetricOperator):
         self.derivatives, self._graph_bytes = derivatives, graph_bytes
         self.fast: Products | None = None  # in place of graphs
         self.root: Tensor | None = None  # the products are those of diag(root) H diag(root)
-        known = (UNLIKE, *(slot.name for slot in self.slots))
+        key = (UNLIKE, *(slot.name for slot in self.slots))
         exactly = matrix != "hessian" or derivatives == "exact"
-        if exactly or not (derivatives == "differences" or known in problem.checked):
+        if exactly or not (derivatives == "differences" or key in problem.checked):
             try:
                 self._take_exact(problem, weights)
             except double_backward.NoSecondDerivative as error:
@@ -223,7 +223,7 @@ class HessianOperator(SymmetricOperator):
                     raise
                 if not lacks_second(problem):  # else the call under way has counted them
                     require_besides("differences of gradients", problem.device, difference_bytes(problem))
-                problem.checked[known] = True
+                problem.checked[key] = True
                 words = "products are differences of gradients, with their errors"
                 warn_caller(f"{str(error).split(';')[0]}; {words}", ProblemWarning)
             else:
@@ -244,9 +244,12 @@ class HessianOperator(SymmetricOperator):
         self.dtype, self.device = problem.dtype, problem.device
         self.arithmetic = str(problem.dtype).removeprefix("torch.")
         # Copies are aligned in memory, so that kernels round alike on all devices; large ones are too much.
-        views, own = problem.layout.views(weights), weights is problem.weights and weights.nbytes > SHARED
-        self._leaves = {k: v.detach() if own else v.detach().clone() for k, v in views.items()}
-        self._shared = (weights, weights._version) if own else None
+        views, shares_weights = (
+            problem.layout.views(weights),
+            weights is problem.weights and weights.nbytes > SHARED,
+        )
+        self._leaves = {k: v.detach() if shares_weights else v.detach().clone() for k, v in views.items()}
+        self._shared = (weights, weights._version) if shares_weights else None
         self._active = [self._leaves[slot.name].requires_grad_() for slot in self.slots]
         self._graphs: list[tuple[Chunk, float]] = []
         self._budget = min(self._graph_bytes, spare())
@@ -324,31 +327,36 @@ class HessianOperator(SymmetricOperator):
             self._graphs = []
 
 
-def check_symmetric(problem: Problem, weights: Tensor, made: HessianOperator) -> None:
+def check_symmetric(problem: Problem, weights: Tensor, operator: HessianOperator) -> None:
     """Raise InputError if products differ from those of a symmetric matrix, which every Hessian is.
 
     On a few samples, vᵀ(Hu) and uᵀ(Hv) of random u, v differ by some ‖Hu‖ where a layer's second derivative
     is wrong, and otherwise by rounding. The gradient must be the loss's, too. Once a problem, part and
     matrix, and no part of a whole that was checked; not with ``check`` "off".
     """
-    whole = ("symmetric", made.matrix, problem.batchnorm.name, tuple(s.name for s in problem.layout.slots))
-    key = (*whole[:3], tuple(slot.name for slot in made.slots))
+    whole = (
+        "symmetric",
+        operator.matrix,
+        problem.batchnorm.name,
+        tuple(s.name for s in problem.layout.slots),
+    )
+    key = (*whole[:3], tuple(slot.name for slot in operator.slots))
     if {key, whole} & problem.checked.keys() or problem.check == "off":
         return
 
     def symmetric(few: Problem) -> bool:
         leaves = {k: t.detach().clone() for k, t in few.layout.views(weights.to(few.dtype)).items()}
-        active = [leaves[slot.name].requires_grad_() for slot in made.slots]
+        active = [leaves[slot.name].requires_grad_() for slot in operator.slots]
         generator = torch.Generator().manual_seed(0)
         draws = []
         for _ in range(VECTORS):
             normal = torch.randn(len(weights), dtype=torch.float64, generator=generator).to(few.weights)
             views = few.layout.views(few.along_weights(normal))
-            draws.append([views[slot.name] for slot in made.slots])
+            draws.append([views[slot.name] for slot in operator.slots])
         whole = [sum(parts[1:], parts[0]) for parts in zip(*draws, strict=True)]
         x, y, _, seed = next(few.parts())
         with twice_differentiable(few), few.evaluating(seed):
-            chunk = CHUNKS[made.matrix](few, leaves, active, x, y)
+            chunk = CHUNKS[operator.matrix](few, leaves, active, x, y)
             pairs = torch.zeros(VECTORS, VECTORS, dtype=torch.float64)
             rest, first, largest = [torch.zeros_like(a) for a in active], list[Tensor](), 0.0
             for k, vectors in enumerate([*draws, whole]):  # one image at a time: a vector has P numbers
@@ -363,25 +371,25 @@ def check_symmetric(problem: Problem, weights: Tensor, made: HessianOperator) ->
                 double_backward.check_graph(chunk.gradients if chunk.live else [])
         del chunk, image, normal
         if not (finite(pairs) and math.isfinite(largest)):
-            raise made._not_finite()
+            raise operator._not_finite()
         # Products are linear in v, except for rounding, which is therefore what this measures.
         rounding = 100 * float(double_backward.distance(rest)) + torch.finfo(few.dtype).eps ** 0.5 * largest
         if not bool((pairs - pairs.T).abs().max() <= rounding):
             return False
-        if made.matrix == "hessian":
+        if operator.matrix == "hessian":
             along = draws[0]
             del draws[:], vectors, whole, rest, views
             double_backward.check_differences(few, leaves, active, along, first)
         return True
 
-    few = made.problem.on(problem.data.few())
-    double_backward.check_gradient(few, weights, made.slots)
+    few = operator.problem.on(problem.data.few())
+    double_backward.check_gradient(few, weights, operator.slots)
     if not double_backward.holds_but_for_rounding(few, symmetric):
-        other = "" if made.matrix == "gauss-newton" else ", or use matrix 'gauss-newton'"
+        remedy = "" if operator.matrix == "gauss-newton" else ", or use matrix 'gauss-newton'"
         raise double_backward.NoSecondDerivative(
-            f"model: its products (matrix '{made.matrix}') are not symmetric, as a Hessian's are: the second "
-            "derivative of one of its operations, or of the loss's, is wrong; write what has a backward pass "
-            f"of its own in differentiable operations{other}"
+            f"model: its products (matrix '{operator.matrix}') are not symmetric, as a Hessian's are: the "
+            "second derivative of one of its operations, or of the loss's, is wrong; write what has a "
+            f"backward pass of its own in differentiable operations{remedy}"
         )
     problem.checked[key] = True
 
@@ -517,13 +525,13 @@ class Preconditioner:
         return double(chosen.to(problem.device)).rsqrt()
 
 
-def as_preconditioner(given: Preconditioner | Tensor | None) -> Preconditioner | None:
-    """``given``, or the preconditioner with that diagonal (P,).
+def as_preconditioner(precondition: Preconditioner | Tensor | None) -> Preconditioner | None:
+    """``precondition``, or the preconditioner with that diagonal (P,).
 
     Example:
         >>> as_preconditioner(torch.tensor([1.0, 4.0])).name
         'given'
     """
-    if given is not None:
-        expect("precondition", given, Preconditioner, Tensor)
-    return Preconditioner(given) if isinstance(given, Tensor) else given
+    if precondition is not None:
+        expect("precondition", precondition, Preconditioner, Tensor)
+    return Preconditioner(precondition) if isinstance(precondition, Tensor) else precondition

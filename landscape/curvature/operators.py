@@ -207,9 +207,9 @@ def rounding_of(images: Tensor, of_sum: Tensor, dtype: torch.dtype) -> float:
 
     Products are linear in v, except for rounding, which is therefore what this measures.
     """
-    lost = float(vector_norm(images.sum(0) - of_sum))
+    difference = float(vector_norm(images.sum(0) - of_sum))
     largest = float(vector_norm(images).max())
-    return 100 * lost + math.sqrt(torch.finfo(dtype).eps) * largest
+    return 100 * difference + math.sqrt(torch.finfo(dtype).eps) * largest
 
 
 class GivenOperator(SymmetricOperator):
@@ -220,23 +220,24 @@ class GivenOperator(SymmetricOperator):
     symmetric, and for products that fail.
     """
 
-    def __init__(self, given: Any) -> None:
-        self.given, self.matrix, shape = given, type(given).__name__, tuple(given.shape)
+    def __init__(self, matrix: Any) -> None:
+        self._multiplier, self.matrix = matrix, type(matrix).__name__
+        shape = tuple(matrix.shape)
         if len(shape) != 2 or shape[0] != shape[1] or not shape[0]:
             raise InputError(f"problem: a {self.matrix} of shape {shape}, it must be square, (P, P)")
-        self.size, dtype = shape[0], getattr(given, "dtype", None) or torch.get_default_dtype()
+        self.size, dtype = shape[0], getattr(matrix, "dtype", None) or torch.get_default_dtype()
         self._tensors = isinstance(dtype, torch.dtype)
         self.dtype = dtype if self._tensors else torch.from_numpy(np.empty(0, dtype)).dtype
         if not self.dtype.is_floating_point:
             raise InputError(
                 f"problem: a {self.matrix} of {dtype}, it must be of real floating-point numbers"
             )
-        self.device = torch.device(getattr(given, "device", "cpu") if self._tensors else "cpu")
+        self.device = torch.device(getattr(matrix, "device", "cpu") if self._tensors else "cpu")
         self._check_symmetric()
 
     def _images(self, rows: Tensor) -> Tensor:
         block: Any = rows.T.to(self.device, self.dtype, copy=True)  # it may write to what it gets
-        images = torch.as_tensor(self.given @ (block if self._tensors else block.numpy())).detach()
+        images = torch.as_tensor(self._multiplier @ (block if self._tensors else block.numpy())).detach()
         if images.shape != block.shape:
             raise ValueError(f"it has the shape {tuple(images.shape)}")
         return images.T.to(rows)
@@ -253,16 +254,16 @@ class GivenOperator(SymmetricOperator):
             raise InputError(
                 f"problem: a {self.matrix} fails ({words}), its product A @ V must take a block V (P, m)"
             ) from error
-        found = self._finite(rows, torch.stack(images))
-        pairs = found @ double(rows[:-1]).T
-        off = float((pairs - pairs.T).abs().max())
-        if not off <= rounding_of(found, whole, self.dtype):  # NaN is refused, too
-            words = f"uᵀAv and vᵀAu of random u and v differ by {off:.2g}"
+        products = self._finite(rows, torch.stack(images))
+        pairs = products @ double(rows[:-1]).T
+        asymmetry = float((pairs - pairs.T).abs().max())
+        if not asymmetry <= rounding_of(products, whole, self.dtype):  # NaN is refused, too
+            words = f"uᵀAv and vᵀAu of random u and v differ by {asymmetry:.2g}"
             raise InputError(f"problem: a {self.matrix} is not symmetric, it must be: {words}")
 
 
-def as_operator(given: Any) -> SymmetricOperator | None:
-    """The operator that ``given`` is, or whose products it has; None for what has no ``shape`` and ``@``.
+def as_operator(candidate: Any) -> SymmetricOperator | None:
+    """The operator that ``candidate`` is, or whose products it has; None for what has no ``shape`` and ``@``.
 
     Raises:
         InputError: a matrix that is not symmetric (:class:`GivenOperator`).
@@ -271,10 +272,10 @@ def as_operator(given: Any) -> SymmetricOperator | None:
         >>> as_operator(np.eye(3)).shape
         (3, 3)
     """
-    if isinstance(given, SymmetricOperator):
-        return given
-    is_matrix = hasattr(given, "shape") and hasattr(type(given), "__matmul__")
-    return GivenOperator(given) if is_matrix else None
+    if isinstance(candidate, SymmetricOperator):
+        return candidate
+    is_matrix = hasattr(candidate, "shape") and hasattr(type(candidate), "__matmul__")
+    return GivenOperator(candidate) if is_matrix else None
 
 
 def row_products(operator: SymmetricOperator) -> Products:
@@ -336,13 +337,13 @@ def combine(
             row[part] = new
 
 
-def gram(rows: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+def gram(rows: Sequence[Tensor], columns: Sequence[Tensor]) -> Tensor:
     """The inner products (m, n) of two lists of vectors (P,) in float64, in parts."""
-    total = torch.zeros(len(rows), len(others), dtype=torch.float64)
+    total = torch.zeros(len(rows), len(columns), dtype=torch.float64)
     length = part_length(rows[0].device)
     for first in range(0, len(rows[0]), length):
         part = slice(first, first + length)
-        a, b = (torch.stack([v[part] for v in vectors]) for vectors in (rows, others))
+        a, b = (torch.stack([v[part] for v in vectors]) for vectors in (rows, columns))
         total += (a @ b.T).cpu()
     return total
 
@@ -457,9 +458,9 @@ def krylov(
         j += 1
     ritz = start.new_empty(len(chosen), len(start))
     combine(vectors, s[:, chosen].T, ritz)
-    found = values[chosen], ritz, products, converged, invariant, radius
+    eigen = values[chosen], ritz, products, converged, invariant, radius
     t = t[: j + 1, : j + 1]
-    return KrylovSpace(*found, vectors[: j + 1], t, w, first or (t, beta))
+    return KrylovSpace(*eigen, vectors[: j + 1], t, w, first or (t, beta))
 
 
 def outermost(t: Array, beta: float, size: int) -> float:
@@ -477,11 +478,11 @@ def outermost(t: Array, beta: float, size: int) -> float:
     values = small_eigh(t)[0]
     if betas.min() == 0:
         return float(values[-1])
-    least = math.log(RISK * math.sqrt(math.pi / 2) / 2) - math.log(size) / 2
-    known = np.log(betas).sum() - least
+    threshold = math.log(RISK * math.sqrt(math.pi / 2) / 2) - math.log(size) / 2
+    log_product = np.log(betas).sum() - threshold
 
     def allowed(distance: float) -> bool:
-        return bool(known >= np.log(values[-1] - values + distance).sum())
+        return bool(log_product >= np.log(values[-1] - values + distance).sum())
 
     near, far = 0.0, float(betas.max())
     while allowed(far):

@@ -95,8 +95,8 @@ def second_start(
     weight = float((s[-1, under] ** 2 / (level - values[under])).sum())
 
     def outside(w: Tensor) -> Tensor:
-        for known in (locked, space.basis) if len(locked) else (space.basis,):
-            w = w - known.T @ ranks.inner(known, w).to(w)
+        for block in (locked, space.basis) if len(locked) else (space.basis,):
+            w = w - block.T @ ranks.inner(block, w).to(w)
         return w
 
     generator = torch.Generator().manual_seed(size + len(locked))
@@ -182,7 +182,7 @@ class SearchResult(NamedTuple):
         converged, complete, bounds: see :class:`RitzPairs`.
         radius: the largest magnitude of a Ritz value.
         basis, t: the last basis (j, P), and the operator in it (j, j).
-        wanted: what was searched.
+        target: the options of the search.
     """
 
     values: Array
@@ -192,7 +192,7 @@ class SearchResult(NamedTuple):
     radius: float
     basis: Tensor
     t: Array
-    wanted: SearchOptions
+    target: SearchOptions
     bounds: tuple[float, float]
     complete: bool
     checks: int
@@ -202,8 +202,8 @@ T = TypeVar("T")
 Search = Generator[Tensor, Tensor, SearchResult]
 
 
-def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
-    """The eigenvalues (algebraically the smallest, the largest) that are ``wanted`` of a symmetric operator.
+def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
+    """The smallest and the largest eigenvalues of a symmetric operator, as many of each as ``target`` says.
 
     A generator: it yields the vectors like ``start`` (P,) whose products with the operator it needs, and is
     sent these products, so that many searches can share one pass over the data. ``start`` is a random vector,
@@ -226,18 +226,18 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
 
     Raises InputError for a residual_tol that is not positive, or more eigenvalues than P.
     """
-    low, high, residual_tol, most = wanted.low, wanted.high, wanted.residual_tol, wanted.max_products
+    low, high, residual_tol, most = target.low, target.high, target.residual_tol, target.max_products
     positive("residual_tol", residual_tol)
     positive("max_products", most, least=1)
-    ranks = wanted.ranks
+    ranks = target.ranks
     size = ranks.size(start)
     if max(low, high) > size:
         raise InputError(f"k: {max(low, high)} is not allowed, it must be at most {size}, all parameters")
     generator = torch.Generator().manual_seed(size)
     values, vectors = np.zeros(0), start.new_zeros(0, len(start))
-    found, products, checks, radius = np.zeros(0), 0, 0, 0.0
+    ends, products, checks, radius = np.zeros(0), 0, 0, 0.0
     bounds = {1: np.inf, -1: np.inf}  # of the other eigenvalues times 1 and −1
-    report_ratio = _Decline(wanted.progress) if wanted.progress else lambda ratio: None
+    report_ratio = _Decline(target.progress) if target.progress else lambda ratio: None
     sides = [(sign, count) for sign, count in ((1, high), (-1, low)) if count]
     good = finished = False
     while True:
@@ -247,19 +247,19 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
         values = np.concatenate((values, space.values))
         vectors = torch.cat((locked, space.vectors)) if len(locked) else space.vectors
         products, radius = products + space.products, space.radius
-        before, chosen = found, outer_indices(values, low, high)
-        found = values[chosen]
+        before, chosen = ends, outer_indices(values, low, high)
+        ends = values[chosen]
         near = max(residual_tol * NEAR_ZERO, 100 * torch.finfo(start.dtype).eps) * radius
-        same = len(before) == len(found) and bool(np.all(np.abs(before - found) <= near))
+        same = len(before) == len(ends) and bool(np.all(np.abs(before - ends) <= near))
         if not len(locked):
             steps, rest = space.first  # those before a restart bound the others, too
             for sign in bounds:
                 bounds[sign] = max(outermost(sign * steps, rest, size), float((sign * values).max()))
-        floors = {sign: float(np.sort(sign * found)[-min(count, len(found))]) for sign, count in sides}
+        floors = {sign: float(np.sort(sign * ends)[-min(count, len(ends))]) for sign, count in sides}
         good = space.converged
         if space.invariant:
             # Where one eigenvalue an end is wanted, no other vector can add one further out.
-            single = max(low, high) == 1 and len(found) == min(low + high, size)
+            single = max(low, high) == 1 and len(ends) == min(low + high, size)
             finished = good = single or same or len(values) == size
             bounds |= floors if finished else {}
             start = ranks.normal(start, generator, torch.float64)
@@ -283,8 +283,8 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
     pairs /= ranks.norm(pairs).to(pairs)[:, None]  # of two precisions, all would be converted
     levels = {sign: at + _slack(at, residual_tol, radius) for sign, at in floors.items()}
     complete = good and all(bounds[sign] <= level for sign, level in levels.items())
-    known = wanted, (-bounds[-1], bounds[1]), complete, checks
-    return SearchResult(found, pairs, products, good, radius, space.basis, space.t, *known)
+    remaining = target, (-bounds[-1], bounds[1]), complete, checks
+    return SearchResult(ends, pairs, products, good, radius, space.basis, space.t, *remaining)
 
 
 def _slack(value: float, residual_tol: float, radius: float) -> float:
@@ -325,7 +325,7 @@ def run_in_lockstep(
     """
     results: dict[int, T] = {}
     running = list(range(len(searches)))
-    vectors = [next(one) for one in searches]
+    vectors = [next(search) for search in searches]
     while running:
         images = products(stacked(vectors), running)
         still, vectors = [], []
@@ -359,7 +359,7 @@ def verify_and_refine(
     to rounding.
     """
     # Lists of rows, to which others are added without a copy.
-    vectors, images, ranks = [*result.vectors], [*products(result.vectors)], result.wanted.ranks
+    vectors, images, ranks = [*result.vectors], [*products(result.vectors)], result.target.ranks
     rounding = torch.finfo(result.vectors.dtype).eps * result.radius
     mixing = np.eye(len(vectors))  # of the vectors that had products, by those of now
 
@@ -373,18 +373,18 @@ def verify_and_refine(
         combine(vectors, turn.T)
         combine(images, turn.T)
         mixing = mixing @ turn
-        chosen = outer_indices(values, result.wanted.low, result.wanted.high)
+        chosen = outer_indices(values, result.target.low, result.target.high)
         at = values[chosen]
-        found = double(torch.stack([ranks.norm(gap(i)) for i in range(len(at))])).cpu()
-        doubt = 0 * found
+        norms = double(torch.stack([ranks.norm(gap(i)) for i in range(len(at))])).cpu()
+        doubt = 0 * norms
         if errors and any(errors):  # which may be below the rounding of the vectors
             doubt = torch.from_numpy(np.abs(mixing[:, chosen]).T @ np.array(errors)) + rounding
         allowed = residual_tol * np.maximum(np.abs(at), NEAR_ZERO * result.radius) + rounding
-        met, residuals = found.numpy() <= allowed, found + doubt
+        met, residuals = norms.numpy() <= allowed, norms + doubt
         if met.all() or not result.converged or step == CORRECTIONS:
             break
         missed = np.flatnonzero(~met)
-        new = torch.stack([_davidson(result, gap(int(i)), at[i], float(found[i])) for i in missed])
+        new = torch.stack([_davidson(result, gap(int(i)), at[i], float(norms[i])) for i in missed])
         for v in 2 * vectors:
             new.addr_(ranks.inner(new, v).to(v), v, alpha=-1)
         new = ranks.orthonormal(new)
@@ -392,10 +392,10 @@ def verify_and_refine(
         mixing = np.pad(mixing, (0, len(new)))
         mixing[-len(new) :, -len(new) :] = np.eye(len(new))
     good = result.converged and bool((residuals.numpy() <= allowed).all())
-    off = np.abs(at - result.values)
+    shifts = np.abs(at - result.values)
     below, above = result.bounds
-    low, high = result.wanted.low or 1, result.wanted.high or 1
-    bounds = below - float(off[-min(low, len(off))]), above + float(off[min(high, len(off)) - 1])
+    low, high = result.target.low or 1, result.target.high or 1
+    bounds = below - float(shifts[-min(low, len(shifts))]), above + float(shifts[min(high, len(shifts)) - 1])
     complete = good and result.complete
     images.clear()  # before the vectors are copied
     return RitzPairs(
@@ -411,13 +411,13 @@ def _davidson(result: SearchResult, gap: Tensor, at: float, residual: float) -> 
     away = values - at
     away = np.where(np.abs(away) < residual, residual, away)  # smaller differences are not resolved
     beyond = -1 / (at if abs(at) > residual else residual)
-    inside = result.wanted.ranks.inner(result.basis, gap).to(gap)
+    inside = result.target.ranks.inner(result.basis, gap).to(gap)
     weights = torch.from_numpy(turn @ np.diag(1 / away - beyond) @ turn.T).to(gap) @ inside
     return torch.addmv(gap, result.basis.T, weights, beta=beyond)
 
 
 def search_operator(
-    h: SymmetricOperator, start: Tensor, wanted: SearchOptions, done: Callable[[], None] = lambda: None
+    h: SymmetricOperator, start: Tensor, target: SearchOptions, done: Callable[[], None] = lambda: None
 ) -> tuple[RitzPairs, SearchResult]:
     """:func:`search_eigenpairs` for a matrix: the pairs, with measured errors of products, and the search.
 
@@ -426,22 +426,22 @@ def search_operator(
     errors: list[float] = []
 
     def verified(rows: Tensor) -> Tensor:
-        images, found = h._measured(rows)
-        errors.extend(found)
+        images, image_errors = h._measured(rows)
+        errors.extend(image_errors)
         return images
 
-    search, measured = search_eigenpairs(start, replace(wanted, ranks=h.ranks)), h.differences is not None
+    search, measured = search_eigenpairs(start, replace(target, ranks=h.ranks)), h.differences is not None
     result = run_in_lockstep([search], lambda v, _: h._images(v), done)[0]
     h.products += result.products
-    pairs = verify_and_refine(result, verified, wanted.residual_tol, errors if measured else None)
+    pairs = verify_and_refine(result, verified, target.residual_tol, errors if measured else None)
     return replace(pairs, search=h.arithmetic * measured), result
 
 
-def find_eigenpairs(product: Product, start: Tensor, **wanted: Any) -> RitzPairs:
+def find_eigenpairs(product: Product, start: Tensor, **options: Any) -> RitzPairs:
     """:func:`search_eigenpairs` for one operator, ``product`` (P,) -> (P,), with exact residuals.
 
-    ``wanted``: the fields of :class:`SearchOptions`.
+    ``options``: the fields of :class:`SearchOptions`.
     """
-    options = SearchOptions(**wanted)
-    result = run_in_lockstep([search_eigenpairs(start, options)], lambda v, _: product(v[0])[None])[0]
-    return verify_and_refine(result, lambda v: torch.stack([product(row) for row in v]), options.residual_tol)
+    target = SearchOptions(**options)
+    result = run_in_lockstep([search_eigenpairs(start, target)], lambda v, _: product(v[0])[None])[0]
+    return verify_and_refine(result, lambda v: torch.stack([product(row) for row in v]), target.residual_tol)

@@ -112,12 +112,12 @@ def density(
         >>> landscape.density(problem, draws=2, steps=5).nodes.shape
         (2, 5)
     """
-    own = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
-    chosen = Matrix.of(problem, seed, about, **own, max_memory=max_memory)
-    return density_of(chosen, draws, steps, taken(progress))
+    options = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
+    operand = Matrix.of(problem, seed, about, **options, max_memory=max_memory)
+    return density_of(operand, draws, steps, taken(progress))
 
 
-def density_of(chosen: Matrix, draws: int, steps: int, progress: Progress | None) -> Density:
+def density_of(operand: Matrix, draws: int, steps: int, progress: Progress | None) -> Density:
     """The spectral density of a matrix, by stochastic Lanczos quadrature.
 
     Ubaru, Chen and Saad 2017, section 3. From each draw z of random signs, ``steps`` Lanczos steps with full
@@ -125,8 +125,8 @@ def density_of(chosen: Matrix, draws: int, steps: int, progress: Progress | None
     masses: exact for zᵀp(A)z/P, p any polynomial of degree below 2·steps. Raises InputError for a count
     below 1.
     """
-    h, like = chosen.operator, chosen.start()
-    generator = torch.Generator().manual_seed(chosen.seed)
+    h, like = operand.operator, operand.start()
+    generator = torch.Generator().manual_seed(operand.seed)
     size = h.ranks.size(like)
     steps = min(steps, size)
     at_once = max(1, min(draws, BASIS_BYTES // (steps * h.ranks.length(like) * like.itemsize)))
@@ -143,8 +143,8 @@ def density_of(chosen: Matrix, draws: int, steps: int, progress: Progress | None
         starts = [h.ranks.signs(like, 1, generator)[0] / size**0.5 for _ in range(min(at_once, draws - i))]
         rules += run_in_lockstep([_draw(start, steps, h.ranks) for start in starts], counted)
     nodes, masses = (np.stack(part) for part in zip(*rules, strict=True))
-    error = _error_of(chosen)
-    return Density(**chosen.about, nodes=nodes, masses=masses, products=spent, product_error=error)
+    error = _error_of(operand)
+    return Density(**operand.about, nodes=nodes, masses=masses, products=spent, product_error=error)
 
 
 # Vectors of each kind whose products' errors are measured (ours): the rest have the same distribution.
@@ -160,15 +160,15 @@ def doubt_of(h: SymmetricOperator) -> Doubt | None:
     def doubt(rows: Tensor) -> float:
         rows = rows[:MEASURED]
         quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
-        off = h.ranks.total((double(quick - images) * double(rows)).sum(1)).abs().cpu()
-        return float((off + torch.tensor(errors) * h.ranks.norm(rows).cpu()).mean())
+        error = h.ranks.total((double(quick - images) * double(rows)).sum(1)).abs().cpu()
+        return float((error + torch.tensor(errors) * h.ranks.norm(rows).cpu()).mean())
 
     return doubt
 
 
-def _error_of(chosen: Matrix) -> float:
+def _error_of(operand: Matrix) -> float:
     """The largest error of products by differences with random vectors of norm 1; 0 of exact ones."""
-    h, seed = chosen.operator, chosen.seed
+    h, seed = operand.operator, operand.seed
     if h.derivatives == "exact":
         return 0.0
     rows = torch.stack([start_vector(h, s) for s in (seed, seed + 1)])
@@ -208,7 +208,7 @@ def hutchpp(
     report = progress or no_progress
     done = 0
 
-    def each(rows: Tensor) -> Tensor:
+    def products_of(rows: Tensor) -> Tensor:
         nonlocal done
         images = []
         for block in torch.split(rows, BLOCK):
@@ -217,26 +217,26 @@ def hutchpp(
             report(min(1.0, done / products))
         return torch.cat(images)
 
-    q = ranks.orthonormal(each(ranks.signs(like, rank, generator))).contiguous()  # (rank, P), rows
-    off = rank * doubt(q) if doubt else 0.0
-    exact = float(ranks.total((double(q) * double(each(q))).sum()))
+    q = ranks.orthonormal(products_of(ranks.signs(like, rank, generator))).contiguous()  # (rank, P), rows
+    error = rank * doubt(q) if doubt else 0.0
+    exact = float(ranks.total((double(q) * double(products_of(q))).sum()))
     if rank == size:  # Q spans everything
-        found = {"value": exact, "standard_error": off, "draws": np.array([exact])}
-        return {**found, "products": done, "product_error": off}
+        fields = {"value": exact, "standard_error": error, "draws": np.array([exact])}
+        return {**fields, "products": done, "product_error": error}
     g = ranks.signs(like, products - 2 * rank, generator)
     for _ in range(2):  # twice, as in Lanczos: once leaves rounding errors of the removed part
         g -= ranks.inner(g, q).to(q) @ q
-    samples = ranks.total((double(g) * double(each(g))).sum(1))
+    samples = ranks.total((double(g) * double(products_of(g))).sum(1))
     draws = exact + samples.cpu().numpy()
-    off += doubt(g) if doubt else 0.0
-    return {**_sampled(draws, done, off), "product_error": off}
+    error += doubt(g) if doubt else 0.0
+    return {**_sampled(draws, done, error), "product_error": error}
 
 
-def _sampled(draws: Array, products: int, off: float = 0.0) -> dict[str, Any]:
+def _sampled(draws: Array, products: int, product_error: float = 0.0) -> dict[str, Any]:
     """The fields of a trace that is the mean of ``draws``, whose products may set it ``off``."""
     value, error = mean_and_error(draws)
-    both = float(np.hypot(error, off))
-    return {"value": value, "standard_error": both, "draws": draws, "products": products}
+    total_error = float(np.hypot(error, product_error))
+    return {"value": value, "standard_error": total_error, "draws": draws, "products": products}
 
 
 def trace_need(problem: Any, products: Any, part: Any, derivatives: Any = "auto", **_: Any) -> Need:
@@ -290,20 +290,20 @@ def trace(
         2.0
     """
     positive("products", products, least=6)
-    own = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
-    chosen = Matrix.of(problem, seed, about, **own, engine=engine, max_memory=max_memory)
-    return trace_of(chosen, products, taken(progress))
+    options = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
+    operand = Matrix.of(problem, seed, about, **options, engine=engine, max_memory=max_memory)
+    return trace_of(operand, products, taken(progress))
 
 
-def trace_of(chosen: Matrix, products: int, progress: Progress | None) -> Trace:
+def trace_of(operand: Matrix, products: int, progress: Progress | None) -> Trace:
     """The trace of a matrix, by :func:`hutchpp` or by pyhessian."""
-    seed = chosen.seed
-    if isinstance(chosen.given, Problem) and chosen.about["engine"] == "pyhessian":
-        at = chosen.given, chosen.weights
+    seed = operand.seed
+    if isinstance(operand.source, Problem) and operand.about["engine"] == "pyhessian":
+        at = operand.source, operand.weights
         draws = peers.trace_samples(*at, products=products, seed=seed)
-        chosen.check(torch.from_numpy(draws))
-        return Trace(**chosen.about, **_sampled(draws, products))
-    h = chosen.operator
+        operand.check(torch.from_numpy(draws))
+        return Trace(**operand.about, **_sampled(draws, products))
+    h = operand.operator
     options: dict[str, Any] = {"products": products, "seed": seed, "progress": progress}
     options |= {"doubt": doubt_of(h), "ranks": h.ranks}
-    return Trace(**chosen.about, **hutchpp(lambda rows: (h @ rows.T).T, chosen.start(), **options))
+    return Trace(**operand.about, **hutchpp(lambda rows: (h @ rows.T).T, operand.start(), **options))

@@ -158,8 +158,8 @@ class Stack:
         rounding. In eval mode except for "batched": dropout's draws depend on the memory layout. Numbers that
         a path does not write are NaN, and count as wrong.
         """
-        two, draws = weights[:2].clone(), torch.Generator().manual_seed(0)
-        for part in self.problem.layout.views(two).values():
+        pair, draws = weights[:2].clone(), torch.Generator().manual_seed(0)
+        for part in self.problem.layout.views(pair).values():
             size = 0.01 + 0.1 * part.square().mean().sqrt().nan_to_num()
             part.add_(torch.randn(part.shape, generator=draws, dtype=torch.float64).to(part) * size)
 
@@ -167,19 +167,19 @@ class Stack:
             return tree_map(lambda t: t[:2].chunk(self.accumulate, 1)[0], tree)
 
         results = []
-        for each in ("loop", path):
-            state, out = None, torch.full_like(two, torch.nan)
+        for way in ("loop", path):
+            state, out = None, torch.full_like(pair, torch.nan)
             if path == "batched" and training is not None:
                 state = Training({k: t[:2].clone() for k, t in training.buffers.items()}, training.seed)
-            self._compute(each, two, few(x), few(y), out, state)
+            self._compute(way, pair, few(x), few(y), out, state)
             results.append(out)
-        loop, other = results
+        loop, batched = results
         if not bool(loop.isfinite().all()):
             return float("nan")
         return float(
-            (vector_norm((other - loop).flatten()) / vector_norm(loop.flatten()).clamp(min=1e-30)).nan_to_num(
-                torch.inf
-            )
+            (
+                vector_norm((batched - loop).flatten()) / vector_norm(loop.flatten()).clamp(min=1e-30)
+            ).nan_to_num(torch.inf)
         )
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
@@ -190,9 +190,9 @@ class Stack:
     def training_model(self) -> nn.Module:
         """The model in training mode; the parameters are shared, because each call replaces them anyway."""
         model = self.problem.model
-        own = copy.deepcopy(model, {id(p): p for p in model.parameters()})
-        own.train()  # which returns nothing where a module's own does not
-        return own
+        copy_of_model = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+        copy_of_model.train()  # which returns nothing where a module's own does not
+        return copy_of_model
 
     def gradients(
         self, weights: Tensor, x: Any, y: Any, out: Tensor, training: Training | None = None
@@ -246,7 +246,7 @@ class Stack:
             model, state, seeds = self.problem.model, {}, self._seeds
             if training is not None:
                 model, seeds = self.training_model, [training.seed(j, micro)]
-                state = {name: each[j] for name, each in training.buffers.items()}
+                state = {name: buffer[j] for name, buffer in training.buffers.items()}
             inputs, leaves = take(x, j), self.problem.layout.leaves(w)
             if path == "channels last":
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
@@ -265,8 +265,10 @@ class Stack:
                 return self._chain_losses(weights, x, y)
             if path == "batched":
                 return self._all(model, views(weights), x, y)
-            each = (self._mean(model, views(w), self._seeds, *take((x, y), j)) for j, w in enumerate(weights))
-            return torch.stack([*each])
+            losses = (
+                self._mean(model, views(w), self._seeds, *take((x, y), j)) for j, w in enumerate(weights)
+            )
+            return torch.stack([*losses])
 
     @property
     def _seeds(self) -> Sequence[int | None]:

@@ -93,21 +93,21 @@ class Minibatches:
         norm = own_statistics and has_batchnorm(problem.model)
         positive("batch", batch, least=2 if norm else 1)
         self.batch, self.learners, self._generator = int(batch), learners, generator
-        own = norm and problem.batchnorm.name == "center"
-        self._data, self.whole = problem.data, in_minibatches(problem, self.batch) if own else problem
+        divided = norm and problem.batchnorm.name == "center"
+        self._data, self.whole = problem.data, in_minibatches(problem, self.batch) if divided else problem
         # A minibatch is one chunk where its samples share statistics; otherwise a chunk is measured once.
         together = norm and self.whole.batchnorm.name != "recalibrate"
         self._chunk: int | None = self.batch if together else None
 
     def __iter__(self) -> Iterator[tuple[Problem, ...]]:
-        for drawn in draws(self._data, self.learners, self.batch, self._generator):
-            yield tuple(self._problem(*take(drawn, j)) for j in range(self.learners))
+        for batch in draws(self._data, self.learners, self.batch, self._generator):
+            yield tuple(self._problem(*take(batch, j)) for j in range(self.learners))
 
     def _problem(self, x: Any, y: Any) -> Problem:
         data = self._data.only(x, y)
-        made = self.whole.on(data.in_chunks(self._chunk) if self._chunk else data)
-        self._chunk = made.chunk
-        return made
+        problem = self.whole.on(data.in_chunks(self._chunk) if self._chunk else data)
+        self._chunk = problem.chunk
+        return problem
 
 
 def draws(
@@ -134,8 +134,8 @@ def draws(
             yield data.gather(numbers())
             continue
         x, y = data.first()
-        each = sum(t.nbytes for _, t in named_tensors((x, y))) // count_samples(x, y, alike=False)
-        count = max(1, min(most, PASS_BYTES // max(1, each * learners * batch)))
+        sample_bytes = sum(t.nbytes for _, t in named_tensors((x, y))) // count_samples(x, y, alike=False)
+        count = max(1, min(most, PASS_BYTES // max(1, sample_bytes * learners * batch)))
         rows = torch.stack([numbers() for _ in range(count)])
         collected = _collected(data, rows.flatten(), samples)
         for part in torch.arange(rows.numel()).view(rows.shape):
@@ -283,14 +283,16 @@ class JackknifeEstimator:
         k = len(counts)
         with np.errstate(divide="ignore", invalid="ignore"):
             parts = from_sums(square, total2, count, self._batch)
-            left = from_sums(square - squares, left2, count - counts, self._batch)
-            ratio, ratios = parts[0] / parts[1], left[0] / left[1]
+            without_one = from_sums(square - squares, left2, count - counts, self._batch)
+            ratio, ratios = parts[0] / parts[1], without_one[0] / without_one[1]
             pseudo = [k * ratio - (k - 1) * ratios]
-            pseudo += [k * whole - (k - 1) * part for whole, part in zip(parts, left, strict=True)]
+            pseudo += [k * whole - (k - 1) * part for whole, part in zip(parts, without_one, strict=True)]
             # Of two draws each part has one, whose noise is infinite: errors are NaN.
             _, trace_error, norm2_error = (statistics.standard_error(values) for values in pseudo)
-            both = statistics.covariance_of_means(pseudo[1], pseudo[2])
-        return GradientNoise(pseudo[0], float(parts[0]), trace_error, float(parts[1]), norm2_error, both)
+            covariance = statistics.covariance_of_means(pseudo[1], pseudo[2])
+        return GradientNoise(
+            pseudo[0], float(parts[0]), trace_error, float(parts[1]), norm2_error, covariance
+        )
 
 
 class LearnersEstimator(JackknifeEstimator):
@@ -366,17 +368,17 @@ class Precision:
         return min(1.0, draws / min(self.max_draws, needed))
 
 
-def placed(problem: Problem, weights: Tensor | None, least: int = 1) -> Tensor:
+def placed(problem: Problem, weights: Tensor | None, smallest: int = 1) -> Tensor:
     """The learners' ``weights`` (n, P), n ≥ ``least``, on the problem's device; else InputError."""
     size = problem.layout.size
     if weights is None:
         raise InputError(f"weights: missing; a problem has no learners, give theirs (n, {size}), or the run")
     expect("weights", weights, Tensor)
     if weights.dim() != 2 or weights.shape[1] != size:
-        raise InputError(f"weights: shape {tuple(weights.shape)}, it must be (n, {size}) with n ≥ {least}")
-    if len(weights) < least:
+        raise InputError(f"weights: shape {tuple(weights.shape)}, it must be (n, {size}) with n ≥ {smallest}")
+    if len(weights) < smallest:
         raise InputError(
-            f"weights: those of {len(weights)} network are not allowed, at least {least} are needed; give "
+            f"weights: those of {len(weights)} network are not allowed, at least {smallest} are needed; give "
             "more, or a run with more learners"
         )
     return weights.to(problem.device, problem.dtype)

@@ -82,12 +82,12 @@ def draw(
     if path is not None:
         check_format(path)
     check_dpi("dpi", dpi)
-    given = loaded(results)
-    kinds = {type(result): None for result in given}
+    items = loaded(results)
+    kinds = {type(result): None for result in items}
     if len({drawing_of(kind) for kind in kinds}) != 1:
         names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "no result"
         raise InputError(f"results: {names} cannot be drawn in one picture, all must be of one kind")
-    name, drawing = type(given[0]).__name__, drawing_of(type(given[0]))
+    name, drawing = type(items[0]).__name__, drawing_of(type(items[0]))
     allowed = inspect.signature(drawing).parameters
     if style != "contour":
         if "style" not in allowed:
@@ -95,15 +95,19 @@ def draw(
         options["style"] = style
     for option in options:
         if option not in allowed:
-            known = ", ".join(list(allowed)[1:])
-            raise InputError(f"{option}: not allowed for a {name}, whose drawing has the options {known}")
-    own = OwnAxes(ax, axes or {}) if ax is not None or axes else None
-    with drawn_into(own), _style():
-        drawn: Any = drawing([drawable(result) for result in given], **options)
-        if own is not None and drawn is not own:
-            raise InputError(f"{own.where}: not allowed, the drawing of a {name} makes a figure of its own")
-        change(drawn, visuals or {})
-    figure: Figure = drawn if own is None else own.get_figure()
+            option_names = ", ".join(list(allowed)[1:])
+            raise InputError(
+                f"{option}: not allowed for a {name}, whose drawing has the options {option_names}"
+            )
+    user_axes = OwnAxes(ax, axes or {}) if ax is not None or axes else None
+    with drawn_into(user_axes), _style():
+        picture: Any = drawing([drawable(result) for result in items], **options)
+        if user_axes is not None and picture is not user_axes:
+            raise InputError(
+                f"{user_axes.where}: not allowed, the drawing of a {name} makes a figure of its own"
+            )
+        change(picture, visuals or {})
+    figure: Figure = picture if user_axes is None else user_axes.get_figure()
     if path is not None:
         save_figure(figure, path, dpi)
     return figure
@@ -111,11 +115,11 @@ def draw(
 
 def loaded(results: Any) -> list[Any]:
     """The results and runs in ``results``; those of files are read."""
-    found: list[Any] = []
-    for each in each_of(results):
-        read = load(each) if isinstance(each, (str, Path)) else each
-        found += read if isinstance(read, list) else [read]
-    return found
+    items: list[Any] = []
+    for item in each_of(results):
+        read = load(item) if isinstance(item, (str, Path)) else item
+        items += read if isinstance(read, list) else [read]
+    return items
 
 
 def save_figure(figure: Figure, path: str | Path, dpi: float | None = None) -> None:
@@ -207,10 +211,10 @@ def drawable(result: Any) -> Any:
     return dataclasses.replace(result, **changed) if changed else result
 
 
-def each_of(given: Any) -> list[Any]:
+def each_of(results: Any) -> list[Any]:
     """One or several results, runs or names of files, as a list."""
-    several = isinstance(given, Iterable) and not isinstance(given, (str, Path))
-    return list(given) if several else [given]
+    several = isinstance(results, Iterable) and not isinstance(results, (str, Path))
+    return list(results) if several else [results]
 
 
 def check_title(where: str, text: str) -> None:

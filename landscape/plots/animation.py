@@ -64,22 +64,22 @@ def film(frames: Sequence[Frame], algorithm: str) -> tuple[Figure, Callable[[int
     """
     if not frames:
         raise InputError("animate: no frame, there is nothing to draw")
-    shown = [drawable(frame.surface) for frame in frames]
+    surfaces = [drawable(frame.surface) for frame in frames]
     with style.style():
         figure, (ax, dial) = panels(1, 2, 4.6, 4.6, ["surface", "dial"], width_ratios=(1.6, 1.0))
-        chosen = surface.scale([r.loss for r in shown])
+        chosen = surface.scale([r.loss for r in surfaces])
         # With a norm of its own: contourf changes the other one in each frame, which would reset the labels.
         surface.color_bar(
-            figure, ax, copy.deepcopy(chosen.norm), surface.CMAP, f"loss{style.unit(shown[0], 'loss')}"
+            figure, ax, copy.deepcopy(chosen.norm), surface.CMAP, f"loss{style.unit(surfaces[0], 'loss')}"
         )
         lines = f"Lines: {LINES} levels between the lowest and the highest loss of the frame."
-        about = f"{surface.settings(shown[:1])} Colors: {chosen.why}."
+        about = f"{surface.settings(surfaces[:1])} Colors: {chosen.why}."
         caption(figure, f"{about} {lines} Center: w_a of the frame.")
     values = [v for f in frames for v in (f.lr_lambda_max, f.limit) if np.isfinite(v)]
     top = 1.15 * max(values, default=2.0)
 
     def draw(k: int) -> None:
-        frame, r = frames[k], shown[k]
+        frame, r = frames[k], surfaces[k]
         with style.style():
             for part in (ax, dial):
                 part.clear()

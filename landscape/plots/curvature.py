@@ -222,9 +222,12 @@ def _draw_group(ax: Axes, group: Sequence[BatchSharpness], scaled: bool) -> None
     """Points and lines of one checkpoint."""
     color, last = style.color_of(group[0].label), group[-1]
     factor = [r.lr if scaled else 1.0 for r in group]
-    own = [(r.batch, r.value, r.standard_error) for r in group]
-    local = [(r.local_batch, r.learner_value, r.learner_standard_error) for r in group]
-    for rows, name, face in ((own, "at w_a", color), (local, "at the learners' weights, mean", "white")):
+    mean_rows = [(r.batch, r.value, r.standard_error) for r in group]
+    learner_rows = [(r.local_batch, r.learner_value, r.learner_standard_error) for r in group]
+    for rows, name, face in (
+        (mean_rows, "at w_a", color),
+        (learner_rows, "at the learners' weights, mean", "white"),
+    ):
         x, y, bars = np.transpose(rows)
         if x.all():
             points(ax, x, y * factor, bars * factor, color, name, ls="-", ms=6, mfc=face)
@@ -255,12 +258,12 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
     shares.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     shares.set(ylim=(0, None), xlabel="eigenvectors of the Hessian, the sharpest first")
     shares.set_ylabel("share in their space (%)")
-    place = np.arange(len(results))
+    positions = np.arange(len(results))
     errors = [r.cost_error if np.isfinite(r.cost_error) else 0.0 for r in results]
     cost, tones = [r.cost for r in results], style.colors_of([r.label for r in results])
-    costs.bar(place - 0.2, cost, yerr=errors, color=tones, width=0.38, capsize=3, ecolor="k")
+    costs.bar(positions - 0.2, cost, yerr=errors, color=tones, width=0.38, capsize=3, ecolor="k")
     extra = [r.learners_loss - r.loss for r in results]
-    costs.bar(place + 0.2, extra, width=0.38, color="w", edgecolor=tones, hatch="//")
+    costs.bar(positions + 0.2, extra, width=0.38, color="w", edgecolor=tones, hatch="//")
     costs.axhline(0, color="k", lw=0.8)
     categories(costs, style.names_of(results, "result"))
     costs.set_ylabel(f"{style.loss_of(results)}{style.unit(results[0], 'loss')}")
@@ -282,15 +285,15 @@ def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
     """
     labels = list(dict.fromkeys(r.label for r in results))
     names = [style.paper_name(label) or f"result {k}" for k, label in enumerate(labels)]
-    many = len({r.rho for r in results}) > 1
+    several_radii = len({r.rho for r in results}) > 1
     figure, (ax,) = panels(1, 1, max(5.0, 1.5 * len(labels)), 3.8, ["sharpness"])
     for k, (label, name, color) in enumerate(zip(labels, names, style.colors_of(labels), strict=True)):
-        own = sorted((r for r in results if r.label == label), key=lambda r: r.rho)
-        at = [r.rho for r in own] if many else [k] * len(own)
-        values, errors = [r.value for r in own], [r.standard_error for r in own]
-        points(ax, at, values, errors, color, name, capsize=4, ls="-" if many else "none")
+        of_label = sorted((r for r in results if r.label == label), key=lambda r: r.rho)
+        at = [r.rho for r in of_label] if several_radii else [k] * len(of_label)
+        values, errors = [r.value for r in of_label], [r.standard_error for r in of_label]
+        points(ax, at, values, errors, color, name, capsize=4, ls="-" if several_radii else "none")
     lowest = min(r.value for r in results)
-    if many:
+    if several_radii:
         style.log_axis(ax.xaxis)
         if lowest > 0:
             ax.set_yscale("log")
@@ -301,19 +304,19 @@ def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
         ax.margins(x=0.3)
     ax.set_ylabel(f"rise of the {style.loss_of(results)}{style.unit(results[0], 'values')}")
     usual = style.headline([r for r in results if r.rho == max(r.rho for r in results)])
-    return finish(figure, title or usual, _caption(results), [ax] * many, ncols=2)
+    return finish(figure, title or usual, _caption(results), [ax] * several_radii, ncols=2)
 
 
 def _caption(results: Sequence[Sharpness]) -> str:
     r = results[0]
     of = f"Minibatches of {r.m} from " if r.m else ""
     draws = style.rows_of(results, "draws")  # "" where nothing was drawn
-    drawn = f"; {draws}, error bars: one standard error" if draws else ""
+    draws_note = f"; {draws}, error bars: one standard error" if draws else ""
     how = "mean over pairs of displacements ±δ"
     if r.kind == "worst":
         how = f"a lower bound, by at most {r.steps} gradients from each of {r.starts + 1} starts"
-    known = "Sharpness of this kind predicts generalization poorly (arXiv 2302.07011)."
-    return f"{of}{style.samples_of(results)}; {how}{drawn}. {known}"
+    warning = "Sharpness of this kind predicts generalization poorly (arXiv 2302.07011)."
+    return f"{of}{style.samples_of(results)}; {how}{draws_note}. {warning}"
 
 
 # The loss itself, and smoothed by the measured and by an isotropic spread.
@@ -336,9 +339,9 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     rate, sharpness, loss, spread = axes
     for k in range(len(_NAMES)):
         _draw_smoothed(rate, sharpness, loss, results, k)
-    place = np.arange(len(results))
-    rate.plot(place, [r.lr for r in results], "k_", ms=26, mew=2, label=r"$\alpha$")
-    rate.plot(place, [r.alpha_e for r in results], "kx", ms=8, mew=2, label=r"$\alpha_e$")
+    positions = np.arange(len(results))
+    rate.plot(positions, [r.lr for r in results], "k_", ms=26, mew=2, label=r"$\alpha$")
+    rate.plot(positions, [r.alpha_e for r in results], "kx", ms=8, mew=2, label=r"$\alpha_e$")
     _draw_spread(spread, results)
     steep = "sharpness; dashes: steepest gradient change"
     for ax, head, label in (
@@ -350,7 +353,9 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
         ax.set(title=head, ylabel=label, yscale="log")
         if ax is not spread:
             style.decimal_labels(ax.yaxis)
-            ax.set_xticks(place, [name.replace(", step", ",\nstep") for name in style.names_of(results, "")])
+            ax.set_xticks(
+                positions, [name.replace(", step", ",\nstep") for name in style.names_of(results, "")]
+            )
             ax.tick_params(axis="x", labelsize=8)
             ax.margins(x=0.15)
     usual = f"Smoothing by the learners' spread, {style.samples_of(results)}"
@@ -412,10 +417,10 @@ def _draw_chains(ax: Axes, result: LearningCoefficient) -> None:
     for k, (trace, color) in enumerate(zip(traces, tones, strict=True)):
         ax.plot(steps, trace, color=color, lw=0.7, alpha=0.8, label="chains" if k == 0 else None)
     ax.axvspan(0, result.burn_in * result.steps_a_draw, color=style.OTHER, alpha=0.15, lw=0, label="burn-in")
-    kept = result.burn_in * result.steps_a_draw, result.steps
+    steps_range = result.burn_in * result.steps_a_draw, result.steps
     low, high = result.value - result.standard_error, result.value + result.standard_error
-    ax.fill_between(kept, low, high, color="k", alpha=0.25, lw=0)
-    ax.plot(kept, [result.value] * 2, color="k", lw=1.5, label="estimate ± standard error")
+    ax.fill_between(steps_range, low, high, color="k", alpha=0.25, lw=0)
+    ax.plot(steps_range, [result.value] * 2, color="k", lw=1.5, label="estimate ± standard error")
     # A chain that begins far from where it settles must not hide the rest.
     after = traces[:, result.burn_in :]
     low, high = float(after.min()), float(after.max())

@@ -125,9 +125,9 @@ def draw_connections(results: Sequence[Connection], title: str = "") -> Figure:
     for k, (r, name) in enumerate(zip(results, style.names_of(results, "pair"), strict=True)):
         column = axes[k :: len(results)] if len(axes) > 1 else axes
         for path, (label, color) in enumerate(zip(PATHS, ("#D55E00", "#0072B2", "#009E73"), strict=True)):
-            said = f"{label} (barrier {r.barrier[path]:.3g})" if len(results) == 1 else label
+            curve_label = f"{label} (barrier {r.barrier[path]:.3g})" if len(results) == 1 else label
             for ax, values in zip(column, (r.loss[path], 100 * r.accuracy[path]), strict=False):
-                ax.plot(r.t, np.where(np.isfinite(values), values, np.nan), color=color, label=said)
+                ax.plot(r.t, np.where(np.isfinite(values), values, np.nan), color=color, label=curve_label)
         if len(results) > 1:
             column[0].set_title(name)
         column[-1].set_xlabel("t (0: a, 1: b)")
@@ -159,8 +159,8 @@ def draw_basins(results: Sequence[Basins], title: str = "") -> Figure:
     for ax in leading(below):
         ax.set_ylabel("distance")
     legend, columns = [*axes, *below], 2 if len(results) == 1 else 3
-    said, text = (unit_of(results[0], part(results)) for part in (_basins_finding, _caption))
-    return finish(figure, title or said, text, legend, ncols=columns)
+    headline, text = (unit_of(results[0], part(results)) for part in (_basins_finding, _caption))
+    return finish(figure, title or headline, text, legend, ncols=columns)
 
 
 def _draw_panel(ax: Axes, r: Basins, chosen: LevelScale) -> None:
@@ -177,9 +177,9 @@ def _draw_panel(ax: Axes, r: Basins, chosen: LevelScale) -> None:
         level = r.reference_loss + r.rise[widest[-1]]
         ax.contour(x, y, loss, [level], colors="#E69F00", linewidths=1.8)
     ax.plot(*(r.minimum * lengths).T, label="lowest point of a basin", **(LOWEST | {"ms": 7}))
-    known = np.isfinite(r.saddle[:, 0])
-    if known.any():
-        ax.plot(*(r.saddle[known] * lengths).T, **_SADDLE)
+    has_saddle = np.isfinite(r.saddle[:, 0])
+    if has_saddle.any():
+        ax.plot(*(r.saddle[has_saddle] * lengths).T, **_SADDLE)
     ax.plot(*(r.reference * lengths)[:, None], label=_NAMES[r.around], **(CENTER | {"ms": 10}))
     basins = f"{len(r.minimum)} basin{'s' * (len(r.minimum) > 1)}"
     minima = f"{r.minima} local minim{'a' if r.minima > 1 else 'um'} of the grid"

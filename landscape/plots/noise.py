@@ -31,19 +31,19 @@ def draw_noise(results: Sequence[Noise], title: str = "") -> Figure:
     estimates = [[r.means()[name] for name in ESTIMATES] for r in results]
     values = [value for rows in estimates for value, _ in rows]
     smallest = min((value for value in values if value > 0), default=1.0)
-    place = np.arange(len(ESTIMATES))
+    positions = np.arange(len(ESTIMATES))
     for ax, r, rows in zip(axes, results, estimates, strict=True):
-        own, errors = np.transpose(rows)
-        ax.bar(place, own, yerr=errors, color="#56B4E9", ecolor="k", capsize=3, width=0.65)
-        for i, value in enumerate(own):
+        heights, errors = np.transpose(rows)
+        ax.bar(positions, heights, yerr=errors, color="#56B4E9", ecolor="k", capsize=3, width=0.65)
+        for i, value in enumerate(heights):
             ax.annotate(
                 f"{value:.2g}", (i, max(value, smallest / 4)), ha="center", va="bottom", xytext=(0, 6),
                 textcoords="offset points", fontsize=8.5,
             )  # fmt: skip
         categories(ax, list(ESTIMATES.values()))
-        drawn = f"{len(r.direct)} draws of {r.learners} × {r.local_batch}"
+        draws_note = f"{len(r.direct)} draws of {r.learners} × {r.local_batch}"
         ax.set(yscale="log", ylim=(smallest / 5, max(*values, smallest) * 6))
-        ax.set_title(f"{style.paper_name(r.label)}\nα = {r.lr:g}, {drawn}")
+        ax.set_title(f"{style.paper_name(r.label)}\nα = {r.lr:g}, {draws_note}")
         ax.set_ylabel(f"Δ(2), {r.split or 'data'} (squared weights)")
     text = (
         "Δ(2) is what the learners' spread adds to the noise of a step. Direct: its definition, with "
@@ -62,24 +62,24 @@ def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
     figure, (ax,) = panels(1, 1, 6.4, 1.6 + 0.5 * len(results), ["noise_scale"])
     for k, r in enumerate(results):
         color = style.color_of(r.label)
-        for value, error, face, name, place in (
+        for value, error, face, name, y in (
             (r.value, r.standard_error, color, "at w_a", k - 0.12),
             (r.learner_value, r.learner_standard_error, "white", "mean gradient of the learners", k + 0.12),
         ):
             if np.isfinite(value) and value > 0:
                 bar = error if np.isfinite(error) else 0.0
                 low = min(bar, 0.9 * value)  # a logarithmic axis has no room below 0
-                points(ax, value, place, None, color, name, xerr=[[low], [bar]], ms=6, mfc=face)
+                points(ax, value, y, None, color, name, xerr=[[low], [bar]], ms=6, mfc=face)
         ax.plot(r.batch, k, marker="|", ms=18, mew=2, color="k", ls="none", label="batch")
     style.log_axis(ax.xaxis)
     ax.margins(x=0.15)
     ax.set_yticks(range(len(results)), style.names_of(results, "weights"))
     ax.set(ylim=(len(results) - 0.4, -0.6), xlabel=NoiseScale.units["batch"])
     how = {"whole": "‖g‖² exact", "draws": "‖g‖² from pairs of minibatches"}
-    made = style.joined(how.get(r.gradient, r.gradient) for r in results)
+    method = style.joined(how.get(r.gradient, r.gradient) for r in results)
     text = (
         "The noise scale tr Σ/‖g‖² is the batch at which noise and gradient are equal in size; "
-        f"{style.joined(f'{r.draws:,}' for r in results)} draws, {made}; error bars: one standard error; "
+        f"{style.joined(f'{r.draws:,}' for r in results)} draws, {method}; error bars: one standard error; "
         f"{style.samples_of(results)}."
     )
     return finish(figure, title or style.headline(results), text, [ax], ncols=3)
@@ -98,15 +98,15 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
     power.set_yscale("log")
     power.set_ylabel(f"variance of the gradient along $v_i${style.unit(results[0], 'covariance')}")
     style.log_axis(power.xaxis)
-    place = np.arange(len(results))
+    positions = np.arange(len(results))
     for shift, name, label, look in (
         (-0.25, "ias", "tr(HS)/tr S", {"color": "k"}),
         (0.0, "noise_curvature", "tr(HC)/tr C", {"color": "#56B4E9", "marker": "s"}),
     ):
         value, error = ([getattr(r, name + end) for r in results] for end in ("", "_error"))
-        points(curvature, place + shift, value, error, label=label, **look)
+        points(curvature, positions + shift, value, error, label=label, **look)
     top = [r.values[0] for r in results]
-    curvature.plot(place + 0.25, top, "_", color="#D55E00", ms=18, mew=2.5, label="$\\lambda_{max}$")
+    curvature.plot(positions + 0.25, top, "_", color="#D55E00", ms=18, mew=2.5, label="$\\lambda_{max}$")
     categories(curvature, style.names_of(results, "result"))
     curvature.margins(x=0.3)
     curvature.set_ylim(min(0.0, *(r.ias for r in results)), None)

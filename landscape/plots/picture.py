@@ -80,8 +80,8 @@ class Picture(Figure):
         below = share
         for legend in self.legends:
             legend.set_bbox_to_anchor((0, share, 1, 1 - share), transform=self.transFigure)
-            taken = legend.get_window_extent(renderer).height / self.bbox.height
-            below = max(below, share + taken + 0.1 / self.get_size_inches()[1])
+            height_share = legend.get_window_extent(renderer).height / self.bbox.height
+            below = max(below, share + height_share + 0.1 / self.get_size_inches()[1])
         engine = self.get_layout_engine()
         if isinstance(engine, ConstrainedLayoutEngine):
             engine.set(rect=(0, below, 1, 1 - below))
@@ -140,53 +140,55 @@ class OwnAxes:
     def __init__(self, ax: Axes | None, axes: Mapping[str, Axes]) -> None:
         if ax is not None and axes:
             raise InputError("ax, axes: only one of the two is allowed")
-        self.where, self.asked = ("axes", axes) if ax is None else ("ax", {"": ax})
-        self.given: dict[str, Axes] = {}
+        self.where, self.requested = ("axes", axes) if ax is None else ("ax", {"": ax})
+        self.axes: dict[str, Axes] = {}
         self.title = ""
         self.legends: list[Any] = []
         self.bars: list[Any] = []
 
-    def take(self, made: Picture, beside: Sequence[str]) -> list[Any]:
+    def take(self, picture: Picture, beside: Sequence[str]) -> list[Any]:
         """The axes of the picture ``made``, by name those of the user in place of its own."""
-        given: dict[str, Any] = dict(self.asked)
-        self.made, named = made, made.axes_by_name
+        axes: dict[str, Any] = dict(self.requested)
+        self.picture, named = picture, picture.axes_by_name
         if self.where == "ax":
             main = [name for name in named if name not in beside]
             if len(main) > 1:
                 raise InputError(f"ax: there are several panels; give axes={{NAME: …}} of {', '.join(named)}")
-            given = {main[0]: given[""]}
-        for name, ax in given.items():
+            axes = {main[0]: axes[""]}
+        for name, ax in axes.items():
             choose(self.where, name, named)
             if not isinstance(ax, Axes) or ax.name != named[name].name:
-                shown = f"its projection is '{ax.name}'" if isinstance(ax, Axes) else f"{ax!r} is not allowed"
-                raise InputError(f"{self.where}: {shown}, it must be axes with '{named[name].name}'")
-        self.given = given
-        return [given.get(name, ax) for name, ax in named.items()]
+                problem = (
+                    f"its projection is '{ax.name}'" if isinstance(ax, Axes) else f"{ax!r} is not allowed"
+                )
+                raise InputError(f"{self.where}: {problem}, it must be axes with '{named[name].name}'")
+        self.axes = axes
+        return [axes.get(name, ax) for name, ax in named.items()]
 
     def get_figure(self) -> Figure:
         """The figure that the axes lie in."""
-        return cast(Figure, next(iter(self.given.values())).get_figure())
+        return cast(Figure, next(iter(self.axes.values())).get_figure())
 
     def suptitle(self, text: str) -> None:
         self.title = text
 
     def legend(self, *entries: Any, **options: Any) -> None:
-        ax = next(iter(self.given.values()))
+        ax = next(iter(self.axes.values()))
         self.legends.append(ax.legend(*entries, **{k: v for k, v in options.items() if k != "loc"}))
 
     def colorbar(self, mappable: Any, ax: Any, **options: Any) -> Any:
-        mine = [one for one in np.ravel(ax) if one in self.given.values()]
+        mine = [candidate for candidate in np.ravel(ax) if candidate in self.axes.values()]
         if not mine:
-            return self.made.colorbar(mappable, ax=ax, **options)
+            return self.picture.colorbar(mappable, ax=ax, **options)
         bar = mine[0].get_figure().colorbar(mappable, ax=mine, **options)
         self.bars.append(bar.ax)
         return bar
 
     def parts(self, visuals: Mapping[str, Any]) -> dict[str, list[Any]]:
         """The parts by name, after the title has been set above that of the first axes."""
-        titles = [ax.title for ax in self.given.values()]
-        shown = {"title": self.title, "panel_titles": titles[0].get_text()}
-        titles[0].set_text("\n".join(t for name, t in shown.items() if t and visuals.get(name, True)))
+        titles = [ax.title for ax in self.axes.values()]
+        texts = {"title": self.title, "panel_titles": titles[0].get_text()}
+        titles[0].set_text("\n".join(t for name, t in texts.items() if t and visuals.get(name, True)))
         panel_titles = titles[not visuals.get("panel_titles", True) :]
         title = titles[:1] if visuals.get("title", True) else []
         return {"title": title, "panel_titles": panel_titles, "legend": self.legends, "colorbar": self.bars}
@@ -277,8 +279,12 @@ def panels(
     for name, ax in placed:
         ax.set_visible(bool(name))
     figure.axes_by_name = named = {name: ax for name, ax in placed if name}
-    own = _OWN.get()
-    return (figure, list(named.values())) if own is None else (cast(Figure, own), own.take(figure, beside))
+    user_axes = _OWN.get()
+    return (
+        (figure, list(named.values()))
+        if user_axes is None
+        else (cast(Figure, user_axes), user_axes.take(figure, beside))
+    )
 
 
 def numbered(name: str, count: int) -> list[str]:
@@ -299,8 +305,8 @@ def wrapped_panels(
     Args:
         names: of the panels; one for all is numbered.
     """
-    each = numbered(names, count) if isinstance(names, str) else names
-    figure, (axes,) = _placed([each], width, [height], columns, **options)
+    panel_names = numbered(names, count) if isinstance(names, str) else names
+    figure, (axes,) = _placed([panel_names], width, [height], columns, **options)
     return figure, axes
 
 
@@ -401,9 +407,9 @@ def categories(ax: Axes, names: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def drawn_into(own: OwnAxes | None) -> Iterator[None]:
+def drawn_into(user_axes: OwnAxes | None) -> Iterator[None]:
     """A context in which pictures are drawn into the user's axes; None: into figures of their own."""
-    token = _OWN.set(own)
+    token = _OWN.set(user_axes)
     try:
         yield
     finally:

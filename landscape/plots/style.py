@@ -104,9 +104,9 @@ def log_axis(axis: Any) -> None:
     decimal_labels(axis)
 
 
-def ticks_at(axis: Any, places: Any, labels: Sequence[str]) -> None:
+def ticks_at(axis: Any, positions: Any, labels: Sequence[str]) -> None:
     """Put ticks at ``places``, and nowhere else."""
-    axis.set_ticks(places, labels)
+    axis.set_ticks(positions, labels)
     axis.set_minor_locator(ticker.NullLocator())
 
 
@@ -145,8 +145,8 @@ class _Decimal(ticker.LogFormatter):
                 return
 
     def __call__(self, x: float, pos: int | None = None) -> str:
-        shown = super().__call__(x, pos) and (x <= 0 or int(f"{x:.0e}"[0]) in self._leading)
-        return f"{x:g}" if shown else ""
+        visible = super().__call__(x, pos) and (x <= 0 or int(f"{x:.0e}"[0]) in self._leading)
+        return f"{x:g}" if visible else ""
 
 
 MOST = 6  # results that a title names (ours)
@@ -206,12 +206,12 @@ def headline(results: Sequence[Any]) -> str:
     named: dict[str, list[str]] = {}
     for label, row in list(zip(labels, rows, strict=True))[:MOST]:
         named.setdefault(row.name, []).append(f"{label} {row.number}".strip())
-    said = "; ".join(f"{name}: {', '.join(numbers)}" for name, numbers in named.items())
+    text = "; ".join(f"{name}: {', '.join(numbers)}" for name, numbers in named.items())
     more = f", … ({len(results)} in all)" if len(results) > MOST else ""
     notes = {row.note for row in rows}
     note = notes.pop() if len(notes) == 1 else ""
-    first = said[0].upper() if said.split()[0].rstrip(":").isalpha() else said[0]  # no formula
-    return f"{first}{said[1:]}{more}{f' ({note})' if note else ''}"
+    first = text[0].upper() if text.split()[0].rstrip(":").isalpha() else text[0]  # no formula
+    return f"{first}{text[1:]}{more}{f' ({note})' if note else ''}"
 
 
 def rows_of(results: Sequence[Any], *names: str) -> str:
@@ -224,8 +224,8 @@ def rows_of(results: Sequence[Any], *names: str) -> str:
     for name in names:
         rows = [of[name] for of in described if name in of]
         numbers, notes = ([row.number for row in rows], [row.note for row in rows])
-        said, note = (" / ".join(texts if len({*texts}) > 1 else texts[:1]) for texts in (numbers, notes))
-        words += [f"{name} {said}{f' ({note})' if note else ''}"] * bool(rows)
+        number, note = (" / ".join(texts if len({*texts}) > 1 else texts[:1]) for texts in (numbers, notes))
+        words += [f"{name} {number}{f' ({note})' if note else ''}"] * bool(rows)
     return "; ".join(words)
 
 
@@ -251,5 +251,5 @@ def batchnorm_note(result: Any) -> str:
         "recalibrate": f"from {samples:,} samples per point",
         "train": f"statistics of batches of {samples:,}" if samples else "statistics of each batch",
     }
-    own = rows_of([result], "own losses") if hasattr(result, "own_loss") else ""
-    return f"BatchNorm: {notes.get(result.bn, result.bn)}{f', {own}' if own else ''}"
+    losses = rows_of([result], "own losses") if hasattr(result, "own_loss") else ""
+    return f"BatchNorm: {notes.get(result.bn, result.bn)}{f', {losses}' if losses else ''}"

@@ -90,8 +90,8 @@ def draw_surfaces(
         if min(r.loss.shape) < 2:
             raise InputError(f"grid: {r.loss.shape[::-1]} points cannot be drawn as contours, 2 × 2 can")
     if style == "difference":
-        asked = {"log": log, "levels": levels, "vmax": vmax, "cmap": cmap, "labels": labels}
-        for name, value in asked.items():
+        options = {"log": log, "levels": levels, "vmax": vmax, "cmap": cmap, "labels": labels}
+        for name, value in options.items():
             if value not in (None, False):
                 raise InputError(f"{name}: not allowed with style difference, which has a scale of its own")
         return _draw_difference(results, title)
@@ -121,8 +121,8 @@ def _draw_3d(
             rcount=MAX_FACETS, ccount=MAX_FACETS,
         )  # fmt: skip
         ax.computed_zorder = False  # the markers lie on the surface, not in it
-        for places, label, marker in marks(r):
-            inside = places[(np.abs(places) <= np.abs([r.x[0], r.y[0]])).all(1)]
+        for points, label, marker in marks(r):
+            inside = points[(np.abs(points) <= np.abs([r.x[0], r.y[0]])).all(1)]
             heights = geometry.loss_at(r, *inside.T) if len(inside) else np.zeros(0)
             seen = np.isfinite(heights) & (heights <= top)
             ax.plot(*inside[seen].T, heights[seen], label=label, **(marker | {"clip_on": True}))
@@ -166,9 +166,9 @@ def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
         label += ", line: 0"
     ax.plot(0, 0, label="center", **CENTER)
     color_bar(figure, [ax], norm, "RdBu_r", label)
-    one, other = style.paper_name(a.label) or "the first", style.paper_name(b.label) or "the second"
+    first, second = style.paper_name(a.label) or "the first", style.paper_name(b.label) or "the second"
     higher = float((change > 0).sum() / change.count())
-    usual = f"The loss of {one} is higher than that\nof {other} at {higher:.0%} of points"
+    usual = f"The loss of {first} is higher than that\nof {second} at {higher:.0%} of points"
     return finish(figure, title or usual, settings(results), [ax])
 
 
@@ -196,13 +196,13 @@ def _draw_contours(
             ax.contourf(r.x, r.y, masked, levels, cmap=cmap, norm=chosen.norm, extend="max")
         lines = ax.contour(r.x, r.y, masked, levels, colors="k", linewidths=0.35, alpha=0.55)
         if labels:
-            own = levels[:: max(1, len(levels) // 8)]
-            for text in ax.clabel(lines, own, fontsize=7.5, fmt=lambda v: f"{v:.3g}"):
+            labeled = levels[:: max(1, len(levels) // 8)]
+            for text in ax.clabel(lines, labeled, fontsize=7.5, fmt=lambda v: f"{v:.3g}"):
                 text.set(color="k", path_effects=[withStroke(linewidth=2, foreground="w")])
         if np.isfinite(rise) and geometry.has_profile(r):
             ax.contour(r.x, r.y, masked, [geometry.center_loss(r) + rise], **_EQUAL)
-        for places, label, look in marks(r):
-            ax.plot(*places.T, label=label, **look)
+        for points, label, look in marks(r):
+            ax.plot(*points.T, label=label, **look)
         if r.kind == "pca" and len(r.markers):
             ax.annotate(r.labels[0], r.markers[0], xytext=(5, 5), textcoords="offset points", fontsize=8.5)
         ax.set(xlim=(r.x[0], r.x[-1]), ylim=(r.y[0], r.y[-1]), title=_panel_title(r))
@@ -221,12 +221,12 @@ def _draw_relief(ax: Axes, r: Surface, norm: Any, cmap: Any) -> None:
     filled = np.where(finite, r.loss, r.loss[finite].max())
     cubic = min(filled.shape) >= 4 and finite.all()
     height = RegularGridInterpolator((r.y, r.x), np.asarray(norm(filled)), "cubic" if cubic else "linear")
-    known = RegularGridInterpolator((r.y, r.x), finite.astype(float), "nearest")
+    is_finite = RegularGridInterpolator((r.y, r.x), finite.astype(float), "nearest")
     lines = (np.linspace(grid[0], grid[-1], PIXELS) for grid in (r.y, r.x))
     at = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1)
     relief = np.clip(height(at), 0.0, 1.0)  # a loss above the last level is drawn as a plateau
     image = LIGHT.shade_rgb(cmap(relief)[..., :3], HEIGHT * PIXELS * relief, blend_mode="soft", dy=-1.0)
-    rgba = np.concatenate([image, (known(at) > 0.5)[..., None].astype(float)], axis=-1)
+    rgba = np.concatenate([image, (is_finite(at) > 0.5)[..., None].astype(float)], axis=-1)
     extent = (r.x[0], r.x[-1], r.y[0], r.y[-1])
     ax.imshow(np.clip(rgba, 0, 1), extent=extent, origin="lower", interpolation="bilinear", aspect="equal")
 
@@ -236,13 +236,15 @@ def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: Lev
     curves = [geometry.profile(r) for r in results]
     levels, log = chosen.levels, isinstance(chosen.norm, LogNorm)
     highest = [float(np.max(p.high, initial=0.0, where=p.high <= levels[-1])) for p in curves]
-    for ax, r, own in zip(axes, results, curves, strict=True):
+    for ax, r, curve in zip(axes, results, curves, strict=True):
         for p in curves:
-            if p is not own:
+            if p is not curve:
                 ax.plot(p.distance, np.where(np.isfinite(p.median), p.median, np.nan), color="#BBBBBB", lw=1)
-        low, median, high = (np.minimum(part, 1e3 * levels[-1]) for part in (own.low, own.median, own.high))
-        ax.fill_between(own.distance, low, high, color=style.color_of(r.label), alpha=0.25, lw=0)
-        ax.plot(own.distance, median, color=style.color_of(r.label))
+        low, median, high = (
+            np.minimum(part, 1e3 * levels[-1]) for part in (curve.low, curve.median, curve.high)
+        )
+        ax.fill_between(curve.distance, low, high, color=style.color_of(r.label), alpha=0.25, lw=0)
+        ax.plot(curve.distance, median, color=style.color_of(r.label))
         if np.isfinite(rise):
             ax.axhline(geometry.center_loss(r) + rise, color="#E69F00", lw=1.2)
         ax.set(
@@ -259,17 +261,17 @@ def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: Lev
 
 def _caption(results: Sequence[Surface], why: str, rise: float, profiled: bool) -> str:
     parts = [settings(results), f"Colors: {why}."]
-    many = " in all panels" if len(results) > 1 else ""
+    in_panels = " in all panels" if len(results) > 1 else ""
     if profiled and np.isfinite(rise):
         parts.append(
-            f"Orange line: {rise:.3g} nat above the center{many}, half the median rise at the edge"
-            f"{' of the flattest one' if many else ''}."
+            f"Orange line: {rise:.3g} nat above the center{in_panels}, half the median rise at the edge"
+            f"{' of the flattest one' if in_panels else ''}."
         )
     if profiled:
         rises = ", ".join(f"{geometry.median_rise(r):.3g}" for r in results)
         parts.append(f"Flatness: median rise over the plane, {rises} nat.")
-        others = "; gray: the other panels' medians" if many else ""
-        parts.append(f"Below: median and quartiles over directions{others}.")
+        gray_note = "; gray: the other panels' medians" if in_panels else ""
+        parts.append(f"Below: median and quartiles over directions{gray_note}.")
     return unit_of(results[0], " ".join(parts))
 
 
@@ -381,8 +383,8 @@ def label_axes(ax: Axes, r: Surface) -> None:
     for axis, length, label in zip((ax.xaxis, ax.yaxis), lengths, _axis_labels(r), strict=True):
         if 0 < length < LARGEST:
             axis.set_major_locator(_Distances(length))
-            shown = ticker.FuncFormatter(lambda v, _, by=length: f"{v * by:.3g}".replace("-", "−"))
-            axis.set_major_formatter(shown)
+            formatter = ticker.FuncFormatter(lambda v, _, by=length: f"{v * by:.3g}".replace("-", "−"))
+            axis.set_major_formatter(formatter)
         axis.set_label_text(label)
 
 
@@ -399,9 +401,9 @@ def marks(r: Surface) -> list[tuple[np.ndarray[Any, Any], str, dict[str, Any]]]:
     elif r.kind == "learners" and len(r.markers):
         marked += [(r.markers[:-1], "learners", LEARNER), (r.markers[-1:], "their mean $w_a$", MEAN)]
     elif r.kind == "between":
-        for label, place, (shape, color) in zip(r.labels, r.markers, _ANCHORS, strict=False):
+        for label, point, (shape, color) in zip(r.labels, r.markers, _ANCHORS, strict=False):
             look = {**POINT, "marker": shape, "mfc": color, "ms": 7}
-            marked.append((place[None], style.paper_name(label), look))
+            marked.append((point[None], style.paper_name(label), look))
     else:
         marked.append((np.zeros((1, 2)), "center", CENTER))
     return marked
@@ -451,8 +453,8 @@ def settings(results: Sequence[Surface]) -> str:
 
 def finding(results: Sequence[Surface]) -> str:
     """One line that says what the surfaces show, with numbers from them."""
-    said = _flatness(results) if geometry.comparable(results) else _losses(results)
-    return unit_of(results[0], said)
+    sentence = _flatness(results) if geometry.comparable(results) else _losses(results)
+    return unit_of(results[0], sentence)
 
 
 def _losses(results: Sequence[Surface]) -> str:
@@ -480,9 +482,9 @@ def _flatness(results: Sequence[Surface]) -> str:
     if len(middle) == 1:
         ((name, rise),) = middle.items()
         where = f"the weights of {name}" if results[0].label else "the center"
-        many = f", {len(results)} surfaces" if len(results) > 1 else ""
+        count_note = f", {len(results)} surfaces" if len(results) > 1 else ""
         moves = "falls" if rise < 0 else "rises"
-        return f"Around {where} the {loss} {moves} by {abs(rise):.3g} nat (median over the plane{many})"
+        return f"Around {where} the {loss} {moves} by {abs(rise):.3g} nat (median over the plane{count_note})"
     flat, steep = min(middle, key=middle.__getitem__), max(middle, key=middle.__getitem__)
     if not middle[flat] > 0:
         listed = ", ".join(f"{name} {rise:.3g}" for name, rise in middle.items())
@@ -490,8 +492,10 @@ def _flatness(results: Sequence[Surface]) -> str:
     # Of what is drawn, not of the minima: these surfaces have no interval over seeds and planes.
     ratio = middle[steep] / middle[flat]
     more = f"{ratio:.2g} times" if ratio >= 1.1 else "about"  # within 10%, by which seeds differ (ours)
-    said = f"The {loss} rises {more} as much around {steep}'s weights as around {flat}'s"
-    here, there = float(np.median(centers[flat])), float(np.median(centers[steep]))
-    if abs(here - there) > middle[steep]:  # weights of losses that far apart are not all at a minimum
-        said += f", at {there:.3g} against {here:.3g} nat"
-    return said
+    sentence = f"The {loss} rises {more} as much around {steep}'s weights as around {flat}'s"
+    flat_loss, steep_loss = float(np.median(centers[flat])), float(np.median(centers[steep]))
+    if (
+        abs(flat_loss - steep_loss) > middle[steep]
+    ):  # weights of losses that far apart are not all at a minimum
+        sentence += f", at {steep_loss:.3g} against {flat_loss:.3g} nat"
+    return sentence

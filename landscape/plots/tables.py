@@ -126,19 +126,19 @@ def _draw_sweep(ax: Axes, r: Sweep) -> None:
     texts = [row[x_key] for row in rows]
     ticks = list(dict.fromkeys(texts))
     numbers = _numbers(ticks)
-    place = dict(zip(ticks, numbers or range(len(ticks)), strict=True))
+    position = dict(zip(ticks, numbers or range(len(ticks)), strict=True))
     lines: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
         label = ", ".join(_setting(k, row[k]) for k in varying if k != x_key and row[k])
         lines.setdefault(label, []).append(i)
     palette = sns.color_palette("colorblind", max(1, len(lines)))
     for color, (label, chosen) in zip(palette, lines.items(), strict=True):
-        x = np.array([place[texts[i]] for i in chosen])
+        x = np.array([position[texts[i]] for i in chosen])
         look = {"ls": "-", "lw": 1.6 if numbers else 0, "elinewidth": 1.2, "ms": 5}
         points(ax, x, mean[chosen], spread[chosen], color, label or None, **look)
-        lost = r.diverged[chosen] > 0
-        if lost.any():
-            ax.plot(x[lost], mean[chosen][lost], "o", ms=5, mfc="w", mec=color, zorder=5)
+        diverged = r.diverged[chosen] > 0
+        if diverged.any():
+            ax.plot(x[diverged], mean[chosen][diverged], "o", ms=5, mfc="w", mec=color, zorder=5)
     if not numbers:
         ax.set_xticks(range(len(ticks)), ticks, rotation=20, ha="right")
     elif _is_wide(numbers):
@@ -189,8 +189,8 @@ def draw_comparisons(results: Sequence[Comparison], title: str = "") -> Figure:
     """
     if len(results) > 1:
         raise InputError("results: several comparisons cannot be drawn in one picture, give one")
-    (given,) = results
-    c = dataclasses.replace(given, sides=tuple(map(style.paper_name, given.sides)))
+    (comparison,) = results
+    c = dataclasses.replace(comparison, sides=tuple(map(style.paper_name, comparison.sides)))
     figure, axes = wrapped_panels(len(c.quantities), 3.1, 1.35 + 0.27 * len(c.sides), COLUMNS, c.quantities)
     tones = style.colors_of(c.sides)
     for q, ax in enumerate(axes):
@@ -212,10 +212,10 @@ def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> No
             ax.plot([value - error, value + error], [row, row], color=color, lw=6 if bound else 1.6,
                     alpha=0.45 if bound else 1, solid_capstyle="butt", zorder=2)  # fmt: skip
             ax.plot([value], [row], "o", ms=6, color=color, zorder=3)
-    own = c.own_value[q] if c.grouped else np.zeros(0)
-    for value, side in zip(own, c.side_of if c.grouped else (), strict=True):
+    values_own = c.own_value[q] if c.grouped else np.zeros(0)
+    for value, side in zip(values_own, c.side_of if c.grouped else (), strict=True):
         ax.plot([value], [rows[side] - 0.22], "o", ms=4, mfc="none", color=colors[side], zorder=3)
-    ends = np.concatenate([values - half, values + half, own])
+    ends = np.concatenate([values - half, values + half, values_own])
     ends = ends[np.isfinite(ends)]
     if logarithmic(values) and ends.min() > 0:
         style.log_axis(ax.xaxis)
@@ -228,8 +228,8 @@ def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> No
     ax.set_yticks(rows, c.sides)
     ax.grid(False, axis="y")
     ax.set_title(heading(c, q), fontsize=10, fontweight="bold" if c.flatter[q] else "normal")
-    said, _, evidence = verdict(c, q).partition(" (")
-    lines = [textwrap.fill(said, CHARACTERS), *([f"({evidence}"] if evidence else [])]
+    sentence, _, evidence = verdict(c, q).partition(" (")
+    lines = [textwrap.fill(sentence, CHARACTERS), *([f"({evidence}"] if evidence else [])]
     ax.set_xlabel("\n".join(lines), fontsize=8, color="k" if c.significant[q].any() else style.OTHER)
 
 
@@ -258,17 +258,17 @@ def draw_averages(results: Sequence[WeightAverage], title: str = "") -> Figure:
     """The losses of the members, and beside them the averages: predicted with their intervals, and exact."""
     figure, axes = wrapped_panels(len(results), 6.4, 3.2, names="averages")
     for ax, r in zip(axes, results, strict=True):
-        n, asked = len(r.members_loss), len(r.loss) - 1
-        members, averages = np.arange(n), n + 0.5 + np.arange(asked + 1)
+        n, count = len(r.members_loss), len(r.loss) - 1
+        members, averages = np.arange(n), n + 0.5 + np.arange(count + 1)
         chosen = r.chosen.astype(bool)  # a file may have numbers
         ax.plot(members, r.members_loss, "o", color="#56B4E9", label="member")
         ax.plot(members[chosen], r.members_loss[chosen], "o", ms=11, mfc="none", color="k", label="chosen")
-        known = np.isfinite(r.high)
-        ends = [(r.loss - r.low)[known], (r.high - r.loss)[known]]
+        has_interval = np.isfinite(r.high)
+        ends = [(r.loss - r.low)[has_interval], (r.high - r.loss)[has_interval]]
         look = {"color": "#D55E00", "capsize": 4, "label": f"predicted, {r.level:.0%} interval"}
-        ax.errorbar(averages[known], r.loss[known], ends, fmt="s", mfc="white", **look)
+        ax.errorbar(averages[has_interval], r.loss[has_interval], ends, fmt="s", mfc="white", **look)
         ax.plot(averages, r.exact, "x", color="k", ms=8, mew=1.8, zorder=5, label="exact")
-        names = ["average"] if asked == 1 else [f"average {k}" if asked <= MANY else "" for k in range(asked)]
+        names = ["average"] if count == 1 else [f"average {k}" if count <= MANY else "" for k in range(count)]
         ax.set_xticks([*members, *averages], [*r.labels, *names, "chosen\naverage"], rotation=30, ha="right")
         ax.axvline(n - 0.25, color="0.8", lw=1)
         ax.set_ylabel(f"loss{style.unit(results[0], 'loss')}")
@@ -298,13 +298,15 @@ def draw_topologies(matrices: Mapping[str, Sequence[Array]]) -> Figure:
     Returns:
         The figure.
     """
-    shown = {name: cycle[:STEPS] for name, cycle in matrices.items()}
-    columns = max(map(len, shown.values()))
-    names = [f"{name} {t}" if t < len(cycle) else "" for name, cycle in shown.items() for t in range(columns)]
+    cycles = {name: cycle[:STEPS] for name, cycle in matrices.items()}
+    columns = max(map(len, cycles.values()))
+    names = [
+        f"{name} {t}" if t < len(cycle) else "" for name, cycle in cycles.items() for t in range(columns)
+    ]
     with style.style():
-        figure, axes = panels(len(shown), columns, 2.3, 2.5, names)
+        figure, axes = panels(len(cycles), columns, 2.3, 2.5, names)
         free = iter(axes)
-        for name, cycle in shown.items():
+        for name, cycle in cycles.items():
             steps = len(matrices[name])
             for t, matrix in enumerate(cycle, 1):
                 dots = _graph(ax := next(free), matrix)
@@ -317,19 +319,19 @@ def _graph(ax: Axes, matrix: Array) -> ScalarMappable:
     """One panel; what is returned has the colors of the shares."""
     n = len(matrix)
     angle = np.pi / 2 - 2 * np.pi * np.arange(n) / n  # learner 0 is at the top, and the others go clockwise
-    place = np.column_stack([np.cos(angle), np.sin(angle)])
+    corners = np.column_stack([np.cos(angle), np.sin(angle)])
     look: dict[str, Any] = {"cmap": COLORS, "clim": (0, 1)}
     j, k = np.nonzero(np.triu(np.abs(matrix - matrix.T) < 1e-12, 1) & (matrix > 0))
-    ax.add_collection(LineCollection([*place[np.column_stack([j, k])]], array=matrix[j, k], **look))
+    ax.add_collection(LineCollection([*corners[np.column_stack([j, k])]], array=matrix[j, k], **look))
     j, k = np.nonzero((np.abs(matrix - matrix.T) >= 1e-12) & (matrix > 0))
     ax.quiver(
-        *place[k].T, *(0.93 * (place[j] - place[k])).T, matrix[j, k],
+        *corners[k].T, *(0.93 * (corners[j] - corners[k])).T, matrix[j, k],
         angles="xy", scale_units="xy", scale=1, width=0.008, headwidth=5, **look,
     )  # fmt: skip
-    x, y = place.T
+    x, y = corners.T
     size = 110 if n <= NUMBERED else 20
     dots = ax.scatter(x, y, c=np.diag(matrix), s=size, zorder=3, edgecolors="k", **look)
-    for number, (x, y) in enumerate(place if n <= NUMBERED else []):
+    for number, (x, y) in enumerate(corners if n <= NUMBERED else []):
         ax.annotate(str(number), (1.2 * x, 1.2 * y), ha="center", va="center", fontsize=8)
     ax.set(aspect="equal", xlim=(-1.35, 1.35), ylim=(-1.35, 1.35))
     ax.set_axis_off()

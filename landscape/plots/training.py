@@ -42,25 +42,25 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
         if run.algorithm == IMPORTED:
             raise InputError(f"{run.path or run.label}: imported weights have no training history to draw")
     instruments = tuple(PANELS)[_OF_ALL:]
-    shown = [c for c in instruments if any(np.isfinite(column_of(r, c)).any() for r in runs)]
+    measured = [c for c in instruments if any(np.isfinite(column_of(r, c)).any() for r in runs)]
     usual = list(_USUAL)
     if all(run.algorithm == RECORDED for run in runs):  # one learner, minibatches that are not known
         usual = [_RECORDED.get(column, column) for column in _USUAL]
         usual = [c for c in usual if any(np.isfinite(column_of(r, c)).any() for r in runs)] or usual
-    names = [*shown, *[""] * (-len(shown) % 3), *usual, *[""] * (-len(usual) % 3)]
+    names = [*measured, *[""] * (-len(measured) % 3), *usual, *[""] * (-len(usual) % 3)]
     groups = [(literal(label), color, members) for label, color, members in groups_of(runs)]
     figure, axes = panels(len(names) // 3, 3, 3.9, 2.75, names)
     for ax, column in zip(axes, filter(None, names), strict=True):
         name, scale = PANELS[column]
         layers = layers_of(runs) if column == "loss_change" else {}
-        drawn = [_draw_layers(ax, runs[0], layers)] if layers else []
-        drawn = drawn or [_draw_runs(ax, *group, column, scale) for group in groups]
+        scales = [_draw_layers(ax, runs[0], layers)] if layers else []
+        scales = scales or [_draw_runs(ax, *group, column, scale) for group in groups]
         unit = style.in_brackets(unit_of(column).replace(" ", "\N{NO-BREAK SPACE}"))
         label = textwrap.fill(f"{name}{unit}", WIDTH)
-        ax.set(ylabel=label, xlabel="step", yscale=scale if any(drawn) else "linear")
+        ax.set(ylabel=label, xlabel="step", yscale=scale if any(scales) else "linear")
         if column == "test_error":
             style.decimal_labels(ax.yaxis)
-        if not any(drawn):
+        if not any(scales):
             ax.text(0.5, 0.5, "zero or not recorded", ha="center", va="center", transform=ax.transAxes)
         if column == "alpha_e":
             _draw_rates(ax, runs)
@@ -73,7 +73,7 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
             single = np.isfinite(line.get_xydata()).all(1).sum() == 1  # which a line does not show
             if single and line.get_marker() == "None":
                 line.set(marker="o", markersize=4)
-    named = axes[1] if shown[:1] == ["loss_change"] else axes[0]  # the layers have a legend of their own
+    named = axes[1] if measured[:1] == ["loss_change"] else axes[0]  # the layers have a legend of their own
     wide = max(map(len, named.get_legend_handles_labels()[1]), default=0) > 30
     heading = title or _finding(groups) or _run_title(runs)
     return finish(figure, heading, _caption(runs), [named], ncols=2 if wide else 4)
@@ -160,9 +160,9 @@ def _errors(runs: Sequence[Checkpoint]) -> str:
     for name, column in (("Δ", "delta"), ("α_e", "alpha_e")):
         values = [np.where(r.history[column] == 0, np.nan, r.history[column]) for r in runs]
         errors = [np.abs(r.history[f"{column}_se"] / v) for r, v in zip(runs, values, strict=True)]
-        known = np.concatenate([e[np.isfinite(e) & (e > 0)] for e in errors])
-        if len(known):
-            texts.append(f"{100 * np.median(known):.2g}% of {name}")
+        positive = np.concatenate([e[np.isfinite(e) & (e > 0)] for e in errors])
+        if len(positive):
+            texts.append(f"{100 * np.median(positive):.2g}% of {name}")
     if not texts:
         return ""
     return f"g is estimated from samples, products from independent groups: standard error {', '.join(texts)}"
@@ -170,13 +170,13 @@ def _errors(runs: Sequence[Checkpoint]) -> str:
 
 def _run_title(runs: Sequence[Checkpoint]) -> str:
     """Data, n, nB and seeds; what differs between the runs, in the order of the legend."""
-    made = [r for r in runs if r.algorithm != RECORDED]  # of others the batch and the data are not known
-    if not made:
+    trained = [r for r in runs if r.algorithm != RECORDED]  # of others the batch and the data are not known
+    if not trained:
         return style.joined(literal(r.model["name"]) for r in runs)
-    seeds = sorted({r.seed for r in made})
-    many = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
-    sizes = style.joined(f"n = {r.learners}, nB = {r.learners * r.local_batch}" for r in made)
-    return f"{style.joined(literal(r.data['name']) for r in made)}, {sizes}, {many}"
+    seeds = sorted({r.seed for r in trained})
+    seeds_note = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    sizes = style.joined(f"n = {r.learners}, nB = {r.learners * r.local_batch}" for r in trained)
+    return f"{style.joined(literal(r.data['name']) for r in trained)}, {sizes}, {seeds_note}"
 
 
 # Keys of a recipe in which the seeds of one setting may differ: they do not change the weights.
@@ -194,8 +194,8 @@ def groups_of(runs: Sequence[Checkpoint]) -> list[tuple[str, Any, list[Checkpoin
         alternatives = [s for r, s in zip(runs, settings, strict=True) if r.algorithm == run.algorithm]
         differing = [k for k, v in setting.items() if any(s.get(k) != v for s in alternatives)]
         tables = tuple(k.removesuffix("name") for k in differing if k.endswith(".name"))
-        shown = [k for k in differing if k.endswith(".name") or not k.startswith(tables)]
-        key = (run.algorithm, *(f"{k.removesuffix('.name').split('.')[-1]} {setting[k]}" for k in shown))
+        keys = [k for k in differing if k.endswith(".name") or not k.startswith(tables)]
+        key = (run.algorithm, *(f"{k.removesuffix('.name').split('.')[-1]} {setting[k]}" for k in keys))
         runs_of.setdefault(key, []).append(run)
     labels = [", ".join(words[:4]) + ", …" * (len(words) > 4) for words in runs_of]
     return list(zip(map(style.paper_name, labels), style.colors_of(labels), runs_of.values(), strict=True))
@@ -213,19 +213,19 @@ def recipe_keys(run: Checkpoint) -> dict[str, Any]:
 
 def layers_of(runs: Sequence[Checkpoint]) -> dict[str, Array]:
     """Layer -> its part of the change of the loss (T,) of one run; {} of several, or where not recorded."""
-    found = {} if len(runs) > 1 else {k: v for k, v in runs[0].history.items() if k.startswith(OF_LAYER)}
-    return {k.removeprefix(OF_LAYER): v for k, v in found.items() if np.isfinite(v).any()}
+    columns = {} if len(runs) > 1 else {k: v for k, v in runs[0].history.items() if k.startswith(OF_LAYER)}
+    return {k.removeprefix(OF_LAYER): v for k, v in columns.items() if np.isfinite(v).any()}
 
 
 def _draw_layers(ax: Axes, run: Checkpoint, layers: dict[str, Array]) -> bool:
     """Stack the layers' parts of the change of the loss, falls below zero and rises above it, by step."""
     values, whole = np.array(list(layers.values())), run.history["loss_change"]
-    shown = np.isfinite(values).all(0)
-    steps, values = run.history["step"][shown], values[:, shown]
+    finite = np.isfinite(values).all(0)
+    steps, values = run.history["step"][finite], values[:, finite]
     for sign, labels in ((-1, [*layers]), (1, [])):
         parts = sign * np.clip(sign * values, 0, None)
         ax.stackplot(steps, parts, colors=style.in_order(len(layers)), labels=labels)
-    ax.plot(steps, whole[shown], color="#222222", lw=1.0, label="in all")
+    ax.plot(steps, whole[finite], color="#222222", lw=1.0, label="in all")
     ax.legend(fontsize="x-small", ncols=2)
     return True
 
