@@ -88,19 +88,19 @@ class Item:
     @property
     def origin(self) -> list[Row]:
         """The file, and all settings that it holds: numbers and texts, not arrays."""
-        known: dict[str, Any] = {"file": str(self.path or "not saved"), "SHA-256": self.sha256}
-        known |= {f.name: getattr(self.of, f.name) for f in dataclasses.fields(self.of)}
+        fields: dict[str, Any] = {"file": str(self.path or "not saved"), "SHA-256": self.sha256}
+        fields |= {f.name: getattr(self.of, f.name) for f in dataclasses.fields(self.of)}
         if isinstance(self.of, Checkpoint):
-            known |= {"learners": self.of.learners, "weights of each": self.of.layout.size}
+            fields |= {"learners": self.of.learners, "weights of each": self.of.layout.size}
             about = {"model": self.of.model, "data": self.of.data}
-            known |= {name: tuple(f"{k}: {v}" for k, v in of.items()) for name, of in about.items()}
+            fields |= {name: tuple(f"{k}: {v}" for k, v in of.items()) for name, of in about.items()}
             unknown = () if self.of.has_recipe else ("seed", "local_batch")
-            known |= dict.fromkeys(unknown if self.of.diverged else (*unknown, "diverged_at"))
-        said = {key.replace("_", " "): _said(value) for key, value in known.items()}
-        return [Row(key, text[:LONGEST]) for key, text in said.items() if text and key != "recipe"]
+            fields |= dict.fromkeys(unknown if self.of.diverged else (*unknown, "diverged_at"))
+        texts = {key.replace("_", " "): _text_of(value) for key, value in fields.items()}
+        return [Row(key, text[:LONGEST]) for key, text in texts.items() if text and key != "recipe"]
 
 
-def _said(value: Any) -> str:
+def _text_of(value: Any) -> str:
     """A number, a text, or several texts, in words; "" for anything else."""
     if isinstance(value, tuple) and all(isinstance(part, str) for part in value):
         return "; ".join(value)
@@ -128,22 +128,24 @@ class Contents:
 
     def missing(self) -> list[tuple[str, str]]:
         """The analyses that are in no file, and for each the command that makes it of all runs."""
-        runs, made = [item for item in self.items if item.sha256], []
+        runs, commands = [item for item in self.items if item.sha256], []
         for kind, name in _EXPECTED.items():
             fit = [run for run in runs if kind is not Noise or run.of.learners > 1]
             if fit and not any(isinstance(item.of, kind) for item in self.items):
-                made.append((name.replace("-", " "), _command(name, fit)))
-        return made
+                commands.append((name.replace("-", " "), _command(name, fit)))
+        return commands
 
 
 def _command(name: str, runs: Sequence[Item]) -> str:
-    places = [str(i.path.parent if i.path.name == "last.h5" else i.path) for i in runs if i.path]
-    own = any(not i.of.data["name"] or is_user_defined(i.of.model["name"]) for i in runs)
-    needed = " --model MODULE:NAME --data MODULE:NAME" if own else ""  # a file cannot bring code along
-    return shlex.join(["landscape", name, *places]) + needed
+    paths = [str(i.path.parent if i.path.name == "last.h5" else i.path) for i in runs if i.path]
+    user_defined = any(not i.of.data["name"] or is_user_defined(i.of.model["name"]) for i in runs)
+    needed = (
+        " --model MODULE:NAME --data MODULE:NAME" if user_defined else ""
+    )  # a file cannot bring code along
+    return shlex.join(["landscape", name, *paths]) + needed
 
 
-def read(given: Any) -> Contents:
+def read(sources: Any) -> Contents:
     """Read checkpoints, results and folders of runs; a folder brings the results that lie in it.
 
     Args:
@@ -157,24 +159,24 @@ def read(given: Any) -> Contents:
     runs: dict[Path, tuple[Path, Checkpoint]] = {}
     results: dict[Path | int, tuple[Path | None, list[base.Result]]] = {}
     notes: list[str] = []
-    for k, one in enumerate(each_of(given)):
-        if isinstance(one, base.Result):
-            results[k] = None, [one]
+    for k, source in enumerate(each_of(sources)):
+        if isinstance(source, base.Result):
+            results[k] = None, [source]
             continue
-        place = one.path if isinstance(one, Checkpoint) else one
-        if not isinstance(place, (str, Path)):
-            shown = "a run without a file" if place is None else f"a {type(one).__name__}"
-            raise InputError(f"runs: {shown} is not allowed, give a run with a file, a result or a path")
-        folder = Path(place)
+        location = source.path if isinstance(source, Checkpoint) else source
+        if not isinstance(location, (str, Path)):
+            kind = "a run without a file" if location is None else f"a {type(source).__name__}"
+            raise InputError(f"runs: {kind} is not allowed, give a run with a file, a result or a path")
+        folder = Path(location)
         path = storage.checkpoint_in(folder)
         if _schema(path) == SCHEMA:
             runs.setdefault(path.resolve(), (path, Checkpoint.load(path)))
         else:
             results.setdefault(path.resolve(), (path, base.load_results(path)))
-        for other in sorted(folder.glob("*.h5")) if folder.is_dir() else ():
+        for result_file in sorted(folder.glob("*.h5")) if folder.is_dir() else ():
             try:
-                if _schema(other) != SCHEMA:
-                    results.setdefault(other.resolve(), (other, base.load_results(other)))
+                if _schema(result_file) != SCHEMA:
+                    results.setdefault(result_file.resolve(), (result_file, base.load_results(result_file)))
             except OperationError as error:
                 notes.append(f"Left out: {printable(error)}")
     labels = [paper_name(run.label) for _, run in runs.values()]
@@ -343,8 +345,10 @@ def _pictures(items: Sequence[Item]) -> tuple[tuple[Picture, ...], tuple[str, ..
     except (LandscapeError, ArithmeticError, LookupError, ValueError) as error:  # such as numbers for no axis
         if len(items) == 1:
             return (), (f"{items[0].name} is not drawn: {error}",)
-        each = [_pictures([item]) for item in items]
-        return tuple(p for drawn, _ in each for p in drawn), tuple(n for _, notes in each for n in notes)
+        pairs = [_pictures([item]) for item in items]
+        return tuple(p for pictures, _ in pairs for p in pictures), tuple(
+            n for _, notes in pairs for n in notes
+        )
     caption = figure.get_caption() if isinstance(figure, Drawn) else ""
     alt = " ".join(f"{figure.get_suptitle() or items[0].heading}. {caption}".split())
     return (Picture(alt, svg, *_csv(items)),), ()
@@ -363,9 +367,9 @@ def _svg(figure: Figure) -> str:
     buffer = io.StringIO()
     with style(), rc_context({"svg.hashsalt": "landscape"}), np.errstate(over="ignore", invalid="ignore"):
         figure.savefig(buffer, format="svg", dpi=DPI, metadata={"Date": None})
-    drawn = re.compile(r'(?<= d=")[^"]+')
+    path_data = re.compile(r'(?<= d=")[^"]+')
     digits = re.compile(rf"(\.\d{{{DECIMALS}}})\d+")
-    return drawn.sub(lambda path: digits.sub(r"\1", path[0]), buffer.getvalue())
+    return path_data.sub(lambda path: digits.sub(r"\1", path[0]), buffer.getvalue())
 
 
 def _csv(items: Sequence[Item]) -> tuple[str, str]:
@@ -413,13 +417,13 @@ def _scene(label: str, surface: Surface, shared: LevelScale) -> dict[str, Any]:
             sheet["surfacecolor"] = _listed(np.log10(loss))
         sheet |= {"cmin": math.log10(low), "cmax": math.log10(high)}
     traces = [sheet]
-    for places, mark, look in marks(surface):
-        height = loss_at(surface, *places.T)
+    for points, mark, look in marks(surface):
+        height = loss_at(surface, *points.T)
         color = to_hex(look.get("mfc", look["mec"]))
         name = mark.replace("$w_a$", "w_a").replace(r"\$", "$")
         traces.append({
             "type": "scatter3d", "mode": "lines+markers" if look["ls"] == "-" else "markers",
-            "x": _listed(places[:, 0]), "y": _listed(places[:, 1]),
+            "x": _listed(points[:, 0]), "y": _listed(points[:, 1]),
             "z": _listed(height * rise if log else height + rise),
             "name": _plotly_text(name), "hoverinfo": "name", "line": {"color": color, "width": 5},
             "marker": {"color": color, "size": 4, "line": {"color": "#000", "width": 1}},

@@ -33,8 +33,8 @@ _NAT = re.compile(r"( ?)\bnat(²|\^2|\b)")
 
 def unit_of(result: Any, text: str) -> str:
     """``text`` with the unit of a result's loss in place of "nat", or without one where it has none."""
-    own = getattr(result, "loss_unit", "nat")
-    return _NAT.sub(lambda m: f"{m[1]}{own}{m[2]}" if own else "", text)
+    loss_unit = getattr(result, "loss_unit", "nat")
+    return _NAT.sub(lambda m: f"{m[1]}{loss_unit}{m[2]}" if loss_unit else "", text)
 
 
 class Provenance(typing.TypedDict, total=False):
@@ -166,8 +166,8 @@ class Result(shown.Shown):
                 expected = sizes.setdefault(dimension, length)
                 fits = fits and length == expected and (length > 0 or not size.endswith("+"))
             if not fits:
-                known = ", ".join(str(sizes.get(dimension, dimension)) for dimension in dimensions)
-                raise ValueError(f"{name} has shape {shape}, it must fit ({known})")
+                sizes_text = ", ".join(str(sizes.get(dimension, dimension)) for dimension in dimensions)
+                raise ValueError(f"{name} has shape {shape}, it must fit ({sizes_text})")
         for name in self.axes_of:
             value = getattr(self, name)
             with np.errstate(over="ignore"):
@@ -235,16 +235,25 @@ class Result(shown.Shown):
 
         named = self._arrays()
         sizes = {d: n for names, value in named.values() for d, n in zip(names, value.shape, strict=True)}
-        wanted = (dims or self.table).split()
-        for dimension in wanted:
+        dimensions = (dims or self.table).split()
+        for dimension in dimensions:
             choose("dims", dimension, sizes)
-        places = {
+        coordinates = {
             d: ((d,), np.array(self.labels_of.get(d, np.arange(sizes[d]))))
-            for d in wanted
-            if d not in named and (d in self.labels_of or len(wanted) > 1)  # the index of a table counts rows
+            for d in dimensions
+            if d not in named
+            and (d in self.labels_of or len(dimensions) > 1)  # the index of a table counts rows
         }
-        at = dict(zip(wanted, np.indices([sizes[d] for d in wanted]).reshape(len(wanted), -1), strict=True))
-        chosen = {name: each for name, each in (places | named).items() if {*each[0]} <= {*wanted}}
+        at = dict(
+            zip(
+                dimensions,
+                np.indices([sizes[d] for d in dimensions]).reshape(len(dimensions), -1),
+                strict=True,
+            )
+        )
+        chosen = {
+            name: column for name, column in (coordinates | named).items() if {*column[0]} <= {*dimensions}
+        }
         frame = pd.DataFrame({n: value[tuple(at[d] for d in of)] for n, (of, value) in chosen.items()})
         frame.attrs = self._attributes()
         return frame
@@ -374,8 +383,8 @@ def save(results: Sequence[Result], path: str | Path) -> None:
     listed = isinstance(results, Sequence)
     kinds: list[Any] = [type(r) for r in (results if listed else [results])]
     if not (listed and kinds and all(issubclass(k, Result) and k.schema == kinds[0].schema for k in kinds)):
-        given = ", ".join(dict.fromkeys(k.__name__ for k in kinds)) or "an empty list"
-        words = f"results: {given} is not allowed, it must be a list of results of one kind"
+        names = ", ".join(dict.fromkeys(k.__name__ for k in kinds)) or "an empty list"
+        words = f"results: {names} is not allowed, it must be a list of results of one kind"
         raise InputError(words, remedy="" if listed else "result.save(path)")
     with writing(path, results[0].schema) as file:
         for i, result in enumerate(results):
@@ -397,8 +406,8 @@ def load_results(path: str | Path) -> list[Result]:
     with reading(path) as file:
         schema = str(file.attrs["schema"])
         if schema not in registry.results:
-            known = ", ".join(registry.results.names())
-            raise OperationError(f"{path}: holds a {schema}, not a result (allowed: {known})")
+            allowed = ", ".join(registry.results.names())
+            raise OperationError(f"{path}: holds a {schema}, not a result (allowed: {allowed})")
         kind: type[Result] = registry.results[schema]
         numbers = {name for name in file if _NUMBER.fullmatch(name)}
         if numbers != {str(i) for i in range(len(numbers))}:

@@ -127,8 +127,8 @@ class Comparison(Result, schema="landscape.comparison", table="quantities sides"
             if kind not in ERRORS:
                 raise ValueError(f"kinds holds '{kind}', it must be one of {', '.join(ERRORS)}")
         for name in ("side_of", "first", "second"):
-            places, count = getattr(self, name), len(self.sides)
-            if places.dtype.kind not in "iu" or not ((places >= 0) & (places < count)).all():
+            sides, count = getattr(self, name), len(self.sides)
+            if sides.dtype.kind not in "iu" or not ((sides >= 0) & (sides < count)).all():
                 raise ValueError(f"{name} must hold the numbers of sides, 0 to {count - 1}")
 
     @property
@@ -146,8 +146,8 @@ class Comparison(Result, schema="landscape.comparison", table="quantities sides"
         """
         wide = np.where(np.isfinite(self.freedom), self.freedom, 1e9)  # the limit of the distribution
         factor = t_quantile(INTERVAL, np.maximum(wide, 1))
-        drawn = np.array([kind == "standard error" for kind in self.kinds])[:, None]
-        return np.where(drawn, factor * self.error, self.error)
+        has_error = np.array([kind == "standard error" for kind in self.kinds])[:, None]
+        return np.where(has_error, factor * self.error, self.error)
 
     def describe(self) -> list[Row]:
         rows = []
@@ -194,14 +194,14 @@ def cell(comparison: Comparison, quantity: int, side: int) -> str:
 def verdict(comparison: Comparison, quantity: int) -> str:
     """The last column of the table: which differences are significant, and how surely."""
     c, pairs = comparison, range(len(comparison.first))
-    known = [k for k in pairs if not math.isnan(c.difference[quantity, k])]
-    if not known:
+    measured = [k for k in pairs if not math.isnan(c.difference[quantity, k])]
+    if not measured:
         return "not measured at two"
     if len(pairs) == 1:
         return _of_a_pair(c, quantity, 0)
-    significant = [k for k in known if c.significant[quantity, k]]
+    significant = [k for k in measured if c.significant[quantity, k]]
     if not significant:
-        return f"none significant{_evidence(c, quantity, known, least=True)}"
+        return f"none significant{_evidence(c, quantity, measured, smallest=True)}"
     if len(significant) == len(pairs):
         order = sorted(range(len(c.sides)), key=lambda s: _rank(c, quantity, s))
         ordered = " < ".join(c.sides[s] for s in order)
@@ -213,13 +213,13 @@ def verdict(comparison: Comparison, quantity: int) -> str:
     for k in significant:
         low, high = _ordered(c, quantity, k)
         beaten.setdefault(low, []).append(c.sides[high])
-    said = [f"{c.sides[low]}{word}{', '.join(others)}" for low, others in beaten.items()]
-    return f"{'; '.join(said)}{_evidence(c, quantity, significant)}; others not significant"
+    sentences = [f"{c.sides[low]}{word}{', '.join(worse)}" for low, worse in beaten.items()]
+    return f"{'; '.join(sentences)}{_evidence(c, quantity, significant)}; others not significant"
 
 
 def _of_a_pair(c: Comparison, q: int, k: int) -> str:
     if not c.significant[q, k]:
-        return f"not significant{_evidence(c, q, [k], least=True)}"
+        return f"not significant{_evidence(c, q, [k], smallest=True)}"
     low, high = _ordered(c, q, k)
     values = float(c.value[q, low]), float(c.value[q, high])
     word = "flatter" if c.flatter[q] else "lower"
@@ -239,18 +239,18 @@ def _ordered(c: Comparison, q: int, k: int) -> tuple[int, int]:
     return (a, b) if _rank(c, q, a) <= _rank(c, q, b) else (b, a)
 
 
-def _evidence(c: Comparison, q: int, pairs: Sequence[int], least: bool = False) -> str:
-    """The corrected p-value in brackets: the largest of these pairs, or with ``least`` the smallest."""
+def _evidence(c: Comparison, q: int, pairs: Sequence[int], smallest: bool = False) -> str:
+    """The corrected p-value in brackets: the largest of these pairs, or with ``smallest`` the smallest."""
     kind = c.kinds[q]
     if kind == "bound":
-        return " (bounds overlap)" if least else " (bounds apart)"
+        return " (bounds overlap)" if smallest else " (bounds apart)"
     if kind == "exact":
-        return " (equal)" if least else " (exact)"
+        return " (equal)" if smallest else " (exact)"
     values = [float(c.p_holm[q, k]) for k in pairs if math.isfinite(c.p_holm[q, k])]
     if not values:
         return " (no statement)"
-    p = min(values) if least else max(values)
-    sign = "=" if len(pairs) == 1 else "≥" if least else "≤"
+    p = min(values) if smallest else max(values)
+    sign = "=" if len(pairs) == 1 else "≥" if smallest else "≤"
     return " (p < 0.001)" if p < 1e-3 else f" (p {sign} {p:.2g})"
 
 
@@ -259,22 +259,22 @@ def summary(comparison: Comparison) -> list[str]:
     c, lines = comparison, []
     measures = [q for q in range(len(c.quantities)) if c.flatter[q]]
     for k in range(len(c.first)):
-        known = [q for q in measures if not math.isnan(c.difference[q, k])]
-        if not known:
+        measured = [q for q in measures if not math.isnan(c.difference[q, k])]
+        if not measured:
             continue
-        flatter = [_ordered(c, q, k) for q in known if c.significant[q, k]]
+        flatter = [_ordered(c, q, k) for q in measured if c.significant[q, k]]
         first, second = int(c.first[k]), int(c.second[k])
         wins = [sum(low == side for low, _ in flatter) for side in (first, second)]
         if wins[1] > wins[0]:
             first, second, wins = second, first, wins[::-1]
-        a, b, total = c.sides[first], c.sides[second], len(known)
+        a, b, total = c.sides[first], c.sides[second], len(measured)
         if not flatter:
             lines.append(f"{a} and {b} differ significantly in none of {total} measures of flatness")
             continue
         line = f"{a} is flatter than {b} by {wins[0]} of {total} measures"
         line += f", sharper by {wins[1]}" if wins[1] else ""
-        left = total - sum(wins)
-        lines.append(f"{line}; {left} not significant" if left else line)
+        undecided = total - sum(wins)
+        lines.append(f"{line}; {undecided} not significant" if undecided else line)
     return lines
 
 
@@ -283,24 +283,28 @@ def footnotes(comparison: Comparison) -> list[str]:
     c = comparison
     lines = [f"{'; '.join(words for kind, words in ERRORS.items() if kind in c.kinds)}."]
     named = {
-        test: ", ".join(name for name, own in zip(c.quantities, c.tests, strict=True) if own == test)
+        test: ", ".join(
+            name for name, quantity_test in zip(c.quantities, c.tests, strict=True) if quantity_test == test
+        )
         for test in dict.fromkeys(c.tests)
     }
-    drawn = [f"{test} ({names})" for test, names in named.items() if test not in ("bounds", "exact")]
+    tests_named = [f"{test} ({names})" for test, names in named.items() if test not in ("bounds", "exact")]
     count = int(np.isfinite(c.p).sum())
-    said = []
-    if drawn:
+    rules = []
+    if tests_named:
         tests = f"{count} tests" if count > 1 else "1 test"
-        said.append(f"p ≤ {c.significance:g} by {' or '.join(drawn)}, with Holm's correction for {tests}")
+        rules.append(
+            f"p ≤ {c.significance:g} by {' or '.join(tests_named)}, with Holm's correction for {tests}"
+        )
     if "bounds" in named:
-        said.append(f"bounds where they do not overlap ({named['bounds']})")
+        rules.append(f"bounds where they do not overlap ({named['bounds']})")
     if "exact" in named:
-        said.append(f"exact numbers where they differ by more than rounding ({named['exact']})")
-    lines.append(f"Significant: {'; '.join(said)}.")
+        rules.append(f"exact numbers where they differ by more than rounding ({named['exact']})")
+    lines.append(f"Significant: {'; '.join(rules)}.")
     if math.isfinite(c.equal_loss):
         steps = zip(c.labels, c.given_steps.tolist(), strict=True)
-        taken = "; ".join(f"{label} (of {given:,})" for label, given in steps)
-        lines.append(f"At the training loss nearest to {c.equal_loss:.4g}{unit_of(c, ' nat')}: {taken}.")
+        nearest = "; ".join(f"{label} (of {step:,})" for label, step in steps)
+        lines.append(f"At the training loss nearest to {c.equal_loss:.4g}{unit_of(c, ' nat')}: {nearest}.")
     if not c.grouped:
         lines.append("This is about these weights alone; what made them is compared by groups of seeds.")
     return [*lines, *(f"Note: {note}" for note in c.notes)]
@@ -447,23 +451,25 @@ class WeightAverage(Measured, schema="landscape.weight_average", table="average"
         return (self.low <= self.exact) & (self.exact <= self.high)
 
     def describe(self) -> list[Row]:
-        asked = len(self.loss) - 1
-        names = ["average"] if asked == 1 else [f"average {k}" for k in range(min(asked, MANY))]
+        count = len(self.loss) - 1
+        names = ["average"] if count == 1 else [f"average {k}" for k in range(min(count, MANY))]
         rows = [row for k, name in enumerate(names) for row in self._rows(k, name)]
-        chosen, left = (
-            [label for label, taken in zip(self.labels, self.chosen, strict=True) if taken == wanted]
-            for wanted in (True, False)
+        chosen, omitted = (
+            [label for label, is_member in zip(self.labels, self.chosen, strict=True) if is_member == member]
+            for member in (True, False)
         )
         several = len(chosen) > 1
-        note = f"without {', '.join(left)}" if left else "all"
+        note = f"without {', '.join(omitted)}" if omitted else "all"
         note = note if several else "no average is predicted to be better with certainty"
         rows.append(Row("members chosen by prediction", ", ".join(chosen), note=note))
-        rows += self._rows(asked, "chosen average") if several else []
+        rows += self._rows(count, "chosen average") if several else []
         low, high = self.members_loss.min(), self.members_loss.max()
         rows.append(Row("losses of the members", f"{low:.6g} to {high:.6g}", unit="nat"))
         if self.batchnorm:
-            own = f"from {self.bn_samples:,} samples" if self.bn == "recalibrate" else "those of each batch"
-            rows.append(Row("BatchNorm statistics", "estimated again at each average", note=own))
+            source = (
+                f"from {self.bn_samples:,} samples" if self.bn == "recalibrate" else "those of each batch"
+            )
+            rows.append(Row("BatchNorm statistics", "estimated again at each average", note=source))
         products = Row("Hessian products", self.products, note="one a member")
         return [*rows, products, Row("samples", self.samples)]
 

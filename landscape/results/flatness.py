@@ -436,15 +436,15 @@ class BatchSharpness(Measurement, schema="landscape.batch_sharpness", table="dra
         return low - self.product_error, high + self.product_error
 
     def describe(self) -> list[Row]:
-        drawn = f"{len(self.curvature)} draws of {self.batch:,}, {interval(self.interval())}"
+        mean_note = f"{len(self.curvature)} draws of {self.batch:,}, {interval(self.interval())}"
         rows = [
-            Row("batch sharpness at w_a", self.value, self.standard_error, "nat", drawn),
+            Row("batch sharpness at w_a", self.value, self.standard_error, "nat", mean_note),
             Row("the same, pooled", self.pooled, unit="nat", note="E[gᵀHg]/E‖g‖²"),
         ]
         if self.local_batch:
-            many = f"{len(self.learner_curvature)} draws of {self.local_batch:,}"
+            learners_note = f"{len(self.learner_curvature)} draws of {self.local_batch:,}"
             value, error = self.learner_value, self.learner_standard_error
-            rows.append(Row("batch sharpness at the learners", value, error, "nat", many))
+            rows.append(Row("batch sharpness at the learners", value, error, "nat", learners_note))
         if np.isfinite(self.lambda_max):
             rows.append(eigenvalue("λ_max at w_a", self.lambda_max, self.residual))
         if np.isfinite(self.lr):

@@ -44,15 +44,15 @@ class MergeTree:
     first: Array
     basin: Array
 
-    def without(self, least: float) -> MergeTree:
-        """The tree without basins of a persistence below ``least``: parts of those that they merge with."""
-        kept = int(np.searchsorted(-self.persistence, -least, "right"))
+    def without(self, persistence: float) -> MergeTree:
+        """The tree without basins of a lower ``persistence``: parts of those that they merge with."""
+        count = int(np.searchsorted(-self.persistence, -persistence, "right"))
         target = np.arange(len(self.minimum) + 1)  # the last one stands for −1
-        for k in range(kept, len(self.minimum)):
+        for k in range(count, len(self.minimum)):
             target[k] = target[self.into[k]]  # a deeper basin, whose persistence is not smaller
         return MergeTree(
-            self.minimum[:kept], self.saddle[:kept], self.into[:kept], self.persistence[:kept],
-            self.first[:kept], np.where(self.basin < 0, -1, target[self.basin]),
+            self.minimum[:count], self.saddle[:count], self.into[:count], self.persistence[:count],
+            self.first[:count], np.where(self.basin < 0, -1, target[self.basin]),
         )  # fmt: skip
 
 
@@ -82,14 +82,14 @@ def merge_tree(loss: Array) -> MergeTree:
         y, x = divmod(point, nx)
         rows, columns = range(max(y - 1, 0), min(y + 2, ny)), range(max(x - 1, 0), min(x + 2, nx))
         around = [j * nx + i for j in rows for i in columns]
-        met = sorted({find(other) for other in around if root[other] >= 0}, key=rank.__getitem__)
+        met = sorted({find(neighbor) for neighbor in around if root[neighbor] >= 0}, key=rank.__getitem__)
         elder = met[0] if met else point
         root[point] = elder
-        lowest = min((other for other in around if root[other] >= 0), key=rank.__getitem__)
+        lowest = min((neighbor for neighbor in around if root[neighbor] >= 0), key=rank.__getitem__)
         owner[point] = owner[lowest] if met else point
-        for other in met[1:]:
-            root[other] = elder
-            merged[other] = elder, point
+        for neighbor in met[1:]:
+            root[neighbor] = elder
+            merged[neighbor] = elder, point
         apart = [minimum for minimum in met if value[minimum] < value[point]]  # others are of one plateau
         for minimum in apart if len(apart) > 1 else []:
             first.setdefault(minimum, float(value[point] - value[minimum]))
@@ -192,8 +192,8 @@ class FineGrid:
 def _refined(grid: Array) -> Array:
     """``grid`` (k,) with an even number of equal steps for each of its own."""
     parts = 2 * -(-FINE // (2 * (len(grid) - 1)))
-    places = np.arange((len(grid) - 1) * parts + 1) / parts
-    return np.interp(places, np.arange(len(grid)), grid)
+    points = np.arange((len(grid) - 1) * parts + 1) / parts
+    return np.interp(points, np.arange(len(grid)), grid)
 
 
 def _cells(grid: Array) -> Array:
@@ -222,7 +222,7 @@ def _default_rises(fine: FineGrid, edge: float) -> Array:
     return top * np.arange(1, RISES + 1) / RISES
 
 
-def _places(surface: Surface, points: Array) -> Array:
+def _coordinates(surface: Surface, points: Array) -> Array:
     """(M, 2), the coordinates of points of the flattened grid; NaN for −1."""
     rows, columns = np.divmod(points, len(surface.x))
     at = np.stack([surface.x[columns], surface.y[rows]], axis=1)
@@ -237,8 +237,8 @@ def _listed(surface: Surface, tree: MergeTree) -> dict[str, Any]:
     count = np.bincount(tree.basin[tree.basin >= 0], minlength=len(tree.minimum))
     return {
         "basin": tree.basin,
-        "minimum": _places(surface, tree.minimum),
-        "saddle": _places(surface, tree.saddle),
+        "minimum": _coordinates(surface, tree.minimum),
+        "saddle": _coordinates(surface, tree.saddle),
         "minimum_loss": flat[tree.minimum],
         "saddle_loss": np.where(tree.saddle < 0, np.inf, flat[tree.saddle]),
         "share": count / flat.size,
@@ -321,7 +321,7 @@ def basins(
     tree = merge_tree(loss)
     first = tree.first[np.isfinite(tree.first)]
     listed = tree.without(max(least, float(np.nextafter(0, 1))))
-    fine = FineGrid(surface, products, _start(surface, around, _places(surface, listed.minimum[:1])[0]))
+    fine = FineGrid(surface, products, _start(surface, around, _coordinates(surface, listed.minimum[:1])[0]))
     edge = fine.edge_rise()
     height = np.array(_default_rises(fine, edge) if rises is None else sorted(map(float, rises)))
     for rise in height:
@@ -400,8 +400,8 @@ def loss_at(surface: Surface, x: Array, y: Array) -> Array:
     """
     from scipy.interpolate import RegularGridInterpolator  # only here: it would slow down every import
 
-    known = np.isfinite(surface.loss)
-    values = np.stack([np.where(known, surface.loss, 0.0), ~known], axis=-1)
+    finite = np.isfinite(surface.loss)
+    values = np.stack([np.where(finite, surface.loss, 0.0), ~finite], axis=-1)
     inside = np.clip(y, *surface.y[[0, -1]]), np.clip(x, *surface.x[[0, -1]])
     loss, unknown = np.moveaxis(RegularGridInterpolator((surface.y, surface.x), values)(inside), -1, 0)
     return np.where(unknown > 0, np.inf, loss)

@@ -310,7 +310,7 @@ class HessianGrid(Interpolated, schema="landscape.hessian_grid", axes="x y", tab
             ]
         top = self.lambda_max[np.isfinite(self.lambda_max)]
         bad = int((self.done & ~np.isfinite(self.lambda_max)).sum())
-        lost = f"{bad} without: loss, gradient or products are NaN or infinite there" if bad else ""
+        note = f"{bad} without: loss, gradient or products are NaN or infinite there" if bad else ""
         met = f"{int(self.converged[self.done].sum())} of {self.evaluations}"
         return [
             Row("median |λ_min|/|λ_max|", middle),
@@ -318,7 +318,7 @@ class HessianGrid(Interpolated, schema="landscape.hessian_grid", axes="x y", tab
             Row("highest ratio", high),
             Row("λ_max", f"{top.min():.4g} to {top.max():.4g}" if top.size else "–", unit="nat"),
             Row("largest relative residual", f"{np.fmax.reduce(relative, axis=None, initial=0.0):.1e}"),
-            Row("converged points", met, note=lost),
+            Row("converged points", met, note=note),
             Row("Hessian products", self.products.sum().item()),
             *self._interpolated(),
         ]
@@ -435,12 +435,12 @@ class Sweep(Result, schema="landscape.sweep", table="row"):
         """
         choose("key", key, self.keys)
         loss = np.where(np.isnan(self.test_loss), np.inf, self.test_loss)
-        found: dict[tuple[str, ...], tuple[tuple[float, float], dict[str, str]]] = {}
+        best: dict[tuple[str, ...], tuple[tuple[float, float], dict[str, str]]] = {}
         for row, *score in zip(self.rows, self.diverged.tolist(), loss.tolist(), strict=True):
-            others = tuple(value for name, value in row.items() if name != key)
-            if row[key] and (others not in found or tuple(score) < found[others][0]):
-                found[others] = (score[0], score[1]), row
-        return [row for _, row in found.values()]
+            setting = tuple(value for name, value in row.items() if name != key)
+            if row[key] and (setting not in best or tuple(score) < best[setting][0]):
+                best[setting] = (score[0], score[1]), row
+        return [row for _, row in best.values()]
 
     def to_dataframe(self, dims: str = "") -> pd.DataFrame:
         """The table, with a column for each key that is varied.

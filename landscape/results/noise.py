@@ -79,11 +79,11 @@ class Noise(Sourced, schema="landscape.noise", table="draw"):
             "delta_2": "α²‖P⊥δ‖²",
             "delta_cross": "cross term",
         }
-        found = self.means()
-        direct, eq4 = found["direct"][0], found["eq4"][0]
+        means = self.means()
+        direct, eq4 = means["direct"][0], means["eq4"][0]
         times = {"direct": f"Eq. 4 gives {eq4 / direct:.2g} times it" if direct > 0 else ""}
         return [
-            *(Row(text, *found[name], note=times.get(name, "")) for name, text in names.items()),
+            *(Row(text, *means[name], note=times.get(name, "")) for name, text in names.items()),
             Row("consensus distance", self.consensus),
             Row("learning rate α", self.lr),
             Row("draws", len(self.direct), note=f"of {self.learners} × {self.local_batch:,} samples"),
@@ -177,13 +177,13 @@ class NoiseScale(Measurement, schema="landscape.noise_scale", table="replicate")
             >>> result.interval(), result.value
             ((0.0, inf), nan)
         """
-        own = "learner_" if learners else ""
-        freedom = len(getattr(self, f"{own}estimates")) - 1
+        prefix = "learner_" if learners else ""
+        freedom = len(getattr(self, f"{prefix}estimates")) - 1
         above, below = (
-            Estimate(getattr(self, f"{own}{name}"), getattr(self, f"{own}{name}_error"), freedom)
+            Estimate(getattr(self, f"{prefix}{name}"), getattr(self, f"{prefix}{name}_error"), freedom)
             for name in ("trace", "norm2")
         )
-        return statistics.ratio_interval(above, below, getattr(self, f"{own}covariance"), level)
+        return statistics.ratio_interval(above, below, getattr(self, f"{prefix}covariance"), level)
 
     @property
     def standard_error(self) -> float:
@@ -206,18 +206,18 @@ class NoiseScale(Measurement, schema="landscape.noise_scale", table="replicate")
         return bool(np.isfinite(self.interval()[1]))
 
     def describe(self) -> list[Row]:
-        drawn = f"{self.draws} draws of {self.batch:,}, {interval(self.interval())}"
-        lost = "" if self.bounded else "not significantly above 0 (95%): more draws, or gradient='whole'"
+        draws_note = f"{self.draws} draws of {self.batch:,}, {interval(self.interval())}"
+        warning = "" if self.bounded else "not significantly above 0 (95%): more draws, or gradient='whole'"
         rows = [
-            Row("noise scale at w_a", self.value, self.standard_error, "samples", drawn),
+            Row("noise scale at w_a", self.value, self.standard_error, "samples", draws_note),
             Row("tr Σ at w_a", self.trace, self.trace_error, "nat²"),
-            Row("‖g‖² at w_a", self.norm2, self.norm2_error, "nat²", lost),
+            Row("‖g‖² at w_a", self.norm2, self.norm2_error, "nat²", warning),
         ]
         if self.learners:
             value, error = self.learner_value, self.learner_standard_error
-            drawn = f"{self.learner_draws} draws, {interval(self.interval(learners=True))}"
+            draws_note = f"{self.learner_draws} draws, {interval(self.interval(learners=True))}"
             rows += [
-                Row(f"noise scale, mean of {self.learners} learners", value, error, "samples", drawn),
+                Row(f"noise scale, mean of {self.learners} learners", value, error, "samples", draws_note),
                 Row("tr Σ of the learners", self.learner_trace, self.learner_trace_error, "nat²"),
                 Row("‖g‖² of the learners", self.learner_norm2, self.learner_norm2_error, "nat²"),
                 Row("tr Σ from the gradients of one step", self.round_trace, self.round_trace_error, "nat²"),
@@ -320,7 +320,7 @@ class NoiseAlignment(Measurement, schema="landscape.noise_alignment", table="ran
             Row("tr(HS)/tr S", self.ias, self.ias_error, "nat", f"λ_max {self.values[0]:.6g}"),
             Row("tr(HC)/tr C", self.noise_curvature, self.noise_curvature_error, "nat"),
             Row("γ in C_ii ∝ λ_i^γ", self.gamma, self.gamma_error, note=scatter),
-            *(eigenvalue(f"λ_{i}", *each) for i, each in enumerate(eigenvalues, 1)),
+            *(eigenvalue(f"λ_{i}", *pair) for i, pair in enumerate(eigenvalues, 1)),
             *rows_of_each(names, self.covariance, self.covariance_error, "nat²", of_noise),
             Row("minibatches", self.draws, note=f"of {self.batch:,} from {self.samples:,} samples"),
             Row("Hessian products", self.products),
@@ -391,8 +391,12 @@ class CriticalBatch(
         The distance to the batches that were tried on both sides, :attr:`bracket`, is not in it.
         """
         n = self.loss.shape[1]
-        left = np.array([self._crossing(np.delete(self.loss, k, 1)) for k in range(n)] if n > 1 else [])
-        return float(statistics.error_of(left)) if left.size and np.isfinite(left).all() else math.nan
+        estimates = np.array([self._crossing(np.delete(self.loss, k, 1)) for k in range(n)] if n > 1 else [])
+        return (
+            float(statistics.error_of(estimates))
+            if estimates.size and np.isfinite(estimates).all()
+            else math.nan
+        )
 
     @property
     def bracket(self) -> tuple[float, float]:

@@ -60,14 +60,14 @@ def running_quartiles(steps: Array, values: Array) -> tuple[Array, Array]:
     finite = np.isfinite(values) & np.isfinite(steps)
     order = np.argsort(steps[finite], kind="stable")
     steps, values = steps[finite][order], values[finite][order]
-    places = np.unique(steps)
-    if len(places) > POINTS:
-        places = places[np.linspace(0, len(places) - 1, POINTS).round().astype(int)]
+    positions = np.unique(steps)
+    if len(positions) > POINTS:
+        positions = positions[np.linspace(0, len(positions) - 1, POINTS).round().astype(int)]
     reach = WINDOW / 2 * float(np.ptp(steps)) if len(steps) else 0.0
-    first = np.searchsorted(steps, places - reach, "left")
-    last = np.searchsorted(steps, places + reach, "right")
+    first = np.searchsorted(steps, positions - reach, "left")
+    last = np.searchsorted(steps, positions + reach, "right")
     inside = [np.quantile(values[a:b], (0.25, 0.5, 0.75)) for a, b in zip(first, last, strict=True)]
-    return places, np.array(inside).reshape(-1, 3).T
+    return positions, np.array(inside).reshape(-1, 3).T
 
 
 @dataclass(frozen=True)
@@ -117,19 +117,21 @@ def rows_of_each(
     names: Iterable[str], values: Any, errors: Any = math.nan, unit: str = "", notes: Any = ""
 ) -> list[Row]:
     """A row for each name; an error or a note that is given once is that of all rows."""
-    each = zip(names, *np.broadcast_arrays(values, errors, notes), strict=True)
-    return [Row(name, float(value), float(error), unit, str(note)) for name, value, error, note in each]
+    rows = zip(names, *np.broadcast_arrays(values, errors, notes), strict=True)
+    return [Row(name, float(value), float(error), unit, str(note)) for name, value, error, note in rows]
 
 
-def own_losses(own: Array, evaluated: Array) -> list[Row]:
+def own_losses(losses: Array, evaluated: Array) -> list[Row]:
     """A row on the losses of networks by their own statistics of BatchNorm; ``evaluated`` by those used."""
-    known = np.isfinite(own)
-    if not known.any() or own.shape != evaluated.shape:
+    finite = np.isfinite(losses)
+    if not finite.any() or losses.shape != evaluated.shape:
         return []
     with np.errstate(invalid="ignore"):
-        gap = np.abs(own - evaluated)[known].max()
-    each = [f"{loss:.4g}" if math.isfinite(loss) else "–" for loss in own]
-    listed = ", ".join(each) if len(each) <= 3 else f"{own[known].min():.4g} to {own[known].max():.4g}"
+        gap = np.abs(losses - evaluated)[finite].max()
+    texts = [f"{loss:.4g}" if math.isfinite(loss) else "–" for loss in losses]
+    listed = (
+        ", ".join(texts) if len(texts) <= 3 else f"{losses[finite].min():.4g} to {losses[finite].max():.4g}"
+    )
     note = f"each network by its own BatchNorm statistics; here up to {gap:.2g} away"
     return [Row("own losses", listed, unit="nat", note=note)]
 
@@ -171,17 +173,17 @@ def text_of(result: Any, most: int = 0) -> str:
     name, rows = type(result).__name__, result.describe()
     label = " ".join(str(getattr(result, "label", "")).split())
     split = f": {result.split} loss" if getattr(result, "split", "") else ""
-    shown = [row for row in rows if not most or row.value == row.value]
+    chosen = [row for row in rows if not most or row.value == row.value]
     # That a tolerance was missed is never left out.
-    if most and len(shown) + (len(shown) < len(rows)) >= most:
-        missed = [row for row in shown[most - 2 :] if row.value == "NO"]
-        shown = shown[: most - 2 - len(missed)] + missed
-    width = max((len(row.name) for row in shown), default=0)
-    lines = [(label or name) + split, *(f"  {row.name:{width}}  {row.text}" for row in shown)]
+    if most and len(chosen) + (len(chosen) < len(rows)) >= most:
+        missed = [row for row in chosen[most - 2 :] if row.value == "NO"]
+        chosen = chosen[: most - 2 - len(missed)] + missed
+    width = max((len(row.name) for row in chosen), default=0)
+    lines = [(label or name) + split, *(f"  {row.name:{width}}  {row.text}" for row in chosen)]
     if not most:
         return "\n".join(lines)
     lines[0] = f"{name}: {label}{split}" if label else name + split
-    lines += [f"  … {len(rows) - len(shown)} more in summary()"] if len(shown) < len(rows) else []
+    lines += [f"  … {len(rows) - len(chosen)} more in summary()"] if len(chosen) < len(rows) else []
     return "\n".join(_cut(printable(line), WIDTH) for line in lines)
 
 
@@ -193,11 +195,11 @@ def in_words(value: float, error: float = math.nan) -> str:
         return f"{value:.4g} ± {error:g}"
     size = math.floor(math.log10(error))
     more = int(10 ** (math.log10(error) - size) < 1.95)
-    places = more - size
-    if not -3 <= places <= 4:
-        digits = places + math.floor(math.log10(abs(value))) if value else 0
+    decimals = more - size
+    if not -3 <= decimals <= 4:
+        digits = decimals + math.floor(math.log10(abs(value))) if value else 0
         return f"{value:.{min(max(digits, 0), 15) + 1}g} ± {error:.{more}e}"
-    return f"{value:,.{max(places, 0)}f} ± {error:,.{max(places, 0)}f}"
+    return f"{value:,.{max(decimals, 0)}f} ± {error:,.{max(decimals, 0)}f}"
 
 
 LONGEST = 200  # characters of a value in the table (ours)

@@ -121,8 +121,8 @@ class Eigenvalues(MatrixResult, table="rank"):
         largest = "largest |λ|, {}" if self.engine == "pyhessian" else "λ_{}"
         names = [largest.format(i + 1) for i in range(top)]
         names += [f"λ_min, {i}" if i > 1 else "λ_min" for i in range(self.lowest, 0, -1)]
-        found = zip(names, self.values, self.residuals, strict=True)
-        rows = [eigenvalue(name, value, residual, self.unit) for name, value, residual in found]
+        pairs = zip(names, self.values, self.residuals, strict=True)
+        rows = [eigenvalue(name, value, residual, self.unit) for name, value, residual in pairs]
         if np.isfinite(self.lr) and top:
             rows.append(Row("lr · λ_max", float(self.lr * self.values[0]), note=limit_in_words(self.limit)))
         for name, bound in (("below", self.bound_low), ("above", self.bound_high)):
@@ -347,9 +347,9 @@ class Spectrum(Eigenvalues, schema="landscape.spectrum"):
             >>> found.values.tolist(), found.trace, found.density.width()
             ([2.0, -1.0], 3.0, 0.02)
         """
-        names, values = {each.name for each in fields(cls)}, dict[str, Any]()
+        names, values = {field.name for field in fields(cls)}, dict[str, Any]()
         for part in parts:
-            values |= {each.name: getattr(part, each.name) for each in fields(part) if each.name in names}
+            values |= {field.name: getattr(part, field.name) for field in fields(part) if field.name in names}
             if isinstance(part, Trace):
                 values |= {"trace": part.value, "trace_error": part.standard_error}
                 values["trace_freedom"] = part.freedom
@@ -380,7 +380,7 @@ class Spectrum(Eigenvalues, schema="landscape.spectrum"):
         """The spectral density; None if it was not computed."""
         if not self.nodes.size:
             return None
-        return Density(**{each.name: getattr(self, each.name) for each in fields(Density)})
+        return Density(**{field.name: getattr(self, field.name) for field in fields(Density)})
 
     def describe(self) -> list[Row]:
         rows = self._eigenvalues()
@@ -437,12 +437,12 @@ class CurvatureTable(MatrixResult, schema="landscape.curvature_table", table="gr
     def describe(self) -> list[Row]:
         rows = []
         for g, name in enumerate(self.groups):
-            least = in_words(float(self.lambda_min[g]), float(self.residual_min[g]))
+            lowest = in_words(float(self.lambda_min[g]), float(self.residual_min[g]))
             trace = in_words(float(self.trace[g]), float(self.trace_error[g]))
             share = in_words(100 * float(self.share[g]), 100 * float(self.share_error[g]))
             of_all = "" if g == 0 or np.isnan(self.share[g]) else f" ({share}%)"
             missed = "" if self.met[g] else ", NOT converged"
-            note = f"λ_min {least}, trace {trace}{of_all}{missed}"
+            note = f"λ_min {lowest}, trace {trace}{of_all}{missed}"
             value, residual = float(self.lambda_max[g]), float(self.residual_max[g])
             rows.append(Row(f"{name}: λ_max", value, residual, self.unit, note))
         return [*rows, *self._about(), converged(self.converged, "raise max_products")]

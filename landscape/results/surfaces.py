@@ -176,12 +176,12 @@ class Surface(Interpolated, schema="landscape.surface", axes="x y", table="y x")
         """
         if not np.isfinite(self.loss).any():
             raise OperationError("surface: it has no finite loss to look at; choose a smaller span")
-        findings = [*_center(self), *_window(self), *_curvature(self, eigenvalues), *_places(self)]
+        findings = [*_center(self), *_window(self), *_curvature(self, eigenvalues), *_markers(self)]
         return SurfaceCheck((*findings, *_batchnorm(self), *_directions(self), *_points(self)))
 
     def describe(self) -> list[Row]:
         loss = self.loss[np.isfinite(self.loss)]
-        lost = self.loss.size - loss.size
+        missing = self.loss.size - loss.size
         low, middle, high = np.quantile(loss, (0, 0.5, 1)).tolist() if loss.size else [np.nan] * 3
         at = self.loss[np.abs(self.y).argmin(), np.abs(self.x).argmin()]
         rows = [
@@ -191,12 +191,12 @@ class Surface(Interpolated, schema="landscape.surface", axes="x y", table="y x")
             Row("median rise above the lowest", middle - low, unit="nat"),
             Row("span", self.span, note=f"plane: {self.kind}"),
         ]
-        if lost:
-            rows.append(Row("points without a finite loss", lost, note=f"of {self.loss.size:,}"))
+        if missing:
+            rows.append(Row("points without a finite loss", missing, note=f"of {self.loss.size:,}"))
         if len(self.marker_loss) and self.kind == "learners":
-            *own, mean = self.marker_loss
+            *learners, mean = self.marker_loss
             rows.append(Row("loss of w_a", float(mean), unit="nat"))
-            rows.append(Row("mean loss of the learners", float(np.mean(own)), unit="nat"))
+            rows.append(Row("mean loss of the learners", float(np.mean(learners)), unit="nat"))
         elif len(self.marker_loss) and self.kind != "pca":
             named = zip(self.labels, self.marker_loss, strict=True)
             rows += [Row(f"loss of {name}", float(value), unit="nat") for name, value in named]
@@ -257,11 +257,11 @@ def _quadratic(surface: Surface) -> tuple[Array, Array] | None:
 def _window(surface: Surface) -> Iterator[Finding]:
     finite = surface.loss[np.isfinite(surface.loss)]
     low, high = float(finite.min()), float(finite.max())
-    lost = surface.loss.size - finite.size if surface.done.all() or surface.columns else 0
+    missing = surface.loss.size - finite.size if surface.done.all() or surface.columns else 0
     few = int((finite <= low + VALLEY * (high - low)).sum())
     words = f"losses from {low:.4g} to {high:.4g}; {few:,} of {surface.loss.size:,} points in the lower tenth"
-    if lost:
-        yield Finding("window", False, f"{lost:,} points have no finite loss; {words}", "a smaller span=")
+    if missing:
+        yield Finding("window", False, f"{missing:,} points have no finite loss; {words}", "a smaller span=")
     elif high - low <= FLAT * abs(low):
         yield Finding("window", False, f"the loss hardly changes, {words}", "a larger span=")
     elif not high - low <= FAR * max(abs(low), 1.0):
@@ -285,14 +285,16 @@ def _curvature(surface: Surface, ends: ExtremeEigenvalues | None) -> Iterator[Fi
         return
     import scipy.linalg  # here, because most checks do without it, and it takes longer than they
 
-    least, largest = scipy.linalg.eigh(fit[1], directions @ directions.T, eigvals_only=True)
-    sharp, down = largest >= SHOWN * ends.max, ends.min >= 0 or least <= SHOWN * ends.min
-    words = f"{least:.3g} to {largest:.3g} on the plane, λ_min {ends.min:.3g} and λ_max {ends.max:.3g} in all"
+    smallest, largest = scipy.linalg.eigh(fit[1], directions @ directions.T, eigvals_only=True)
+    sharp, down = largest >= SHOWN * ends.max, ends.min >= 0 or smallest <= SHOWN * ends.min
+    words = (
+        f"{smallest:.3g} to {largest:.3g} on the plane, λ_min {ends.min:.3g} and λ_max {ends.max:.3g} in all"
+    )
     advice = "landscape.eigen_plane, which shows both ends" if not (sharp and down) else ""
     yield Finding("curvature", bool(sharp and down), words, advice)
 
 
-def _places(surface: Surface) -> Iterator[Finding]:
+def _markers(surface: Surface) -> Iterator[Finding]:
     """The places that define the plane, as far as the plane leaves them out."""
     if surface.explained.size:
         share = float(surface.explained.sum())
@@ -305,15 +307,15 @@ def _places(surface: Surface) -> Iterator[Finding]:
     method = "cubic" if min(surface.loss.shape) > 3 and finite.size == surface.loss.size else "linear"
     from scipy.interpolate import RegularGridInterpolator
 
-    drawn = RegularGridInterpolator((surface.y, surface.x), surface.loss, method, bounds_error=False)(
+    plane_loss = RegularGridInterpolator((surface.y, surface.x), surface.loss, method, bounds_error=False)(
         surface.markers[:, ::-1]
     )
-    gap = np.where(np.isfinite(drawn), surface.marker_loss - drawn, 0.0)
-    if not np.isfinite(drawn).any():
+    gap = np.where(np.isfinite(plane_loss), surface.marker_loss - plane_loss, 0.0)
+    if not np.isfinite(plane_loss).any():
         return
     worst = int(np.abs(gap).argmax())
     words = f"{surface.labels[worst]} has the loss {surface.marker_loss[worst]:.4g}"
-    words += f", the plane below it {drawn[worst]:.4g}"
+    words += f", the plane below it {plane_loss[worst]:.4g}"
     fine = bool(abs(gap[worst]) <= OVERLOOKED * np.ptp(finite))
     advice = "" if fine else "a plane through fewer places, as of landscape.between"
     yield Finding("places", fine, words, advice)
