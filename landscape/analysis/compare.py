@@ -69,17 +69,17 @@ def _at_equal_loss(entries: Sequence[Entry], loss_tol: float) -> tuple[list[Entr
             raise OperationError(f"{run.path}: its training loss is {loss:g}, so that no other can be equal")
     target = max(losses)
     highest = runs[losses.index(target)]
-    taken = []
+    nearest = []
     for entry, run, loss in zip(entries, runs, losses, strict=True):
-        near, found = (run, loss) if loss == target else _nearest(run, loss, target)
-        if not abs(found - target) <= loss_tol * abs(target):
+        near, near_loss = (run, loss) if loss == target else _nearest(run, loss, target)
+        if not abs(near_loss - target) <= loss_tol * abs(target):
             raise OperationError(
                 f"{run.path}: no checkpoint of its run has a training loss within {loss_tol:.0%} of "
-                f"{target:.4g}, that of {highest.path}; the nearest is step {near.step:,} with {found:.4g}. "
-                "Save more of them (checkpoint.every), or allow a larger loss_tol"
+                f"{target:.4g}, that of {highest.path}; the nearest is step {near.step:,} with "
+                f"{near_loss:.4g}. Save more of them (checkpoint.every), or allow a larger loss_tol"
             )
-        taken.append(replace(entry, given=near, label=near.label))
-    return taken, target
+        nearest.append(replace(entry, subject=near, label=near.label))
+    return nearest, target
 
 
 def _nearest(run: Checkpoint, loss: float, target: float) -> tuple[Checkpoint, float]:
@@ -90,7 +90,7 @@ def _nearest(run: Checkpoint, loss: float, target: float) -> tuple[Checkpoint, f
     assert run.path is not None
     problem = run.problem(SPLIT)
     batchnorm = has_batchnorm(problem.model)  # whose statistics are those of the weights
-    best, found = run, loss
+    best, best_loss = run, loss
     for path in storage.steps(run.path.parent):
         earlier = Checkpoint.load(path, whole_history=False).using(**run.source)
         same = (earlier.algorithm, earlier.seed, earlier.layout) == (run.algorithm, run.seed, run.layout)
@@ -98,9 +98,9 @@ def _nearest(run: Checkpoint, loss: float, target: float) -> tuple[Checkpoint, f
             continue
         mean = earlier.mean.to(problem.weights)
         value = earlier.problem(SPLIT).loss() if batchnorm else problem.loss(mean)
-        if abs(value - target) < abs(found - target):
-            best, found = earlier, value
-    return best, found
+        if abs(value - target) < abs(best_loss - target):
+            best, best_loss = earlier, value
+    return best, best_loss
 
 
 # Seeds of a group from which its mean and its error say something (ours): of two, a 95% interval reaches 12.7
@@ -128,12 +128,12 @@ class Row:
 
     @classmethod
     def of(cls, quantity: Quantity, cells: Sequence[Measured], side_of: Sequence[int], grouped: bool) -> Row:
-        """The row of the cells; ``side_of`` has the place of each one's side."""
+        """The row of the cells; ``side_of`` has the number of each one's side."""
         if not grouped:
             return cls(quantity, cells, cells, grouped)
         values = np.array([cell.value for cell in cells])
-        place = np.array(side_of)
-        means = [Measured.mean(values[place == side]) for side in range(max(side_of) + 1)]
+        side_numbers = np.array(side_of)
+        means = [Measured.mean(values[side_numbers == side]) for side in range(max(side_of) + 1)]
         # One checkpoint is a group without an error, not an exact number.
         sides = [m if len(m.draws) > 1 else Measured(m.value, math.nan, math.nan, m.draws) for m in means]
         return cls(quantity, cells, sides, grouped)
@@ -157,20 +157,20 @@ class Row:
         """The difference of two sides, and the test by which it is judged."""
         a, b = self.sides[first], self.sides[second]
         if self.kind != SE:
-            found = Difference(b.value - a.value, a.error + b.error, math.nan, math.nan)
-            return found, "exact" if self.kind == EXACT else "bounds"
+            test = Difference(b.value - a.value, a.error + b.error, math.nan, math.nan)
+            return test, "exact" if self.kind == EXACT else "bounds"
         if self.quantity.common and not self.grouped and len(a.draws) == len(b.draws) > 1:
             values = np.union1d(a.draws, b.draws)
             if len(values) != 2 or values[0] != 0:
                 return paired(a.draws, b.draws), "paired t"
             scale = values[1]  # draws are percentages: two values, one of them 0
-            found = mcnemar(a.draws / scale, b.draws / scale)
-            value, error = scale * found.value, scale * found.standard_error
-            return replace(found, value=value, standard_error=error), "McNemar"
-        found = welch(*(Estimate(s.value, s.error, s.freedom) for s in (a, b)))
+            test = mcnemar(a.draws / scale, b.draws / scale)
+            value, error = scale * test.value, scale * test.standard_error
+            return replace(test, value=value, standard_error=error), "McNemar"
+        test = welch(*(Estimate(s.value, s.error, s.freedom) for s in (a, b)))
         if self.grouped and min(len(a.draws), len(b.draws)) < SEEDS:
-            found = replace(found, p=math.nan)
-        return found, "Welch t"
+            test = replace(test, p=math.nan)
+        return test, "Welch t"
 
 
 def differences(rows: Sequence[Row], sides: int, eps: float, significance: float) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def differences(rows: Sequence[Row], sides: int, eps: float, significance: float
     """
     pairs = np.array(list(combinations(range(sides), 2)))
     every = [[row.difference(*pair) for pair in pairs] for row in rows]
-    numbers = np.array([[astuple(found) for found, _ in row] for row in every], float)
+    numbers = np.array([[astuple(difference) for difference, _ in row] for row in every], float)
     values, errors, freedom, p = np.moveaxis(numbers, 2, 0)
     corrected = holm(p)
     size = np.abs([[side.value for side in row.sides] for row in rows])[:, pairs].max(2)
@@ -225,16 +225,16 @@ def remarks(rows: Sequence[Row], sides: Sequence[str], side_of: Sequence[int]) -
     if not rows or not rows[0].grouped:
         return []
     few = [f"{name} has {side_of.count(k)}" for k, name in enumerate(sides) if side_of.count(k) < SEEDS]
-    said = [f"no statement on groups of fewer than {SEEDS} seeds: {', '.join(few)}"] if few else []
+    notes = [f"no statement on groups of fewer than {SEEDS} seeds: {', '.join(few)}"] if few else []
     for row in rows:
-        for place, side in enumerate(row.sides if row.quantity.kind == BOUND else ()):
-            bound = max(cell.error for cell, of in zip(row.cells, side_of, strict=True) if of == place)
+        for index, side in enumerate(row.sides if row.quantity.kind == BOUND else ()):
+            bound = max(cell.error for cell, of in zip(row.cells, side_of, strict=True) if of == index)
             if bound > side.error:
-                said.append(
-                    f"{row.quantity.name}, {sides[place]}: the largest bound, {bound:.2g}, is above the "
+                notes.append(
+                    f"{row.quantity.name}, {sides[index]}: the largest bound, {bound:.2g}, is above the "
                     f"standard error over its seeds, {side.error:.2g}"
                 )
-    return said
+    return notes
 
 
 # The significance level of all tests of a table together (the usual one).
@@ -245,16 +245,16 @@ Given = Sequence[Compared | Sequence[Compared]] | Mapping[str, Compared | Sequen
 
 @dataclass(frozen=True)
 class Entry:
-    """One checkpoint or problem that is compared, and the place of its side."""
+    """One checkpoint or problem that is compared, and the number of its side."""
 
-    given: Checkpoint | Problem
+    subject: Checkpoint | Problem
     label: str
     side: int
 
     @property
     def run(self) -> Checkpoint | None:
         """The checkpoint; None for a problem alone."""
-        return self.given if isinstance(self.given, Checkpoint) else None
+        return self.subject if isinstance(self.subject, Checkpoint) else None
 
     @property
     def step(self) -> int:
@@ -354,7 +354,7 @@ def compare(
     chosen = [BY_NAME[choose("quantities", name, BY_NAME)] for name in dict.fromkeys(quantities)]
     chosen = chosen or [quantity for quantity in QUANTITIES if not quantity.by_name]
     below_one("significance", significance)
-    size, chosen, left = _batch(entries, batch, chosen, bool(quantities))
+    size, chosen, left_out = _batch(entries, batch, chosen, bool(quantities))
     settings = Settings(
         size, draws, planes, float(rise), float(rho), float(rho_average), k, preconditioner_of
     )
@@ -364,9 +364,9 @@ def compare(
     sides = sides or _names(entries)
     columns, first = [], None
     for m, entry in enumerate(entries):
-        own = int(np.random.SeedSequence((seed, m)).generate_state(1)[0]) if grouped else seed
+        own_seed = int(np.random.SeedSequence((seed, m)).generate_state(1)[0]) if grouped else seed
         part = portion(progress, m / len(entries), (m + 1) / len(entries))
-        subject = Subject(entry.given, own, first)
+        subject = Subject(entry.subject, own_seed, first)
         first = first or subject
         columns.append(_measured(subject, chosen, settings, part))
     names = {(c.setting["loss_name"], c.setting["loss_unit"]) for c in columns}
@@ -388,7 +388,7 @@ def compare(
         significance=float(significance),
         grouped=grouped,
         equal_loss=target,
-        notes=(*left, *_notes(chosen, columns, labels), *remarks(rows, sides, side_of)),
+        notes=(*left_out, *_notes(chosen, columns, labels), *remarks(rows, sides, side_of)),
         seed=seed,
         sample_counts=np.array([column.setting["samples"] for column in columns]),
         dtype=columns[0].setting["dtype"],
@@ -442,8 +442,8 @@ def _rows(
         cells = [column.cells[q] for column in columns]
         refused = [cell for cell in cells if isinstance(cell, LandscapeError)]
         if len(refused) < len(cells):
-            known = [c if isinstance(c, Measured) else Measured(math.nan, math.nan) for c in cells]
-            rows.append(Row.of(quantity, known, side_of, grouped))
+            measured = [c if isinstance(c, Measured) else Measured(math.nan, math.nan) for c in cells]
+            rows.append(Row.of(quantity, measured, side_of, grouped))
         elif by_name or (q == len(quantities) - 1 and not rows):
             raise refused[0]
     return rows
@@ -451,28 +451,28 @@ def _rows(
 
 def _notes(quantities: Sequence[Quantity], columns: Sequence[_Column], labels: Sequence[str]) -> list[str]:
     """Notes on what was left out and why, and on differences that a comparison takes as none."""
-    said = []
+    notes = []
     losses = dict.fromkeys(column.loss for column in columns)
     if len(losses) > 1:
-        said.append(
-            f"different losses ({', '.join(each for each, _ in losses)}): numbers of one are not comparable "
+        notes.append(
+            f"different losses ({', '.join(name for name, _ in losses)}): numbers of one are not comparable "
             "with those of another"
         )
     for q, quantity in enumerate(quantities):
-        each = [(label, column.cells[q]) for label, column in zip(labels, columns, strict=True)]
-        refused = [(label, str(cell)) for label, cell in each if isinstance(cell, LandscapeError)]
+        cells = [(label, column.cells[q]) for label, column in zip(labels, columns, strict=True)]
+        refused = [(label, str(cell)) for label, cell in cells if isinstance(cell, LandscapeError)]
         if refused:
             at = f" at {'; '.join(label for label, _ in refused)}"
-            place = "" if len(refused) == len(columns) else at
+            where = "" if len(refused) == len(columns) else at
             words = "; ".join(dict.fromkeys(reason for _, reason in refused))
-            said.append(f"{quantity.name} was not measured{place}: {words}")
+            notes.append(f"{quantity.name} was not measured{where}: {words}")
     sizes, counts = [c.parameters for c in columns], [c.setting["samples"] for c in columns]
     if len(set(sizes)) > 1:
         numbers = ", ".join(f"{n:,}" for n in sizes)
-        said.append(f"networks of different size ({numbers} parameters): their distances are not comparable")
+        notes.append(f"networks of different size ({numbers} parameters): their distances are not comparable")
     if len(set(counts)) > 1:
-        said.append(f"data of different size ({', '.join(f'{n:,}' for n in counts)} samples)")
-    return said
+        notes.append(f"data of different size ({', '.join(f'{n:,}' for n in counts)} samples)")
+    return notes
 
 
 def _entries(problems: Given, source: Mapping[str, Any]) -> tuple[list[str], list[Entry], bool]:
@@ -481,23 +481,27 @@ def _entries(problems: Given, source: Mapping[str, Any]) -> tuple[list[str], lis
     Runs have the arguments ``source`` of their problems.
     """
     names = list(problems) if isinstance(problems, Mapping) else []
-    given: Any = problems.values() if isinstance(problems, Mapping) else problems
-    values: list[Any] = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
-    grouped = any(isinstance(each, (list, tuple)) for each in values)
-    sides = [list(each) if isinstance(each, (list, tuple)) else [each] for each in values]
+    several: Any = problems.values() if isinstance(problems, Mapping) else problems
+    if isinstance(several, str) or not isinstance(several, Iterable):
+        several = [several]
+    values: list[Any] = list(several)
+    grouped = any(isinstance(value, (list, tuple)) for value in values)
+    sides = [list(value) if isinstance(value, (list, tuple)) else [value] for value in values]
     if len(sides) < 2 or not all(sides):
         raise InputError(f"problems: {len(sides)} given, at least 2 are needed, and no list may be empty")
     if grouped and not names:
         names = [f"group {k + 1}" for k in range(len(sides))]
     entries = []
     for side, members in enumerate(sides):
-        for given in members:
-            if isinstance(given, (str, Path)):
-                given = Checkpoint.load(storage.checkpoint_in(Path(given)))
-            expect("problems", given, Checkpoint, Problem)
-            is_run = isinstance(given, Checkpoint)
-            label = given.label if is_run else names[side] if names else f"problem {side + 1}"
-            entries.append(Entry(given.using(**source) if is_run else given, label, side))
+        for member in members:
+            if isinstance(member, (str, Path)):
+                member = Checkpoint.load(storage.checkpoint_in(Path(member)))
+            expect("problems", member, Checkpoint, Problem)
+            if isinstance(member, Checkpoint):
+                entries.append(Entry(member.using(**source), member.label, side))
+            else:
+                label = names[side] if names else f"problem {side + 1}"
+                entries.append(Entry(member, label, side))
         if grouped:
             _check_group(names[side], [entry for entry in entries if entry.side == side])
     return names, entries, grouped
@@ -505,8 +509,8 @@ def _entries(problems: Given, source: Mapping[str, Any]) -> tuple[list[str], lis
 
 def _check_group(name: str, entries: Sequence[Entry]) -> None:
     """InputError where a group has the same weights, or runs of the same seed, twice: its error would lie."""
-    known = {double(e.run.mean).cpu().numpy().tobytes() if e.run else id(e.given) for e in entries}
-    if len(known) < len(entries):
+    distinct = {double(e.run.mean).cpu().numpy().tobytes() if e.run else id(e.subject) for e in entries}
+    if len(distinct) < len(entries):
         raise InputError(f"problems: the group '{name}' holds the same weights twice")
     seeds = Counter(entry.run.seed for entry in entries if entry.run and entry.run.has_recipe)
     seed, count = max(seeds.items(), key=lambda item: item[1], default=(0, 0))
@@ -526,8 +530,8 @@ def _batch(
     if not needing or (len(sizes) == 1 and 0 not in sizes):
         return max(sizes) if needing else 0, chosen, []
     batches = ", ".join(f"{size:,}" if size else "unknown" for size in sorted(sizes))
-    asked = ", ".join(needing)
-    words = f"batch: missing, which {asked} need; the total batches are {batches}, give one for all"
+    names = ", ".join(needing)
+    words = f"batch: missing, which {names} need; the total batches are {batches}, give one for all"
     if by_name:
         raise InputError(words)
     return 0, [quantity for quantity in chosen if not quantity.needs_batch], [words]
@@ -538,7 +542,7 @@ def _names(entries: Sequence[Entry]) -> list[str]:
     labels = [entry.label for entry in entries]
     parts = [label.split(", ") for label in labels]
     shared = set.intersection(*map(set, parts))
-    short = [", ".join(part for part in each if part not in shared) for each in parts]
+    short = [", ".join(part for part in name_parts if part not in shared) for name_parts in parts]
     folders = [e.run.path.resolve().parent.name if e.run and e.run.path else "" for e in entries]
     placed = [f"{label} ({folder})" for label, folder in zip(labels, folders, strict=True)]
     numbered = [f"{label} ({k + 1})" for k, label in enumerate(labels)]

@@ -154,17 +154,17 @@ def connect(
     paths = ((b, (t, zero)), (near, (t, zero)), (near, shares(curve, t)))
     values = []
     for k, (end, at) in enumerate(paths):
-        directions, places = torch.stack((end - a, bend - a)), torch.from_numpy(np.stack(at, 1))
+        directions, coordinates = torch.stack((end - a, bend - a)), torch.from_numpy(np.stack(at, 1))
         run = evaluator(measured, a, directions, points)
-        found = run(places, portion(report, 0.7 + k / 10, 0.8 + k / 10))
-        confirm(run, a, directions, places, found["loss"].numpy())
-        values.append(found)
-    loss = np.stack([found["loss"].numpy() for found in values])
+        evaluation = run(coordinates, portion(report, 0.7 + k / 10, 0.8 + k / 10))
+        confirm(run, a, directions, coordinates, evaluation["loss"].numpy())
+        values.append(evaluation)
+    loss = np.stack([evaluation["loss"].numpy() for evaluation in values])
     return Connection(
         t=t,
         loss=loss,
-        accuracy=np.stack([found["accuracy"].numpy() for found in values]),
-        barrier=np.array([barrier(t, each) for each in loss]),
+        accuracy=np.stack([evaluation["accuracy"].numpy() for evaluation in values]),
+        barrier=np.array([barrier(t, row) for row in loss]),
         weights=np.stack([as_array(w) for w in (a, b, near, bend)]),
         distance=float((double(a) - double(b)).norm()),
         aligned_distance=float((double(a) - double(near)).norm()),
@@ -264,11 +264,11 @@ class Hull:
     def __init__(self, measured: Measured) -> None:
         self._measured = measured
         sizes, vectors = np.linalg.eigh(measured.gram)
-        kept = sizes > ROUNDING * sizes[-1]
+        retained = sizes > ROUNDING * sizes[-1]
         # In coordinates of unit root mean square Δw_j is points[j], and ∇L is slopes @ dual.
-        scale = np.sqrt(sizes[kept].sum() / len(sizes))
-        self._points = vectors[:, kept] * np.sqrt(sizes[kept]) / scale
-        dual = vectors[:, kept] / np.sqrt(sizes[kept]) * scale
+        scale = np.sqrt(sizes[retained].sum() / len(sizes))
+        self._points = vectors[:, retained] * np.sqrt(sizes[retained]) / scale
+        dual = vectors[:, retained] / np.sqrt(sizes[retained]) * scale
         n, r = self._points.shape
         at, axes = np.repeat(self._points, r, 0), np.tile(np.eye(r), (n, 1))
         self._blocks = [_Block(self._points), _Block(at, (axes,)), _Block(at, (at, axes))]
@@ -323,9 +323,9 @@ class _Process:
         """The mean and the scale (K,) of Student's t with ``freedom`` degrees at the points of a block."""
         cross = np.hstack([_covariance(target, block, self._length) for block in self._blocks]) * self._scale
         trend = _quadratic(target)
-        left = trend - cross @ self._solved
+        residual = trend - cross @ self._solved
         share = 1 - (cross.T * linalg.cho_solve(self._factor, cross.T)).sum(0)
-        share += (left.T * linalg.cho_solve(self._normal, left.T)).sum(0)
+        share += (residual.T * linalg.cho_solve(self._normal, residual.T)).sum(0)
         return trend @ self._fit + cross @ self._weights, np.sqrt(np.maximum(share, 0.0) * self._variance)
 
 
@@ -347,17 +347,17 @@ def _covariance(a: _Block, b: _Block, length: float) -> Array:
             return (us[i] * us[j]).sum(1)[:, None]
         return (vs[i - count] * vs[j - count]).sum(1) if i >= count else -us[i] @ vs[j - count].T
 
-    def products(left: list[int]) -> Any:
-        if not left:
+    def products(indices: list[int]) -> Any:
+        if not indices:
             return 1.0
-        first, *others = left
-        total = -slopes[first] * products(others)
-        for k in others:
-            total = total - bend(first, k) * products([other for other in others if other != k])
+        first, *rest = indices
+        total = -slopes[first] * products(rest)
+        for k in rest:
+            total = total - bend(first, k) * products([j for j in rest if j != k])
         return total
 
-    found: Array = np.exp(-np.maximum(squares, 0.0) / 2) * products([*range(len(slopes))])
-    return found
+    covariance: Array = np.exp(-np.maximum(squares, 0.0) / 2) * products([*range(len(slopes))])
+    return covariance
 
 
 def _quadratic(block: _Block) -> Array:
@@ -376,11 +376,11 @@ def _quantiles(means: Array, scales: Array, freedom: int) -> tuple[Array, Array]
     """The ends (K,) of the interval of an even mixture of Student's t with ``means`` (m, K), by bisection."""
     tail, ends = (1 - LEVEL) / 2, []
     reach = -special.stdtrit(freedom, tail / len(means)) * scales  # beyond it no component has a tail's share
-    for wanted in (tail, 1 - tail):
+    for probability in (tail, 1 - tail):
         below, above = (means - reach).min(0), (means + reach).max(0)
         for _ in range(60):  # to rounding
             middle = (below + above) / 2
-            reached = special.stdtr(freedom, (middle - means) / scales).mean(0) >= wanted
+            reached = special.stdtr(freedom, (middle - means) / scales).mean(0) >= probability
             above, below = np.where(reached, middle, above), np.where(reached, below, middle)
         ends.append(above)
     return ends[0], ends[1]
@@ -458,7 +458,7 @@ def average(
         ([0.02, 0.02], [True, True, False])
     """
     problem = problem_of(problem)
-    members = None if weights is None else [each.theta for each in networks_of(problem, weights)]
+    members = None if weights is None else [member.theta for member in networks_of(problem, weights)]
     if not isinstance(weights, Tensor):  # which is taken without a copy
         weights = torch.stack(members) if members else None
     weights = placed(problem, weights, smallest=2)
@@ -467,12 +467,12 @@ def average(
         raise InputError(f"weights: {n} members are not allowed, it must be 2 to {MEMBERS}")
     if labels and len(labels) != n:
         raise InputError(f"labels: {len(labels)} for {n} members, each needs one")
-    asked = _shares(coefficients, n)
+    requested = _shares(coefficients, n)
     exact_only(problem, "average")
     evaluated, curved = _with_statistics(problem, in_full_precision(problem), bn_samples)
     measured = _measure(evaluated, curved, weights := single(weights), portion(progress, 0, 0.9))
     hull, members_loss = Hull(measured), measured.losses + measured.offsets
-    averages = np.vstack([asked, chosen := _greedy(hull, members_loss)])
+    averages = np.vstack([requested, chosen := _greedy(hull, members_loss)])
     losses = np.full(len(averages), np.nan)
     for k, row in enumerate(averages if exact else []):
         losses[k] = evaluated.loss((torch.from_numpy(row).to(weights) @ weights).to(evaluated.dtype))
@@ -514,8 +514,8 @@ def _with_statistics(problem: Problem, full: Problem, bn_samples: int) -> tuple[
     trained = full.with_batchnorm("train", bn_samples)
     if problem.batchnorm.name == "train" or not tracked(problem.model):
         return problem, full
-    own = problem.batchnorm.name == "recalibrate"
-    return problem if own else problem.with_batchnorm("recalibrate", bn_samples), trained
+    recalibrates = problem.batchnorm.name == "recalibrate"
+    return problem if recalibrates else problem.with_batchnorm("recalibrate", bn_samples), trained
 
 
 def _measure(evaluated: Problem, curved: Problem, weights: Tensor, progress: Progress) -> Measured:

@@ -51,43 +51,49 @@ class Cost:
         return f"{self.function}: {products}{rest}"
 
 
-def _searched(size: int, first: float, further: int, given: Mapping[str, Any]) -> float:
+def _searched(size: int, first: float, further: int, arguments: Mapping[str, Any]) -> float:
     """Products of one search in ``size`` dimensions, for ``further`` eigenvalues besides the first."""
-    tol, whole = given["residual_tol"], size + 2.0 + further
+    tol, whole = arguments["residual_tol"], size + 2.0 + further
     digits = math.log10(0.01 / tol) if tol > 0 else 0.0
-    found = (first + FURTHER * further) * (1 + DIGIT) ** digits
+    products = (first + FURTHER * further) * (1 + DIGIT) ** digits
     complete = further and size <= needs.MAX_BASIS  # the basis of a small matrix
-    return min(float(given["max_products"]), whole if complete else min(found, whole))
+    return min(float(arguments["max_products"]), whole if complete else min(products, whole))
 
 
-def _ends(problem: Any, given: Mapping[str, Any]) -> float:
-    return _searched(needs.size(problem, given.get("part")), ENDS, 0, given)
+def _ends(problem: Any, arguments: Mapping[str, Any]) -> float:
+    return _searched(needs.size(problem, arguments.get("part")), ENDS, 0, arguments)
 
 
-def _top(problem: Any, given: Mapping[str, Any]) -> float:
-    return _searched(needs.size(problem, given["part"]), FIRST, needs.count(given["k"]) - 1, given)
+def _top(problem: Any, arguments: Mapping[str, Any]) -> float:
+    return _searched(
+        needs.size(problem, arguments["part"]), FIRST, needs.count(arguments["k"]) - 1, arguments
+    )
 
 
-def _trace(problem: Any, given: Mapping[str, Any]) -> float:
-    size = needs.size(problem, given["part"])
-    return float(2 * size if given["products"] // 3 >= size else given["products"])
+def _trace(problem: Any, arguments: Mapping[str, Any]) -> float:
+    size = needs.size(problem, arguments["part"])
+    return float(2 * size if arguments["products"] // 3 >= size else arguments["products"])
 
 
-def _density(problem: Any, given: Mapping[str, Any]) -> float:
-    return float(given["draws"] * min(given["steps"], needs.size(problem, given["part"])))
+def _density(problem: Any, arguments: Mapping[str, Any]) -> float:
+    return float(arguments["draws"] * min(arguments["steps"], needs.size(problem, arguments["part"])))
 
 
-def _spectrum(problem: Any, given: Mapping[str, Any]) -> float:
-    wanted = {*given["quantities"]} or ({"extremes"} if not given["k"] else set())
-    both = max(_ends(problem, given), _top(problem, given)) if given["k"] else _ends(problem, given)
-    found = both if "extremes" in wanted else _top(problem, given) if given["k"] else 0.0
-    return found + sum(count(problem, given) for name, count in _PARTS.items() if name in wanted)
+def _spectrum(problem: Any, arguments: Mapping[str, Any]) -> float:
+    quantities = {*arguments["quantities"]} or ({"extremes"} if not arguments["k"] else set())
+    pairs = (
+        max(_ends(problem, arguments), _top(problem, arguments))
+        if arguments["k"]
+        else _ends(problem, arguments)
+    )
+    products = pairs if "extremes" in quantities else _top(problem, arguments) if arguments["k"] else 0.0
+    return products + sum(count(problem, arguments) for name, count in _PARTS.items() if name in quantities)
 
 
-def _table(problem: Any, given: Mapping[str, Any]) -> float:
-    rows = [problem.layout.slots, *problem.layout.groups(given["by"]).values()]
-    searched = sum(_searched(sum(slot.size for slot in slots), ENDS, 0, given) for slots in rows)
-    return float(searched + given["draws"])
+def _table(problem: Any, arguments: Mapping[str, Any]) -> float:
+    rows = [problem.layout.slots, *problem.layout.groups(arguments["by"]).values()]
+    searched = sum(_searched(sum(slot.size for slot in slots), ENDS, 0, arguments) for slots in rows)
+    return float(searched + arguments["draws"])
 
 
 _PARTS: dict[str, Callable[[Any, Mapping[str, Any]], float]] = {"trace": _trace, "density": _density}
@@ -123,18 +129,22 @@ def cost(problem: Any, function: str, **options: Any) -> Cost:
         options = {"plane": None, **options}
     call = signature.bind(problem, **options)
     call.apply_defaults()
-    given, memory = call.arguments, forecast(called, problem, **options)
-    points = needs.count(given["points"]) if "points" in given else needs.points(given.get("grid", 1))
+    arguments, memory = call.arguments, forecast(called, problem, **options)
+    points = (
+        needs.count(arguments["points"]) if "points" in arguments else needs.points(arguments.get("grid", 1))
+    )
     if count is None:
         return Cost(function, 0, points * _seconds_of_a_point(problem), memory)
-    products = points * count(problem, given)
-    return Cost(function, math.ceil(products), products * _seconds_of_a_product(problem, given), memory)
+    products = points * count(problem, arguments)
+    return Cost(function, math.ceil(products), products * _seconds_of_a_product(problem, arguments), memory)
 
 
-def _seconds_of_a_product(problem: Any, given: Mapping[str, Any]) -> float:
+def _seconds_of_a_product(problem: Any, arguments: Mapping[str, Any]) -> float:
     """The time of a product after the first, which makes graphs that are kept."""
-    options = HessianOptions(given.get("matrix", "hessian"), given.get("part"), None, given["derivatives"])
-    h = fast_hessian(problem, given.get("weights"), options)
+    options = HessianOptions(
+        arguments.get("matrix", "hessian"), arguments.get("part"), None, arguments["derivatives"]
+    )
+    h = fast_hessian(problem, arguments.get("weights"), options)
     v = start_vector(h, 0)
     for _ in range(2):
         began = time.perf_counter()

@@ -146,10 +146,10 @@ def contour(
     check_plane(problem, plane)
     span = plane.span if span is None else span
     at = Grid(problem, axes(grid, span), interpolation_tol, LOSSES)
-    given, policy = problem, _policy(problem, bn, plane.networks, len(plane.markers))
+    original, policy = problem, _policy(problem, bn, plane.networks, len(plane.markers))
     problem = problem.with_batchnorm(policy, bn_samples)
-    own, made_of = _setting(problem, plane, policy, autocast), provenance(problem)
-    same = own | _source(about) | {"center": plane.center, "directions": plane.directions}
+    setting, made_of = _setting(problem, plane, policy, autocast), provenance(problem)
+    same = setting | _source(about) | {"center": plane.center, "directions": plane.directions}
     same |= {} if method == "auto" else {"method": method}
     execution = execution or Execution()
     previous, save = _resumed(Surface, at, same, made_of, into, execution)
@@ -159,9 +159,9 @@ def contour(
         plane = previous.plane(plane.center)  # the same numbers: the one given may differ by rounding
         method = previous.method if at.same else method
     run = evaluator(problem, plane.center, plane.directions, at.first, method=method, autocast=autocast)
-    fields = own | _description(problem, plane, previous) | {"method": run.method, "provenance": made_of}
+    fields = setting | _description(problem, plane, previous) | {"method": run.method, "provenance": made_of}
     if previous is None:
-        fields |= _own_losses(given, problem, plane.networks, plane.labels)
+        fields |= _own_losses(original, problem, plane.networks, plane.labels)
     error = 0.0 if autocast is None else math.nan
 
     def surface() -> Surface:
@@ -244,9 +244,9 @@ def _description(problem: Problem, plane: Plane, previous: Surface | None) -> di
     losses = [math.nan] * len(plane.markers)  # of a plane from a file, which has no weights
     if plane.weights is not None and not previous:
         losses = [problem.loss(theta.to(problem.weights)) for theta in plane.weights]
-    kept = ("own_loss", "statistics_of") if previous else ()
+    names = ("own_loss", "statistics_of") if previous else ()
     return {
-        **{name: getattr(previous, name) for name in kept},
+        **{name: getattr(previous, name) for name in names},
         **{name: getattr(plane, name) for name in ("axes", "markers", "labels", "explained")},
         "directions": as_array(plane.directions),
         "center": as_array(plane.center),
@@ -254,24 +254,26 @@ def _description(problem: Problem, plane: Plane, previous: Surface | None) -> di
     }
 
 
-def _policy(problem: Problem, bn: str | None, networks: Sequence[Network], places: int) -> str:
+def _policy(problem: Problem, bn: str | None, networks: Sequence[Network], count: int) -> str:
     """The policy of BatchNorm: the one asked for, else the problem's, or what ``places`` networks need."""
-    if bn is not None or not places or problem.batchnorm.name != "center":
+    if bn is not None or not count or problem.batchnorm.name != "center":
         return bn or "center"
-    alike = len(networks) == places and all(network.shares_statistics(problem) for network in networks)
+    alike = len(networks) == count and all(network.shares_statistics(problem) for network in networks)
     return "center" if alike else "recalibrate"
 
 
 def _own_losses(
-    given: Problem, evaluated: Problem, networks: Sequence[Network], labels: Sequence[str]
+    original: Problem, evaluated: Problem, networks: Sequence[Network], labels: Sequence[str]
 ) -> dict[str, Any]:
     """The fields on the losses of networks with their own statistics, and on whose all points have."""
-    if not tracked(given.model):
+    if not tracked(original.model):
         return {}
-    of = [label for label, each in zip(labels, networks, strict=False) if each.shares_statistics(given)]
+    of = [
+        label for label, member in zip(labels, networks, strict=False) if member.shares_statistics(original)
+    ]
     whose = of[0] if of else "the problem's model"
     return {
-        "own_loss": np.array([network.own_loss(given) for network in networks]),
+        "own_loss": np.array([network.own_loss(original) for network in networks]),
         "statistics_of": whose if labels and evaluated.batchnorm.name == "center" else "",
     }
 
@@ -286,9 +288,9 @@ def _autocast_error(problem: Problem, plane: Plane, at: Grid) -> float:
     finite = np.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0)
     center = int(np.abs(at.y).argmin()) * nx + int(np.abs(at.x).argmin())
     corners = [0, nx - 1, (ny - 1) * nx, ny * nx - 1]
-    drawn = np.random.default_rng(0).permutation(loss.size)
-    chosen = dict.fromkeys([center, *corners, int(finite.argmin()), int(finite.argmax()), *drawn.tolist()])
-    flat = np.array([place for place in chosen if at.done.flat[place]][:ERROR_POINTS])
+    order = np.random.default_rng(0).permutation(loss.size)
+    chosen = dict.fromkeys([center, *corners, int(finite.argmin()), int(finite.argmax()), *order.tolist()])
+    flat = np.array([index for index in chosen if at.done.flat[index]][:ERROR_POINTS])
     exact = evaluator(problem, plane.center, plane.directions, len(flat))(at.points[flat])["loss"].numpy()
     with np.errstate(invalid="ignore"):
         return float(np.abs(exact - loss[flat]).max())
@@ -387,7 +389,7 @@ def line(
         span = SPAN if span is None else span
         kind, t = "direction", np.linspace(-span, span, points)
         start, direction = problem.weights, vector_of(direction, problem.weights, "direction")
-    given = problem
+    original = problem
     problem = problem.with_batchnorm(_policy(problem, bn, networks, len(networks)), bn_samples)
     at = Grid(problem, (t,), interpolation_tol, LOSSES)
     directions = torch.stack((direction, torch.zeros_like(direction)))
@@ -404,7 +406,7 @@ def line(
         barrier=barrier(t, at.columns["loss"]) if kind == "interpolation" else float("nan"),
         method=run.method,
         labels=tuple(labels),
-        **_own_losses(given, problem, networks, labels or ("the first", "the second")[: len(networks)]),
+        **_own_losses(original, problem, networks, labels or ("the first", "the second")[: len(networks)]),
         **errors,
         **setting(problem),
         **about,
@@ -487,7 +489,7 @@ def hessian_grid(
     check_plane(problem, plane)
     span = plane.span if span is None else span
     at = Grid(problem, axes(grid, span), interpolation_tol, kinds)
-    wanted = SearchOptions(1, 1, residual_tol, max_products)
+    target = SearchOptions(1, 1, residual_tol, max_products)
     problem = problem.with_batchnorm(bn, bn_samples)
     h = HessianOptions(derivatives=derivatives).at(problem)
     h(start_vector(problem, plane.seed))  # the center has one, other points may be NaN
@@ -509,7 +511,7 @@ def hessian_grid(
 
     at_once = points_at_once(problem, options)
     dispatch = _dispatch(execution, save, result, progress=taken(progress), block=at_once)
-    ends = _ends_at(problem, plane, wanted, options, search, at_once)
+    ends = _ends_at(problem, plane, target, options, search, at_once)
     fields |= at.complete(ends, dispatch, VALUES, (), plane.seed)
     return _ended(result(), into)
 
@@ -529,7 +531,7 @@ def _fields(problem: Problem, plane: Plane, residual_tol: float, search: str) ->
 
 
 def _ends_at(
-    problem: Problem, plane: Plane, wanted: SearchOptions, options: HessianOptions, search: str, at_once: int
+    problem: Problem, plane: Plane, target: SearchOptions, options: HessianOptions, search: str, at_once: int
 ) -> Callable[[Tensor, Progress], dict[str, Array]]:
     """(K, 2) points -> the columns of the result there, ``at_once`` points together.
 
@@ -542,17 +544,17 @@ def _ends_at(
     def ends(points: Tensor, progress: Progress) -> dict[str, Array]:
         pairs, count = [], 0
 
-        def one() -> None:
+        def done_one() -> None:
             nonlocal count
             count += 1
             progress(count / len(points))
 
         for i in range(0, len(points), at_once):
             thetas = plane.center + points[i : i + at_once].to(plane.directions) @ plane.directions
-            pairs += eigenpairs(problem, thetas, start, wanted, options, search=search, done=one)
+            pairs += eigenpairs(problem, thetas, start, target, options, search=search, done=done_one)
         columns = ends_of(pairs)
         for name in ("products", "converged"):
-            columns[name] = np.array([getattr(each, name) for each in pairs])
+            columns[name] = np.array([getattr(pair, name) for pair in pairs])
         with np.errstate(divide="ignore", invalid="ignore"):
             columns["ratio"] = np.abs(columns["lambda_min"]) / np.abs(columns["lambda_max"])
         return columns

@@ -260,31 +260,31 @@ def learning_coefficient(
         return run
 
     run = run_of(first) if step_size else _tuned(run_of, first)
-    found = _summary(run, statistics, relative_error, max_rhat)
-    while not found.suffices and not found.hopeless and 2 * run.steps <= max_steps:
+    summary = _summary(run, statistics, relative_error, max_rhat)
+    while not summary.suffices and not summary.hopeless and 2 * run.steps <= max_steps:
         extend(run, run.steps)
-        found = _summary(run, statistics, relative_error, max_rhat)
+        summary = _summary(run, statistics, relative_error, max_rhat)
     report(1.0)
-    _refuse(found, run, max_rhat)
+    _refuse(summary, run, max_rhat)
     return LearningCoefficient(
-        **dict(zip(("rise", "heating", "distance2"), found.draws, strict=True)),
-        standard_error=found.error,
-        r_hat=found.r_hat,
-        r_hat_distance=found.r_hat_distance,
-        ess=found.ess,
+        **dict(zip(("rise", "heating", "distance2"), summary.draws, strict=True)),
+        standard_error=summary.error,
+        r_hat=summary.r_hat,
+        r_hat_distance=summary.r_hat_distance,
+        ess=summary.ess,
         nbeta=nbeta,
         localization=float(localization),
         step_size=run.step_size,
         batch=batch,
         steps=run.steps,
-        burn_in=found.draws.shape[2] // 2,
+        burn_in=summary.draws.shape[2] // 2,
         loss=problem.loss(),
         weights_norm2=float(double(problem.weights).square().sum()),
         lambda_max=top,
         parameters=problem.layout.size,
         max_rhat=max_rhat,
         relative_error=relative_error,
-        converged=found.suffices,
+        converged=summary.suffices,
         seed=seed,
         **setting(problem),
         **about,
@@ -330,9 +330,9 @@ def _summary(run: Langevin, statistics: Any, relative_error: float, max_rhat: fl
     if not run.finite:
         return _Summary(np.full((3, 1, 2), math.nan))
     draws = run.draws()
-    kept = draws[:, :, DRAWS // 2 :]
-    values, distances = kept[0] - kept[1], kept[2]
-    rise, heating = float(kept[0].mean()), float(kept[1].mean())
+    second_half = draws[:, :, DRAWS // 2 :]
+    values, distances = second_half[0] - second_half[1], second_half[2]
+    rise, heating = float(second_half[0].mean()), float(second_half[1].mean())
     halves = distances.reshape(len(distances), 2, -1).mean((0, 2))
     mcse = float(statistics.mcse(values, method="mean"))
     error = max(mcse, standard_error(values.reshape(PARTS * len(values), -1).mean(1)))
@@ -357,35 +357,35 @@ def _tuned(run_of: Callable[[float], Langevin], size: float) -> Langevin:
     return run
 
 
-def _refuse(found: _Summary, run: Langevin, max_rhat: float) -> None:
+def _refuse(summary: _Summary, run: Langevin, max_rhat: float) -> None:
     """Raise OperationError where the chains give no estimate; the line says what to change."""
     now, steps = f"(now {run.step_size:.3g})", f"{run.steps:,} steps"
     localization = f"localization (now {run.localization:g})"
-    value = found.rise - found.heating
+    value = summary.rise - summary.heating
     if not run.finite:
         reason = (
             f"chains leave the weights: their loss is not finite after {steps}; choose a smaller "
             f"step_size {now} or a larger {localization}"
         )
-    elif value > 0 and abs(found.heating) > MAX_HEATING * found.rise:
+    elif value > 0 and abs(summary.heating) > MAX_HEATING * summary.rise:
         reason = (
-            f"the chains heat up: step size and minibatches make {found.heating:.3g} of the rise of "
-            f"{found.rise:.3g}, at most {MAX_HEATING:.0%} are allowed; choose a smaller step_size {now}, a "
+            f"the chains heat up: step size and minibatches make {summary.heating:.3g} of the rise of "
+            f"{summary.rise:.3g}, at most {MAX_HEATING:.0%} are allowed; choose a smaller step_size {now}, a "
             f"larger batch, or a larger {localization}"
         )
-    elif value < -2 * found.error:
+    elif value < -2 * summary.error:
         reason = (
-            f"its estimate is negative, {value:.3g} ± {found.error:.1g}: chains find lower losses than the "
+            f"its estimate is negative, {value:.3g} ± {summary.error:.1g}: chains find lower losses than the "
             f"weights have, which are no minimum; train further, or choose a larger {localization}"
         )
-    elif not found.r_hat <= max_rhat:
+    elif not summary.r_hat <= max_rhat:
         reason = (
-            f"the chains do not mix: R-hat is {found.r_hat:.3f} after {steps}, it must be at "
+            f"the chains do not mix: R-hat is {summary.r_hat:.3f} after {steps}, it must be at "
             f"most {max_rhat:g}; raise max_steps or {localization}"
         )
-    elif not found.settled:
+    elif not summary.settled:
         reason = (
-            f"the chains still move away: ‖w − w*‖² grows by {found.drift:.0%} over their last half of "
+            f"the chains still move away: ‖w − w*‖² grows by {summary.drift:.0%} over their last half of "
             f"{steps}, at most {SETTLED:.0%} are allowed; raise max_steps or {localization}"
         )
     else:

@@ -132,8 +132,8 @@ def noise(
         report((k + 1) / draws)
     names = ("direct", "first_order", "delta_s", "delta_2", "delta_cross")
     table = lr**2 * torch.tensor(rows, dtype=torch.float64).numpy()
-    each = torch.stack([existing(*problem.loss_and_gradient(w)) for w in weights])
-    full = each.to(gradient.device).mean(0, dtype=torch.float64) - gradient
+    gradients = torch.stack([existing(*problem.loss_and_gradient(w)) for w in weights])
+    full = gradients.to(gradient.device).mean(0, dtype=torch.float64) - gradient
     operator = HessianOperator(problem, mean, derivatives="exact")
     eq4 = sum(float(double(operator(d)).square().sum()) for d in spread) / n**2
     return Noise(
@@ -258,9 +258,11 @@ def noise_scale(
     mean = _gradient_noise(at_mean, problem.weights[None], estimator, precision, portion(progress, 0, middle))
     measured, of_learners = [mean], dict[str, Any]()
     if thetas is not None:
-        own = Minibatches(problem, local, stream(seed, 1), len(thetas))
+        at_learners = Minibatches(problem, local, stream(seed, 1), len(thetas))
         own_gradients = LearnersEstimator(problem.weights, len(thetas), local)
-        measured.append(_gradient_noise(own, thetas, own_gradients, precision, portion(progress, middle, 1)))
+        measured.append(
+            _gradient_noise(at_learners, thetas, own_gradients, precision, portion(progress, middle, 1))
+        )
         of_learners = {f"learner_{name}": value for name, value in vars(measured[1]).items()}
         of_learners |= own_gradients.rounds()
         of_learners |= {"learners": len(thetas), "local_batch": local, "learner_draws": own_gradients.draws}
@@ -271,7 +273,7 @@ def noise_scale(
         draws=estimator.draws,
         gradient=gradient,
         relative_error=relative_error,
-        converged=all(precision.met(each.value, each.standard_error) for each in measured),
+        converged=all(precision.met(estimate.value, estimate.standard_error) for estimate in measured),
         seed=seed,
         **setting(at_mean.whole),
         **about,
@@ -279,23 +281,23 @@ def noise_scale(
 
 
 def _gradient_noise(
-    drawn: Minibatches,
+    minibatches: Minibatches,
     thetas: Tensor,
     by: ExactGradientEstimator | JackknifeEstimator,
     precision: Precision,
     progress: Progress,
 ) -> GradientNoise:
     """The noise scale from gradients at ``thetas`` (n, P), until it is as exact as asked for."""
-    for parts in drawn:
+    for parts in minibatches:
         pairs = zip(parts, thetas, strict=True)
         by.add(torch.stack([existing(*part.loss_and_gradient(theta)) for part, theta in pairs]))
         if by.draws < precision.min_draws:
             precision.enough(by.draws, 0.0, math.inf, progress)
             continue
-        found = by.estimate()
-        if precision.enough(by.draws, found.value, found.standard_error, progress):
+        estimate = by.estimate()
+        if precision.enough(by.draws, estimate.value, estimate.standard_error, progress):
             break
-    return found
+    return estimate
 
 
 # The number of outliers in the spectrum of a classifier with ten classes (Gur-Ari et al. 2018).
@@ -442,9 +444,9 @@ def exponent(values: Array, squares: Array) -> tuple[float, float, float]:
         return math.nan, math.nan, math.nan
     heights = np.log(picked.mean(0))
     gamma = float(x @ heights / (x @ x))
-    left = (picked.sum(0) - picked) / (len(picked) - 1)
+    without_one = (picked.sum(0) - picked) / (len(picked) - 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        without = np.log(left) @ x / (x @ x)
+        without = np.log(without_one) @ x / (x @ x)
     misfit, freedom = heights - heights.mean() - gamma * x, len(x) - 2
     scatter = math.sqrt(float(misfit @ misfit) / freedom / float(x @ x)) if freedom > 0 else math.nan
     return gamma, float(statistics.error_of(without)), scatter

@@ -81,12 +81,12 @@ def random_plane(
     generator = torch.Generator().manual_seed(seed)
 
     def draw(slot: Slot, center: Tensor) -> Tensor:
-        drawn = torch.randn(slot.shape, dtype=torch.float64, generator=generator).to(center)
+        direction = torch.randn(slot.shape, dtype=torch.float64, generator=generator).to(center)
         if ignore == "bias+norm" and slot.role != "weight":
-            return drawn.zero_()
+            return direction.zero_()
         if norm != "none":
-            _normalize(drawn, center, norm)
-        return drawn
+            _normalize(direction, center, norm)
+        return direction
 
     directions = torch.empty(2, len(problem.weights), dtype=problem.dtype, device=problem.weights.device)
     for direction in directions:
@@ -107,8 +107,8 @@ def _normalize(direction: Tensor, center: Tensor, norm: str) -> None:
         return
     rows = (len(center), -1) if norm == "filter" and center.dim() > 1 else (1, -1)
     d, c = direction.view(rows), center.reshape(rows)
-    drawn, wanted = vector_norm(d), vector_norm(c)
-    d.mul_((wanted / drawn.where(drawn > 0, 1.0)).to(d)[:, None])
+    norms, target_norms = vector_norm(d), vector_norm(c)
+    d.mul_((target_norms / norms.where(norms > 0, 1.0)).to(d)[:, None])
 
 
 def between(
@@ -161,8 +161,8 @@ def between(
     limit = _rounding(problem, rows)
     if not first.norm() > limit:
         raise OperationError("between: the first two weight vectors are equal, they must differ")
-    drawn = len(rows) == 2
-    second = double(random_plane(problem, seed=seed).directions[0]) if drawn else rows[2] - rows[0]
+    one_random = len(rows) == 2
+    second = double(random_plane(problem, seed=seed).directions[0]) if one_random else rows[2] - rows[0]
     for _ in range(2):  # once more, for orthogonality to rounding
         second = second - first * (second @ first) / (first @ first)
     if not second.norm() > limit:
@@ -171,10 +171,13 @@ def between(
     directions = torch.stack((first, second))
     corners = _coordinates(rows[0], directions, rows)
     middle = torch.from_numpy((corners.min(0) + corners.max(0)) / 2).to(rows)
-    across, length = "random direction" if drawn else "toward the third", f"1 = {float(first.norm()):.3g}"
+    across, length = (
+        "random direction" if one_random else "toward the third",
+        f"1 = {float(first.norm()):.3g}",
+    )
     axes = f"first to second, {length}", f"{across}, {length}"
     center = rows[0] + middle @ directions
-    seed = seed if drawn else 0
+    seed = seed if one_random else 0
     return _plane(problem, center, "between", rows, networks, names, directions, seed, axes=axes)
 
 

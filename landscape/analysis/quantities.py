@@ -88,9 +88,9 @@ def basin_widths(
     tolerances = {"fatol": WITHIN * rise, "xrtol": WITHIN / 2}
     angles = 2 * math.pi * torch.from_numpy(RAYS) / ANGLES
     circle = torch.stack((angles.cos(), angles.sin()), 1)
-    for k, own in enumerate(np.random.SeedSequence(seed).generate_state(planes).tolist()):
-        drawn = double(random_plane(problem, seed=own).directions)
-        unit = torch.linalg.qr(drawn.T)[0].T.to(problem.weights)
+    for k, plane_seed in enumerate(np.random.SeedSequence(seed).generate_state(planes).tolist()):
+        pair = double(random_plane(problem, seed=plane_seed).directions)
+        unit = torch.linalg.qr(pair.T)[0].T.to(problem.weights)
         loss = evaluator(problem, problem.weights, unit, ANGLES)
         base = float(loss(torch.zeros(1, 2, dtype=torch.float64))["loss"][0])
         if not math.isfinite(base):
@@ -105,12 +105,12 @@ def basin_widths(
 
         # In the squared distance, in which a quadratic is linear.
         ends = elementwise.bracket_root(risen, 0.0, distances**2, xmin=0.0, args=(RAYS,), maxiter=STEPS)
-        found = elementwise.find_root(risen, ends.bracket, args=(RAYS,), tolerances=tolerances)
-        if not (ends.success & found.success).all():
+        root = elementwise.find_root(risen, ends.bracket, args=(RAYS,), tolerances=tolerances)
+        if not (ends.success & root.success).all():
             raise OperationError(
                 f"rise: the loss does not rise by {rise:g} in all directions; give a smaller rise"
             )
-        distances = np.sqrt(found.x)
+        distances = np.sqrt(root.x)
         widths.append(2 * math.sqrt(float(np.mean(distances**2))))
         report((k + 1) / planes)
     return np.array(widths)
@@ -178,8 +178,8 @@ class Measured:
         """The mean of independent draws (n,); of one, which nothing was drawn for, exact."""
         if len(draws) == 1:
             return cls(float(draws[0]), 0.0, math.inf, draws)
-        found = Estimate.of(draws)
-        return cls(found.value, found.standard_error, found.freedom, draws)
+        estimate = Estimate.of(draws)
+        return cls(estimate.value, estimate.standard_error, estimate.freedom, draws)
 
 
 class Subject:
@@ -191,9 +191,9 @@ class Subject:
         first: the subject to which distances are measured; None: this one.
     """
 
-    def __init__(self, given: Checkpoint | Problem, seed: int, first: Subject | None = None) -> None:
-        run = self.run = given if isinstance(given, Checkpoint) else None
-        self.problem = given if isinstance(given, Problem) else given.problem(SPLIT)
+    def __init__(self, source: Checkpoint | Problem, seed: int, first: Subject | None = None) -> None:
+        run = self.run = source if isinstance(source, Checkpoint) else None
+        self.problem = source if isinstance(source, Problem) else source.problem(SPLIT)
         self.test, self.seed = functools.partial(run.problem, "test") if run else None, seed
         self.first = first or self
 
@@ -298,8 +298,8 @@ def _ratio(subject: Subject, settings: Settings, progress: Progress) -> Measured
     lowest, highest = ends.bounds[0] - slack, ends.min + slack  # of λ_min
     value = abs(ends.min) / ends.max
     most = max(-lowest, highest) / (ends.max - slack)
-    least = max(lowest, -highest, 0.0) / (ends.bounds[1] + slack)
-    return Measured(value, max(most - value, value - least))
+    lowest_value = max(lowest, -highest, 0.0) / (ends.bounds[1] + slack)
+    return Measured(value, max(most - value, value - lowest_value))
 
 
 def _largest(subject: Subject, value: float, bound: float) -> Measured:
@@ -313,8 +313,8 @@ def _mean_of(
     """The mean of the ``draws`` that a result of an ``analysis`` has, with the options that it takes."""
 
     def measure(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-        given = options(settings, subject.problem)
-        result = analysis(subject.problem, **given, seed=subject.seed, progress=progress)
+        arguments = options(settings, subject.problem)
+        result = analysis(subject.problem, **arguments, seed=subject.seed, progress=progress)
         return Measured.mean(getattr(result, draws))
 
     return measure
@@ -350,20 +350,20 @@ def _width(subject: Subject, settings: Settings, progress: Progress) -> Measured
 
 
 def _disagreement(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    found = subject.spread(settings, progress)
-    return Measured(100 * found.value, 100 * found.standard_error, found.learners - 1)
+    spread = subject.spread(settings, progress)
+    return Measured(100 * spread.value, 100 * spread.standard_error, spread.learners - 1)
 
 
 def _spread_cost(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    found = subject.spread(settings, progress)
-    return Measured(found.cost, found.cost_error, found.learners - 1)
+    spread = subject.spread(settings, progress)
+    return Measured(spread.cost, spread.cost_error, spread.learners - 1)
 
 
 def _preconditioned(subject: Subject, settings: Settings, progress: Progress) -> Measured:
     if subject.run is None or settings.preconditioner_of is None:
         raise InputError("preconditioner_of: not given, landscape.preconditioner makes P from a run")
-    given = settings.preconditioner_of(subject.run, subject.problem)
-    pairs = top_eigenvalues(subject.problem, precondition=given, seed=subject.seed)
+    preconditioner = settings.preconditioner_of(subject.run, subject.problem)
+    pairs = top_eigenvalues(subject.problem, precondition=preconditioner, seed=subject.seed)
     return _largest(subject, float(pairs.values[0]), pairs.bounds[1])
 
 
@@ -379,10 +379,10 @@ def _barrier(subject: Subject, settings: Settings, progress: Progress) -> Measur
 
 def _same_basin(subject: Subject, settings: Settings, progress: Progress) -> Measured:
     """1 where the error has no barrier above :data:`UNSTABLE` on the same line, else 0."""
-    found = subject.from_first
-    if found and not np.isfinite(found.accuracy).all():
+    path = subject.from_first
+    if path and not np.isfinite(path.accuracy).all():
         raise OperationError("same-basin: the data has no class labels")
-    return Measured(float(not found or barrier(found.t, 1 - found.accuracy) <= UNSTABLE))
+    return Measured(float(not path or barrier(path.t, 1 - path.accuracy) <= UNSTABLE))
 
 
 SE, BOUND, EXACT = "standard error", "bound", "exact"

@@ -100,12 +100,12 @@ def _climb(
     loss, slope = loss_and_slope(at)
     used, angle = 1, _angle(slope, at, rho)
     while used < steps and step > LAST and angle > PARALLEL and float(vector_norm(slope)) > 0:
-        other = torch.add(at, slope, alpha=step * rho / float(vector_norm(slope)))
-        other *= min(1.0, rho / float(vector_norm(other)))
-        value, gradient = loss_and_slope(other)
+        end = torch.add(at, slope, alpha=step * rho / float(vector_norm(slope)))
+        end *= min(1.0, rho / float(vector_norm(end)))
+        value, gradient = loss_and_slope(end)
         used += 1
         if value > loss:  # False for NaN
-            at, loss, slope, step = other, value, gradient, step * LONGER
+            at, loss, slope, step = end, value, gradient, step * LONGER
             angle = _angle(slope, at, rho)
         else:
             step *= SHORTER
@@ -214,32 +214,32 @@ def sharpness(
 
     def normal() -> Tensor:
         """(P,), the same draw on every device."""
-        drawn = torch.randn(len(theta), dtype=torch.float64, generator=generator).to(theta)
-        return problem.along_weights(drawn)
+        direction = torch.randn(len(theta), dtype=torch.float64, generator=generator).to(theta)
+        return problem.along_weights(direction)
 
-    found, report = list[Ascent](), taken(progress)
+    ascents, report = list[Ascent](), taken(progress)
     for part in _parts(problem, m, seed):
         directions = [normal() for _ in range(starts if worst else 1)]
         if worst:
-            found.append(_largest_rise(part, scale, rho, directions, steps))
+            ascents.append(_largest_rise(part, scale, rho, directions, steps))
         else:
-            found.append(_mean_rise(part, scale, rho * directions[0], whole))
-        rises = np.array([each.rise for each in found])
+            ascents.append(_mean_rise(part, scale, rho * directions[0], whole))
+        rises = np.array([ascent.rise for ascent in ascents])
         mean, error = mean_and_error(rises)
-        if fixed or precision.enough(len(found), mean, error, report):
+        if fixed or precision.enough(len(ascents), mean, error, report):
             break
     report(1.0)
     return Sharpness(
         values=rises,
         standard_error=0.0 if fixed else error,
-        loss=float(np.mean([each.base for each in found])),
+        loss=float(np.mean([ascent.base for ascent in ascents])),
         kind=kind,
         rho=rho,
         adaptive=adaptive,
         m=m or 0,
         converged=fixed or precision.met(mean, error),
-        residual=float(np.mean([each.residual for each in found])),
-        gradients=sum(each.gradients for each in found) + (whole is not None),
+        residual=float(np.mean([ascent.residual for ascent in ascents])),
+        gradients=sum(ascent.gradients for ascent in ascents) + (whole is not None),
         steps=steps if worst else 0,
         starts=starts if worst else 0,
         fixed=0 if scale is None else int((scale == 0).sum()),
@@ -253,21 +253,21 @@ def sharpness(
 def _mean_rise(part: Problem, scale: Tensor | None, shift: Tensor, base: float | None) -> Ascent:
     """The mean rise at ±δ, in which odd terms cancel; ``base``: the loss at the center, if known."""
     shift = shift if scale is None else shift * scale
-    known = part.loss() if base is None else base
-    rise = (part.loss(part.weights + shift) + part.loss(part.weights - shift)) / 2 - known
+    base_loss = part.loss() if base is None else base
+    rise = (part.loss(part.weights + shift) + part.loss(part.weights - shift)) / 2 - base_loss
     if not math.isfinite(rise):
         raise OperationError(
-            f"rho: displacements with it raise the loss from {known:g} by {rise:g}; take less"
+            f"rho: displacements with it raise the loss from {base_loss:g} by {rise:g}; take less"
         )
-    return Ascent(rise, known, 0.0, 2 + (base is None))
+    return Ascent(rise, base_loss, 0.0, 2 + (base is None))
 
 
 def _parts(problem: Problem, m: int | None, seed: int) -> Iterator[Problem]:
     """Minibatches of ``m`` samples, drawn with replacement; None: the problem itself, again and again."""
     if m is None:
         return itertools.repeat(problem)
-    drawn = Minibatches(problem, m, stream(seed, 0), own_statistics=False)
-    return (part for (part,) in drawn)
+    minibatches = Minibatches(problem, m, stream(seed, 0), own_statistics=False)
+    return (part for (part,) in minibatches)
 
 
 @analysis(
@@ -346,13 +346,19 @@ def batch_sharpness(
     few = at_mean.whole.on(at_mean.whole.data.few())
     by = HessianOptions(derivatives=derivatives).at(few).derivatives
     part = 1 / (1 + (thetas is not None) + with_lambda_max)
-    found = _curvatures(at_mean, problem.weights[None], by, precision, portion(progress, 0, part))
-    measured, of_learners = [found], dict[str, Any]()
+    curvatures = _curvatures(at_mean, problem.weights[None], by, precision, portion(progress, 0, part))
+    measured, of_learners = [curvatures], dict[str, Any]()
     if thetas is not None:
-        own = Minibatches(problem, local, stream(seed, 1), len(thetas))
-        found = _curvatures(own, thetas, by, precision, portion(progress, part, 2 * part))
-        of_learners = {"learner_curvature": found[0], "learner_norm2": found[1], "local_batch": local}
-        measured.append(found)
+        of_learners_batches = Minibatches(problem, local, stream(seed, 1), len(thetas))
+        curvatures = _curvatures(
+            of_learners_batches, thetas, by, precision, portion(progress, part, 2 * part)
+        )
+        of_learners = {
+            "learner_curvature": curvatures[0],
+            "learner_norm2": curvatures[1],
+            "local_batch": local,
+        }
+        measured.append(curvatures)
     top, residual = math.nan, math.nan
     if with_lambda_max:
         pairs = top_eigenvalues(
@@ -369,9 +375,9 @@ def batch_sharpness(
         lr=lr,
         limit=math.nan if limit is None else limit,
         relative_error=relative_error,
-        converged=all(precision.met(*_mean_of(each)) for each in measured),
+        converged=all(precision.met(*_mean_of(columns)) for columns in measured),
         derivatives=by,
-        product_error=max(float(each[2].max()) for each in measured),
+        product_error=max(float(columns[2].max()) for columns in measured),
         seed=seed,
         # The minibatches come from all samples; with BatchNorm λ_max leaves a smaller last minibatch out.
         **(setting(at_mean.whole) | {"samples": problem.samples}),
@@ -385,15 +391,15 @@ def _curvatures(
     """(3, draws, n), curvature, ‖g‖² and the first's error at ``weights`` (n, P), until the mean is as exact
     as asked for."""
     rows: list[list[tuple[float, ...]]] = []
-    for drawn in minibatches:
-        pairs = zip(drawn, weights, strict=True)
+    for batches in minibatches:
+        pairs = zip(batches, weights, strict=True)
         rows.append([gradient_curvature(p, t, derivatives=by) for p, t in pairs])
         if precision.enough(len(rows), *_mean_of(np.moveaxis(np.array(rows), 2, 0)), progress):
             break
     return np.moveaxis(np.array(rows), 2, 0)
 
 
-def _mean_of(found: Array) -> tuple[float, float]:
+def _mean_of(columns: Array) -> tuple[float, float]:
     """The mean curvature of (3, draws, n), and its standard error with that of the products."""
-    value, error = mean_and_error(found[0].mean(1))
-    return value, math.hypot(error, float(found[2].max()))
+    value, error = mean_and_error(columns[0].mean(1))
+    return value, math.hypot(error, float(columns[2].max()))

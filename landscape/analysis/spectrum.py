@@ -53,12 +53,12 @@ from landscape.results.spectrum import (
 def _spectrum_need(problem: Any, k: Any, quantities: Any, **options: Any) -> Need:
     """The largest of what was asked for, and the start that these share."""
     several = max(needs.count(k), 1 + ("extremes" in quantities))
-    asked = [top_need(problem, several, **options)] if k or "trace" not in quantities else []
+    memory_needs = [top_need(problem, several, **options)] if k or "trace" not in quantities else []
     counts = dict[str, Callable[..., Need]](
         extremes=ends_need, trace=traces.trace_need, density=traces.density_need
     )
-    asked += [counts[name](problem, **options) for name in QUANTITIES if name in quantities]
-    return max(asked, key=lambda need: need.fixed)
+    memory_needs += [counts[name](problem, **options) for name in QUANTITIES if name in quantities]
+    return max(memory_needs, key=lambda need: need.fixed)
 
 
 @analysis(_spectrum_need, shorter="a smaller k= or draws= or a part of the data", version=1)
@@ -126,34 +126,37 @@ def spectrum(
         ([9.0, 1.0], 10.0)
     """
     external = engine == "pyhessian"
-    wanted: set[str] = {*quantities}
-    if not (k or wanted):
-        k, wanted = (1, set()) if external else (0, {"extremes"})
-    if external and (foreign := [name for name in QUANTITIES if name in wanted - {"trace"}]):
+    chosen: set[str] = {*quantities}
+    if not (k or chosen) and external:
+        k = 1
+    elif not (k or chosen):
+        chosen = {"extremes"}
+    foreign = [name for name in QUANTITIES if name in chosen - {"trace"}]
+    if external and foreign:
         raise InputError(
             f"engine: 'pyhessian' is not allowed with {foreign[0]}, it gives the eigenvalue of largest "
             "magnitude (k=1) and the trace"
         )
-    own = {"weights": None, "matrix": matrix, "part": part, "derivatives": derivatives, "search": search}
-    other = {"max_memory": max_memory, "engine": engine, "precondition": precondition}
-    chosen = Matrix.of(problem, seed, about, **own, **other)
-    low = int("extremes" in wanted)
+    settings = {"weights": None, "matrix": matrix, "part": part, "derivatives": derivatives, "search": search}
+    more_options = {"max_memory": max_memory, "engine": engine, "precondition": precondition}
+    operand = Matrix.of(problem, seed, about, **settings, **more_options)
+    low = int("extremes" in chosen)
     high = max(k, low)
-    asked = [high > 0, "trace" in wanted, "density" in wanted]
+    needed = [high > 0, "trace" in chosen, "density" in chosen]
 
     def stage(part: int) -> Progress:
         """The progress of a part, each an equal share of what was asked for."""
-        return portion(progress, sum(asked[:part]) / sum(asked), (sum(asked[:part]) + 1) / sum(asked))
+        return portion(progress, sum(needed[:part]) / sum(needed), (sum(needed[:part]) + 1) / sum(needed))
 
     parts: list[MatrixResult] = []
-    if asked[0]:
+    if needed[0]:
         options = SearchOptions(low, high, residual_tol, max_products, stage(0))
-        parts.append(Eigenpairs(**chosen.search(chosen.start(), options, search)))
+        parts.append(Eigenpairs(**operand.search(operand.start(), options, search)))
         stage(0)(1.0)
-    if asked[1]:
-        parts.append(traces.trace_of(chosen, products, stage(1)))
-    if asked[2]:
-        parts.append(traces.density_of(chosen, draws, steps, stage(2)))
+    if needed[1]:
+        parts.append(traces.trace_of(operand, products, stage(1)))
+    if needed[2]:
+        parts.append(traces.density_of(operand, draws, steps, stage(2)))
     return dataclasses.replace(Spectrum.of(*parts), residual_tol=residual_tol)
 
 
@@ -176,22 +179,22 @@ class Block:
 
     Attributes:
         slots: its parameters.
-        known: (m, P'), orthonormal Ritz vectors.
-        known_trace: tr(QᵀHQ), Q these vectors.
+        basis: (m, P'), orthonormal Ritz vectors.
+        basis_trace: tr(QᵀHQ), Q these vectors.
         doubt: the error that it may have by products that are differences.
     """
 
     slots: tuple[Slot, ...]
-    known: Tensor
-    known_trace: float
+    basis: Tensor
+    basis_trace: float
     doubt: float
 
-    def remove_known(self, rows: Tensor) -> None:
+    def remove_basis(self, rows: Tensor) -> None:
         """Project ``rows`` (n, P) on what is orthogonal to the Ritz vectors, in place."""
-        own = cut(rows, self.slots)
+        own_rows = cut(rows, self.slots)
         for _ in range(2):  # twice, as in Lanczos: once leaves rounding errors of the removed part
-            own -= inner(own, self.known).to(own) @ self.known
-        put(rows, self.slots, own)
+            own_rows -= inner(own_rows, self.basis).to(own_rows) @ self.basis
+        put(rows, self.slots, own_rows)
 
 
 def at_once(problem: Any) -> int:
@@ -199,14 +202,14 @@ def at_once(problem: Any) -> int:
     return max(1, min(traces.BLOCK, needs.BASIS_BYTES // (4 * int(problem.weights.nbytes))))
 
 
-def kept(problem: Any) -> int:
+def vectors_kept(problem: Any) -> int:
     """The number of Ritz vectors that are kept of each block."""
     return max(2, min(KNOWN, needs.BASIS_BYTES // int(problem.weights.nbytes)))
 
 
 def table_need(problem: Any, derivatives: Any, **_: Any) -> Need:
     """The Ritz vectors of all blocks, and a search, or the random vectors and their products."""
-    vectors = kept(problem) + max(1 + needs.basis(problem, 2), 4 * at_once(problem))
+    vectors = vectors_kept(problem) + max(1 + needs.basis(problem, 2), 4 * at_once(problem))
     return needs.curved(problem, vectors, derivatives=derivatives)
 
 
@@ -272,47 +275,47 @@ def curvature_table(
     """
     problem = problem_of(problem)
     groups = problem.layout.groups(by)
-    own: dict[str, Any] = {"weights": weights, "matrix": matrix, "max_memory": max_memory}
-    whole = Matrix.of(problem, seed, about, **own, part=None, derivatives=derivatives)
+    options: dict[str, Any] = {"weights": weights, "matrix": matrix, "max_memory": max_memory}
+    whole = Matrix.of(problem, seed, about, **options, part=None, derivatives=derivatives)
     if whole.operator.derivatives == "differences":  # so are its blocks, of which some may have no kinks
         derivatives = "differences"
 
     def searched(chosen: Matrix, number: int) -> tuple[RitzPairs, SearchResult]:
         """The search of a row, each an equal share of the work."""
         share = portion(progress, number / (len(groups) + 2), (number + 1) / (len(groups) + 2))
-        wanted = SearchOptions(1, 1, residual_tol, max_products, share)
-        pairs, result = search_operator(chosen.operator, chosen.start(), wanted)
+        target = SearchOptions(1, 1, residual_tol, max_products, share)
+        pairs, result = search_operator(chosen.operator, chosen.start(), target)
         chosen.check(pairs.residuals)
         return pairs, result
 
-    found, blocks = [searched(whole, 0)[0]], list[Block]()
+    pairs_of_blocks, blocks = [searched(whole, 0)[0]], list[Block]()
     for number, slots in enumerate(groups.values(), 1):
         names = [slot.name for slot in slots]
-        chosen = Matrix.of(problem, seed, {}, **own, part=names, derivatives=derivatives)
+        chosen = Matrix.of(problem, seed, {}, **options, part=names, derivatives=derivatives)
         pairs, result = searched(chosen, number)
-        found.append(pairs)
-        blocks.append(_block(chosen, slots, result, kept(problem)))
+        pairs_of_blocks.append(pairs)
+        blocks.append(_block(chosen, slots, result, vectors_kept(problem)))
         del chosen, result  # the graphs and the basis, before the next ones
     last = portion(progress, 1 - 1 / (len(groups) + 2), 1.0)
     return CurvatureTable(
         **whole.about
-        | ends_of(found)
-        | _traces(whole, blocks, draws, [pairs.product_error for pairs in found], last),
-        met=np.array([pairs.converged for pairs in found]),
+        | ends_of(pairs_of_blocks)
+        | _traces(whole, blocks, draws, [pairs.product_error for pairs in pairs_of_blocks], last),
+        met=np.array([pairs.converged for pairs in pairs_of_blocks]),
         groups=(WHOLE, *groups),
         sizes=np.array([whole.size, *(sum(s.size for s in slots) for slots in groups.values())]),
-        products=sum(pairs.products for pairs in found) + draws,
+        products=sum(pairs.products for pairs in pairs_of_blocks) + draws,
         residual_tol=residual_tol,
         draws=draws,
     )
 
 
-def ends_of(found: Sequence[RitzPairs]) -> dict[str, Array]:
+def ends_of(searches: Sequence[RitzPairs]) -> dict[str, Array]:
     """λ_max and λ_min of several searches with their residuals, as columns; a single eigenvalue is both."""
     columns = {}
-    for end, place in (("min", -1), ("max", 0)):
-        columns[f"lambda_{end}"] = np.array([float(pairs.values[place]) for pairs in found])
-        columns[f"residual_{end}"] = np.array([float(pairs.residuals[place]) for pairs in found])
+    for end, index in (("min", -1), ("max", 0)):
+        columns[f"lambda_{end}"] = np.array([float(pairs.values[index]) for pairs in searches])
+        columns[f"residual_{end}"] = np.array([float(pairs.residuals[index]) for pairs in searches])
     return columns
 
 
@@ -320,10 +323,10 @@ def _block(chosen: Matrix, slots: tuple[Slot, ...], result: SearchResult, count:
     """The block with the ``count`` Ritz vectors of its search that have most of the trace."""
     values, turn = small_eigh(result.t)
     largest = np.argsort(-np.abs(values))[: count if np.isfinite(values).all() else 0]
-    known = result.basis.new_empty(len(largest), result.basis.shape[1])
-    combine(result.basis, turn[:, largest].T, known)
+    basis = result.basis.new_empty(len(largest), result.basis.shape[1])
+    combine(result.basis, turn[:, largest].T, basis)
     doubt = traces.doubt_of(chosen.operator)
-    return Block(slots, known, float(values[largest].sum()), len(known) * doubt(known) if doubt else 0.0)
+    return Block(slots, basis, float(values[largest].sum()), len(basis) * doubt(basis) if doubt else 0.0)
 
 
 def _traces(
@@ -334,37 +337,40 @@ def _traces(
     ``errors``: of the products by differences with eigenvectors.
     """
     h, like, generator = whole.operator, whole.start(), stream(whole.seed, 1)
-    step, samples, off = at_once(whole.source), [], np.array([block.doubt for block in blocks])
+    step, samples, errors_sum = at_once(whole.source), [], np.array([block.doubt for block in blocks])
     for first in range(0, draws, step):
         z = ALONE.signs(like, min(step, draws - first), generator)
         for block in blocks:
-            block.remove_known(z)
+            block.remove_basis(z)
         images = (h @ z.T).T
         samples.append(_inner(blocks, z, images))
         if first == 0 and h.derivatives == "differences":  # the others have the same distribution
             sure, most = h.verified(z[:1])
             sizes = np.array([float(vector_norm(cut(z[:1], block.slots))) for block in blocks])
-            off += np.abs(_inner(blocks, z[:1], images[:1] - sure)[0]) + most[0] * sizes
+            errors_sum += np.abs(_inner(blocks, z[:1], images[:1] - sure)[0]) + most[0] * sizes
         progress((first + len(z)) / draws)
-    own = np.concatenate(samples) + np.array([block.known_trace for block in blocks])
-    each, off = np.column_stack((own.sum(1), own)), np.append(off.sum(), off)
-    trace, drawn = np.transpose([mean_and_error(column) for column in each.T])
-    error = np.hypot(drawn, off)
+    own_traces = np.concatenate(samples) + np.array([block.basis_trace for block in blocks])
+    columns = np.column_stack((own_traces.sum(1), own_traces))
+    errors_sum = np.append(errors_sum.sum(), errors_sum)
+    trace, drawn_error = np.transpose([mean_and_error(column) for column in columns.T])
+    error = np.hypot(drawn_error, errors_sum)
     share, share_error = np.full((2, len(trace)), np.nan)
     if abs(trace[0]) > SIGNIFICANT * error[0]:
         share = trace / trace[0]
         # Of the ratio of two means over the same draws (the delta method).
-        rest = each - np.outer(each[:, 0], share)
+        rest = columns - np.outer(columns[:, 0], share)
         spread = [mean_and_error(column)[1] for column in rest.T]
-        share_error = np.hypot(spread, np.append(0.0, off[1:] + np.abs(share[1:]) * off[0])) / abs(trace[0])
-    found = {"trace": trace, "trace_error": error, "share": share, "share_error": share_error}
-    return found | {"product_error": max(off[0], *errors)}
+        share_error = np.hypot(
+            spread, np.append(0.0, errors_sum[1:] + np.abs(share[1:]) * errors_sum[0])
+        ) / abs(trace[0])
+    fields = {"trace": trace, "trace_error": error, "share": share, "share_error": share_error}
+    return fields | {"product_error": max(errors_sum[0], *errors)}
 
 
 def _inner(blocks: Sequence[Block], rows: Tensor, images: Tensor) -> Array:
     """z_bᵀ(Hz)_b of each row z and block b, (n, blocks)."""
-    found = [(double(cut(rows, block.slots)) * double(cut(images, block.slots))).sum(1) for block in blocks]
-    return torch.stack(found, 1).cpu().numpy()
+    sums = [(double(cut(rows, block.slots)) * double(cut(images, block.slots))).sum(1) for block in blocks]
+    return torch.stack(sums, 1).cpu().numpy()
 
 
 # Of a critical multiple: the ratio of the two bounds at which its bisection ends, and the doublings of the
@@ -444,11 +450,11 @@ def loss_change(
     if math.isnan(end := problem.loss(after)):
         raise OperationError("after: the loss there is NaN, so that it has no change")
     report = taken(progress)
-    places = [[slot.place for slot in slots] for slots in groups.values()]
+    pieces = [[slot.place for slot in slots] for slots in groups.values()]
 
     def along(vector: Tensor) -> list[float]:
         """⟨vector_a, d_a⟩ for each group a."""
-        return [sum(float(inner(vector[p], step[p])) for p in place) for place in places]
+        return [sum(float(inner(vector[p], step[p])) for p in pieces_of_group) for pieces_of_group in pieces]
 
     between, error = np.zeros((len(groups), len(groups))), 0.0
     for k, slots in enumerate(groups.values()):

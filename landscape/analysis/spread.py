@@ -132,10 +132,10 @@ def disagreement(
     existing(loss + learners_loss, gradient)
     vectors, values = torch.from_numpy(pairs.vectors).to(mean.device), torch.from_numpy(pairs.values)
     along = spread.products(vectors)  # (n, k)
-    bent, off = spread.curvature(problem, pairs.derivatives)
+    bends, product_error = spread.curvature(problem, pairs.derivatives)
     report(0.8)
     share, share_error = shares(along.square().numpy(), spread.gram.diagonal().numpy())
-    cost, cost_error = half_mean(bent)
+    cost, cost_error = half_mean(bends)
     result = Disagreement(
         values=pairs.values,
         residuals=pairs.residuals,
@@ -144,7 +144,7 @@ def disagreement(
         **_of_gradient(gradient, vectors, spread, along),
         consensus=consensus,
         cost=cost,
-        cost_error=math.hypot(cost_error, off / 2),
+        cost_error=math.hypot(cost_error, product_error / 2),
         cost_top=0.5 * float(values @ along.square().mean(0)),
         loss=loss,
         learners_loss=learners_loss,
@@ -187,19 +187,19 @@ class Spread:
         One Hessian product at a time, so that their memory does not grow with n.
         """
         h = fast_hessian(problem, self.mean, HessianOptions(derivatives=derivatives))
-        columns, off = [], []
+        columns, product_errors = [], []
         for row in self._rows:
             image, errors = h.verified(row[None])
             columns.append(self.products(image))
-            off.append(errors[0] * float(vector_norm(row)))
-        return (torch.cat(columns, 1) @ self._centered).diagonal().numpy(), float(np.mean(off))
+            product_errors.append(errors[0] * float(vector_norm(row)))
+        return (torch.cat(columns, 1) @ self._centered).diagonal().numpy(), float(np.mean(product_errors))
 
     def in_span(self, dots: Tensor) -> tuple[int, float]:
         """(rank, ‖Px‖²), P the projector on the span of the Δw_j, for x with the products ``dots`` (n,)."""
         sizes, rows = torch.linalg.eigh(self.gram)
-        kept = sizes > ROUNDING * sizes[-1]
-        parts = rows.T[kept] @ dots
-        return int(kept.sum()), float((parts.square() / sizes[kept]).sum())
+        retained = sizes > ROUNDING * sizes[-1]
+        parts = rows.T[retained] @ dots
+        return int(retained.sum()), float((parts.square() / sizes[retained]).sum())
 
 
 def _of_gradient(gradient: Tensor, vectors: Tensor, spread: Spread, along: Tensor) -> dict[str, Any]:
@@ -222,12 +222,12 @@ def _of_gradient(gradient: Tensor, vectors: Tensor, spread: Spread, along: Tenso
 def _products(a: Tensor, b: Tensor) -> Tensor:
     """(n, m) float64 on the CPU, the inner products of ``a`` (n, P) with ``b`` (m, P), summed in float64."""
     total = torch.zeros(len(a), len(b), dtype=torch.float64, device=float64_device(a.device))
-    for left, right in zip(torch.split(a, BLOCK, 1), torch.split(b, BLOCK, 1), strict=True):
-        total += double(left) @ double(right).T
+    for left_block, right_block in zip(torch.split(a, BLOCK, 1), torch.split(b, BLOCK, 1), strict=True):
+        total += double(left_block) @ double(right_block).T
     return total.cpu()
 
 
-def shares(along: Array, each: Array) -> tuple[Array, Array]:
+def shares(along: Array, totals: Array) -> tuple[Array, Array]:
     """The shares of the learners' spread along directions, from squares of deviations from their own mean.
 
     Args:
@@ -243,13 +243,13 @@ def shares(along: Array, each: Array) -> tuple[Array, Array]:
         >>> share.tolist()
         [0.5]
     """
-    n = len(each)
-    share = along.sum(0) / each.sum()
+    n = len(totals)
+    share = along.sum(0) / totals.sum()
     if n < 3:
         return share, np.full(len(share), np.nan)
     summed = np.cumsum(along, 1)
     # Without learner j the mean moves, and the sum of squares is less by its part times n/(n − 1).
-    without = (summed.sum(0) - summed * n / (n - 1)) / (each.sum() - each * n / (n - 1))[:, None]
+    without = (summed.sum(0) - summed * n / (n - 1)) / (totals.sum() - totals * n / (n - 1))[:, None]
     return share, statistics.error_of(without)
 
 
@@ -272,10 +272,6 @@ def half_mean(values: Array) -> tuple[float, float]:
 
 KINDS = ("measured", "isotropic")
 # The fields of L_Σ, (2,) or (2, S): for the measured spread and for the isotropic one.
-SMOOTHED = (
-    "loss_smooth", "loss_smooth_se", "lambda_smooth", "lambda_smooth_residual", "lambda_smooth_se",
-    "lambda_smooth_bias", "lipschitz_smooth", "lipschitz_smooth_se",
-)  # fmt: skip
 # Antithetic pairs ±δ: standard errors to about 18%, 1/√(2·15) (ours).
 DRAWS = 16
 SMOOTHING_K = 5
@@ -360,25 +356,25 @@ def smoothing(
     route = mean[None] if trajectory is None else trajectory.to(mean)
     lengths = double(route[1:] - route[:-1]).norm(dim=1)
     gradients = [double(existing(*problem.loss_and_gradient(w))) for w in route] if len(route) > 1 else []
-    rows = []
-    for place, kind in enumerate(KINDS):
+    rows, converged = list[dict[str, Any]](), bool(eigen.converged)
+    for index, kind in enumerate(KINDS):
 
         def shift(i: int, kind: str = kind) -> Tensor:
             return problem.along_weights(displacement(spread, kind, variance, seed, i))
 
         smoothed = _Smoothed(problem, mean, shift, draws)
-        began, ends = (0.3 + 0.7 * (place + share) / len(KINDS) for share in (0, 1))
+        began, ends = (0.3 + 0.7 * (index + share) / len(KINDS) for share in (0, 1))
         losses = [[problem.loss(mean + sign * shift(i)) for sign in (1, -1)] for i in range(draws)]
         if not np.isfinite(losses).all():
             raise OperationError(f"weights: their {kind} spread reaches losses that are NaN or infinite")
         first_half = portion(progress, began, (began + ends) / 2)
-        sharpest, converged = smoothed.sharpest(vectors[0], residual_tol, seed, first_half)
-        lipschitz = smoothed.lipschitz(route, lengths)
-        rows.append((*statistics.mean_and_error(np.mean(losses, axis=1)), *sharpest, *lipschitz, converged))
+        row = smoothed.sharpest(vectors[0], residual_tol, seed, first_half)
+        converged = converged and bool(row.pop("converged"))
+        row["loss_smooth"], row["loss_smooth_se"] = statistics.mean_and_error(np.mean(losses, axis=1))
+        row["lipschitz_smooth"], row["lipschitz_smooth_se"] = smoothed.lipschitz(route, lengths)
+        rows.append(row)
         portion(progress, began, ends)(1.0)
-    *smooth, both = zip(*rows, strict=True)
     changes = [float(vector_norm(b - a)) for a, b in itertools.pairwise(gradients)]
-    columns: dict[str, Any] = {name: np.array(v) for name, v in zip(SMOOTHED, smooth, strict=True)}
     return Smoothing(
         loss=problem.loss(mean),
         lambda_max=float(eigen.values[0]),
@@ -395,8 +391,8 @@ def smoothing(
         draws=draws,
         samples=problem.samples,
         seed=seed,
-        converged=bool(eigen.converged) and all(both),
-        **columns,
+        converged=converged,
+        **{name: np.array([row[name] for row in rows]) for name in rows[0]},
         **named_loss(problem),
         **about,
     )
@@ -435,29 +431,27 @@ class _Smoothed:
             """v (P,) ↦ the products (rows, P)."""
             points = torch.stack([self.mean + sign * self.shift(i) for i in rows for sign in (1, -1)])
             if saved is not None:
-                many = ChainHessian(problem, points)
-                return lambda v: many(v.expand(len(points), -1)).view(len(rows), 2, -1).mean(1)
+                hessians = ChainHessian(problem, points)
+                return lambda v: hessians(v.expand(len(points), -1)).view(len(rows), 2, -1).mean(1)
             ends = [HessianOperator(problem, point, derivatives="exact", graph_bytes=0) for point in points]
             return lambda v: ((ends[0](v) + ends[1](v)) / 2)[None]
 
         operators = [group(rows) for rows in groups] if stored else None
 
-        def each(v: Tensor) -> Iterator[Tensor]:
+        def products(v: Tensor) -> Iterator[Tensor]:
             for k, rows in enumerate(groups):
                 yield from (operators[k] if operators else group(rows))(v)
 
-        return each
+        return products
 
-    def sharpest(
-        self, near: Tensor, residual_tol: float, seed: int, progress: Progress
-    ) -> tuple[tuple[float, float, float, float], bool]:
-        """(λ_max, residual, standard error, bias) of the mean Hessian, from a vector ``near``; converged."""
-        each = self.products()
+    def sharpest(self, near: Tensor, residual_tol: float, seed: int, progress: Progress) -> dict[str, Any]:
+        """λ_max of the mean Hessian with its errors, searched from a vector ``near``."""
+        products = self.products()
 
         def product(v: Tensor) -> Tensor:
             total = torch.zeros_like(v)
-            for one in each(v):
-                total += one
+            for image in products(v):
+                total += image
             return total / self.draws
 
         top = find_eigenpairs(
@@ -468,12 +462,18 @@ class _Smoothed:
         )
         v, value = top.vectors[0], float(top.values[0])
         center, along, across = product(v), np.zeros(self.draws), 0.0
-        for i, one in enumerate(each(v)):
-            away = one - center
+        for i, product_of_one in enumerate(products(v)):
+            away = product_of_one - center
             along[i] = part = float(double(v) @ double(away))
             across += float(double(away).square().sum()) - part**2
         bias = max(0.0, across) / (self.draws * (self.draws - 1)) / abs(value) if value else math.nan
-        return (value, float(top.residuals[0]), statistics.standard_error(along), bias), top.converged
+        return {
+            "lambda_smooth": value,
+            "lambda_smooth_residual": float(top.residuals[0]),
+            "lambda_smooth_se": statistics.standard_error(along),
+            "lambda_smooth_bias": bias,
+            "converged": top.converged,
+        }
 
     def lipschitz(self, route: Tensor, lengths: Tensor) -> tuple[Array, Array]:
         """‖Δ∇L_Σ‖/‖Δw‖ of each step of ``route`` (S + 1, P) and its standard error, (S,) each.
@@ -481,12 +481,12 @@ class _Smoothed:
         The error is that of the part along the mean difference of gradients; where it is of the norm's size,
         the norm is too large.
         """
-        found: list[tuple[float, float]] = []
+        ratios: list[tuple[float, float]] = []
 
         def smooth(w: Tensor, i: int) -> Tensor:
             d = self.shift(i)
-            one, other = (existing(*self.problem.loss_and_gradient(at)) for at in (w + d, w - d))
-            return double((one + other) / 2)
+            ahead, behind = (existing(*self.problem.loss_and_gradient(at)) for at in (w + d, w - d))
+            return double((ahead + behind) / 2)
 
         before = [smooth(route[0], i) for i in range(self.draws)] if len(lengths) else []
         for w, length in zip(route[1:], lengths.tolist(), strict=True):
@@ -495,9 +495,9 @@ class _Smoothed:
             change = torch.stack(changes).mean(0)
             size = float(vector_norm(change))
             parts = np.array([float(inner(c, change)) / size if size else 0.0 for c in changes])
-            found.append((size / length, statistics.standard_error(parts) / length))
+            ratios.append((size / length, statistics.standard_error(parts) / length))
             before = after
-        values, errors = np.array(found).reshape(-1, 2).T
+        values, errors = np.array(ratios).reshape(-1, 2).T
         return values, errors
 
 
