@@ -374,6 +374,7 @@ def smoothing(
         row["lipschitz_smooth"], row["lipschitz_smooth_se"] = smoothed.lipschitz(route, lengths)
         rows.append(row)
         portion(progress, began, ends)(1.0)
+    columns: dict[str, Any] = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     changes = [float(vector_norm(b - a)) for a, b in itertools.pairwise(gradients)]
     return Smoothing(
         loss=problem.loss(mean),
@@ -392,7 +393,7 @@ def smoothing(
         samples=problem.samples,
         seed=seed,
         converged=converged,
-        **{name: np.array([row[name] for row in rows]) for name in rows[0]},
+        **columns,
         **named_loss(problem),
         **about,
     )
