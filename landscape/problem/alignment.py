@@ -58,18 +58,18 @@ class Group:
 
         ``index`` is (size,), or (blocks, size) with ``outer``.
         """
-        found = {}
+        new_blocks = {}
         for name in [name for name in self.places if name in blocks]:
             tensor = blocks[name]
             for dim in self.places[name]:
                 if not self.outer:
                     tensor = tensor.index_select(dim, index)
                     continue
-                shape, place = [1] * tensor.dim(), self.outer[name]
-                shape[dim], shape[place] = index.shape[1], index.shape[0]
-                tensor = tensor.take_along_dim((index if place < dim else index.T).reshape(shape), dim)
-            found[name] = tensor
-        return found
+                shape, outer_dim = [1] * tensor.dim(), self.outer[name]
+                shape[dim], shape[outer_dim] = index.shape[1], index.shape[0]
+                tensor = tensor.take_along_dim((index if outer_dim < dim else index.T).reshape(shape), dim)
+            new_blocks[name] = tensor
+        return new_blocks
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,12 @@ class Symmetry:
         few = problem.on(problem.data.few(TRIED))
         trace = traced(_wide(few))
         flat = {name: spaces(axes) for name, axes in trace.parameters.items()}
-        read = {str(place): spaces(axes) for place, axes in trace.activations.items()}
-        shapes = {name: tuple(space.size for space in each) for name, each in (flat | read).items()}
+        read = {str(activation): spaces(axes) for activation, axes in trace.activations.items()}
+        shapes = {
+            name: tuple(space.size for space in its_spaces) for name, its_spaces in (flat | read).items()
+        }
         groups, fixed = [], dict[str, str]()
-        for space in dict.fromkeys(space for each in flat.values() for space in each):
+        for space in dict.fromkeys(space for its_spaces in flat.values() for space in its_spaces):
             group = _group(space, flat, read)
             if not space.reason:
                 groups.append(group)
@@ -130,8 +132,8 @@ class Symmetry:
 
 
 def _outer_of(space: Space) -> Space | None:
-    found = space.outer.leaves() if space.outer is not None else ()
-    return found[0] if len(found) == 1 and found[0] is not space else None
+    outer_leaves = space.outer.leaves() if space.outer is not None else ()
+    return outer_leaves[0] if len(outer_leaves) == 1 and outer_leaves[0] is not space else None
 
 
 def _group(space: Space, parameters: Mapping[str, list[Space]], read: Mapping[str, list[Space]]) -> Group:
@@ -142,15 +144,19 @@ def _group(space: Space, parameters: Mapping[str, list[Space]], read: Mapping[st
     """
     outer = _outer_of(space)
 
-    def nested(each: list[Space]) -> bool:
-        return outer is not None and each.count(space) == each.count(outer) == 1
+    def nested(block_axes: list[Space]) -> bool:
+        return outer is not None and block_axes.count(space) == block_axes.count(outer) == 1
 
-    owners = {name: each for name, each in parameters.items() if space in each}
+    owners = {name: its_axes for name, its_axes in parameters.items() if space in its_axes}
     apart = all(map(nested, owners.values()))
-    owners |= {name: each for name, each in read.items() if space in each and (nested(each) or not apart)}
-    places = {name: tuple(k for k, s in enumerate(each) if s is space) for name, each in owners.items()}
-    within = {name: each.index(outer) for name, each in owners.items()} if apart and outer else {}
-    return Group(next(iter(owners)), space.size, places, space, within)
+    owners |= {
+        name: its_axes
+        for name, its_axes in read.items()
+        if space in its_axes and (nested(its_axes) or not apart)
+    }
+    dims = {name: tuple(k for k, s in enumerate(its_axes) if s is space) for name, its_axes in owners.items()}
+    within = {name: its_axes.index(outer) for name, its_axes in owners.items()} if apart and outer else {}
+    return Group(next(iter(owners)), space.size, dims, space, within)
 
 
 def permuted(symmetry: Symmetry, weights: Tensor, seed: int) -> Tensor:
@@ -161,7 +167,7 @@ def permuted(symmetry: Symmetry, weights: Tensor, seed: int) -> Tensor:
     """
     generator, blocks = torch.Generator().manual_seed(seed), symmetry.blocks(weights)
     for group in symmetry.groups:
-        lead = [blocks[name].shape[place] for name, place in group.outer.items() if name == group.name]
+        lead = [blocks[name].shape[dim] for name, dim in group.outer.items() if name == group.name]
         order = torch.rand(*lead, group.size, generator=generator).argsort(-1)
         index = order.scatter(-1, order, order.roll(1, -1))
         if lead:
@@ -183,19 +189,19 @@ def _tried(few: MeanLoss, symmetry: Symmetry) -> Symmetry:
 
     if keeps(*symmetry.groups):
         return symmetry
-    kept, fixed = list[Group](), dict(symmetry.fixed)
+    accepted, fixed = list[Group](), dict(symmetry.fixed)
     for group in symmetry.groups:
         variants = (group, replace(group, outer={})) if group.outer else (group,)
-        if found := next(filter(keeps, variants), None):
-            kept.append(found)
+        if variant := next(filter(keeps, variants), None):
+            accepted.append(variant)
         else:
             fixed[group.name] = "its permutation changes the outputs"
-    if not keeps(*kept):
+    if not keeps(*accepted):
         raise InputError(
-            f"model: permutations of the units of {', '.join(g.name for g in kept)} each leave the outputs "
-            "as they are, but not all together; use landscape.line, which takes the weights as they are"
+            f"model: permutations of the units of {', '.join(g.name for g in accepted)} each leave the "
+            "outputs as they are, but not all together; use landscape.line, which changes no weights"
         )
-    return replace(symmetry, groups=tuple(kept), fixed=fixed)
+    return replace(symmetry, groups=tuple(accepted), fixed=fixed)
 
 
 def _wide(problem: MeanLoss) -> MeanLoss:
@@ -224,11 +230,11 @@ def change(problem: MeanLoss, first: Tensor, second: Tensor, samples: int = SAMP
     if problem.indexed and count < problem.samples:
         problem = problem.subset(slice(count))
     wide = _wide(problem).with_batchnorm("recalibrate", max(2, count))
-    both = [(wide.at(w), w) for w in (first.to(wide.weights), second.to(wide.weights))]
+    pairs = [(wide.at(w), w) for w in (first.to(wide.weights), second.to(wide.weights))]
     differences, sizes, done = [0.0, 0.0], [0.0, 0.0], 0.0  # of the loss, and of the outputs
     for x, y, weight, seed in wide.parts():
         values = []
-        for at, w in both:
+        for at, w in pairs:
             with wide.evaluating(seed):
                 outputs = at.outputs(w, x)
                 values.append([wide.criterion(outputs, y), *seen(outputs)])
@@ -254,8 +260,8 @@ def matched(symmetry: Symmetry, a: Tensor, b: Tensor, seed: int, read: Sequence[
             group = symmetry.groups[k]
             new = _improved(group, symmetry.inner[group], goal, blocks)
             compared = [(t, blocks[name], goal[name]) for name, t in new.items() if name in goal]
-            gain = sum(float(((t - before) * wanted).sum()) for t, before, wanted in compared)
-            scale = sum(float((t * wanted).abs().sum()) for t, _, wanted in compared)
+            gain = sum(float(((t - before) * target).sum()) for t, before, target in compared)
+            scale = sum(float((t * target).abs().sum()) for t, _, target in compared)
             if gain > 1e-9 * scale:
                 blocks |= new
                 better = True
@@ -281,16 +287,16 @@ def aligned(
     if choose("align", by, BY) == "activations":
         symmetry = symmetry.of_activations()
         read = _activations(problem, symmetry, (a, b)) if symmetry.groups else []
-    found = matched(symmetry, a, b, seed, read)
-    if not (moved_by := change(problem, b, found)) <= UNCHANGED:
+    indices = matched(symmetry, a, b, seed, read)
+    if not (moved_by := change(problem, b, indices)) <= UNCHANGED:
         if not moved_by < float("inf") and change(problem, b, b) != 0:
             raise InputError("b: its outputs are NaN or infinite, they must be finite")
         names = ", ".join(group.name for group in symmetry.groups)
         raise InputError(
             f"b: permuting its units ({names}) changes the outputs by {moved_by:.1g}, it must be at most "
-            f"{UNCHANGED:g}; use landscape.line, which takes the weights as they are"
+            f"{UNCHANGED:g}; use landscape.line, which changes no weights"
         )
-    return found, symmetry
+    return indices, symmetry
 
 
 @torch.no_grad()
@@ -304,7 +310,7 @@ def _activations(problem: MeanLoss, symmetry: Symmetry, ends: Sequence[Tensor]) 
     few = wide.data.few(TRIED)
     inputs = [next(few.chunks())[0]]
     if problem.indexed and not problem.data.mixes:
-        numbers = sum(math.prod(place.shape) for place in symmetry.read)
+        numbers = sum(math.prod(activation.shape) for activation in symmetry.read)
         most = max(few.samples, READ_BYTES * few.samples // (numbers * wide.weights.itemsize))
         order = torch.randperm(problem.samples, generator=torch.Generator().manual_seed(0))
         parts = torch.split(order[: min(SAMPLES, most)], few.samples)
@@ -314,9 +320,7 @@ def _activations(problem: MeanLoss, symmetry: Symmetry, ends: Sequence[Tensor]) 
         at, w = wide.at(w.to(wide.weights)), w.to(wide.weights)
         passes = [activations(at, w, x, symmetry.read) for x in inputs]
         names = map(str, symmetry.read)
-        blocks.append(
-            {name: _standardized(symmetry, name, [each[name] for each in passes]) for name in names}
-        )
+        blocks.append({name: _standardized(symmetry, name, [row[name] for row in passes]) for name in names})
     return blocks
 
 
@@ -332,26 +336,26 @@ def _standardized(symmetry: Symmetry, name: str, parts: Sequence[Tensor]) -> Ten
 
 def _improved(group: Group, inner: list[Group], a: Blocks, b: Blocks) -> Blocks:
     """The blocks of ``b`` that have units of the group, with these matched to those of ``a``."""
-    own = [name for name in group.places if name in a]
+    own_names = [name for name in group.places if name in a]
     if group.outer:
-        return group.permute(b, _assigned(_similar(group, own, a, b, "inr,ikr->ink")))
+        return group.permute(b, _assigned(_similar(group, own_names, a, b, "inr,ikr->ink")))
     score = next(iter(a.values())).new_zeros(group.size, group.size)
     indices = dict[Group, Tensor]()
     for child in inner:
-        names = [name for name in own if name in child.places]
-        own = [name for name in own if name not in names]
+        names = [name for name in own_names if name in child.places]
+        own_names = [name for name in own_names if name not in names]
         if not names:
             continue
         pairs = _similar(child, names, a, b, "inr,jkr->ijnk")
         indices[child] = _assigned(pairs.flatten(0, 1)).view(pairs.shape[:3])
         score = score + pairs.take_along_dim(indices[child][..., None], -1).sum((-1, -2))
-    for name in own:
+    for name in own_names:
         for dim in group.places[name]:
             score = score + _rows(a[name], dim) @ _rows(b[name], dim).T
     index = _assigned(score[None])[0]
     new = b | group.permute(b, index)
-    for child, each in indices.items():
-        new |= child.permute(new, each[torch.arange(len(index), device=index.device), index])
+    for child, permutations in indices.items():
+        new |= child.permute(new, permutations[torch.arange(len(index), device=index.device), index])
     return {name: t for name, t in new.items() if t is not b[name]}
 
 
@@ -369,5 +373,5 @@ def _similar(group: Group, names: Sequence[str], a: Blocks, b: Blocks, pairs: st
 
 def _assigned(scores: Tensor) -> Tensor:
     """(K, n), for each row of each of K tables (n, n) the column that makes the sum of all rows largest."""
-    found = [linear_sum_assignment(table, maximize=True)[1] for table in scores.cpu().numpy()]
-    return torch.stack([torch.from_numpy(columns) for columns in found]).to(scores.device)
+    columns_of_tables = [linear_sum_assignment(table, maximize=True)[1] for table in scores.cpu().numpy()]
+    return torch.stack([torch.from_numpy(columns) for columns in columns_of_tables]).to(scores.device)

@@ -41,23 +41,26 @@ def attempt(function: Callable[..., T], *args: Any) -> T | None:
 
 
 def tree_map(
-    function: Callable[[Any], Tensor], tree: Any, kind: type = Tensor, made: dict[int, Tensor] | None = None
+    function: Callable[[Any], Tensor],
+    tree: Any,
+    kind: type = Tensor,
+    replaced: dict[int, Tensor] | None = None,
 ) -> Any:
     """``tree`` with every tensor (or object of ``kind``) replaced; mappings become dicts, all else stays.
 
     A tensor that is in ``tree`` twice is replaced by one tensor: a loss may differentiate outputs in inputs
-    that are its targets, too. ``made`` has those that were replaced already, by their id. (An inner function
-    that calls itself would hold them until Python looks for cycles.)
+    that are its targets, too. ``replaced`` has those that were replaced already, by their id. (An inner
+    function that calls itself would hold them until Python looks for cycles.)
     """
-    made = {} if made is None else made
+    replaced = {} if replaced is None else replaced
     if isinstance(tree, kind):
-        if id(tree) not in made:
-            made[id(tree)] = function(tree)
-        return made[id(tree)]
+        if id(tree) not in replaced:
+            replaced[id(tree)] = function(tree)
+        return replaced[id(tree)]
     if isinstance(tree, Mapping):
-        return {key: tree_map(function, value, kind, made) for key, value in tree.items()}
+        return {key: tree_map(function, value, kind, replaced) for key, value in tree.items()}
     if isinstance(tree, (tuple, list)):
-        values = (tree_map(function, value, kind, made) for value in tree)
+        values = (tree_map(function, value, kind, replaced) for value in tree)
         return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
     return tree
 
@@ -159,9 +162,9 @@ AGAIN = (
 )
 
 
-def recomputes(model: nn.Module, found: bool = False) -> bool:
-    """Test whether a backward pass computes outputs again; ``found``: that it does, for its copies, too."""
-    if found:
+def recomputes(model: nn.Module, seen: bool = False) -> bool:
+    """Test whether a backward pass computes outputs again; ``seen``: that it does, for its copies, too."""
+    if seen:
         model._landscape_recomputes = True  # type: ignore[assignment]
     return "_landscape_recomputes" in vars(model)
 
@@ -172,13 +175,13 @@ def _everywhere(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tenso
     functional_call's own ``tie_weights`` replaces twice in a module that is used twice, and what it sets back
     afterwards is its own replacement, which stays in the user's model (PyTorch 2.13).
     """
-    places = {
+    tensors_by_place = {
         f"{prefix}.{key}" if prefix else key: tensor
         for prefix, module in model.named_modules()
         for key, tensor in (*module._parameters.items(), *module._buffers.items())
     }
-    new = {id(places[name]): tensor for name, tensor in tensors.items()}
-    return {name: new[id(tensor)] for name, tensor in places.items() if id(tensor) in new}
+    new = {id(tensors_by_place[name]): tensor for name, tensor in tensors.items()}
+    return {name: new[id(tensor)] for name, tensor in tensors_by_place.items() if id(tensor) in new}
 
 
 def call(model: nn.Module, weights: dict[str, Tensor], x: Any) -> Any:
@@ -287,11 +290,11 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
             "first; single samples, or lists of numbers, go through a DataLoader(…, batch_size=…)"
         )
     first, length = tensors[0][0], len(tensors[0][1])
-    each = isinstance(y, list) and bool(y) and all(isinstance(one, Mapping) for one in y)
-    if each:  # the objects of each image, of which tensors hold any number
+    per_image = isinstance(y, list) and bool(y) and all(isinstance(entry, Mapping) for entry in y)
+    if per_image:  # the objects of each image, of which tensors hold any number
         first, length = "targets", len(y)
     for name, tensor in tensors if alike else ():
-        if each or tensor.dim() == 0 or len(tensor) != length or tensor.layout is not torch.strided:
+        if per_image or tensor.dim() == 0 or len(tensor) != length or tensor.layout is not torch.strided:
             size = f"{len(tensor) if tensor.dim() else 'no'} samples"
             if tensor.layout is not torch.strided:
                 size = f"a {str(tensor.layout).removeprefix('torch.')} tensor (.to_dense() makes a plain one)"

@@ -75,10 +75,10 @@ class BatchNormPolicy:
 
 def without_statistics(model: nn.Module) -> nn.Module:
     """A copy whose layers take the statistics of their batch, in eval mode, too, as they have no buffers."""
-    own = copy.deepcopy(model)
-    for layer in tracked(own):
+    copied = copy.deepcopy(model)
+    for layer in tracked(copied):
         layer.running_mean = layer.running_var = layer.num_batches_tracked = None
-    return own
+    return copied
 
 
 class Estimator:

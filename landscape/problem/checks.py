@@ -72,9 +72,9 @@ def loss_of(problem: MeanLoss, x: Any, y: Any, seed: int = 0, weights: Tensor | 
         return problem.criterion(problem.outputs(at, inputs), targets).detach()
 
 
-def equal(a: Tensor, b: Tensor, problem: MeanLoss, least: float = 0.0) -> bool:
-    """Test whether two losses are the same but for rounding, of at least a share of ``least``."""
-    allowed = max(least, *(tolerance(dtype) for dtype in (problem.weights.dtype, a.dtype)))
+def equal(a: Tensor, b: Tensor, problem: MeanLoss, smallest: float = 0.0) -> bool:
+    """Test whether two losses are the same but for rounding, of at least a share of ``smallest``."""
+    allowed = max(smallest, *(tolerance(dtype) for dtype in (problem.weights.dtype, a.dtype)))
     return torch.allclose(a, b, rtol=allowed, atol=allowed, equal_nan=True)
 
 
@@ -89,9 +89,9 @@ def custom(model: nn.Module) -> list[str]:
 
     They have a train() or eval() of their own; or, where none has, parameters or other tensors.
     """
-    own = [(name, module) for name, module in model.named_modules() if not of_torch(module)]
-    names = [name for name, module in own if own_mode(module)]
-    return names or [name for name, module in own if module._parameters or held(module)]
+    modules = [(name, module) for name, module in model.named_modules() if not of_torch(module)]
+    names = [name for name, module in modules if own_mode(module)]
+    return names or [name for name, module in modules if module._parameters or held(module)]
 
 
 def may_keep(module: nn.Module) -> bool:
@@ -114,9 +114,9 @@ def held(module: nn.Module) -> dict[str, Any]:
 def emptied(problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any]) -> nn.Module:
     """``original``, or a copy of it without the tensors that a pass makes anew where they are missing."""
     tensors = [(name, module) for name, module in original.named_modules() if not of_torch(module)]
-    places = [(name, key, value) for name, module in tensors for key, value in held(module).items()]
-    model = independent_copy(original) if places else original
-    for name, key, value in places:
+    attributes = [(name, key, value) for name, module in tensors for key, value in held(module).items()]
+    model = independent_copy(original) if attributes else original
+    for name, key, value in attributes:
         trial = evaluated(independent_copy(model).to(problem.device, problem.dtype))
         tried = trial.get_submodule(name)
         empty: Callable[[], Any] = type(value) if isinstance(value, (dict, list)) else lambda: None
@@ -153,35 +153,35 @@ def check_parameters(
     the parameters that the module itself has: activation checkpointing (:func:`.recomputes`). ``training``:
     the modules of the problem's model that are in training mode; the loss must be that of eval mode.
     """
-    given, (inputs, targets) = problem.layout.leaves(weights), fresh(problem, x, y)
-    losses = [] if all(map(of_torch, problem.model.modules())) else [_in_place(problem, given, x, y)]
+    leaves, (inputs, targets) = problem.layout.leaves(weights), fresh(problem, x, y)
+    losses = [] if all(map(of_torch, problem.model.modules())) else [_in_place(problem, leaves, x, y)]
     with problem.evaluating(0):
         ours, gradient = _loss_and_gradient(
-            lambda: problem.call(given, inputs), problem, list(given.values()), targets
+            lambda: problem.call(leaves, inputs), problem, list(leaves.values()), targets
         )
-    wanted, truth = truth_of(problem, original, x, y, weights, training)
+    true_loss, truth = truth_of(problem, original, x, y, weights, training)
     if training:
-        wanted, _ = truth_of(problem, original, x, y, weights)
-    least = 0.0 if problem.device.type == "cpu" else FUSED
+        true_loss, _ = truth_of(problem, original, x, y, weights)
+    smallest = 0.0 if problem.device.type == "cpu" else FUSED
     if losses:
         losses.append(loss_of(problem, x, y, weights=weights))  # which may keep something of another pass
-    other = [loss for loss in (ours, *losses) if not equal(loss, wanted, problem, least)]
-    follows = not other
+    deviating = [loss for loss in (ours, *losses) if not equal(loss, true_loss, problem, smallest)]
+    follows = not deviating
     if follows and gradient is not None and truth is not None:
         # A part at a time: copies of all parts in double precision would take much memory.
         allowed = tolerance(problem.weights.dtype)
         apart = [float((double(a) - double(b)).norm()) for a, b in zip(gradient, truth, strict=True)]
         scale = math.hypot(*(float(double(part).norm()) for part in truth))
         if math.isfinite(scale) and math.hypot(*apart) > 10 * allowed * (scale + allowed):
-            recomputes(problem.model, found=True)
+            recomputes(problem.model, seen=True)
         follows = _flat(problem, original, (x, y), weights, gradient, training)
     if not follows:
         names = dict.fromkeys(type(original.get_submodule(name)).__name__ for name in custom(original))
         raise InputError(
             "model: in eval mode its loss does not follow all of its parameters: it is "
-            f"{float([*other, ours][0]):.6g}, and {float(wanted):.6g} of a copy that holds them; a module "
-            f"({', '.join(names) or 'PyTorch'}) merges, caches or detaches some, or keeps what an earlier "
-            "pass computed; compute with self.NAME in each forward pass"
+            f"{float([*deviating, ours][0]):.6g}, and {float(true_loss):.6g} of a copy that holds them; a "
+            f"module ({', '.join(names) or 'PyTorch'}) merges, caches or detaches some, or keeps what an "
+            "earlier pass computed; compute with self.NAME in each forward pass"
         )
 
 
@@ -191,12 +191,12 @@ def _in_place(problem: MeanLoss, parameters: dict[str, Tensor], x: Any, y: Any) 
 
     A module may keep what it computed by a parameter's identity, place in memory, or version.
     """
-    given, losses = problem.layout.leaves(ELSEWHERE * problem.weights), list[Tensor]()
+    leaves, losses = problem.layout.leaves(ELSEWHERE * problem.weights), list[Tensor]()
     for _ in range(2):
         inputs, targets = fresh(problem, x, y)
         with problem.evaluating(0):
-            losses.append(problem.criterion(problem.call(given, inputs), targets).detach())
-        for name, tensor in given.items():
+            losses.append(problem.criterion(problem.call(leaves, inputs), targets).detach())
+        for name, tensor in leaves.items():
             tensor.data.copy_(parameters[name])
     return losses[1]
 
@@ -209,22 +209,24 @@ def _flat(
     A copy in the other mode, of the same loss or where a part is zero, has one by which the loss rises more.
     """
     names, zero = () if training else custom(original), not all(bool(part.any()) for part in parts)
-    other = attempt(truth_of, problem, original, *xy, at, names) if names or (training and zero) else None
-    if other is None or other[1] is None:
+    other_mode = (
+        attempt(truth_of, problem, original, *xy, at, names) if names or (training and zero) else None
+    )
+    if other_mode is None or other_mode[1] is None:
         return True
-    pairs = [(double(a), double(b)) for a, b in zip(parts, other[1], strict=True)]
-    same = equal(other[0], truth_of(problem, original, *xy, at, training)[0], problem)
+    pairs = [(double(a), double(b)) for a, b in zip(parts, other_mode[1], strict=True)]
+    same = equal(other_mode[0], truth_of(problem, original, *xy, at, training)[0], problem)
     step = torch.cat([((b - a) * (same or not a.any())).flatten() for a, b in pairs])
-    length, loss = float(step.norm()), float(other[0].abs())
-    both = torch.cat([(a + b).flatten() for a, b in pairs])
-    if not length > max(torch.finfo(at.dtype).tiny, 10 * tolerance(at.dtype) * float(both.norm())):
+    length, loss = float(step.norm()), float(other_mode[0].abs())
+    sums = torch.cat([(a + b).flatten() for a, b in pairs])
+    if not length > max(torch.finfo(at.dtype).tiny, 10 * tolerance(at.dtype) * float(sums.norm())):
         return True
-    own = [original.get_submodule(name) for name in custom(original)]
-    functions = [value for module in own for value in vars(module).values()]
+    modules = [original.get_submodule(name) for name in custom(original)]
+    functions = [value for module in modules for value in vars(module).values()]
     shared = any(getattr(f, "__closure__", None) or hasattr(f, "cache_info") for f in functions)
-    if zero and (shared or any(named_tensors([dict(vars(type(module)))]) for module in own)):
+    if zero and (shared or any(named_tensors([dict(vars(type(module)))]) for module in modules)):
         return False  # copies share what these keep
-    step, slope = step.to(at), float(both @ step) / length / 2  # between those of both
+    step, slope = step.to(at), float(sums @ step) / length / 2  # between those of both
     step *= min(RISE * loss / length, SHORT * float(at.norm())) / length
     ends = [float(truth_of(problem, original, *xy, end)[0]) for end in (at + step, at - step)]
     rounding = 100 * torch.finfo(at.dtype).eps * loss
@@ -243,7 +245,7 @@ def _loss_and_gradient(
                 parts = torch.autograd.grad(loss, parameters, materialize_grads=True)
             except RuntimeError as error:  # without a derivative, which contours do not need
                 if "heckpoint" in str(error):
-                    recomputes(problem.model, found=True)
+                    recomputes(problem.model, seen=True)
     return loss.detach(), parts
 
 
@@ -265,11 +267,11 @@ def moved(problem: MeanLoss, seed: int = 0) -> Tensor:
 @torch.no_grad()
 def ignores_first_label(problem: MeanLoss, x: Any, y: Any) -> bool:
     """Test whether the model's own loss leaves out the first label of each sequence, as causal models do."""
-    other = with_other_first_labels(problem.criterion, x)
-    if other is None:
+    changed = with_other_first_labels(problem.criterion, x)
+    if changed is None:
         return False
     check_fit(problem, x, y)
-    first, second = (loss_of(problem, given, given["labels"]) for given in (x, other))
+    first, second = (loss_of(problem, inputs, inputs["labels"]) for inputs in (x, changed))
     return torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
 
 
@@ -297,11 +299,11 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
                 before = random_state(problem.device)
                 outputs = problem.outputs(problem.weights, inputs)
                 check_labels(problem.criterion, outputs, labels)
-                found: object = problem.criterion(outputs, targets)  # whatever the user's function gives
-                number = isinstance(found, Real) or (isinstance(found, np.ndarray) and found.ndim == 0)
-                if number or (isinstance(found, Tensor) and not found.is_floating_point()):
+                value: object = problem.criterion(outputs, targets)  # whatever the user's function gives
+                number = isinstance(value, Real) or (isinstance(value, np.ndarray) and value.ndim == 0)
+                if number or (isinstance(value, Tensor) and not value.is_floating_point()):
                     problem.criterion = Metric(problem.criterion)
-                    found = problem.criterion(outputs, targets)
+                    value = problem.criterion(outputs, targets)
                 after = random_state(problem.device)
             problem.draws_elsewhere = before[1] != after[1]
             break
@@ -314,9 +316,9 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
         data.leaf_inputs = needed
         refuse_broadcasting(problem.criterion, outputs, y)
         raise _no_fit(problem, causes, x, y) from causes[0]
-    if not isinstance(found, Tensor) or found.dim() > 0:
-        raise several_numbers(found)
-    return found.detach(), before != after
+    if not isinstance(value, Tensor) or value.dim() > 0:
+        raise several_numbers(value)
+    return value.detach(), before != after
 
 
 def _no_fit(problem: MeanLoss, causes: Sequence[Exception], x: Any, y: Any) -> InputError:
@@ -420,27 +422,27 @@ def _check_model(
     data = problem.data
     x, y = data.pick(*batch, PROBES[len(away) > 1])
     # Clones, until it is known whether model and loss write to their arguments.
-    given, before = clone((x, y)), problem.weights.clone()
+    copied, before = clone((x, y)), problem.weights.clone()
     labels = data.resident[1] if data.resident else None
     try:
-        loss, drawn = check_fit(problem, given[0], given[1], labels)
+        loss, draws_numbers = check_fit(problem, copied[0], copied[1], labels)
     except LandscapeError as error:  # the loss, or the model of a graph, may take no part of the data
         x, y = _more(problem, batch, x)
-        given = clone((x, y))
+        copied = clone((x, y))
         try:
-            loss, drawn = check_fit(problem, given[0], given[1], labels)
+            loss, draws_numbers = check_fit(problem, copied[0], copied[1], labels)
         except LandscapeError:
             raise error from error.__cause__
-    if writes(x, given[0]):
+    if writes(x, copied[0]):
         problem.model.register_forward_pre_hook(
             lambda _, args, kwargs: (clone(args), clone(kwargs)), with_kwargs=True
         )
-    if writes(y, given[1]):
+    if writes(y, copied[1]):
         problem.criterion = ClonedTargets(problem.criterion)
     check_passes(problem, before, loss, x, y)
-    if drawn and training:  # dropout may have no effect yet, as of what is multiplied by zero
+    if draws_numbers and training:  # dropout may have no effect yet, as of what is multiplied by zero
         raise InputError("model: it draws random numbers in training mode; draw them in an nn.Dropout")
-    if drawn and not problem.draws:
+    if draws_numbers and not problem.draws:
         check_random(problem, x, y)
     check_recorded(problem, before, loss, check_leaves(problem, original, x, y), x, y)
     far = [SHRUNK * away[0]] if any(map(may_keep, problem.model.modules())) else []
@@ -494,8 +496,8 @@ def check_recorded(problem: MeanLoss, before: Tensor, loss: Tensor, recorded: Te
     It differs for a model that asks for that, as PyTorch's own TransformerEncoder does with padding, or where
     any two passes may differ. On a GPU its kernel for passes without gradients is coarser than float64.
     """
-    least = 0.0 if problem.device.type == "cpu" else FUSED
-    if equal(loss, recorded, problem, least):
+    smallest = 0.0 if problem.device.type == "cpu" else FUSED
+    if equal(loss, recorded, problem, smallest):
         return
     for _ in range(DRAWS):
         check_passes(problem, before, loss, x, y)
@@ -513,11 +515,11 @@ def check_random(problem: MeanLoss, x: Any, y: Any) -> None:
     """
     first = loss_of(problem, x, y)
     for seed in range(1, DRAWS + 1):
-        other = loss_of(problem, x, y, seed)
-        if not torch.allclose(first, other, rtol=0, atol=0, equal_nan=True):
+        again = loss_of(problem, x, y, seed)
+        if not torch.allclose(first, again, rtol=0, atol=0, equal_nan=True):
             raise InputError(
                 "model or loss: random even in eval mode: the loss of the same samples is "
-                f"{float(first):.6g} or {float(other):.6g}, as other numbers are drawn (F.dropout needs "
+                f"{float(first):.6g} or {float(again):.6g}, as other numbers are drawn (F.dropout needs "
                 "training=self.training); randomness='seed' holds the numbers fixed, randomness=8 takes the "
                 "mean over 8 draws of them",
                 remedy='landscape.Problem(model, loss, data, randomness="seed")',
@@ -529,17 +531,17 @@ def check_leaves(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> Tens
 
     Returns the loss, of a pass that records gradients.
     """
-    given = problem.layout.leaves(problem.weights)
-    known = {id(leaf) for leaf in given.values()}
+    parameters = problem.layout.leaves(problem.weights)
+    ids = {id(leaf) for leaf in parameters.values()}
 
     def unknown_leaves() -> tuple[Tensor, list[list[Tensor]]]:
         """The loss, and the tensors other than θ that the outputs, and the loss, depend on."""
         inputs, targets = fresh(problem, x, y)
         with torch.enable_grad(), problem.evaluating(0):
-            outputs = problem.call(given, inputs)
+            outputs = problem.call(parameters, inputs)
             loss = problem.criterion(outputs, targets)
         every = leaves(_tensors(outputs)), leaves(loss)
-        return loss.detach(), [[leaf for leaf in each if id(leaf) not in known] for each in every]
+        return loss.detach(), [[leaf for leaf in pass_leaves if id(leaf) not in ids] for pass_leaves in every]
 
     loss, first = unknown_leaves()
     if not any(first):

@@ -80,8 +80,8 @@ class Samples(NamedTuple):
         """The ``part`` of each sample along the dimension of this ``length``, where a tensor has one."""
 
         def cut(tensor: Tensor) -> Tensor:
-            places = [d for d in range(1, tensor.dim()) if tensor.shape[d] == length]
-            return tensor[(slice(None),) * places[0] + (part,)] if places else tensor
+            dims = [d for d in range(1, tensor.dim()) if tensor.shape[d] == length]
+            return tensor[(slice(None),) * dims[0] + (part,)] if dims else tensor
 
         return Samples(tree_map(cut, self.outputs), None, tree_map(cut, self.y))
 
@@ -265,8 +265,8 @@ def class_counts(equations: Iterable[Equation], sure: bool = True, gather: Any =
     """
     rows: dict[tuple[str, int, str], list[dict[int, float]]] = {}
     limit = 0.0
-    own = [(e.rounding, _rows(e)) for e in equations if math.isfinite(e.whole)]
-    for rounding, by_tensor in itertools.chain.from_iterable(gather(own) if gather else [own]):
+    own_rows = [(e.rounding, _rows(e)) for e in equations if math.isfinite(e.whole)]
+    for rounding, by_tensor in itertools.chain.from_iterable(gather(own_rows) if gather else [own_rows]):
         limit = max(limit, LIMIT * rounding)
         for key, row in by_tensor.items():
             rows.setdefault(key, []).append(row)
@@ -315,8 +315,8 @@ def _orthogonal(system: Tensor, limit: float, sure: bool) -> Tensor:
     weights = weights / weights[weights.abs().argmax()]
     weights[weights.abs() < ZERO] = 0.0
     several = len((system / scale / SINGULAR**2).round().unique(dim=0)) >= len(scale)
-    known = not sure or (several and singular[1] > SINGULAR and bool((weights >= 0).all()))
-    return weights if singular[0] <= limit and known else torch.full_like(weights, torch.nan)
+    determined = not sure or (several and singular[1] > SINGULAR and bool((weights >= 0).all()))
+    return weights if singular[0] <= limit and determined else torch.full_like(weights, torch.nan)
 
 
 # The count of every loss that is a mean over its samples.

@@ -322,11 +322,11 @@ class Data:
 
     def to(self, dtype: torch.dtype) -> Data:
         """The same in another precision."""
-        other = copy.copy(self)
-        other.dtype = dtype
+        converted = copy.copy(self)
+        converted.dtype = dtype
         if self.resident is not None:
-            other.resident = other.place(self.resident)
-        return other
+            converted.resident = converted.place(self.resident)
+        return converted
 
     def chunks(self, empty: bool = False) -> Iterator[tuple[Any, Any, float]]:
         """The data as (x, y, weight), on the device; every sample once, ``chunk_size`` at a time if resident.
@@ -488,15 +488,19 @@ def _checksum(tree: Any) -> Tensor:
         missing = rows.isnan().sum()
         rows = rows.nan_to_num(*NUMBERS)
         weights = torch.arange(1, rows.shape[1] + 1, dtype=torch.float64).sqrt().frac() + 0.5
-        each = rows @ weights
-        sums += [torch.stack((part.sum(), part.abs().sum(), missing)) for part in (each, each.square())]
+        products = rows @ weights
+        sums += [
+            torch.stack((part.sum(), part.abs().sum(), missing)) for part in (products, products.square())
+        ]
     return torch.stack(sums, 1) if sums else torch.zeros(3, 1, dtype=torch.float64)
 
 
 def _total(sums: Sequence[Tensor]) -> Tensor:
     """The sum of checksums of batches, which may hold numbers of tensors of their own."""
-    most = max(each.shape[1] for each in sums)
-    return torch.stack([F.pad(each, (0, most - each.shape[1])) for each in sums]).sum(0)
+    most = max(sums_of_batch.shape[1] for sums_of_batch in sums)
+    return torch.stack(
+        [F.pad(sums_of_batch, (0, most - sums_of_batch.shape[1])) for sums_of_batch in sums]
+    ).sum(0)
 
 
 def _different(y: Any, samples: int, count: int) -> Tensor:

@@ -114,17 +114,17 @@ def independent_copy(model: nn.Module) -> nn.Module:
     cached properties are left out, and what a module's own eval() made of its parameters is taken back.
     """
     attributes = [value for m in model.modules() for value in vars(m).values()]
-    made = {id(t): t.detach().clone() for t in attributes if isinstance(t, Tensor) and not t.is_leaf}
+    memo = {id(t): t.detach().clone() for t in attributes if isinstance(t, Tensor) and not t.is_leaf}
     try:
-        own = copy.deepcopy(model, made)
+        copied = copy.deepcopy(model, memo)
     except Exception as error:  # whatever the user's module holds
         words = " ".join(str(error).split())[:200]
         raise InputError(f"model: it cannot be copied ({type(error).__name__}: {words})") from error
-    if any(own_mode(module) and not module.training for module in own.modules()):
+    if any(own_mode(module) and not module.training for module in copied.modules()):
         with contextlib.suppress(NotImplementedError):  # exported programs have no training mode
-            own.train()
-    uses = Counter(id(p) for _, p in own.named_parameters(remove_duplicate=False))
-    for parent in list(own.modules()):
+            copied.train()
+    uses = Counter(id(p) for _, p in copied.named_parameters(remove_duplicate=False))
+    for parent in list(copied.modules()):
         for name in vars(parent).keys() - OF_MODULES:
             if isinstance(getattr(type(parent), name, None), cached_property):
                 delattr(parent, name)
@@ -137,13 +137,13 @@ def independent_copy(model: nn.Module) -> nn.Module:
             parent.padding_idx = None  # of a tied matrix, whose row it would leave a part of the gradient out
         if getattr(parent, "_compiled_call_impl", None) is not None:
             parent._compiled_call_impl = None
-    return own
+    return copied
 
 
 def own_mode(module: nn.Module) -> bool:
     """Return whether a module has a train() or eval() of its own, which may merge or cache parameters."""
     pairs = (module.train, nn.Module.train), (module.eval, nn.Module.eval)
-    return any(getattr(own, "__func__", None) is not plain for own, plain in pairs)
+    return any(getattr(method, "__func__", None) is not plain for method, plain in pairs)
 
 
 def evaluated(model: nn.Module, training: Collection[str] = ()) -> nn.Module:
@@ -252,10 +252,10 @@ class Layout:
             fits = {s for s in self.slots if s.name == name or s.name.startswith(f"{name}.")}
             if not fits:
                 hint = near(name, [s.name for s in self.slots])
-                known = ", ".join(dict.fromkeys(s.name.split(".")[0] for s in self.slots))
+                names = ", ".join(dict.fromkeys(s.name.split(".")[0] for s in self.slots))
                 raise InputError(
                     f"part: '{name}' is no trainable parameter and no prefix of one{hint} (allowed: names "
-                    f"such as {self.slots[0].name}, prefixes such as {known})"
+                    f"such as {self.slots[0].name}, prefixes such as {names})"
                 )
             chosen |= fits
         if not chosen:
@@ -270,24 +270,24 @@ class Layout:
         prefixes and patterns such as "*.bias", where a slot belongs to the first that fits, and those that
         none fits are "others". Raises InputError for a pattern that has no slot.
         """
-        found: dict[str, tuple[Slot, ...]] = {}
+        groups: dict[str, tuple[Slot, ...]] = {}
         if isinstance(by, str) and by in GROUPINGS:
             for slot in self.slots:
                 name = _group_of(slot.name, by)
-                found[name] = (*found.get(name, ()), slot)
-            return found
+                groups[name] = (*groups.get(name, ()), slot)
+            return groups
         patterns, rest = dict.fromkeys([by] if isinstance(by, str) else by), list(self.slots)
         for pattern in patterns:
-            own = tuple(s for s in rest if fnmatchcase(s.name, pattern) or s.name.startswith(f"{pattern}."))
-            if not own:
-                known = ", ".join(dict.fromkeys(_group_of(s.name, "block") for s in self.slots))
+            slots = tuple(s for s in rest if fnmatchcase(s.name, pattern) or s.name.startswith(f"{pattern}."))
+            if not slots:
+                names = ", ".join(dict.fromkeys(_group_of(s.name, "block") for s in self.slots))
                 raise InputError(
                     f"by: '{pattern}' fits no trainable parameter that is left (allowed: "
-                    f"{', '.join(GROUPINGS)}; or names, prefixes and patterns, such as {known})"
+                    f"{', '.join(GROUPINGS)}; or names, prefixes and patterns, such as {names})"
                 )
-            found[pattern] = own
-            rest = [slot for slot in rest if slot not in own]
-        return found | ({"others": tuple(rest)} if rest else {})
+            groups[pattern] = slots
+            rest = [slot for slot in rest if slot not in slots]
+        return groups | ({"others": tuple(rest)} if rest else {})
 
     def views(self, weights: Tensor) -> dict[str, Tensor]:
         """Name -> view of ``weights`` (..., P) in the parameter's shape (..., *shape). No copy.
@@ -310,11 +310,11 @@ class Layout:
 
 def _layers(module: nn.Module) -> dict[int, str]:
     """The id of a parameter -> "embedding" or "head"; one that is tied to an embedding is that."""
-    own = [(m, [*m.parameters(recurse=False)]) for m in module.modules()]
-    embeddings = [ps for m, ps in own if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
-    heads = [ps for _, ps in own if any(p.dim() > 1 for p in ps)][-1:]
-    found = {id(p): "head" for ps in heads for p in ps}
-    return found | {id(p): "embedding" for ps in embeddings for p in ps}
+    parameters = [(m, [*m.parameters(recurse=False)]) for m in module.modules()]
+    embeddings = [ps for m, ps in parameters if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
+    heads = [ps for _, ps in parameters if any(p.dim() > 1 for p in ps)][-1:]
+    groups = {id(p): "head" for ps in heads for p in ps}
+    return groups | {id(p): "embedding" for ps in embeddings for p in ps}
 
 
 def padding_rows(module: nn.Module, layout: Layout) -> tuple[slice, ...]:
@@ -324,24 +324,28 @@ def padding_rows(module: nn.Module, layout: Layout) -> tuple[slice, ...]:
     has the gradient of that one there.
     """
     uses = [id(p) for _, p in module.named_parameters(remove_duplicate=False)]
-    places = {slot.name: slot.offset for slot in layout.slots}
+    offsets = {slot.name: slot.offset for slot in layout.slots}
     rows = []
     for name, layer in module.named_modules():
         if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.padding_idx is not None:
-            offset = places.get(f"{name}.weight" if name else "weight")
+            offset = offsets.get(f"{name}.weight" if name else "weight")
             if offset is not None and uses.count(id(layer.weight)) == 1:
                 first = offset + layer.padding_idx * layer.embedding_dim
                 rows.append(slice(first, first + layer.embedding_dim))
     return tuple(rows)
 
 
-def vector_of(given: Any, like: Tensor, name: str = "weights") -> Tensor:
+def vector_of(weights: Any, like: Tensor, name: str = "weights") -> Tensor:
     """θ (P,), given as ``name``, with dtype and device of ``like`` (None: itself); else InputError."""
-    if given is None or given is like:
+    if weights is None or weights is like:
         return like
-    vector = torch.as_tensor(given) if isinstance(given, np.ndarray) and given.dtype.kind in "fiu" else given
+    vector = (
+        torch.as_tensor(weights)
+        if isinstance(weights, np.ndarray) and weights.dtype.kind in "fiu"
+        else weights
+    )
     if not isinstance(vector, Tensor) or not vector.is_floating_point():
-        kind = f"{given.dtype} vector" if isinstance(vector, Tensor) else type(given).__name__
+        kind = f"{weights.dtype} vector" if isinstance(vector, Tensor) else type(weights).__name__
         raise InputError(
             f"{name}: a {kind} is not allowed, it must be a vector (P,) of floating-point numbers; that of a "
             "model is problem.layout.flatten(model.state_dict())"

@@ -89,15 +89,15 @@ _DEFAULTS: dict[str, Any] = {
 def placed_loss(loss: Any, device: torch.device, dtype: torch.dtype) -> Any:
     """``loss`` with its tensors, such as class weights, on ``device`` and in ``dtype``."""
 
-    def place(tensor: Tensor) -> Tensor:
+    def to_device(tensor: Tensor) -> Tensor:
         return tensor.to(device, dtype if tensor.is_floating_point() else None)
 
     if isinstance(loss, nn.Module):
-        if all(t is place(t) for t in (*loss.parameters(), *loss.buffers())):
+        if all(t is to_device(t) for t in (*loss.parameters(), *loss.buffers())):
             return loss
         return copy.deepcopy(loss).to(device, dtype)
     if isinstance(loss, partial):
-        return partial(loss.func, *tree_map(place, loss.args), **tree_map(place, loss.keywords))
+        return partial(loss.func, *tree_map(to_device, loss.args), **tree_map(to_device, loss.keywords))
     return loss
 
 
@@ -119,12 +119,12 @@ def loss_terms(loss: Any, targets: Any) -> Tensor | None:
     These leave out targets equal to ``ignore_index``, and weigh the others where there are class weights.
     None for any other loss, or targets that are not class indices.
     """
-    known = ClassLoss.of(loss)
-    if known is None or (terms := _counted(targets, known.ignored)) is None:
+    class_loss = ClassLoss.of(loss)
+    if class_loss is None or (terms := _counted(targets, class_loss.ignored)) is None:
         return None
-    if known.weight is not None:
-        counted = targets.where(targets != known.ignored, torch.zeros_like(targets))
-        terms *= known.weight.to(targets.device)[counted].to(terms)
+    if class_loss.weight is not None:
+        counted = targets.where(targets != class_loss.ignored, torch.zeros_like(targets))
+        terms *= class_loss.weight.to(targets.device)[counted].to(terms)
     return by_sample(terms)
 
 
@@ -161,8 +161,8 @@ class Terms:
         if terms is None:
             return torch.ones(samples, dtype=torch.float64)
         if terms.shape != (samples,):
-            given = tuple(terms.shape)
-            raise InputError(f"terms: shape {given}, it must give one number per sample, ({samples},)")
+            shape = tuple(terms.shape)
+            raise InputError(f"terms: shape {shape}, it must give one number per sample, ({samples},)")
         return double(terms.detach()).cpu()
 
 
@@ -171,12 +171,12 @@ def check_labels(loss: Any, outputs: Any, targets: Any) -> None:
 
     PyTorch would report it at the first such minibatch, and on a GPU only as a failed assertion.
     """
-    known = ClassLoss.of(loss)
-    if known is None or _counted(targets, known.ignored) is None:
+    class_loss = ClassLoss.of(loss)
+    if class_loss is None or _counted(targets, class_loss.ignored) is None:
         return
     if not isinstance(outputs, Tensor) or outputs.dim() < 2:
         return
-    labels, classes = targets[targets != known.ignored], outputs.shape[1]
+    labels, classes = targets[targets != class_loss.ignored], outputs.shape[1]
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise InputError(
             f"data: its labels go from {int(labels.min())} to {int(labels.max())}, but the model has "
@@ -205,15 +205,15 @@ def with_other_first_labels(criterion: Any, x: Any) -> dict[str, Any] | None:
         return None
     if labels.is_floating_point() or labels.dim() < 2:
         return None
-    other = labels.clone()
-    other[:, 0] = (labels[:, 0] == 0).to(labels)
-    return {**x, "labels": other}
+    changed = labels.clone()
+    changed[:, 0] = (labels[:, 0] == 0).to(labels)
+    return {**x, "labels": changed}
 
 
 def is_softmax_loss(loss: Any) -> bool:
     """Test whether ``loss`` is cross-entropy with its default options."""
-    known = ClassLoss.of(loss)
-    return known is not None and known.softmax
+    class_loss = ClassLoss.of(loss)
+    return class_loss is not None and class_loss.softmax
 
 
 def correct(outputs: Any, targets: Any, loss: Any) -> Tensor:
@@ -264,30 +264,30 @@ class Metric(ClonedTargets):
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         if hasattr(outputs, "__dict__") and not isinstance(outputs, Tensor):  # Hugging Face
-            own = copy.copy(outputs)
+            detached = copy.copy(outputs)
             for name, value in tree_map(Tensor.detach, vars(outputs)).items():
-                setattr(own, name, value)
+                setattr(detached, name, value)
         else:
-            own = tree_map(Tensor.detach, outputs)
-        number: Any = self.func(own, targets)
+            detached = tree_map(Tensor.detach, outputs)
+        number: Any = self.func(detached, targets)
         value = torch.as_tensor(number, dtype=torch.float64 if isinstance(number, (int, float)) else None)
         value = value if value.is_floating_point() else value.to(torch.float64)
         first = next((t for _, t in named_tensors(outputs)), value)
         return value.to(float64_device(first.device))
 
 
-def several_numbers(found: Any) -> InputError:
+def several_numbers(value: Any) -> InputError:
     """The refusal of a loss that does not give one number."""
-    what, one = repr(type(found)), ""
-    if isinstance(found, Tensor):
-        what, one = f"shape {tuple(found.shape)}", ".mean()"
-    elif isinstance(found, (tuple, list, Mapping)) and found:
-        key = next(iter(found)) if isinstance(found, Mapping) else 0
-        if isinstance(found[key], Tensor) and found[key].dim() == 0:
-            one = f"[{key!r}]"
+    what, remedy = repr(type(value)), ""
+    if isinstance(value, Tensor):
+        what, remedy = f"shape {tuple(value.shape)}", ".mean()"
+    elif isinstance(value, (tuple, list, Mapping)) and value:
+        key = next(iter(value)) if isinstance(value, Mapping) else 0
+        if isinstance(value[key], Tensor) and value[key].dim() == 0:
+            remedy = f"[{key!r}]"
     return InputError(
         f"loss: it gives {what}, it must give one number, the mean over the samples",
-        f"landscape.Problem(model, lambda o, t: loss(o, t){one}, data)" if one else "",
+        f"landscape.Problem(model, lambda o, t: loss(o, t){remedy}, data)" if remedy else "",
     )
 
 
@@ -333,8 +333,8 @@ def loss_name_and_unit(loss: Any) -> tuple[str, str]:
     if loss in NATS or type(loss) in NATS:
         return "loss", "nat"
     kind = loss if hasattr(loss, "__name__") else type(loss)
-    own = not (kind.__module__ or "").startswith(("torch.", "landscape.")) and kind.__name__.isidentifier()
-    return kind.__name__ if own and "loss" not in kind.__name__.lower() else "loss", ""
+    users = not (kind.__module__ or "").startswith(("torch.", "landscape.")) and kind.__name__.isidentifier()
+    return kind.__name__ if users and "loss" not in kind.__name__.lower() else "loss", ""
 
 
 # What moves numbers, without any rounding.
@@ -369,8 +369,8 @@ class _Pairs(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.shape == self.both:
-            given = {t.shape for _, t in named_tensors(args)} & self.shapes
-            self.seen |= len(given) == 2 or (len(given) == 1 and func is torch.ops.aten.expand.default)
+            shapes = {t.shape for _, t in named_tensors(args)} & self.shapes
+            self.seen |= len(shapes) == 2 or (len(shapes) == 1 and func is torch.ops.aten.expand.default)
         return result
 
 

@@ -165,10 +165,10 @@ class Losses:
         values = [self._value(samples, seed) for seed in range(self.passes)]
         # Hugging Face's causal models take the loss in float32 always.
         self.eps = max(self.eps, torch.finfo(values[0].dtype).eps)
-        drawn = torch.stack(values).cpu().to(torch.float64)  # a device may have no float64
+        draws = torch.stack(values).cpu().to(torch.float64)  # a device may have no float64
         if self.passes > 1:
-            self.error = max(self.error, RANDOM_ERRORS * float(drawn.std()) / math.sqrt(self.passes))
-        return float(drawn.mean())
+            self.error = max(self.error, RANDOM_ERRORS * float(draws.std()) / math.sqrt(self.passes))
+        return float(draws.mean())
 
     @property
     def rounding(self) -> float:
@@ -186,9 +186,9 @@ class Losses:
         equation = Equation(batch, *losses, self.rounding, 2 * self.error)
         if self.informed and not equation.losses.any() and whole.outputs is not None:
             # All zero, as a hinge loss of a trained network: opposite outputs tell more.
-            other = copy.copy(self)
-            other.informed = False
-            turned = attempt(other._of_parts, whole.opposite(), [p.opposite() for p in parts], batch)
+            uninformed = copy.copy(self)
+            uninformed.informed = False
+            turned = attempt(uninformed._of_parts, whole.opposite(), [p.opposite() for p in parts], batch)
             equation = equation if turned is None or not turned.losses.isfinite().all() else turned
         return equation
 
@@ -211,11 +211,11 @@ class Losses:
 
         A loss may count other samples at other weights, as one that leaves out those of which it is large.
         """
-        there = copy.copy(self)
+        moved = copy.copy(self)
         for times in FAR:
-            there.weights = times * (MOVES * self.weights - (MOVES - 1) * center)
-            equations = attempt(there._on_the_way, few, attempt(self.samples, few.x, few.y))
-            if equations is not None and all(math.isfinite(each.whole) for each in equations):
+            moved.weights = times * (MOVES * self.weights - (MOVES - 1) * center)
+            equations = attempt(moved._on_the_way, few, attempt(self.samples, few.x, few.y))
+            if equations is not None and all(math.isfinite(equation.whole) for equation in equations):
                 return equations
         return []
 
@@ -233,9 +233,9 @@ class Losses:
             return start.lerp(t, shares.view(-1, *[1] * (t.dim() - 1)))
 
         powers = torch.linspace(0, 1, few.size)
-        moves = [partial(between, each) for each in (powers, 1 - powers)[: 1 + self.by_outputs]]
+        moves = [partial(between, moved) for moved in (powers, 1 - powers)[: 1 + self.by_outputs]]
         samples = [far._replace(outputs=tree_map(move, far.outputs)) for move in moves]
-        return [self.equation(each, few.ends) for each in samples]
+        return [self.equation(moved, few.ends) for moved in samples]
 
     def equations(
         self,
@@ -262,14 +262,14 @@ class Losses:
         for number, (x, y) in enumerate(batches):
             batch = self.samples(x, y)
             every = self.cuts(batch, cuts, number)
-            own = [part for _, part in every[0].parts] if every else [batch]
-            both = attempt(self.of_two, before[-1], own[0], number, uncut) if before else None
-            every += [] if both is None else [both]
+            parts = [part for _, part in every[0].parts] if every else [batch]
+            joined = attempt(self.of_two, before[-1], parts[0], number, uncut) if before else None
+            every += [] if joined is None else [joined]
             yield from every or ([Equation(number, 1.0, [], 0.0)] if number else [])
             shares = (3, 2) if ragged and self.by_outputs else ()
             along = (attempt(self._of_lengths, batch, number, shift, share) for share in shares)
             yield from itertools.islice((equation for equation in along if equation is not None), 1)
-            before = own
+            before = parts
 
     def cuts(self, batch: Samples, times: int = 1, number: int = 0) -> list[Equation]:
         """Equations of a batch and parts of it: three of any size, or else halves or thirds.
@@ -353,8 +353,8 @@ class _Decision:
 
     def as_it_is(self) -> bool:
         """It is PyTorch's own, and a mean over a few samples; or the user counts for batches."""
-        own = bool(self.combine) and self.definite
-        return own or (self.terms.given is not None and not self.data.indexed)
+        is_mean_itself = bool(self.combine) and self.definite
+        return is_mean_itself or (self.terms.given is not None and not self.data.indexed)
 
     def by_terms(self) -> bool:
         """All equations hold by the terms that are assumed, or it is PyTorch's own and cannot be divided."""
@@ -456,12 +456,12 @@ class _Decision:
         if not need <= MEMORY_SHARE * available:
             if self.losses is not None:
                 refuse_nan(problem, self.terms, self.batches)
-            much = f"about {need / 2**30:.1f} GiB" if math.isfinite(need) else "more than is known to fit"
+            memory = f"about {need / 2**30:.1f} GiB" if math.isfinite(need) else "more than is known to fit"
             remedy = "[data]" if math.isnan(need) else data.in_batches()
             raise InputError(
-                f"loss: it mixes samples, and all {data.samples:,} of them at once need {much} for each pass "
-                f"({available / 2**30:.1f} GiB are available); give a list of batches, over which the loss "
-                "is then the mean",
+                f"loss: it mixes samples, and all {data.samples:,} of them at once need {memory} for each "
+                f"pass ({available / 2**30:.1f} GiB are available); give a list of batches, over which the "
+                "loss is then the mean",
                 remedy=f"landscape.Problem(model, loss, {remedy})",
             )
         data.mix()
@@ -481,13 +481,13 @@ class _Decision:
         some = self.few or Samples(None, *self.first)
         if self.problem.draws:  # outputs have the random numbers of one pass, which the whole and parts share
             losses.passes = 1
-            given = losses.samples(some.x, some.y)
-            values = [attempt(losses._value, given, seed) for seed in range(RANDOM_PASSES)]
+            samples = losses.samples(some.x, some.y)
+            values = [attempt(losses._value, samples, seed) for seed in range(RANDOM_PASSES)]
             return losses if len({str(value) for value in values} - {"None"}) == 1 else None
         rows = attempt(lambda: losses.equation(losses.samples(some.x, some.y), some.ends))
         if self.few is None:  # of one sample, or of inputs that cannot be divided
-            own = self.problem.criterion is output_loss  # which no rows of outputs have
-            return None if rows is None else passes if own else losses
+            models_own = self.problem.criterion is output_loss  # which no rows of outputs have
+            return None if rows is None else passes if models_own else losses
         # A model that mixes samples has other outputs for parts of them.
         alike = rows is not None and self.own is not None and rows.equals(self.own)
         if alike and rows is not None and rows.holds(self.terms) is (self.combine is True):
@@ -497,13 +497,13 @@ class _Decision:
     def _combine(self, few: Samples) -> bool:
         """Return whether passes over a few samples have losses that combine by the terms."""
         problem, losses = self.problem, Losses(self.problem, self.at)
-        self.own = own = losses.equation(few, few.ends)
-        if not math.isfinite(own.whole):
+        self.own = first = losses.equation(few, few.ends)
+        if not math.isfinite(first.whole):
             losses = Losses(problem, problem.weights)
-            own = losses.equation(few, few.ends)
-            if not math.isfinite(own.whole) and is_mean(problem.criterion):
+            first = losses.equation(few, few.ends)
+            if not math.isfinite(first.whole) and is_mean(problem.criterion):
                 return True  # such numbers tell nothing, and need not
-        if losses.eps <= FLOAT32 and own.holds(self.terms, SURE):
+        if losses.eps <= FLOAT32 and first.holds(self.terms, SURE):
             return True
         none = copy.copy(self.data)
         none.resident, none.batches = None, ()
@@ -512,8 +512,8 @@ class _Decision:
             exact = Losses(problem, double(losses.weights))
             equation = exact.equation(Samples(None, *problem.data.place((few.x, few.y))), few.ends)
             # A mark of missing targets, such as -99.9, is another number in float64.
-            own = equation if exact.eps < losses.eps and equation.equals(own) else own
-        return own.holds(self.terms)
+            first = equation if exact.eps < losses.eps and equation.equals(first) else first
+        return first.holds(self.terms)
 
 
 def _count(losses: Losses, hints: Sequence[Equation], batches: Batches) -> Count | None:
@@ -524,31 +524,31 @@ def _count(losses: Losses, hints: Sequence[Equation], batches: Batches) -> Count
         counts |= {count.code: count for count in candidates(x, y)}
 
     def explain(counts: Iterable[Count], shift: int = 0) -> list[Count]:
-        left = that_hold(counts, hints)
+        candidates = that_hold(counts, hints)
         equations = losses.equations(batches(), ragged and not uncut, shift=shift, uncut=uncut)
-        while left and (equation := next(equations, None)) is not None:
-            left = that_hold(left, [equation])
-        return left
+        while candidates and (equation := next(equations, None)) is not None:
+            candidates = that_hold(candidates, [equation])
+        return candidates
 
-    left = explain(counts.values())
-    if ragged and not left:
-        left = explain((count for count in counts.values() if count.cut), shift=1)
-    if ragged and not left:  # lengths among the inputs, which no cut changes
+    remaining = explain(counts.values())
+    if ragged and not remaining:
+        remaining = explain((count for count in counts.values() if count.cut), shift=1)
+    if ragged and not remaining:  # lengths among the inputs, which no cut changes
         uncut = True
-        left = explain(c for c in counts.values() if c.of_inputs and c.function == "numbers")
-    if not left and (not hints or class_counts(hints, sure=False)):
+        remaining = explain(c for c in counts.values() if c.of_inputs and c.function == "numbers")
+    if not remaining and (not hints or class_counts(hints, sure=False)):
         cuts = -(-2 * MAX_CLASSES // size) if losses.by_outputs else 1
-        left = explain(class_counts(losses.equations(batches(), ragged, cuts)))
-    while left:
-        rows = [[float(count(x, y).sum()) for count in left] for x, y in batches()]
+        remaining = explain(class_counts(losses.equations(batches(), ragged, cuts)))
+    while remaining:
+        rows = [[float(count(x, y).sum()) for count in remaining] for x, y in batches()]
         totals = torch.tensor(rows, dtype=torch.float64)
         pair = unlike(totals)
-        two = [losses.samples(*batch) for number, batch in enumerate(batches()) if number in pair]
-        both = attempt(losses.of_two, *two, pair[0], uncut) if two else None
-        rest = left if both is None else that_hold(left, [both])
-        if len(rest) == len(left):
-            return only(left, totals)
-        left = rest
+        pair_samples = [losses.samples(*batch) for number, batch in enumerate(batches()) if number in pair]
+        joined = attempt(losses.of_two, *pair_samples, pair[0], uncut) if pair_samples else None
+        rest = remaining if joined is None else that_hold(remaining, [joined])
+        if len(rest) == len(remaining):
+            return only(remaining, totals)
+        remaining = rest
     return None
 
 
@@ -560,11 +560,11 @@ def refuse_nan(problem: MeanLoss, terms: Terms, batches: Batches) -> None:
         value = attempt(losses.loss, Samples(None, x, y))
         if value is None or not math.isnan(value) or not float(terms(x, y).sum()):
             continue
-        place = f"batch {number} (the first one is batch 0)"
+        where = f"batch {number} (the first one is batch 0)"
         if problem.data.resident is not None:
             first = number * problem.chunk
-            place = f"samples {first} to {first + count_samples(x, y, alike=False) - 1}"
-        raise not_a_number(x, y, value, place)
+            where = f"samples {first} to {first + count_samples(x, y, alike=False) - 1}"
+        raise not_a_number(x, y, value, where)
 
 
 def _bytes_at_once(problem: MeanLoss) -> float:

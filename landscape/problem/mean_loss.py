@@ -254,19 +254,19 @@ class MeanLoss:
             >>> problem.to(torch.float64).weights.dtype
             torch.float64
         """
-        given: Any = dtype
-        if not (isinstance(given, torch.dtype) and given.is_floating_point):
+        target: Any = dtype
+        if not (isinstance(target, torch.dtype) and target.is_floating_point):
             raise InputError(
                 f"dtype: {dtype!r} is not allowed, it must be a floating-point dtype such as torch.float64; "
                 "for another device, make the problem there: Problem(…, device=…)"
             )
         check_dtype(self.device, dtype)
-        other = self.on(self.data.to(dtype))
-        other.dtype, other.weights = dtype, self.weights.to(dtype)
-        other.model = copy.deepcopy(self.model).to(dtype)
-        other.batchnorm = self.batchnorm.to(dtype)
-        other.criterion = placed_loss(self.criterion, self.device, dtype)
-        return other
+        converted = self.on(self.data.to(dtype))
+        converted.dtype, converted.weights = dtype, self.weights.to(dtype)
+        converted.model = copy.deepcopy(self.model).to(dtype)
+        converted.batchnorm = self.batchnorm.to(dtype)
+        converted.criterion = placed_loss(self.criterion, self.device, dtype)
+        return converted
 
     def subset(self, indices: Tensor | slice) -> Self:
         """The same loss on some of the samples; not of data that comes in batches.

@@ -360,7 +360,7 @@ class Run(Protocol):
         """The run's label, split and file, which results keep."""
 
 
-def problem_of(given: Any, *, sharded: bool = False) -> Problem:
+def problem_of(subject: Any, *, sharded: bool = False) -> Problem:
     """The problem that a function is about: the one given, or that of a run.
 
     Args:
@@ -376,9 +376,9 @@ def problem_of(given: Any, *, sharded: bool = False) -> Problem:
         Traceback (most recent call last):
         landscape.core.errors.InputError: problem: a str is not allowed, it must be a Problem or ...
     """
-    found = of_run(given)
-    expect("problem", found, Problem, *[ShardedProblem] * sharded)
-    return found
+    problem = of_run(subject)
+    expect("problem", problem, Problem, *[ShardedProblem] * sharded)
+    return problem
 
 
 # Modules that act on each number by itself, so that any leading or trailing dimensions may be added.

@@ -62,14 +62,14 @@ def is_sharded(model: nn.Module) -> bool:
 
 def local_part(tensor: Any) -> Tensor:
     """This rank's part of a DTensor, or a tensor that each rank has; it shares its memory."""
-    found: Tensor = tensor.detach()
-    return found.to_local() if hasattr(found, "to_local") else found
+    detached: Tensor = tensor.detach()
+    return detached.to_local() if hasattr(detached, "to_local") else detached
 
 
 def whole(tensor: Any) -> Tensor:
     """A DTensor, gathered from all ranks, or a tensor that each rank has."""
-    found: Tensor = tensor.detach()
-    return found.full_tensor() if hasattr(found, "full_tensor") else found
+    detached: Tensor = tensor.detach()
+    return detached.full_tensor() if hasattr(detached, "full_tensor") else detached
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,12 @@ class Piece:
     @classmethod
     def of(cls, slot: Slot, parameter: nn.Parameter) -> Piece:
         """The piece of the parameter of a slot."""
-        given: Any = parameter
-        kinds = getattr(given, "placements", ())
+        sharded: Any = parameter
+        kinds = getattr(sharded, "placements", ())
         if any(kind.is_partial() for kind in kinds):
             raise InputError(f"model: {slot.name} is a sum over ranks, it must be in shards or copies")
         shards = math.prod(
-            given.device_mesh.size(i) for i, kind in enumerate(kinds) if not kind.is_replicate()
+            sharded.device_mesh.size(i) for i, kind in enumerate(kinds) if not kind.is_replicate()
         )
         return cls(slot, parameter, shards / dist.get_world_size())
 
@@ -99,13 +99,13 @@ class Piece:
 
     def gradient(self) -> Tensor:
         """The gradient of these numbers that a backward pass left: zero where it left none."""
-        found: Any = self.parameter.grad
-        if found is None:
+        gradient: Any = self.parameter.grad
+        if gradient is None:
             return torch.zeros_like(self.local)
         like: Any = self.parameter
-        if hasattr(found, "placements") and found.placements != like.placements:
-            found = found.redistribute(placements=like.placements)
-        return local_part(found)
+        if hasattr(gradient, "placements") and gradient.placements != like.placements:
+            gradient = gradient.redistribute(placements=like.placements)
+        return local_part(gradient)
 
     def cut(self, whole: Tensor) -> Tensor:
         """This rank's numbers of a tensor like the parameter, which all ranks have."""
@@ -181,10 +181,10 @@ class Exchanges:
             >>> float(problem.total(gradient @ gradient))  # doctest: +SKIP
             0.25
         """
-        found = values.detach().to(self.device, copy=True).contiguous()
+        summed = values.detach().to(self.device, copy=True).contiguous()
         with all_ranks():
-            dist.all_reduce(found)
-        return found.to(values.device)
+            dist.all_reduce(summed)
+        return summed.to(values.device)
 
     def gathered(self, values: Tensor) -> Tensor:
         """The values of each rank.
@@ -199,9 +199,9 @@ class Exchanges:
             >>> float(problem.gathered(torch.tensor(seconds)).max())  # doctest: +SKIP
             0.25
         """
-        each = values.new_zeros(self.ranks, *values.shape)
-        each[dist.get_rank()] = values
-        return self.total(each)
+        rows = values.new_zeros(self.ranks, *values.shape)
+        rows[dist.get_rank()] = values
+        return self.total(rows)
 
     def _each(self, *values: float) -> Tensor:
         """Numbers of each rank, (ranks, ...)."""
@@ -227,8 +227,8 @@ class Exchanges:
         """Raise the first rank's ``error`` on all ranks, in one line, if any has one."""
         if not bool(self._each(error is not None).any()):
             return
-        own = "" if isinstance(error, LandscapeError) else f"model, loss or data: {type(error).__name__}: "
-        texts = self._gathered_objects("" if error is None else " ".join(f"{own}{error}".split()))
+        prefix = "" if isinstance(error, LandscapeError) else f"model, loss or data: {type(error).__name__}: "
+        texts = self._gathered_objects("" if error is None else " ".join(f"{prefix}{error}".split()))
         rank, text = next((rank, text) for rank, text in enumerate(texts) if text)
         raise SharedError(f"{text} (rank {rank})") from error
 
@@ -253,10 +253,10 @@ class Exchanges:
         """``value`` of each rank: tensors, numbers and texts in tuples, lists and dicts, never code."""
         buffer = io.BytesIO()
         torch.save(value, buffer)
-        own = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-        sizes = [int(size) for size in self._each(len(own))]
+        pickled = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+        sizes = [int(size) for size in self._each(len(pickled))]
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
-        padded[: len(own)] = own
+        padded[: len(pickled)] = pickled
         parts = [torch.zeros_like(padded, device=self.device) for _ in sizes]
         with all_ranks():
             dist.all_gather(parts, padded.to(self.device))
@@ -279,13 +279,13 @@ MAX_ROWS, MAX_NUMBERS = 64, 1 << 22
 def check_batches(problem: Any) -> None:
     """Raise InputError unless all ranks have as many batches."""
     data = problem.data
-    each = problem._each(1 if data.resident else sum(1 for _ in data.pairs())).flatten().tolist()
-    few, many = min(each), max(each)
-    if few < many:
+    counts = problem._each(1 if data.resident else sum(1 for _ in data.pairs())).flatten().tolist()
+    fewest, most = min(counts), max(counts)
+    if fewest < most:
         raise InputError(
-            f"data: rank {each.index(few)} has {few:g} and rank {each.index(many)} has {many:g} batches; the "
-            "ranks make each pass together and need as many, of any sizes; divide each rank's samples into "
-            "as many, as list(zip(x.tensor_split(8), y.tensor_split(8))) does"
+            f"data: rank {counts.index(fewest)} has {fewest:g} and rank {counts.index(most)} has {most:g} "
+            "batches; the ranks make each pass together and need as many, of any sizes; divide each rank's "
+            "samples into as many, as list(zip(x.tensor_split(8), y.tensor_split(8))) does"
         )
 
 
@@ -352,25 +352,25 @@ def check_mean(problem: Any, terms: Terms) -> None:
     ragged = bool(shapes[:, 0].any()) or len(shapes.unique(dim=0)) > 1
     if is_mean(problem.criterion) and not ragged:
         return
-    own = problem.criterion is output_loss
+    models_own = problem.criterion is output_loss
 
     def outputs(weights: Tensor, x: Any) -> Any:
         problem._each(1)
         try:
             return problem._pass_on_all(lambda: tree_map(whole, call(problem.model, {}, x)))
         except SharedError as error:
-            raise (RuntimeError(str(error)) if own else error) from error  # a model takes no such part
+            raise (RuntimeError(str(error)) if models_own else error) from error  # a model takes no such part
 
     few: Any = SimpleNamespace(
-        criterion=(lambda o, y: double(whole(output_loss(o, y)))) if own else problem.criterion,
+        criterion=(lambda o, y: double(whole(output_loss(o, y)))) if models_own else problem.criterion,
         data=problem.data,
         device=problem.device,
         draws=0,
         evaluating=lambda seed: contextlib.nullcontext(),
         outputs=outputs,
     )
-    losses = Losses(few, problem.weights, by_outputs=not own)
-    if own:
+    losses = Losses(few, problem.weights, by_outputs=not models_own)
+    if models_own:
         losses.eps = max(losses.eps, COARSE * torch.finfo(problem.coarse).eps)
 
     @contextlib.contextmanager
@@ -391,10 +391,10 @@ def check_mean(problem: Any, terms: Terms) -> None:
         first = losses.samples(*next(_placed(problem)))
         rows = min(MAX_ROWS, max(1, MAX_NUMBERS * first.size // max(1, first.numbers)))
         first = first.rows(slice(rows))
-        gathered = problem._gathered_objects([first.outputs, first.x if own else None, first.y])
+        gathered = problem._gathered_objects([first.outputs, first.x if models_own else None, first.y])
         heads = [Samples(*head).on(problem.device) for head in gathered]
-        both = attempt(losses.of_two, heads[dist.get_rank() - 1], heads[dist.get_rank()], 0)
-    every = [*every, *([] if both is None else [both.without_outputs()])] or [Equation(0, 1.0, [], 0.0)]
+        joined = attempt(losses.of_two, heads[dist.get_rank() - 1], heads[dist.get_rank()], 0)
+    every = [*every, *([] if joined is None else [joined.without_outputs()])] or [Equation(0, 1.0, [], 0.0)]
 
     def that_hold_everywhere(counts: Sequence[Any]) -> list[Any]:
         if not counts:
@@ -405,22 +405,26 @@ def check_mean(problem: Any, terms: Terms) -> None:
     if that_hold_everywhere([terms]):
         return
     listed = [[*vars(count).values()] for x, y in _placed(problem) for count in candidates(x, y)]
-    counts = {values[0]: Count(*values) for each in problem._gathered_objects(listed) for values in each}
-    left = that_hold_everywhere([ONES, *counts.values()])
-    if not left:
+    counts = {
+        values[0]: Count(*values)
+        for rank_counts in problem._gathered_objects(listed)
+        for values in rank_counts
+    }
+    remaining = that_hold_everywhere([ONES, *counts.values()])
+    if not remaining:
         batches = sum(1 for _ in problem.data.pieces())
-        cuts = CUTS if own else -(-2 * MAX_CLASSES // batches)
-        left = that_hold_everywhere(
+        cuts = CUTS if models_own else -(-2 * MAX_CLASSES // batches)
+        remaining = that_hold_everywhere(
             class_counts([*every, *equations(cuts)], gather=problem._gathered_objects)
         )
-    if not left:
+    if not remaining:
         check_finite(problem, terms, every=True)
         raise InputError(
             "loss: it is no mean over samples, nor one over a standard count of targets, on all ranks "
             "together; give one with reduction='mean', or terms=, the number of terms of each sample"
         )
-    totals = problem._each(*(sum(float(c(x, y).sum()) for x, y in _placed(problem)) for c in left))
-    terms.count = only(left, totals.view(problem.ranks, -1))
+    totals = problem._each(*(sum(float(c(x, y).sum()) for x, y in _placed(problem)) for c in remaining))
+    terms.count = only(remaining, totals.view(problem.ranks, -1))
     say_count(terms.count)
     problem._weigh(terms)
 
@@ -433,9 +437,9 @@ def _placed(problem: Any) -> Iterator[tuple[Any, Any]]:
 def _check_gradient(problem: Any, few: Any, g: Tensor, rounding: float) -> None:
     """Raise InputError unless g is the gradient of the loss of the ``few`` samples on all ranks."""
     triples = zip(problem.pieces, problem.parts(problem.weights), problem.parts(g), strict=True)
-    copies = [t.double() for piece, *both in triples if piece.share * problem.ranks == 1 for t in both]
-    each = problem._each(*(float(t.square().sum()) for t in copies))
-    if not torch.allclose(each.amin(0), each.amax(0), rtol=tolerance(problem.dtype), atol=0):
+    copies = [t.double() for piece, *values in triples if piece.share * problem.ranks == 1 for t in values]
+    squares = problem._each(*(float(t.square().sum()) for t in copies))
+    if not torch.allclose(squares.amin(0), squares.amax(0), rtol=tolerance(problem.dtype), atol=0):
         raise InputError(
             "model: parameters that every rank has, or their gradients, differ from rank to rank; ranks "
             "that divide a layer among them need the same data"
@@ -447,8 +451,8 @@ def _check_gradient(problem: Any, few: Any, g: Tensor, rounding: float) -> None:
     step = STEP * problem.norm(theta) / problem.norm(along)
     expected = float(problem.total(inner(g, along)))
     ends = [few.loss(theta + times * step * along) for times in (1, -1, 2, -2)]
-    slope, other = (ends[0] - ends[1]) / (2 * step), (ends[2] - ends[3]) / (4 * step)
-    allowed = ALLOWED * max(abs(expected), abs(slope)) + abs(slope - other) + rounding / step
+    slope, wider_slope = (ends[0] - ends[1]) / (2 * step), (ends[2] - ends[3]) / (4 * step)
+    allowed = ALLOWED * max(abs(expected), abs(slope)) + abs(slope - wider_slope) + rounding / step
     if not abs(slope - expected) <= allowed:
         raise InputError(
             f"model: its gradient is not that of the mean loss of all ranks: the slope is {slope:.3g}, "
