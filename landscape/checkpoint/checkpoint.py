@@ -190,13 +190,17 @@ class Checkpoint(Shown):
             >>> run.about()
             {'split': 'train', 'label': 'import (torch.nn.modules.linear:Linear)'}
         """
-        found = Provenance(split=split or self.source.get("split", SPLIT), label=self.label)
+        origin = Provenance(split=split or self.source.get("split", SPLIT), label=self.label)
         if self.path is not None and self.path.exists():
-            one = self.path.is_file() and (self.path.suffix == ".h5" or self.recipe.count("[[import]]") == 1)
+            single_file = self.path.is_file() and (
+                self.path.suffix == ".h5" or self.recipe.count("[[import]]") == 1
+            )
             # of several files of another program, whose digests the recipe has
-            digest = hdf5.sha256(self.path) if one else hashlib.sha256(self.recipe.encode()).hexdigest()
-            found |= {"source": self.path.name, "source_sha256": digest}
-        return found
+            digest = (
+                hdf5.sha256(self.path) if single_file else hashlib.sha256(self.recipe.encode()).hexdigest()
+            )
+            origin |= {"source": self.path.name, "source_sha256": digest}
+        return origin
 
     def problem(
         self,
@@ -243,15 +247,15 @@ class Checkpoint(Shown):
             >>> run.problem(model=linear, data=data, loss=loss).samples
             9
         """
-        given = {
+        options = {
             "split": split, "model": model, "data": data, "data_dir": data_dir, "device": device,
             "dtype": dtype, "randomness": randomness,
         }  # fmt: skip
-        given = {name: value for name, value in given.items() if value is not None}
+        options = {name: value for name, value in options.items() if value is not None}
         if not (isinstance(loss, str) and loss == "data"):
-            given["loss"] = loss  # None is one, too
+            options["loss"] = loss  # None is one, too
         usual = {"split": SPLIT, "loss": "data", "randomness": "refuse"}
-        return self._problem(learner, **usual | self.source | user_code.named(given))
+        return self._problem(learner, **usual | self.source | user_code.named(options))
 
     def using(self, **source: Any) -> Checkpoint:
         """The same run, whose problem has a model, data or loss that its file does not bring along.
@@ -516,11 +520,11 @@ def _layout(rows: h5py.Dataset) -> Layout:
 
 def _facts(file: h5py.File, name: str, kinds: dict[str, type]) -> dict[str, Any]:
     """A JSON object in an attribute, with values of these kinds."""
-    found = json.loads(hdf5.attribute(file, name, str))
+    facts = json.loads(hdf5.attribute(file, name, str))
     for key, kind in kinds.items():
-        if not isinstance(found, dict) or type(found.get(key)) is not kind:
+        if not isinstance(facts, dict) or type(facts.get(key)) is not kind:
             raise ValueError(f"attribute /{name} has no '{key}' of the kind {kind.__name__}")
-    return dict(found)
+    return dict(facts)
 
 
 def _tensors(group: Any, rows: slice | EllipsisType, learners: int | None = None) -> dict[str, Tensor]:
@@ -548,8 +552,8 @@ def check_fit(where: str | Path, file: Layout, model: Layout) -> None:
     different = [name for name in {**shapes, **needed} if shapes.get(name) != needed.get(name)]
     misfit = "the order of the parameters differs"
     if different:
-        here, there = shapes.get(different[0], "missing"), needed.get(different[0], "missing or frozen")
-        misfit = f"'{different[0]}' is {here} in the file, {there} in the model"
+        in_file, in_model = shapes.get(different[0], "missing"), needed.get(different[0], "missing or frozen")
+        misfit = f"'{different[0]}' is {in_file} in the file, {in_model} in the model"
     raise OperationError(f"{where}: its weights do not fit the model: {misfit}")
 
 
@@ -562,9 +566,9 @@ def mean_buffer(rows: Tensor) -> Tensor:
 @torch.no_grad()
 def set_tensors(model: nn.Module, values: Mapping[str, Tensor], where: str = "checkpoint") -> None:
     """Set parameters and buffers of ``model`` by name; OperationError for one that does not fit."""
-    known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    tensors_of_model = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, value in values.items():
-        if name not in known or known[name].shape != value.shape:
+        if name not in tensors_of_model or tensors_of_model[name].shape != value.shape:
             raise OperationError(f"{where}: its buffer '{name}' {tuple(value.shape)} does not fit the model")
     for name, value in values.items():
-        known[name].copy_(value)
+        tensors_of_model[name].copy_(value)

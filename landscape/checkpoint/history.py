@@ -92,17 +92,17 @@ def recent(history: History, step: int, every: int) -> History:
 
 def latest(history: Mapping[str, Array], column: str) -> float:
     """The last number that was recorded in a column; NaN if there is none."""
-    known = history.get(column, np.zeros(0))
-    known = known[np.isfinite(known)]
-    return float(known[-1]) if len(known) else math.nan
+    values = history.get(column, np.zeros(0))
+    values = values[np.isfinite(values)]
+    return float(values[-1]) if len(values) else math.nan
 
 
 def describe(history: History) -> list[Row]:
     """The last numbers of the columns that a reader asks for first."""
     accuracy = latest(history, "test_accuracy")
-    known = "" if math.isnan(accuracy) else f"accuracy {accuracy:.4g}"
+    note = "" if math.isnan(accuracy) else f"accuracy {accuracy:.4g}"
     rows = [
-        Row("test loss", latest(history, "test_loss"), unit="nat", note=known),
+        Row("test loss", latest(history, "test_loss"), unit="nat", note=note),
         Row("training loss", latest(history, "train_loss"), unit="nat"),
         Row("consensus distance", latest(history, "consensus")),
         Row("effective rate α_e", latest(history, "alpha_e")),
@@ -117,13 +117,13 @@ def completed(history: History, path: Path) -> History:
     """
     names = sorted((p for p in path.parent.glob("step-*.h5") if p.stem[5:].isdecimal()), reverse=True)
     end = history["step"][-1] if len(history["step"]) else 0
-    for other in (path.with_name("last.h5"), *(p for p in names if int(p.stem[5:]) < end)):
+    for earlier in (path.with_name("last.h5"), *(p for p in names if int(p.stem[5:]) < end)):
         if not len(history["step"]) or history["step"][0] <= 1:
             return history
-        numbered = other.stem[5:]
-        if other == path or (numbered.isdecimal() and int(numbered) < history["step"][0]):
+        numbered = earlier.stem[5:]
+        if earlier == path or (numbered.isdecimal() and int(numbered) < history["step"][0]):
             continue
-        with contextlib.suppress(OperationError), hdf5.reading(other, warn=False) as file:
+        with contextlib.suppress(OperationError), hdf5.reading(earlier, warn=False) as file:
             history = _joined(read(hdf5.group(file, "history"))[0], history)
     if len(history["step"]) and history["step"][0] > 1:
         warn_caller(

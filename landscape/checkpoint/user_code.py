@@ -84,13 +84,13 @@ def command_text(name: str, options: Mapping[str, Any]) -> str:
     return shlex.quote(text_of(name, options)) if options else name
 
 
-def known_spec(where: str, text: str, known: Registry) -> Spec:
+def known_spec(where: str, text: str, registry: Registry) -> Spec:
     """:func:`parse`; the options of a built-in model or data set are checked, and its defaults filled in."""
     spec = parse(where, text)
     if spec.user_defined:
         return spec
-    choose(where, spec.name, [*known.names(), "MODULE:NAME"])
-    return replace(spec, options=known.options(spec.name, spec.options))
+    choose(where, spec.name, [*registry.names(), "MODULE:NAME"])
+    return replace(spec, options=registry.options(spec.name, spec.options))
 
 
 def find(where: str, name: str) -> Any:
@@ -164,11 +164,11 @@ def load_loss(where: str, text: str) -> Loss | None:
     if not spec.user_defined:
         raise InputError(f"{where}: '{text}' is not allowed, it must be MODULE:NAME or output")
     value = find(where, spec.name)
-    made = _make(where, spec) if spec.called or inspect.isclass(value) else value
-    if not callable(made):
-        kind = type(made).__name__
+    loss = _make(where, spec) if spec.called or inspect.isclass(value) else value
+    if not callable(loss):
+        kind = type(loss).__name__
         raise InputError(f"{where}: {spec.name} gives a {kind}, it must be loss(outputs, targets)")
-    return made
+    return loss
 
 
 @dataclass(frozen=True)
@@ -192,8 +192,8 @@ class UserData:
         if not all(is_resident(split) for split in self.splits.values()):
             return ""
         every = (t for name in sorted(self.splits) for _, t in named_tensors(self.splits[name]))
-        both = (part for t in every for part in (torch.tensor(t.shape), t.detach().cpu()))
-        return fingerprint(part.flatten().view(torch.uint8).numpy() for part in both)
+        parts = (part for t in every for part in (torch.tensor(t.shape), t.detach().cpu()))
+        return fingerprint(part.flatten().view(torch.uint8).numpy() for part in parts)
 
 
 def as_data(data: Any) -> UserData | Dataset:
@@ -242,12 +242,12 @@ def load_data(where: str, spec: Spec, data_dir: str | Path | None) -> UserData |
 
 def named(source: dict[str, Any]) -> dict[str, Any]:
     """Arguments of :meth:`landscape.Checkpoint.problem`, what is named among them found."""
-    found = dict(source)
+    source_options = dict(source)
     if isinstance(name := source.get("model"), str):
-        found["model"] = partial(build_model, "model", known_spec("model", name, registry.models))
+        source_options["model"] = partial(build_model, "model", known_spec("model", name, registry.models))
     if isinstance(name := source.get("data"), str):
         spec = known_spec("data", name, registry.data_sets)
-        found["data"] = load_data("data", spec, source.get("data_dir"))
+        source_options["data"] = load_data("data", spec, source.get("data_dir"))
     if isinstance(name := source.get("loss"), str) and name != "data":
-        found["loss"] = load_loss("loss", name)
-    return found
+        source_options["loss"] = load_loss("loss", name)
+    return source_options

@@ -195,11 +195,11 @@ class Context:
         Raises:
             OperationError: a damaged record, or a folder that holds a run of another recipe.
         """
-        name, known, runs = f"{identity(recipe)}.json", _unnamed(recipe), self._store(self.archives[0])
+        name, unnamed, runs = f"{identity(recipe)}.json", _unnamed(recipe), self._store(self.archives[0])
         if name not in self._records:
             if (stored := runs.read(name)) is None:
                 folder = self.run_folder(recipe)
-                end = launch.ended(known, folder)
+                end = launch.ended(unnamed, folder)
                 if end is None:
                     return None
                 steps = [Checkpoint.load(p, lambda n: slice(0), whole_history=False).step
@@ -207,13 +207,13 @@ class Context:
                 stored = Record.of(end, steps).to_json()
                 runs.add(name, stored)
             # As it is stored, rounded, so that all draw from the same numbers.
-            self._records[name] = Record.read(stored, known, f"{runs.archive}, {name}")
+            self._records[name] = Record.read(stored, unnamed, f"{runs.archive}, {name}")
         return self._records[name]
 
     def missing(self) -> list[Recipe]:
         """The recipes of the runs that have not ended yet, each once."""
-        each = {identity(cell.recipe): cell.recipe for cell in self.cells}
-        return [recipe for recipe in each.values() if self.record(recipe) is None]
+        recipes = {identity(cell.recipe): cell.recipe for cell in self.cells}
+        return [recipe for recipe in recipes.values() if self.record(recipe) is None]
 
     def train(self, recipes: Iterable[Recipe]) -> None:
         """Train ``recipes`` whose weights are not in FOLDER; an interrupted run resumes.
@@ -277,8 +277,8 @@ class Context:
 
         tables = []
         for run in self.ended(**values):
-            found = measure(run)
-            rows = pd.DataFrame([found] if isinstance(found, dict) else found)
+            measured = measure(run)
+            rows = pd.DataFrame([measured] if isinstance(measured, dict) else measured)
             first = {name: value for name, value in run.values.items() if not name.startswith("_")}
             tables.append(pd.DataFrame(first, index=rows.index).join(rows))
         return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
@@ -340,8 +340,10 @@ class Context:
             clock = time.perf_counter()
             with progress_bar(kind.__name__):
                 computed = make()
-            made = [computed] if isinstance(computed, base.Result) else list(computed)
-            results = [result.compact() if isinstance(result, Surface) else result for result in made]
+            computed_list = [computed] if isinstance(computed, base.Result) else list(computed)
+            results = [
+                result.compact() if isinstance(result, Surface) else result for result in computed_list
+            ]
             store.packed.pop(name, None)
             make_folder(store.folder)
             base.save(results, store.folder / name)

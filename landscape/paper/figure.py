@@ -88,28 +88,28 @@ def _rows(axis: Any, scale: Scale) -> list[list[tuple[str, Any]]]:
 
 def cells(named: Any, scale: Scale) -> list[Cell]:
     """The runs under cells.NAME in figures.toml, or of such a table, at ``scale``."""
-    found = declared()["cells"][named] if isinstance(named, str) else named
-    blocks: list[dict[str, Any]] = found if isinstance(found, list) else [found]
+    table = declared()["cells"][named] if isinstance(named, str) else named
+    blocks: list[dict[str, Any]] = table if isinstance(table, list) else [table]
     whole = [block | block.get(scale, {}) for block in blocks]
-    own = [{key: value for key, value in block.items() if key not in SCALES} for block in whole]
-    return [c for block in own for c in Block(**check_keywords("cells", block, Block)).cells(scale)]
+    blocks_here = [{key: value for key, value in block.items() if key not in SCALES} for block in whole]
+    return [c for block in blocks_here for c in Block(**check_keywords("cells", block, Block)).cells(scale)]
 
 
 def scaled(scale: Scale, name: str, settings: Iterable[str], seed: int, epochs: int = EPOCHS) -> Recipe:
     """The built-in recipe ``name`` with ``settings``, at ``scale``; on a laptop CIFAR-10 has ``epochs``."""
-    settings, own = list(settings), [f"seed={seed}"]
+    settings, overrides = list(settings), [f"seed={seed}"]
     if "/" in name:  # settings come last: a rate of ours is one at each scale
-        return recipe.read(name, [*_of_tables(scale, name, epochs), *settings, *own])
+        return recipe.read(name, [*_of_tables(scale, name, epochs), *settings, *overrides])
     base = recipe.read(name, settings)
     if name == "mnist-minimum":
-        own += [
+        overrides += [
             "steps=600", "model.widths=[64, 50, 50, 10]", "data={name='digits'}", "batch=1437",
             "schedule.milestones=[]", "monitor.sharpness=0",
         ] * (scale == "smoke")  # fmt: skip
     elif not name.startswith("mnist-"):
         pass  # a plugin's: its cells say what a scale changes
     elif scale == "smoke":
-        own += [
+        overrides += [
             f"steps={max(20, base.steps // 50)}", "evaluate.every=10", "checkpoint.every=10",
             f"batch={min(base.batch, 60 * base.learners)}",
             "model={name='mlp', widths=[64, 50, 50, 10]}", "data.name='digits'", "monitor.samples=200",
@@ -118,8 +118,8 @@ def scaled(scale: Scale, name: str, settings: Iterable[str], seed: int, epochs: 
             *(["monitor.every=10", "monitor.draws=2"] if base.monitor.instruments else []),
         ]  # fmt: skip
     else:
-        own += [f"checkpoint.every={min(500, base.steps // 10)}"]
-    return recipe.read(name, [*settings, *own])
+        overrides += [f"checkpoint.every={min(500, base.steps // 10)}"]
+    return recipe.read(name, [*settings, *overrides])
 
 
 @functools.cache
@@ -147,7 +147,7 @@ def _of_tables(scale: Scale, name: str, epochs: int) -> list[str]:
     return [] if speech else early
 
 
-def seconds_of(context: Context, runs: Iterable[Recipe], known: dict[str, float]) -> float:
+def seconds_of(context: Context, runs: Iterable[Recipe], seconds: dict[str, float]) -> float:
     """Seconds that ``runs`` take here, one after another, from a short measurement of each kind.
 
     ``known`` has the kinds that were measured before, and those that are now.
@@ -159,8 +159,8 @@ def seconds_of(context: Context, runs: Iterable[Recipe], known: dict[str, float]
     for run in runs:
         most = min(max(TIMED_SAMPLES), run.local_batch)
         kind = digest(run.model, run.data, run.autocast, run.dtype, most)
-        if kind not in known:
-            known[kind] = seconds_a_sample(context, run)
+        if kind not in seconds:
+            seconds[kind] = seconds_a_sample(context, run)
         spec = run.spec("data")
         whole = context.dataset(spec.name, spec.options)
         train, test = samples_of(whole.train), samples_of(whole.test)
@@ -172,7 +172,7 @@ def seconds_of(context: Context, runs: Iterable[Recipe], known: dict[str, float]
             (EIGENVECTOR_PASSES * monitor.k * measured, monitor.every * bool(monitor.instruments)),
         )
         step = run.batch + sum(samples / every for samples, every in passes if every)
-        total += run.steps * step * known[kind]
+        total += run.steps * step * seconds[kind]
     return total
 
 
@@ -181,13 +181,13 @@ def seconds_a_sample(context: Context, recipe: Recipe) -> float:
     timed = dataclasses.replace(  # also of a run whose steps are of all samples
         recipe, accumulate=1, sampling="replacement", monitor=type(recipe.monitor)()
     )
-    place, spec = pick_device(context.device), recipe.spec("data")
+    device, spec = pick_device(context.device), recipe.spec("data")
     data = context.dataset(spec.name, spec.options)
     before, done = (0, 0.0), (0, 0.0)
     for samples in sorted({min(n, recipe.local_batch) for n in TIMED_SAMPLES}):
         if before[0] and done[1] > BUSY_SECONDS:
             break
-        gradient = calibrate(timed, samples, device=place, dataset=data, seconds=FORECAST_SECONDS).gradient
+        gradient = calibrate(timed, samples, device=device, dataset=data, seconds=FORECAST_SECONDS).gradient
         before, done = done, (samples, gradient)
     (fewer, first), (more, second) = before, done
     slope = max(0.0, second - first) / (more - fewer)
@@ -264,8 +264,8 @@ class Figure(Described):
         """The changes that the scale makes to the paper, and how many of the runs have not ended yet."""
         notes = {"smoke": self.smoke, "laptop": self.laptop, "paper": self.paper or self.laptop}
         missing = sum(context.record(cell.recipe) is None for cell in context.cells)
-        left = f"; {missing} of {len(context.cells)} runs have not ended yet" if missing else ""
-        return notes[context.scale].format(**declared()["notes"]) + left
+        remark = f"; {missing} of {len(context.cells)} runs have not ended yet" if missing else ""
+        return notes[context.scale].format(**declared()["notes"]) + remark
 
 
 def figure(
@@ -293,8 +293,8 @@ def figure(
 
     def add(draw: Callable[[Context], Drawing]) -> Figure:
         cells = name if name in declared()["cells"] else ""
-        made = check_keywords(name, table or {"cells": cells} | declared()[name], Described)
-        return registry.figures.add(name)(Figure(name=name, judge=judge, draw=draw, **made))
+        description = check_keywords(name, table or {"cells": cells} | declared()[name], Described)
+        return registry.figures.add(name)(Figure(name=name, judge=judge, draw=draw, **description))
 
     return add
 
@@ -303,11 +303,11 @@ def names() -> list[str]:
     """The figures by paper, in the order of the paper, its other figures after its tables; ours come last."""
     papers = ("DPSGD-2020", "DPSGD-2021", "LocalSGD-2021", "Delay-2019")
 
-    def place(name: str) -> tuple[int, bool, str, str]:
+    def sort_key(name: str) -> tuple[int, bool, str, str]:
         paper, _, part = get(name).where.partition(", ")
         return (*papers, paper).index(paper), not part.startswith(("Figure", "Table")), part, name
 
-    return sorted(registry.figures, key=place)
+    return sorted(registry.figures, key=sort_key)
 
 
 def get(name: str) -> Figure:
@@ -383,6 +383,6 @@ def compare_with_paper(
     """
     columns = [name for _, name, _, _ in string.Formatter().parse(what) if name]
     return [
-        Compared(what.format(**dict(zip(columns, place, strict=True))), text(group[value], **form), paper)
-        for place, group in rows.groupby(columns, sort=False, dropna=False)
+        Compared(what.format(**dict(zip(columns, values, strict=True))), text(group[value], **form), paper)
+        for values, group in rows.groupby(columns, sort=False, dropna=False)
     ]

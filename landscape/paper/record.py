@@ -150,12 +150,12 @@ def _curves(history: Mapping[str, Array]) -> list[dict[str, Array]]:
     curves: dict[bytes, dict[str, Array]] = {}
     for name, rows in finite.items():
         count = min(len(rows), FEW if name == NOISY else POINTS)
-        kept = rows[np.linspace(0, len(rows) - 1, count).round().astype(int)]
+        chosen = rows[np.linspace(0, len(rows) - 1, count).round().astype(int)]
         if name == NOISY:
-            kept = np.concatenate([kept, *(np.intersect1d(rows, others) for others in measured)])
-        kept = np.unique(kept)
-        steps = history["step"][kept]
-        curves.setdefault(steps.tobytes(), {"step": steps})[name] = history[name][kept]
+            chosen = np.concatenate([chosen, *(np.intersect1d(rows, columns) for columns in measured)])
+        chosen = np.unique(chosen)
+        steps = history["step"][chosen]
+        curves.setdefault(steps.tobytes(), {"step": steps})[name] = history[name][chosen]
     return list(curves.values())
 
 

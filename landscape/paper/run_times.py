@@ -360,8 +360,8 @@ def calibrate(
         four.apply(weights, received, out)
 
     def noise() -> None:
-        drawn = torch.randn(width, generator=generator(0, "noise", 1))
-        torch.add(weights, drawn.to(weights), alpha=0.1)
+        noise_vector = torch.randn(width, generator=generator(0, "noise", 1))
+        torch.add(weights, noise_vector.to(weights), alpha=0.1)
 
     def draw() -> None:
         torch.randint(trainer.train.samples, (1000, 100), generator=generator(0, "batch", 1))
@@ -458,7 +458,7 @@ def _member(
     group = Group(torch.device("cpu"))
     recipes = {name: from_values(parse_toml(toml, name)) for name, toml in tomls.items()}
     runs = {name: Trainer(recipe, group=group) for name, recipe in recipes.items()}
-    first, found = next(iter(recipes.values())), []
+    first, measurements = next(iter(recipes.values())), []
     for _ in range(rounds):
         costs = calibrate(first, first.local_batch)
         seconds = {}
@@ -469,9 +469,9 @@ def _member(
                 run._step(run.step + 1)
             rows = run.history.rows[1:]  # the first warms up
             seconds[name] = statistics.median(run.recipe.batch / row["samples_per_s"] for row in rows)
-        found.append([vars(costs), _link(group, costs.size), seconds])
+        measurements.append([vars(costs), _link(group, costs.size), seconds])
     group.close()
-    return found
+    return measurements
 
 
 def _link(group: Group, size: int) -> dict[str, float]:

@@ -108,7 +108,7 @@ def viewed(axes: Sequence[Axis], view: Tensor) -> list[Axis]:
     A space is split where the view has blocks of it, or one place of each block. What the view leaves out
     keeps its place, and so do the units of an axis that goes across the borders of blocks.
     """
-    found = list[Axis]()
+    new_axes = list[Axis]()
 
     def spaced() -> list[tuple[Space, int]]:
         """The spaces from the last on, each with the distance of its units."""
@@ -127,17 +127,17 @@ def viewed(axes: Sequence[Axis], view: Tensor) -> list[Axis]:
 
     for size, step in zip(view.shape, view.stride(), strict=True):
         if size < 2 or step == 0:
-            found.append(_units(size))  # of size 1, or repeated
+            new_axes.append(_units(size))  # of size 1, or repeated
             continue
         end = step * size
         whole_blocks = has_border(step) and has_border(end) and view.storage_offset() // step % size == 0
         inside = [space for space, at in spaced() if at < end and step < at * space.size]
         if not whole_blocks:
             fix(inside, APART)
-        found.append(tuple(inside[::-1]) if whole_blocks else _units(size, APART))
-    left = {*spaces(axes)} - {*spaces(found)}
-    fix([*left], ONE_BY_ONE)
-    return found
+        new_axes.append(tuple(inside[::-1]) if whole_blocks else _units(size, APART))
+    unmatched = {*spaces(axes)} - {*spaces(new_axes)}
+    fix([*unmatched], ONE_BY_ONE)
+    return new_axes
 
 
 # Operations that give every entry its place back, besides those that PyTorch calls pointwise; softmax treats
@@ -162,7 +162,7 @@ class Step(NamedTuple):
     """An operation of a forward pass: its arguments by name, and the tensors in them with their shapes."""
 
     func: Any
-    given: dict[str, Any]
+    arguments: dict[str, Any]
     tensors: list[Tensor]
     shapes: list[torch.Size]
     outputs: list[Tensor]
@@ -190,22 +190,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         names = [argument.name for argument in func._schema.arguments]
-        given = dict(zip(names, args, strict=False)) | (kwargs or {})
-        tensors = _tensors([given.get(name) for name in names])
+        arguments = dict(zip(names, args, strict=False)) | (kwargs or {})
+        tensors = _tensors([arguments.get(name) for name in names])
         shapes = [t.shape for t in tensors]  # before an operation that changes it in place
         out = func(*args, **(kwargs or {}))
-        self.steps.append(Step(func, given, tensors, shapes, _tensors(out)))
+        self.steps.append(Step(func, arguments, tensors, shapes, _tensors(out)))
         return out
 
     def needed(self, results: Sequence[Tensor]) -> list[Step]:
         """The steps that the results come from, and those that write to a tensor or return none."""
-        wanted, found = {id(t) for t in results}, list[Step]()
+        needed_ids, steps = {id(t) for t in results}, list[Step]()
         for step in reversed(self.steps):
-            made = {id(t) for t in step.outputs}
-            if made & wanted or not made or step.func._schema.is_mutable:
-                wanted |= {id(t) for t in step.tensors}
-                found.append(step)
-        return found[::-1]
+            output_ids = {id(t) for t in step.outputs}
+            if output_ids & needed_ids or not output_ids or step.func._schema.is_mutable:
+                needed_ids |= {id(t) for t in step.tensors}
+                steps.append(step)
+        return steps[::-1]
 
 
 class Axes:
@@ -216,16 +216,16 @@ class Axes:
     """
 
     def __init__(self) -> None:
-        self.known = dict[int, list[Axis]]()
+        self.axes_of = dict[int, list[Axis]]()
 
     def start(self, tensor: Tensor, reason: str = "") -> None:
         """Give a tensor axes of its own."""
-        self.known[id(tensor)] = [_units(n, reason) for n in tensor.shape]
+        self.axes_of[id(tensor)] = [_units(n, reason) for n in tensor.shape]
 
     def of(self, tensor: Tensor) -> list[Axis]:
         """The axes of a tensor."""
-        if id(tensor) in self.known:
-            return self.known[id(tensor)]
+        if id(tensor) in self.axes_of:
+            return self.axes_of[id(tensor)]
         return [
             _units(n, "a constant" if n > 1 and bool((tensor != tensor.narrow(dim, 0, 1)).any()) else "")
             for dim, n in enumerate(tensor.shape)
@@ -234,29 +234,29 @@ class Axes:
     def fix(self, tensors: Sequence[Tensor], reason: str) -> None:
         """All units of these tensors must keep their places."""
         for t in tensors:
-            for axis in self.known.get(id(t), []):
+            for axis in self.axes_of.get(id(t), []):
                 fix(axis, reason)
 
     def follow(self, step: Step) -> None:
         """Give the outputs of an operation their axes, and unite what it numbers alike."""
         name = step.func.overloadpacket.__name__
-        if name in _NEW or not any(id(t) in self.known for t in step.tensors):
+        if name in _NEW or not any(id(t) in self.axes_of for t in step.tensors):
             return  # constants
-        axes = self._made(name, step) or []
+        axes = self._axes_made(name, step) or []
         if not axes:
             self.fix(step.tensors, f"operation {name}")
         for k, t in enumerate(step.outputs):
             if k >= len(axes):
                 self.start(t, f"operation {name}")
                 continue
-            if id(t) in self.known and name not in _TURNS:  # written to in place
-                for before, now in zip(self.known[id(t)], axes[k], strict=True):
+            if id(t) in self.axes_of and name not in _TURNS:  # written to in place
+                for before, now in zip(self.axes_of[id(t)], axes[k], strict=True):
                     unify(before, now)
-            self.known[id(t)] = list(axes[k])
+            self.axes_of[id(t)] = list(axes[k])
 
-    def _made(self, name: str, step: Step) -> list[list[Axis]] | None:
+    def _axes_made(self, name: str, step: Step) -> list[list[Axis]] | None:
         """The axes of the outputs of an operation; None where nothing is known of it."""
-        func, given, outputs = step.func, step.given, step.outputs
+        func, arguments, outputs = step.func, step.arguments, step.outputs
         operands = [self.of(t) for t in step.tensors]
         first = operands[0]
         if torch.Tag.nondeterministic_seeded in func.tags or name.endswith("_backward"):
@@ -264,30 +264,32 @@ class Axes:
         if torch.Tag.pointwise in func.tags or name in _SAME:
             return [self._broadcast(operands, outputs[0].dim())]
         if name in _VIEWS | _TURNS and outputs[0].dtype == step.tensors[0].dtype:
-            others = {key: value for key, value in given.items() if key != "self"}
-            return [viewed(first, view) for view in _tensors(func(torch.empty(step.shapes[0]), **others))]
+            other_arguments = {key: value for key, value in arguments.items() if key != "self"}
+            return [
+                viewed(first, view) for view in _tensors(func(torch.empty(step.shapes[0]), **other_arguments))
+            ]
         if name in _PRODUCTS:
             return [self._product(operands)]
         if name == "convolution":
-            return [self._convolution(given, operands, outputs[0])]
+            return [self._convolution(arguments, operands, outputs[0])]
         if "norm" in name and name.startswith(_NORMS):
-            return [self._norm(name, given, operands)]
+            return [self._norm(name, arguments, operands)]
         if name == "embedding":
             fix(first[0], DATA)
             return [[*operands[1], first[1]]]
-        dims = _listed(given.get("dim", given.get("dims")), len(first))
+        dims = _listed(arguments.get("dim", arguments.get("dims")), len(first))
         if name in _REDUCTIONS:
-            kept = [() if not dims or k in dims else axis for k, axis in enumerate(first)]
-            if not given.get("keepdim", False):
-                kept = [axis for k, axis in enumerate(kept) if dims and k not in dims]
-            return [kept] * len(outputs)
+            remaining = [() if not dims or k in dims else axis for k, axis in enumerate(first)]
+            if not arguments.get("keepdim", False):
+                remaining = [axis for k, axis in enumerate(remaining) if dims and k not in dims]
+            return [remaining] * len(outputs)
         if name == "glu":  # the product of two halves
-            dim = given.get("dim", -1)
+            dim = arguments.get("dim", -1)
             return [viewed(first, torch.empty(step.shapes[0]).chunk(2, dim)[0])]
         if name in ("cat", "stack"):
-            place = given.get("dim", 0) % outputs[0].dim()
+            place = arguments.get("dim", 0) % outputs[0].dim()
             return [self._joined(operands, place, outputs[0], stacked=name == "stack")]
-        moved = _moved(name, given, dims or range(len(first)), len(first))
+        moved = _moved(name, arguments, dims or range(len(first)), len(first))
         if moved is None:
             return None
         for k in moved:
@@ -296,17 +298,17 @@ class Axes:
             [_units(n, PLACES) if k in moved else first[k] for k, n in enumerate(t.shape)] for t in outputs
         ]
 
-    def _joined(self, operands: list[list[Axis]], place: int, out: Tensor, *, stacked: bool) -> list[Axis]:
+    def _joined(self, operands: list[list[Axis]], dim: int, out: Tensor, *, stacked: bool) -> list[Axis]:
         """The axes of tensors that are put one after another along the axis ``place``."""
         parts = [[*axes] for axes in operands if len(axes) == out.dim() - stacked]
         for axes in parts:
             if stacked:
-                axes.insert(place, ())
+                axes.insert(dim, ())
             else:
-                fix(axes[place], JOINED)
-                axes[place] = ()
+                fix(axes[dim], JOINED)
+                axes[dim] = ()
         whole = self._broadcast(parts, out.dim())
-        whole[place] = _units(out.shape[place], JOINED)
+        whole[dim] = _units(out.shape[dim], JOINED)
         return whole
 
     def _broadcast(self, operands: Sequence[Sequence[Axis]], count: int) -> list[Axis]:
@@ -326,9 +328,9 @@ class Axes:
         out = [*lead, *(a[-2:-1] if len(a) > 1 else []), *(b[-1:] if len(b) > 1 else [])]
         return self._broadcast([out, *operands[:-2]], len(out))
 
-    def _convolution(self, given: dict[str, Any], operands: list[list[Axis]], out: Tensor) -> list[Axis]:
+    def _convolution(self, arguments: dict[str, Any], operands: list[list[Axis]], out: Tensor) -> list[Axis]:
         x, weight, *bias = operands
-        groups, back = given["groups"], given["transposed"]
+        groups, back = arguments["groups"], arguments["transposed"]
         source, target = (weight[0], weight[1]) if back else (weight[1], weight[0])
         if groups > 1:
             blocks: Axis = (Space(groups),)
@@ -342,13 +344,13 @@ class Axes:
             unify(axes[0], target)
         return [x[0], target, *(_units(n, PLACES) for n in out.shape[2:])]
 
-    def _norm(self, name: str, given: dict[str, Any], operands: list[list[Axis]]) -> list[Axis]:
+    def _norm(self, name: str, arguments: dict[str, Any], operands: list[list[Axis]]) -> list[Axis]:
         """Batch, group and layer normalization: weight, bias and statistics have the normalized axes."""
-        x, *others = operands
+        x, *parameters = operands
         if "group" in name:
             size = math.prod(space.size for space in leaves(x[1]))
-            unify(x[1], (*_units(given["group"]), *_units(size // given["group"])))
-        for axes in others:
+            unify(x[1], (*_units(arguments["group"]), *_units(size // arguments["group"])))
+        for axes in parameters:
             if "layer" in name or "rms" in name:
                 self._broadcast([x[-len(axes) :], axes], len(axes))
             else:
@@ -361,12 +363,14 @@ def _listed(dims: Any, count: int) -> list[int]:
     return [k % count for k in ([dims] if isinstance(dims, int) else dims or [])] if count else []
 
 
-def _moved(name: str, given: Mapping[str, Any], dims: Collection[int], count: int) -> Collection[int] | None:
+def _moved(
+    name: str, arguments: Mapping[str, Any], dims: Collection[int], count: int
+) -> Collection[int] | None:
     """The axes of ``count`` along which an operation moves units; None where nothing is known of it."""
     if name.startswith(_LOCAL):
         return range(count - int(re.search(r"(\d)d", name)[1]), count)  # type: ignore[index]
     if name == "constant_pad_nd":
-        return {count - 1 - k // 2 for k, pad in enumerate(given["pad"]) if pad}
+        return {count - 1 - k // 2 for k, pad in enumerate(arguments["pad"]) if pad}
     if name in ("tril", "triu"):
         return range(count - 2, count)
     return dims if name in ("roll", "flip", "cumsum") else None
@@ -419,35 +423,35 @@ def traced(problem: MeanLoss) -> Trace:
             of_data |= {id(t) for t in step.outputs}
     read = dict[tuple[int, torch.Size], tuple[Place, list[Axis]]]()
     for number, step in enumerate(recorder.steps):
-        made = {space for t in step.outputs for space in spaces(axes.known.get(id(t), []))}
+        new_spaces = {space for t in step.outputs for space in spaces(axes.axes_of.get(id(t), []))}
         for k, t in enumerate(step.tensors):
-            own = axes.known.get(id(t), []) if id(t) in of_data else []
-            if any(not space.reason for space in {*spaces(own)} - made):
+            data_axes = axes.axes_of.get(id(t), []) if id(t) in of_data else []
+            if any(not space.reason for space in {*spaces(data_axes)} - new_spaces):
                 # The same numbers, which several operations take, are read once.
-                read.setdefault((t.data_ptr(), t.shape), (Place(number, k, step.func, t.shape), own))
-    return Trace({name: axes.known[id(weight)] for name, weight in weights.items()}, dict(read.values()))
+                read.setdefault((t.data_ptr(), t.shape), (Place(number, k, step.func, t.shape), data_axes))
+    return Trace({name: axes.axes_of[id(weight)] for name, weight in weights.items()}, dict(read.values()))
 
 
 @torch.no_grad()
-def activations(problem: MeanLoss, weights: Tensor, x: Any, places: Collection[Place]) -> dict[str, Tensor]:
+def activations(problem: MeanLoss, weights: Tensor, x: Any, points: Collection[Place]) -> dict[str, Tensor]:
     """The activations at some places, by the text of the place, of a pass over inputs with ``weights`` (P,).
 
     Raises:
         InputError: the pass is not that which was traced.
     """
     x, _ = problem.data.leaves(x, None)
-    parameters, recorder, found = problem.layout.leaves(weights), Recorder(), dict[str, Tensor]()
+    parameters, recorder, tensors = problem.layout.leaves(weights), Recorder(), dict[str, Tensor]()
     with _plainly(problem), recorder:
         problem.call(parameters, x)
-    for place in places:
-        step = recorder.steps[place.number] if place.number < len(recorder.steps) else None
-        if step is None or step.func is not place.func or step.tensors[place.operand].shape != place.shape:
+    for point in points:
+        step = recorder.steps[point.number] if point.number < len(recorder.steps) else None
+        if step is None or step.func is not point.func or step.tensors[point.operand].shape != point.shape:
             raise InputError(
                 "align: 'activations' is not allowed for this model, whose operations change from pass to "
                 "pass; 'weights' is"
             )
-        found[str(place)] = step.tensors[place.operand]
-    return found
+        tensors[str(point)] = step.tensors[point.operand]
+    return tensors
 
 
 def seen(outputs: Any) -> list[Tensor]:

@@ -103,8 +103,8 @@ def _runtime(context: Context) -> Drawing:
         costs = calibrate(recipe, recipe.local_batch, data_dir=context.data_dir)
         return predict(recipe, sizes["workers"], costs, machines, mixings)
 
-    known = {"workers": sizes["workers"], "recipe": identity(recipe)}
-    (result,) = context.cached(RunTimes, [], known, make, (predict,))
+    settings = {"workers": sizes["workers"], "recipe": identity(recipe)}
+    (result,) = context.cached(RunTimes, [], settings, make, (predict,))
     rows = _times(result).drop(columns="step_error")
     most = rows[(rows["workers"] == sizes["workers"][-1]) & rows["algorithm"].str.startswith("dpsgd")]
     compared = []
@@ -164,25 +164,25 @@ def _measured(**how: Any) -> list[RunTimes]:
         if rate:
             queue = f"root tbf rate {rate:.0f}bit burst 1mb latency 200ms"
             shape = f'ip link set lo up && tc qdisc add dev lo {queue} && exec "$0" "$@"'
-            own = ["--map-root-user"] if os.geteuid() else []
-            command = ["unshare", "--net", *own, "sh", "-c", shape, *command]
+            own_user = ["--map-root-user"] if os.geteuid() else []
+            command = ["unshare", "--net", *own_user, "sh", "-c", shape, *command]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
+            message = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
             raise OperationError(
-                f"processes over a slow loopback cannot be timed here ({said}); run it as root, with "
+                f"processes over a slow loopback cannot be timed here ({message}); run it as root, with "
                 "unshare, ip and tc installed"
             ) from error
-        return [each for each in base.load_results(path) if isinstance(each, RunTimes)]
+        return [times for times in base.load_results(path) if isinstance(times, RunTimes)]
 
 
 def _judge_loopback(rows: Rows) -> list[Effect]:
     what, effects = "time per step, SSGD / DPSGD", []
-    for many, rule in itertools.product(settings(rows, "processes"), list(RULES)[1:]):
-        both: dict[str, Any] = {"processes": many, "algorithm": ("ssgd", rule)}
-        where = f"{many:g} processes, {rule}"
-        effects.append(paired_effect(where, what, rows, "measured_s", times=True, **both))
+    for processes, rule in itertools.product(settings(rows, "processes"), list(RULES)[1:]):
+        pair: dict[str, Any] = {"processes": processes, "algorithm": ("ssgd", rule)}
+        where = f"{processes:g} processes, {rule}"
+        effects.append(paired_effect(where, what, rows, "measured_s", times=True, **pair))
     return effects
 
 
@@ -191,25 +191,25 @@ def _loopback(context: Context) -> Drawing:
     sizes, tables = dict(context.sizes), []
     for processes in sizes.pop("processes"):
         how = {"processes": processes, **sizes}
-        found = context.cached(RunTimes, [], how, functools.partial(_measured, **how), (predict,))
-        for seed, each in enumerate(zip(found[::2], found[1::2], strict=True)):
-            predicted, measured = (_times(times).set_index("algorithm")["step_s"] for times in each)
+        run_times = context.cached(RunTimes, [], how, functools.partial(_measured, **how), (predict,))
+        for seed, pair in enumerate(zip(run_times[::2], run_times[1::2], strict=True)):
+            predicted, measured = (_times(times).set_index("algorithm")["step_s"] for times in pair)
             columns = {"processes": processes, "seed": seed, "measured_s": measured, "predicted_s": predicted}
             tables.append(pd.DataFrame(columns).loc[list(RULES)].reset_index(names="algorithm"))
     rows = pd.concat(tables, ignore_index=True)
     rows["predicted_over_measured"] = rows["predicted_s"] / rows["measured_s"]
-    shown = settings(rows, "processes")
+    counts = settings(rows, "processes")
     picture, (ax,) = panels(1, 1, 6.4, 3.7)
     for (rule, table), marker in zip(rows.groupby("algorithm", sort=False), "osD", strict=True):
         by = table.groupby("processes")[["measured_s", "predicted_s"]].agg(["median", "min", "max"])
         middle, low, high = (by["measured_s"][name] for name in ("median", "min", "max"))
         look: Any = {"color": color_of(rule), "ls": ":" if rule.endswith("atc") else "--"}
-        ax.plot(shown, by["predicted_s"]["median"], label=f"{rule}, predicted", **look)
+        ax.plot(counts, by["predicted_s"]["median"], label=f"{rule}, predicted", **look)
         look |= {"marker": marker, "ls": "none", "mfc": "none" if rule.endswith("atc") else look["color"]}
         reach = [middle - low, high - middle]
-        ax.errorbar(shown, middle, reach, capsize=3, label=f"{rule}, measured", **look)
+        ax.errorbar(counts, middle, reach, capsize=3, label=f"{rule}, measured", **look)
     ax.set(xscale="log", ylim=(0, None), xlabel="processes", ylabel="time per step (s)")
-    ticks_at(ax.xaxis, shown, [*map(str, shown)])
+    ticks_at(ax.xaxis, counts, [*map(str, counts)])
     shared_legend(picture, [ax], ncols=3)
     what = "predicted / measured time per step, {algorithm}, {processes} processes"
     return Drawing({"": picture}, rows, compare_with_paper(rows, what, "predicted_over_measured"))
@@ -226,8 +226,8 @@ def _judge_local(rows: Rows) -> list[Effect]:
     where, ends = f"local SGD, H = {first:g} less H = {longer[-1]:g}", (first, longer[-1])
     effects = [paired_effect(where, what, rows, ACCURACY, algorithm="local-sgd", period=ends)]
     for h in longer:
-        where, both = f"slow momentum less none, H = {h:g}", ("slowmo", "local-sgd")
-        effects.append(paired_effect(where, what, rows, ACCURACY, algorithm=both, period=h))
+        where, pair = f"slow momentum less none, H = {h:g}", ("slowmo", "local-sgd")
+        effects.append(paired_effect(where, what, rows, ACCURACY, algorithm=pair, period=h))
     return effects
 
 
@@ -254,5 +254,5 @@ def _local(context: Context) -> Drawing:
     axes[0].set_ylabel("test accuracy of $w_a$ (%)")
     shared_legend(picture, axes[:1], ncols=2)
     what = "test accuracy (%), {algorithm}, H = {period}"
-    shown = rows.replace({"algorithm": NAMED})
-    return Drawing({"": picture}, rows, compare_with_paper(shown, what, ACCURACY, mean_and_spread))
+    named_rows = rows.replace({"algorithm": NAMED})
+    return Drawing({"": picture}, rows, compare_with_paper(named_rows, what, ACCURACY, mean_and_spread))

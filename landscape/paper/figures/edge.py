@@ -66,8 +66,8 @@ def plateau(run: Checkpoint) -> float:
     A value counts unless its residual says that the search has not converged.
     """
     values, steps = run.history["lr_lambda_max"], run.history["step"]
-    off = run.history["lambda_max_residual"] > RESIDUAL * np.abs(run.history["lambda_max"])
-    late = values[np.isfinite(values) & ~off & (steps > run.step / 2)]
+    unconverged = run.history["lambda_max_residual"] > RESIDUAL * np.abs(run.history["lambda_max"])
+    late = values[np.isfinite(values) & ~unconverged & (steps > run.step / 2)]
     return float(np.median(late)) if len(late) else float("nan")
 
 
@@ -89,13 +89,13 @@ def _judge_edge(rows: Rows) -> list[Effect]:
     """Each setting's plateau against its limit; the order of the plateaus in AWC order; ATC against SSGD."""
     effects, what = [], "plateau of ηλ_max"
     for rate in settings(rows, "lr"):
-        for two in (("SSGD", "full AWC"), ("full AWC", "ring(1) AWC")):
-            where = f"α = {rate:g}, {two[0]} less {two[1]}"
-            effects.append(paired_effect(where, what, rows, LEVEL, lr=rate, setting=two))
+        for pair in (("SSGD", "full AWC"), ("full AWC", "ring(1) AWC")):
+            where = f"α = {rate:g}, {pair[0]} less {pair[1]}"
+            effects.append(paired_effect(where, what, rows, LEVEL, lr=rate, setting=pair))
         for mixing in MIXINGS:
-            where, both = f"α = {rate:g}, {mixing} ATC / SSGD", (f"{mixing} ATC", "SSGD")
+            where, two_settings = f"α = {rate:g}, {mixing} ATC / SSGD", (f"{mixing} ATC", "SSGD")
             how: dict[str, Any] = {"times": True, "claimed": NEAR}
-            effects.append(paired_effect(where, what, rows, LEVEL, lr=rate, setting=both, **how))
+            effects.append(paired_effect(where, what, rows, LEVEL, lr=rate, setting=two_settings, **how))
     for rate, name in settings(rows, "lr", "setting"):
         levels = [by_seed(rows, column, lr=rate, setting=name) for column in (LEVEL, "limit")]
         effects.append(effect_of(f"α = {rate:g}, {name}", f"{what} / limit", *levels, **how))
@@ -107,8 +107,8 @@ def _edge(context: Context) -> Drawing:
     """The seeds' ηλ_max as thin lines, their median as a thick one, the limit dashed."""
 
     def measure(run: Ended) -> dict[str, Any]:
-        found = {LEVEL: plateau(run.end), "limit": limit_of(run.end), ERROR: test_error(run.end)}
-        return found | {"diverged": run.end.diverged}
+        values = {LEVEL: plateau(run.end), "limit": limit_of(run.end), ERROR: test_error(run.end)}
+        return values | {"diverged": run.end.diverged}
 
     rows = context.table(measure)
     rates = settings(rows, "lr")
@@ -151,12 +151,12 @@ def _judge_follows(rows: Rows) -> list[Effect]:
     effects = []
     for rate in settings(rows, "lr"):
         where = f"α = {rate:g}, SSGD and ring(2) AWC"
-        both: dict[str, Any] = {"lr": rate, "setting": ("SSGD", "ring(2) AWC")}
+        pair: dict[str, Any] = {"lr": rate, "setting": ("SSGD", "ring(2) AWC")}
         what = "test error, the first less the second (points)"
-        effects.append(paired_effect(where, what, rows, ERROR, **both))
+        effects.append(paired_effect(where, what, rows, ERROR, **pair))
         what = "rise of the loss, the first / the second"
-        effects.append(paired_effect(where, what, rows, RISE, times=True, **both))
-    together = tuple(_correlation(one) for _, one in rows.groupby("seed"))
+        effects.append(paired_effect(where, what, rows, RISE, times=True, **pair))
+    together = tuple(_correlation(of_seed) for _, of_seed in rows.groupby("seed"))
     return [*effects, Effect("all settings of a seed", "correlation of log λ_max with log rise", together)]
 
 
@@ -171,8 +171,8 @@ def _follows(context: Context) -> Drawing:
     rows = context.table(measure)
     markers = dict(zip(settings(rows, "lr"), "os^", strict=True))
     picture, axes = panels(1, 2, 5.2, 3.9)
-    both = (ERROR, "test error (%)"), (RISE, "median rise of the loss (nat)")
-    for ax, (quantity, label) in zip(axes, both, strict=True):
+    quantities = (ERROR, "test error (%)"), (RISE, "median rise of the loss (nat)")
+    for ax, (quantity, label) in zip(axes, quantities, strict=True):
         for (rate, name), group in rows.groupby(["lr", "setting"], sort=False):
             color, atc = look_of(name)
             look = {"color": color, "marker": markers[rate], "mfc": "none" if atc else color}
@@ -184,8 +184,8 @@ def _follows(context: Context) -> Drawing:
     gray = [handle(f"α = {rate:g}", marker=marker, ls="none") for rate, marker in markers.items()]
     gray.append(handle("ATC order", marker="o", mfc="none", ls="none"))
     settings_legend(picture, *gray, columns=4, marker="o", ls="none")
-    shown = rows[rows["setting"].isin(["SSGD", "ring(2) AWC", "ring(2) ATC"])]
-    compared = compare_with_paper(shown, "test error (%), α = {lr:g}, {setting}", ERROR, mean_and_spread)
+    chosen = rows[rows["setting"].isin(["SSGD", "ring(2) AWC", "ring(2) ATC"])]
+    compared = compare_with_paper(chosen, "test error (%), α = {lr:g}, {setting}", ERROR, mean_and_spread)
     compared.append(Compared("correlation of log λ_max with log rise", f"{_correlation(rows):.2f}"))
     return Drawing({"": picture}, rows, compared)
 
@@ -200,17 +200,17 @@ CLAIMED = {"the same gap": (1.25, np.inf), "the same ω_min": (0.8, 1.25)}
 def _judge_lazy(rows: Rows) -> list[Effect]:
     """The powers of 1 + ω_min and of the gap that fit the sharpness; and the families, end against end."""
     powers = []
-    for _, here in rows.groupby("seed", sort=False):
-        x = np.stack([np.ones(len(here)), np.log(1 + here["omega_min"]), np.log(here["gap"])])
-        if len(here) > 3 and (here[LEVEL] > 0).all():
-            powers.append(np.linalg.lstsq(x.T, np.log(here[LEVEL].to_numpy()), rcond=None)[0][1:].tolist())
+    for _, of_seed in rows.groupby("seed", sort=False):
+        x = np.stack([np.ones(len(of_seed)), np.log(1 + of_seed["omega_min"]), np.log(of_seed["gap"])])
+        if len(of_seed) > 3 and (of_seed[LEVEL] > 0).all():
+            powers.append(np.linalg.lstsq(x.T, np.log(of_seed[LEVEL].to_numpy()), rcond=None)[0][1:].tolist())
     effects = [
         Effect("six mixings", f"power of sharpness in {what}", tuple(p[k] for p in powers), claimed)
         for k, what, claimed in ((0, "1 + ω_min", (0.5, 1.5)), (1, "the spectral gap", (-0.25, 0.25)))
     ]
     for family, claimed in CLAIMED.items():
-        first, *others = settings(select(rows, panel=family), "setting")
-        for name in others:
+        first, *other_settings = settings(select(rows, panel=family), "setting")
+        for name in other_settings:
             where, what = f"{family}: {name} / {first}", "plateau of ηλ_max"
             how: dict[str, Any] = {"times": True, "claimed": claimed, "setting": (name, first)}
             effects.append(paired_effect(where, what, rows, LEVEL, panel=family, **how))
@@ -264,8 +264,8 @@ def _settled(rows: Rows) -> Rows:
 def _judge_geometries(rows: Rows) -> list[Effect]:
     """The median of each run, by rule and optimizer."""
     effects = []
-    for (rule, optimizer), here in _settled(rows).groupby(["rule", "optimizer"], sort=False):
-        values = tuple(here.groupby("seed")["ratio"].median().tolist())
+    for (rule, optimizer), group in _settled(rows).groupby(["rule", "optimizer"], sort=False):
+        values = tuple(group.groupby("seed")["ratio"].median().tolist())
         effects.append(Effect(f"{optimizer}, {rule}", "η × sharpness / limit", values, SETTLED, ratio=True))
     return effects
 
@@ -331,8 +331,8 @@ def _judge(rows: Rows) -> list[Effect]:
     for name in settings(rows, "setting"):
         middle = select(half, batch=low, setting=name).groupby("seed")[columns].median()
         with np.errstate(invalid="ignore"):  # a negative one has no ratio to the limit: not tested
-            off = np.abs(np.log(middle[columns[:2]].div(middle[columns[2]], axis=0)))
-        gains = tuple((off[columns[0]] - off[columns[1]]).tolist())
+            deviation = np.abs(np.log(middle[columns[:2]].div(middle[columns[2]], axis=0)))
+        gains = tuple((deviation[columns[0]] - deviation[columns[1]]).tolist())
         effects.append(Effect(f"nB = {low:g}, {named(name)}", what, gains))
     return effects
 
@@ -351,9 +351,11 @@ def _instruments(context: Context) -> Drawing:
 
 def _picture(rows: Rows, ends: Rows, which: str) -> Any:
     """A row of panels for each quantity, a column for each batch, a line for each setting."""
-    batches, shown = settings(rows, "batch"), SHOWN[which]
-    picture, axes = panels(len(shown), len(batches), 3.9, 2.6, sharey="row")
-    for ax, ((column, label, scale), batch) in zip(axes, itertools.product(shown, batches), strict=True):
+    batches, rows_of_panels = settings(rows, "batch"), SHOWN[which]
+    picture, axes = panels(len(rows_of_panels), len(batches), 3.9, 2.6, sharey="row")
+    for ax, ((column, label, scale), batch) in zip(
+        axes, itertools.product(rows_of_panels, batches), strict=True
+    ):
         for name in settings(rows, "setting"):
             color, atc = look_of(name)
             curve = _curve(select(rows, batch=batch, setting=name), column)
@@ -363,12 +365,12 @@ def _picture(rows: Rows, ends: Rows, which: str) -> Any:
         if column == "noise_scale":
             ax.axhline(batch, color="#555555", lw=1.0, ls=":")
         ax.set_yscale(scale)
-        place = ax.get_subplotspec()
-        if place.is_first_col():
+        position = ax.get_subplotspec()
+        if position.is_first_col():
             ax.set_ylabel(label)
-        if place.is_first_row():
+        if position.is_first_row():
             ax.set_title(f"nB = {batch}")
-        if place.is_last_row():
+        if position.is_last_row():
             ax.set_xlabel("step")
     lines = [handle("ATC order", lw=1.4, ls="--")]
     if which == "sharpness":
@@ -382,7 +384,9 @@ def _curve(rows: Rows, column: str) -> Any:
     by_step = rows.groupby("step")
     if column == "noise_scale":
         parts = by_step[["noise_trace", "noise_norm2"]]
-        sums, counts = (each.rolling(WINDOWS, min_periods=1).sum() for each in (parts.sum(), parts.count()))
+        sums, counts = (
+            windows.rolling(WINDOWS, min_periods=1).sum() for windows in (parts.sum(), parts.count())
+        )
         return _ratio(sums / counts)
     if column == "disagreement_cost":  # of learners that agree it is rounding
         agree = rows.groupby("seed")["spread_share"].transform("count") == 0
@@ -426,8 +430,8 @@ def largest_rates(rows: Rows) -> dict[str, Numbers]:
         return float(np.log2(runs["lr"].iloc[last])) if good.any() else none
 
     groups = rows.sort_values("lr").groupby(["algorithm", "seed"])[["lr", ERROR]]
-    found = groups.apply(largest)
-    return {name: found[name] for name in settings(rows, "algorithm")}
+    rates = groups.apply(largest)
+    return {name: rates[name] for name in settings(rows, "algorithm")}
 
 
 def _judge_rates(rows: Rows) -> list[Effect]:
@@ -456,12 +460,12 @@ def _rates(context: Context) -> Drawing:
         }
 
     rows = context.table(measure)
-    tasks, compared = [one for _, one in rows.groupby("task", sort=False)], list[Compared]()
-    shown = [(ERROR, one) for one in tasks]
-    shown += [(SHARPNESS, one) for one in tasks if (one[SHARPNESS] > 0).any()]
-    names = numbered("panel", len(shown))
-    picture, axes = panels(-(-len(shown) // 2), 2, 4.6, 2.9, [*names, *[""] * (len(names) % 2)])
-    for ax, (quantity, of_task) in zip(axes, shown, strict=True):
+    tasks, compared = [task_rows for _, task_rows in rows.groupby("task", sort=False)], list[Compared]()
+    panels_shown = [(ERROR, task_rows) for task_rows in tasks]
+    panels_shown += [(SHARPNESS, task_rows) for task_rows in tasks if (task_rows[SHARPNESS] > 0).any()]
+    names = numbered("panel", len(panels_shown))
+    picture, axes = panels(-(-len(panels_shown) // 2), 2, 4.6, 2.9, [*names, *[""] * (len(names) % 2)])
+    for ax, (quantity, of_task) in zip(axes, panels_shown, strict=True):
         _draw_task(ax, of_task, quantity)
     for of_task in tasks:
         what = f"largest rate at which every seed converges, {of_task['task'].iloc[0]}"
@@ -474,15 +478,15 @@ def _rates(context: Context) -> Drawing:
 
 def _draw_task(ax: Any, rows: Rows, quantity: str) -> None:
     for (name, color), marker, offset in zip(LOOKS.items(), "osD", (0.96, 1.0, 1.04), strict=True):
-        one = select(rows, algorithm=name)
-        _draw(ax, one, quantity, offset, marker=marker, color=color, label=name)
-        for limit in one["limit"].dropna()[:1] if quantity == SHARPNESS else ():
+        of_rule = select(rows, algorithm=name)
+        _draw(ax, of_rule, quantity, offset, marker=marker, color=color, label=name)
+        for limit in of_rule["limit"].dropna()[:1] if quantity == SHARPNESS else ():
             ax.axhline(limit, color=color, lw=1.0, ls="--")
     if quantity == ERROR:
         ax.axhline(_bound(rows), color="#777777", lw=0.9, ls=":")
-    shown = sorted(settings(rows, "lr"))
+    rates = sorted(settings(rows, "lr"))
     ax.set_xscale("log")
-    ticks_at(ax.xaxis, shown, [f"{rate:g}" for rate in shown])
+    ticks_at(ax.xaxis, rates, [f"{rate:g}" for rate in rates])
     log_axis(ax.yaxis)
     what = {ERROR: "test error of $w_a$ (%)", SHARPNESS: r"largest $\eta\lambda_{max}$ (lines: limits)"}
     ax.set(title=rows["task"].iloc[0], xlabel="learning rate α", ylabel=what[quantity])

@@ -85,8 +85,8 @@ def _figure_2(context: Context, name: str, text: Any) -> Drawing:
         for a, group in rows.groupby("algorithm", sort=False)
     ]
     for s in first:
-        what, least, most = f"test loss over the plane, {s.label}", np.nanmin(s.loss), np.nanmax(s.loss)
-        compared.append(Compared(what, f"{least:.3g} to {most:.3g}"))
+        what, lowest, highest = f"test loss over the plane, {s.label}", np.nanmin(s.loss), np.nanmax(s.loss)
+        compared.append(Compared(what, f"{lowest:.3g} to {highest:.3g}"))
     ends = [run.end for run in context.ended()]
     return Drawing({"": plots.draw(ends), "-contour": plots.draw(first)}, rows, compared)
 
@@ -137,10 +137,10 @@ _MEASURES: dict[str, dict[str, Any]] = {
 
 def _judge_flatness(rows: Rows) -> list[Effect]:
     """The two rises by directions and point, those at the end first."""
-    what, both = "rise of the loss around SSGD / DPSGD", ("SSGD", "DPSGD")
+    what, two = "rise of the loss around SSGD / DPSGD", ("SSGD", "DPSGD")
     every = sorted(settings(rows, "directions", "point"), key=lambda pair: pair[1] != "end")
     return [
-        paired_effect(f"{how}, {at}", what, rows, RISE, directions=how, point=at, algorithm=both, times=True)
+        paired_effect(f"{how}, {at}", what, rows, RISE, directions=how, point=at, algorithm=two, times=True)
         for how, at in every
     ]
 
@@ -149,10 +149,10 @@ def _judge_flatness(rows: Rows) -> list[Effect]:
 def _flatness(context: Context) -> Drawing:
     """The rise of the loss along random directions, as they are and filter-normalized, and from
     checkpoints of equal training loss."""
-    lost = {(r.values["_rule"], r.end.seed): last(r.end, "train_loss") for r in context.ended()}
+    losses = {(r.values["_rule"], r.end.seed): last(r.end, "train_loss") for r in context.ended()}
 
     def measure(run: Ended) -> list[dict[str, Any]]:
-        target = max(lost[rule, run.end.seed] for rule in ("ssgd", "dpsgd"))
+        target = max(losses[rule, run.end.seed] for rule in ("ssgd", "dpsgd"))
         equal = min(run.points, key=lambda point: abs(np.log(last(point, "train_loss") / target)))
         rises = []
         for when, point in {"end": run.last, "equal loss": equal}.items():
@@ -194,8 +194,8 @@ def _planes(context: Context) -> Drawing:
 
     def measure(run: Ended) -> list[dict[str, Any]]:
         chosen = (run.points[0], run.points[len(run.points) // 2], run.points[-1])
-        found = [_learners_surface(context, point) for point in chosen]
-        surfaces.extend(found)
+        new_surfaces = [_learners_surface(context, point) for point in chosen]
+        surfaces.extend(new_surfaces)
         return [
             {
                 "when": when,
@@ -205,7 +205,7 @@ def _planes(context: Context) -> Drawing:
                 "consensus_distance": last(point, "consensus"),
                 "explained_percent": float(100 * sum(surface.explained)),
             }
-            for when, point, surface in zip(_WHEN, chosen, found, strict=True)
+            for when, point, surface in zip(_WHEN, chosen, new_surfaces, strict=True)
         ]
 
     rows = context.table(measure)
@@ -222,9 +222,9 @@ def _learners_surface(context: Context, point: Point) -> Surface:
     grid = context.sizes["grid"]
 
     def make() -> Surface:
-        here = point.load()
-        problem = context.problem(here, "train")
-        plane = learners_plane(problem, here.weights)
+        checkpoint = point.load()
+        problem = context.problem(checkpoint, "train")
+        plane = learners_plane(problem, checkpoint.weights)
         return contour(problem, plane, grid=(grid, grid), split="train", label=f"step {point.step:,}")
 
     by = (contour, learners_plane)
@@ -295,8 +295,8 @@ def _grids(
         names = ", ".join(f"{model} with {a}" for model, a in stuck)
         remarks.append(f"At chance stayed runs of {names}, which do not count.")
     if count and not rows[count].all():
-        lost = rows[~rows[count]].groupby(["model", "algorithm"], sort=False).size()
-        missed = ", ".join(f"{n} of {model} with {a}" for (model, a), n in lost.items())
+        missing = rows[~rows[count]].groupby(["model", "algorithm"], sort=False).size()
+        missed = ", ".join(f"{n} of {model} with {a}" for (model, a), n in missing.items())
         remarks.append(f"Points that did not converge do not count: {missed}.")
     compared = compare_with_paper(by_run, what, value, form=".3g")
     return Drawing({"": picture}, rows, compared, " ".join(remarks))

@@ -104,10 +104,10 @@ def ends(rows: Rows, value: str, quantity: str, **where: Any) -> Numbers:
     return by_seed(rows, value, **where)
 
 
-def gain(where: str, quantity: str, better: Numbers, worse: Numbers, least: float = 0.0) -> Effect:
+def gain(where: str, quantity: str, better: Numbers, worse: Numbers, smallest: float = 0.0) -> Effect:
     """The gain of the first over the second, by seed: accuracy in points or loss in nats."""
-    both = (better, worse) if quantity == "test_accuracy" else (worse, better)
-    return effect_of(where, GAIN[quantity], *both, claimed=(least, math.inf))
+    pair = (better, worse) if quantity == "test_accuracy" else (worse, better)
+    return effect_of(where, GAIN[quantity], *pair, claimed=(smallest, math.inf))
 
 
 # ---- Figure 1
@@ -120,9 +120,9 @@ def _judge_1(rows: Rows) -> list[Effect]:
     """DPSGD against both others."""
     names = {"lstm": "LSTM", "efficientnet-b0": "EfficientNet-B0", "senet-18": "SENet-18"}
     effects = []
-    for (model, quantity), other in itertools.product(_QUANTITIES.items(), ("SSGD", "SSGD*")):
-        both = (ends(rows, "value", quantity, model=model, algorithm=a) for a in ("DPSGD", other))
-        effects.append(gain(f"{names[model]}, DPSGD less {other}", quantity, *both))
+    for (model, quantity), baseline in itertools.product(_QUANTITIES.items(), ("SSGD", "SSGD*")):
+        pair = (ends(rows, "value", quantity, model=model, algorithm=a) for a in ("DPSGD", baseline))
+        effects.append(gain(f"{names[model]}, DPSGD less {baseline}", quantity, *pair))
     return effects
 
 
@@ -135,8 +135,11 @@ def _fig1(context: Context) -> Drawing:
     picture, axes = panels(1, 3, 4.0, 3.5)
     for ax, (model, quantity) in zip(axes, _QUANTITIES.items(), strict=True):
         for name, ls in _LINES.items():
-            runs, one = context.ended(model=model, algorithm=name), select(rows, model=model, algorithm=name)
-            draw_curves(ax, one, "value", name, color=color_of(name), ls=ls)
+            runs, of_rule = (
+                context.ended(model=model, algorithm=name),
+                select(rows, model=model, algorithm=name),
+            )
+            draw_curves(ax, of_rule, "value", name, color=color_of(name), ls=ls)
             scores = [score(run.end, quantity) for run in runs]
             what = f"{_WHAT[quantity].replace(' of $w_a$', '')}, {_network(context, model)}, {name}"
             number = select(printed("figures"), figure="fig1", network=model, algorithm=name)["value"].item()
@@ -165,9 +168,9 @@ def _judge_progress(rows: Rows) -> list[Effect]:
     quantity = "test_loss" if "test_loss" in rows else "test_accuracy"
     effects = []
     for model, batch in rows.groupby("model", sort=False)["batch"].max().items():
-        both = (ends(rows, quantity, quantity, model=model, batch=batch, algorithm=a) for a in _PAIR[::-1])
+        pair = (ends(rows, quantity, quantity, model=model, batch=batch, algorithm=a) for a in _PAIR[::-1])
         where = f"{model}, batch {batch * (16 if quantity == 'test_loss' else 1):g}, DPSGD less SSGD"
-        effects.append(gain(where, quantity, *both))
+        effects.append(gain(where, quantity, *pair))
     return effects
 
 
@@ -182,18 +185,18 @@ def _progress(context: Context, column: str) -> Drawing:
         batch: {"lw": 0.8 + 0.4 * k, "alpha": 0.35 + 0.65 * (k + 1) / len(batches)}
         for k, batch in enumerate(batches)
     }
-    many = len(names) > 1
-    picture, axes = wrapped_panels(len(names), 3.9 if many else 6.0, 3.2, sharey=True)
+    several = len(names) > 1
+    picture, axes = wrapped_panels(len(names), 3.9 if several else 6.0, 3.2, sharey=True)
     for ax, model in zip(axes, names, strict=True):
         for a, (batch, look) in itertools.product(_PAIR, looks.items()):
-            one = select(rows, model=model, batch=batch, algorithm=a)
-            draw_curves(ax, one, column, color=color_of(a), **look)
+            of_rule = select(rows, model=model, batch=batch, algorithm=a)
+            draw_curves(ax, of_rule, column, color=color_of(a), **look)
         ax.set(title=model, xlabel="epoch")
         if ax.get_subplotspec().is_first_col():
             ax.set_ylabel(_WHAT[column])
     handles = [handle(a, color=color_of(a)) for a in _PAIR]
     handles += [handle(_batch(context, batch=batch), **look) for batch, look in looks.items()]
-    picture.legend(handles=handles, loc="outside lower center", ncols=6 if many else 3)
+    picture.legend(handles=handles, loc="outside lower center", ncols=6 if several else 3)
     return Drawing({"": picture}, rows, [])
 
 
@@ -205,8 +208,8 @@ figure("fig7", _judge_progress)(lambda context: _progress(context, "test_loss"))
 
 def _judge_sizes(rows: Rows) -> list[Effect]:
     """Exact: no seed enters. The paper prints two digits."""
-    off, near = tuple((rows["ours"] - rows["paper"]).tolist()), (-0.0151, 0.0151)
-    return [Effect(f"{len(rows)} networks", "size less the paper's (MiB)", off, near, exact=True)]
+    differences, near = tuple((rows["ours"] - rows["paper"]).tolist()), (-0.0151, 0.0151)
+    return [Effect(f"{len(rows)} networks", "size less the paper's (MiB)", differences, near, exact=True)]
 
 
 @figure("table1", _judge_sizes)
@@ -233,8 +236,8 @@ def judge_batches(rows: Rows) -> list[Effect]:
     rows, what = rows[rows["seed"].notna()], "test accuracy (points)"
     effects = []
     for network, batch in itertools.product(settings(rows, "network"), (2048, 4096, 8192)):
-        where, both = f"{network}, batch 1024 less {batch}", ("batch 1024", f"batch {batch}")
-        effects.append(paired_effect(where, what, rows, "ours", network=network, at=both))
+        where, pair = f"{network}, batch 1024 less {batch}", ("batch 1024", f"batch {batch}")
+        effects.append(paired_effect(where, what, rows, "ours", network=network, at=pair))
     return effects
 
 
@@ -245,8 +248,8 @@ def judge_pairs(rows: Rows, quantity: str, small: str = "") -> list[Effect]:
     for (network, at), form in itertools.product(settings(rows, "network", "at"), forms):
         dpsgd, ssgd = (by_seed(rows, "ours", algorithm=a, network=network, at=at) for a in (form, "SSGD"))
         if len(dpsgd) and len(ssgd):
-            least = -MARGIN[quantity] if small and at.startswith(small) else 0.0
-            effects.append(gain(f"{network}, {at}: {form} less SSGD", quantity, dpsgd, ssgd, least))
+            margin = -MARGIN[quantity] if small and at.startswith(small) else 0.0
+            effects.append(gain(f"{network}, {at}: {form} less SSGD", quantity, dpsgd, ssgd, margin))
     return effects
 
 
@@ -273,17 +276,17 @@ def _add(
             row = select(numbers, **{key: form.format(**values) for key, form in where.items()})
             end, recipe = run.end, run.last.recipe
             lr = recipe.schedule.peak_lr(recipe.lr, recipe.batch)
-            found = {"ours": score(end, quantity), "lr": lr, "batch": recipe.batch, "diverged": end.diverged}
-            return found | {"paper": float(row[column.format(**values)].iloc[0])}
+            scores = {"ours": score(end, quantity), "lr": lr, "batch": recipe.batch, "diverged": end.diverged}
+            return scores | {"paper": float(row[column.format(**values)].iloc[0])}
 
         rows = context.table(measure)
-        place, own = ["algorithm", "at", "network"], ["ours", "lr", "batch", "diverged", "paper"]
-        groups = rows.groupby([*place, "batch", "paper"], sort=False, dropna=False)["ours"]
+        keys, columns = ["algorithm", "at", "network"], ["ours", "lr", "batch", "diverged", "paper"]
+        groups = rows.groupby([*keys, "batch", "paper"], sort=False, dropna=False)["ours"]
         compared = []
         for (a, at, network, batch, number), ours in groups:
             what = used(f"{a}, {at}, {network}".removeprefix(", "), batch)
             compared.append(Compared(what, value_text(ours.mean(), ours.std()), f"{number:.2f}"))
-        return Drawing({}, rows[[*place, "seed", *own]], compared)
+        return Drawing({}, rows[[*keys, "seed", *columns]], compared)
 
     pairs = functools.partial(judge_pairs, quantity=quantity, small=small)
     figure(name, judge_batches if name == "table2" else pairs)(draw)

@@ -63,15 +63,15 @@ def _eq4(context: Context) -> Drawing:
 
     def measure(run: Ended) -> list[dict[str, Any]]:
         """The four numbers at every checkpoint of a run, form by form."""
-        known = {"draws": draws, "along": True}
+        settings = {"draws": draws, "along": True}
         estimates = context.cached(
-            Noise, run.points, known, lambda: [estimate(context, point) for point in run.points], (noise,)
+            Noise, run.points, settings, lambda: [estimate(context, point) for point in run.points], (noise,)
         )
         return [
-            {"step": int(each.label), "estimate": name, "value": value, "standard_error": error}
+            {"step": int(result.label), "estimate": name, "value": value, "standard_error": error}
             for name in _FORMS
-            for each in estimates
-            for value, error in [each.means()[name]]
+            for result in estimates
+            for value, error in [result.means()[name]]
         ]
 
     rows = context.table(measure)
@@ -79,15 +79,15 @@ def _eq4(context: Context) -> Drawing:
     picture, axes = wrapped_panels(len(groups), 4.0, 3.3, sharey=True)
     for ax, (seed, of_seed) in zip(axes, groups, strict=True):
         for marker, (name, label) in zip("osD^", _FORMS.items(), strict=True):
-            one = select(of_seed, estimate=name)
+            of_estimate = select(of_seed, estimate=name)
             look = {"marker": marker, "ms": 4, "capsize": 2, "label": label}
-            ax.errorbar(one["step"], one["value"], one["standard_error"], **look)
+            ax.errorbar(of_estimate["step"], of_estimate["value"], of_estimate["standard_error"], **look)
         ax.set(yscale="log", title=f"seed {seed}", xlabel="step")
     axes[0].set_ylabel("Δ(2) (squared weights)")
     shared_legend(picture, axes[:1], ncols=2)
-    off = _of_definition(rows)
-    others = list(_FORMS)[1:]
-    compared = [Compared(f"{_FORMS[n]}, of the definition", summary(off[n], ".2g"), "1") for n in others]
+    shares = _of_definition(rows)
+    forms = list(_FORMS)[1:]
+    compared = [Compared(f"{_FORMS[n]}, of the definition", summary(shares[n], ".2g"), "1") for n in forms]
     return Drawing({"": picture}, rows, compared)
 
 
@@ -151,8 +151,8 @@ def _smoothed(context: Context, point: Point) -> Smoothing:
         run = point.load()
         problem, rate = context.problem(run, "train", samples=samples), continued.effective_rate(run)
         path = continued.mean_path(run, continued.PATH_STEPS, data_dir=context.data_dir)
-        known: Any = {"lr": run.lr, "alpha_e": rate, "split": "train", "label": point.label}
-        return smoothing(problem, run.weights, draws=draws, trajectory=path, **known)
+        settings: Any = {"lr": run.lr, "alpha_e": rate, "split": "train", "label": point.label}
+        return smoothing(problem, run.weights, draws=draws, trajectory=path, **settings)
 
     by = (smoothing, continued.mean_path)
     return context.cached(Smoothing, point, {"pairs": draws, "samples": samples}, make, by)[0]
@@ -175,9 +175,9 @@ def _smoothing(context: Context) -> Drawing:
     first = list[Smoothing]()
 
     def measure(run: Ended) -> list[dict[str, Any]]:
-        found = [_smoothed(context, point) for point in (run.points[0], run.points[-1])]
+        results = [_smoothed(context, point) for point in (run.points[0], run.points[-1])]
         if not run.values["seed"]:
-            first.extend(found)
+            first.extend(results)
         return [
             {
                 "checkpoint": r.label,
@@ -191,7 +191,7 @@ def _smoothing(context: Context) -> Drawing:
                 "alpha_e": r.alpha_e,
                 "share_along_sharpest": float(r.share[0]),
             }
-            for r in found
+            for r in results
         ]
 
     rows = context.table(measure).drop(columns="seed")
@@ -270,12 +270,16 @@ def _judge_rules(rows: Rows) -> list[Effect]:
     """At equal bytes local SGD against SSGD; MuLoCo's way against DiLoCo's; what skewed data cost D²."""
     effects = []
     for network, split in settings(rows, "network", "split"):
-        here: dict[str, Any] = {"network": network, "split": split}
+        where_rows: dict[str, Any] = {"network": network, "split": split}
         where = f"{network}, {split}"
         what = "test error at equal bytes, SSGD less local SGD (points)"
-        effects.append(paired_effect(where, what, rows, ERROR, at=BYTES, rule=("SSGD", "local SGD"), **here))
+        effects.append(
+            paired_effect(where, what, rows, ERROR, at=BYTES, rule=("SSGD", "local SGD"), **where_rows)
+        )
         what = f"cosine of the way of w_a with −g, {MULOCO} less {DILOCO}"
-        effects.append(paired_effect(where, what, rows, COSINE, at=SAMPLES, rule=(MULOCO, DILOCO), **here))
+        effects.append(
+            paired_effect(where, what, rows, COSINE, at=SAMPLES, rule=(MULOCO, DILOCO), **where_rows)
+        )
     for network in settings(rows, "network"):
         by = select(rows, network=network, at=SAMPLES).pivot_table(ERROR, "seed", ["rule", "split"])
         worse = {rule: by[rule, SKEWED] - by[rule, IID] for rule in ("DPSGD AWC", "D²")}
@@ -295,8 +299,8 @@ def _rules(context: Context) -> Drawing:
 
         def measure(run: Ended, budget: float = budget) -> list[dict[str, Any]]:
             within = int(np.searchsorted(_sent(run).cumsum(), budget * (1 + 1e-9), "right"))
-            each = {SAMPLES: run.end.step, BYTES: max(1, within)}
-            return [{"at": at, **_measured(run, until)} for at, until in each.items()]
+            ends = {SAMPLES: run.end.step, BYTES: max(1, within)}
+            return [{"at": at, **_measured(run, until)} for at, until in ends.items()]
 
         rows = context.table(measure, network=network)
         tables.append(rows)
@@ -314,35 +318,39 @@ def _interval(values: Any) -> tuple[float, float, float]:
 def _text(values: Any, form: str) -> str:
     """The mean over the seeds ± half of the interval, or "–" where it is no number."""
     mean, low, _ = _interval(values)
-    off = f" ± {float(f'{mean - low:.1g}'):g}" if mean - low > 1e-9 * abs(mean) else ""  # not its rounding
-    return f"{mean:{form}}{off}" if np.isfinite(mean) else "–"
+    spread = f" ± {float(f'{mean - low:.1g}'):g}" if mean - low > 1e-9 * abs(mean) else ""  # not its rounding
+    return f"{mean:{form}}{spread}" if np.isfinite(mean) else "–"
 
 
 def _compared(rows: Rows) -> list[Compared]:
     """A line for each network, split and rule: its numbers."""
     lines = []
-    for place, group in rows.groupby(PLACE, sort=False):
+    for key, group in rows.groupby(PLACE, sort=False):
         texts = [f"{label} {_text(select(group, at=at)[c], form)}" for label, c, form, at in SHOWN["table"]]
-        lines.append(Compared(", ".join(place), "; ".join(texts)))
+        lines.append(Compared(", ".join(key), "; ".join(texts)))
     return lines
 
 
 def _picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
     """The numbers of SHOWN against the rules: filled for iid data, hollow for skewed."""
     rules = settings(rows, "rule")
-    shown = [panel for panel in SHOWN["panels"] if rows[panel[0]].notna().any()]
-    picture, axes = panels(1, len(shown), 2.15, 0.27 * len(rules) + 1.3, sharey=True)
-    for ax, (column, label, scale, at) in zip(axes, shown, strict=True):
-        for (place, rule), split in itertools.product(enumerate(rules), (IID, SKEWED)):
+    chosen = [panel for panel in SHOWN["panels"] if rows[panel[0]].notna().any()]
+    picture, axes = panels(1, len(chosen), 2.15, 0.27 * len(rules) + 1.3, sharey=True)
+    for ax, (column, label, scale, at) in zip(axes, chosen, strict=True):
+        for (row, rule), split in itertools.product(enumerate(rules), (IID, SKEWED)):
             mean, low, high = _interval(select(rows, rule=rule, split=split, at=at)[column])
             if not np.isfinite(mean) or (scale == "log" and not mean > 0):
                 continue
-            off = [[mean - low], [high - mean]] if np.isfinite(low) else None
+            half_widths = [[mean - low], [high - mean]] if np.isfinite(low) else None
             color = colors[rule]
             look: Any = {"mfc": color if split == IID else "white", "ms": 4, "lw": 0.8, "capsize": 0}
-            points(ax, mean, place + (0.17 if split == SKEWED else -0.17), None, color, xerr=off, **look)
-        least, most = ax.dataLim.intervalx
-        if scale == "log" and most > 2 * least:  # within less, few ticks of a logarithmic axis have a number
+            points(
+                ax, mean, row + (0.17 if split == SKEWED else -0.17), None, color, xerr=half_widths, **look
+            )
+        lowest, highest = ax.dataLim.intervalx
+        if (
+            scale == "log" and highest > 2 * lowest
+        ):  # within less, few ticks of a logarithmic axis have a number
             log_axis(ax.xaxis)
         elif scale == "symlog":
             ax.set_xscale("symlog", linthresh=1)
@@ -351,8 +359,8 @@ def _picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
     axes[0].set_yticks(range(len(rules)), rules)
     axes[0].set_ylim(len(rules) - 0.5, -0.5)
     gray = {"marker": "o", "ls": "none", "ms": 4}
-    both = [handle(IID, **gray), handle(SKEWED, mfc="white", **gray)]
-    picture.legend(handles=both, loc="outside lower center", ncols=2)
+    handles = [handle(IID, **gray), handle(SKEWED, mfc="white", **gray)]
+    picture.legend(handles=handles, loc="outside lower center", ncols=2)
     caption(picture, f"{network}. {SHOWN['caption']}")
     return picture
 
@@ -368,24 +376,24 @@ def _along(run: Ended) -> Rows:
     at = np.isfinite(h["spread_share"]) & np.isfinite(h["noise_share"])
     h = {name: column[at] for name, column in h.items()}
     table = pd.DataFrame({name: h[name] for name in ("step", *SHOWN["shares"])})
-    bent = 2 * h["disagreement_cost"] / (h["consensus"] * h["lambda_max"])
+    alignment = 2 * h["disagreement_cost"] / (h["consensus"] * h["lambda_max"])
     model = run.end.model
     size = sum(p.numel() for p in models.build(model["name"], **model["options"]).parameters())
     # A random direction has its equal part along each of the eigenvectors.
     random_share = run.last.recipe.monitor.k / size
-    return table.assign(alignment=bent, random_share=random_share).astype({"step": int})
+    return table.assign(alignment=alignment, random_share=random_share).astype({"step": int})
 
 
 def _judge_disagreement(rows: Rows) -> list[Effect]:
     """Each rule's share of the spread against that of the noise, and adaptive consensus against DPSGD."""
     effects = []
-    for place, here in rows.groupby(PLACE, sort=False):
-        means = late(here).groupby("seed")[["spread_share", "noise_share"]].mean()
+    for key, group in rows.groupby(PLACE, sort=False):
+        means = late(group).groupby("seed")[["spread_share", "noise_share"]].mean()
         what = "share in the sharp space, the spread's / the noise's"
-        both = means["spread_share"], means["noise_share"]
-        effects.append(effect_of(", ".join(place), what, *both, times=True))
-    for (network, split), here in rows.groupby(PLACE[:2], sort=False):
-        means = late(here).groupby(["rule", "seed"], as_index=False)["alignment"].mean()
+        pair = means["spread_share"], means["noise_share"]
+        effects.append(effect_of(", ".join(key), what, *pair, times=True))
+    for (network, split), group in rows.groupby(PLACE[:2], sort=False):
+        means = late(group).groupby(["rule", "seed"], as_index=False)["alignment"].mean()
         what = f"tr(HC)/(λ_max tr C), {ADAPTIVE} / {PLAIN}"
         how: dict[str, Any] = {"times": True, "claimed": (0.0, 1.0), "rule": (ADAPTIVE, PLAIN)}
         effects.append(paired_effect(f"{network}, {split}", what, means, "alignment", **how))
@@ -397,15 +405,15 @@ def _disagreement(context: Context) -> Drawing:
     """A panel for each rule whose learners differ: the shares along training, a picture for each network."""
     rows = context.table(_along)
     pictures: dict[str, Any] = {}
-    for network, here in rows.groupby("network", sort=False):
-        pictures[f"-{network.split(',')[0].lower()}" if pictures else ""] = _shares_picture(here, network)
+    for network, group in rows.groupby("network", sort=False):
+        pictures[f"-{network.split(',')[0].lower()}" if pictures else ""] = _shares_picture(group, network)
     compared = []
-    for place, here in rows.groupby(PLACE, sort=False):
-        half = late(here).groupby("seed").mean(numeric_only=True)
+    for key, group in rows.groupby(PLACE, sort=False):
+        half = late(group).groupby("seed").mean(numeric_only=True)
         names = (*SHOWN["shares"][:2], "random_share")
         texts = [_text(half[name], ".2g") for name in names]
         what = (
-            f"{', '.join(place)}: share in the sharp space of the spread; of the noise; of a random direction"
+            f"{', '.join(key)}: share in the sharp space of the spread; of the noise; of a random direction"
         )
         compared.append(Compared(what, "; ".join(texts)))
     return Drawing(pictures, rows, compared)

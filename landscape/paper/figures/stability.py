@@ -159,8 +159,8 @@ def saddles(seeds: Sequence[int], **varied: Sequence[float]) -> list[Escape]:
             settings = [f"{key}={values[k]}" for key in VARY[vary]]
             times[a, k, s] = escape_time([*changes[a], *settings, f"seed={seeds[s]}"])
         setting = ", ".join(f"{name} {value:g}" for name, value in fixed.items() if name != vary)
-        given = np.array(values, dtype=np.float64)
-        results.append(Escape(times, given, vary, tuple(ALGORITHMS), base.steps, setting))
+        numbers = np.array(values, dtype=np.float64)
+        results.append(Escape(times, numbers, vary, tuple(ALGORITHMS), base.steps, setting))
     return results
 
 
@@ -384,8 +384,8 @@ def _boundary(context: Context) -> Drawing:
     line = [np.pi / (2 * tau + 1) for tau in DELAYS[1:]]
     ax.plot(DELAYS[1:], line, color="#777777", lw=0.9, ls=":", label="π/(2τ + 1)")
     ax.set_xscale("symlog", base=2, linthresh=1)
-    shown = [0, 1, 2, 4, 8, 16, 32, 64]
-    ticks_at(ax.xaxis, shown, [*map(str, shown)])
+    ticks = [0, 1, 2, 4, 8, 16, 32, 64]
+    ticks_at(ax.xaxis, ticks, [*map(str, ticks)])
     ax.set(xlabel="delay τ (steps)", ylabel="largest stable ηλ", yscale="log")
     picture.legend(loc="outside lower center", ncols=2)
     compared = list[Compared]()
@@ -402,8 +402,8 @@ def _boundary(context: Context) -> Drawing:
 def _judge_minima(rows: Rows) -> list[Effect]:
     what, claimed = "largest rate that stays / predicted", (0.8, 1.25)
     return [
-        Effect(f"{form}, delay {tau:g}", what, tuple(by_seed(one, "ratio")), claimed, ratio=True)
-        for (form, tau), one in rows.groupby(["form", "delay"], sort=False)
+        Effect(f"{form}, delay {tau:g}", what, tuple(by_seed(of_delay, "ratio")), claimed, ratio=True)
+        for (form, tau), of_delay in rows.groupby(["form", "delay"], sort=False)
     ]
 
 
@@ -439,16 +439,16 @@ def _delay_minima(context: Context) -> Drawing:
             problem = context.problem(point, "train")
             return minima(problem, sizes["delays"], decay, sizes["tol"], split="train", label=point.label)
 
-        (found,) = context.cached(Minima, point, sizes, make, (minima,))
-        results.append(found)
-        forms = ("no momentum", f"momentum {found.momentum:g}", f"shifted momentum {found.momentum:g}")
+        (result,) = context.cached(Minima, point, sizes, make, (minima,))
+        results.append(result)
+        forms = ("no momentum", f"momentum {result.momentum:g}", f"shifted momentum {result.momentum:g}")
         columns = {
-            "delay": np.tile(found.delay, len(forms)),
-            "form": np.repeat(forms, len(found.delay)),
-            "largest_lr_that_stays": found.boundary.ravel(),
-            "predicted_lr": found.predicted.ravel(),
+            "delay": np.tile(result.delay, len(forms)),
+            "form": np.repeat(forms, len(result.delay)),
+            "largest_lr_that_stays": result.boundary.ravel(),
+            "predicted_lr": result.predicted.ravel(),
         }
-        return pd.DataFrame(columns).assign(ratio=(found.boundary / found.predicted).ravel())
+        return pd.DataFrame(columns).assign(ratio=(result.boundary / result.predicted).ravel())
 
     rows = context.table(measure)
     what = "largest rate that stays / predicted, {form}"
@@ -461,10 +461,10 @@ def _delay_minima(context: Context) -> Drawing:
 
 def _judge_saddles(rows: Rows) -> list[Effect]:
     """An effect for each setting; of a run that does not leave, all of its steps count."""
-    what, both = "steps of SSGD / of DPSGD", ("ssgd", "dpsgd")
+    what, pair = "steps of SSGD / of DPSGD", ("ssgd", "dpsgd")
     return [
         paired_effect(
-            f"{vary} {value:g}", what, rows, "steps", vary=vary, value=value, algorithm=both, times=True
+            f"{vary} {value:g}", what, rows, "steps", vary=vary, value=value, algorithm=pair, times=True
         )
         for vary, value in settings(rows, "vary", "value")
     ]
