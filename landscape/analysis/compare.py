@@ -41,8 +41,8 @@ from landscape.problem.losses import describe_loss
 from landscape.problem.problem import Loss, Problem
 from landscape.results.comparison import Comparison
 
-# Losses are equal within this share of the target (ours): quantities such as λ_max, which fall with the loss,
-# then change by about as much, far less than the differences of interest.
+# Losses are equal within this share of the target (our choice: quantities such as λ_max, which fall with the
+# loss, then change by about as much, far less than the differences of interest).
 LOSS_TOL = 0.1
 
 
@@ -103,8 +103,8 @@ def _nearest(run: Checkpoint, loss: float, target: float) -> tuple[Checkpoint, f
     return best, best_loss
 
 
-# Seeds of a group from which its mean and its error say something (ours): of two, a 95% interval reaches 12.7
-# standard errors to each side.
+# Seeds of a group from which its mean and its error say something (our choice: of two, a 95% interval reaches
+# 12.7 standard errors to each side).
 SEEDS = 3
 # Differences below so many roundings of the numbers are none, as for losses that must be the same
 # (landscape.evaluation.grid).

@@ -204,13 +204,13 @@ def _trained(
 
 
 # Length scales ℓ in root mean squared distances of the vectors from their mean, each as likely as the others
-# (ours): weighted by their likelihoods, the intervals were too narrow, and matrices of longer ones are near
-# singular. They were chosen on averages of 56 sets of checkpoints of digits and MNIST, where 90% intervals
-# held 94% of the exact losses; none of these sets is in benchmarks/averages.py.
+# (our choice: weighted by their likelihoods, the intervals were too narrow, and matrices of longer ones are
+# near singular). They were chosen on averages of 56 sets of checkpoints of digits and MNIST, where 90%
+# intervals held 94% of the exact losses; none of these sets is in benchmarks/averages.py.
 LENGTHS = np.geomspace(0.5, 4, 7)
 # Added to the covariance matrix of standardized observations, for numerical stability (usual in kriging).
 JITTER = 1e-9
-# Directions with a smaller share of the largest variance are rounding of the weights in float32 (ours).
+# Directions with a smaller share of the largest variance are rounding of the weights in float32 (our choice).
 ROUNDING = 1e-10
 LEVEL = 0.9
 
@@ -386,7 +386,7 @@ def _quantiles(means: Array, scales: Array, freedom: int) -> tuple[Array, Array]
     return ends[0], ends[1]
 
 
-# The most members: with n of them a matrix of (2n² − n)² numbers is factored, 32 MB for 32 (ours).
+# The most members: with n of them a matrix of (2n² − n)² numbers is factored, 32 MB for 32 (our choice).
 MEMBERS = 32
 
 

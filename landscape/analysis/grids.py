@@ -48,7 +48,7 @@ from landscape.results.geometry import barrier
 from landscape.results.grids import SPAN, HessianGrid, Line, Plane
 from landscape.results.surfaces import Surface
 
-# Points at which the error of a lower precision is measured (ours): under 1% of the paper's 2,500.
+# Points at which the error of a lower precision is measured (our choice: under 1% of the paper's 2,500).
 ERROR_POINTS = 16
 
 

@@ -31,8 +31,8 @@ from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.flatness import PARTS, LearningCoefficient
 
-# Of data given as batches, the steps whose minibatches one pass collects, unless they take too much memory:
-# a chain takes a thousand steps or more, so that few are drawn in vain (ours).
+# Of data given as batches, the steps whose minibatches one pass collects, unless they take too much memory
+# (our choice: a chain takes a thousand steps or more, so that few are drawn in vain).
 STEPS_A_PASS = 100
 
 
@@ -89,7 +89,7 @@ class Langevin:
         1. nβ (L_B(w) − L_B(w*)), whose mean is nβ (L(w) − L(w*)): on one minibatch both losses have much of
            their noise in common.
         2. By how much the mean of 1. is too large because ε is not 0 and B not all of the data: exact for a
-           quadratic L, to first order in ε for others near their minimum (ours). With the Hessian H,
+           quadratic L, to first order in ε for others near their minimum (our choice). With the Hessian H,
            A = nβ H + γ and G = E ĝĝᵀ, stationarity of E (w − w*)(w − w*)ᵀ = C means AC + CA = 2 + ε/2 G, so
            that nβ/2 tr(HC) is ε/8 tr(G − γ A⁻¹G) above its value at ε = 0. Here tr(G) − γ E ĝ·(w − w*) is
            E ĝ·a with a = nβ ∇L_B(w), and what remains is −γ tr(A⁻¹N) with the covariance N of a's noise, for
@@ -134,20 +134,20 @@ BATCH = 512  # Lau et al.'s on MNIST
 # The fewest chains and the largest R̂ that Vehtari et al. (2021) recommend, and draws of a chain that count
 # as independent: with fewer, R̂ and the standard error are themselves too uncertain.
 CHAINS, MAX_RHAT, LEAST_ESS = 4, 1.01, 100
-# The relative standard error asked for (ours, as for the other instruments).
+# The relative standard error asked for (our choice, as for the other instruments).
 RELATIVE_ERROR = 0.05
-# Steps of a chain, at least and at most; it is doubled until it suffices (ours: 20 s to 5 min with the MNIST
-# network on 2 cores). Draws of a chain: a power of two divides their steps, and half of them are kept.
+# Steps of a chain, at least and at most; it is doubled until it suffices (our choice: 20 s to 5 min with the
+# MNIST network on 2 cores). Draws of a chain: a power of two divides their steps, and half of them are kept.
 LEAST, MOST = 1_000, 32_000
 DRAWS = 500
-# The first step size is so much over the largest curvature nβλ_max + γ: stable are steps below 4 over it, and
-# half of one has an eighth of the heating (ours).
+# The first step size is this number over the largest curvature nβλ_max + γ (our choice: stable are steps
+# below 4 over it, and half of one has an eighth of the heating).
 FIRST_STEP = 0.5
 # The heating, as a share of the rise, that a step size is chosen for, and above which an estimate is refused
-# (ours). A correction is exact to first order: of a share s about s² of the value remains (MNIST).
+# (our choice). A correction is exact to first order: of a share s about s² of the value remains (MNIST).
 HEATING, MAX_HEATING = 0.1, 0.25
-# Trials of a step size, each at least so much of the one before; how far the mean ‖w − w*‖² may grow from
-# one half of the draws to the other where R̂ says that it does (ours).
+# Trials of a step size, each at least so much of the one before; how far the mean ‖w − w*‖² may grow from one
+# half of the draws to the other where R̂ says that it does (our choice).
 TRIALS, SHRINK, SETTLED = 6, 1 / 16, 0.05
 
 

@@ -47,7 +47,7 @@ from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.noise import Noise, NoiseAlignment, NoiseScale
 
-# Draws give each standard error to about 13%, 1/√(2·31) (ours).
+# Draws give each standard error to about 13%, 1/√(2·31) (our choice).
 DRAWS = 32
 
 
@@ -302,7 +302,8 @@ def _gradient_noise(
 
 # The number of outliers in the spectrum of a classifier with ten classes (Gur-Ari et al. 2018).
 K = 10
-# Minibatches whose gradients and products are computed at once (ours: as many products as a trace takes).
+# Minibatches whose gradients and products are computed at once (our choice: as many products as a trace
+# takes).
 BLOCK = 8
 
 
@@ -342,9 +343,9 @@ def noise_alignment(
     the gradient g of all samples, H the Hessian over all samples. tr(HS)/tr S is the interaction-aware
     sharpness of "A new characterization of the edge of stability" (2022). The exponent is that of
     arXiv 2602.05600, which finds 1 ≤ γ ≤ 2 in fully connected layers, each by itself; here it is of all
-    parameters, in the basis of H's top eigenvectors (ours). BatchNorm takes each minibatch's statistics, as
-    in training; H and g are then means over minibatches of that size, without a smaller last one, and g_B
-    has a mean that differs a little from g.
+    parameters, in the basis of H's top eigenvectors (our choice). BatchNorm takes each minibatch's
+    statistics, as in training; H and g are then means over minibatches of that size, without a smaller last
+    one, and g_B has a mean that differs a little from g.
 
     Args:
         problem: the loss on the training set; or a run.

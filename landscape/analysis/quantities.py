@@ -38,15 +38,16 @@ from landscape.results.grids import SPAN, Line
 from landscape.results.noise import Disagreement
 from landscape.results.spectrum import ExtremeEigenvalues
 
-# Directions in each plane, at equal angles (ours): the area of an ellipse is then right within 0.03% for axes
-# of 1 : 2 and within 3.4% for 1 : 4; random planes in many dimensions are rounder.
+# Directions in each plane, at equal angles (our choice: the area of an ellipse is then right within 0.03%
+# for axes of 1 : 2 and within 3.4% for 1 : 4; random planes in many dimensions are rounder).
 ANGLES = 16
 RAYS = np.arange(ANGLES)
-# The loss at the distances found is right within this share of the rise (ours: widths within 0.1%).
+# The loss at the distances found is right within this share of the rise (our choice: widths within 0.1%).
 WITHIN = 2e-3
-# Squared distances that are tried, each twice the last, and the rise where the loss is not finite (ours).
+# Squared distances that are tried, each twice the last, and the rise where the loss is not finite (our
+# choice).
 STEPS, WALL = 200, 1e300
-# A rise below so many roundings of the loss cannot be measured (ours).
+# A rise below so many roundings of the loss cannot be measured (our choice).
 LOSS_ROUNDINGS = 1000
 
 
@@ -116,10 +117,10 @@ def basin_widths(
     return np.array(widths)
 
 
-# Tolerance of the ends of the spectrum: the bounds on them are then a few percent, with a tenth more products
-# than at 1% (ours). Cheaper products would leave the bounds without a proof.
+# Tolerance of the ends of the spectrum (our choice: the bounds on them are then a few percent, with a tenth
+# more products than at 1%). Cheaper products would leave the bounds without a proof.
 ENDS_TOL = 1e-3
-# Roundings of λ_max that products of the Hessian have at most (ours; as in the search).
+# Roundings of λ_max that products of the Hessian have at most (our choice: as in the search).
 ROUNDINGS = 100
 
 # Networks whose error rises by at most so much between them are linearly connected (Frankle et al. 2020,
@@ -140,15 +141,16 @@ class Settings:
 
     batch: int = 0
     # Draws of every quantity that is a mean over draws: the same number for all, so that they can be compared
-    # in pairs (ours: batch sharpness of the MNIST network then has an error of about 5%).
+    # in pairs (our choice: batch sharpness of the MNIST network then has an error of about 5%).
     draws: int = 64
-    # Planes over which the width is a mean: each takes some 500 losses, random ones differ little (ours).
+    # Planes over which the width is a mean (our choice: each takes some 500 losses, random ones differ
+    # little).
     planes: int = 8
-    # The rise of the loss in nats at which the width is measured: far above the training loss of a network
-    # that fits its data, and far below that of a network that guesses, ln 10 of ten classes (ours).
+    # The rise of the loss in nats at which the width is measured (our choice: far above the training loss of
+    # a network that fits its data, and far below that of a network that guesses, ln 10 of ten classes).
     rise: float = 0.1
     # ρ of worst-case adaptive sharpness: Kwon et al. 2021 for CIFAR-10; of the average, 5% of each weight
-    # (ours).
+    # (our choice).
     rho: float = 0.5
     rho_average: float = 0.05
     k: int = K

@@ -38,10 +38,10 @@ from landscape.results.base import Provenance
 from landscape.results.flatness import BatchSharpness, Sharpness
 
 # First step relative to the radius (that of APGD; Croce and Hein 2020), its factors after a success and a
-# failure (ours), and the step below which a search ends (ours: it then changes the loss no more).
+# failure (our choice), and the step below which a search ends (our choice: it then changes the loss no more).
 FIRST, LONGER, SHORTER, LAST = 2.0, 1.5, 0.4, 1e-3
 # The search also ends where gradient and displacement are parallel to this angle in radians, as at a maximum
-# on the sphere: the loss is then lower by half its square at most, relatively (ours).
+# on the sphere (our choice: the loss is then lower by half its square at most, relatively).
 PARALLEL = 1e-3
 
 
@@ -124,7 +124,7 @@ def _angle(slope: Tensor, at: Tensor, rho: float) -> float:
 
 
 # Gradients of one search (Andriushchenko et al. 2023 take 20 on CIFAR-10), and random starts of it besides
-# that along the gradient (ours: at a minimum the gradient is mostly noise).
+# that along the gradient (our choice: at a minimum the gradient is mostly noise).
 STEPS, STARTS = 20, 1
 
 
@@ -299,8 +299,8 @@ def batch_sharpness(
     g_B and H_B are gradient and Hessian of the loss of a minibatch B of ``batch`` samples, drawn with
     replacement. With plain SGD it settles near 2/η where the batch is small (Andreyev and Beneventano 2024,
     arXiv:2412.20553), while λ_max of the whole loss stays below. With ``weights`` it is measured at each
-    learner's weights, too, with a minibatch of its own (ours). BatchNorm takes each minibatch's statistics,
-    as in training. A problem's penalty and weight decay belong to the loss of every minibatch.
+    learner's weights, too, with a minibatch of its own (our choice). BatchNorm takes each minibatch's
+    statistics, as in training. A problem's penalty and weight decay belong to the loss of every minibatch.
 
     Args:
         problem: the loss, on the training set, centered on w_a; or a run.

@@ -374,7 +374,7 @@ def _inner(blocks: Sequence[Block], rows: Tensor, images: Tensor) -> Array:
 
 
 # Of a critical multiple: the ratio of the two bounds at which its bisection ends, and the doublings of the
-# step, or halvings, before it is given up (ours; from 2 to 1.02 takes six losses).
+# step, or halvings, before it is given up (our choice: from 2 to 1.02 takes six losses).
 WITHIN, DOUBLINGS = 1.02, 40
 
 

@@ -44,9 +44,9 @@ from landscape.results.noise import Disagreement, LabelCounts
 
 # The number of outliers in the spectrum of a classifier with ten classes (Gur-Ari et al. 2018).
 K = 10
-# Numbers of each vector that are in float64 at once: 8 MB a vector (ours).
+# Numbers of each vector that are in float64 at once (our choice: 8 MB a vector).
 BLOCK = 2**20
-# Squared lengths below this share of the largest are rounding of the weights in float32 (ours).
+# Squared lengths below this share of the largest are rounding of the weights in float32 (our choice).
 ROUNDING = 1e-10
 
 
@@ -271,8 +271,7 @@ def half_mean(values: Array) -> tuple[float, float]:
 
 
 KINDS = ("measured", "isotropic")
-# The fields of L_Σ, (2,) or (2, S): for the measured spread and for the isotropic one.
-# Antithetic pairs ±δ: standard errors to about 18%, 1/√(2·15) (ours).
+# Antithetic pairs ±δ (our choice: they give standard errors to about 18%, 1/√(2·15)).
 DRAWS = 16
 SMOOTHING_K = 5
 

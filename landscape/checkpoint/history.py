@@ -35,7 +35,7 @@ OF_LAYER = "loss_change "
 
 History = dict[str, Array]
 # The least number of rows in a step file: a run that is resumed from it alone needs the last ten (for the
-# test for divergence), and the files of a short run are then complete (ours).
+# test for divergence), and the files of a short run are then complete (our choice).
 LEAST = 100
 
 

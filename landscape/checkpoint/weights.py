@@ -45,8 +45,8 @@ SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 INDEX, PART = ".index.json", re.compile(r"(.+)-\d{5,6}-of-\d{5,6}(\.\w+)")
 # The index and a part of torch.distributed.checkpoint, whose own reader unpickles the index.
 METADATA, DISTRIBUTED = ".metadata", ".distcp"
-# The largest index that is read, in bytes (ours: that of 671 billion parameters in 163 files has 9 MB), and
-# the depth of dicts in which a state is looked for (ours).
+# The largest index that is read, in bytes (our choice: that of 671 billion parameters in 163 files has 9 MB),
+# and the depth of dicts in which a state is looked for (our choice).
 MOST, DEPTH = 32 << 20, 8
 # What else than torch.save writes zip archives: a file in it, what it is, and its weights.
 OTHERS = {

@@ -36,7 +36,7 @@ MIDDLE = {torch.float64: 3, torch.float32: 2}
 # The relative error up to which products in the model's own precision serve a search; in float64 a step is
 # good enough at FINE, and where one-sided differences disagree by more than KINK, a kink lies within it.
 GOAL, FINE, KINK = 1e-3, 1e-6, 1e-3
-# How many times the disagreement of a smooth probe that of a product without kinks is at most (ours).
+# How many times the disagreement of a smooth probe that of a product without kinks is at most (our choice).
 OUTLIER = 5
 # Errors that are seen in the disagreement of steps are taken so much larger: with 1.5, one of 1,200 products
 # of benchmarks/certified.py had a larger error than was stated.

@@ -105,14 +105,14 @@ MISSING = re.compile(
     r"derivative for '?(?:aten::)?_?(\w+?)(?:_backward)?'? is not implemented|wrapper_CUDA_\w*_(ctc_loss)"
 )
 # A product is wrong if the differences of gradients at one and two steps agree to the first share, and the
-# product differs from them by the second: a kink within the step, or arithmetic that is coarser inside the
-# model than its parameters, makes the two differences disagree (ours).
+# product differs from them by the second (our choice: a kink within the step, or arithmetic that is coarser
+# inside the model than its parameters, makes the two differences disagree).
 AGREEMENT, DISAGREEMENT = 0.05, 0.25
 # Differences of losses are trusted if they agree to the share SAME, and are UNITS of rounding at least. The
 # gradient is another one if it differs from them by OTHER times as much, and by the share LEAST: what is
 # detached may be a small part. BALANCE: how much a small part of the gradient counts at most (all ours).
 SAME, OTHER, LEAST, UNITS, BALANCE = 0.002, 10, 0.001, 1000, 30
-# Numbers that are converted to float64 at once (ours): 8 MiB.
+# Numbers that are converted to float64 at once (our choice: 8 MiB).
 SLICE = 2**20
 
 

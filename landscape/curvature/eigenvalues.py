@@ -61,7 +61,7 @@ from landscape.results.base import Provenance
 from landscape.results.spectrum import Eigenpairs, ExtremeEigenvalues
 
 # Cheaper searches are for matrices whose basis does not become complete, and tolerances that a few
-# corrections reach (ours).
+# corrections reach (our choice).
 MIN_PARAMETERS = 10 * MAX_BASIS
 MIN_RESIDUAL_TOL = 1e-3
 # The share of Σ(1 − p) of the samples of a cheaper search. On MNIST's MLPs these are 20 to 70% of all, and
@@ -69,7 +69,7 @@ MIN_RESIDUAL_TOL = 1e-3
 CURVATURE_SHARE = 0.99
 MAX_SAMPLES = 0.8
 # The largest relative error of a product in bfloat16 for which few corrections suffice; it is 0.2% on MNIST's
-# MLPs, and more where the numbers of the data are close to one another (ours).
+# MLPs, and more where the numbers of the data are close to one another (our choice).
 BFLOAT16_ERROR = 0.02
 
 
@@ -486,7 +486,7 @@ def top_eigenvalues(
     """The ``k`` algebraically largest eigenvalues of ∇²L(θ), descending, with vectors and residuals.
 
     The method is a thick-restart Lanczos iteration (Wu and Simon 2000), with a second start that looks for
-    eigenvalues that the first one missed (ours).
+    eigenvalues that the first one missed (our choice).
 
     Args:
         problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.

@@ -25,9 +25,9 @@ from landscape.problem.losses import existing
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.problem.sharded import on_ranks
 
-# Random vectors of the test of symmetry; one of their 6 pairs alone might miss an asymmetry (ours).
+# Random vectors of the test of symmetry; one of their 6 pairs alone might miss an asymmetry (our choice).
 VECTORS = 4
-# Bytes of weights beyond which products take the problem's own (ours).
+# Bytes of weights beyond which products take the problem's own (our choice).
 SHARED = 2**28
 
 Part = str | Sequence[str] | None

@@ -283,15 +283,16 @@ def row_products(operator: SymmetricOperator) -> Products:
     return lambda rows: (operator @ rows.T).T
 
 
-# Numbers of each vector that are combined at once (ours).
+# Numbers of each vector that are combined at once (our choice).
 COLUMNS = 2**20
 # In its first MIN_PRODUCTS products (ARPACK's basis) a search must have been converged for STABLE_PRODUCTS of
 # them: from a random start with little of λ_max's vector in it, 5 of 60 searches on MNIST's MLPs stayed at
 # the second largest eigenvalue for 2 to 4 products, before their twelfth.
 STABLE_PRODUCTS, MIN_PRODUCTS = 5, 20
-# An end smaller than this share of the spectral radius counts as zero, and may be zero exactly (ours).
+# An end smaller than this share of the spectral radius counts as zero, and may be zero exactly (our choice).
 NEAR_ZERO = 1e-3
-# The probability with which a bound on unseen eigenvalues may fail (ours; that of the usual error bars).
+# The probability with which a bound on unseen eigenvalues may fail (our choice: that of the usual error
+# bars).
 RISK = 0.01
 
 
@@ -351,7 +352,7 @@ def gram(rows: Sequence[Tensor], columns: Sequence[Tensor]) -> Tensor:
 def negligible(beta: float, radius: float, dtype: torch.dtype) -> bool:
     """Test whether the rest of a Lanczos step is rounding: the basis then spans an invariant subspace.
 
-    100 times the precision is more than rounding makes in small matrices, and far below any tolerance (ours).
+    100 times the precision is more than rounding makes in small matrices, and far below any tolerance.
     """
     return beta <= 100 * torch.finfo(dtype).eps * max(radius, float(np.finfo(float).tiny))
 

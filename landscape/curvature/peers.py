@@ -112,7 +112,7 @@ def largest_magnitude(
     """(eigenvalue of largest magnitude, its unit vector (P,), products).
 
     Power iteration until the Rayleigh quotient changes by less than tol²/100 relative to itself: its error is
-    of the order of the residual squared, and where convergence is slow one step removes little of it (ours).
+    of the order of the residual squared, and where convergence is slow one step removes little of it.
     """
     with _engine(problem, weights, seed) as (engine, batches):
         values, vectors = engine.eigenvalues(maxIter=max_products, tol=residual_tol**2 / 100)

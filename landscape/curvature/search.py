@@ -126,7 +126,8 @@ def second_start(
 
 Product = Callable[[Tensor], Tensor]
 
-# ARPACK and its peers stop at a residual relative to the eigenvalue; 1% is what a heatmap can show (ours).
+# ARPACK and its peers stop at a residual relative to the eigenvalue; 1% is what a heatmap can show (our
+# choice).
 RESIDUAL_TOL = 1e-2
 MAX_PRODUCTS = 1000
 # Corrections of an approximate pair before a new search; MNIST's MLPs took at most 3.

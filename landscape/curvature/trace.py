@@ -147,7 +147,7 @@ def density_of(operand: Matrix, draws: int, steps: int, progress: Progress | Non
     return Density(**operand.about, nodes=nodes, masses=masses, products=spent, product_error=error)
 
 
-# Vectors of each kind whose products' errors are measured (ours): the rest have the same distribution.
+# Vectors of each kind whose products' errors are measured (our choice: the rest have the same distribution).
 MEASURED = 2
 Doubt = Callable[[Tensor], float]
 
@@ -177,7 +177,7 @@ def _error_of(operand: Matrix) -> float:
     return float(h.ranks.norm(quick - images).max()) + max(errors)
 
 
-# A third of these are the samples behind the standard error, which 20 give to about 16% (ours).
+# A third of these are the samples behind the standard error, which 20 give to about 16% (our choice).
 TRACE_PRODUCTS = 60
 
 

@@ -51,10 +51,10 @@ class StackedLinear(torch.autograd.Function):
 
 
 # Learners are batched if their activations take at most so many bytes, and the time falls to at most this
-# share (ours).
+# share (our choice).
 MAX_BATCHED_BYTES, MAX_TIME_SHARE = 2**30, 0.9
 # The largest rounding error of a gradient, as a share of its norm; the gradient of another function differs
-# by the order of 1 (ours).
+# by the order of 1 (our choice).
 ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 Autocast = Literal["", "bfloat16"]

@@ -22,8 +22,8 @@ from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.data import Data
 from landscape.problem.problem import Problem
 
-# Of data given as batches, the draws whose minibatches one pass collects: few are drawn in vain, and each
-# pass serves several (ours); fewer where their samples would take more than so many bytes.
+# Of data given as batches, the draws whose minibatches one pass collects (our choice: few are drawn in vain,
+# and each pass serves several); fewer where their samples would take more than so many bytes.
 DRAWS_A_PASS, PASS_BYTES = 16, 2**28
 
 
@@ -160,7 +160,7 @@ def _collected(data: Data, numbers: Tensor, samples: int) -> tuple[Any, Any]:
 
 
 # Groups of draws, each of which is left out once for the standard error, which they give to 13%, 1/√(2·31);
-# fewer where their sums would take more than so many bytes, but at least 8 (ours).
+# fewer where their sums would take more than so many bytes, but at least 8 (our choice).
 GROUPS, LEAST_GROUPS, GROUP_BYTES = 32, 8, 2**30
 
 
@@ -319,8 +319,8 @@ class LearnersEstimator(JackknifeEstimator):
         return dict(zip(names, itertools.chain(*pairs), strict=True))
 
 
-# Where a draw takes a product with the whole Hessian or a search: at least and at most so many (ours: an
-# error from fewer than 32 is itself wrong by an eighth).
+# Where a draw takes a product with the whole Hessian or a search: at least and at most so many (our choice:
+# an error from fewer than 32 is itself wrong by an eighth).
 MIN_COSTLY, MAX_COSTLY = 32, 256
 
 
@@ -336,8 +336,8 @@ class Precision:
         (False, True, True)
     """
 
-    # The relative standard error asked for, and the fewest and the most draws (ours): a standard error from
-    # 16 draws is itself right to 18%, 1/√(2·15), and a stop much earlier would favor draws that agree by
+    # The relative standard error asked for, and the fewest and the most draws (our choice): a standard error
+    # from 16 draws is itself right to 18%, 1/√(2·15), and a stop much earlier would favor draws that agree by
     # accident.
     relative_error: Positive = 0.05
     min_draws: Several = 16

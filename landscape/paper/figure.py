@@ -34,17 +34,19 @@ from landscape.training.recipes.settings import SAMPLES
 if TYPE_CHECKING:  # matplotlib is imported where a figure is drawn
     from matplotlib.figure import Figure as Picture
 
-# CIFAR-10 at laptop scale, by trial (ours): images of so many pixels per side, passes, and the width
-# of the networks; minutes a run on one core. Learners, batches and rates are the paper's.
+# CIFAR-10 at laptop scale, by trial (our choice: images of so many pixels per side, passes, and the width of
+# the networks; minutes a run on one core). Learners, batches and rates are the paper's.
 SIZE, EPOCHS = 16, 20
 WIDTHS, WIDTH, SMOKE_WIDTH = {"efficientnet-b0": 0.25}, 0.125, 0.0625
 # Samples of a learner in the steps that are timed, up to the first that take so many seconds; a step of more
-# takes longer in proportion to what it has more (ours; within 10% for a ResNet, SENet and EfficientNet).
+# takes longer in proportion to what it has more (our choice: within 10% for a ResNet, SENet and
+# EfficientNet).
 TIMED_SAMPLES, BUSY_SECONDS = (16, 64, 512), 0.02
-FORECAST_SECONDS = 0.1  # of such a measurement, whose result is said in one or two digits (ours)
-# A measurement of λ_max along a run takes as long as so many gradients of its samples (ours; Figure 2(b)).
+FORECAST_SECONDS = 0.1  # of such a measurement, whose result is said in one or two digits (our choice)
+# A measurement of λ_max along a run takes as long as this number of gradients of its samples (measured with
+# Figure 2(b)).
 SHARPNESS_PASSES = 30
-# One of the instruments, for each eigenvector, as these take most of the time (ours; 17 with the MLP of
+# One of the instruments, for each eigenvector, as these take most of the time (our choice: 17 with the MLP of
 # Figure 2(b), 15 with LeNet-5, k = 10).
 EIGENVECTOR_PASSES = 16
 

@@ -29,7 +29,7 @@ from landscape.paper.verdicts import (
 )
 
 # Colors a picture keeps, what a palette of 8 bits holds, and rounds that move each to the mean of the colors
-# that it stands for (ours). A picture is a third of its size so.
+# that it stands for (our choice). A picture is a third of its size so.
 COLORS, KMEANS = 256, 3
 # Of the JSON or CSV file of a figure: the largest size that is read, in bytes.
 MAX_BYTES = 1 << 24

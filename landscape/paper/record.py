@@ -36,9 +36,9 @@ from landscape.problem.layout import Layout
 from landscape.training.recipes.recipe import Recipe, recipe_of
 from landscape.training.run.loop import Trainer
 
-# Values that are stored of a column, evenly over its steps, and their digits (ours).
+# Values that are stored of a column, evenly over its steps, and their digits (our choice).
 POINTS, DIGITS = 1000, 6
-# Of the minibatch loss, mostly noise, so many evenly, and those at the steps of a measurement (ours).
+# Of the minibatch loss, mostly noise, so many evenly, and those at the steps of a measurement (our choice).
 NOISY, FEW = "loss", 100
 # Columns that follow from the recipe, or that say how busy a machine was.
 LEFT_OUT = ("step", "lr", "wall_s", "samples_per_s", "wait_s", "comm_rounds")
@@ -198,7 +198,7 @@ def _of_values(values: dict[str, Any], recipe: Recipe) -> Record:
 
 
 _NAME = re.compile(r"[0-9a-f]{24}\.(json|h5|seconds)")
-# The largest archive that is read, in bytes, packed and unpacked (ours).
+# The largest archive that is read, in bytes, packed and unpacked (our choice).
 MAX_PACKED, MAX_BYTES = 1 << 26, 1 << 30
 
 

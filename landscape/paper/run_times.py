@@ -51,14 +51,15 @@ from landscape.training.run import generator
 from landscape.training.run.loop import Trainer
 from landscape.training.topology import Mixing
 
-# A measurement goes on for this long (s), and for this many times at least (ours: medians within percents).
+# A measurement goes on for this long (s), and for this many times at least (our choice: medians within
+# percents).
 SECONDS, TIMES = 1.0, 5
-# Number of random matchings that are drawn, and then used in turn (ours).
+# Number of random matchings that are drawn, and then used in turn (our choice).
 MATCHINGS = 50
 # Loss and spread, in float64.
 LOGGED = 16
-# Steps of a simulated run, whose first half is discarded, and the number of independent runs: standard
-# errors well below 1% at a straggler coefficient of 1, 512 workers and all topologies in seconds (ours).
+# Steps of a simulated run, whose first half is discarded, and the number of independent runs (our choice:
+# standard errors well below 1% at a straggler coefficient of 1, 512 workers and all topologies in seconds).
 STEPS, RUNS = 400, 8
 
 #: When the exchange of a step begins: before the gradient, which waits for it (SSGD); with the gradient, and

@@ -24,11 +24,11 @@ Numbers: TypeAlias = "pd.Series[float]"
 #: The sizes of an effect that a claim speaks of, an open interval.
 Sizes: TypeAlias = tuple[float, float]
 ABOVE_ZERO, ABOVE_ONE = (0.0, math.inf), (1.0, math.inf)
-# The fewest seeds that a verdict may rest on, and the confidence of its intervals (ours).
+# The fewest seeds that a verdict may rest on, and the confidence of its intervals (our choice).
 SEEDS, CONFIDENCE = 3, 0.95
-# Seeds beyond which nobody would go to decide an effect (ours).
+# Seeds beyond which nobody would go to decide an effect (our choice).
 MANY = 1000
-# Effects that the first table of the gallery shows for one claim (ours).
+# Effects that the first table of the gallery shows for one claim (our choice).
 SHOWN = 3
 
 

@@ -154,8 +154,8 @@ def check_dpi(where: str, dpi: float | None) -> None:
     """Check that ``dpi`` pixels per inch make a picture that can be written; None is the default.
 
     Raises:
-        InputError: naming ``where``, below 20 (nothing can be read) or above 1200 (ours; a picture of 12
-            inches then takes 800 MB of memory).
+        InputError: naming ``where``, below 20 (nothing can be read) or above 1200 (our choice: a picture of
+            12 inches then takes 800 MB of memory).
     """
     if dpi is not None and not 20 <= dpi <= 1200:
         raise InputError(f"{where}: {dpi:g} is not allowed, it must be from 20 to 1200")
@@ -170,7 +170,7 @@ def check_format(path: str | Path) -> None:
     ends_in("path", path, FORMATS)
 
 
-# Longest label in characters: more do not fit into any picture (ours).
+# Longest label in characters (our choice: more do not fit into any picture).
 LENGTH = 300
 
 

@@ -25,7 +25,7 @@ from landscape.plots.picture import caption, panels
 from landscape.results.surfaces import Surface
 
 FORMATS = (".gif", ".mp4")
-LINES = 10  # of a frame (ours)
+LINES = 10  # of a frame (our choice)
 _LINE: dict[str, Any] = {"colors": "w", "linewidths": 0.6, "alpha": 0.8}
 _STABLE, _UNSTABLE = "#BBBBBB", "#D55E00"
 

@@ -85,7 +85,7 @@ def shades(color: str, count: int) -> list[str]:
     if count == 1:
         return [color]
     rgb = np.array(to_rgb(color))
-    # From 60% of the way to black to 60% of the way to white (ours: still told from both).
+    # From 60% of the way to black to 60% of the way to white (our choice: still told from both).
     tones = np.linspace(-0.6, 0.6, count)
     return [to_hex(rgb * (1 + t) if t < 0 else rgb + t * (1 - rgb)) for t in tones]
 
@@ -149,7 +149,7 @@ class _Decimal(ticker.LogFormatter):
         return f"{x:g}" if visible else ""
 
 
-MOST = 6  # results that a title names (ours)
+MOST = 6  # results that a title names (our choice)
 
 
 def unit(of: Any, field: str) -> str:

@@ -29,12 +29,12 @@ from landscape.results.surfaces import Surface
 STYLES = ("contour", "hillshade", "surface", "difference")
 CMAP = sns.color_palette("mako_r", as_cmap=True)  # dark where the loss is high, and monotone in lightness
 PAPER_SPACING = 0.005  # distance between contour lines in DPSGD-2020, Figure 3
-MAX_LEVELS = 40  # more lines than this run together at this size (ours)
-LOG_LEVELS = 25  # at equal ratios (ours)
-MAX_FACETS = 100  # along each axis of a 3-D picture: more than can be seen, and slow to draw (ours)
-PIXELS = 400  # along each axis of a hillshaded picture (ours: as many as are seen at README width)
-# The light from the north-west, where maps have it; and the height of the highest loss relative to the
-# width of the picture (ours).
+MAX_LEVELS = 40  # more lines than this run together at this size (our choice)
+LOG_LEVELS = 25  # at equal ratios (our choice)
+MAX_FACETS = 100  # along each axis of a 3-D picture: more than can be seen, and slow to draw (our choice)
+PIXELS = 400  # along each axis of a hillshaded picture (our choice: as many as are seen at README width)
+# The light from the north-west, where maps have it; and the height of the highest loss relative to the width
+# of the picture (our choice).
 LIGHT, HEIGHT = LightSource(azdeg=315, altdeg=45), 1.0
 _EQUAL: dict[str, Any] = {"colors": "#E69F00", "linewidths": 1.8}
 # Markers, as keyword arguments of matplotlib's plot. Colors from Okabe and Ito's palette.
@@ -491,7 +491,7 @@ def _flatness(results: Sequence[Surface]) -> str:
         return f"Median rise of the {loss} around the center: {listed} nat"
     # Of what is drawn, not of the minima: these surfaces have no interval over seeds and planes.
     ratio = middle[steep] / middle[flat]
-    more = f"{ratio:.2g} times" if ratio >= 1.1 else "about"  # within 10%, by which seeds differ (ours)
+    more = f"{ratio:.2g} times" if ratio >= 1.1 else "about"  # within 10%, by which seeds differ (our choice)
     sentence = f"The {loss} rises {more} as much around {steep}'s weights as around {flat}'s"
     flat_loss, steep_loss = float(np.median(centers[flat])), float(np.median(centers[steep]))
     if (

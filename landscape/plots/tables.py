@@ -91,7 +91,7 @@ def draw_label_counts(results: Sequence[LabelCounts], title: str = "") -> Figure
     return finish(figure, title or style.headline(results), text)
 
 
-# An axis is logarithmic from this ratio of the largest to the smallest value (ours).
+# An axis is logarithmic from this ratio of the largest to the smallest value (our choice).
 WIDE = 5.0
 
 
@@ -280,7 +280,7 @@ def draw_averages(results: Sequence[WeightAverage], title: str = "") -> Figure:
     return finish(figure, title or style.headline(results), text, list(axes[:1]), ncols=4)
 
 
-# Most steps of a cycle that are drawn, and most learners whose numbers are (ours: they stay legible).
+# Most steps of a cycle that are drawn, and most learners whose numbers are (our choice: they stay legible).
 STEPS, NUMBERED = 8, 32
 COLORS = "viridis_r"
 

@@ -114,8 +114,8 @@ _RECORDED = {"consensus": "grad_norm2", "delta_2_full": "displacement2"}
 _OF_RULES = ("lr_lambda_max", "lr_batch_sharpness", "lr_learner_batch_sharpness")
 LIMITS = dict.fromkeys(_OF_RULES, "lr_lambda_limit")
 LIMITS |= {"lr_preconditioned_lambda_max": "lr_preconditioned_limit"}
-# Columns that change from step to step by more than they do over training: drawn as running median and
-# quartiles, of all seeds of a setting together, where they have this many values or more (ours).
+# Columns that change from step to step by more than they do over training (our choice: drawn as running
+# median and quartiles, of all seeds of a setting together, where they have this many values or more).
 _NOISY, _MANY = ("alpha_e", "delta", "delta_2_full"), 100
 # Columns in the unit of squared weights, which weights themselves do not have.
 _SQUARES = ("consensus", "delta", "delta_2_full", "displacement2")

@@ -25,10 +25,10 @@ from landscape.problem.symmetry import NATURAL, Place, Space, activations, seen,
 
 # The largest relative change of outputs that counts as rounding (the issue's; in float64 it is far below).
 UNCHANGED = 1e-5
-# Samples on which groups are tried (ours: statistics of BatchNorm need several).
+# Samples on which groups are tried (our choice: statistics of BatchNorm need several).
 TRIED = 32
 # What a network's activations take at most, in bytes, and the share of a unit's activations by which they
-# differ at least where it is not dead (ours).
+# differ at least where it is not dead (our choice).
 READ_BYTES, ALIVE = 2**28, 1e-6
 Blocks = dict[str, Tensor]
 BY = ("weights", "activations")

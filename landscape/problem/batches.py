@@ -22,7 +22,7 @@ from landscape.core.errors import InputError, LandscapeError
 
 T = TypeVar("T")
 
-# Samples that a stream hands over at once: enough to hide that, few enough for a large network (ours).
+# Samples that a stream hands over at once (our choice: enough to hide that, few enough for a large network).
 STREAM_BATCH = 64
 
 

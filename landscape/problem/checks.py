@@ -45,17 +45,18 @@ from landscape.problem.losses import (
 from landscape.problem.mean_check import AT_ONCE, takes
 from landscape.problem.mean_loss import MeanLoss
 
-# How far the checks move θ, relative to the mean magnitude of each parameter (ours).
+# How far the checks move θ, relative to the mean magnitude of each parameter (our choice).
 MOVE = 0.1
-# Where layers are saturated, what is kept does not show: it does with so small a share of the weights (ours).
+# The share of the weights at which a module that keeps something shows it (our choice): at the weights
+# themselves saturated layers hide it.
 SHRUNK = 0.1
-# The multiple of the center at which a module first computes what it may keep, of another loss (ours).
+# The multiple of the center at which a module first computes what it may keep, of another loss (our choice).
 ELSEWHERE = 3
-# A short step: by which share the loss rises along it, and its largest share of θ (ours).
+# A short step: the share by which the loss rises along it, and its largest share of θ (our choice).
 RISE, SHORT = 1e-3, 1e-2
 
 
-# The rounding of fused kernels on GPUs, relative (ours; below that of float32 problems, √eps).
+# The rounding of fused kernels on GPUs, relative (our choice: below that of float32 problems, √eps).
 FUSED = 1e-5
 
 
@@ -338,7 +339,7 @@ def _no_fit(problem: MeanLoss, causes: Sequence[Exception], x: Any, y: Any) -> I
     return InputError(f"model and data do not fit: {type(causes[0]).__name__}: {words} ({shapes}){hint}")
 
 
-# Names of targets in dicts, which are tried first (ours).
+# Names of targets in dicts, which are tried first (our choice).
 TARGETS = ("label", "target", "targets", "y", "class", "classes")
 
 
@@ -377,9 +378,9 @@ def check_original(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> No
 
 
 CHECKS = ("full", "quick", "off")
-PROBES = (PROBE, 256)  # samples of check="quick" and "full" (ours)
-# Draws of random numbers, one of which at least must change a loss that depends on them: a layer that is
-# dropped as a whole one time in ten is missed once in 10³ (ours).
+PROBES = (PROBE, 256)  # samples of check="quick" and "full" (our choice)
+# Draws of random numbers, one of which at least must change a loss that depends on them (our choice: a layer
+# that is dropped as a whole one time in ten is missed once in 10³).
 DRAWS = 64
 
 

@@ -23,11 +23,12 @@ from landscape.problem.batches import attempt, concatenate, count_samples, named
 from landscape.problem.data import notable
 from landscape.problem.losses import by_sample
 
-# The share of a batch's terms by which two counts may differ and are one (ours): weights are rounded.
+# The share of a batch's terms by which two counts may differ and are one (our choice: weights are rounded).
 ALIKE = 1e-7
-# Classes whose weights are sought (ours).
+# Classes whose weights are sought (our choice).
 MAX_CLASSES = 64
-# Weights of classes below this share of the largest are zero: they come from differences of losses (ours).
+# Weights of classes below this share of the largest are zero (our choice: they come from differences of
+# losses).
 ZERO = 1e-5
 # Weights of classes are orthogonal to equations within LIMIT times the rounding of these. What these say of
 # one class is rounding below the share LEAST of what they say of others. They determine no weights where

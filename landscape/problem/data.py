@@ -31,8 +31,8 @@ from landscape.problem.batches import (
     tree_map,
 )
 
-# Samples for checks of the user's model and loss (ours): few, so that they cost less than a hundredth of a
-# contour.
+# Samples for checks of the user's model and loss (our choice: few, so that they cost less than a hundredth of
+# a contour).
 PROBE = 12
 # The activations of one chunk, saved for its backward pass. On 2 cores ResNet-18 evaluates fastest at 50 to
 # 100 images of 50, 100, 200 and 400; this bound gives it 56.
@@ -42,14 +42,14 @@ ACTIVATION_BYTES = 2**28
 # which then count more: two convolutions of 16 and 32 channels are 1.8 times as fast with 256 as with 1,455.
 SMALL_BYTES, SMALL_CHUNK = 2**25, 256
 # The largest relative difference between the checksums of two equal passes over batches: rounding of sums in
-# another order (ours; one changed pixel of 10,000 images is 1e-9).
+# another order (our choice: one changed pixel of 10,000 images is 1e-9).
 CHECKSUM_TOLERANCE = 1e-12
-# What NaN, infinity and its negative count in a checksum (ours).
+# What NaN, infinity and its negative count in a checksum (our choice).
 NUMBERS = (1.618, 1e9, -1e9)
 
 # Targets that losses leave out: padding, PyTorch's and Hugging Face's default, masks of segmentations.
 LEFT_OUT = (0, -100, -1, 255)
-# Of more numbers the most frequent one is not sought (ours): a tenth of a second.
+# Of more numbers the most frequent one is not sought (our choice: a tenth of a second).
 MAX_SORTED = 1 << 20
 
 

@@ -51,23 +51,24 @@ Batches = Callable[[], Iterable[tuple[Any, Any]]]
 
 # Samples that every loss is evaluated on at once anyway (MAX_CHUNK of landscape.problem.mean_loss).
 AT_ONCE = 2000
-# Differences above this share of what may be rounding are looked at in float64: a batch of another size
-# rounds by some eps, and losses of samples that are much alike differ by little more (ours).
+# Differences above this share of what may be rounding are looked at in float64 (our choice: a batch of
+# another size rounds by some eps, and losses of samples that are much alike differ by little more).
 SURE, FLOAT32 = 0.02, torch.finfo(torch.float32).eps
-# The relative difference that rounding may make in float64, where terms of a loss cancel each other (ours).
+# The relative difference that rounding may make in float64, where terms of a loss cancel each other (our
+# choice).
 EXACT = 1e-9
-# Outputs of more numbers are not copied in float64 (ours): half a gigabyte.
+# Outputs of more numbers are not copied in float64 (our choice: half a gigabyte).
 MAX_EXACT = 1 << 26
 # The passes of a random loss that are averaged, and the standard errors beyond which its parts count as
-# different from the whole: false once in 10⁸ (ours).
+# different from the whole (our choice: false once in 10⁸).
 RANDOM_PASSES, RANDOM_ERRORS = 64, 6.0
-# Activations of all samples at once may take this share of the available memory: a Hessian's product needs
-# the graph of a gradient, and scratch space (ours).
+# Activations of all samples at once may take this share of the available memory (our choice: a Hessian's
+# product needs the graph of a gradient, and scratch space).
 MEMORY_SHARE = 1 / 4
 # Weights far away are moved by MOVES times as much, and multiplied by the first of FAR of which losses are
-# numbers: those of networks with many layers may be infinite (ours).
+# numbers (our choice: those of networks with many layers may be infinite).
 MOVES, FAR = 10, (100, 10)
-# Samples by which the memory of all is extrapolated: they make pairs, triples, fours and fives (ours).
+# Samples by which the memory of all is extrapolated (our choice: they make pairs, triples, fours and fives).
 SOME = 120
 
 

@@ -267,12 +267,12 @@ class Exchanges:
 # The check of the gradient moves the weights by so much of their norm, and allows so large a relative error:
 # a gradient that is a sum over ranks instead of their mean is off by a factor of 2 at least (both ours).
 STEP, ALLOWED = 1e-3, 0.2
-# How often batches are divided for weights of classes, where each part takes a pass of its own (ours).
+# How often batches are divided for weights of classes, where each part takes a pass of its own (our choice).
 CUTS = 4
-# The eps of a loss that the model takes itself, as a share of that of its outputs: parts of a batch may
-# differ by 1,000 times as much, two roundings of an output (ours).
+# The eps of a loss that the model takes itself, as a share of that of its outputs (our choice: parts of a
+# batch may differ by 1,000 times as much, two roundings of an output).
 COARSE = 2e-3
-# Samples that each rank shows the others, and numbers of their outputs (ours).
+# Samples that each rank shows the others, and numbers of their outputs (our choice).
 MAX_ROWS, MAX_NUMBERS = 64, 1 << 22
 
 

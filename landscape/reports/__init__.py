@@ -52,7 +52,7 @@ from landscape.results.shown import Row
 from landscape.results.spectrum import Spectrum
 from landscape.results.surfaces import Surface
 
-LONGEST = 300  # characters of a setting (ours)
+LONGEST = 300  # characters of a setting (our choice)
 # What a reader expects of each run, with the command that makes it.
 _EXPECTED = {Surface: "contour", Spectrum: "spectrum", HessianGrid: "hessian-grid", Noise: "noise"}
 
@@ -198,12 +198,12 @@ def _schema(path: Path) -> str:
 
 EXTRA, FORMATS = "'sgd-landscape[report]'", (".html", ".htm")
 # Curves and areas of more points than this are pixels inside a picture, at so many an inch; and coordinates,
-# which are in points of 1/72 inch, have so many decimals (ours).
+# which are in points of 1/72 inch, have so many decimals (our choice).
 MOST_POINTS, DPI, DECIMALS = 2000, 150, 2
-MOST_CELLS = 100_000  # of a CSV file: about 1 MB of the page; longer tables have one row in k (ours)
-MOST_FACETS = 75  # along each axis of a surface that turns: more cannot be seen at its size (ours)
-COLORS = 17  # of the pictures' color scale, between which Plotly interpolates (ours: no step is seen)
-LIFT = 0.02  # of the range of heights, by which markers stand above the surface (ours)
+MOST_CELLS = 100_000  # of a CSV file: about 1 MB of the page; longer tables have one row in k (our choice)
+MOST_FACETS = 75  # along each axis of a surface that turns: more cannot be seen at its size (our choice)
+COLORS = 17  # of the pictures' color scale, between which Plotly interpolates (our choice: no step is seen)
+LIFT = 0.02  # of the range of heights, by which markers stand above the surface (our choice)
 _FOLDER = Path(__file__).parent
 
 

@@ -174,7 +174,7 @@ def heading(comparison: Comparison, quantity: int) -> str:
     return comparison.titles[quantity] + (f" ({unit})" if unit != "1" else "")
 
 
-# Pairs of which each is named where not all are significant (ours): more make no readable line.
+# Pairs of which each is named where not all are significant (our choice: more make no readable line).
 NAMED_PAIRS = 6
 
 
@@ -392,7 +392,7 @@ class Connection(Measured, schema="landscape.connection", axes="t", table="path 
         return [*rows, Row("not permuted", "; ".join(self.fixed))] if self.fixed else rows
 
 
-MANY = 8  # averages that a description lists (ours)
+MANY = 8  # averages that a description lists (our choice)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -199,7 +199,7 @@ class Smoothing(Sourced, schema="landscape.smoothing", table="spread"):
         ]
 
 
-# Parts of a chain whose means count as independent: of 100 effective draws each has 20 (ours).
+# Parts of a chain whose means count as independent (our choice: of 100 effective draws each has 20).
 PARTS = 5
 
 

@@ -117,8 +117,8 @@ def _sorted(
     return tree.without(float(np.nextafter(0, 1)))
 
 
-# Points along each axis between which areas are counted, at least (ours): those of an ellipse half as wide as
-# the picture are then right within 0.3%.
+# Points along each axis between which areas are counted, at least (our choice: those of an ellipse half as
+# wide as the picture are then right within 0.3%).
 FINE = 400
 # Halvings of the range in which the rise to the edge is searched: to 1e-9 of it.
 HALVINGS = 30
@@ -206,10 +206,10 @@ def _touches_edge(inside: Array) -> bool:
     return bool(inside[[0, -1]].any() or inside[:, [0, -1]].any())
 
 
-# A basin less deep than this share of the median rise above the lowest loss is not listed (ours): it cannot
-# be seen in a picture.
+# A basin less deep than this share of the median rise above the lowest loss is not listed (our choice: it
+# cannot be seen in a picture).
 LEAST = 0.01
-# Rises up to the one at which the region reaches the edge of the grid (ours: a smooth curve).
+# Rises up to the one at which the region reaches the edge of the grid (our choice: a smooth curve).
 RISES = 24
 AROUND = ("center", "lowest")
 
@@ -284,7 +284,7 @@ def basins(
         rises: rises of the loss in nats at which the region is measured; default: 24 up to the one at
             which it reaches the edge of the grid.
         least: the smallest persistence in nats of a basin that is listed; default: 1% of the median rise
-            above the lowest loss, and no less than twice the error of interpolated losses (ours).
+            above the lowest loss, and no less than twice the error of interpolated losses (our choice).
         around: the point that the region contains: "center" or "lowest", the lowest point of the grid;
             default: the center of planes around one set of weights, else the lowest point.
 
@@ -353,7 +353,8 @@ def basins(
     )
 
 
-# Directions that a profile is a median over, and its points (ours: more change nothing that can be seen).
+# Directions that a profile is a median over, and its points (our choice: more change nothing that can be
+# seen).
 DIRECTIONS, POINTS = 128, 60
 
 
@@ -446,8 +447,8 @@ def median_rise(surface: Surface) -> float:
 def shared_rise(surfaces: Sequence[Surface]) -> float:
     """The rise of the loss above the center whose contour is drawn on all ``surfaces``; NaN for none.
 
-    Half the median rise at the edge of the profile, of the surface on which that is the smallest (ours): the
-    contour is then inside every picture.
+    Half the median rise at the edge of the profile, of the surface on which that is the smallest (our
+    choice): the contour is then inside every picture.
     """
     rises = [float(p.median[-1] - p.median[0]) for p in map(profile, filter(has_profile, surfaces))]
     positive = [rise for rise in rises if np.isfinite(rise) and rise > 0]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # results are read and shown without torch
     from torch import Tensor
 
 SPAN = 0.1  # x, y ∈ [−0.1, 0.1] around w_a (DPSGD-2020, section 4.1)
-MARGIN = 1.25  # the span of a plane with markers, relative to the outermost marker (ours)
+MARGIN = 1.25  # the span of a plane with markers, relative to the outermost marker (our choice)
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The ratio of the largest to the smallest number above which a scale is logarithmic (ours): at equal
-# distances a whole valley would then lie below the first of some forty levels.
+# The ratio of the largest to the smallest number above which a scale is logarithmic (our choice: at equal
+# distances a whole valley would then lie below the first of some forty levels).
 LOG_RATIO = 100.0
-# The share of the steps that a running median is of, and the number of its points (ours): what is shown of
-# 10,000 steps then follows changes over 500 of them.
+# The share of the steps that a running median is of, and the number of its points (our choice: what is shown
+# of 10,000 steps then follows changes over 500 of them).
 WINDOW, POINTS = 0.05, 200
 
 
@@ -202,9 +202,9 @@ def in_words(value: float, error: float = math.nan) -> str:
     return f"{value:,.{max(decimals, 0)}f} ± {error:,.{max(decimals, 0)}f}"
 
 
-LONGEST = 200  # characters of a value in the table (ours)
-DPI = 72  # pixels per inch: a picture of 5 × 4.7 inches is then 360 pixels wide (ours)
-LINES, WIDTH = 6, 120  # of repr(result), which a glance takes in (ours)
+LONGEST = 200  # characters of a value in the table (our choice)
+DPI = 72  # pixels per inch: a picture of 5 × 4.7 inches is then 360 pixels wide (our choice)
+LINES, WIDTH = 6, 120  # of repr(result), which a glance takes in (our choice)
 
 
 def html_of(result: Any) -> str:

@@ -13,8 +13,8 @@ from landscape.core.statistics import Estimate, mean_and_error
 from landscape.results.base import Measured, no_rows, no_values
 from landscape.results.shown import Row, converged, eigenvalue, in_words, interval, limit_in_words
 
-# Standard deviation of the Gaussians of a density, relative to the range of the nodes (ours: as fine as a
-# plot shows).
+# Standard deviation of the Gaussians of a density, relative to the range of the nodes (our choice: as fine as
+# a plot shows).
 BROADENING = 0.01
 #: The parts of a spectrum besides its largest eigenvalues.
 QUANTITIES = ("extremes", "trace", "density")
@@ -292,7 +292,7 @@ class Density(MatrixResult, schema="landscape.density", table="draw node"):
         return total / (len(self.nodes) * width * np.sqrt(2 * np.pi))
 
     def width(self) -> float:
-        """The default width of :meth:`broadened`: 1% of the range of the nodes (ours).
+        """The default width of :meth:`broadened` (our choice: 1% of the range of the nodes).
 
         Returns:
             The width; where all nodes are equal 1% of their magnitude, or 0.01 if that is 0.

@@ -1,6 +1,6 @@
 """Ours: each algorithm at its own edge of stability, what of M decides, and instruments along training.
 
-Then the rates at which training converges, of DPSGD-2021, and (ours) a tuned LAMB.
+Then the rates at which training converges, of DPSGD-2021, and (our choice) a tuned LAMB.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ from landscape.training.topology import Mixing
 
 MIXINGS = ("full", "ring(2)", "ring(1)")
 COLORS = {"SSGD": color_of("ssgd"), **dict(zip(MIXINGS, shades(color_of("dpsgd"), 3), strict=True))}
-# The relative residual up to which an eigenvalue counts as converged, and what counts as near a limit (ours).
+# The relative residual up to which an eigenvalue counts as converged, and what counts as near a limit (our
+# choice).
 RESIDUAL, NEAR = 0.05, (0.67, 1.5)
 LEVEL, ERROR, RISE = "plateau_lr_lambda_max", "test_error_percent", "median_rise_nat"
 
@@ -193,7 +194,7 @@ def _follows(context: Context) -> Drawing:
 # ---- Lazy mixing: the same gap, or the same ω_min
 
 LEARNERS = 6
-# By how much another ω_min moves the plateau, and what counts as the same (ours).
+# By how much another ω_min moves the plateau, and what counts as the same (our choice).
 CLAIMED = {"the same gap": (1.25, np.inf), "the same ω_min": (0.8, 1.25)}
 
 
@@ -296,7 +297,7 @@ def _geometries(context: Context) -> Drawing:
     return Drawing({"": picture}, rows, compare_with_paper(runs["ratio"].median(), what, "ratio"))
 
 
-# Windows of the noise scale that are drawn as one (ours): one alone does not resolve DPSGD's ‖g‖².
+# Windows of the noise scale that are drawn as one (our choice: one alone does not resolve DPSGD's ‖g‖²).
 WINDOWS = 3
 SHOWN = declared()["instruments_shown"]
 # The columns of the CSV after the step.
@@ -411,7 +412,7 @@ LOOKS = {"SSGD": color_of("ssgd"), **dict(zip(DPSGD, shades(color_of("dpsgd"), 2
 
 
 def _bound(rows: Rows) -> float:
-    """The test error in % below which a run converged: halfway from the best to a guess (ours)."""
+    """The test error in % below which a run converged (our choice: halfway from the best to a guess)."""
     return (float(rows[ERROR].min()) + float(rows["chance_percent"].iloc[0])) / 2
 
 

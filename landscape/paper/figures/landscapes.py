@@ -41,7 +41,7 @@ from landscape.plots.picture import panels
 from landscape.plots.style import decimal_labels
 from landscape.results.surfaces import Surface
 
-# Where an error in % counts as not having converged (ours): far above what every other run reaches.
+# Where an error in % counts as not having converged (our choice: far above what every other run reaches).
 POOR = 5.0
 ERROR, RISE, EARLY = "test_error_percent", "median_rise_nat", "alpha_e_first_100"
 
@@ -233,8 +233,8 @@ def _learners_surface(context: Context, point: Point) -> Surface:
 
 # ---- Figures 3 and 4
 
-# Test accuracy in % up to which a network counts as not trained (ours); of ten classes chance is 10. The
-# share of a grid's points that must have converged for a run to count (ours).
+# Test accuracy in % up to which a network counts as not trained (our choice); of ten classes chance is 10.
+# The share of a grid's points that must have converged for a run to count (our choice).
 CHANCE, _CONVERGED = 15.0, 0.5
 _PLACE = ["model", "algorithm", "seed"]
 

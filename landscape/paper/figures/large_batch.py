@@ -43,7 +43,7 @@ from landscape.plots.style import color_of
 from landscape.problem.layout import Layout
 
 MIB = 2.0**20
-# "As good as": up to so many points of accuracy, or nats of loss, less (ours).
+# "As good as": worse by at most this number of points of accuracy, or nats of loss (our choice).
 MARGIN = {"test_accuracy": 1.0, "test_loss": 0.05}
 _WHAT = {"test_accuracy": "test accuracy of $w_a$ (%)", "test_loss": "held-out loss (nat)"}
 GAIN = {"test_accuracy": "test accuracy (points)", "test_loss": "held-out loss, by how much lower (nat)"}

@@ -1,4 +1,4 @@
-"""DPSGD-2020's Eq. 4 in detail, the loss smoothed by the spread (DPSGD-2021), and (ours) all rules.
+"""DPSGD-2020's Eq. 4 in detail, the loss smoothed by the spread (DPSGD-2021), and (our choice) all rules.
 
 The rules are decomposed, and tell whether the spread lies in sharp directions.
 """
@@ -34,7 +34,7 @@ _FORMS = {
     "eq4": "Eq. 4, α² tr(HCH)",
     "first_order": "first order, minibatch Hessians",
 }
-# What counts as equal (ours).
+# What counts as equal (our choice).
 _FACTOR = 1.5
 
 
@@ -101,7 +101,7 @@ _TERMS = {
 
 
 def _judge_split(rows: Rows) -> list[Effect]:
-    """The mean over the steps of a run; below 5% counts as none (ours)."""
+    """The mean over the steps of a run; below 5% counts as none (our choice)."""
     means = select(rows, step="mean", term="delta_cross")
     what, claimed = "cross term / Δ_DP, mean over the steps", (-0.05, 0.05)
     return [
@@ -203,7 +203,7 @@ def _smoothing(context: Context) -> Drawing:
 
 
 SHOWN: dict[str, Any] = declared()["rules_shown"]
-# The bytes at which rules are compared are those of SSGD in this share of its steps (ours).
+# The bytes at which rules are compared are those of SSGD in this share of its steps (our choice).
 SHARE = 8
 SAMPLES, BYTES = "equal samples", "equal bytes"
 IID, SKEWED = "iid", "Dirichlet 0.1"

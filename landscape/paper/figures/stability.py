@@ -43,11 +43,11 @@ from landscape.training.run.loop import Hooks, Trainer
 # ---- Saddles
 
 RECIPE = "saddle-dpsgd"
-# Half of the depth lies far outside of the nearly quadratic region (ours).
+# Half of the depth lies far outside of the nearly quadratic region (our choice).
 SHARE = 0.5
 # Name of a quantity that can be varied -> the recipe's keys that change.
 VARY = {"dimension": ("model.dimension", "data.dimension"), "noise": ("data.gradient_std",), "lr": ("lr",)}
-# SSGD* adds noise of this standard deviation to the weights (ours).
+# SSGD* adds noise of this standard deviation to the weights (our choice).
 ALGORITHMS = {
     "ssgd": ("algorithm={name='ssgd'}",),
     "ssgd*": ("algorithm={name='ssgd*', sigma=0.001}",),
