@@ -106,7 +106,7 @@ def _nearest(run: Checkpoint, loss: float, target: float) -> tuple[Checkpoint, f
 # Seeds of a group from which its mean and its error say something (our choice: of two, a 95% interval reaches
 # 12.7 standard errors to each side).
 SEEDS = 3
-# Differences below so many roundings of the numbers are none, as for losses that must be the same
+# Differences below this number of roundings of the numbers are none, as for losses that must be the same
 # (landscape.evaluation.grid).
 ROUNDINGS = 1000
 

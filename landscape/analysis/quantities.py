@@ -47,7 +47,7 @@ WITHIN = 2e-3
 # Squared distances that are tried, each twice the last, and the rise where the loss is not finite (our
 # choice).
 STEPS, WALL = 200, 1e300
-# A rise below so many roundings of the loss cannot be measured (our choice).
+# A rise below this number of roundings of the loss cannot be measured (our choice).
 LOSS_ROUNDINGS = 1000
 
 

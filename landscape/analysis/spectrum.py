@@ -169,7 +169,7 @@ TABLE_DRAWS = 20
 # with the 10 largest of these removed, the standard error was 5 to 9 times smaller for an MLP on digits, and
 # 2 to 7 times for a small transformer.
 KNOWN = 10
-# A share of a trace that is less than so many standard errors from zero would have no error bar.
+# A share of a trace that is less than this number of standard errors from zero would have no error bar.
 SIGNIFICANT = 3.0
 
 

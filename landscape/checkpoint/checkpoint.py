@@ -528,7 +528,7 @@ def _facts(file: h5py.File, name: str, kinds: dict[str, type]) -> dict[str, Any]
 
 
 def _tensors(group: Any, rows: slice | EllipsisType, learners: int | None = None) -> dict[str, Tensor]:
-    """Tensors by name; with ``learners``, each has so many rows."""
+    """Tensors by name; with ``learners``, each has that number of rows."""
     by_name = {}
     for name in group:
         dataset = hdf5.dataset(group, name, "fiubc")
@@ -539,7 +539,7 @@ def _tensors(group: Any, rows: slice | EllipsisType, learners: int | None = None
 
 
 def check_learner(learner: str | int, learners: int) -> None:
-    """Raise InputError unless ``learner`` is "mean", or the number of one of so many."""
+    """Raise InputError unless ``learner`` is "mean", or the number of a learner."""
     if learner != "mean" and (not isinstance(learner, int) or not 0 <= learner < learners):
         raise InputError(f"learner: {learner!r} is not allowed, it must be 'mean' or 0…{learners - 1}")
 

@@ -32,8 +32,8 @@ from landscape.curvature.operators import (
 )
 from landscape.problem.sharded import on_ranks
 
-# Products of a second start, at most: as a share of the search's own, and at least so many. The top 5 of an
-# MNIST MLP take 3 after 19, the top 20 take 16 after 43.
+# Products of a second start, at most: as a share of the search's own, and the smallest number. The top 5 of
+# an MNIST MLP take 3 after 19, the top 20 take 16 after 43.
 SECOND_SHARE, MIN_SECOND = 0.5, 10
 
 

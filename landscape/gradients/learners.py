@@ -50,7 +50,7 @@ class StackedLinear(torch.autograd.Function):
         return torch.bmm(w.mT, grad) if ctx.needs_input_grad[0] else None, None, None, None, None
 
 
-# Learners are batched if their activations take at most so many bytes, and the time falls to at most this
+# Learners are batched if their activations take at most this many bytes, and the time falls to at most this
 # share (our choice).
 MAX_BATCHED_BYTES, MAX_TIME_SHARE = 2**30, 0.9
 # The largest rounding error of a gradient, as a share of its norm; the gradient of another function differs

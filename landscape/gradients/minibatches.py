@@ -23,7 +23,7 @@ from landscape.problem.data import Data
 from landscape.problem.problem import Problem
 
 # Of data given as batches, the draws whose minibatches one pass collects (our choice: few are drawn in vain,
-# and each pass serves several); fewer where their samples would take more than so many bytes.
+# and each pass serves several); fewer where their samples would take more than this many bytes.
 DRAWS_A_PASS, PASS_BYTES = 16, 2**28
 
 
@@ -160,7 +160,7 @@ def _collected(data: Data, numbers: Tensor, samples: int) -> tuple[Any, Any]:
 
 
 # Groups of draws, each of which is left out once for the standard error, which they give to 13%, 1/√(2·31);
-# fewer where their sums would take more than so many bytes, but at least 8 (our choice).
+# fewer where their sums would take more than this many bytes, but at least 8 (our choice).
 GROUPS, LEAST_GROUPS, GROUP_BYTES = 32, 8, 2**30
 
 
@@ -319,7 +319,7 @@ class LearnersEstimator(JackknifeEstimator):
         return dict(zip(names, itertools.chain(*pairs), strict=True))
 
 
-# Where a draw takes a product with the whole Hessian or a search: at least and at most so many (our choice:
+# Where a draw takes a product with the whole Hessian or a search: the fewest and the most draws (our choice:
 # an error from fewer than 32 is itself wrong by an eighth).
 MIN_COSTLY, MAX_COSTLY = 32, 256
 

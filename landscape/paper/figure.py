@@ -34,12 +34,12 @@ from landscape.training.recipes.settings import SAMPLES
 if TYPE_CHECKING:  # matplotlib is imported where a figure is drawn
     from matplotlib.figure import Figure as Picture
 
-# CIFAR-10 at laptop scale, by trial (our choice: images of so many pixels per side, passes, and the width of
-# the networks; minutes a run on one core). Learners, batches and rates are the paper's.
+# CIFAR-10 at laptop scale, by trial (our choice: images with this number of pixels per side, passes, and the
+# width of the networks; minutes a run on one core). Learners, batches and rates are the paper's.
 SIZE, EPOCHS = 16, 20
 WIDTHS, WIDTH, SMOKE_WIDTH = {"efficientnet-b0": 0.25}, 0.125, 0.0625
-# Samples of a learner in the steps that are timed, up to the first that take so many seconds; a step of more
-# takes longer in proportion to what it has more (our choice: within 10% for a ResNet, SENet and
+# Samples of a learner in the steps that are timed, up to the first that take this many seconds; a step of
+# more takes longer in proportion to what it has more (our choice: within 10% for a ResNet, SENet and
 # EfficientNet).
 TIMED_SAMPLES, BUSY_SECONDS = (16, 64, 512), 0.02
 FORECAST_SECONDS = 0.1  # of such a measurement, whose result is said in one or two digits (our choice)

@@ -22,7 +22,7 @@ from landscape.results.comparison import PATHS, Connection
 from landscape.results.grids import HessianGrid, Line
 from landscape.results.surfaces import Basins
 
-# Characters in a line of a panel's title (our choice: so many fit between its neighbors').
+# Characters in a line of a panel's title (our choice: that many fit between its neighbors).
 TITLE = 30
 
 

@@ -156,7 +156,7 @@ class MeanLoss:
                 "train": the statistics of the batch itself, as in training, in batches of ``samples`` (for
                 data given as batches, in those), so that a sample's loss depends on its batch.
             samples: how many samples "recalibrate" draws (at most all; of data given as batches, the first
-                until there are so many), or "train" has in a batch. Default 1,000.
+                until it has that number), or "train" has in a batch. Default 1,000.
 
         Returns:
             The problem with these statistics.

@@ -197,8 +197,8 @@ def _schema(path: Path) -> str:
 
 
 EXTRA, FORMATS = "'sgd-landscape[report]'", (".html", ".htm")
-# Curves and areas of more points than this are pixels inside a picture, at so many an inch; and coordinates,
-# which are in points of 1/72 inch, have so many decimals (our choice).
+# Curves and areas of more points than this are pixels inside a picture, at this number an inch; and
+# coordinates, which are in points of 1/72 inch, have this number of decimals (our choice).
 MOST_POINTS, DPI, DECIMALS = 2000, 150, 2
 MOST_CELLS = 100_000  # of a CSV file: about 1 MB of the page; longer tables have one row in k (our choice)
 MOST_FACETS = 75  # along each axis of a surface that turns: more cannot be seen at its size (our choice)

@@ -168,7 +168,7 @@ def text_of(result: Any, most: int = 0) -> str:
     """A description as lines: label and split of the result, and its rows, names below each other.
 
     Args:
-        most: if not 0, at most so many lines, with the class, without rows of NaN.
+        most: if not 0, the largest number of lines, with the class, without rows of NaN.
     """
     name, rows = type(result).__name__, result.describe()
     label = " ".join(str(getattr(result, "label", "")).split())
