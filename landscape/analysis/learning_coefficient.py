@@ -119,7 +119,7 @@ class Langevin:
 
     @property
     def finite(self) -> bool:
-        """True if all chains are where losses are finite."""
+        """Return whether all chains are where losses are finite."""
         return bool(np.isfinite(self._numbers[-1]).all())
 
     def draws(self) -> Array:
@@ -321,7 +321,7 @@ class _Summary:
 
     @property
     def hopeless(self) -> bool:
-        """True if more steps are of no use: losses are not finite, or heating is all of the rise."""
+        """Return whether more steps are of no use: losses are not finite, or heating is all of the rise."""
         return not abs(self.heating) < abs(self.rise)
 
 

@@ -269,7 +269,7 @@ class Quantity:
 
     @property
     def needs_batch(self) -> bool:
-        """True if it takes the size of the minibatches that it draws."""
+        """Return whether it takes the size of the minibatches that it draws."""
         return self.over == MINIBATCHES
 
 

@@ -50,7 +50,7 @@ def pick_device(name: str) -> torch.device:
 
 @functools.cache
 def has_float64(device: torch.device) -> bool:
-    """Test whether a device computes in float64; MPS and some GPUs of Intel do not."""
+    """Return whether a device computes in float64; MPS and some GPUs of Intel do not."""
     try:
         return float(torch.ones(2, dtype=torch.float64, device=device).sum()) == 2
     except (RuntimeError, TypeError):

@@ -153,7 +153,7 @@ class Differences:
         return self._masked(v.to(self.finest.weights))
 
     def _serves(self, gradient: Gradient) -> bool:
-        """Test whether products in the model's own precision are right to GOAL, and there are no kinks.
+        """Return whether products in the model's own precision are right to GOAL, and there are no kinks.
 
         One-sided differences decline with the step where there are none, from steps so coarse that few
         samples show kinks.

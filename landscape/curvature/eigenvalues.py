@@ -113,7 +113,7 @@ def cheapest(problem: Problem, weights: Tensor, is_chain: bool) -> Approximation
 
 
 def bfloat16_is_fast(device: torch.device) -> bool:
-    """Test whether the hardware multiplies in bfloat16: CUDA from Ampere on, CPUs with AVX512-BF16 or AMX."""
+    """Return whether the hardware multiplies in bfloat16: CUDA from Ampere on, CPUs with AVX512-BF16 or AMX."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return device.type == "cpu" and (
@@ -122,7 +122,7 @@ def bfloat16_is_fast(device: torch.device) -> bool:
 
 
 def _bfloat16_serves(problem: Problem) -> bool:
-    """Test whether products with the data in bfloat16 are fast, and near enough on a few samples."""
+    """Return whether products with the data in bfloat16 are fast, and near enough on a few samples."""
     if problem.dtype != torch.float32 or not bfloat16_is_fast(problem.device):
         return False
     few = ChainHessian(problem.on(problem.data.few()), problem.weights[None])

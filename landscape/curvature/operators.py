@@ -350,7 +350,7 @@ def gram(rows: Sequence[Tensor], columns: Sequence[Tensor]) -> Tensor:
 
 
 def negligible(beta: float, radius: float, dtype: torch.dtype) -> bool:
-    """Test whether the rest of a Lanczos step is rounding: the basis then spans an invariant subspace.
+    """Return whether the rest of a Lanczos step is rounding: the basis then spans an invariant subspace.
 
     100 times the precision is more than rounding makes in small matrices, and far below any tolerance.
     """

@@ -71,7 +71,7 @@ def curved(
 
 
 def lacks_second(problem: Any) -> bool:
-    """Test whether the model is known to have no second derivatives, or wrong ones."""
+    """Return whether the model is known to have no second derivatives, or wrong ones."""
     return recomputes(problem.model) or any(key[0] == UNLIKE for key in problem.checked)
 
 

@@ -39,7 +39,8 @@ from landscape.training.run.loop import Trainer
 # Values that are stored of a column, evenly over its steps, and their digits (our choice).
 POINTS, DIGITS = 1000, 6
 # Of the minibatch loss, mostly noise, this number evenly over the steps, and those at the steps of a
-measurement (our choice). NOISY, FEW = "loss", 100
+# measurement (our choice).
+NOISY, FEW = "loss", 100
 # Columns that follow from the recipe, or that say how busy a machine was.
 LEFT_OUT = ("step", "lr", "wall_s", "samples_per_s", "wait_s", "comm_rounds")
 FINAL = ("loss", "train_loss", "test_loss", "test_accuracy", "consensus", "lr_lambda_max", "lr_lambda_limit")

@@ -253,7 +253,7 @@ class Case:
 
 
 def decentralized(spec: str, costs: Costs, workers: int, machines: Machines, seed: int) -> list[Case]:
-    """DPSGD in both orders with the mixing ``spec``; InputError where that number of workers cannot have it."""
+    """DPSGD in both orders with the mixing ``spec``; InputError where the workers cannot have it."""
     mixing = Mixing(spec, workers, seed)
     exchanges, received, host = list[Exchange](), list[int](), list[float]()
     for step in range(1, (len(mixing.cycle) or MATCHINGS) + 1):

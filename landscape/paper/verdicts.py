@@ -112,7 +112,7 @@ class Effect:
 
     @property
     def holds(self) -> bool | None:
-        """True where the claim holds here, False where it does not; None where nothing can be said."""
+        """Return whether the claim holds here; None where nothing can be said."""
         return None if self.reason else self._inside
 
     @property

@@ -341,7 +341,7 @@ def _range(losses: Sequence[Array], levels: int | None, vmax: float | None) -> t
 
 
 def _is_logarithmic(low: float, high: float, log: bool | None) -> tuple[bool, str]:
-    """True if levels are at equal ratios, and words for the caption."""
+    """Return whether levels are at equal ratios, and the words for the caption."""
     if log and low <= 0:
         raise InputError(f"log: not allowed, the lowest loss is {low:.4g}; it must be > 0")
     if log is None and (log := logarithmic(np.array([low, high]))):

@@ -163,7 +163,7 @@ AGAIN = (
 
 
 def recomputes(model: nn.Module, seen: bool = False) -> bool:
-    """Test whether a backward pass computes outputs again; ``seen``: that it does, for its copies, too."""
+    """Return whether a backward pass computes outputs again; ``seen``: that it does, for its copies, too."""
     if seen:
         model._landscape_recomputes = True  # type: ignore[assignment]
     return "_landscape_recomputes" in vars(model)
@@ -225,7 +225,7 @@ SELF = "; where the targets are the inputs, as of an autoencoder, (x, x)"
 
 
 def is_resident(data: Any) -> bool:
-    """Test whether ``data`` is the data itself, samples first, and not an iterable of batches of it.
+    """Return whether ``data`` is the data itself, samples first, and not an iterable of batches of it.
 
     It is where it is a dict, a tuple of two, or a list of two tensors. Raises InputError for one tensor, and
     for a tuple of two pairs that may as well be two batches.

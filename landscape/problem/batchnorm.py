@@ -43,7 +43,7 @@ def buffer_names(model: nn.Module) -> list[str]:
 
 
 def has_batchnorm(model: nn.Module) -> bool:
-    """Test whether ``model`` has a BatchNorm layer."""
+    """Return whether ``model`` has a BatchNorm layer."""
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
 
 

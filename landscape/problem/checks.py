@@ -74,7 +74,7 @@ def loss_of(problem: MeanLoss, x: Any, y: Any, seed: int = 0, weights: Tensor | 
 
 
 def equal(a: Tensor, b: Tensor, problem: MeanLoss, smallest: float = 0.0) -> bool:
-    """Test whether two losses are the same but for rounding, of at least a share of ``smallest``."""
+    """Return whether two losses are the same but for rounding, of at least a share of ``smallest``."""
     allowed = max(smallest, *(tolerance(dtype) for dtype in (problem.weights.dtype, a.dtype)))
     return torch.allclose(a, b, rtol=allowed, atol=allowed, equal_nan=True)
 
@@ -267,7 +267,7 @@ def moved(problem: MeanLoss, seed: int = 0) -> Tensor:
 
 @torch.no_grad()
 def ignores_first_label(problem: MeanLoss, x: Any, y: Any) -> bool:
-    """Test whether the model's own loss leaves out the first label of each sequence, as causal models do."""
+    """Return whether the model's own loss leaves out the first label of each sequence, as causal models do."""
     changed = with_other_first_labels(problem.criterion, x)
     if changed is None:
         return False
@@ -461,7 +461,7 @@ def _more(problem: MeanLoss, batch: tuple[Any, Any], x: Any) -> tuple[Any, Any]:
 
 
 def writes(before: Any, after: Any) -> bool:
-    """Test whether any tensor of ``after`` has other numbers than its copy in ``before``."""
+    """Return whether any tensor of ``after`` has other numbers than its copy in ``before``."""
     pairs = zip(named_tensors(before), named_tensors(after), strict=True)
     return any(not torch.equal(*(strided(t).nan_to_num() for t in (a, b))) for (_, a), (_, b) in pairs)
 

@@ -188,7 +188,7 @@ class Data:
 
     @property
     def has_nan(self) -> bool:
-        """True if a number in the data is NaN; False for a stream, which is not read for it."""
+        """Return whether a number in the data is NaN; False for a stream, which is not read for it."""
         if self.resident is not None:
             return bool(nan_places(*self.resident))
         return self.checksum is not None and bool(self.checksum[2].any())
@@ -358,7 +358,7 @@ class Data:
 
     @property
     def indexed(self) -> bool:
-        """True if each sample has a number, so that minibatches can be drawn."""
+        """Return whether each sample has a number, so that minibatches can be drawn."""
         return self.resident is not None or isinstance(self.batches, Stream)
 
     def gather(self, indices: Tensor) -> tuple[Any, Any]:
@@ -440,7 +440,7 @@ class Data:
 
 
 def _require_gradients(x: Any) -> bool:
-    """Test whether any of the inputs requires gradients."""
+    """Return whether any of the inputs requires gradients."""
     return any(tensor.requires_grad for _, tensor in named_tensors(x))
 
 

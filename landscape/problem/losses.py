@@ -211,7 +211,7 @@ def with_other_first_labels(criterion: Any, x: Any) -> dict[str, Any] | None:
 
 
 def is_softmax_loss(loss: Any) -> bool:
-    """Test whether ``loss`` is cross-entropy with its default options."""
+    """Return whether ``loss`` is cross-entropy with its default options."""
     class_loss = ClassLoss.of(loss)
     return class_loss is not None and class_loss.softmax
 

@@ -86,7 +86,7 @@ class MeanLoss:
 
     @property
     def indexed(self) -> bool:
-        """True if each sample has a number, so that minibatches can be drawn."""
+        """Return whether each sample has a number, so that minibatches can be drawn."""
         return self.data.indexed
 
     def gather(self, indices: Tensor) -> tuple[Any, Any]:
@@ -429,7 +429,7 @@ class MeanLoss:
 
     @property
     def separable(self) -> bool:
-        """True if faster paths may divide samples and passes as they like.
+        """Return whether faster paths may divide samples and passes as they like.
 
         They may where the loss is the mean over the samples, draws no random numbers and differentiates
         nothing itself.
@@ -438,7 +438,7 @@ class MeanLoss:
 
     @property
     def regularised(self) -> bool:
-        """True if a penalty or weight decay is added to the mean loss."""
+        """Return whether a penalty or weight decay is added to the mean loss."""
         return self.penalty is not None or self.weight_decay > 0
 
     def penalty_value(self, weights: Tensor) -> Tensor:

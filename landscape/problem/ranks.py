@@ -48,7 +48,7 @@ _LOST = re.compile(r"connection|socket|\bpeer|timed? ?out|remote|aborted", re.IG
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Test whether parameters of ``model`` are DTensors, as those of FSDP2 and tensor parallelism are.
+    """Return whether parameters of ``model`` are DTensors, as those of FSDP2 and tensor parallelism are.
 
     InputError for FSDP1, whose parameters are parts of one vector.
     """

@@ -566,5 +566,5 @@ def _nothing(outputs: Any) -> Tensor:
 
 
 def on_ranks(problem: Any) -> bool:
-    """Test whether a problem is a :class:`ShardedProblem`."""
+    """Return whether a problem is a :class:`ShardedProblem`."""
     return isinstance(problem, ShardedProblem)

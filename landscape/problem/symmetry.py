@@ -117,7 +117,7 @@ def viewed(axes: Sequence[Axis], view: Tensor) -> list[Axis]:
         return list(zip(last_first, steps, strict=False))
 
     def has_border(at: int) -> bool:
-        """Test whether a space begins at this distance, and if blocks of one do, split it."""
+        """Return whether a space begins at this distance, and if blocks of one do, split it."""
         for space, step in spaced():
             if step < at < step * space.size:
                 if at % step or space.size % (at // step):

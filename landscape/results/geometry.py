@@ -388,7 +388,7 @@ def gram(surface: Surface) -> Array:
 
 
 def independent(gram: Array) -> bool:
-    """True if directions with these inner products are finite, not zero and not parallel."""
+    """Return whether directions with these inner products are finite, not zero and not parallel."""
     with np.errstate(over="ignore", invalid="ignore"):
         area = gram[0, 0] * gram[1, 1]
         return bool(np.isfinite(gram).all() and np.isfinite(area) and area - gram[0, 1] ** 2 > 1e-12 * area)
@@ -426,7 +426,7 @@ def profile(surface: Surface) -> Profile:
 
 
 def has_profile(surface: Surface) -> bool:
-    """True if a surface has a profile: its center is a set of weights inside the grid, with a finite loss."""
+    """Return whether a surface has a profile: its center is a set of weights inside the grid, with a finite loss."""
     if surface.kind not in CENTERED or min(surface.loss.shape) < 2:
         return False
     inside = all(grid[0] < 0 < grid[-1] and np.all(np.diff(grid) > 0) for grid in (surface.x, surface.y))
@@ -456,7 +456,7 @@ def shared_rise(surfaces: Sequence[Surface]) -> float:
 
 
 def comparable(surfaces: Sequence[Surface]) -> bool:
-    """True if the rises of ``surfaces`` can be compared.
+    """Return whether the rises of ``surfaces`` can be compared.
 
     They must be of networks of one size, over one kind of plane, one span and one split of the data.
     """

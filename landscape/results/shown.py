@@ -30,7 +30,7 @@ WINDOW, POINTS = 0.05, 200
 
 
 def logarithmic(values: Array) -> bool:
-    """True if ``values`` are shown on a logarithmic scale by default.
+    """Return whether ``values`` are shown on a logarithmic scale by default.
 
     Args:
         values: numbers of any shape; those that are not finite are ignored.
@@ -356,7 +356,7 @@ class SurfaceCheck:
 
     @property
     def fine(self) -> bool:
-        """True where a reader needs to know nothing more."""
+        """Return whether a reader needs to know nothing more."""
         return all(finding.fine for finding in self.findings)
 
     def __repr__(self) -> str:

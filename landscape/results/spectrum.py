@@ -431,7 +431,7 @@ class CurvatureTable(MatrixResult, schema="landscape.curvature_table", table="gr
 
     @property
     def converged(self) -> bool:
-        """True if all residuals met the tolerance."""
+        """Return whether all residuals met the tolerance."""
         return bool(np.all(self.met))
 
     def describe(self) -> list[Row]:

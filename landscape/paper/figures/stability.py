@@ -101,7 +101,7 @@ class Escape(Result, schema="landscape.escape"):
 
 
 def median_rank(samples: int) -> int:
-    """The rank of the ends of a confidence interval for the median of ``n`` independent samples, from 6 on.
+    """The rank of the ends of a confidence interval for the median of independent ``samples``, from 6 on.
 
     The largest r, counted from 0, for which the interval from the r-th smallest to the r-th largest sample
     contains the median with probability LEVEL or more.
