@@ -113,7 +113,7 @@ def cheapest(problem: Problem, weights: Tensor, is_chain: bool) -> Approximation
 
 
 def bfloat16_is_fast(device: torch.device) -> bool:
-    """Return whether the hardware multiplies in bfloat16: CUDA from Ampere on, CPUs with AVX512-BF16 or AMX."""
+    """Return whether the hardware multiplies in bfloat16: CUDA since Ampere, CPUs with AVX512-BF16 or AMX."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return device.type == "cpu" and (

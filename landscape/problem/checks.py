@@ -267,7 +267,7 @@ def moved(problem: MeanLoss, seed: int = 0) -> Tensor:
 
 @torch.no_grad()
 def ignores_first_label(problem: MeanLoss, x: Any, y: Any) -> bool:
-    """Return whether the model's own loss leaves out the first label of each sequence, as causal models do."""
+    """Return whether the model's own loss leaves out the first label of a sequence, as causal models do."""
     changed = with_other_first_labels(problem.criterion, x)
     if changed is None:
         return False

@@ -426,7 +426,7 @@ def profile(surface: Surface) -> Profile:
 
 
 def has_profile(surface: Surface) -> bool:
-    """Return whether a surface has a profile: its center is a set of weights inside the grid, with a finite loss."""
+    """Return whether a surface has a profile: its center is inside the grid and has a finite loss."""
     if surface.kind not in CENTERED or min(surface.loss.shape) < 2:
         return False
     inside = all(grid[0] < 0 < grid[-1] and np.all(np.diff(grid) > 0) for grid in (surface.x, surface.y))

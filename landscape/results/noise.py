@@ -202,7 +202,7 @@ class NoiseScale(Measurement, schema="landscape.noise_scale", table="replicate")
 
     @property
     def bounded(self) -> bool:
-        """Return whether ‖g‖² at w_a is significantly above 0 (95%): otherwise B_simple has no upper bound."""
+        """Return whether ‖g‖² at w_a is significantly above 0 (95%); else B_simple has no upper bound."""
         return bool(np.isfinite(self.interval()[1]))
 
     def describe(self) -> list[Row]:
