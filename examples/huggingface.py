@@ -40,7 +40,9 @@ def main(folder: str = "runs/gpt2", steps: int = 200) -> None:
     Trainer(network, arguments, train_dataset=data, callbacks=[callback]).train()
 
     run = landscape.load(f"{folder}/last.h5")
-    problem = landscape.Problem(network, None, {key: torch.stack([row[key] for row in data]) for key in data[0]})
+    problem = landscape.Problem(
+        network, None, {key: torch.stack([row[key] for row in data]) for key in data[0]}
+    )
     plane = landscape.random_plane(problem, norm="filter")
     landscape.contour(problem, plane, grid=11, span=0.5).plot(path=f"{folder}/contour.png")
     sharpest = landscape.extreme_eigenvalues(problem).max

@@ -8,6 +8,7 @@ from landscape import limits as limits
 from landscape import plugins as plugins
 from landscape.analysis.connection import average as average
 from landscape.analysis.sharpness import batch_sharpness as batch_sharpness
+from landscape.analysis.sharpness import batch_spectrum as batch_spectrum
 from landscape.analysis.compare import compare as compare
 from landscape.analysis.connection import connect as connect
 from landscape.analysis.grids import contour as contour
@@ -56,6 +57,7 @@ from landscape.results.base import save as save
 from landscape.results.comparison import WeightAverage as WeightAverage
 from landscape.results.comparison import Comparison as Comparison
 from landscape.results.flatness import BatchSharpness as BatchSharpness
+from landscape.results.spectrum import BatchSpectrum as BatchSpectrum
 from landscape.results.comparison import Connection as Connection
 from landscape.results.spectrum import CurvatureTable as CurvatureTable
 from landscape.results.spectrum import LossChange as LossChange

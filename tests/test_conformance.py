@@ -127,6 +127,13 @@ ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] =
          "truth": Truth(on(lambda: noisy_curvature(0.4)), {"value": along_gradient(noisy_curvature(0.4))},
                         {"value": "standard_error"}, {"batch": 5, "max_draws": 4000, "quantities": ()})},
     ),
+    "batch-spectrum": (
+        landscape.batch_spectrum, {"batch": 6, "draws": 3, "residual_tol": 1e-6},
+        {"memory": "landscape.batch_spectrum, (problem, 20), dict(draws=2, max_products=20)",
+         "refused": {"batch": 0, "k": 0, "draws": 1, "weight_decay": -1.0, "residual_tol": 0.0, "seed": -1, "matrix": "no"}, "rtol": 1e-3,
+         "command": ("batch-spectrum", "--draws", "3"),
+         "truth": Truth(on(lambda: problems.quadratic(SPECTRUM)), {"whole": np.array([4.0, -0.2])}, rtol=1e-4)},
+    ),
     "noise-scale": (
         landscape.noise_scale, {"batch": 6, "max_draws": 16},
         {"memory": "landscape.noise_scale, (problem, 20), dict(min_draws=2, max_draws=2)",

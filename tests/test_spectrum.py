@@ -25,6 +25,7 @@ from landscape.curvature.hessian import MATRICES
 from landscape.curvature.operators import ALONE
 from landscape.curvature.search import find_eigenpairs
 from landscape.data.base import mean_output
+from landscape.gradients.minibatches import Minibatches, stream
 from landscape.problem.layout import Layout
 from landscape.results.spectrum import QUANTITIES
 from tests import problems
@@ -564,3 +565,16 @@ def test_the_loss_change_of_weights_in_half_precision_is_that_in_full() -> None:
     for name in ("gradient", "curvature", "loss_change", "critical_multiple"):
         np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name))
     assert found.step_norm == pytest.approx(float((after.double() - before.double()).norm()), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mlp tanh", "masked classes", "structured"])
+def test_the_spectra_of_minibatches_are_those_of_dense_matrices(name: str) -> None:
+    problem = {**problems.ALL, **problems.STRUCTURED}[name]()
+    result = landscape.batch_spectrum(problem, 8, 2, draws=3, weight_decay=0.1, residual_tol=1e-7, seed=5)
+    minibatches = Minibatches(problem, 8, stream(5, 0))
+    parts = [minibatches.whole, *(part for (part,), _ in zip(minibatches, range(3), strict=False))]
+    for part, values in zip(parts, [result.whole, *result.values], strict=True):
+        ends = torch.linalg.eigvalsh(problems.textbook_hessian(part)).numpy() + 0.1
+        np.testing.assert_allclose(values, ends[[-1, -2, 0]], rtol=0, atol=1e-6 * abs(ends).max())
+    assert result.converged
+    assert 0 <= result.negative <= 1

@@ -28,6 +28,7 @@ MORE: dict[str, dict[str, Any]] = {
     "line": {"direction": torch.ones(8)},
     "connect": {"a": torch.ones(8), "b": torch.zeros(8), "points": 3, "steps": 1},
     "batch_sharpness": {"batch": 4},
+    "batch_spectrum": {"batch": 4, "draws": 2},
     "noise_scale": {"batch": 4},
     "noise_alignment": {"batch": 4, "k": 2},
     "spectrum": {"quantities": ("extremes", "trace", "density")},

@@ -1,10 +1,11 @@
-"""Sharpness: the rise of the loss within a distance, and the curvature along minibatch gradients."""
+"""Sharpness: the rise of the loss within a distance, and the curvature of minibatches."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
@@ -16,11 +17,12 @@ from landscape.core.devices import double, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import Count, Natural, Positive
+from landscape.core.options import Count, Natural, NonNegative, Positive, Several
 from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.core.statistics import mean_and_error
-from landscape.curvature.eigenvalues import top_eigenvalues
-from landscape.curvature.hessian import HessianOptions, gradient_curvature
+from landscape.curvature.eigenvalues import Matrix, top_eigenvalues
+from landscape.curvature.hessian import HessianOptions, Part, gradient_curvature
+from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, RitzPairs, SearchOptions, search_operator
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.gradients.minibatches import (
@@ -36,6 +38,7 @@ from landscape.problem.losses import existing
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.flatness import BatchSharpness, Sharpness
+from landscape.results.spectrum import BatchSpectrum
 
 # First step relative to the radius (that of APGD; Croce and Hein 2020), its factors after a success and a
 # failure (our choice), and the step below which a search ends (our choice: it then changes the loss no more).
@@ -403,3 +406,100 @@ def _mean_of(columns: Array) -> tuple[float, float]:
     """The mean curvature of (3, draws, n), and its standard error with that of the products."""
     value, error = mean_and_error(columns[0].mean(1))
     return value, math.hypot(error, float(columns[2].max()))
+
+
+# Minibatches of a spectrum over them (our choice: the spread of λ_max then has an error of 9%, 1/√(2·63)).
+BATCHES = 64
+
+
+@analysis(
+    lambda problem, k, part, derivatives, **_: needs.curved(
+        problem, needs.basis(problem, 2 * needs.count(k) + 1, part), part=part, derivatives=derivatives
+    ),
+    shorter="a smaller draws= or batch=",
+    of_the_run=("batch",),
+    version=1,
+    group="Measure curvature",
+    options={"split": None},
+)
+def batch_spectrum(
+    problem: Problem | Run,
+    batch: Count | None = None,
+    k: Count = 1,
+    *,
+    draws: Several = BATCHES,
+    weight_decay: NonNegative = 0.0,
+    matrix: Literal["hessian", "gauss-newton"] = "hessian",
+    part: Part = None,
+    derivatives: str = "auto",
+    residual_tol: Positive = RESIDUAL_TOL,
+    max_products: int = MAX_PRODUCTS,
+    seed: int = 0,
+    max_memory: int | None = None,
+    progress: ProgressOption = None,
+    **about: Unpack[Provenance],
+) -> BatchSpectrum:
+    """The largest eigenvalues and the smallest of the Hessians of drawn minibatches, at the center.
+
+    Their distribution is that of Park and Kim 2022 (arXiv 2202.06709, Figure 4). Minibatches are drawn with
+    replacement; BatchNorm takes each one's statistics, and each loss has the penalty and weight decay.
+
+    Args:
+        problem: the loss, on the training set; or a run.
+        batch: B, samples of a minibatch; default: the run's total batch.
+        k: how many of the largest eigenvalues.
+        draws: minibatches, 64 by default.
+        weight_decay: λ of a penalty λ/2·‖θ‖² that the problem does not have: its Hessian λI is added.
+        matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
+        part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
+        residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
+            zero.
+        max_products: Hessian-vector products of a search, at most.
+        seed: draws the minibatches and the starting vector of all searches.
+        max_memory: bytes that the process may take, at most.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
+
+    Returns:
+        values and residuals (draws, k + 1), and those over all samples (k + 1,).
+
+    Raises:
+        InputError: a batch, count, tolerance or option that is not allowed.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.diag(torch.tensor([2.0, 2.0])), torch.zeros(2, 1)
+        >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
+        >>> result = landscape.batch_spectrum(problem, 1, draws=4)  # each sample sees one of two directions
+        >>> round(result.value, 3), result.whole.round(3).tolist()
+        (8.0, [4.0, 4.0])
+    """
+    problem, progress = problem_of(problem), taken(progress)
+    minibatches = Minibatches(problem, known_batch(batch), stream(seed, 0))
+    options = {"weights": None, "matrix": matrix, "part": part, "derivatives": derivatives}
+    whole = Matrix.of(minibatches.whole, seed, about, **options, max_memory=max_memory)
+    shares = itertools.pairwise(np.linspace(0, 1, draws + 2))
+    target = SearchOptions(1, k, residual_tol, max_products)
+    start, by = whole.start(), replace(whole.options, derivatives=whole.operator.derivatives)
+    every = list[RitzPairs]()
+    operators = itertools.chain([whole.operator], (by.at(minibatch) for (minibatch,) in minibatches))
+    for h, share in zip(operators, shares, strict=False):
+        pairs, _ = search_operator(h, start, replace(target, progress=portion(progress, *share)))
+        whole.check(pairs.residuals)
+        every.append(pairs)
+    values = np.stack([pairs.values.numpy() for pairs in every]) + weight_decay
+    residuals = np.stack([pairs.residuals.numpy() for pairs in every])
+    return BatchSpectrum(
+        **(whole.about | {"samples": problem.samples}),
+        values=values[1:],
+        residuals=residuals[1:],
+        whole=values[0],
+        whole_residuals=residuals[0],
+        batch=minibatches.batch,
+        weight_decay=weight_decay,
+        converged=all(pairs.converged for pairs in every),
+        residual_tol=residual_tol,
+        products=sum(pairs.products for pairs in every),
+        product_error=max(pairs.product_error for pairs in every),
+    )

@@ -46,8 +46,10 @@ def names(known: Callable[[], Iterable[str]]) -> Completion:
 
 
 Settings = Mapping[str, Any]
-_TYPES = {"int": int, "float": float, "str": str, "bool": bool, "Positive": float}
-_TYPES |= dict.fromkeys(("Natural", "Count", "Several"), int)
+_TYPES = {"int": int, "float": float, "str": str, "bool": bool}
+_TYPES |= dict.fromkeys(("Natural", "Count", "Several"), int) | dict.fromkeys(
+    ("Positive", "NonNegative"), float
+)
 _WORDS = re.compile(r"^Literal\[(.*?)\]")
 _SEVERAL = re.compile(r"^Sequence\[(\w+)\]$")
 

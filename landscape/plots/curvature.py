@@ -19,6 +19,7 @@ from landscape.results.flatness import BatchSharpness, LearningCoefficient, Shar
 from landscape.results.noise import Disagreement
 from landscape.results.shown import in_words, logarithmic
 from landscape.results.spectrum import (
+    BatchSpectrum,
     CurvatureTable,
     Density,
     Eigenpairs,
@@ -120,6 +121,26 @@ def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
     label = f"trace of the {_owner(results)}{matrix}"
     ax.set(ylim=(len(results) - 0.4, -0.8), xlabel=f"{label}, 95% interval")
     return finish(figure, title or f"Trace, {_size(results)}")
+
+
+@draws(BatchSpectrum)
+def draw_batch_spectra(results: Sequence[BatchSpectrum], title: str = "") -> Figure:
+    """Histograms of λ_max over minibatches, one for each result; dashed lines are λ_max of all samples."""
+    figure, (ax,) = panels(1, 1, 6.4, 3.9, ["batch_spectrum"])
+    top = [r.values[:, 0] for r in results]
+    bins = np.histogram_bin_edges(np.concatenate(top), max(8, int(2 * np.sqrt(max(map(len, top))))))
+    for (r, label, color), values in zip(style.labeled(results, "spectrum"), top, strict=True):
+        share = np.full(len(values), 100 / len(values))
+        ax.hist(values, bins, weights=share, color=color, alpha=0.55, label=label)
+        ax.axvline(r.whole[0], color=color, ls="--", lw=1.5)
+    ax.set(xlabel=f"λ_max of a minibatch's Hessian{style.unit(results[0], 'values')}")
+    ax.set_ylabel("share of the minibatches (%)")
+    decay = style.rows_of(results, "weight decay")
+    text = (
+        f"{style.joined(f'{len(r.values):,} minibatches of {r.batch:,}' for r in results)} from "
+        f"{style.samples_of(results)}; dashed: λ_max of all samples{f'; {decay}' if decay else ''}."
+    )
+    return finish(figure, title or style.headline(results), text, [ax] * (len(results) > 1))
 
 
 @draws(CurvatureTable)

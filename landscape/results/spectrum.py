@@ -393,6 +393,76 @@ class Spectrum(Eigenvalues, schema="landscape.spectrum"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BatchSpectrum(MatrixResult, schema="landscape.batch_spectrum", table="draw rank"):
+    """The k largest and the smallest eigenvalue of the Hessians of drawn minibatches (Park and Kim 2022).
+
+    Park and Kim (arXiv 2202.06709) compare networks by the distribution of λ_max over minibatches, weight
+    decay included.
+
+    Attributes:
+        values, residuals: (draws, k + 1), the largest eigenvalues of each minibatch's Hessian in nats,
+            descending, and last the smallest; and ‖Hv − λv‖ of each, from another product.
+        whole, whole_residuals: (k + 1,), the same of the Hessian over all ``samples``.
+        batch: samples of a minibatch.
+        weight_decay: λ of λ/2·‖θ‖², which is part of all eigenvalues.
+        converged: whether all residuals met the tolerance.
+        residual_tol: the largest residual that was allowed, relative to the eigenvalue.
+
+    Example:
+        >>> result = BatchSpectrum(
+        ...     values=np.array([[3.0, -1.0], [5.0, 1.0]]), residuals=np.zeros((2, 2)), whole=np.ones(2),
+        ...     whole_residuals=np.zeros(2), batch=8, converged=True, parameters=2, products=9, seed=0,
+        ...     samples=100, dtype="float64")
+        >>> result.value, result.standard_error, round(result.spread, 3), result.negative
+        (4.0, 1.0, 1.414, 0.5)
+    """
+
+    values: Annotated[Array, "draw+ rank", "nat"]
+    residuals: Annotated[Array, "draw rank", "nat"]
+    whole: Annotated[Array, "rank", "nat"]
+    whole_residuals: Annotated[Array, "rank", "nat"]
+    batch: Annotated[int, "samples"]
+    weight_decay: Annotated[float, "nat"] = 0.0
+    converged: bool
+    residual_tol: float = np.nan
+
+    @property
+    def value(self) -> float:
+        """The mean of λ_max over the minibatches, in nats."""
+        return float(self.values[:, 0].mean())
+
+    @property
+    def standard_error(self) -> float:
+        """The standard error of ``value`` over the draws; NaN of one draw."""
+        return mean_and_error(self.values[:, 0])[1]
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of λ_max over the minibatches, in nats; NaN of one draw."""
+        return float(self.standard_error * np.sqrt(len(self.values)))
+
+    @property
+    def negative(self) -> float:
+        """The share of minibatches whose smallest eigenvalue is negative beyond its residual."""
+        return float((self.values[:, -1] < -self.residuals[:, -1]).mean())
+
+    def describe(self) -> list[Row]:
+        ends = interval(Estimate.of(self.values[:, 0]).interval())
+        draws = f"{len(self.values)} draws of {self.batch:,}, {ends}"
+        below = f"mean λ_min {self.values[:, -1].mean():.4g}"
+        rows = [
+            Row("λ_max over minibatches", self.value, self.standard_error, self.unit, draws),
+            Row("spread of λ_max", self.spread, unit=self.unit, note="standard deviation over minibatches"),
+            Row("share with a negative end", self.negative, note=below),
+            eigenvalue("λ_max of all samples", self.whole[0], self.whole_residuals[0], self.unit),
+            eigenvalue("λ_min of all samples", self.whole[-1], self.whole_residuals[-1], self.unit),
+        ]
+        if self.weight_decay:
+            rows.append(Row("weight decay", self.weight_decay, note="part of all eigenvalues"))
+        return [*rows, *self._about(), converged(self.converged, "raise max_products")]
+
+
+@dataclass(frozen=True, kw_only=True)
 class CurvatureTable(MatrixResult, schema="landscape.curvature_table", table="groups"):
     """λ_max, λ_min and trace of a Hessian and of its diagonal blocks, by groups (G) of parameters.
 

@@ -130,6 +130,7 @@ CALLS: dict[str, Compute] = {
     "noise_scale": lambda at: noise.noise_scale(at.problem, 50, max_draws=16),
     "noise_alignment": lambda at: noise.noise_alignment(at.problem, 50, 2, min_draws=9, max_draws=9),
     "sharpness": lambda at: sharpness.sharpness(at.problem, 0.1, m=50, max_draws=32),
+    "batch_spectrum": lambda at: sharpness.batch_spectrum(at.problem, 50, draws=4),
     "batch_sharpness": lambda at: sharpness.batch_sharpness(at.problem, 50, quantities=()),
     "disagreement": lambda at: spread.disagreement(at.problem, at.weights, 2),
     "Recorder": Place.recorded,

@@ -110,6 +110,10 @@ def results() -> Mapping[str, Any]:
         ),
         "noise": made(landscape.Noise),
         "batch_sharpness": made(landscape.BatchSharpness, local_batch=4, converged=True),
+        "batch_spectrum": filled(
+            np.random.default_rng(6), landscape.BatchSpectrum, values=np.array([[3.0, -1], [5, -2], [4, 0.5], [4.5, 0]]),
+            whole=np.array([3.5, -0.5]), converged=True, parameters=20,
+        ),
         "noise_scale": made(landscape.NoiseScale, gradient="draws", norm2=1.0, learners=3, local_batch=4, learner_draws=5),
         "spectrum": made(
             landscape.Spectrum, values=np.array([2.0, 1.0, -0.5]), lowest=1, nodes=random((2, 6)),

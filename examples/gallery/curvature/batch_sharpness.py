@@ -11,7 +11,5 @@ import landscape
 run = landscape.load("runs/ssgd-0/last.h5")
 problem = run.problem(split="train")
 about = {"lr": 0.5, "limit": 2.0, "relative_error": 0.1, **run.about("train")}
-results = [
-    landscape.batch_sharpness(problem, batch, **about) for batch in (50, 100, 200, 500)
-]
+results = [landscape.batch_sharpness(problem, batch, **about) for batch in (50, 100, 200, 500)]
 figure = landscape.draw(results)

@@ -12,9 +12,5 @@ results = []
 for name in ("ssgd", "dpsgd"):
     run = landscape.load(f"runs/{name}-0/last.h5")
     problem = run.problem(split="train")
-    results.append(
-        landscape.spectrum(
-            problem, k=5, quantities=["density"], draws=4, **run.about("train")
-        )
-    )
+    results.append(landscape.spectrum(problem, k=5, quantities=["density"], draws=4, **run.about("train")))
 figure = landscape.draw(results)

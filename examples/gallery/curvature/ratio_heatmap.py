@@ -13,7 +13,5 @@ for name in ("ssgd", "dpsgd"):
     run = landscape.load(f"runs/{name}-0/last.h5")
     problem = run.problem(split="test")
     plane = landscape.random_plane(problem, seed=0)
-    results.append(
-        landscape.hessian_grid(problem, plane, grid=4, span=0.1, **run.about("test"))
-    )
+    results.append(landscape.hessian_grid(problem, plane, grid=4, span=0.1, **run.about("test")))
 figure = landscape.draw(results)

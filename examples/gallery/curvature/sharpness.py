@@ -12,8 +12,5 @@ results = []
 for name in ("ssgd", "dpsgd"):
     run = landscape.load(f"runs/{name}-0/last.h5")
     problem = run.problem(split="train")
-    results += [
-        landscape.sharpness(problem, rho, **run.about("train"))
-        for rho in (0.1, 0.2, 0.5, 1.0)
-    ]
+    results += [landscape.sharpness(problem, rho, **run.about("train")) for rho in (0.1, 0.2, 0.5, 1.0)]
 figure = landscape.draw(results)

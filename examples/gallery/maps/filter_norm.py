@@ -12,7 +12,5 @@ import landscape
 run = landscape.load("runs/dpsgd-0/last.h5")
 problem = run.problem(split="train")
 plane = landscape.random_plane(problem, norm="filter", seed=1)
-surface = landscape.contour(
-    problem, plane, grid=51, span=1.0, interpolation_tol="1%", **run.about("train")
-)
+surface = landscape.contour(problem, plane, grid=51, span=1.0, interpolation_tol="1%", **run.about("train"))
 figure = surface.plot()

@@ -9,6 +9,4 @@ map.
 import landscape
 
 surface = landscape.load("runs/contour.h5")[5]
-figure = surface.plot(
-    log=False, levels=12, labels=True, cmap="cividis", title="DPSGD, seed 0"
-)
+figure = surface.plot(log=False, levels=12, labels=True, cmap="cividis", title="DPSGD, seed 0")

@@ -12,8 +12,6 @@ import landscape
 
 counts = []
 for split in ("dirichlet(0.3)", "labels(2)"):
-    run = landscape.train(
-        "digits-dpsgd", tempfile.mkdtemp(), steps=0, **{"data.split": split}
-    )
+    run = landscape.train("digits-dpsgd", tempfile.mkdtemp(), steps=0, **{"data.split": split})
     counts.append(landscape.label_counts(run))
 figure = landscape.draw(counts)

@@ -8,8 +8,6 @@ The batch at which the noise of the gradient is as large as the gradient itself
 
 import landscape
 
-runs = [
-    landscape.load(f"runs/dpsgd-0/step-{step:07d}.h5") for step in (25, 100, 250, 500)
-]
+runs = [landscape.load(f"runs/dpsgd-0/step-{step:07d}.h5") for step in (25, 100, 250, 500)]
 results = [landscape.noise_scale(run, label=f"step {run.step}") for run in runs]
 figure = landscape.draw(results)

@@ -13,9 +13,5 @@ lines = []
 for name in ("ssgd", "dpsgd"):
     problem = landscape.load(f"runs/{name}-0/last.h5").problem(split="train")
     pairs = landscape.top_eigenvalues(problem, k=1)
-    lines.append(
-        landscape.line(
-            problem, torch.from_numpy(pairs.vectors[0]), span=1.0, label=name.upper()
-        )
-    )
+    lines.append(landscape.line(problem, torch.from_numpy(pairs.vectors[0]), span=1.0, label=name.upper()))
 figure = landscape.draw(lines)

@@ -11,6 +11,4 @@ runs = [landscape.load(f"runs/dpsgd-{seed}/last.h5") for seed in range(3)]
 problem = runs[0].problem(split="train")
 weights = [run.weights.mean(0) for run in runs]
 plane = landscape.between(problem, weights, labels=["seed 0", "seed 1", "seed 2"])
-figure = landscape.contour(
-    problem, plane, grid=41, split="train", label="DPSGD, three seeds"
-).plot()
+figure = landscape.contour(problem, plane, grid=41, split="train", label="DPSGD, three seeds").plot()

@@ -11,9 +11,7 @@ import landscape
 
 figure = Figure(figsize=(9, 3.8), layout="constrained")
 left, right = figure.subplots(1, 2)
-landscape.load("runs/contour.h5")[5].plot(
-    ax=left, visuals={"title": False, "legend": False}
-)
+landscape.load("runs/contour.h5")[5].plot(ax=left, visuals={"title": False, "legend": False})
 landscape.draw(
     ["runs/ssgd-0", "runs/dpsgd-0"],
     axes={"train_loss": right},

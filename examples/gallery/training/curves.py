@@ -8,9 +8,5 @@ runs of two algorithms.
 
 import landscape
 
-runs = [
-    landscape.load(f"runs/{name}-{seed}/last.h5")
-    for name in ("ssgd", "dpsgd")
-    for seed in range(5)
-]
+runs = [landscape.load(f"runs/{name}-{seed}/last.h5") for name in ("ssgd", "dpsgd") for seed in range(5)]
 figure = landscape.draw(runs)

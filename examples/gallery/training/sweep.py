@@ -9,7 +9,5 @@ seeds each.
 import landscape
 
 recipes = ["digits-ssgd", "digits-dpsgd"]
-table = landscape.sweep(
-    recipes, "runs/sweep", seeds=(0, 1, 2), lr=(0.1, 0.3, 1.0), steps=60
-)
+table = landscape.sweep(recipes, "runs/sweep", seeds=(0, 1, 2), lr=(0.1, 0.3, 1.0), steps=60)
 figure = table.plot()
