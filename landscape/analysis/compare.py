@@ -47,10 +47,11 @@ LOSS_TOL = 0.1
 
 
 def _at_equal_loss(entries: Sequence[Entry], loss_tol: float) -> tuple[list[Entry], float]:
-    """(the entries at nearly one training loss, that loss in nats).
+    """Replace each entry by the checkpoint of its run whose training loss is nearest to one common loss.
 
-    The loss is the highest of those of the runs as they are, which the others had earlier: of the files
-    step-*.h5 in each one's folder the one is taken whose loss is nearest, or the run as it is.
+    The common loss is the highest final loss of the runs, because the other runs passed it earlier. The
+    checkpoints are the files step-*.h5 in a run's folder, and its last one. Returns the new entries, and the
+    common loss in nats.
 
     Raises:
         InputError: a run that is not of a file.

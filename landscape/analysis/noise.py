@@ -249,7 +249,8 @@ def noise_scale(
     thetas, local = learners_of(problem, batch, weights, local_batch)
     if thetas is not None and len(thetas) < 2:
         raise InputError("weights: those of 1 learner are not allowed, at least 2 are needed")
-    at_mean, middle = Minibatches(problem, batch, stream(seed, 0)), 1.0 if thetas is None else 0.5
+    at_mean = Minibatches(problem, batch, stream(seed, 0))
+    middle = 1.0 if thetas is None else 0.5
     estimator: ExactGradientEstimator | JackknifeEstimator
     if gradient == "whole":
         estimator = ExactGradientEstimator(existing(*at_mean.whole.loss_and_gradient()), batch)

@@ -171,10 +171,8 @@ def between(
     directions = torch.stack((first, second))
     corners = _coordinates(rows[0], directions, rows)
     middle = torch.from_numpy((corners.min(0) + corners.max(0)) / 2).to(rows)
-    across, length = (
-        "random direction" if one_random else "toward the third",
-        f"1 = {float(first.norm()):.3g}",
-    )
+    across = "random direction" if one_random else "toward the third"
+    length = f"1 = {float(first.norm()):.3g}"
     axes = f"first to second, {length}", f"{across}, {length}"
     center = rows[0] + middle @ directions
     seed = seed if one_random else 0

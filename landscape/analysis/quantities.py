@@ -196,7 +196,8 @@ class Subject:
     def __init__(self, source: Checkpoint | Problem, seed: int, first: Subject | None = None) -> None:
         run = self.run = source if isinstance(source, Checkpoint) else None
         self.problem = source if isinstance(source, Problem) else source.problem(SPLIT)
-        self.test, self.seed = functools.partial(run.problem, "test") if run else None, seed
+        self.test = functools.partial(run.problem, "test") if run else None
+        self.seed = seed
         self.first = first or self
 
     @functools.cached_property

@@ -493,7 +493,9 @@ def _critical(rises: Callable[[float], bool], slope: float) -> float:
     """
     if not slope < 0:
         return math.nan if math.isnan(slope) else 0.0
-    factor, last, now = 0.5 if rises(1.0) else 2.0, 1.0, 1.0
+    factor = 0.5 if rises(1.0) else 2.0
+    last = 1.0
+    now = 1.0
     for _ in range(DOUBLINGS):
         last, now = now, now * factor
         if rises(now) == (factor > 1):

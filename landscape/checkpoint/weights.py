@@ -199,14 +199,14 @@ def _load(path: Path) -> Any:
     """The object in a file of torch.save, or the tensors in one of safetensors."""
     with open_regular(path) as file, readable(path):
         head = file.read(64)
-        plain = path.suffix == ".safetensors" or head[6:9] == b"\0\0{"  # of safetensors, whatever its name
-        pickled = head.startswith((b"PK", b"\x80"))
-        what = "" if plain or pickled else f"begins with {head[:16]!r}" if head else "is empty"
+        is_safetensors = path.suffix == ".safetensors" or head[6:9] == b"\0\0{"
+        is_pickle = head.startswith((b"PK", b"\x80"))
+        what = f"begins with {head[:16]!r}" if head else "is empty"
         what = next((words for start, words in STANDING_IN.items() if head.lstrip().startswith(start)), what)
-        if what:
+        if not (is_safetensors or is_pickle) or what in STANDING_IN.values():
             line = f"{path}: not a readable state file, it {what}; give a file of torch.save or safetensors"
             raise OperationError(line)
-        if plain:
+        if is_safetensors:
             return safetensors.torch.load_file(path)
         file.seek(0)
         archive = _is_archive(path, file)

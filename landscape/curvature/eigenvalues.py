@@ -504,7 +504,7 @@ def top_eigenvalues(
             and the data in bfloat16, and its results are verified and refined with exact ones; "exact": all
             products are exact.
         engine: "pyhessian" asks that package instead, for one eigenvalue: that of largest *magnitude*. Its
-            residual is still from our options.
+            residual is still from our own product.
         initial: (P,), such as the sum of eigenvectors at nearby weights, where the search begins. As much of
             a random vector is added, so that no eigenvector is missed for being orthogonal to it.
         max_products: Hessian-vector products, at most; where they end first, ``converged`` is False and the

@@ -244,10 +244,8 @@ class HessianOperator(SymmetricOperator):
         self.dtype, self.device = problem.dtype, problem.device
         self.arithmetic = str(problem.dtype).removeprefix("torch.")
         # Copies are aligned in memory, so that kernels round alike on all devices; large ones are too much.
-        views, shares_weights = (
-            problem.layout.views(weights),
-            weights is problem.weights and weights.nbytes > SHARED,
-        )
+        views = problem.layout.views(weights)
+        shares_weights = weights is problem.weights and weights.nbytes > SHARED
         self._leaves = {k: v.detach() if shares_weights else v.detach().clone() for k, v in views.items()}
         self._shared = (weights, weights._version) if shares_weights else None
         self._active = [self._leaves[slot.name].requires_grad_() for slot in self.slots]

@@ -94,7 +94,8 @@ class Minibatches:
         positive("batch", batch, least=2 if norm else 1)
         self.batch, self.learners, self._generator = int(batch), learners, generator
         divided = norm and problem.batchnorm.name == "center"
-        self._data, self.whole = problem.data, in_minibatches(problem, self.batch) if divided else problem
+        self._data = problem.data
+        self.whole = in_minibatches(problem, self.batch) if divided else problem
         # A minibatch is one chunk where its samples share statistics; otherwise a chunk is measured once.
         together = norm and self.whole.batchnorm.name != "recalibrate"
         self._chunk: int | None = self.batch if together else None

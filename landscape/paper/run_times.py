@@ -213,7 +213,9 @@ def step_time(
         steps: simulated steps; the time is that of the last worker over the second half of them. The error
             is that of RUNS independent runs; without randomness there is one, and the error is 0.
     """
-    rng, f, runs = np.random.default_rng(seed), np.ones(workers), RUNS if straggler else 1
+    rng = np.random.default_rng(seed)
+    f = np.ones(workers)
+    runs = RUNS if straggler else 1
     now, half = np.zeros((runs, workers)), np.zeros(runs)
     for t in range(1, steps + 1):
         if straggler:
@@ -341,11 +343,11 @@ def calibrate(
     Returns:
         Medians over the measured steps.
     """
-    still = dataclasses.replace(  # its rate is so small that the weights stay where they are
+    unmoved = dataclasses.replace(  # at this rate the weights stay where they are
         recipe, learners=1, batch=local_batch, lr=1e-12, steps=10**9, algorithm={"name": "ssgd"},
         decompose=Decompose(every=0), evaluate=Evaluate(every=0),
     )  # fmt: skip
-    trainer = Trainer(still, device=device, data_dir=data_dir, dataset=dataset)
+    trainer = Trainer(unmoved, device=device, data_dir=data_dir, dataset=dataset)
     trainer.rule = rule = _Clocked(recipe.seed, trainer.train.device)
     trainer.comm = rule.comm = _Alone()
     weights = trainer.weights
@@ -369,7 +371,8 @@ def calibrate(
 
     if dist.is_initialized():  # processes that are measured at once begin together
         dist.barrier()
-    rows, begun = list[list[float]](), time.perf_counter()
+    rows = list[list[float]]()
+    begun = time.perf_counter()
     while len(rows) <= TIMES or time.perf_counter() - begun < seconds:
         clocks = [rule.now()]
         for call in (step, mix, noise, draw):

@@ -158,7 +158,8 @@ def draw_basins(results: Sequence[Basins], title: str = "") -> Figure:
         _draw_widths(ax, r, color)
     for ax in leading(below):
         ax.set_ylabel("distance")
-    legend, columns = [*axes, *below], 2 if len(results) == 1 else 3
+    legend = [*axes, *below]
+    columns = 2 if len(results) == 1 else 3
     headline, text = (unit_of(results[0], part(results)) for part in (_basins_finding, _caption))
     return finish(figure, title or headline, text, legend, ncols=columns)
 

@@ -198,7 +198,8 @@ def call(model: nn.Module, weights: dict[str, Tensor], x: Any) -> Any:
             "call outside of it"
         )
     weights = _everywhere(model, dict(zip(weights, aligned(model, weights.values()), strict=True)))
-    args, kwargs = tuple(x) if isinstance(x, (tuple, list)) else (x,), dict[str, Any]()
+    args = tuple(x) if isinstance(x, (tuple, list)) else (x,)
+    kwargs = dict[str, Any]()
     if isinstance(x, Mapping):
         args, kwargs = (), dict(x)
     try:

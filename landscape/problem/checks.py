@@ -68,7 +68,8 @@ def tolerance(dtype: torch.dtype) -> float:
 @torch.no_grad()
 def loss_of(problem: MeanLoss, x: Any, y: Any, seed: int = 0, weights: Tensor | None = None) -> Tensor:
     """The loss of clones of some samples at ``weights``, or at the center."""
-    at, (inputs, targets) = problem.weights if weights is None else weights, fresh(problem, x, y)
+    at = problem.weights if weights is None else weights
+    (inputs, targets) = fresh(problem, x, y)
     with problem.evaluating(seed):
         return problem.criterion(problem.outputs(at, inputs), targets).detach()
 

@@ -308,7 +308,8 @@ class Data:
 
     def _weigh(self, each: Tensor) -> None:
         """Take the terms of ``each`` sample (N,), as a number where all have the same."""
-        self.terms, self.each = float(each.sum()), each if bool((each != each[:1]).any()) else None
+        self.terms = float(each.sum())
+        self.each = each if bool((each != each[:1]).any()) else None
 
     def in_chunks(self, size: int) -> Data:
         """The same with ``size`` samples a chunk; data given as batches, or of a loss that mixes samples,
@@ -453,7 +454,8 @@ def nan_places(x: Any, y: Any) -> str:
 
 def not_a_number(x: Any, y: Any, value: float, place: str) -> InputError:
     """The refusal of the samples (x, y) of a ``place``, whose loss is NaN or infinite."""
-    where, number = nan_places(x, y), "NaN" if math.isnan(value) else f"{value:g}"
+    where = nan_places(x, y)
+    number = "NaN" if math.isnan(value) else f"{value:g}"
     cause = f"NaN in {where} of {place}, so that its loss" if where else f"the loss of {place}"
     return InputError(
         f"data: {cause} is {number}; leave such samples out, mask them, or give terms=, a count that is 0 "

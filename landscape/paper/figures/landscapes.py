@@ -211,10 +211,8 @@ def _planes(context: Context) -> Drawing:
     rows = context.table(measure)
     of_mean = rows.assign(of_mean=rows[_LOSSES[0]] / rows[_LOSSES[1]])
     what = "loss of a learner / loss of the mean, {when}"
-    picture, compared = (
-        plots.draw(surfaces[: len(_WHEN)]),
-        compare_with_paper(of_mean, what, "of_mean", form=".3g"),
-    )
+    picture = plots.draw(surfaces[: len(_WHEN)])
+    compared = compare_with_paper(of_mean, what, "of_mean", form=".3g")
     return Drawing({"": picture}, rows, compared, "The picture is of the first seed.")
 
 

@@ -135,10 +135,8 @@ def _fig1(context: Context) -> Drawing:
     picture, axes = panels(1, 3, 4.0, 3.5)
     for ax, (model, quantity) in zip(axes, _QUANTITIES.items(), strict=True):
         for name, ls in _LINES.items():
-            runs, of_rule = (
-                context.ended(model=model, algorithm=name),
-                select(rows, model=model, algorithm=name),
-            )
+            runs = context.ended(model=model, algorithm=name)
+            of_rule = select(rows, model=model, algorithm=name)
             draw_curves(ax, of_rule, "value", name, color=color_of(name), ls=ls)
             scores = [score(run.end, quantity) for run in runs]
             what = f"{_WHAT[quantity].replace(' of $w_a$', '')}, {_network(context, model)}, {name}"
