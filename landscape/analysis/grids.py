@@ -52,7 +52,11 @@ from landscape.results.surfaces import Surface
 ERROR_POINTS = 16
 
 
-LOSSES = {"loss": float, "accuracy": float}  # the columns of a contour and a line
+def _columns(problem: Problem) -> dict[str, type]:
+    """The columns of a contour and a line: loss, accuracy and metrics."""
+    return dict.fromkeys(["loss", "accuracy", *(metric.name for metric in problem.metrics)], float)
+
+
 R = TypeVar("R", Surface, HessianGrid)
 
 
@@ -145,7 +149,7 @@ def contour(
     _check_sharded(problem, into, execution)
     check_plane(problem, plane)
     span = plane.span if span is None else span
-    at = Grid(problem, axes(grid, span), interpolation_tol, LOSSES)
+    at = Grid(problem, axes(grid, span), interpolation_tol, _columns(problem))
     original, policy = problem, _policy(problem, bn, plane.networks, len(plane.markers))
     problem = problem.with_batchnorm(policy, bn_samples)
     setting, made_of = _setting(problem, plane, policy, autocast), provenance(problem)
@@ -168,7 +172,7 @@ def contour(
         return Surface(span=span, autocast_error=error, **at.fields(), **fields, **about)
 
     dispatch = _dispatch(execution, save, surface, progress=taken(progress), least=run.block)
-    fields |= at.complete(run, dispatch, ("loss",), ("accuracy",), plane.seed)
+    fields |= at.complete(run, dispatch, ("loss",), [*at.columns][1:], plane.seed)
     if autocast is None:
         confirm(run, plane.center, plane.directions, at.points, at.exact("loss"))
     else:
@@ -391,14 +395,14 @@ def line(
         start, direction = problem.weights, vector_of(direction, problem.weights, "direction")
     original = problem
     problem = problem.with_batchnorm(_policy(problem, bn, networks, len(networks)), bn_samples)
-    at = Grid(problem, (t,), interpolation_tol, LOSSES)
+    at = Grid(problem, (t,), interpolation_tol, _columns(problem))
     directions = torch.stack((direction, torch.zeros_like(direction)))
     run = evaluator(problem, start, directions, at.first, method=method)
-    errors = at.complete(run, Dispatch(progress=taken(progress)), ("loss",), ("accuracy",))
+    errors = at.complete(run, Dispatch(progress=taken(progress)), ("loss",), [*at.columns][1:])
     confirm(run, start, directions, at.points, at.exact("loss"))
     return Line(
         t=t,
-        **at.columns,
+        **at.values(),
         done=at.done,
         start=as_array(start),
         direction=as_array(direction),

@@ -29,6 +29,7 @@ from landscape.core.options import SPLIT, parse_toml
 from landscape.data.base import Dataset
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import Layout, Slot, average
+from landscape.problem.metrics import Metrics
 from landscape.problem.problem import Loss, Problem
 from landscape.results.base import Provenance
 from landscape.results.shown import Row, Shown
@@ -214,6 +215,7 @@ class Checkpoint(Shown):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         randomness: str | int | None = None,
+        metrics: Metrics | None = None,
     ) -> Problem:
         """The run's model and data as a :class:`landscape.Problem`, centered on w_a or on one learner.
 
@@ -232,7 +234,7 @@ class Checkpoint(Shown):
                 "train" and "test", or one split for both, each as :class:`landscape.Problem` takes it.
             loss: replaces the loss of the data ("data"); as in :class:`landscape.Problem`.
             data_dir: the folder with the data sets that are not bundled.
-            device, dtype, randomness: as in :class:`landscape.Problem`.
+            device, dtype, randomness, metrics: as in :class:`landscape.Problem`.
 
         Returns:
             The problem; it shares nothing with the checkpoint.
@@ -249,7 +251,7 @@ class Checkpoint(Shown):
         """
         options = {
             "split": split, "model": model, "data": data, "data_dir": data_dir, "device": device,
-            "dtype": dtype, "randomness": randomness,
+            "dtype": dtype, "randomness": randomness, "metrics": metrics,
         }  # fmt: skip
         options = {name: value for name, value in options.items() if value is not None}
         if not (isinstance(loss, str) and loss == "data"):

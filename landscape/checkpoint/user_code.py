@@ -15,7 +15,7 @@ import shlex
 import sys
 import tomllib
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from landscape.core.registry import Registry
 from landscape.data.base import Dataset, fingerprint
 from landscape.problem.batches import is_resident, named_tensors
 from landscape.problem.data import batched
+from landscape.problem.metrics import BY_NAME
 from landscape.problem.problem import Loss
 
 
@@ -169,6 +170,20 @@ def load_loss(where: str, text: str) -> Loss | None:
         kind = type(loss).__name__
         raise InputError(f"{where}: {spec.name} gives a {kind}, it must be loss(outputs, targets)")
     return loss
+
+
+def load_metrics(where: str, texts: Sequence[str]) -> dict[str, Any] | None:
+    """The metrics that ``texts`` name, each a name or NAME=MODULE:FUNCTION; None without any."""
+    metrics: dict[str, Any] = {}
+    for text in texts:
+        name, _, path = text.partition("=")
+        if path:
+            spec = parse(where, path)
+            value = find(where, spec.name)
+            metrics[name] = _make(where, spec) if spec.called or inspect.isclass(value) else value
+        else:
+            metrics[name] = choose(where, name, BY_NAME)
+    return metrics or None
 
 
 @dataclass(frozen=True)

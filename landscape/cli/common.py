@@ -238,7 +238,12 @@ class Source:
         return ""
 
     def of(
-        self, run: Checkpoint, device: str, split: str = SPLIT, dtype: torch.dtype = torch.float32
+        self,
+        run: Checkpoint,
+        device: str,
+        split: str = SPLIT,
+        dtype: torch.dtype = torch.float32,
+        **more: Any,
     ) -> Checkpoint:
         """``run`` with the problem that the options say.
 
@@ -254,7 +259,7 @@ class Source:
             )
         return run.using(
             split=split, model=self.model, data=self.user_data, loss=self.user_loss, data_dir=self.data_dir,
-            device=pick_device(device), dtype=dtype, randomness=self.randomness,
+            device=pick_device(device), dtype=dtype, randomness=self.randomness, **more,
         )  # fmt: skip
 
     @functools.cached_property
@@ -276,12 +281,22 @@ SOURCE = options.group(
 )
 
 
+METRICS = {
+    "flag": "--metric",
+    "metavar": "NAME",
+    "multiple": True,
+    "help": "A metric besides the loss: accuracy, error, top5, mse, mae, nll, margin, perplexity, f1 or "
+    "calibration; or NAME=MODULE:FUNCTION of (outputs, targets). Can be repeated.",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
     """The checkpoints of an analysis command, and the options that all of these commands have.
 
     ``seed`` is the seed of whatever the command draws; ``dtype`` and ``device`` are where it computes.
-    ``settings`` are the options that are parameters of the function that the command calls.
+    ``settings`` are the options that are parameters of the function that the command calls, ``metrics`` those
+    of --metric, a name or NAME=MODULE:FUNCTION each.
     """
 
     checkpoints: tuple[str, ...]
@@ -292,6 +307,7 @@ class Analysis:
     target: Target
     device: str
     source: Source
+    metrics: tuple[str, ...] = ()
 
     def open(self) -> list[Checkpoint]:
         """All checkpoints, read and checked before a model or data is made.
@@ -301,7 +317,8 @@ class Analysis:
         dtype = getattr(torch, self.dtype)
         read = [_checked(Path(path)) for path in self.checkpoints]
         runs = [imported([each], self.source) if isinstance(each, Path) else each for each in read]
-        return [self.source.of(run, self.device, self.split, dtype) for run in runs]
+        metrics = user_code.load_metrics("--metric", self.metrics)
+        return [self.source.of(run, self.device, self.split, dtype, metrics=metrics) for run in runs]
 
     def say_other_data(self, runs: Iterable[Any]) -> None:
         """A message for each of ``runs`` whose data is certainly another one."""
@@ -400,6 +417,7 @@ def analysis_options(
     *,
     split: bool = True,
     seed: bool = True,
+    metrics: bool = False,
     metavar: str = "CKPT…",
     required: bool = True,
     **own: options.Settings | None,
@@ -412,6 +430,7 @@ def analysis_options(
             problem has --dtype, --max-memory, --model, --data, … besides.
         split: whether there is --split; without, the analysis is of the training set.
         seed: whether there is --seed.
+        metrics: whether there is --metric.
         metavar: the name of the checkpoints in the help.
         required: whether there must be a checkpoint.
         own: what click is told of a parameter, which becomes an option; None for one that does not. It comes
@@ -440,6 +459,7 @@ def analysis_options(
         split={} if split and problem else None,
         seed={"help": options.described(function).get("seed", "Draws the directions.")} if seed else None,
         dtype={} if problem else None,
+        metrics=METRICS if metrics else None,
         target=options.Group(TARGET.make, [*limit, *TARGET.options]),
         source=SOURCE if problem else options.Group(Source, [options.option("data_dir")]),
     )

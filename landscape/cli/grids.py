@@ -211,7 +211,7 @@ def _by_options() -> Iterator[None]:
 @command(
     plane=PLANE,
     processes=processes.OPTIONS,
-    analysis=analysis_options(grids.contour, grid={"default": "50"}, bn=BN),
+    analysis=analysis_options(grids.contour, metrics=True, grid={"default": "50"}, bn=BN),
 )
 def contour(plane: Chosen, processes: Processes, analysis: Analysis) -> None:
     """Draw the loss on a plane around each checkpoint.
@@ -258,6 +258,7 @@ def hessian_grid(plane: Chosen, processes: Processes, analysis: Analysis) -> Non
 @command(
     analysis=analysis_options(
         grids.line,
+        metrics=True,
         metavar="CKPT [CKPT]",
         method=None,
         labels=None,

@@ -43,7 +43,7 @@ from landscape.core.options import choose
 from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import call, tree_map
 from landscape.problem.checks import tolerance
-from landscape.problem.losses import correct
+from landscape.problem.metrics import Sums, called
 from landscape.problem.problem import Layer, LinearLayer, Problem, chain, stacked_losses
 from landscape.problem.sharded import on_ranks
 
@@ -105,8 +105,8 @@ def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Tota
     # (samples,) classes that count as right; None: accuracy has no meaning.
     labels = y.long() if classes and bool(((y >= 0) & (y < outputs)).all()) else None
 
-    def run(c: Tensor, products: Tensor, part: slice) -> tuple[Tensor, Tensor]:
-        """Mean losses (k,) and hits (k,) of the points c (k, 3) on a chunk with W·x, U·x, V·x (3, out, B)."""
+    def run(c: Tensor, products: Tensor, part: slice) -> list[Tensor]:
+        """Mean losses, hits and sums of metrics at points c (k, 3); products: W·x, U·x, V·x (3, out, B)."""
 
         def at_points(name: str) -> Tensor:  # (k, *shape)
             return (c @ views[name].flatten(1)).view(len(c), *views[name].shape[1:])
@@ -123,20 +123,25 @@ def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Tota
             else:
                 h = torch.bmm(at_points(layer.weight), h)
         losses = stacked_losses(problem.criterion, h, y[part].expand(len(c), *y[part].shape))
-        return losses, _correct(h, None if labels is None else labels[part])
+        of_metrics = [
+            torch.stack([double(called(metric, outputs.T, y[part])).sum() for outputs in h])
+            for metric in problem.metrics
+        ]
+        return [losses, _correct(h, None if labels is None else labels[part]), *of_metrics]
 
     def totals(points: Tensor, progress: Progress) -> Tensor:
         rest = -len(points) % block  # the last point again, so that all blocks have one shape
         padded = torch.cat((points, points[-1:].expand(rest, 2)))
         coords = torch.cat((torch.ones(len(padded), 1), padded), 1).to(problem.device, problem.dtype)
-        total = torch.zeros(len(padded), 2, dtype=torch.float64, device=float64_device(problem.device))
+        total = loss.empty(len(padded))
         for i in range(0, samples, chunk):
             part = slice(i, i + chunk)
             products = (views[first.weight].flatten(0, 1) @ x[part].flatten(1).T).view(3, -1, len(x[part]))
             for k in range(0, len(padded), block):
-                means, hits = run(coords[k : k + block], products, part)
+                means, *sums = run(coords[k : k + block], products, part)
                 total[k : k + block, 0] += double(means) * len(x[part])
-                total[k : k + block, 1] += hits.to(total.device)
+                for column, values in enumerate(sums, 1):
+                    total[k : k + block, column] += values.to(total.device)
                 progress((i + len(x[part]) * (k + block) / len(padded)) / samples)
             del products  # before the next ones, which take as much
         return total[: len(points)]
@@ -293,9 +298,14 @@ class PlaneLoss:
         u, v = self.directions
         return torch.add(self.center, u, alpha=a, out=weights).add_(v, alpha=b).to(self.problem.dtype)
 
+    def empty(self, count: int) -> Tensor:
+        """(count, 2 + metrics) zeros, in float64 if the device has that."""
+        columns, device = 2 + len(self.problem.metrics), float64_device(self.problem.device)
+        return torch.zeros(count, columns, dtype=torch.float64, device=device)
+
     def pointwise(self, points: Tensor, progress: Progress) -> Tensor:
         """The :data:`Totals` by the problem itself, point by point."""
-        total = torch.empty(len(points), 2, dtype=torch.float64, device=float64_device(self.problem.device))
+        total = self.empty(len(points))
         theta = torch.empty_like(self.center)  # one buffer for all points; the parameters are views of it
         for k, (a, b) in enumerate(points.tolist()):
             total[k] = self.problem.totals(self.move(a, b, theta))
@@ -353,14 +363,14 @@ def folded_totals(loss: PlaneLoss, folded: FoldedForward) -> Totals:
     problem = loss.problem
 
     def totals(points: Tensor, progress: Progress) -> Tensor:
-        total = torch.zeros(len(points), 2, dtype=torch.float64, device=float64_device(problem.device))
+        total = loss.empty(len(points))
         theta = torch.empty_like(loss.center)
         for k, (a, b) in enumerate(points.tolist()):
-            weights = folded.weights(problem.layout.views(loss.move(a, b, theta)))
+            weights, sums = folded.weights(problem.layout.views(loss.move(a, b, theta))), Sums(problem)
             for x, y, count in problem.chunks():
                 outputs = folded(weights, x)
-                total[k, 0] += double(problem.criterion(outputs, y)) * count
-                total[k, 1] += correct(outputs, y, problem.criterion).to(total.device)
+                sums.add(outputs, y, problem.criterion(outputs, y), count)
+            total[k] = sums.end()
             progress((k + 1) / len(points))
         return total
 
@@ -394,7 +404,8 @@ class Evaluator:
     def __call__(self, points: Tensor, progress: Progress = no_progress) -> dict[str, Tensor]:
         with _arithmetic(self.autocast):
             totals = self.totals(points, progress).cpu() / self.samples
-        return {"loss": totals[:, 0], "accuracy": totals[:, 1]}
+        names = ("loss", "accuracy", *(metric.name for metric in self.parts.metrics))
+        return dict(zip(names, totals.T, strict=True))
 
 
 def evaluator(
@@ -432,12 +443,13 @@ def evaluator(
     layers, dtype = chain(problem), (AUTOCASTS[autocast] if autocast else None) or problem.dtype
     # The batched path is possible for a chain that starts with a linear layer.
     takes = layers is not None and isinstance(layers[0], LinearLayer) and dtype == problem.dtype
+    takes = takes and all(metric.of_samples for metric in problem.metrics)
     if center.dtype != problem.dtype:  # of networks in half precision, whose losses are the model's own
         takes, method = False, "pointwise" if method == "auto" else method
     if method == "batched" and not takes:
         raise InputError(
-            f"method: '{method}' needs a chain of linear layers, tensor data and the model's own precision; "
-            "use 'pointwise'"
+            f"method: '{method}' needs a chain of linear layers, tensor data, the model's own precision and "
+            "metrics that are means over samples; use 'pointwise'"
         )
     if method == "pointwise" and dtype != problem.dtype:
         raise InputError(f"method: 'pointwise' works in the model's own precision, not in {autocast}")

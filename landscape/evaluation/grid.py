@@ -75,6 +75,7 @@ def provenance(problem: Problem) -> tuple[str, ...]:
         f"penalty={penalty}, weight_decay={problem.weight_decay!r}",
         f"data={problem.data.fingerprint()}",
         f"terms={problem.data.terms!r}",
+        *[f"metrics={', '.join(metric.name for metric in problem.metrics)}"] * bool(problem.metrics),
         f"probe={' '.join(f'{value:.17g}' for value in _probe_losses(problem))}",
     )
 
@@ -85,7 +86,8 @@ def _probe_losses(problem: Problem) -> list[float]:
     generator = torch.Generator().manual_seed(0)
     theta = problem.weights
     moved = theta + 0.1 * theta.abs().mean() * torch.randn(len(theta), generator=generator).to(theta)
-    return [few.loss(at) for at in (theta, moved)]
+    totals = [few.totals(at) / few.samples for at in (theta, moved)]
+    return [value for row in totals for value in (row[:1].tolist() + row[2:].tolist())]
 
 
 def changed(old: Sequence[str], new: Sequence[str], dtype: torch.dtype) -> str:
@@ -426,6 +428,7 @@ class Grid:
         self.columns: dict[str, Any] = {
             name: np.full(shape, _unknown(kind), kind) for name, kind in kinds.items()
         }
+        self.metrics = tuple(metric.name for metric in problem.metrics if metric.name in kinds)
         self.done, self.same = np.zeros(shape, bool), False
 
     @property
@@ -440,12 +443,22 @@ class Grid:
     def fields(self) -> dict[str, Any]:
         """The fields of a result, with copies of the columns as they are now."""
         copies = {name: column.copy() for name, column in self.columns.items()}
-        return {"x": self.x, "y": self.y, "done": self.done.copy(), **copies}
+        return {"x": self.x, "y": self.y, "done": self.done.copy(), **self._with_metrics(copies)}
+
+    def values(self) -> dict[str, Any]:
+        """The fields of the columns, with those of metrics in one array."""
+        return self._with_metrics(dict(self.columns))
+
+    def _with_metrics(self, columns: dict[str, Any]) -> dict[str, Any]:
+        if not self.metrics:
+            return columns
+        values = np.stack([columns.pop(name) for name in self.metrics])
+        return columns | {"metrics": values, "metric_names": self.metrics}
 
     def take(self, previous: Any, usable: Array) -> bool:
         """Take the ``usable`` values of an earlier result at common points; True if nothing is left to do."""
         self.same = np.array_equal(self.x, previous.x) and np.array_equal(self.y, previous.y)
-        old = [(column, getattr(previous, name)) for name, column in self.columns.items()]
+        old = [(column, previous.column(name)) for name, column in self.columns.items()]
         (across, old_across), (up, old_up) = coincide(self.x, previous.x), coincide(self.y, previous.y)
         for new, values in [*old, (self.done, usable)]:
             new[np.ix_(up, across)] = values[np.ix_(old_up, old_across)]

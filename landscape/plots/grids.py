@@ -80,7 +80,7 @@ def draw_hessian_grids(
 
 @draws(Line)
 def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
-    """Loss and, below it, accuracy along lines of one kind; barriers in the legend.
+    """Loss and, below it, accuracy and metrics along lines of one kind; barriers in the legend.
 
     Raises:
         InputError: lines between two sets of weights together with lines along a direction.
@@ -89,7 +89,8 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
     if len(kinds) != 1:
         raise InputError("results: interpolations and directions have different axes, give one kind")
     between = kinds == {"interpolation"}
-    names = ["loss", "accuracy"] if any(np.isfinite(r.accuracy).any() for r in results) else ["loss"]
+    names = ["loss", *["accuracy"] * any(np.isfinite(r.accuracy).any() for r in results)]
+    names += [name for name in results[0].metric_names if all(name in r.metric_names for r in results)]
     figure, axes = panels(len(names), 1, 5.4, 2.6, names, names[1:], sharex=True)
     top, below = axes[0], axes[1:]
     notes = ["\n" * r.batchnorm + style.batchnorm_note(r) for r in results]
@@ -100,13 +101,14 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
         name += f" (barrier {r.barrier:.3g})" * between + notes[k] * (not shared)
         # Points that are not finite leave a gap in the curve.
         top.plot(r.t, np.where(np.isfinite(r.loss), r.loss, np.nan), color=color, label=name)
-        for ax in below:
-            ax.plot(r.t, 100 * r.accuracy, color=color)
+        for ax, quantity in zip(below, names[1:], strict=True):
+            ax.plot(r.t, r.column(quantity) * (100 if quantity == "accuracy" else 1), color=color)
         if between and np.isfinite(r.barrier):
             top.plot([0, 1], r.loss[[0, -1]], color=color, lw=0.9, ls=":")
     top.set_ylabel(f"{style.split_names(results)} {results[0].loss_name}{style.unit(results[0], 'loss')}")
-    for ax in below:
-        ax.set_ylabel(f"{style.split_names(results)} accuracy (%)")
+    for ax, quantity in zip(below, names[1:], strict=True):
+        unit = " (%)" if quantity == "accuracy" else ""
+        ax.set_ylabel(f"{style.split_names(results)} {quantity}{unit}")
     for ax in leading(axes[::-1]):
         ax.set_xlabel("t (0: first end, 1: second end)" if between else "t (step along the direction)")
     usual = "Loss between two sets of weights; dotted: the straight line" if between else "Loss along a line"

@@ -61,6 +61,7 @@ def draw_surfaces(
     title: str = "",
     style: str = "contour",
     *,
+    quantity: str = "loss",
     log: bool | None = None,
     levels: int | None = None,
     vmax: float | None = None,
@@ -72,6 +73,7 @@ def draw_surfaces(
     Args:
         style: "contour", "hillshade" (contours on a relief lit from the upper left), "surface" (three
             dimensions) or "difference" (the first of two minus the second).
+        quantity: "loss", "accuracy", or the name of a metric of the problem.
         log: whether levels and colors are at equal ratios. Default: where the losses are positive and differ
             by a factor of more than 100; the caption says which.
         levels: about how many levels. Default: lines 0.005 apart as in the paper, where 4 to 40 are enough.
@@ -84,6 +86,9 @@ def draw_surfaces(
             the losses do not allow.
     """
     choose("style", style, STYLES)
+    if quantity != "loss":
+        results = [r.showing(quantity) for r in results]
+        title = title or quantity
     if cmap is not None:
         choose("cmap", cmap, colormaps)
     for r in results:

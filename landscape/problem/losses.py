@@ -216,6 +216,13 @@ def is_softmax_loss(loss: Any) -> bool:
     return class_loss is not None and class_loss.softmax
 
 
+def opened_logits(outputs: Any) -> Any:
+    """The ``logits`` of a model's outputs, or the outputs themselves where they have none."""
+    if isinstance(outputs, Mapping):
+        return outputs.get("logits")
+    return getattr(outputs, "logits", outputs)
+
+
 def correct(outputs: Any, targets: Any, loss: Any) -> Tensor:
     """The number of (B, classes, ...) ``outputs`` that have their largest entry at the target (B, ...).
 
@@ -232,7 +239,7 @@ def correct_shares(outputs: Any, targets: Any, loss: Any) -> Tensor:
     come second. One NaN if it is not such a task, if there is one output alone, which no other can exceed, or
     if some targets are no classes, as those that a negative number masks.
     """
-    z = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
+    z = opened_logits(outputs)
     unknown = torch.full((1,), torch.nan, dtype=torch.float64)
     if not isinstance(z, Tensor) or not isinstance(targets, Tensor) or z.dim() < 2 or z.shape[1] < 2:
         return unknown

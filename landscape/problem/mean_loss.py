@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.core.analysis import analysis
-from landscape.core.devices import check_default_device, check_dtype, double, float64_device
+from landscape.core.devices import check_default_device, check_dtype, double
 from landscape.core.errors import InputError
 from landscape.core.memory import Need, with_saved_bytes
 from landscape.problem import batchnorm as bn_policies
@@ -20,7 +20,8 @@ from landscape.problem.batches import call, count_samples, fixed_randomness, own
 from landscape.problem.batchnorm import SAMPLES, BatchNormPolicy
 from landscape.problem.data import ACTIVATION_BYTES, SMALL_BYTES, SMALL_CHUNK, Data
 from landscape.problem.layout import Layout, backward, gradients, placed, vector_of
-from landscape.problem.losses import correct, existing, placed_loss
+from landscape.problem.losses import existing, placed_loss
+from landscape.problem.metrics import Metric, Sums
 
 Loss = Callable[[Any, Any], Tensor]
 Penalty = Callable[[dict[str, Tensor]], Tensor]
@@ -45,6 +46,7 @@ class MeanLoss:
         differentiates: model or loss differentiate themselves (``torch.autograd.grad``), which needs
             gradients to be recorded.
         draws_elsewhere: some of the random numbers are those of NumPy or Python.
+        metrics: what is evaluated besides the loss (:mod:`landscape.problem.metrics`).
         padding: where in θ the padding rows of embeddings lie, which are no directions.
     """
 
@@ -62,6 +64,7 @@ class MeanLoss:
     draws: int
     differentiates: bool
     draws_elsewhere: bool
+    metrics: tuple[Metric, ...]
     padding: tuple[slice, ...]
 
     @property
@@ -466,7 +469,7 @@ class MeanLoss:
             weights: (P,); default: the center.
 
         Returns:
-            (2,) float64, on the device if it has that: the loss and the number of right answers.
+            (2 + metrics,) float64, on the device if it has that: the loss, the right answers, the metrics.
 
         Example:
             >>> problem.totals(torch.tensor([1.0, 0.0, 0.0, 1.0]))[1].item()
@@ -474,12 +477,12 @@ class MeanLoss:
         """
         weights = vector_of(weights, self.weights)
         problem = self.at(weights)
-        total = torch.zeros(2, dtype=torch.float64, device=float64_device(self.device))
+        sums = Sums(self)
         for x, y, count, seed in self.parts():
             with self.evaluating(seed):
                 outputs = problem.outputs(weights, x)
-                total[0] += double(self.criterion(outputs, y).detach()) * count
-            total[1] += correct(outputs, y, self.criterion).to(total.device) / max(1, self.draws)
+                sums.add(outputs, y, self.criterion(outputs, y), count)
+        total = sums.end()
         if self.regularised:
             total[0] += double(self.penalty_value(weights)) * self.samples
         return total
@@ -499,7 +502,7 @@ class MeanLoss:
             >>> round(loss, 3), accuracy
             (0.313, 1.0)
         """
-        loss, right = (self.totals(weights) / self.samples).tolist()
+        loss, right, *_ = (self.totals(weights) / self.samples).tolist()
         return loss, right
 
     @analysis(lambda self, **_: Need(self.device, self.chunk_bytes))
@@ -560,11 +563,8 @@ class MeanLoss:
         weights = vector_of(weights, self.weights)
         problem, again = self.at(weights), recomputes(self.model)
         total, gradient = 0.0, torch.empty_like(weights) if out is None else out
-        with (
-            placed(self.model, self.layout, weights)
-            if again
-            else contextlib.nullcontext(self.layout.leaves(weights)) as leaves
-        ):
+        own = placed(self.model, self.layout, weights) if again else None
+        with own or contextlib.nullcontext(self.layout.leaves(weights)) as leaves:
             for i, (x, y, count, seed) in enumerate(self.parts()):
                 with self.evaluating(seed):
                     outputs = own_outputs(problem, x) if again else problem.call(leaves, x)

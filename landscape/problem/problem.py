@@ -24,6 +24,7 @@ from landscape.problem.losses import Terms, describe_loss, is_softmax_loss, outp
 from landscape.problem.mean_check import check_mean, refuse_nan
 from landscape.problem.mean_loss import Loss as Loss
 from landscape.problem.mean_loss import MeanLoss, Penalty
+from landscape.problem.metrics import Metrics, check_metrics, metrics_of
 from landscape.problem.ranks import is_sharded
 from landscape.problem.sharded import ShardedProblem
 
@@ -89,6 +90,11 @@ class Problem(MeanLoss):
         randomness: what to do with a model or loss that draws random numbers in eval mode: "refuse" it;
             "seed": common random numbers, the loss with its noise held fixed, which is a function of θ; or a
             number of draws, each of them fixed, over which the loss is the mean.
+        metrics: other quantities, from the same forward passes as the loss: columns of contours, lines and
+            connections. A dict of names and functions ``(outputs, targets)`` that give (B,) values, whose
+            mean over the samples it is, or one number of all samples (scikit-learn), or of objects with
+            ``update`` and ``compute`` (torchmetrics); or a list of names: accuracy, error, top5, mse, mae,
+            nll, margin, perplexity, f1, calibration.
         check: "quick" tests on a few samples that the loss depends on all of θ and on nothing else, is the
             mean over the samples, and that two passes over batches are equal; "full" tests it on more
             samples, at more weights; "off" does not test it.
@@ -125,6 +131,7 @@ class Problem(MeanLoss):
         penalty: Penalty | None = None,
         weight_decay: float = 0.0,
         randomness: str | int = "refuse",
+        metrics: Metrics | None = None,
         check: str = "quick",
     ) -> None:
         check_default_device()
@@ -138,7 +145,7 @@ class Problem(MeanLoss):
         self.penalty, self.weight_decay = penalty, float(weight_decay)
         self.randomness, self.draws = str(randomness), number_of_draws(randomness)
         self.differentiates = self.draws_elsewhere = False  # until check_fit sees it
-        self.batch_bytes = 0
+        self.batch_bytes, self.metrics = 0, metrics_of(metrics)
         self.batchnorm = batchnorm.BatchNormPolicy()
         # Verdicts of checks that were made once, such as of the symmetry of products; copies share them.
         self.checked: dict[tuple[Any, ...], bool] = {}
@@ -155,6 +162,8 @@ class Problem(MeanLoss):
             if away and self.data.resident is None:
                 self.batch_bytes = self.saved_bytes(*batch)
             self._weigh(count, batch, away)
+            if self.metrics:
+                check_metrics(self, batch)
         else:
             self.data.weigh(count)  # which refuses data without samples
         if self.draws and self.resident is not None:

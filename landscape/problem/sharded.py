@@ -418,6 +418,8 @@ class ShardedProblem(Exchanges):
         for x, y, count in self.data.chunks(empty=True):
             yield x, y, count / self.data.samples * self.data.terms / self._mean_terms
 
+    metrics: tuple[Any, ...] = ()  # a problem's, which are not computed on ranks
+
     def totals(self, weights: Tensor | None = None) -> Tensor:
         """The sums that :meth:`evaluate` divides by the number of samples.
 

@@ -48,6 +48,7 @@ class Surface(Interpolated, schema="landscape.surface", axes="x y", table="y x")
         loss: (ny, nx), in nats; NaN or infinite where the model returns that, NaN where not computed yet.
         accuracy: (ny, nx), between 0 and 1; NaN without class labels, and between exact points if it is too
             rough to be interpolated.
+        metrics: (metrics, ny, nx), the values of the metrics ``metric_names``, NaN as the accuracy is.
         done: (ny, nx), True where the values are exact; elsewhere they are interpolated, or not computed yet.
         interpolation_tol, columns, stated_error, largest_error, checks, log_columns: as in
             :class:`landscape.results.grids.Interpolated`.
@@ -100,6 +101,7 @@ class Surface(Interpolated, schema="landscape.surface", axes="x y", table="y x")
     span: float
     method: str
     ignore: str = ""
+    metrics: Annotated[Array, "metric y x", "1"] = field(default_factory=no_values)
     provenance: tuple[str, ...] = ()
     autocast: str = ""
     autocast_error: Annotated[float, "nat"] = 0.0
@@ -110,6 +112,27 @@ class Surface(Interpolated, schema="landscape.surface", axes="x y", table="y x")
     own_loss: Annotated[Array, "network", "nat"] = field(default_factory=no_values)
     statistics_of: str = ""
     explained: Array = field(default_factory=no_values)
+
+    def showing(self, name: str) -> Surface:
+        """The same with another column in place of the loss, for pictures and what is measured on them.
+
+        Args:
+            name: "accuracy", or the name of a metric.
+
+        Returns:
+            A surface whose ``loss`` is that column.
+
+        Raises:
+            InputError: another name.
+
+        Example:
+            >>> surface.showing("accuracy").loss_name
+            'accuracy'
+        """
+        unknown = np.full_like(self.marker_loss, np.nan)
+        return dataclasses.replace(
+            self, loss=self.column(name), loss_name=name, loss_unit="", marker_loss=unknown
+        )
 
     def plane(self, like: Tensor) -> Plane:
         """The plane with its markers.

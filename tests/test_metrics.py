@@ -1,0 +1,200 @@
+"""Metrics besides the loss: equal to brute force on every path, and resumed, interpolated, saved and drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import landscape
+from landscape import InputError, OperationError, Problem
+
+X = torch.randn(300, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+Y = (X[:, :3].argmax(1) + (X[:, 3] > 1)) % 3
+
+
+class Accumulator:
+    """The share of right answers, as an object with update and compute that has seen other samples."""
+
+    def __init__(self) -> None:
+        self.right = self.count = 7
+
+    def reset(self) -> None:
+        self.right = self.count = 0
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.right += int((outputs.argmax(1) == targets).sum())
+        self.count += len(targets)
+
+    def compute(self) -> float:
+        return self.right / self.count
+
+
+def spread_of_outputs(outputs: Tensor, targets: Tensor) -> float:
+    """A number of all samples that no mean over batches is."""
+    return float(outputs[:, 0].std())
+
+
+def brier(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.softmax(1) - F.one_hot(targets, outputs.shape[1])).square().sum(1)
+
+
+MEANS: dict[str, Any] = {"brier": brier, "margin": "margin", "top5": "top5", "nll": "nll"}
+ALL: dict[str, Any] = {
+    **MEANS, "std": spread_of_outputs, "seen": Accumulator(), "f1": "f1", "ece": "calibration", "ppl": "perplexity",
+}  # fmt: skip
+
+
+def network(kind: str) -> nn.Module:
+    torch.manual_seed(1)
+    if kind == "chain":
+        return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    layers = (
+        nn.Unflatten(1, (1, 5)),
+        nn.Conv1d(1, 4, 3),
+        nn.BatchNorm1d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(12, 3),
+    )
+    return nn.Sequential(*layers).double()
+
+
+def brute_force(problem: Problem, weights: Tensor) -> dict[str, float]:
+    """Loss and metrics at some weights, of one forward pass over all samples."""
+    with torch.no_grad():
+        outputs = problem.outputs(weights, X)
+        probabilities, guess = outputs.softmax(1), outputs.argmax(1)
+        own = outputs.gather(1, Y[:, None])[:, 0]
+        rest = outputs.scatter(1, Y[:, None], -torch.inf).amax(1)
+        nll = float(F.cross_entropy(outputs, Y))
+        table = torch.stack(
+            [torch.stack([((guess == a) & (b == Y)).sum() for b in range(3)]) for a in range(3)]
+        )
+        right = table.diagonal().double()
+        f1 = 2 * right / (table.sum(0) + table.sum(1)).clamp(min=1)
+        bins = torch.bucketize(probabilities.amax(1), torch.linspace(0, 1, 16, dtype=torch.float64)[1:-1])
+        gaps = [
+            (float((guess == Y)[bins == k].double().sum() - probabilities.amax(1)[bins == k].sum()))
+            for k in range(15)
+        ]
+    return {
+        "loss": nll, "accuracy": float((guess == Y).double().mean()), "nll": nll, "ppl": float(np.exp(nll)),
+        "brier": float(brier(outputs, Y).mean()), "margin": float((own - rest).mean()), "top5": 1.0,
+        "std": float(outputs[:, 0].std()), "seen": float((guess == Y).double().mean()), "f1": float(f1.mean()),
+        "ece": sum(map(abs, gaps)) / len(Y),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["tensors", "batches"])
+@pytest.mark.parametrize(("kind", "metrics", "method"), [
+    ("chain", MEANS, "batched"), ("chain", ALL, "pointwise"), ("convolution", MEANS, "folded"), ("convolution", ALL, "folded"),
+])  # fmt: skip
+def test_every_path_gives_the_numbers_of_one_forward_pass(
+    kind: str, metrics: dict[str, Any], method: str, form: str
+) -> None:
+    data: Any = (X, Y) if form == "tensors" else [*zip(X.split(64), Y.split(64), strict=True)]
+    problem = Problem(network(kind), F.cross_entropy, data, metrics=metrics)
+    plane = landscape.random_plane(problem)
+    surface = landscape.contour(problem, plane, grid=(3, 2), span=0.7)
+    assert form == "batches" or surface.method == method
+    line = landscape.line(problem, plane.directions[0], points=3, span=0.7)
+    for i, j in np.ndindex(2, 3):
+        weights = plane.center + surface.x[j] * plane.directions[0] + surface.y[i] * plane.directions[1]
+        truth = brute_force(problem, weights)
+        for name in ("loss", "accuracy", *metrics):
+            assert surface.column(name)[i, j] == pytest.approx(truth[name], rel=1e-9, abs=1e-12), name
+    truth = brute_force(problem, plane.center + 0.7 * plane.directions[0])
+    assert {name: line.column(name)[-1] for name in metrics} == pytest.approx(
+        {name: truth[name] for name in metrics}, rel=1e-9
+    )
+    assert {*metrics} <= {*surface.to_dataframe().columns} & {*line.to_xarray().data_vars}
+
+
+def test_metrics_of_scikit_learn_and_of_several_outputs() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+
+    def auroc(outputs: Tensor, targets: Tensor) -> float:
+        return float(metrics.roc_auc_score(targets, outputs.softmax(1), multi_class="ovr"))
+
+    own = {"auroc": auroc, "f1": lambda o, t: metrics.f1_score(t, o.argmax(1), average="macro")}
+    problem = Problem(network("chain"), F.cross_entropy, (X, Y), metrics=own)
+    values = dict(zip(own, problem.totals()[2:] / problem.samples, strict=True))
+    with torch.no_grad():
+        outputs = problem.outputs(problem.weights, X)
+    assert float(values["auroc"]) == pytest.approx(auroc(outputs, Y))
+    assert float(values["f1"]) == pytest.approx(metrics.f1_score(Y, outputs.argmax(1), average="macro"))
+
+    class ActorCritic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.policy, self.value = (
+                nn.Linear(5, 3, dtype=torch.float64),
+                nn.Linear(5, 1, dtype=torch.float64),
+            )
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.policy(x), self.value(x)[:, 0]
+
+    def loss(outputs: tuple[Tensor, Tensor], targets: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(outputs[0], targets[0]) + F.mse_loss(outputs[1], targets[1])
+
+    parts: dict[str, Callable[[Any, Any], Tensor]] = {
+        "policy": lambda o, t: F.cross_entropy(o[0], t[0], reduction="none"),
+        "critic": lambda o, t: (o[1] - t[1]).square(),
+    }
+    problem = Problem(ActorCritic(), loss, (X, (Y, X.sum(1))), metrics=parts)
+    line = landscape.line(problem, torch.ones_like(problem.weights), points=5)
+    np.testing.assert_allclose(line.column("policy") + line.column("critic"), line.loss, rtol=1e-12)
+
+
+def test_a_surface_with_metrics_is_resumed_interpolated_and_drawn(tmp_path: Path) -> None:
+    def problem(**metrics: Any) -> Problem:
+        return Problem(network("chain"), F.cross_entropy, (X, Y), metrics=metrics or None)
+
+    measured = problem(brier=brier)
+    plane = landscape.random_plane(measured)
+    with landscape.open(tmp_path / "s.h5", "a") as file:
+        coarse = landscape.contour(measured, plane, grid=5, into=file)
+    with landscape.open(tmp_path / "s.h5", "a") as file:
+        fine = landscape.contour(measured, plane, grid=9, into=file)
+    assert (fine.column("brier")[::2, ::2] == coarse.column("brier")).all()
+    assert (landscape.load(tmp_path / "s.h5").column("brier") == fine.column("brier")).all()
+    for other in (problem(), problem(brier=lambda o, t: 2 * brier(o, t))):
+        with (
+            landscape.open(tmp_path / "s.h5", "a") as file,
+            pytest.raises(OperationError, match=r"holds|its"),
+        ):
+            landscape.contour(other, plane, grid=9, into=file)
+
+    smooth = landscape.contour(measured, plane, grid=41, span=0.5, interpolation_tol="1%")
+    exact = landscape.contour(measured, plane, grid=41, span=0.5)
+    assert not smooth.done.all()
+    error = np.abs(smooth.column("brier") - exact.column("brier")).max() / np.ptp(exact.column("brier"))
+    assert error <= smooth.stated_error[smooth.columns.index("brier")]
+    figure = landscape.draw(fine, quantity="brier")
+    assert figure.get_suptitle() == "brier"
+    line = landscape.line(measured, plane.directions[0], points=3)
+    assert [*landscape.draw(line).axes_by_name] == ["loss", "accuracy", "brier"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("metrics", "words"), [
+    ("f1", "metrics: 'f1' is not allowed, it must be a dict of names and functions, or a list of names"),
+    (["f2"], "metrics: 'f2': 'f2' is not known; did you mean 'f1'"),
+    ({"loss": brier}, "metrics: the name 'loss' is not allowed"),
+    ({"a b": brier}, "metrics: the name 'a b' is not allowed"),
+    ({"a": 3}, "metrics: 'a' is a int, it must be a function"),
+    ({"a": lambda o, t: o}, r"metrics: 'a' gives \(2, 3\) for 2 samples, it must give one number, or \(2,\)"),
+    ({"a": lambda o, t: None}, "metrics: 'a' gives NoneType"),
+    ({"a": lambda o, t: o.nothing}, "metrics: 'a' failed: AttributeError"),
+])  # fmt: skip
+def test_what_is_no_metric_is_refused_in_one_line(metrics: Any, words: str) -> None:
+    with pytest.raises(InputError, match=f"^{words}") as refusal:
+        Problem(network("chain"), F.cross_entropy, (X, Y), metrics=metrics)
+    assert "\n" not in str(refusal.value)
