@@ -73,6 +73,7 @@ class Film:
     style={"type": Choice(STYLES)},
     log={"flag": "--log/--linear", "default": None},
     levels={"metavar": "N"},
+    quantity={"metavar": "NAME"},
     vmax={"metavar": "V"},
     cmap={"metavar": "NAME"},
     dpi={"metavar": "D"},
@@ -83,6 +84,7 @@ def plot(
     files: tuple[str, ...],
     output: str | None,
     style: str = "contour",
+    quantity: str | None,
     log: bool | None,
     levels: int | None,
     vmax: float | None,
@@ -104,6 +106,7 @@ def plot(
             [default: FILE.png, FILE.gif]
         style: Surfaces as contour, hillshade (a relief), surface (3-D), or difference (the first of two minus
             the second).
+        quantity: Of surfaces: accuracy, or a metric that --metric of contour computed. [default: loss]
         log: Scale of colors and levels. [default: --log where losses differ by a factor over 100]
         levels: About how many contour levels. [default: 0.005 apart, or 24]
         vmax: Highest level; above, its color.
@@ -115,7 +118,14 @@ def plot(
     Example:
         landscape plot runs/ss/last.h5 runs/dp/last.h5 -o training.png
     """
-    look = {"log": log, "levels": levels, "vmax": vmax, "cmap": cmap, "labels": labels or None}
+    look = {
+        "quantity": quantity,
+        "log": log,
+        "levels": levels,
+        "vmax": vmax,
+        "cmap": cmap,
+        "labels": labels or None,
+    }
     given: dict[str, Any] = {name: value for name, value in look.items() if value is not None}
     given |= {"title": title} if title else {}
     plots.check_dpi("--dpi", dpi)

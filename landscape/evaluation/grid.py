@@ -458,7 +458,8 @@ class Grid:
     def take(self, previous: Any, usable: Array) -> bool:
         """Take the ``usable`` values of an earlier result at common points; True if nothing is left to do."""
         self.same = np.array_equal(self.x, previous.x) and np.array_equal(self.y, previous.y)
-        old = [(column, previous.column(name)) for name, column in self.columns.items()]
+        value_of = getattr(previous, "column", functools.partial(getattr, previous))
+        old = [(column, value_of(name)) for name, column in self.columns.items()]
         (across, old_across), (up, old_up) = coincide(self.x, previous.x), coincide(self.y, previous.y)
         for new, values in [*old, (self.done, usable)]:
             new[np.ix_(up, across)] = values[np.ix_(old_up, old_across)]

@@ -90,8 +90,8 @@ class Problem(MeanLoss):
         randomness: what to do with a model or loss that draws random numbers in eval mode: "refuse" it;
             "seed": common random numbers, the loss with its noise held fixed, which is a function of θ; or a
             number of draws, each of them fixed, over which the loss is the mean.
-        metrics: other quantities, from the same forward passes as the loss: columns of contours, lines and
-            connections. A dict of names and functions ``(outputs, targets)`` that give (B,) values, whose
+        metrics: other quantities, from the same forward passes as the loss: columns of contours and
+            lines. A dict of names and functions ``(outputs, targets)`` that give (B,) values, whose
             mean over the samples it is, or one number of all samples (scikit-learn), or of objects with
             ``update`` and ``compute`` (torchmetrics); or a list of names: accuracy, error, top5, mse, mae,
             nll, margin, perplexity, f1, calibration.

@@ -95,8 +95,6 @@ class Interpolated(Measured):
             at random, most in the widest holes between exact points, and unknown to the interpolation. In
             the end it passes through them as well.
         checks: the number of these points.
-        metric_names: (metrics,), the names of a problem's metrics. Subclasses have the values in ``metrics``;
-            :meth:`column`, :meth:`to_dataframe` and :meth:`to_xarray` give them by name.
         log_columns: of ``columns``, those with an error that is one of logarithms: values that differ by more
             than a factor of 100, which pictures show on a logarithmic scale.
     """
@@ -107,46 +105,6 @@ class Interpolated(Measured):
     largest_error: Annotated[Array, "column"] = field(default_factory=no_values)
     checks: int = 0
     log_columns: Annotated[tuple[str, ...], "log_column"] = ()
-    metric_names: Annotated[tuple[str, ...], "metric"] = ()
-
-    def __post_init__(self) -> None:
-        if "metrics" in self.shapes and not self.metric_names:
-            object.__setattr__(self, "metrics", np.zeros((0, *self.exact.shape)))
-        super().__post_init__()
-
-    def column(self, name: str) -> Array:
-        """The values of a column, or of a metric.
-
-        Args:
-            name: such as "loss", "accuracy", or the name of a metric.
-
-        Returns:
-            An array of the shape of the grid.
-
-        Raises:
-            InputError: another name.
-
-        Example:
-            >>> import torch, landscape
-            >>> x, y, loss = torch.eye(2), torch.zeros(2, 1), torch.nn.MSELoss()
-            >>> problem = landscape.Problem(torch.nn.Linear(2, 1), loss, (x, y), metrics=["mae"])
-            >>> landscape.line(problem, torch.ones(3), points=3).column("mae").shape
-            (3,)
-        """
-        if name in self.metric_names:
-            values: Array = vars(self)["metrics"][self.metric_names.index(name)]
-            return values
-        own = [
-            field for field, dims in self.shapes.items() if dims == self.shapes["done"] and field != "done"
-        ]
-        choose("column", name, [*own, *self.metric_names])
-        return np.asarray(getattr(self, name))
-
-    def _arrays(self) -> dict[str, tuple[tuple[str, ...], Array]]:
-        named = super()._arrays()
-        named.pop("metric_names", None)
-        dims, values = named.pop("metrics", ((), np.zeros(0)))
-        return named | dict(zip(self.metric_names, ((dims[1:], value) for value in values), strict=True))
 
     @property
     def exact(self) -> Array:
@@ -216,8 +174,59 @@ class Interpolated(Measured):
         return f"{of}, error of {', '.join(errors)}{unit}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Evaluated(Interpolated):
+    """Losses at points, and a problem's metrics there; subclasses have the field ``metrics``.
+
+    Attributes:
+        metric_names: (metrics,), their names. :meth:`column`, :meth:`to_dataframe` and :meth:`to_xarray` give
+            the values by name.
+    """
+
+    metric_names: Annotated[tuple[str, ...], "metric"] = ()
+
+    def __post_init__(self) -> None:
+        if not self.metric_names:
+            object.__setattr__(self, "metrics", np.zeros((0, *self.exact.shape)))
+        super().__post_init__()
+
+    def column(self, name: str) -> Array:
+        """The values of a column, or of a metric.
+
+        Args:
+            name: such as "loss", "accuracy", or the name of a metric.
+
+        Returns:
+            An array of the shape of the grid.
+
+        Raises:
+            InputError: another name.
+
+        Example:
+            >>> import torch, landscape
+            >>> x, y, loss = torch.eye(2), torch.zeros(2, 1), torch.nn.MSELoss()
+            >>> problem = landscape.Problem(torch.nn.Linear(2, 1), loss, (x, y), metrics=["mae"])
+            >>> landscape.line(problem, torch.ones(3), points=3).column("mae").shape
+            (3,)
+        """
+        if name in self.metric_names:
+            values: Array = vars(self)["metrics"][self.metric_names.index(name)]
+            return values
+        own = [
+            field for field, dims in self.shapes.items() if dims == self.shapes["done"] and field != "done"
+        ]
+        choose("column", name, [*own, *self.metric_names])
+        return np.asarray(getattr(self, name))
+
+    def _arrays(self) -> dict[str, tuple[tuple[str, ...], Array]]:
+        named = super()._arrays()
+        named.pop("metric_names")
+        dims, values = named.pop("metrics")
+        return named | dict(zip(self.metric_names, ((dims[1:], value) for value in values), strict=True))
+
+
 @dataclass(frozen=True)
-class Line(Interpolated, schema="landscape.line", axes="t", table="t"):
+class Line(Evaluated, schema="landscape.line", axes="t", table="t"):
     """Loss and accuracy at the weights ``start + t·direction``.
 
     Attributes:
