@@ -35,9 +35,9 @@ test-integrations: $(INTEGRATIONS)/ready  ## the callbacks, with the real Lightn
 battery-huggingface: $(INTEGRATIONS)/ready  ## GPT-2, BERT, ViT, Llama, T5, CLIP against dense references; nothing is downloaded
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(INTEGRATIONS)/bin/python -m pytest -m "" tests/battery/test_huggingface.py
 
-ordinary-uses: $(INTEGRATIONS)/ready  ## first uses as people write them, held against references; writes their page in docs/
+ordinary-uses: $(INTEGRATIONS)/ready  ## first uses as people write them, held against references; writes tests/ordinary/uses.md
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(INTEGRATIONS)/bin/python -m tests.ordinary > ordinary-uses.tmp
-	mv ordinary-uses.tmp docs/explanation/ordinary-uses.md
+	mv ordinary-uses.tmp tests/ordinary/uses.md
 
 truth: $(TRUTH)/peers  ## products of this and other packages against float64 references; writes their tables in docs/
 	OMP_NUM_THREADS=1 $(TRUTH)/bin/python -m benchmarks.truth

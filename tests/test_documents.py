@@ -342,7 +342,7 @@ SCRIPTS = ROOT / "examples" / "gallery"
 #: Pages and commands about what has no picture: settings, installation, refusals, lists of data sets and files.
 WITHOUT_PICTURE = {
     "how-to/data", "how-to/devices", "how-to/memory", "how-to/plugins", "how-to/resume", "how-to/sharded",
-    "how-to/weights", "explanation/checks", "explanation/ordinary-uses",
+    "how-to/weights", "explanation/checks",
     "doctor", "fetch", "figures", "import", "info", "recipes",
 }  # fmt: skip
 
