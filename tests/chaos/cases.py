@@ -63,7 +63,7 @@ ALL = [
         "-o", "{folder}/hessian.h5",
     ),
     *_both(
-        "figures", "figures", "fig2a", "--scale", "smoke", "-q", "-o", "{folder}/gallery", "--runs", "{folder}/runs",
+        "figures", "figures", "fig2a", "--scale", "smoke", "-q", "-o", "{folder}/figures", "--runs", "{folder}/runs",
         option="--jobs",
     ),
     Case("line", ("line", "{run}/last.h5", "-q", "-o", "{folder}/line.h5")),

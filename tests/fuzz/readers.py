@@ -19,7 +19,7 @@ from landscape import data
 from landscape.core.errors import LandscapeError
 from landscape.data import speech
 from landscape.data.images import FILES, decode, read_binary, read_idx
-from landscape.paper import gallery
+from landscape.paper import pages
 from landscape.paper.record import Record
 from landscape.training import topology as mixing
 from landscape.training.recipes import recipe
@@ -144,7 +144,7 @@ def _page(path: Path) -> None:
     for suffix, kind in ((".json", "page"), (".csv", "rows")):
         if path.suffix != suffix:
             path.with_suffix(suffix).write_bytes(samples.PAGE[kind])
-    gallery.page(path.parent)
+    pages.page(path.parent)
 
 
 def _environment(raw: bytes, folder: Path, rng: random.Random) -> None:
