@@ -46,6 +46,7 @@ SIZES = {
     "benchmarks": lambda: length("benchmarks"),
     "words": lambda: words([*files("docs", "*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]),
     "words_of_figures": lambda: words([ROOT / "figures" / "README.md"]),
+    "words_of_changes": lambda: words([ROOT / "CHANGELOG.md"]),
 }
 
 
