@@ -44,7 +44,7 @@ from landscape.training.topology import read_matrix
 from tests import problems
 from tests.conftest import Command
 from tests.harm import samples
-from tests.harm.mutations import HOSTILE, sealed, unsealed
+from tests.harm.mutations import HOSTILE, ODD_TENSORS, sealed, unsealed
 from tests.test_cli import one_line
 
 Change = Callable[[h5py.File], Any]
@@ -549,13 +549,9 @@ def test_matrices_of_damaged_headers(tmp_path: Path) -> None:
 def test_tensors_that_are_not_plain_numbers_are_refused(tmp_path: Path) -> None:
     state, path = samples.net().state_dict(), tmp_path / "n.pt"
     zeros = torch.zeros(state["0.weight"].shape)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        quantized = torch.quantize_per_tensor(zeros, 0.1, 0, torch.qint8)
-    odd = {zeros.to("meta"): "meta", zeros.to_sparse(): "sparse", quantized: "quantized"}
-    odd |= {zeros.to(kind): str(kind)[6:] for kind in (torch.float8_e4m3fn, torch.int8, torch.complex64)}
-    for value, words in odd.items():
-        torch.save({**state, "0.weight": value}, path)
+    for words, make in ODD_TENSORS.items():
+        with warnings.catch_warnings(action="ignore"):  # PyTorch's own, of quantized ones
+            torch.save({**state, "0.weight": make(zeros)}, path)
         with pytest.raises(OperationError, match="n.pt: '0.weight'.*" + words):
             landscape.import_state(path, samples.net())
     safetensors.torch.save_file({**state, "0.weight": zeros.to(torch.int8)}, tmp_path / "n.safetensors")

@@ -8,7 +8,6 @@ import functools
 import gzip
 import io
 import multiprocessing
-import os
 import random
 import resource
 import shutil
@@ -19,7 +18,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import safetensors.torch
@@ -58,21 +57,16 @@ def command(*words: str) -> None:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             landscape.cli.main()
     except SystemExit as stop:
+        unasked = ("no checksum", "Warning")
+        told = [s for s in err.getvalue().splitlines() if not any(w in s for w in unasked) and s[:2] != "  "]
+        if stop.code not in (0, 1, 2) or len(told) != (stop.code != 0):
+            raise AssertionError(f"exit {stop.code}, {told[-3:]}") from None
         if any(ord(c) < 32 and c != "\n" for c in out.getvalue() + err.getvalue()):
             raise AssertionError("control characters on the terminal") from None
-        _ended(stop.code, err.getvalue())
+        if stop.code:
+            raise LandscapeError(told[0]) from None
     finally:
         sys.argv = argv
-
-
-def _ended(code: Any, text: str) -> None:
-    """See that a command ended in order; a refusal is raised."""
-    unasked = ("no checksum", "Warning")
-    lines = [s for s in text.splitlines() if not any(word in s for word in unasked) and s[:2] != "  "]
-    if code not in (0, 1, 2) or len(lines) != (code != 0):
-        raise AssertionError(f"exit {code}, {lines[-3:]}")
-    if code:
-        raise LandscapeError(lines[0])
 
 
 def _hdf5(raw: bytes, folder: Path, rng: random.Random) -> None:
@@ -168,36 +162,6 @@ def _page(path: Path) -> None:
     gallery.page(path.parent)
 
 
-def _environment(raw: bytes, folder: Path, rng: random.Random) -> None:
-    """One variable that launchers set is not what it should be; the others are, of a run of one process."""
-    path = folder / "x.toml"
-    path.write_bytes(samples.TOML.encode())
-    good = {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29999",
-    }
-    name = rng.choice([*good])
-    text = os.fsdecode(mutations.damaged(raw, rng).replace(b"\0", b"") if rng.random() < 0.7 else raw)
-    if name == "MASTER_ADDR" or text.strip().isdigit():
-        return  # it may be right
-    pid = os.fork()  # a process that a launcher started ends itself
-    if pid == 0:
-        os.dup2(os.open(folder / "err", os.O_WRONLY | os.O_CREAT), 2)
-        os.environ.update({**good, name: text})
-        sys.argv = ["landscape", "train", str(path), "-o", str(folder / "run"), "-q"]
-        sys.stderr = os.fdopen(2, "w")
-        try:
-            landscape.cli.main()
-        except SystemExit as stop:
-            sys.stderr.flush()
-            os._exit(stop.code if isinstance(stop.code, int) else 1)
-        os._exit(99)
-    _ended(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), (folder / "err").read_text())
-
-
 def _record(path: Path) -> None:
     Record.read(path.read_bytes(), recipe.read("digits-dpsgd"), "x")
 
@@ -239,7 +203,6 @@ CASES = {
     "page": Case(1, lambda: [samples.PAGE[".json"]], _text("fig2a.json", _page)),
     "rows": Case(1, lambda: [samples.PAGE[".csv"]], _text("fig2a.csv", _page)),
     "record": Case(3, samples.record, _text("x.json", _record)),
-    "environment": Case(1, lambda: [b"x", b"-1", b"1e9", b"\xb2", b"", b"9" * 20, b"0x1"], _environment),
 }
 
 

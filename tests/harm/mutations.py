@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import os
@@ -224,6 +225,17 @@ class Runs:
         return os.system, (f"touch '{self.trace}'",)
 
 
+#: What is said of tensors that are no plain numbers, and how zeros become such.
+ODD_TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "meta": lambda zeros: zeros.to("meta"),
+    "sparse": torch.Tensor.to_sparse,
+    "quantized": lambda zeros: torch.quantize_per_tensor(zeros, 0.1, 0, torch.qint8),
+    "float8_e4m3fn": lambda zeros: zeros.to(torch.float8_e4m3fn),
+    "int8": torch.Tensor.char,
+    "complex64": lambda zeros: zeros.to(torch.complex64),
+}
+
+
 def state(raw: bytes, rng: random.Random, trace: Path) -> bytes:
     """A file of torch.save: with code in it, with odd tensors, as a bomb, or damaged."""
     good = samples.net().state_dict()
@@ -231,12 +243,7 @@ def state(raw: bytes, rng: random.Random, trace: Path) -> bytes:
     shape = good[key].shape
     odd: list[Callable[[], Any]] = [
         lambda: Runs(trace),
-        lambda: torch.empty(shape, device="meta"),
-        lambda: torch.zeros(shape).to_sparse(),
-        lambda: torch.zeros(shape).to(torch.float8_e4m3fn),
-        lambda: torch.zeros(shape, dtype=torch.int8),
-        lambda: torch.quantize_per_tensor(torch.zeros(shape), 0.1, 0, torch.qint8),
-        lambda: torch.zeros(shape, dtype=torch.complex64),
+        *(functools.partial(make, torch.zeros(shape)) for make in ODD_TENSORS.values()),
         lambda: torch.zeros(1).expand(1 << 20, 1 << 20),
         lambda: torch.zeros((*shape, 2)),
         lambda: torch.full(shape, float("nan")),
