@@ -426,18 +426,8 @@ def with_key(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 OPTIMIZERS = (
-    "sgd",
-    "lars",
-    "lamb",
-    "steepest",
-    "adam",
-    "adamw",
-    "rmsprop",
-    "nadam",
-    "radam",
-    "adagrad",
-    "torch:SGD",
-)
+    "sgd", "lars", "lamb", "steepest", "adam", "adamw", "rmsprop", "nadam", "radam", "adagrad", "torch:SGD",
+)  # fmt: skip
 TABLES = {
     "schedule": [("unit", "epochs"), ("base_batch", 20), ("warmup", 3.0), ("milestones", [4.0]), ("factor", 0.5), ("anneal", 0.9), ("cosine", 9.0)],
     "decompose": [("every", 2), ("samples", 16), ("split", False)],

@@ -37,17 +37,11 @@ from tests.conftest import Command
 def quadratic(**changes: Any) -> recipe.Recipe:
     """DPSGD on a ring of 6 with curvature 1: stable up to lr 1 + ω_min = 2/3, the mean up to 2."""
     values: dict[str, Any] = {
-        "name": "quadratic",
-        "learners": 6,
-        "batch": 60,
-        "lr": 0.3,
-        "steps": 400,
-        "dtype": "float64",
+        "name": "quadratic", "learners": 6, "batch": 60, "lr": 0.3, "steps": 400, "dtype": "float64",
         "algorithm": {"name": "dpsgd", "mixing": "ring(1)"},
         "model": {"name": "quadratic", "eigenvalues": [1.0, 0.5]},
-        "data": {"name": "quadratic", "dimension": 2, "gradient_std": 0.1},
-        "evaluate": {"every": 0},
-    }
+        "data": {"name": "quadratic", "dimension": 2, "gradient_std": 0.1}, "evaluate": {"every": 0},
+    }  # fmt: skip
     return recipe.from_values(values | changes)
 
 
