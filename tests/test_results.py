@@ -45,7 +45,7 @@ from landscape.results.shown import (
     text_of,
 )
 from tests.conftest import slow_but
-from tests.fuzz import samples
+from tests.harm import samples
 
 SHOWN = samples.results()
 RESULTS = {name: result for name, result in SHOWN.items() if isinstance(result, Result)}
