@@ -286,6 +286,17 @@ def test_graphs_that_are_kept_in_part_leave_no_chunk_out(kind: str) -> None:
         assert 0 < len(operator._graphs) < 7
 
 
+def test_a_start_with_little_of_the_top_eigenvector_does_not_end_at_the_second() -> None:
+    top = torch.tensor([8.904, 8.587, 7.572, 6.14, 5.36, 4.0, 3.0, 2.0, 1.5], dtype=torch.float64)
+    diagonal = torch.cat((torch.linspace(-0.07, 0.5, 2000, dtype=torch.float64), top))
+    for seed in range(8):
+        start = torch.randn(len(diagonal), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        start[2000] *= 0.03
+        found = find_eigenpairs(lambda v: diagonal * v, start, high=1, residual_tol=1e-2)
+        assert found.converged
+        assert float(found.values[0]) == pytest.approx(8.904, rel=1e-2)
+
+
 def test_the_grid_is_not_transposed_and_each_point_is_its_own_spectrum() -> None:
     problem = problems.mlp(widths=(3, 4, 2), samples=20)
     plane = landscape.random_plane(problem, seed=4)
