@@ -35,9 +35,9 @@ test-integrations: $(INTEGRATIONS)/ready  ## the callbacks, with the real Lightn
 battery-huggingface: $(INTEGRATIONS)/ready  ## GPT-2, BERT, ViT, Llama, T5, CLIP against dense references; nothing is downloaded
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(INTEGRATIONS)/bin/python -m pytest -m "" tests/battery/test_huggingface.py
 
-ordinary-uses: $(INTEGRATIONS)/ready  ## first uses as people write them, held against references; writes their page in docs/
+ordinary-uses: $(INTEGRATIONS)/ready  ## first uses as people write them, held against references; writes tests/ordinary/uses.md
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(INTEGRATIONS)/bin/python -m tests.ordinary > ordinary-uses.tmp
-	mv ordinary-uses.tmp docs/explanation/ordinary-uses.md
+	mv ordinary-uses.tmp tests/ordinary/uses.md
 
 truth: $(TRUTH)/peers  ## products of this and other packages against float64 references; writes their tables in docs/
 	OMP_NUM_THREADS=1 $(TRUTH)/bin/python -m benchmarks.truth
@@ -49,7 +49,7 @@ figures-smoke: $(READY)  ## the same with bundled data, to see that each can be 
 	OMP_NUM_THREADS=1 $(BIN)/landscape figures --all --scale smoke --jobs 2 -o build/figures --runs build/runs
 
 fuzz: $(READY)  ## 20,000 damaged and hostile files for every reader, half with forged checksums (half an hour)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.harm files
 
 docs: $(READY)  ## the documentation, into build/docs; a warning is an error
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -b html -E -W --keep-going -q docs build/docs
@@ -62,7 +62,7 @@ bench-smoke: $(READY)  ## every benchmark once, as small as it runs, so that non
 	LANDSCAPE_BENCH=smoke OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks
 
 chaos: $(READY)  ## 500 kills and signals at random moments over all commands (about half an hour; Linux)
-	$(BIN)/python -m tests.chaos
+	$(BIN)/python -m tests.harm commands
 
 lint: $(READY)  ## style, types and spelling
 	$(BIN)/ruff format --check landscape tests benchmarks docs

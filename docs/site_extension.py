@@ -121,6 +121,11 @@ def index_entries(app: Sphinx, page: str, content: list[str]) -> None:
     content[0] = INDEX.sub(directive, content[0])
 
 
+def outside(app: Sphinx, page: str, content: list[str]) -> None:
+    """Make links to Markdown files outside of docs/ links to the files; MyST would take them for pages."""
+    content[0] = re.sub(r"\]\((?=[./]+/tests/[\w/]+\.md\))", "](path:", content[0])
+
+
 PICTURE = re.compile(r"<!-- picture: ([\w/]+)/(\w+): (.+?) -->")
 
 
@@ -202,6 +207,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
         "config-inited", generate
     )  # before Sphinx lists the pages, from which autosummary makes others
     app.connect("source-read", index_entries)
+    app.connect("source-read", outside)
     app.connect("source-read", pictures)
     app.connect("source-read", cards)
     app.connect("build-finished", llms)

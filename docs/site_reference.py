@@ -285,12 +285,19 @@ def command_page(name: str) -> Iterator[str]:
     yield from ("```{eval-rst}", f".. minigallery:: {shown}", "```", "")
 
 
-def papers_page() -> Iterator[str]:
-    """The page of the papers' figures: the README of figures/, whose pictures and data lie there."""
+def figure_pages() -> dict[str, Iterator[str]]:
+    """The pages of the papers' figures, "papers" for README.md of figures/, where pictures and data stay."""
     folder = Path(__file__).parents[1] / "figures"
-    text = (folder / "README.md").read_text(encoding="utf-8").replace("[records](records)", "`records`")
-    text = re.sub(r"(?<=\]\()(?=[\w-]+\.(?:png|csv)\))", "../../../figures/", text)
-    yield text.replace('<img src="', '<img src="../../../figures/')
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md"))}
+    front = re.sub(r"(?<=\]\()(?=[\w-]+\.md\))", "papers/", texts.pop("README"))
+    front = front.replace('<img src="', '<img src="../../../figures/')
+    names = re.findall(r"\]\(papers/([\w-]+)\.md\)", front)
+    tree = ("```{toctree}", ":hidden:", "", *(f"{name} <papers/{name}>" for name in names), "```")
+    pages = {"papers": iter((front, *tree))}
+    for name, text in texts.items():
+        text = re.sub(r"(?<=\]\()(?=[\w-]+\.(?:png|csv)\))", "../../../../figures/", text)
+        pages[f"papers/{name}"] = iter((text.replace("](README.md)", "](../papers.md)"),))
+    return pages
 
 
 def commands_page() -> Iterator[str]:
@@ -427,16 +434,16 @@ def api_page() -> Iterator[str]:
 
 def write_pages(folder: Path) -> None:
     """Write all generated pages below ``folder``; a page that has not changed is not written again."""
-    (folder / "commands").mkdir(parents=True, exist_ok=True)
+    for inner in ("commands", "papers"):
+        (folder / inner).mkdir(parents=True, exist_ok=True)
     pages = {
         "api": api_page(),
         "recipes": recipe_page(),
         "formats": formats_page(),
         "history": history_page(),
         "messages": messages_page(),
-        "papers": papers_page(),
     }
-    pages |= {"commands": commands_page()}
+    pages |= {"commands": commands_page(), **figure_pages()}
     pages |= {f"commands/{name}": command_page(name) for name in registry.commands.names()}
     for name, lines in pages.items():
         path, text = folder / f"{name}.md", "\n".join(lines) + "\n"

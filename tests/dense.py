@@ -36,6 +36,15 @@ def dense(model: nn.Module, loss: Callable[[], Tensor]) -> tuple[float, Tensor, 
     )
 
 
+def same_ends(
+    problem: Problem, truth: Tensor, rel: float | None = 1e-5, abs: float | None = None, **options: Any
+) -> None:
+    """The ends of the spectrum of ``problem`` are those of the matrix ``truth``."""
+    values = torch.linalg.eigvalsh(truth)
+    ends = landscape.extreme_eigenvalues(problem, **{"residual_tol": 1e-6} | options)
+    assert (ends.min, ends.max) == pytest.approx((float(values[0]), float(values[-1])), rel=rel, abs=abs)
+
+
 def agrees(problem: Problem, model: nn.Module, loss: Callable[[], Tensor]) -> None:
     """Loss, first points of contour and line, gradient, eigenvalues and trace of ``problem`` are the dense ones."""
     value, gradient, hessian = dense(model, loss)
@@ -44,10 +53,7 @@ def agrees(problem: Problem, model: nn.Module, loss: Callable[[], Tensor]) -> No
     plane, to = landscape.random_plane(problem), torch.stack((problem.weights, problem.weights + 1))
     assert landscape.contour(problem, plane, grid=(1, 1)).loss[0, 0] == pytest.approx(value, rel=1e-9)
     assert landscape.line(problem, *to, points=2).loss[0] == pytest.approx(value, rel=1e-9)
-    ends = landscape.extreme_eigenvalues(problem, 1e-6)
-    values = torch.linalg.eigvalsh(hessian)
-    assert ends.max == pytest.approx(float(values[-1]), rel=1e-5, abs=1e-9)
-    assert ends.min == pytest.approx(float(values[0]), rel=1e-5, abs=1e-5 * float(values[-1]))
+    same_ends(problem, hessian, abs=1e-5 * float(torch.linalg.eigvalsh(hessian)[-1]))
 
 
 def remedied(error: InputError, model: nn.Module, loss: Any, data: Any) -> Problem:

@@ -27,7 +27,7 @@ PRODUCTS = (
     "tests/test_optimizer.py -k dense_matrix or diagonal",
 )
 FILLING = ("tests/test_adaptive.py",)
-FILES = "tests/test_files.py", "tests/test_fuzz.py"
+FILES = "tests/test_files.py", "tests/test_harm.py"
 #: Folder or file under landscape/ -> the tests that see its faults, and (file, what stands there, what does in the mutant).
 MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
     ("tests/test_stability.py",): [("limits/__init__.py", "omega**2 if", "omega if")],

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 
 def norm_net(inputs: int = 6, classes: int = 3, dropout: float = 0.0) -> nn.Sequential:
@@ -113,6 +114,24 @@ class Tied(nn.Module):
         x = self.second(self.first(x).tanh()) * self.scale
         out: Tensor = self.rare(x) if rare else x
         return out
+
+
+class Augmented(Dataset[tuple[Tensor, Tensor]]):
+    """Samples with noise that is drawn anew."""
+
+    def __init__(self, x: Tensor, y: Tensor, noise: float = 0.1) -> None:
+        self.x, self.y, self.noise = x, y, noise
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return self.x[i] + self.noise * torch.randn(5), self.y[i]
+
+
+def flat(model: nn.Module) -> Tensor:
+    """(P,): all parameters, in order."""
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def fsdp(model: nn.Module, ranks: int, mesh: Any = None) -> nn.Module:

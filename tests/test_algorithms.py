@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -169,12 +170,6 @@ def streamed(momentum: float = 0.0) -> Step:
 STREAMED = {"period": 5, "fragments": 3, "delay": 2, "own_share": 0.25}
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.6])
-def test_streaming_diloco_by_hand(momentum: float) -> None:
-    path = drive("streaming-diloco", STREAMED, G, 40, start(), momentum=momentum)
-    torch.testing.assert_close(path, by_hand(streamed(momentum), 40), rtol=1e-9, atol=1e-9)
-
-
 def radial_directional(moved: Tensor, counts: Tensor) -> Tensor:
     """The average of vectors (m, d): the mean of their lengths along the mean of their directions, φ(0) = 0."""
     norms = moved.norm(dim=1)
@@ -286,90 +281,6 @@ def drawn_delays(path: Trajectory, t: int) -> Tensor:
     return mixed_by("random-matching", t) @ path[-1] - LR * G(old)
 
 
-BY_HAND: dict[str, tuple[dict[str, Any], Step]] = {
-    "ssgd": ({"name": "ssgd"}, lambda path, t: mean(path[-1]) - LR * G(mean(path[-1]))),
-    "noise": ({"name": "ssgd*", "sigma": 0.01}, noisy),
-    "local": ({"name": "local-sgd", "period": 4, "start": 3}, post_local),
-    "nodes": ({"name": "local-sgd", "period": 6, "nodes": 2, "node_period": 2}, hierarchical),
-    "diloco": ({"name": "diloco", "period": 5}, torchs_nesterov_outside()),
-    "sparta": ({"name": "sparta", "share": 0.5}, sparse),
-    "merge": ({"name": "single-merge", "at": 9, "mixing": "ring(1)"}, merged),
-    "delay": ({"name": "async-sgd", "delay": 3}, delayed(3)),
-    "aware": ({"name": "async-sgd", "delay": 3, "staleness_aware": True}, delayed(3, aware=True)),
-    "shifted": ({"name": "async-sgd", "delay": 3, "shifted": 0.7}, shifted(3, 0.7)),
-    "drawn": ({"name": "async-sgd", "delay": 2, "schedule": "random"}, drawn_workers),
-    "pairs": (
-        {"name": "ad-psgd", "delay": 2},
-        lambda path, t: mixed_by("random-matching", t) @ path[-1] - LR * G(path[max(0, t - 3)]),
-    ),
-    "pairs, drawn": ({"name": "ad-psgd", "delay": 2, "schedule": "random"}, drawn_delays),
-}
-
-
-@pytest.mark.parametrize("name", BY_HAND)
-def test_steps_by_hand(name: str) -> None:
-    options, step = BY_HAND[name]
-    path = drive(options["name"], {k: v for k, v in options.items() if k != "name"}, G, 25, start())
-    torch.testing.assert_close(path, by_hand(step, 25))
-
-
-@pytest.mark.parametrize("mixing", ["full", "ring(1)", "random-matching", "lazy(0.4, ring(1))"])
-@pytest.mark.parametrize("order", ["awc", "atc"])
-@pytest.mark.parametrize(("momentum", "buffers"), [(0.0, "keep"), (0.9, "keep"), (0.9, "mix")])
-def test_decentralized_steps_by_hand(mixing: str, order: str, momentum: float, buffers: str) -> None:
-    v = torch.zeros(4, 3).double()
-
-    def step(path: Trajectory, t: int) -> Tensor:
-        nonlocal v
-        m, w = mixed_by(mixing, t), path[-1]
-        v = momentum * v + G(w)
-        new = m @ w - 0.02 * v if order == "awc" else m @ (w - 0.02 * v)
-        v = m @ v if buffers == "mix" else v
-        return new
-
-    options = {"mixing": mixing, "order": order, "buffers": buffers}
-    path = drive("dpsgd", options, G, 15, start(), 0.02, momentum)
-    torch.testing.assert_close(path, by_hand(step, 15))
-
-
-@pytest.mark.parametrize("mixing", ["none", "ring(1)"])
-@pytest.mark.parametrize("buffers", ["keep", "reset", "average"])
-def test_slowmo_by_hand(mixing: str, buffers: str) -> None:
-    a, beta, m = 0.8, 0.6, 0.5
-    matrix = mixed_by("ring(1)" if mixing != "none" else "nodes(4)", 1)
-    old, u, v = start()[0], torch.zeros(3).double(), torch.zeros(4, 3).double()
-
-    def lr(t: int) -> float:
-        return LR if t < 7 else LR / 3
-
-    def step(path: Trajectory, t: int) -> Tensor:
-        nonlocal old, u, v
-        v = m * v + G(path[-1])
-        w = matrix @ path[-1] - lr(t) * v
-        if t % 3:
-            return w
-        u = beta * u + (old - w.mean(0)) / lr(t)
-        old = old - a * lr(t) * u
-        v = {"keep": v, "reset": 0 * v, "average": mean(v)}[buffers]
-        return old.expand_as(w)
-
-    options = {"period": 3, "slow_lr": a, "slow_momentum": beta, "mixing": mixing, "buffers": buffers}
-    path = drive("slowmo", options, G, 15, start(), lr, m)
-    torch.testing.assert_close(path, by_hand(step, 15))
-
-
-def test_adaptive_consensus_by_hand() -> None:
-    def lr(t: int) -> float:
-        return LR * 0.9 ** (t - 1)
-
-    def step(path: Trajectory, t: int) -> Tensor:
-        gamma = (lr(t) / LR) ** 2 if t > 6 else 1.0
-        return (1 - gamma) * path[-1] + gamma * mixed_by("ring(1)", 1) @ path[-1] - lr(t) * G(path[-1])
-
-    path = drive("dsgd-ac", {"mixing": "ring(1)", "power": 2.0, "start": 6}, G, 20, start(), lr)
-    torch.testing.assert_close(path, by_hand(step, 20))
-
-
 def noloco(mixing: str, momentum: float) -> Step:
     """The outer step of the authors' program (jkolehm/noloco, sparse_optimizer_c.py), every third step."""
     phi, delta, v = start(), torch.zeros(4, 3).double(), torch.zeros(4, 3).double()
@@ -386,14 +297,6 @@ def noloco(mixing: str, momentum: float) -> Step:
         return phi
 
     return step
-
-
-@pytest.mark.parametrize("mixing", ["random-matching", "ring(1)", "base"])
-@pytest.mark.parametrize("momentum", [0.0, 0.8])
-def test_noloco_by_the_authors_program(mixing: str, momentum: float) -> None:
-    options = {"period": 3, "outer_lr": 0.8, "outer_momentum": 0.4, "mixing": mixing}
-    path = drive("noloco", options, G, 20, start(), momentum=momentum)
-    torch.testing.assert_close(path, by_hand(noloco(mixing, momentum), 20), rtol=1e-9, atol=1e-12)
 
 
 def lookahead(momentum: float) -> Step:
@@ -462,25 +365,23 @@ def test_rules_give_the_numbers_of_the_authors_programs(name: str) -> None:
     torch.testing.assert_close(w, expected, rtol=0, atol=1e-6)
 
 
-def sent_by_size(path: Trajectory, t: int, errors: list[Tensor]) -> Tensor:
+def sent_by_size() -> Step:
     """SparseLoCo's equations for one block of three numbers, of which two are sent, every third step."""
-    w = path[-1] - LR * G(path[-1])
-    if t % 3:
-        return w
-    error = 0.8 * errors[-1] + path[t - 3] - w
-    sent = error.clone()
-    for row in sent:
-        row[row.abs().argmin()] = 0
-    errors.append(error - sent)
-    return path[t - 3] - 0.7 * mean(sent)
+    error = torch.zeros(4, 3).double()
 
+    def step(path: Trajectory, t: int) -> Tensor:
+        nonlocal error
+        w = path[-1] - LR * G(path[-1])
+        if t % 3:
+            return w
+        error = 0.8 * error + path[t - 3] - w
+        sent = error.clone()
+        for row in sent:
+            row[row.abs().argmin()] = 0
+        error = error - sent
+        return path[t - 3] - 0.7 * mean(sent)
 
-def test_sparseloco_by_hand() -> None:
-    errors = [torch.zeros(4, 3).double()]
-    options = {"period": 3, "share": 0.7, "decay": 0.8, "outer_lr": 0.7}
-    path = drive("sparseloco", options, G, 30, start())
-    expected = by_hand(lambda path, t: sent_by_size(path, t, errors), 30)
-    torch.testing.assert_close(path, expected, rtol=1e-9, atol=1e-12)
+    return step
 
 
 #: Rule, options, learning rate, what is kept for later; the end of the authors' program for three learners in float32:
@@ -538,27 +439,50 @@ def test_rules_that_send_a_part_refuse_tensors_that_are_no_matrices(
         rule.start(torch.zeros(2, 36))
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.8])
-@pytest.mark.parametrize(("name", "options", "step"), [
-    ("snoo", {"period": 3, "outer_lr": 0.8, "outer_momentum": 0.6}, lookahead),
-    ("gpa", {"mu_x": 0.9, "mu_y": 0.7}, averaged),
-])  # fmt: skip
-def test_single_workers_by_hand(
-    name: str, options: dict[str, Any], step: Callable[[float], Step], momentum: float
-) -> None:
-    path = drive(name, options, G, 20, start(), momentum=momentum)
-    torch.testing.assert_close(path, by_hand(step(momentum), 20), rtol=1e-9, atol=1e-12)
-
-
 def falling(t: int) -> float:
     return 0.05 * 0.95 ** (t - 1)
 
 
-@pytest.mark.parametrize(
-    ("mixing", "momentum"), [("ring(1)", 0.0), ("ring(1)", 0.8), ("random-matching", 0.0), ("full", 0.8)]
-)
-@pytest.mark.parametrize("order", ["awc", "atc"])
-def test_gradient_tracking_by_hand(mixing: str, momentum: float, order: str) -> None:
+def decentralized(mixing: str, order: str, buffers: str, momentum: float) -> Step:
+    v = torch.zeros(4, 3).double()
+
+    def step(path: Trajectory, t: int) -> Tensor:
+        nonlocal v
+        m, w = mixed_by(mixing, t), path[-1]
+        v = momentum * v + G(w)
+        new = m @ w - falling(t) * v if order == "awc" else m @ (w - falling(t) * v)
+        v = m @ v if buffers == "mix" else v
+        return new
+
+    return step
+
+
+def slow(mixing: str, buffers: str) -> Step:
+    """SlowMo with α = 0.8, β = 0.6, and momentum 0.5."""
+    matrix = mixed_by("ring(1)" if mixing != "none" else "nodes(4)", 1)
+    old, u, v = start()[0], torch.zeros(3).double(), torch.zeros(4, 3).double()
+
+    def step(path: Trajectory, t: int) -> Tensor:
+        nonlocal old, u, v
+        v = 0.5 * v + G(path[-1])
+        w = matrix @ path[-1] - falling(t) * v
+        if t % 3:
+            return w
+        u = 0.6 * u + (old - w.mean(0)) / falling(t)
+        old = old - 0.8 * falling(t) * u
+        v = {"keep": v, "reset": 0 * v, "average": mean(v)}[buffers]
+        return old.expand_as(w)
+
+    return step
+
+
+def consensus(path: Trajectory, t: int) -> Tensor:
+    """DSGD-AC with power 2 from step 7 on."""
+    gamma = (falling(t) / falling(1)) ** 2 if t > 6 else 1.0
+    return (1 - gamma) * path[-1] + gamma * mixed_by("ring(1)", 1) @ path[-1] - falling(t) * G(path[-1])
+
+
+def tracked(mixing: str, order: str, momentum: float) -> Step:
     """GT-DSGDm: the gradient is tracked, and the momentum is that of the tracked gradient."""
     s, last, v = torch.zeros(3, 4, 3).double()
 
@@ -569,12 +493,11 @@ def test_gradient_tracking_by_hand(mixing: str, momentum: float, order: str) -> 
         last, v = G(w), momentum * v + s
         return m @ w - falling(t) * v if order == "awc" else m @ (w - falling(t) * v)
 
-    path = drive("gradient-tracking", {"mixing": mixing, "order": order}, G, 25, start(), falling, momentum)
-    torch.testing.assert_close(path, by_hand(step, 25), rtol=1e-9, atol=1e-12)
+    return step
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.8])
-def test_d2_by_algorithm_1(momentum: float) -> None:
+def corrected(momentum: float) -> Step:
+    """D², algorithm 1."""
     m, v, moved = mixed_by("lazy(0.9, ring(1))", 1), torch.zeros(4, 3).double(), torch.zeros(4, 3).double()
 
     def step(path: Trajectory, t: int) -> Tensor:
@@ -583,8 +506,51 @@ def test_d2_by_algorithm_1(momentum: float) -> None:
         before, moved = moved, falling(t) * v
         return m @ (2 * path[-1] - path[-2] - moved + before if t > 1 else path[-1] - moved)
 
-    path = drive("d2", {"mixing": "lazy(0.9, ring(1))"}, G, 25, start(), falling, momentum)
-    torch.testing.assert_close(path, by_hand(step, 25), rtol=1e-9, atol=1e-12)
+    return step
+
+
+RING, TAIL = {"mixing": "ring(1)"}, {"outer_lr": 0.8, "outer_momentum": 0.6}
+#: Rule, options, what makes a step, and what :func:`drive` needs beside them.
+BY_HAND: list[tuple[str, dict[str, Any], Callable[[], Step], dict[str, Any]]] = [
+    ("ssgd", {}, lambda: lambda path, t: mean(path[-1]) - LR * G(mean(path[-1])), {}),
+    ("ssgd*", {"sigma": 0.01}, lambda: noisy, {}),
+    ("local-sgd", {"period": 4, "start": 3}, lambda: post_local, {}),
+    ("local-sgd", {"period": 6, "nodes": 2, "node_period": 2}, lambda: hierarchical, {}),
+    ("diloco", {"period": 5}, torchs_nesterov_outside, {}),
+    ("sparta", {"share": 0.5}, lambda: sparse, {}),
+    ("single-merge", {"at": 9} | RING, lambda: merged, {}),
+    ("async-sgd", {"delay": 3}, lambda: delayed(3), {}),
+    ("async-sgd", {"delay": 3, "staleness_aware": True}, lambda: delayed(3, aware=True), {}),
+    ("async-sgd", {"delay": 3, "shifted": 0.7}, lambda: shifted(3, 0.7), {}),
+    ("async-sgd", {"delay": 2, "schedule": "random"}, lambda: drawn_workers, {}),
+    ("ad-psgd", {"delay": 2},
+     lambda: lambda path, t: mixed_by("random-matching", t) @ path[-1] - LR * G(path[max(0, t - 3)]), {}),
+    ("ad-psgd", {"delay": 2, "schedule": "random"}, lambda: drawn_delays, {}),
+    ("sparseloco", {"period": 3, "share": 0.7, "decay": 0.8, "outer_lr": 0.7}, sent_by_size, {}),
+    ("dsgd-ac", RING | {"power": 2.0, "start": 6}, lambda: consensus, {"lr": falling}),
+    *(("dpsgd", {"mixing": mixing, "order": order, "buffers": buffers},
+       functools.partial(decentralized, mixing, order, buffers, m), {"lr": falling, "momentum": m})
+      for mixing in ("full", "ring(1)", "random-matching", "lazy(0.4, ring(1))") for order in ("awc", "atc")
+      for m, buffers in ((0.0, "keep"), (0.9, "keep"), (0.9, "mix"))),
+    *(("slowmo", {"period": 3, "slow_lr": 0.8, "slow_momentum": 0.6, "mixing": mixing, "buffers": buffers},
+       functools.partial(slow, mixing, buffers), {"lr": falling, "momentum": 0.5})
+      for mixing in ("none", "ring(1)") for buffers in ("keep", "reset", "average")),
+    *(("gradient-tracking", {"mixing": mixing, "order": order}, functools.partial(tracked, mixing, order, m),
+       {"lr": falling, "momentum": m})
+      for mixing, m in (("ring(1)", 0.0), ("ring(1)", 0.8), ("random-matching", 0.0), ("full", 0.8)) for order in ("awc", "atc")),
+    *(("noloco", {"period": 3, "outer_lr": 0.8, "outer_momentum": 0.4, "mixing": mixing}, functools.partial(noloco, mixing, m),
+       {"momentum": m}) for mixing in ("random-matching", "ring(1)", "base") for m in (0.0, 0.8)),
+    *((name, options, functools.partial(step, m), {"lr": lr, "momentum": m}) for m in (0.0, 0.8) for name, options, step, lr in (
+        ("streaming-diloco", STREAMED, streamed, LR), ("snoo", {"period": 3} | TAIL, lookahead, LR),
+        ("gpa", {"mu_x": 0.9, "mu_y": 0.7}, averaged, LR), ("d2", {"mixing": "lazy(0.9, ring(1))"}, corrected, falling))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(BY_HAND)), ids=lambda i: " ".join(map(str, BY_HAND[i][:2])))
+def test_steps_by_hand(number: int) -> None:
+    name, options, make, more = BY_HAND[number]
+    path = drive(name, options, G, 40, start(), **more)
+    torch.testing.assert_close(path, by_hand(make(), 40), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -10,19 +10,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LIMITS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["landscape"]["size"]
-#: Pages that a program writes.
-WRITTEN = ("docs/results.md", "docs/explanation/ordinary-uses.md")
 
 
 def files(folder: str, pattern: str) -> list[Path]:
     """The files below ``folder`` that are kept by hand."""
     left_out = {ROOT / "docs" / "reference" / "generated", ROOT / "docs" / "gallery"}
-    every = sorted((ROOT / folder).rglob(pattern))
-    return [
-        path
-        for path in every
-        if not left_out & {*path.parents} and str(path.relative_to(ROOT)) not in WRITTEN
-    ]
+    return [path for path in sorted((ROOT / folder).rglob(pattern)) if not left_out & {*path.parents}]
 
 
 def code_lines(source: str) -> int:
@@ -42,15 +35,18 @@ def length(folder: str) -> int:
     return sum(len(path.read_text("utf-8").splitlines()) for path in files(folder, "*.py"))
 
 
+def words(paths: list[Path]) -> int:
+    return sum(len(path.read_text("utf-8").split()) for path in paths)
+
+
 SIZES = {
     "code": lambda: sum(code_lines(path.read_text("utf-8")) for path in files("landscape", "*.py")),
     "modules": lambda: len(files("landscape", "*.py")),
     "tests": lambda: length("tests"),
     "benchmarks": lambda: length("benchmarks"),
-    "words": lambda: sum(
-        len(path.read_text("utf-8").split())
-        for path in [*files("docs", "*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-    ),
+    "words": lambda: words([*files("docs", "*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]),
+    "words_of_figures": lambda: words([ROOT / "figures" / "README.md"]),
+    "words_of_changes": lambda: words([ROOT / "CHANGELOG.md"]),
 }
 
 

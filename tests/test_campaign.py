@@ -21,7 +21,7 @@ import landscape
 from landscape.core import registry
 from landscape.core.errors import LandscapeError, OperationError
 from landscape.core.registry import version_of
-from landscape.paper import figure, gallery
+from landscape.paper import figure, pages
 from landscape.paper.context import Cell, Context, OutOfTimeError, WeightsNeededError, identity
 from landscape.paper.figure import Drawing, Figure
 from landscape.paper.record import FEW, POINTS, Record, Store
@@ -147,7 +147,7 @@ def test_analyses_are_kept_with_the_records_and_weights_made_again_where_they_ar
         return Drawing({}, pd.DataFrame({"fall": loss[0] - loss, "rise": surface.loss[0, 0]}), [])
 
     def csv(context: Context) -> bytes:
-        gallery.draw(entry, context, tmp_path / "g")
+        pages.draw(entry, context, tmp_path / "g")
         return (tmp_path / "g" / "x.csv").read_bytes()
 
     entry = _entry(weights=True, draw=draw)
@@ -284,7 +284,7 @@ def test_a_figure_is_drawn_from_part_of_its_runs_only_if_it_can_be(tmp_path: Pat
     context = Context(tmp_path, cells=cells)
     context.train([small()])
     with pytest.raises(OutOfTimeError):
-        gallery.draw(_entry(), context, tmp_path)
+        pages.draw(_entry(), context, tmp_path)
     assert [run.end.seed for run in context.ended(what="a")] == [0]
     assert context.ended(what="b") == []
     assert context.table(lambda run: {"of": run.end.algorithm}).to_dict("records") == [

@@ -27,6 +27,7 @@ from landscape.results.comparison import cell, footnotes, summary, verdict
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from tests import problems
+from tests.battery.case import module
 from tests.conftest import Command
 from tests.examples import comparison
 from tests.test_cli import one_line
@@ -159,16 +160,12 @@ def test_widths_of_an_ellipse_and_of_a_cliff() -> None:
     # {½(x² + 4y²) < 1} has the area π: the half axes √2 and √½.
     np.testing.assert_allclose(basin_widths(problem, 1.0, 3), 2.0, rtol=2e-3)
 
-    class Cliff(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    @module(w=torch.nn.Parameter(torch.zeros(2, dtype=torch.float64)))
+    def cliff(m: Any, x: torch.Tensor) -> torch.Tensor:
+        high = m.w.square().sum()
+        return x + high + torch.where(high > 0.09, torch.inf, 0.0)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            high = self.w.square().sum()
-            return x + high + torch.where(high > 0.09, torch.inf, 0.0)
-
-    wall = Problem(Cliff(), mean_output, (torch.zeros(3).double(), torch.zeros(3)), check="off")
+    wall = Problem(cliff, mean_output, (torch.zeros(3).double(), torch.zeros(3)), check="off")
     np.testing.assert_allclose(basin_widths(wall, 0.2, 2), 0.6, rtol=2e-3)
     np.testing.assert_allclose(basin_widths(wall, 0.01, 2), 0.2, rtol=2e-3)
     with pytest.raises(OperationError, match="rise: 1e-17 is hidden by the rounding"):

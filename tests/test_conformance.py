@@ -18,7 +18,7 @@ from landscape.core import registry
 from landscape.core.devices import accelerator
 from landscape.testing import CHECKS, Truth
 from tests import problems
-from tests.fuzz.samples import results
+from tests.harm.samples import results
 from tests.test_batch_sharpness import along_gradient
 from tests.test_batch_sharpness import noisy as noisy_curvature
 from tests.test_learning_coefficient import coefficient_of_a_quadratic, regression

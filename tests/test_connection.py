@@ -18,6 +18,8 @@ from landscape.analysis.connection import shares
 from landscape.gradients.minibatches import Minibatches, stream
 from landscape.problem.alignment import Symmetry, _activations, aligned, change, matched, permuted
 from tests import problems
+from tests.battery.case import net as network
+from tests.battery.case import parameter
 from tests.conftest import slow_but
 
 
@@ -165,19 +167,9 @@ def test_units_are_matched_by_the_correlations_of_activations() -> None:
     assert torch.equal(found, symmetry.flat(blocks | group.permute(blocks, index)))
 
 
-class LowRank(nn.Module):
-    """A matrix of two factors, whose product is taken before it meets the data."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(4, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ (self.a @ self.b).T
-
-
 def test_units_without_activations_keep_their_places_and_are_named() -> None:
-    problem = on(LowRank(), 3)
+    """Of a matrix of two factors, whose product is taken before it meets the data."""
+    problem = on(network(lambda m, x: x @ (m.a @ m.b).T, a=parameter(3, 4), b=parameter(4, 3)), 3)
     assert [group.size for group in Symmetry.of(problem).groups] == [4]
     b = permuted(Symmetry.of(problem), problem.weights, 0)
     found = landscape.connect(problem, problem.weights, b, align="activations", points=3, steps=0)
@@ -186,19 +178,11 @@ def test_units_without_activations_keep_their_places_and_are_named() -> None:
     assert landscape.connect(problem, problem.weights, b, points=3, steps=0).aligned_distance == 0
 
 
-class Fickle(nn.Module):
-    """Has one operation more where its weights are large."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.f, self.g = nn.Linear(3, 4), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.g((self.f(x) * 1 if self.g.bias.norm() > 9 else self.f(x)).tanh())
-
-
 def test_activations_of_other_operations_are_refused() -> None:
-    problem = Problem(Fickle(), F.cross_entropy, (torch.randn(9, 3), torch.randint(3, (9,))))
+    """The network has one more where its weights are large."""
+    forward = lambda m, x: m.g((m.f(x) * 1 if m.g.bias.norm() > 9 else m.f(x)).tanh())  # noqa: E731
+    fickle = network(forward, f=nn.Linear(3, 4), g=nn.Linear(4, 3))
+    problem = Problem(fickle, F.cross_entropy, (torch.randn(9, 3), torch.randint(3, (9,))))
     a, b = problem.weights, problem.weights + 9
     landscape.connect(problem, a, b, points=3, steps=0)
     with pytest.raises(InputError, match="align: 'activations' is not allowed .* 'weights' is"):
@@ -225,15 +209,13 @@ def test_no_permutation_of_one_group_is_better(widths: tuple[int, ...]) -> None:
             assert a @ other <= best + 1e-12
 
 
-class Unseen(nn.Module):
-    """Reverses its inputs where no operation of PyTorch is seen."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.from_numpy(x.detach().numpy()[:, ::-1].copy())
+def unseen(x: Tensor) -> Tensor:
+    """``x`` reversed, where no operation of PyTorch is seen."""
+    return torch.from_numpy(x.detach().numpy()[:, ::-1].copy())
 
 
 @pytest.mark.parametrize(("layer", "inputs", "sizes", "fixed"), [
-    (Unseen(), 5, [4], {"0.weight": "its permutation changes the outputs", "4.weight": "a constant"}),
+    (Part(nn.Identity(), unseen), 5, [4], {"0.weight": "its permutation changes the outputs", "4.weight": "a constant"}),
     (Part(nn.Linear(5, 12), pairs_of), 6, [5, 5, 3, 4], {}),
     (Part(nn.Identity(), lambda h: h.unfold(1, 3, 1).flatten(1)), 9, [5, 4], {"2.weight": "operation unfold"}),
     (Part(nn.Identity(), lambda h: h[:, 1:4]), 3, [5, 4], {"2.weight": "taken apart"}),

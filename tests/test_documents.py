@@ -266,7 +266,7 @@ def lost(page: Path) -> list[str]:
     """The links of a page that have no text or lead to no file."""
     text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
     elsewhere = ["https?:", "mailto:", "#", ".*generated/"]
-    if not (ROOT / "figures").exists():  # the sdist is without the gallery
+    if not (ROOT / "figures").exists():  # the sdist is without the figures
         elsewhere.append(r".*figures/[\w.-]+\.(png|gif|md)$")
     found = []
     for shown, target in LINK.findall(text):
@@ -278,7 +278,7 @@ def lost(page: Path) -> list[str]:
 
 def test_links_have_a_text_and_lead_to_a_file(tmp_path: Path) -> None:
     """Sphinx finds links within docs/, and would give them a text; readers of the repository see the pages too."""
-    pages = [*PAGES, ROOT / "SECURITY.md", ROOT / "CHANGELOG.md"]
+    pages = [*PAGES, ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "figures").glob("*.md"))]
     assert {_id(page): links for page in pages if (links := lost(page))} == {}
     (tmp_path / "page.md").write_text(
         "[](page.md), [there](page.md#here), [gone](none.md), `[code](none.md)`"
@@ -342,7 +342,7 @@ SCRIPTS = ROOT / "examples" / "gallery"
 #: Pages and commands about what has no picture: settings, installation, refusals, lists of data sets and files.
 WITHOUT_PICTURE = {
     "how-to/data", "how-to/devices", "how-to/memory", "how-to/plugins", "how-to/resume", "how-to/sharded",
-    "how-to/weights", "explanation/checks", "explanation/ordinary-uses",
+    "how-to/weights", "explanation/checks",
     "doctor", "fetch", "figures", "import", "info", "recipes",
 }  # fmt: skip
 

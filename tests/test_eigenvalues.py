@@ -218,34 +218,29 @@ def test_points_in_step_are_the_points_one_by_one(single: Problem, monkeypatch: 
 
 def test_a_hessian_grid_is_gone_on_with_and_refined(single: Problem) -> None:
     plane = landscape.random_plane(single, seed=3)
-    saved: list[landscape.HessianGrid] = []
     coarse = landscape.hessian_grid(single, plane, grid=(3, 2))
-    assert (
-        landscape.hessian_grid(single, plane, grid=(3, 2), execution=landscape.Execution(previous=coarse))
-        is coarse
-    )
+
+    def gone_on(previous: landscape.HessianGrid, plane: Any = plane, **options: Any) -> landscape.HessianGrid:
+        execution = landscape.Execution(previous=previous, save=lambda g: None)
+        return landscape.hessian_grid(single, plane, execution=execution, **options)
+
+    assert gone_on(coarse, grid=(3, 2)) is coarse
     done = np.array([[True, False, True], [False, True, True]])
     marked = dataclasses.replace(coarse, done=done, lambda_max=np.where(done, -7.0, np.nan))
-    rest = landscape.hessian_grid(
-        single, plane, grid=(3, 2), execution=landscape.Execution(previous=marked, save=saved.append)
-    )
+    rest = gone_on(marked, grid=(3, 2))
     assert rest.done.all()
     np.testing.assert_array_equal(rest.lambda_max == -7.0, done)  # those were not computed again
     np.testing.assert_allclose(rest.lambda_max[~done], coarse.lambda_max[~done], rtol=0.02)
-    fine = landscape.hessian_grid(single, plane, grid=(5, 3), execution=landscape.Execution(previous=marked))
+    fine = gone_on(marked, grid=(5, 3))
     np.testing.assert_array_equal(fine.lambda_max[::2, ::2] == -7.0, done)
     assert (fine.lambda_max == -7.0).sum() == 4
     cut = landscape.hessian_grid(single, plane, grid=(3, 2), max_products=4)
     assert not cut.converged.any()
-    again = landscape.hessian_grid(single, plane, grid=(3, 2), execution=landscape.Execution(previous=cut))
-    np.testing.assert_array_equal(again.lambda_max, coarse.lambda_max)
+    np.testing.assert_array_equal(gone_on(cut, grid=(3, 2)).lambda_max, coarse.lambda_max)
     with pytest.raises(InputError, match="its seed is 3 and not 4"):
-        landscape.hessian_grid(
-            single, landscape.random_plane(single, seed=4), execution=landscape.Execution(previous=coarse)
-        )
-    other = dataclasses.replace(plane, center=plane.center + 1)
+        gone_on(coarse, landscape.random_plane(single, seed=4))
     with pytest.raises(InputError, match="its plane_sha256 is"):
-        landscape.hessian_grid(single, other, execution=landscape.Execution(previous=coarse))
+        gone_on(coarse, dataclasses.replace(plane, center=plane.center + 1))
 
 
 @pytest.mark.parametrize("done", [0, 3])
@@ -318,8 +313,10 @@ def test_the_grid_is_not_transposed_and_each_point_is_its_own_spectrum() -> None
     assert bool((g.products > 2).all())
 
 
-def test_a_hessian_that_is_not_finite_is_nan_and_not_converged() -> None:
-    problem = problems.ALL["mlp relu"]()
+@pytest.mark.parametrize("name", ["mlp relu", "conv"])
+def test_a_hessian_that_is_not_finite_is_nan_and_not_converged(name: str) -> None:
+    """Of the convolution the gradient there is finite, and no product is."""
+    problem = problems.ALL[name]()
     plane = landscape.random_plane(problem)
     huge = landscape.Plane(plane.center, plane.directions * 1e200, "random", "none", 0)
     g = landscape.hessian_grid(problem, huge, grid=(3, 1), span=1.0)
@@ -329,19 +326,10 @@ def test_a_hessian_that_is_not_finite_is_nan_and_not_converged() -> None:
     assert g.converged.tolist() == [[False, True, False]]
     assert g.products[0, 0] <= 2  # it does not go on
     assert "2 without: loss, gradient or products are NaN or infinite" in g.summary()
-    there = problems.at(problem, problem.weights + huge.directions[0])
-    with pytest.raises(OperationError, match="the loss there is nan"):
-        landscape.spectrum(there, 1, quantities=["trace", "density"])
-
-
-def test_a_point_with_a_gradient_and_no_product_is_nan_and_said_to_be() -> None:
-    problem = problems.ALL["conv"]()
-    plane = landscape.random_plane(problem)
-    huge = landscape.Plane(plane.center, plane.directions * 1e200, "random", "none", 0)
-    g = landscape.hessian_grid(problem, huge, grid=(3, 1), span=1.0)
-    assert np.isnan(g.lambda_max).tolist() == [[True, False, True]]
-    assert g.converged.tolist() == [[False, True, False]]
-    assert "2 without: loss, gradient or products are NaN or infinite" in g.summary()
+    if name == "mlp relu":
+        there = problems.at(problem, problem.weights + huge.directions[0])
+        with pytest.raises(OperationError, match="the loss there is nan"):
+            landscape.spectrum(there, 1, quantities=["trace", "density"])
 
 
 # No eigenvalue is missed in silence: spectra that are hard for Krylov spaces.

@@ -20,17 +20,11 @@ LR, DIMENSION = 0.2, 200
 def quadratic(lr: float = LR, steps: int = 60, **more: object) -> Checkpoint:
     """SGD on ½‖w‖² with gradient noise of variance 1/nB, after it has become stationary."""
     values: dict[str, object] = {
-        "name": "quadratic",
-        "learners": 1,
-        "batch": 4,
-        "lr": lr,
-        "steps": steps,
-        "dtype": "float64",
+        "name": "quadratic", "learners": 1, "batch": 4, "lr": lr, "steps": steps, "dtype": "float64",
         "algorithm": {"name": "ssgd"},
         "model": {"name": "quadratic", "eigenvalues": [1.0] * DIMENSION, "rotate": False},
-        "data": {"name": "quadratic", "dimension": DIMENSION, "gradient_std": 1.0},
-        "decompose": {"every": 0},
-    }
+        "data": {"name": "quadratic", "dimension": DIMENSION, "gradient_std": 1.0}, "decompose": {"every": 0},
+    }  # fmt: skip
     return Trainer(recipe.from_values(values | more)).run()
 
 

@@ -129,7 +129,7 @@ ELSEWHERE = {
     "demo": None,  # a program that calls the functions, and says what they find
     "doctor": None,  # about an installation
     "fetch": None,  # data.load says what is missing, and no function of the package downloads by itself
-    "figures": None,  # about the papers: the gallery, its scales and its records
+    "figures": None,  # about the papers: their figures, scales and records
 }
 
 

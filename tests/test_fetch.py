@@ -23,6 +23,7 @@ from landscape.data import download
 from landscape.data.download import File
 from landscape.data.images import BINARY, FILES, PIXELS
 from tests.conftest import Command
+from tests.harm.samples import idx
 from tests.test_cli import one_line
 
 Answers = dict[str, bytes | Callable[[http.server.BaseHTTPRequestHandler], None]]
@@ -56,11 +57,6 @@ def server() -> Iterator[tuple[str, Answers, list[str]]]:
         httpd.shutdown()
 
 
-def idx(array: np.ndarray) -> bytes:
-    sizes = np.array(array.shape, ">u4").tobytes()
-    return b"\x00\x00\x08" + bytes([array.ndim]) + sizes + array.astype(np.uint8).tobytes()
-
-
 def sha(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
 
@@ -81,7 +77,9 @@ def mnist(server: tuple[str, Answers, list[str]], source: Callable[..., None]) -
     url, answers, _ = server
     generator = np.random.default_rng(0)
     shapes = ((6, 4, 4), (6,), (3, 4, 4), (3,))
-    contents = {name: idx(generator.integers(0, 10, s)) for name, s in zip(FILES, shapes, strict=True)}
+    contents = {
+        name: idx(generator.integers(0, 10, s, dtype=np.uint8)) for name, s in zip(FILES, shapes, strict=True)
+    }
     packed = {name: gzip.compress(raw) for name, raw in contents.items()}
     files = tuple(File(f"{n}.gz", sha(packed[n]), hashlib.md5(contents[n]).hexdigest()) for n in FILES)
     answers.update({f"/mnist/{name}.gz": raw for name, raw in packed.items()})

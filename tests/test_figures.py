@@ -21,7 +21,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.history import UNITS
 from landscape.core import registry
 from landscape.core.errors import OperationError
-from landscape.paper import figure, gallery, run_times
+from landscape.paper import figure, pages, run_times
 from landscape.paper.context import SCALES, Cell, Context, Ended, Point, Scale, identity
 from landscape.paper.figure import Compared, Drawing
 from landscape.paper.figures import communication, edge, landscapes, noise
@@ -168,8 +168,9 @@ def test_a_figure_without_runs_is_made_with_data_and_a_page(tmp_path: Path, comm
     options = ("delay-boundary", "-o", tmp_path, "--runs", tmp_path / "runs")
     code, out, _ = command("figures", *options, "--scale", "smoke")
     assert (code, "its numbers say nothing about the claim" in out) == (0, True)
-    page, kept = tmp_path / "README.md", tmp_path / "delay-boundary.json"
-    assert "| smoke: from the characteristic polynomial; nothing is trained | **–** |" in page.read_text()
+    page, own, kept = (tmp_path / f for f in ("README.md", "delay-boundary.md", "delay-boundary.json"))
+    assert "| **Smoke.** |" in page.read_text()
+    assert "Scale smoke: from the characteristic polynomial; nothing is trained." in own.read_text()
     assert json.loads(kept.read_text())["outcome"] == ""
     code, out, err = command("figures", *options)
     assert code == 0, err
@@ -182,11 +183,11 @@ def test_a_figure_without_runs_is_made_with_data_and_a_page(tmp_path: Path, comm
     assert entry["outcome"] == "holds"
     # DESIGN's table of limits, to four digits.
     assert all(e["ours"] == e["paper"] for e in entry["compared"])
-    assert "![" in page.read_text()
-    assert "landscape figures delay-boundary --scale laptop" in page.read_text()
+    assert "![" in own.read_text()
+    assert "landscape figures delay-boundary --scale laptop" in own.read_text()
     kept.write_text("{")
     with pytest.raises(OperationError, match=r"delay-boundary\.json: damaged"):
-        gallery.page(tmp_path)
+        pages.page(tmp_path)
 
 
 @pytest.mark.parametrize("width", [5.6, pytest.param(11.7, marks=pytest.mark.slow)])
@@ -388,7 +389,7 @@ def test_a_picture_that_is_made_smaller_keeps_its_colors(tmp_path: Path) -> None
     pixels = np.stack([255 * x * y, 255 * x, 255 * (1 - y)], -1).astype(np.uint8)
     pixels[:40, 0], pixels[:, 100:102] = (213, 94, 0), (230, 159, 0)
     Image.fromarray(pixels).save(tmp_path / "a.png")
-    gallery._shrink(tmp_path / "a.png")
+    pages._shrink(tmp_path / "a.png")
     kept = np.asarray(Image.open(tmp_path / "a.png").convert("RGB")).astype(int)
     assert np.abs(kept - pixels).max() < 24
 
@@ -401,14 +402,14 @@ def test_a_contour_that_is_made_smaller_keeps_its_pale_middle(tmp_path: Path) ->
     )
     pixels[::10, ::10] = np.random.default_rng(0).integers(0, 255, (30, 30, 3))
     Image.fromarray(pixels).save(tmp_path / "a.png")
-    gallery._shrink(tmp_path / "a.png")
+    pages._shrink(tmp_path / "a.png")
     kept = np.asarray(Image.open(tmp_path / "a.png").convert("RGB")).astype(int)
     assert np.abs(kept - pixels)[100:200, 100:200].mean() < 6  # 8.0 without means
 
 
-def test_words_of_the_gallery() -> None:
+def test_a_duration_is_said_in_two_units_at_most() -> None:
     words = {0.4: "0 s", 42: "42 s", 99.4: "99 s", 150: "2 min", 15_000: "4 h 10 min", 7_199: "2 h 0 min"}
-    assert {seconds: gallery.duration(seconds) for seconds in words} == words
+    assert {seconds: pages.duration(seconds) for seconds in words} == words
 
 
 def test_numbers_are_compared_by_setting_in_the_order_of_the_rows() -> None:

@@ -43,8 +43,8 @@ from landscape.training.run import launch
 from landscape.training.topology import read_matrix
 from tests import problems
 from tests.conftest import Command
-from tests.fuzz import samples
-from tests.fuzz.mutations import sealed, unsealed
+from tests.harm import samples
+from tests.harm.mutations import HOSTILE, ODD_TENSORS, sealed, unsealed
 from tests.test_cli import one_line
 
 Change = Callable[[h5py.File], Any]
@@ -77,44 +77,13 @@ def attribute(name: str, value: Any) -> Change:
     return lambda file: file.attrs.__setitem__(name, value)
 
 
-def virtual(source: str) -> Change:
-    layout = h5py.VirtualLayout(shape=(4, 83), dtype="f4")
-    layout[:] = h5py.VirtualSource(source, "weights", shape=(4, 83))
-    return lambda file: file.create_virtual_dataset(W, layout)
-
-
-def unknown_filter(file: h5py.File) -> None:
-    made = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    made.set_chunk((4, 83))
-    made.set_filter(299, h5py.h5z.FLAG_OPTIONAL, (1,))
-    h5py.h5d.create(file.id, b"weights", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((4, 83)), made)
-
-
-W = "weights"
-HOSTILE: dict[str, tuple[Change, str]] = {
-    "virtual": (virtual("other.h5"), "virtual"),
-    "virtual on itself": (virtual("."), "virtual"),
-    "external storage": (
-        lambda f: f.create_dataset(W, (4, 83), "f4", external=[("secret", 0, h5py.h5f.UNLIMITED)]), "another file"),
-    "external link": (lambda f: f.__setitem__(W, h5py.ExternalLink("other.h5", "/weights")), "another file"),
-    "soft link": (lambda f: f.__setitem__(W, h5py.SoftLink("/rule/x")), "soft link"),
-    "references": (lambda f: f.create_dataset(W, data=np.array([f.ref] * 4, dtype=h5py.ref_dtype)), "must hold numbers"),
-    "filter": (unknown_filter, "filter 299"),
-    "missing chunks": (lambda f: f.create_dataset(W, (4, 83), "f4", chunks=(1, 83)), "more than the file holds"),
-    "10^12 elements": (lambda f: f.create_dataset(W, (10**6, 10**6), "f4"), "are there"),
-    "2^40 in chunks": (lambda f: f.create_dataset(W, (1 << 40, 1), "f4", chunks=(1 << 16, 1)), "more than the file"),
-    "deep": (lambda f: f.create_group(W + "/a" * 9), "8 deep"),
-    "circle": (lambda f: f.__setitem__(W, f["/"]), "in a circle"),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("name", HOSTILE)
 def test_nothing_but_the_data_in_a_file_is_read(name: str, sound: Path, tmp_path: Path) -> None:
-    change, words = HOSTILE[name]
-    (tmp_path / "secret").write_bytes(b"secret" * 999)
-    shutil.copy(sound / "checkpoint.h5", tmp_path / "other.h5")
+    make, words = HOSTILE[name]
+    shutil.copy(sound / "checkpoint.h5", tmp_path / "secret.bin")
     for seal in (False, True):
-        path = changed(sound / "checkpoint.h5", tmp_path / "x.h5", instead(W, change), seal)
+        change = instead("weights", lambda file: make(file, "weights"))
+        path = changed(sound / "checkpoint.h5", tmp_path / "x.h5", change, seal)
         with pytest.raises(
             OperationError, match=f"x.h5.*/weights.*{re.escape(words)}|x.h5.*{words}.*/weights"
         ):
@@ -316,6 +285,7 @@ ODD: dict[str, tuple[str, Change, str]] = {
     "seeds": ("sweep", lambda f: f["seeds"].__setitem__(slice(None), np.bytes_(b"x")), "seeds"),
     "numbers": ("sweep", instead("settings", lambda f: f.__setitem__("settings", np.zeros((2, 2)))), "/settings"),
     "label": ("line", attribute("label", 3.0), "/label"),
+    "infinite": ("connection", lambda f: f["sizes"].__setitem__(0, np.inf), ""),
 }  # fmt: skip
 
 
@@ -555,7 +525,7 @@ def test_only_regular_files_are_read(kind: str, tmp_path: Path) -> None:
 
 
 def test_matrices_of_damaged_headers(tmp_path: Path) -> None:
-    good, objects, whole = samples.numpy_file(np.full((4, 4), 0.25)), io.BytesIO(), tmp_path / "m.npy"
+    good, objects, whole = samples.written(np.save, np.full((4, 4), 0.25)), io.BytesIO(), tmp_path / "m.npy"
     np.save(objects, np.array([[print]], dtype=object), allow_pickle=True)
     for raw in (
         b"",
@@ -579,13 +549,9 @@ def test_matrices_of_damaged_headers(tmp_path: Path) -> None:
 def test_tensors_that_are_not_plain_numbers_are_refused(tmp_path: Path) -> None:
     state, path = samples.net().state_dict(), tmp_path / "n.pt"
     zeros = torch.zeros(state["0.weight"].shape)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        quantized = torch.quantize_per_tensor(zeros, 0.1, 0, torch.qint8)
-    odd = {zeros.to("meta"): "meta", zeros.to_sparse(): "sparse", quantized: "quantized"}
-    odd |= {zeros.to(kind): str(kind)[6:] for kind in (torch.float8_e4m3fn, torch.int8, torch.complex64)}
-    for value, words in odd.items():
-        torch.save({**state, "0.weight": value}, path)
+    for words, make in ODD_TENSORS.items():
+        with warnings.catch_warnings(action="ignore"):  # PyTorch's own, of quantized ones
+            torch.save({**state, "0.weight": make(zeros)}, path)
         with pytest.raises(OperationError, match="n.pt: '0.weight'.*" + words):
             landscape.import_state(path, samples.net())
     safetensors.torch.save_file({**state, "0.weight": zeros.to(torch.int8)}, tmp_path / "n.safetensors")

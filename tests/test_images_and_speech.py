@@ -332,17 +332,11 @@ def trainer(
     folder: Path, steps: int, group: Group | None = None, learners: int = 2, batch: int = 8, **data: Any
 ) -> Trainer:
     values = {
-        "name": "tiny",
-        "learners": learners,
-        "batch": batch,
-        "lr": 0.05,
-        "steps": steps,
-        "algorithm": {"name": "dpsgd"},
-        "model": {"name": "lenet-5", "classes": 3},
-        "data": {"name": "image-folder", "folder": str(folder), **data},
-        "evaluate": {"every": 0},
+        "name": "tiny", "learners": learners, "batch": batch, "lr": 0.05, "steps": steps,
+        "algorithm": {"name": "dpsgd"}, "model": {"name": "lenet-5", "classes": 3},
+        "data": {"name": "image-folder", "folder": str(folder), **data}, "evaluate": {"every": 0},
         "checkpoint": {"every": 2},
-    }
+    }  # fmt: skip
     return Trainer(recipe.from_values(values), group=group)
 
 

@@ -30,6 +30,7 @@ from landscape.checkpoint.user_code import as_data, load_loss, parse
 from landscape.checkpoint.weights import MOST, read_state
 from tests import problems
 from tests.conftest import Command
+from tests.nets import flat
 from tests.test_cli import one_line
 
 MODULE = """
@@ -437,10 +438,6 @@ def test_a_current_folder_that_was_deleted_is_one_line(tmp_path: Path) -> None:
 
 
 # ---- Files as other programs store them
-
-
-def flat(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def optimizer_of(model: nn.Module) -> dict[str, Any]:

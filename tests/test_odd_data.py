@@ -10,11 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import landscape
 from landscape import InputError, Problem
 from tests.dense import remedied
+from tests.nets import Augmented
 
 
 def refused(match: str, model: nn.Module, loss: Any, data: Any) -> InputError:
@@ -183,19 +184,6 @@ def test_an_error_of_another_kind_is_told_as_it_is() -> None:
 
 
 # Two passes that differ.
-
-
-class Augmented(Dataset[tuple[Tensor, Tensor]]):
-    """Samples with noise that is drawn anew."""
-
-    def __init__(self, x: Tensor, y: Tensor, noise: float = 0.1) -> None:
-        self.x, self.y, self.noise = x, y, noise
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        return self.x[i] + self.noise * torch.randn(5), self.y[i]
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

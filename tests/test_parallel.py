@@ -31,7 +31,7 @@ from landscape.training.run import generator, setup
 from landscape.training.run.loop import Trainer
 from tests.conftest import Command
 from tests.groups import free_port, together
-from tests.nets import Tied, norm_net
+from tests.nets import Tied, flat, norm_net
 
 pytestmark = pytest.mark.xdist_group("processes")  # the scenarios of a pair are run once
 ROOT = Path(__file__).parents[1]
@@ -102,10 +102,6 @@ def own_loop(group: Group, rule: dict[str, Any], given: dict[str, Any]) -> tuple
         F.cross_entropy(model(x[rows].double()), y[rows]).backward()
         optimizer.step()
     return flat(model.module), flat(model.average_model())
-
-
-def flat(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
 
 
 def all_loops(group: Group, cases: list[Any]) -> list[tuple[Tensor, Tensor]]:

@@ -36,7 +36,7 @@ from landscape.training.run.loop import Trainer
 from tests import problems
 from tests.conftest import slow_but
 from tests.examples import parabola
-from tests.fuzz import samples
+from tests.harm import samples
 
 BASELINE = Path(__file__).with_name("baseline")
 CONSTRAINTS = BASELINE.parents[1] / "constraints.txt"

@@ -7,7 +7,6 @@ import copy
 import gzip
 import inspect
 import re
-import struct
 import tomllib
 import typing
 from pathlib import Path
@@ -32,6 +31,7 @@ from landscape.training.recipes.settings import changed, idle
 from landscape.training.run import launch
 from landscape.training.run.loop import Trainer
 from tests.conftest import Command
+from tests.harm.samples import idx
 
 BUILT_IN = {
     "digits-ssgd",
@@ -177,8 +177,7 @@ def test_recipe_files_that_cannot_be_read(
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
-    raw = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
-    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+    path.write_bytes(gzip.compress(idx(array)) if path.suffix == ".gz" else idx(array))
 
 
 def write_mnist(folder: Path, suffix: str = "") -> dict[str, np.ndarray]:
@@ -427,18 +426,8 @@ def with_key(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 OPTIMIZERS = (
-    "sgd",
-    "lars",
-    "lamb",
-    "steepest",
-    "adam",
-    "adamw",
-    "rmsprop",
-    "nadam",
-    "radam",
-    "adagrad",
-    "torch:SGD",
-)
+    "sgd", "lars", "lamb", "steepest", "adam", "adamw", "rmsprop", "nadam", "radam", "adagrad", "torch:SGD",
+)  # fmt: skip
 TABLES = {
     "schedule": [("unit", "epochs"), ("base_batch", 20), ("warmup", 3.0), ("milestones", [4.0]), ("factor", 0.5), ("anneal", 0.9), ("cosine", 9.0)],
     "decompose": [("every", 2), ("samples", 16), ("split", False)],

@@ -17,7 +17,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import landscape
 from landscape import InputError, Problem
 from landscape.problem.batches import Stream
+from tests.battery.case import module
+from tests.battery.case import net as network
 from tests.dense import agrees, remedied
+from tests.nets import Augmented
 
 Site = tuple[str, int]  # a file of the package, and a line
 
@@ -76,17 +79,8 @@ def counted(o: Tensor, t: Tensor) -> Tensor:
     return F.cross_entropy(o, t, ignore_index=0)
 
 
-class Noisy(Dataset[tuple[Tensor, Tensor]]):
-    """Samples with noise that is drawn anew."""
-
-    def __init__(self) -> None:
-        self.x, self.y = inputs(70), classes(70)
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        return self.x[i] + 0.1 * torch.randn(5), self.y[i]
+def noisy() -> Augmented:
+    return Augmented(inputs(70), classes(70))
 
 
 def drawn(data: Any) -> list[Any]:
@@ -100,24 +94,17 @@ def joined(model: nn.Module, data: Any) -> Tensor:
     return F.cross_entropy(model(x), y)
 
 
-class Graph(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(5, 4), nn.Linear(4, 3)
+def graph() -> nn.Module:
+    @module(a=nn.Linear(5, 4), b=nn.Linear(4, 3))
+    def forward(m: Any, x: Tensor, edges: Tensor) -> Tensor:
+        h = m.a(x)
+        return m.b(h.index_add(0, edges[1], h[edges[0]]).tanh())
 
-    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-        h = self.a(x)
-        out: Tensor = self.b(h.index_add(0, edges[1], h[edges[0]]).tanh())
-        return out
+    return forward.double()
 
 
-class Dropping(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = net()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(self.net(x), 0.3)
+def dropping() -> nn.Module:
+    return network(lambda m, x: F.dropout(m.net(x), 0.3), net=net())
 
 
 def first_draw(model: nn.Module, data: Any) -> Tensor:
@@ -159,15 +146,15 @@ CASES: dict[str, tuple[Callable[[], tuple[Any, Any, Any]], Callable[[Any, Any], 
         lambda *given: Problem(*given, terms=lambda y: y + 1)),
     "batches that are shuffled": (
         lambda: (net(), spread, DataLoader(TensorDataset(*labeled()), 10, shuffle=True)), of_batches, Problem),
-    "augmentation": (lambda: (net(), F.cross_entropy, DataLoader(Noisy(), 16)), joined, Problem),
-    "a data set with augmentation": (lambda: (net(), F.cross_entropy, Noisy()), joined, Problem),
+    "augmentation": (lambda: (net(), F.cross_entropy, DataLoader(noisy(), 16)), joined, Problem),
+    "a data set with augmentation": (lambda: (net(), F.cross_entropy, noisy()), joined, Problem),
     "an iterator": (
         lambda: (net(), F.cross_entropy, iter([(X[:25], Y[:25]), (X[25:], Y[25:])])),
         lambda m, d: entropy(m, (X, Y)), Problem),
     "a graph": (
-        lambda: (Graph().double(), F.cross_entropy, ((inputs(), torch.randint(40, (2, 90))), classes())),
+        lambda: (graph(), F.cross_entropy, ((inputs(), torch.randint(40, (2, 90))), classes())),
         lambda m, d: F.cross_entropy(m(*d[0]), d[1]), Problem),
-    "random numbers": (lambda: (Dropping(), F.cross_entropy, labeled()), first_draw, Problem),
+    "random numbers": (lambda: (dropping(), F.cross_entropy, labeled()), first_draw, Problem),
     "a loss of each sample": (lambda: (net(), EACH, labeled()), entropy, Problem),
     "a loss in a dict": (
         lambda: (net(), lambda o, t: {"loss": F.cross_entropy(o, t), "seen": len(t)}, labeled()), entropy, Problem),

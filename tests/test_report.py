@@ -39,7 +39,7 @@ from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from tests.conftest import Command
 from tests.examples import comparison
-from tests.fuzz import samples
+from tests.harm import samples
 from tests.test_cli import one_line
 
 pytestmark = pytest.mark.xdist_group("report")  # the runs and pages are made once

@@ -12,6 +12,7 @@ from landscape import Problem, plots, smoothing
 from landscape.analysis.spread import displacement
 from landscape.data.base import mean_output
 from tests import problems
+from tests.battery.case import net as network
 from tests.conftest import slow_but
 from tests.dense import dense_hessian
 
@@ -108,21 +109,11 @@ def test_batches_and_batchnorm_with_the_statistics_of_the_mean() -> None:
 EIGENVALUES = [-0.5, 0.2, 1.0, 3.0]
 
 
-class Cosine(nn.Module):
-    """Σ_i a_i (1 − cos w_i): smoothed by N(0, Σ), the i-th curvature a_i cos w_i shrinks by exp(−Σ_ii/2)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(3, dtype=torch.float64))
-        self.register_buffer("a", torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.a * (1 - self.w.cos())).sum() + 0 * x[:, 0]
-
-
 def cosine() -> Problem:
-    data = torch.zeros(5, 1, dtype=torch.float64), torch.zeros(5)
-    return Problem(Cosine(), mean_output, data)
+    """Σ_i a_i (1 − cos w_i): smoothed by N(0, Σ), the i-th curvature a_i cos w_i shrinks by exp(−Σ_ii/2)."""
+    w, a = nn.Parameter(torch.zeros(3).double()), torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64)
+    model = network(lambda m, x: (m.a * (1 - m.w.cos())).sum() + 0 * x[:, 0], w=w, a=a)
+    return Problem(model, mean_output, (torch.zeros(5, 1).double(), torch.zeros(5)))
 
 
 def learners(size: int, scale: float = 0.3, n: int = 5) -> Tensor:

@@ -25,8 +25,8 @@ from landscape.training.experiments.sweep import Setting, canonical, find_best, 
 from landscape.training.recipes import recipe
 from landscape.training.recipes.settings import NETWORKS, parse_value
 from landscape.training.run.launch import share_of
-from tests.chaos.cases import contents, difference
 from tests.conftest import Command, wait_for
+from tests.harm.commands import contents, difference
 from tests.test_cli import one_line
 from tests.test_launching import STARTING, linux, running
 

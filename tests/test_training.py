@@ -30,23 +30,18 @@ from landscape.training.recipes import Init, recipe
 from landscape.training.run import BLOCK, RECENT, History, generator, launch
 from landscape.training.run.loop import Trainer
 from landscape.training.topology import Mixing
+from tests.battery.case import net as network
 from tests.conftest import Command
 
 
 def quadratic(**changes: Any) -> recipe.Recipe:
     """DPSGD on a ring of 6 with curvature 1: stable up to lr 1 + ω_min = 2/3, the mean up to 2."""
     values: dict[str, Any] = {
-        "name": "quadratic",
-        "learners": 6,
-        "batch": 60,
-        "lr": 0.3,
-        "steps": 400,
-        "dtype": "float64",
+        "name": "quadratic", "learners": 6, "batch": 60, "lr": 0.3, "steps": 400, "dtype": "float64",
         "algorithm": {"name": "dpsgd", "mixing": "ring(1)"},
         "model": {"name": "quadratic", "eigenvalues": [1.0, 0.5]},
-        "data": {"name": "quadratic", "dimension": 2, "gradient_std": 0.1},
-        "evaluate": {"every": 0},
-    }
+        "data": {"name": "quadratic", "dimension": 2, "gradient_std": 0.1}, "evaluate": {"every": 0},
+    }  # fmt: skip
     return recipe.from_values(values | changes)
 
 
@@ -442,7 +437,8 @@ def test_groups_of_samples_at_once_give_the_estimates_of_a_pass_each(
 def test_the_parts_of_a_split_are_what_its_name_says() -> None:
     y = torch.arange(1200) % 6
     data = {"train": ({"x": torch.randn(1200, 2), "site": torch.arange(1200) // 240}, y)}
-    problem = landscape.Problem(Sites(), torch.nn.functional.cross_entropy, data["train"])
+    model = network(lambda m, x, site: m.layer(x), layer=torch.nn.Linear(2, 6))
+    problem = landscape.Problem(model, torch.nn.functional.cross_entropy, data["train"])
 
     def drawn(text: str, learners: int = 4, seed: int = 0, **columns: Any) -> division.Parts:
         return division.Parts.drawn(division.parse(text, learners), problem, columns, learners, 10, seed)
@@ -465,15 +461,6 @@ def test_the_parts_of_a_split_are_what_its_name_says() -> None:
     alike = torch.stack([drawn("dirichlet(1)", 2, seed).counts[0] / 200 for seed in range(200)]).flatten()
     assert abs(float(alike.mean()) - 0.5) < 0.03  # shares ~ Dirichlet(1, 1) are uniform
     assert abs(float(alike.var()) - 1 / 12) < 0.01
-
-
-class Sites(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(2, 6)
-
-    def forward(self, x: torch.Tensor, site: torch.Tensor) -> torch.Tensor:
-        return self.layer(x)
 
 
 @pytest.mark.parametrize("algorithm", [{"name": "ssgd"}, {"name": "dpsgd", "mixing": "ring(1)"}])

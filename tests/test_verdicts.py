@@ -16,12 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from landscape.core.errors import OperationError
-from landscape.paper import figure, gallery
+from landscape.paper import figure, pages
 from landscape.paper.figures import edge
 from landscape.paper.figures.large_batch import ends, judge_pairs
 from landscape.paper.verdicts import (
     OUTCOMES,
-    SHOWN,
     Effect,
     by_seed,
     difference,
@@ -35,16 +34,6 @@ from landscape.paper.verdicts import (
 )
 
 FIGURES = Path(__file__).parents[1] / "figures"
-RESULTS = Path(__file__).parents[1] / "docs" / "results.md"
-
-
-def test_an_undecided_claim_has_each_effect_with_its_reason() -> None:
-    open_ = [Effect(f"network {i}", "points", (1.0, -1.0, 1.1)) for i in range(SHOWN + 1)]
-    untold = Effect("network z", "points", (), untested="nothing was trained")
-    text = gallery.sizes({"effects": [effect.entry() for effect in [*open_, untold]]})
-    first, *shown, more = re.split(r"; (?=network|\d)", text)
-    assert (first, more) == ("nothing was trained", "1 more below")
-    assert shown == [f"{e.where}, points: {e.text} ({e.reason})" for e in open_[:SHOWN]]
 
 
 @given(st.lists(st.floats(-10, 10), min_size=3, max_size=9))
@@ -113,8 +102,8 @@ def test_a_sentence_states_no_more_than_the_intervals_allow() -> None:
 
 @pytest.fixture(scope="module")
 def entries() -> dict[str, Any]:
-    """The gallery, judged once for all tests, which change nothing in it."""
-    return gallery.entries_in(FIGURES)
+    """The figures of the repository, judged once for all tests, which change nothing in it."""
+    return pages.entries_in(FIGURES)
 
 
 def test_pairs_are_those_of_a_seed() -> None:
@@ -139,9 +128,37 @@ def test_the_verdicts_in_the_repository_are_those_of_its_data(entries: dict[str,
         sentence = figure.get(name).finding
         assert (entry["finding"] == sentence) == all(effect["holds"] for effect in entry["effects"]), name
         assert entry["finding"].endswith(sentence)
-        assert entry["verdict"].startswith(f"{entry['finding']}.")
+        result, _ = pages.result_of(name, entry["scale"], entry["outcome"])
+        assert entry["verdict"].startswith(f"{entry['outcome'].capitalize()}: {result}")
     assert entries["flatness"]["outcome"] == "holds"
     assert entries["fig7"]["outcome"] == "does not hold"
+
+
+def test_the_pages_in_the_repository_are_those_of_its_data(entries: dict[str, Any]) -> None:
+    written = {f"{name}.md": pages.details(name, entry) for name, entry in entries.items()}
+    written |= {"README.md": pages.front(entries)}
+    assert {path.name for path in FIGURES.glob("*.md")} == set(written)
+    for name, text in written.items():
+        assert (FIGURES / name).read_text(encoding="utf-8") == text, (
+            f"landscape figures {name[:-3]} writes it"
+        )
+
+
+def test_the_front_page_says_each_claim_what_came_out_and_one_effect(entries: dict[str, Any]) -> None:
+    effects = {effect["text"] for entry in entries.values() for effect in entry["effects"]}
+    for name, entry in entries.items():
+        own = figure.get(name)
+        assert own.claims == entry["claims"]
+        assert len(own.claims.split()) <= 15, name
+        sentence, detail = pages.result_of(name, "laptop", entry["outcome"])
+        assert sentence.endswith("."), name
+        assert len(sentence.split()) <= 17, name
+        assert pages.result_of(name, "paper", entry["outcome"]) == ("", "")
+        assert own.effect in {"", *(effect["where"] for effect in entry["effects"])}, name
+        # An effect stands in a text as the tests have it: "+0.18 (-0.049 to +0.4)".
+        assert (
+            set(re.findall(r"[-+]?[\d.e-]+ \([-+]?[\d.e-]+ to [-+]?[\d.e-]+\)", sentence + detail)) <= effects
+        )
 
 
 def test_a_page_begins_with_the_verdicts_and_follows_the_csv(tmp_path: Path) -> None:
@@ -149,94 +166,51 @@ def test_a_page_begins_with_the_verdicts_and_follows_the_csv(tmp_path: Path) -> 
     for suffix in (".json", ".csv"):
         text = (source / f"flatness{suffix}").read_text(encoding="utf-8")
         (tmp_path / f"flatness{suffix}").write_text(text, encoding="utf-8")
-    lines = gallery.page(tmp_path).read_text(encoding="utf-8").splitlines()
-    row = next(line for line in lines if line.startswith("| ") and "[flatness](#flatness)" in line)
-    assert "**holds**" in row
-    assert '<img src="flatness.png" width="240" alt="' in row
-    (of_flatness,) = figure.get("flatness").found.values()
-    assert f"What we found: {of_flatness}" in lines
-    assert lines.index(row) < lines.index("## flatness")
-    version = json.loads((source / "flatness.json").read_text(encoding="utf-8"))["version"]
-    assert any(f"drawn by version {version}" in line for line in lines)
+    lines = pages.page(tmp_path).read_text(encoding="utf-8").splitlines()
+    row = next(line for line in lines if line.startswith("| ") and "<br>[flatness](flatness.md) |" in line)
+    result, detail = pages.result_of("flatness", "laptop", "holds")
+    assert f"| **Holds.** {result} | **2.83 (2.09 to 3.83)**: rise of the loss around SSGD" in row
+    assert '<img src="flatness.png" width="160" alt="' in row
+    own = (tmp_path / "flatness.md").read_text(encoding="utf-8")
+    assert f"\n\n**Holds.** Tests: 4 as claimed. {detail}\n\n" in own
     halved = rows_of((tmp_path / "flatness.csv").read_text())
     (tmp_path / "flatness.csv").write_text(table(halved[halved["seed"] < 2]))
-    changed = gallery.page(tmp_path).read_text(encoding="utf-8")
-    assert "**undecided**" in changed
-    assert "What we found: " not in changed  # it was written for another outcome
+    changed = pages.page(tmp_path).read_text(encoding="utf-8")
+    assert "| **Undecided.** |" in changed  # the sentence was written for another outcome
+    assert detail not in (tmp_path / "flatness.md").read_text(encoding="utf-8")
     assert json.loads((tmp_path / "flatness.json").read_text())["outcome"] == "undecided"
     (tmp_path / "flatness.csv").write_text("a,b\n1,2,3\n4,5,6,7\n")
     with pytest.raises(
         OperationError, match=r"flatness.csv: damaged \(Error tokenizing data.*\); make"
     ) as caught:
-        gallery.page(tmp_path)
+        pages.page(tmp_path)
     assert "\n" not in str(caught.value)
     (tmp_path / "flatness.csv").unlink()
     with pytest.raises(OperationError, match="flatness.csv"):
-        gallery.page(tmp_path)
+        pages.page(tmp_path)
 
 
-def test_what_we_found_rests_on_outcomes_that_the_gallery_has(entries: dict[str, Any]) -> None:
+def test_what_we_found_rests_on_outcomes_that_the_figures_have(entries: dict[str, Any]) -> None:
     sentences = figure.declared()["findings"]
-    assert all(each["text"] in gallery.found(entries) for each in sentences)
+    assert pages.found(entries) == [f"- {each['text']}" for each in sentences]
+    assert len(sentences) == 6
     for each in sentences:
         assert set(each["rests"]) <= set(figure.names())
-    assert gallery.found({}) == ""
+    assert pages.found({}) == []
     for name in figure.names():
         assert set(figure.get(name).found) <= set(OUTCOMES)
     # With another outcome a sentence is gone.
     (first, *_), name = sentences, next(iter(sentences[0]["rests"]))
-    assert first["text"] not in gallery.found(entries | {name: {"outcome": "undecided"}})
+    assert f"- {first['text']}" not in pages.found(entries | {name: {"outcome": "undecided"}})
 
 
-def _results_page(page: str, entries: dict[str, Any]) -> str:
-    """``page`` with the claims, and the errors of Figure 2's runs, as the gallery has them."""
-    errors = []
-    for part, middle in {"a": "median", "b": "mean"}.items():
-        rows = rows_of((FIGURES / f"fig2{part}.csv").read_text(encoding="utf-8"))
-        by = rows.pivot(index="algorithm", columns="seed", values="test_error_percent")
-        paper = {each["what"]: each["paper"] for each in entries[f"fig2{part}"]["compared"]}
-        for name in ("SSGD", "SSGD*", "DPSGD"):
-            values = by.loc[name]
-            here = f"{middle} {values.agg(middle):.2f}" + (f" ± {values.std():.2f}" if part == "b" else "")
-            cells = [
-                f"`mnist-fig2{part}-{name.lower().replace('*', '-noise')}`",
-                *(f"{v:.2f}" for v in values),
-            ]
-            errors.append(" | ".join(["", *cells, here, paper[f"test error of {name} (%)"], ""]).strip())
-    head = [
-        "| recipe | 0 | 1 | 2 | 3 | 4 | here | paper |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    parts = {
-        "errors": "\n".join(head + errors),
-        "claims": "\n".join(gallery.overview(entries, "../figures/")),
-        "found": gallery.found(entries),
-    }
-    for name, text in parts.items():
-        begin, end = f"<!-- {name}: python -m tests.test_verdicts -->\n", f"\n<!-- end of {name} -->"
-        before, _, rest = page.partition(begin)
-        page = f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}"
-    return page
-
-
-def test_the_page_of_results_has_the_numbers_of_the_gallery(entries: dict[str, Any]) -> None:
-    page = RESULTS.read_text(encoding="utf-8")
-    assert _results_page(page, entries) == page, "python -m tests.test_verdicts writes it"
-    # Elsewhere on the page an effect stands as the gallery has it: "+0.18 (-0.049 to +0.4)".
-    effects = {e["text"] for entry in entries.values() for e in entry["effects"]}
-    own = re.sub(r"<!-- (\w+): python.*?<!-- end of \1 -->", "", page, flags=re.DOTALL)
-    quoted = re.findall(r"[-+]?[\d.e-]+ \([-+]?[\d.e-]+ to [-+]?[\d.e-]+\)", own)
-    assert quoted
-    assert set(quoted) <= effects
-
-
-def test_other_pages_have_the_numbers_of_the_gallery(entries: dict[str, Any]) -> None:
+def test_other_pages_have_the_numbers_of_the_figures(entries: dict[str, Any]) -> None:
     compared = {name: {c["what"]: c["ours"] for c in entry["compared"]} for name, entry in entries.items()}
     draft, page = (
         (FIGURES.parent / name).read_text(encoding="utf-8")
         for name in ("paper/paper.md", "docs/explanation/eq4.md")
     )
-    assert f"Its gallery has {len(entries)} figures and tables" in draft
+    assert f"It has {len(entries)} figures and tables" in draft
     dpsgd, ssgd = (float(compared["fig2a"][f"test error of {a} (%)"].split()[0]) for a in ("DPSGD", "SSGD"))
     assert f"is {dpsgd:.1f}% with DPSGD and {ssgd:.1f}% with SSGD" in draft
     rows = rows_of((FIGURES / "smoothing.csv").read_text(encoding="utf-8"))
@@ -309,8 +283,3 @@ def test_powers_of_lazy_mixings_are_found() -> None:
     sharp, gap = edge._judge_lazy(pd.DataFrame(rows))[:2]
     assert sharp.values == pytest.approx((1.0, 1.0, 1.0))
     assert gap.values == pytest.approx((0.0, 0.0, 0.0), abs=1e-9)
-
-
-if __name__ == "__main__":
-    written = _results_page(RESULTS.read_text(encoding="utf-8"), gallery.entries_in(FIGURES))
-    RESULTS.write_text(written, encoding="utf-8")

@@ -15,7 +15,7 @@ from landscape.cli.options import FOLDER, Choice, command, names
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import printable
 from landscape.core.options import quantity
-from landscape.paper import figure, gallery
+from landscape.paper import figure, pages
 from landscape.paper.context import SCALES, Context, OutOfTimeError, Scale, identity
 from landscape.paper.figure import Figure
 from landscape.training.processes.children import Pool
@@ -52,22 +52,22 @@ def figures(
 
     Without a NAME, it lists them.
 
-    Trains the runs that a figure needs, each once for all figures, and writes DIR/NAME.png, NAME.csv and a
-    README.md with the verdicts on all claims and the figures next to the paper's numbers. The same command
-    resumes after an interruption. Figures come in the order of their NAMEs, and so does what a --budget is
-    spent on. A figure whose data is missing is skipped, with a line that says what to download; the exit code
-    is then 1.
+    Trains the runs that a figure needs, each once for all figures, and writes DIR/NAME.png, NAME.csv, NAME.md
+    with the verdict on its claim and the paper's numbers, and README.md, the front page of all figures.
+    Figures are made in the order of their NAMEs, until the --budget is used; the same command resumes after
+    an interruption. A figure whose data is missing is skipped, with a line that says what to download; the
+    exit code is then 1.
 
     Args:
         every: All figures.
         scale: smoke (bundled data, seconds), laptop (real data, two cores) or paper (its own setting).
-        budget: Stop after so long, such as 6h or 90min; the same command goes on. [default: no limit]
+        budget: Stop after this time, such as 6h or 90min; the same command resumes. [default: no limit]
         dry_run: Print the runs and data that are needed, and about how long they take.
-        output: Folder for the gallery.
+        output: Folder for the pictures, their data and the pages.
         runs: Folder for runs, with weights.
         records: Folder for two files a figure, with the records of its runs and with its analyses, which are
             enough to draw. What is there is not computed again, on whatever machine it was. [default: records
-            in the gallery]
+            in DIR]
         prune: Delete the weights of each run that ends here once its record is written, but for figures of
             this scale that are drawn from weights.
 
@@ -119,7 +119,7 @@ def figures(
             skipped.append(entry.name)
             click.echo(f"{entry.name}: skipped: {printable(error)}", err=True)
     if not dry_run and any(place.glob("*.json")):
-        common.files(gallery.page(place))
+        common.files(pages.page(place))
     if waiting:
         common.message(f"--budget: {budget} are used; the same command goes on with {', '.join(waiting)}")
     if skipped:
@@ -149,7 +149,7 @@ def _plan(entry: Figure, context: Context, known: dict[str, float]) -> dict[str,
         _check_data(context, missing)
         with common.progress_bar(entry.name):
             seconds = figure.seconds_of(context, missing, known)
-        took = f"about {gallery.duration(seconds) if missing else 'no time'} of training one after another"
+        took = f"about {pages.duration(seconds) if missing else 'no time'} of training one after another"
     except OperationError as absent:
         took, data = "for a time that is known once their data is there", f"{data} ({absent})"
     common.values(f"{entry.name}: {len(missing)} of {len(runs)} runs to train, {took}; data: {data}")
@@ -181,7 +181,7 @@ def _make(entry: Figure, context: Context, output: Path) -> tuple[list[dict[str,
         common.message(f"  {left} of {len(runs)} runs have not ended")
     try:
         with common.progress_bar(f"{entry.name}: analyses"):
-            conclusion, pictures = gallery.draw(entry, context, output)
+            conclusion, pictures = pages.draw(entry, context, output)
     except OutOfTimeError:
         return [], False
     common.values(f"{entry.name}: {conclusion}")

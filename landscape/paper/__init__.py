@@ -1,1 +1,1 @@
-"""The figures and tables of the papers: runs, drawings, verdicts, and the gallery that shows them."""
+"""The figures and tables of the papers: runs, drawings, verdicts, and the pages that show them."""

@@ -228,6 +228,8 @@ class Described:
     claims: str
     finding: str
     laptop: str
+    detail: str = ""
+    effect: str = ""
     smoke: str = "{smoke}"
     paper: str = ""
     weights: bool = False
@@ -303,11 +305,11 @@ def figure(
 
 def names() -> list[str]:
     """The figures by paper, in the order of the paper, its other figures after its tables; ours come last."""
-    papers = ("DPSGD-2020", "DPSGD-2021", "LocalSGD-2021", "Delay-2019")
 
-    def sort_key(name: str) -> tuple[int, bool, str, str]:
+    def sort_key(name: str) -> tuple[int, str, bool, str, str]:
         paper, _, part = get(name).where.partition(", ")
-        return (*papers, paper).index(paper), not part.startswith(("Figure", "Table")), part, name
+        numbered = part.startswith(("Figure", "Table"))
+        return [*declared()["papers"], paper].index(paper), paper, not numbered, part, name
 
     return sorted(registry.figures, key=sort_key)
 

@@ -28,8 +28,6 @@ ABOVE_ZERO, ABOVE_ONE = (0.0, math.inf), (1.0, math.inf)
 SEEDS, CONFIDENCE = 3, 0.95
 # Seeds beyond which nobody would go to decide an effect (our choice).
 MANY = 1000
-# Effects that the first table of the gallery shows for one claim (our choice).
-SHOWN = 3
 
 
 @dataclass(frozen=True)

@@ -385,7 +385,7 @@ class Connection(Measured, schema="landscape.connection", axes="t", table="path 
         rows += [
             Row("distance", self.distance, note="" if self.distance else "a and b are equal"),
             Row("distance after alignment", self.aligned_distance),
-            Row("permuted units", int(self.sizes.sum()), note=f"in {len(self.groups)} groups"),
+            Row("permuted units", float(self.sizes.sum()), note=f"in {len(self.groups)} groups"),
             Row("change of the outputs by alignment", f"{self.largest_change:.1g}", note="relative"),
         ]
         rows += own_losses(self.own_loss, self.loss[0, [0, -1]])

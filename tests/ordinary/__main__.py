@@ -1,4 +1,4 @@
-"""``python -m tests.ordinary``: the page of the docs; with words, what became of the uses whose names contain one."""
+"""``python -m tests.ordinary``: the table uses.md; with words, what became of the uses whose names contain one."""
 
 from __future__ import annotations
 
@@ -12,30 +12,10 @@ from tests.ordinary.uses import USES, needed_packages_are_there
 
 HEAD = """# Ordinary first uses
 
-<!-- index: ordinary uses, any model, first use, supported models -->
-
-Does it work with your model? These are models, losses and data as the documentation of their fields writes them. Each went through the first calls that the tutorials show:
-
-```python
-import torch
-from torch import nn
-
-import landscape
-
-model, loss = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), nn.CrossEntropyLoss()
-data = torch.randn(20, 4), torch.randint(3, (20,))
-
-problem = landscape.Problem(model, loss, data)
-plane = landscape.random_plane(problem, norm="filter", seed=0)
-surface = landscape.contour(problem, plane, grid=(3, 3), span=0.1)
-ends = landscape.extreme_eigenvalues(problem)
-trace = landscape.trace(problem)
-```
-
-All numbers were compared with dense references in float64, which use PyTorch alone, and data are evaluated in parts of four samples, as large data would be in parts of 2,000.
+Models, losses and data as the documentation of their fields writes them, after the first calls of the tutorials: a problem, a contour on a random plane, both ends of the Hessian's spectrum, its trace. All numbers are compared with dense references in float64, which use PyTorch alone; data are evaluated in parts of four samples.
 
 - **right**: all numbers agree within rounding and their stated errors. Where the loss could be read in several ways, a `ProblemWarning` says how it was.
-- **refused**: one line says why. Where it names a remedy, the remedy was run as it stands, and its numbers were compared, too.
+- **refused**: one line says why. Where it names a remedy, that was run as it stands, and its numbers were compared, too.
 - **refused, second derivatives**: loss and contour are right; eigenvalues and trace are refused.
 
 """
@@ -79,12 +59,10 @@ def page(outcomes: list[tuple[Use, Outcome]]) -> str:
         f"({percent})**, the others are refused. {total - defined} uses leave open "
         "which loss is meant (random numbers in eval mode, a sum, batches that are others in each pass), or have no "
         "second derivative (a straight-through estimator): they must be refused, and are.\n\n"
-        f"{len(of_scripts)} of them follow the training scripts of public repositories: their models, losses and forms "
-        f"of batches, {sum(use.small for use, _ in of_scripts)} with batches of one to three samples. They were written "
-        "down before they were tried. About twenty were not right then: what was wrong in this package was mended, "
-        "and a use that had misread its script says so. "
-        f"**Of these {len(of_scripts)} alone, {new} have one answer, and {right_of_new} of them are right now "
-        f"({percent_of_new}).**\n\n"
+        f"{len(of_scripts)} of them follow the training scripts of public repositories, "
+        f"{sum(use.small for use, _ in of_scripts)} with batches of one to three samples. They were written "
+        f"down before they were tried, and about twenty were not right then. **{new} of them have one answer, and "
+        f"{right_of_new} of these are right now ({percent_of_new}).**\n\n"
         f"In all, {count['right']} are right, {count['refused']} are refused, {remedied} of them with a remedy that "
         f"runs as written, and {count['refused_hessian']} are refused for second derivatives only. Silently wrong "
         f"are {count['wrong']}, and {count['crash']} end in an error of another kind.\n\n"

@@ -1,4 +1,4 @@
-"""Each first use has the outcome that it must have, and the page of the docs shows these outcomes."""
+"""Each first use has the outcome that it must have, and uses.md shows these outcomes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.ordinary.follow import differs, follow, remedied
 from tests.ordinary.use import Truth, Use
 from tests.ordinary.uses import NEED_TRANSFORMERS, PLAIN, SHARE, USES
 
-PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "ordinary-uses.md"
+PAGE = Path(__file__).parent / "uses.md"
 ALONE = [use for theme in PLAIN for use in theme]
 
 
@@ -62,7 +62,7 @@ def test_sixty_uses_follow_public_scripts_and_twenty_have_small_batches() -> Non
     assert [use.id for use in scripts if not re.fullmatch(r"[\w.-]+/[\w.-]+: [\w./-]+", use.source)] == []
     defined = [use for use in scripts if not use.undefined]
     right = sum(use.expected == "right" for use in defined)
-    assert f"{len(defined)} have one answer, and {right} of them are right" in PAGE.read_text()
+    assert f"{len(defined)} of them have one answer, and {right} of these are right" in PAGE.read_text()
 
 
 def test_the_page_has_each_use_with_its_outcome() -> None:

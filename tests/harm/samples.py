@@ -6,18 +6,16 @@ import dataclasses
 import functools
 import gzip
 import io
-import json
 import struct
 import tempfile
 import types
 import typing
 import wave
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from PIL import Image
 
@@ -26,7 +24,6 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.history import UNITS
 from landscape.core import registry
 from landscape.core.hdf5 import Array
-from landscape.data.images import FILES
 from landscape.paper.context import Context, identity
 from landscape.problem.layout import Layout, Slot
 from landscape.results import base
@@ -35,7 +32,6 @@ from landscape.results.grids import Sweep, texts
 from landscape.training.recipes import recipe
 from tests.examples import comparison
 
-RNG = np.random.default_rng(0)
 TOML = """
 learners = 4
 batch = 40
@@ -178,86 +174,73 @@ def idx(array: np.ndarray[Any, Any]) -> bytes:
     return b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
-def wav() -> bytes:
-    """A fifth of a second at 8 kHz."""
+def written(write: Callable[..., object], *args: Any, **options: Any) -> bytes:
+    """What ``write(file, …)`` writes."""
     out = io.BytesIO()
-    with wave.open(out, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(8000)
-        file.writeframes(RNG.integers(-999, 999, 1600).astype("<i2").tobytes())
-    return out.getvalue()
-
-
-def image(kind: str) -> bytes:
-    """12 × 9 pixels."""
-    out = io.BytesIO()
-    Image.fromarray(RNG.integers(0, 255, (9, 12, 3), dtype=np.uint8)).save(out, kind)
+    write(out, *args, **options)
     return out.getvalue()
 
 
 def saved(state: Any, **options: Any) -> bytes:
     """What torch.save writes."""
+    return written(lambda out: torch.save(state, out, **options))
+
+
+def wav() -> bytes:
+    """A fifth of a second at 8 kHz."""
     out = io.BytesIO()
-    torch.save(state, out, **options)
+    with wave.open(out, "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(np.random.default_rng(0).integers(-999, 999, 1600).astype("<i2").tobytes())
     return out.getvalue()
 
 
-def numpy_file(array: np.ndarray[Any, Any]) -> bytes:
-    """What np.save writes."""
-    out = io.BytesIO()
-    np.save(out, array)
-    return out.getvalue()
+@functools.cache
+def idx_files() -> list[bytes]:
+    """Six small images and their labels, as they are and packed."""
+    images = np.random.default_rng(0).integers(0, 255, (6, 3, 3), dtype=np.uint8)
+    plain = [idx(images), idx(np.arange(6, dtype=np.uint8))]
+    return [*plain, *map(gzip.compress, plain)]
 
 
-PAGE = {
-    "page": b'{"where": "Figure 2", "title": "t", "claims": "c", "scale": "laptop", "note": "n", "command": "c",'
-    b' "seconds": 1.0, "version": "1", "pictures": ["a.png"], "compared": [], "verdict": "v"}',
-    "rows": b"algorithm,seed,test_error_percent\nSSGD,0,13.3\nDPSGD,0,3.1\nSSGD*,0,5.5\n",
-}
+@functools.cache
+def images() -> list[bytes]:
+    """12 × 9 pixels, in two forms."""
+    pixels = np.random.default_rng(0).integers(0, 255, (9, 12, 3), dtype=np.uint8)
+    return [written(Image.fromarray(pixels).save, kind) for kind in ("PNG", "JPEG")]
 
 
-def record() -> bytes:
+@functools.cache
+def states() -> list[bytes]:
+    """The weights of the network, alone, in a checkpoint, and as older versions of torch wrote them."""
+    state = net().state_dict()
+    return [saved(state), saved({"state_dict": state}), saved(state, _use_new_zipfile_serialization=False)]
+
+
+@functools.cache
+def hdf5() -> list[bytes]:
+    """A file of every schema, and one of several results."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, raws = Path(folder) / "x.h5", []
+        for result in [*results().values(), [results()["line"]] * 2]:
+            base.save(result, path) if isinstance(result, list) else result.save(path)
+            raws.append(path.read_bytes())
+    return raws
+
+
+@functools.cache
+def record() -> list[bytes]:
     """The record of a short run."""
     with tempfile.TemporaryDirectory() as folder:
         context = Context(Path(folder))
         run = recipe.read("digits-dpsgd", ["steps=3", "batch=50", "decompose.every=1"])
         context.train([run])
-        return (context.folder / "records" / f"{identity(run)}.json").read_bytes()
+        return [(context.folder / "records" / f"{identity(run)}.json").read_bytes()]
 
 
-def all_samples(folder: Path) -> dict[str, list[bytes]]:
-    """Kind of reader -> the bytes of sound files for it; HDF5 files without their checksum."""
-    hdf5 = []
-    for name, result in results().items():
-        path = folder / f"{name}.h5"
-        result.save(path)
-        hdf5.append(path.read_bytes())
-    several = folder / "several.h5"
-    base.save([results()["line"], results()["line"]], several)
-    hdf5.append(several.read_bytes())
-    images, labels = RNG.integers(0, 255, (6, 3, 3), dtype=np.uint8), np.arange(6, dtype=np.uint8)
-    state = net().state_dict()
-    matrix = np.full((4, 4), 0.25)
-    return {
-        "hdf5": hdf5,
-        "forged": hdf5,
-        "drawing": hdf5,
-        "idx": [idx(images), gzip.compress(idx(images)), idx(labels), gzip.compress(idx(labels))],
-        "cifar": [RNG.integers(0, 9, 2 * 3073, dtype=np.uint8).tobytes()],
-        "image": [image("PNG"), image("JPEG")],
-        "wav": [wav()],
-        "state": [saved(state), saved({"state_dict": state}), saved(state, _use_new_zipfile_serialization=False)],
-        "safetensors": [safetensors.torch.save(state)],
-        "index": [json.dumps({"metadata": {}, "weight_map": dict.fromkeys(state, "x.bin")}).encode()],
-        "matrix.npy": [numpy_file(matrix), numpy_file(matrix.astype("<f4"))],
-        "matrix.csv": ["\n".join(",".join(map(str, row)) for row in matrix).encode()],
-        "list.csv": [b"path,label\na.wav,yes\nb.wav,no\n"],
-        "recipe": [TOML.encode()],
-        **{kind: [raw] for kind, raw in PAGE.items()},
-        "record": [record()],
-        "environment": [b"x", b"-1", b"1e9", b"\xb2", b"", b"99999999999999999999", b"0x1"],
-    }  # fmt: skip
-
-
-assert len(FILES) == 4  # readers.py puts the mutated one among three sound ones
+#: What lies in a folder of figures, by suffix.
+PAGE = {
+    ".json": b'{"where": "Figure 2", "title": "t", "claims": "c", "scale": "laptop", "note": "n", "command": "c",'
+    b' "seconds": 1.0, "version": "1", "pictures": ["a.png"], "compared": [], "verdict": "v"}',
+    ".csv": b"algorithm,seed,test_error_percent\nSSGD,0,13.3\nDPSGD,0,3.1\nSSGD*,0,5.5\n",
+}

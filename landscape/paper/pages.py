@@ -1,17 +1,18 @@
-"""The files of a finished figure, its verdict, and the page that shows all figures."""
+"""The files of a finished figure, its verdict, and the pages that show all figures."""
 
 from __future__ import annotations
 
 import dataclasses
 import html
 import io
+import itertools
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from landscape._version import __version__
 from landscape.core.errors import OperationError
 from landscape.core.files import read_regular, write_text
 from landscape.paper.context import Context, OutOfTimeError, WeightsNeededError
@@ -20,7 +21,6 @@ from landscape.paper.verdicts import (
     CONFIDENCE,
     OUTCOMES,
     SEEDS,
-    SHOWN,
     finding,
     judged,
     outcome,
@@ -33,7 +33,9 @@ from landscape.paper.verdicts import (
 COLORS, KMEANS = 256, 3
 # Of the JSON or CSV file of a figure: the largest size that is read, in bytes.
 MAX_BYTES = 1 << 24
-COMPARED = ("what", "ours", "paper")
+# Heads of the table of claims; columns of the numbers beside the paper's, and their heads.
+CLAIMS = ("figure", "claim", "outcome", "one effect, with its interval")
+COMPARED = {"what": "", "ours": "here", "paper": "paper"}
 # What reading a damaged file raises.
 DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 
@@ -103,7 +105,6 @@ def write(
         "note": figure.note(context),
         "command": f"landscape figures {name} --scale {scale}",
         "seconds": round(took, 1),
-        "version": __version__,
         "numerics": dict(sorted(context.versions.items())),
         "pictures": [path.name for path in pictures],
         "compared": [dataclasses.asdict(entry) for entry in drawing.compared],
@@ -124,15 +125,25 @@ def verdict(name: str, scale: str, data: str, remark: str = "") -> dict[str, Any
     """The verdict on the claim of the figure ``name`` from the text of its CSV; none at smoke scale.
 
     Returns:
-        {"outcome", "effects", "finding", "verdict"}: the grade, what it rests on, a title, and a sentence.
+        {"outcome", "effects", "finding", "verdict"}: the grade, what it rests on, the title of a picture, and
+        a sentence.
     """
     if scale == "smoke":
         return {"outcome": "", "effects": [], "finding": "", "verdict": words("smoke")}
     figure = get(name)
     effects = judged(figure.judge, rows_of(data))
-    title = finding(effects, figure.finding)
-    said = {"outcome": outcome(effects), "effects": [effect.entry() for effect in effects], "finding": title}
-    return said | {"verdict": " ".join(f"{title}. {remark}".split())}
+    grade, title = outcome(effects), finding(effects, figure.finding)
+    result, _ = result_of(name, scale, grade)
+    sentence = f"{grade.capitalize()}: {result}" if result else f"{title}."
+    said = {"outcome": grade, "effects": [effect.entry() for effect in effects], "finding": title}
+    return said | {"verdict": f"{sentence} {remark}".strip()}
+
+
+def result_of(name: str, scale: str, grade: str) -> tuple[str, str]:
+    """Return what came out of a figure, a sentence and details; "" where figures.toml says nothing."""
+    text = get(name).found.get(grade, "") if scale == "laptop" else ""
+    sentence, _, detail = text.partition("\n")
+    return sentence, " ".join(detail.split())
 
 
 def head(figure: Figure, context: Context, drawing: Drawing, title: str) -> None:
@@ -178,8 +189,8 @@ def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
                 entry = json.loads(read_regular(path, MAX_BYTES).decode())
                 # What the page cannot show is damaged; the verdict does not stand in this file.
                 shown = entry | verdict(name, "smoke", "")
-                overview({name: shown})
-                _section(name, shown)
+                front({name: shown})
+                details(name, shown)
                 path = path.with_suffix(".csv")
                 data = read_regular(path, MAX_BYTES).decode()
                 entries[name] = entry | verdict(name, entry["scale"], data, entry.get("remark", ""))
@@ -200,7 +211,7 @@ def duration(seconds: float) -> str:
 
 
 def page(folder: Path) -> Path:
-    """Write README.md: every figure that ``folder`` holds, in the order of ``landscape figures``.
+    """Write README.md, with a row for every figure that ``folder`` holds, and the page NAME.md of each.
 
     The verdicts in the JSON files are brought up to date with their CSV files.
 
@@ -210,69 +221,47 @@ def page(folder: Path) -> Path:
     entries = entries_in(folder)
     for name, entry in entries.items():
         _write_entry(folder / f"{name}.json", entry)
-    lines = ["# The figures and tables of the papers", "", words("introduction"), "", counted(entries), ""]
-    lines += ["## What we found about these papers", "", found(entries), ""]
-    lines += ["## The claims", "", words("rules"), "", *overview(entries), "", words("times")]
-    for name, entry in entries.items():
-        lines += _section(name, entry)
+        write_text(folder / f"{name}.md", details(name, entry))
     path = folder / "README.md"
-    write_text(path, "\n".join(lines) + "\n")
+    write_text(path, front(entries))
     return path
 
 
-def found(entries: dict[str, dict[str, Any]]) -> str:
+def front(entries: dict[str, dict[str, Any]]) -> str:
+    """The text of README.md: what we found, and a table of the claims of each paper."""
+    parts = ["# The figures of the papers", words("introduction")]
+    if findings := found(entries):
+        parts += ["## What we found", "\n".join(findings)]
+    parts += ["## The claims", counted(entries), words("words")]
+    for paper, group in itertools.groupby(entries.items(), lambda pair: pair[1]["where"].partition(", ")[0]):
+        title = declared()["papers"].get(paper)
+        parts += [f"### {paper}: {title}" if title else f"### {paper}"]
+        parts += [_table(CLAIMS, (_row(name, entry) for name, entry in group))]
+    return "\n\n".join([*parts, "## How an outcome is decided", words("rules"), words("times")]) + "\n"
+
+
+def found(entries: dict[str, dict[str, Any]]) -> list[str]:
     """Our findings about the papers: the sentences of figures.toml whose figures have these outcomes."""
     outcomes = {name: entry["outcome"] for name, entry in entries.items()}
     every = declared()["findings"]
-    return " ".join(each["text"] for each in every if each["rests"].items() <= outcomes.items())
-
-
-def overview(entries: dict[str, dict[str, Any]], folder: str = "") -> list[str]:
-    """The lines of a table of all claims: a small picture, which lies in ``folder``, and the verdict."""
-    lines = ["| | claim | where tested | outcome | effect, with its interval |", "|---|---|---|---|---|"]
-    for name, entry in entries.items():
-        alt = html.escape(entry["title"])
-        small = "".join(f'<img src="{folder}{p}" width="240" alt="{alt}">' for p in entry["pictures"][:1])
-        claim = f"{name if folder else f'[{name}](#{name})'}, {entry['where']}: {entry['claims']}"
-        where, said = f"{entry['scale']}: {entry['note']}", f"**{entry['outcome'] or '–'}**"
-        lines.append(_line(small, claim, where, said, sizes(entry)))
-    return lines
+    return [f"- {each['text']}" for each in every if each["rests"].items() <= outcomes.items()]
 
 
 def counted(entries: dict[str, dict[str, Any]]) -> str:
-    """The number of claims with each outcome, in words."""
-    found = [entry["outcome"] for entry in entries.values() if entry["outcome"]]
-    counts = ", ".join(f"{outcome}: {found.count(outcome)}" for outcome in OUTCOMES)
-    return f"The {len(found)} claims with runs of more than smoke scale: {counts}." if found else ""
+    """The number of claims with each outcome."""
+    grades = [entry["outcome"] for entry in entries.values()]
+    return f"Outcomes: {', '.join(f'{grade} {grades.count(grade)}' for grade in OUTCOMES)}."
 
 
-def sizes(entry: dict[str, Any]) -> str:
-    """The effects of a claim in a few words: where it holds, where not, and how many are open.
-
-    Where all are open, those with the reasons.
-    """
-    parts = []
-    for holds, words in ((True, "as claimed"), (False, "not")):
-        found = [f"{_joined(e)}: {e['text']}" for e in entry["effects"] if e["holds"] is holds]
-        parts += [f"{words}: {_first(found)}"] if found else []
-    left = [effect for effect in entry["effects"] if effect["holds"] is None]
-    if not parts:
-        reasons = dict.fromkeys(e["reason"] for e in left if not e["seeds"])
-        measured = [f"{_joined(e)}: {e['text']} ({e['reason']})" for e in left if e["seeds"]]
-        return "; ".join([*reasons, *([_first(measured)] if measured else [])])
-    if left:
-        parts.append(f"open: {len(left)} of {len(entry['effects'])}")
-    return ". ".join(parts)
-
-
-def _first(texts: list[str]) -> str:
-    """The first of ``texts``, and how many more the section of the figure has."""
-    more = [f"{len(texts) - SHOWN} more below"] if len(texts) > SHOWN else []
-    return "; ".join([*texts[:SHOWN], *more])
-
-
-def _joined(effect: dict[str, Any]) -> str:
-    return ", ".join(part for part in (effect["where"], effect["what"]) if part)
+def _row(name: str, entry: dict[str, Any]) -> tuple[str, ...]:
+    """The cells of a claim: its figure, the claim, its outcome, the effect that carries it."""
+    alt = html.escape(entry["title"])
+    small = "".join(f'<img src="{path}" width="160" alt="{alt}"><br>' for path in entry["pictures"][:1])
+    result, _ = result_of(name, entry["scale"], entry["outcome"])
+    graded = f"**{(entry['outcome'] or 'smoke').capitalize()}.** {result}".rstrip()
+    effects = [effect for effect in entry["effects"] if effect["where"] == get(name).effect]
+    texts = [f"**{e['text']}**: {e['what']}, {e['where']}" for e in effects or entry["effects"]]
+    return f"{small}[{name}]({name}.md)", entry["claims"], graded, "".join(texts[:1])
 
 
 def effect_cells(effect: dict[str, Any]) -> tuple[str, str, str, str]:
@@ -291,33 +280,44 @@ def _between(least: float | None, most: float | None) -> str:
     return f"{least:.3g} to {most:.3g}"
 
 
-def _section(name: str, entry: dict[str, Any]) -> list[str]:
-    lines = ["", f"## {name}", "", f"**{entry['where']}: {entry['title']}.** {entry['claims']}", ""]
-    lines += [f"![{entry['title']}]({picture})" for picture in entry["pictures"]]
-    lines += ["", f"{made(entry)} Data in [{name}.csv]({name}.csv).", ""]
-    said = f"**{entry['outcome'].capitalize()}.** " if entry["outcome"] else ""
-    lines.append(f"{said}{entry['verdict']}")
-    if text := get(name).found.get(entry["outcome"]):
-        lines += ["", f"What we found: {text}"]
-    if entry["effects"]:
-        lines += ["", "| where | effect | seeds | |", "|---|---|---|---|"]
-        lines += [_line(*effect_cells(effect)) for effect in entry["effects"]]
-    if entry["compared"]:
-        lines += ["", "| | here | paper |", "|---|---|---|"]
-        lines += [_line(*(each[key] for key in COMPARED)) for each in entry["compared"]]
-    return lines
+def details(name: str, entry: dict[str, Any]) -> str:
+    """The text of NAME.md: the pictures of a figure, its claim, the outcome, and all tests and numbers."""
+    grade, effects, compared = entry["outcome"], entry["effects"], entry["compared"]
+    result, detail = result_of(name, entry["scale"], grade)
+    parts = [f"# {name}: {(result or entry['title']).rstrip('.')}"]
+    parts += [f"{entry['where']}: {entry['title']}. [All figures](README.md)"]
+    parts += [f"![{entry['title']}]({picture})" for picture in entry["pictures"]]
+    parts += [f"**Claim.** {entry['claims']} {get(name).detail}".rstrip()]
+    said = (f"**{grade.capitalize()}.**", _counts(effects), detail, entry.get("remark", ""))
+    parts += [" ".join(filter(None, said)) if grade else entry["verdict"]]
+    parts += [f"**Setting.** {made(entry)} Data in [{name}.csv]({name}.csv)."]
+    if effects:
+        parts += [_table(("where", "effect", "seeds", ""), map(effect_cells, effects))]
+    if compared:
+        columns = [key for key in COMPARED if key != "paper" or any(each[key] for each in compared)]
+        rows = ([each[key] for key in columns] for each in compared)
+        parts += [_table([COMPARED[key] for key in columns], rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _counts(effects: list[dict[str, Any]]) -> str:
+    """The number of tests with each answer, such as "Tests: 2 as claimed, 1 open."."""
+    answers = [effect["holds"] for effect in effects]
+    words = {True: "as claimed", False: "not as claimed", None: "open"}
+    counts = (f"{answers.count(answer)} {word}" for answer, word in words.items() if answer in answers)
+    return f"Tests: {', '.join(counts)}."
 
 
 def made(entry: dict[str, Any]) -> str:
-    """The settings, the command and the version of the code that made a figure, in one or two sentences."""
+    """The settings, the command and the versions of the numerics of a figure, in one or two sentences."""
     numerics = ", ".join(f"{key} {value}" for key, value in entry.get("numerics", {}).items())
-    versions = f"version {entry['version']}" + (f", numerics: {numerics}" if numerics else "")
     return (
         f"Scale {entry['scale']}: {' '.join(entry['note'].split()).rstrip('.')}. `{entry['command']}`, "
-        f"{duration(entry['seconds'])}; drawn by {versions}."
+        f"{duration(entry['seconds'])}{f'; versions of the numerics: {numerics}' if numerics else ''}."
     )
 
 
-def _line(*cells: str) -> str:
-    """A line of a table."""
-    return "| " + " | ".join(text.replace("|", "\\|") for text in cells) + " |"
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)

@@ -1,9 +1,11 @@
-"""A small part of ``make fuzz``, and readers of small files on arbitrary bytes."""
+"""A small part of ``make fuzz`` and ``make chaos``, and readers of small files on arbitrary bytes."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -16,44 +18,63 @@ from landscape.core.files import printable
 from landscape.data.images import decode, read_binary, read_idx
 from landscape.data.speech import read_wav
 from landscape.training.topology import read_matrix
-from tests.fuzz import harness
+from tests.harm import commands, files, samples
 
 INPUTS = 100
 
 
 def test_readers_stand_damaged_and_hostile_files() -> None:
-    outcome = harness.run(harness.plan(INPUTS))
-    assert sum(outcome.counts.values()) >= INPUTS - len(harness.SHARES)
-    assert not outcome.failures
+    tally = files.attack(files.plan(INPUTS))
+    assert tally.counts.total() >= INPUTS - len(files.CASES)
+    assert not tally.wrong
 
 
 @pytest.mark.slow
 def test_the_harness_sees_what_must_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A traceback, a crash, a loop and code that runs are each told."""
+    """A traceback, a crash, a loop, code that runs and too much memory are each told."""
 
-    def bad(raw: bytes, folder: Path, rng: object) -> None:
-        how = int((folder.parent / "count").read_text() or 0) if (folder.parent / "count").exists() else 0
-        (folder.parent / "count").write_text(str(how + 1))
+    def bad(raw: bytes, folder: Path, rng: Any) -> None:
+        count = folder.parent / "count"
+        how = int(count.read_text()) if count.exists() else 0
+        count.write_text(str(how + 1))
         if how == 0:
             raise KeyError("x")
         if how == 1:
             os.kill(os.getpid(), 11)
-        if how == 2:
-            while True:
-                pass
+        while how == 2:
+            pass
         if how == 3:
             (folder / "ran").touch()
         if how == 4:
             bytearray(5 << 30)
 
-    monkeypatch.setitem(harness.READERS, "page", bad)
-    monkeypatch.setattr(harness, "SECONDS", 2.0)
-    failures = harness.run([("page", i) for i in range(6)]).failures
-    assert [line.split(": ", 1)[0] for line in failures] == [f"page {i}" for i in range(5)]
-    for line, word in zip(
-        failures, ("KeyError", "status", "nothing for 2 s", "code was run", "MemoryError"), strict=True
-    ):
-        assert word in line
+    monkeypatch.setitem(files.CASES, "page", files.CASES["page"]._replace(read=bad))
+    monkeypatch.setattr(files, "SECONDS", 2.0)
+    wrong = files.attack([("page", i) for i in range(6)]).wrong
+    words = ("KeyError", "status", "nothing for 2 s", "code was run", "MemoryError")
+    assert [word in line for word, line in zip(words, wrong, strict=True)] == [True] * 5
+    assert [line.split(": ", 1)[0] for line in wrong] == [f"page {i}" for i in range(5)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in Linux's /proc")
+@pytest.mark.slow
+def test_a_run_that_is_disturbed_comes_to_the_same_end() -> None:
+    tally = commands.run(12, ["train, 1 process", "train, 2 processes"], seed=1, timeout=20.0)
+    assert tally.wrong == []
+    assert tally.counts.total() >= 12
+    assert len(commands.CASES) > 15
+
+
+def test_a_difference_is_told(tmp_path: Path) -> None:
+    for name, value in (("a", np.nan), ("b", np.nan), ("c", 0.0)):
+        (tmp_path / name).mkdir()
+        line = samples.results()["line"]
+        loss = np.where(line.t == 0.5, value, line.loss)
+        dataclasses.replace(line, loss=loss).save(tmp_path / name / "x.h5")
+    a, b, c = (commands.contents(tmp_path / name) for name in "abc")
+    assert commands.difference(a, b) == ""
+    assert commands.difference(a, c) == "x.h5 0 loss"
+    assert commands.difference(a, a | {"y": ""}) == "y"
 
 
 NAMES = ("train-images-idx3-ubyte", "t.gz", "x.bin", "s.wav", "i.png", "m.npy", "m.csv", "n.pt", "n.safetensors")  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import os
@@ -20,7 +21,7 @@ import h5py
 import numpy as np
 import torch
 
-from tests.fuzz import samples
+from tests.harm import samples
 
 NUMBERS = [0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1]
 TEXTS = [
@@ -35,31 +36,18 @@ def damaged(raw: bytes, rng: random.Random) -> bytes:
     """``raw`` with a few bytes flipped, replaced, removed, repeated, moved, or cut off."""
     out = bytearray(raw)
     for _ in range(rng.choice([1, 1, 1, 2, 4, 16])):
-        place = rng.randrange(len(out) + 1)
+        place, start = rng.randrange(len(out) + 1), rng.randrange(len(out) + 1)
         # The beginning and the end hold most of what is not mere data.
         place = rng.choice([place, min(place, rng.randrange(200)), max(0, len(out) - rng.randrange(1, 200))])
-        length = rng.choice([1, 2, 4, 8, 64, 512])
-        how = rng.randrange(8)
-        if how == 0 and place < len(out):
-            out[place] ^= 1 << rng.randrange(8)
-        elif how == 1:
-            number = rng.choice(NUMBERS)
-            size, order = rng.choice([(1, "<"), (2, "<"), (4, "<"), (8, "<"), (2, ">"), (4, ">"), (8, ">")])
-            code = {1: "B", 2: "H", 4: "I", 8: "Q"}[size]
-            out[place : place + size] = struct.pack(order + code, number % (1 << (8 * size)))
-        elif how == 2:
-            del out[place : place + length]
-        elif how == 3:
-            out[place:place] = rng.randbytes(length)
-        elif how == 4:
-            out[place : place + length] = bytes(length)
-        elif how == 5:
-            start = rng.randrange(len(out) + 1)
-            out[place : place + length] = out[start : start + length]
-        elif how == 6 and rng.random() < 0.3:
-            del out[place:]
-        else:
-            out[place : place + length] = rng.randbytes(length)
+        length, size = rng.choice([1, 2, 4, 8, 64, 512]), rng.choice([1, 2, 4, 8])
+        number = rng.choice(NUMBERS) % (1 << 8 * size)
+        replaced, new = rng.choice([
+            (1, bytes(byte ^ 1 << rng.randrange(8) for byte in out[place : place + 1])),
+            (size, number.to_bytes(size, rng.choice(["little", "big"]))),
+            (length, b""), (0, rng.randbytes(length)), (length, bytes(length)), (length, rng.randbytes(length)),
+            (length, out[start : start + length]), (len(out) if rng.random() < 0.3 else 1, b""),
+        ])  # fmt: skip
+        out[place : place + replaced] = new
     return bytes(out)
 
 
@@ -152,50 +140,63 @@ def _new_attribute(file: h5py.File, name: str, rng: random.Random) -> None:
     holder.attrs[key] = value
 
 
+def _virtual(file: h5py.File, name: str, source: str) -> None:
+    layout = h5py.VirtualLayout(shape=(4, 83), dtype="f4")
+    layout[:] = h5py.VirtualSource(source, name.replace("%", "%%"), shape=(4, 83))  # % begins a format
+    file.create_virtual_dataset(name, layout)
+
+
+def _unknown_filter(file: h5py.File, name: str) -> None:
+    made = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    made.set_chunk((4, 83))
+    made.set_filter(299, h5py.h5z.FLAG_OPTIONAL, (1,))
+    h5py.h5d.create(file.id, name.encode(), h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((4, 83)), made)
+
+
+# What stands in the place of data, and what is said where it stands in that of a checkpoint's weights.
+HOSTILE: dict[str, tuple[Callable[[h5py.File, str], object], str]] = {
+    "virtual": (lambda f, name: _virtual(f, name, "secret.bin"), "virtual"),
+    "virtual on itself": (lambda f, name: _virtual(f, name, "."), "virtual"),
+    "external storage": (
+        lambda f, name: f.create_dataset(name, (4, 83), "f4", external=[("secret.bin", 0, h5py.h5f.UNLIMITED)]), "another file"),
+    "external link": (lambda f, name: f.__setitem__(name, h5py.ExternalLink("secret.bin", "/x")), "another file"),
+    "soft link": (lambda f, name: f.__setitem__(name, h5py.SoftLink("/rule/x")), "soft link"),
+    "references": (lambda f, name: f.create_dataset(name, data=np.array([f.ref] * 4, dtype=h5py.ref_dtype)), "must hold numbers"),
+    "bytes": (lambda f, name: f.create_dataset(name, data=np.full((4, 83), b"x")), "one of the kinds"),
+    "text": (lambda f, name: f.create_dataset(name, data=np.array(["a", "²"], dtype=h5py.string_dtype())), "one of the kinds"),
+    "lists": (lambda f, name: f.create_dataset(name, (2,), h5py.vlen_dtype("f4")), "must hold numbers"),
+    "opaque": (lambda f, name: f.create_dataset(name, (2,), h5py.opaque_dtype("V9")), "must hold numbers"),
+    "complex": (lambda f, name: f.create_dataset(name, data=np.zeros(2, "c16")), "one of the kinds"),
+    "rows": (lambda f, name: f.create_dataset(name, data=np.zeros(2, [("a", "f4"), ("b", "S3")])), "one of the kinds"),
+    "nothing": (lambda f, name: f.create_dataset(name, data=h5py.Empty("f4")), ""),
+    "group": (lambda f, name: f.create_group(name), "is a group"),
+    "filter": (_unknown_filter, "filter 299"),
+    "missing chunks": (lambda f, name: f.create_dataset(name, (4, 83), "f4", chunks=(1, 83)), "more than the file holds"),
+    "10^12 elements": (lambda f, name: f.create_dataset(name, (10**6, 10**6), "f4"), "are there"),
+    "2^40 in chunks": (lambda f, name: f.create_dataset(name, (1 << 40, 1), "f4", chunks=(1 << 16, 1)), "more than the file"),
+    "deep": (lambda f, name: f.create_group(name + "/a" * 9), "8 deep"),
+    "circle": (lambda f, name: f.__setitem__(name, f["/"]), "in a circle"),
+}  # fmt: skip
+
+
 def _new_data(file: h5py.File, name: str, rng: random.Random) -> None:
+    """Something hostile, or data of another shape or type, packed or not."""
     old = file[name]
     shape = old.shape if isinstance(old, h5py.Dataset) else (3,)
     del old, file[name]
+    if rng.random() < 0.7:
+        rng.choice([*HOSTILE.values()])[0](file, name)
+        return
     odd = tuple(rng.choice([0, 1, 2, 7, n]) for n in shape) + (2,) * rng.choice([0, 0, 1])
-    layout = h5py.VirtualLayout(shape=(5,), dtype="f4")
-    layout[:] = h5py.VirtualSource(".", name.replace("%", "%%"), shape=(5,))  # % begins a format
-    other = h5py.VirtualLayout(shape=(5,), dtype="f4")
-    other[:] = h5py.VirtualSource("secret.h5", "x", shape=(5,))
-    how: Callable[[], Any] = rng.choice([
-        lambda: file.create_dataset(name, data=np.zeros(odd, rng.choice(["f4", "f8", "i8", "u1", "f2", "?", ">f8"]))),
-        lambda: file.create_dataset(name, shape, "S4"),
-        lambda: file.create_dataset(name, data=np.array(["a", "²"], dtype=h5py.string_dtype())),
-        lambda: file.create_group(name),
-        lambda: file.create_virtual_dataset(name, layout),
-        lambda: file.create_virtual_dataset(name, other),
-        lambda: file.create_dataset(name, shape or (2,), "f4", external=[("secret.bin", 0, h5py.h5f.UNLIMITED)]),
-        lambda: file.create_dataset(name, (1 << 40,), "f8", chunks=(1 << 16,)),
-        lambda: file.create_dataset(name, (1 << 20, 1 << 20), "f8"),
-        lambda: file.create_dataset(name, data=np.zeros(5_000_000), compression="gzip"),
-        lambda: file.create_dataset(name, data=np.zeros(shape or (1,)), compression=rng.choice(["gzip", "lzf"]), chunks=True)
-        if 0 not in shape else file.create_group(name),
-        lambda: file.create_dataset(name, data=np.array([file.ref], dtype=h5py.ref_dtype)),
-        lambda: file.create_dataset(name, (2,), h5py.vlen_dtype("f4")),
-        lambda: file.create_dataset(name, (2,), h5py.opaque_dtype("V9")) if rng.random() < 0.5 else file.create_dataset(name, (2,), "c16"),
-        lambda: file.create_dataset(name, data=h5py.Empty("f4")),
-        lambda: file.create_dataset(name, (2,), np.dtype([("a", "f4"), ("b", "S3")])),
-    ])  # fmt: skip
-    how()
+    kind = rng.choice(["f4", "f8", "i8", "u1", "f2", "?", ">f8"])
+    packed = {"compression": rng.choice(["gzip", "lzf"]), "chunks": True} if odd and 0 not in odd else {}
+    file.create_dataset(name, data=np.zeros(odd, kind), **rng.choice([{}, packed]))
 
 
-def _new_link(file: h5py.File, name: str, rng: random.Random) -> None:
+def _another_name(file: h5py.File, name: str, rng: random.Random) -> None:
     del file[name]
-    kind = rng.randrange(4)
-    if kind == 0:
-        file[name] = h5py.SoftLink(rng.choice(["/", name, "/nothing", "/x"]))
-    elif kind == 1:
-        file[name] = h5py.ExternalLink(rng.choice(["secret.h5", "/etc/passwd", os.devnull]), "/x")
-    elif kind == 2:
-        file[name] = file["/"]  # a circle
-    else:
-        names = [n for n in _objects(file) if not name.startswith(n)]
-        if names:
-            file[name] = file[rng.choice(names)]
+    if names := [n for n in _objects(file) if not name.startswith(n)]:
+        file[name] = file[rng.choice(names)]
 
 
 def _new_name(file: h5py.File, name: str, rng: random.Random) -> None:
@@ -211,7 +212,7 @@ def _removed(file: h5py.File, name: str, rng: random.Random) -> None:
     del file[name]
 
 
-CHANGES = [_new_values, _new_attribute, _new_attribute, _new_data, _new_data, _new_link, _new_name, _removed]
+CHANGES = [_new_values, _new_attribute, _new_attribute, *[_new_data] * 3, _another_name, _new_name, _removed]
 
 
 class Runs:
@@ -224,6 +225,17 @@ class Runs:
         return os.system, (f"touch '{self.trace}'",)
 
 
+#: What is said of tensors that are no plain numbers, and how zeros become such.
+ODD_TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "meta": lambda zeros: zeros.to("meta"),
+    "sparse": torch.Tensor.to_sparse,
+    "quantized": lambda zeros: torch.quantize_per_tensor(zeros, 0.1, 0, torch.qint8),
+    "float8_e4m3fn": lambda zeros: zeros.to(torch.float8_e4m3fn),
+    "int8": torch.Tensor.char,
+    "complex64": lambda zeros: zeros.to(torch.complex64),
+}
+
+
 def state(raw: bytes, rng: random.Random, trace: Path) -> bytes:
     """A file of torch.save: with code in it, with odd tensors, as a bomb, or damaged."""
     good = samples.net().state_dict()
@@ -231,12 +243,7 @@ def state(raw: bytes, rng: random.Random, trace: Path) -> bytes:
     shape = good[key].shape
     odd: list[Callable[[], Any]] = [
         lambda: Runs(trace),
-        lambda: torch.empty(shape, device="meta"),
-        lambda: torch.zeros(shape).to_sparse(),
-        lambda: torch.zeros(shape).to(torch.float8_e4m3fn),
-        lambda: torch.zeros(shape, dtype=torch.int8),
-        lambda: torch.quantize_per_tensor(torch.zeros(shape), 0.1, 0, torch.qint8),
-        lambda: torch.zeros(shape, dtype=torch.complex64),
+        *(functools.partial(make, torch.zeros(shape)) for make in ODD_TENSORS.values()),
         lambda: torch.zeros(1).expand(1 << 20, 1 << 20),
         lambda: torch.zeros((*shape, 2)),
         lambda: torch.full(shape, float("nan")),
