@@ -163,7 +163,7 @@ def test_errors_of_interpolation_are_no_basins() -> None:
         (lambda s: landscape.basins(surface(s.loss[:1])), "2 × 2"),
         (lambda s: landscape.basins(surface(s.loss * np.nan)), "no value is finite"),
         (lambda s: landscape.basins(surface(s.loss, np.ones((2, 3)))), "directions: .*parallel"),
-        (lambda s: landscape.basins(surface(-s.loss)), "rises: no loss is above"),
+        (lambda s: landscape.basins(surface(-s.loss)), "rises: no loss exceeds"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(call: Callable[[Surface], object], words: str) -> None:

@@ -375,13 +375,13 @@ def line(
     if b is None and isinstance(a, (Tensor, np.ndarray)) and direction is None:
         a, direction = None, a
     if (a is None) == (direction is None) or (a is None and b is not None):
-        raise InputError("a, direction: a line takes two networks, a and b, or one direction")
+        raise InputError("a, direction: give two networks, a and b, or one direction")
     networks: list[Network] = []
     if a is not None:
         ends = {"problem": problem, "a": a} if b is None else {"a": a, "b": b}
         networks = networks_of(problem, [*ends.values()], labels or tuple(ends))
         if span is not None:
-            raise InputError("span: a line between two weights runs from 0 to 1, it has none")
+            raise InputError("span: a line between two weights runs from 0 to 1; leave it out")
         kind, t = "interpolation", np.linspace(0, 1, points)
         start, end = (single(network.theta) for network in networks)
         direction = end - start

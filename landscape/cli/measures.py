@@ -382,7 +382,7 @@ def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]
         found[match[1]] = list(runs[done : done + int(match[2])])
         done += int(match[2])
     if done != len(runs):
-        raise InputError(f"--groups: '{text}' has places for {done} checkpoints, {len(runs)} were given")
+        raise InputError(f"--groups: '{text}' has {done} checkpoints, it must have {len(runs)}, those given")
     return found
 
 

@@ -177,7 +177,7 @@ def reading(path: str | Path, schema: str | None = None, warn: bool = True) -> I
         try:
             actual = file.attrs.get("schema")
             if not isinstance(actual, str) or not re.fullmatch(SCHEMA, actual):
-                raise OperationError(f"{path}: an HDF5 file, but not one that landscape wrote")
+                raise OperationError(f"{path}: an HDF5 file of another program; give one of landscape")
             if schema is not None and actual != schema:
                 raise OperationError(f"{path}: holds a {actual}, a {schema} is needed")
             newest = attribute(file, "version", int)

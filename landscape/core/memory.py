@@ -96,7 +96,7 @@ def memory_in_use(device: torch.device) -> int:
 
         return int(statm.read_text().split()[1]) * resource.getpagesize()
     if (peak := peak_memory()) is None:
-        raise InputError("max_memory: this system does not say how much memory a process uses")
+        raise InputError("max_memory: this system does not say how much memory a process uses; leave it out")
     return peak
 
 

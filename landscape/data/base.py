@@ -175,7 +175,7 @@ def cache_folder() -> Path:
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "landscape")
     except RuntimeError as error:  # neither HOME nor an entry in the list of users, as in some containers
-        raise OperationError("there is no home folder for the cache; LANDSCAPE_CACHE may name one") from error
+        raise OperationError("there is no home folder for the cache; set LANDSCAPE_CACHE") from error
 
 
 def file_stat(root: Path, path: str) -> os.stat_result:
