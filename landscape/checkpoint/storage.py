@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import h5py
 import numpy as np
 import torch.distributed as dist
 from torch import Tensor
@@ -20,7 +21,7 @@ from torch import Tensor
 from landscape.checkpoint import history
 from landscape.checkpoint.checkpoint import IMPORTED, SCHEMA, Checkpoint
 from landscape.core import hdf5
-from landscape.core.errors import InputError, OperationError, warn_caller
+from landscape.core.errors import DataWarning, InputError, OperationError, warn_caller
 from landscape.core.files import Lock, printable
 from landscape.core.hdf5 import Array, DamagedError, DamageWarning
 from landscape.core.options import choose, expect
@@ -46,10 +47,13 @@ def write(
     """
     path = folder / f"step-{checkpoint.step:07d}.h5"
     recent = history.recent(checkpoint.history, checkpoint.step, every)
-    dataclasses.replace(checkpoint, history=recent).save(path, learners, rows)
-    with hdf5.changed_copy(path, folder / "last.h5") as file:
+
+    def complete(file: h5py.File) -> None:
         if recent is not checkpoint.history:
             history.write(file, checkpoint.history, checkpoint.units)
+
+    with hdf5.writing(path, SCHEMA, folder / "last.h5", complete) as file:
+        dataclasses.replace(checkpoint, history=recent)._write(file, learners, rows)
     return path
 
 
@@ -73,8 +77,7 @@ def steps(folder: Path) -> list[Path]:
     checkpoints = []
     for path in sorted(folder.glob("step-*.h5")):
         try:
-            with hdf5.reading(path, warn=False) as file:
-                checkpoints += [path] if file.attrs["schema"] == SCHEMA else []
+            checkpoints += [path] if hdf5.schema_of(path) == SCHEMA else []
         except OperationError:
             if _STEP.fullmatch(path.name):
                 raise
@@ -120,9 +123,7 @@ def load(path: str | Path) -> Checkpoint | base.Result | list[base.Result]:
     """
     expect("path", path, str, Path)
     path = checkpoint_in(Path(path))
-    with hdf5.reading(path, warn=False) as file:
-        schema = file.attrs["schema"]
-    if schema == SCHEMA:
+    if hdf5.schema_of(path) == SCHEMA:
         return Checkpoint.load(path)
     results = base.load_results(path)
     return results[0] if len(results) == 1 else results
@@ -200,7 +201,7 @@ class ResultFile:
     that replaces the old one.
 
     Args:
-        path, mode, replace, message: as for :func:`landscape.open`.
+        path, mode, replace: as for :func:`landscape.open`.
         writes: whether this process writes the file; of several that open it, one does.
 
     Example:
@@ -224,7 +225,6 @@ class ResultFile:
         *,
         replace: bool = False,
         writes: bool = True,
-        message: Callable[[str], None] | None = None,
     ) -> None:
         self.path = Path(path)
         #: The earlier result that the latest computation went on with; None if it began from the start.
@@ -232,7 +232,7 @@ class ResultFile:
         #: Whether the file was written since it was opened.
         self.written = False
         self._writable, self._writes = choose("mode", mode, ("r", "a", "w")) != "r", writes and mode != "r"
-        self._replace, self._message = replace or mode == "w", message or (lambda line: None)
+        self._replace = replace or mode == "w"
         self._lock = Lock(self.path)
         self._going_on: _Entry | None = None  # the one that the computation writes until it ends
         self._changed = False
@@ -397,7 +397,7 @@ class ResultFile:
                 self.drop(result, f"it is of other checkpoints ({getattr(result, 'label', '')})")
 
     def drop(self, result: Result, reason: str) -> None:
-        """Leave out a result that does not fit.
+        """Leave out a result that does not fit, with a warning.
 
         Args:
             result: one that the file holds.
@@ -407,18 +407,20 @@ class ResultFile:
             OperationError: the file was not opened with ``replace``.
 
         Example:
-            >>> import tempfile, landscape
+            >>> import tempfile, warnings, landscape
             >>> path = f"{tempfile.mkdtemp()}/two.h5"
             >>> landscape.save([surface, surface.compact()], path)
             >>> with landscape.open(path, "a", replace=True) as file:
-            ...     file.drop(file[0], "it is too large")
+            ...     with warnings.catch_warnings(action="ignore"):
+            ...         file.drop(file[0], "it is too large")
             ...     len(file)
             1
         """
         if not self._replace:
             raise ConflictError(self.path, f"holds another result, {reason}")
         self.keep([other for other in self if other is not result])
-        self._message(f"{self.path}: cannot be resumed, {reason}; computed from the start")
+        line = f"{printable(self.path)}: cannot be resumed, {reason}; computed from the start"
+        warn_caller(line, DataWarning)
 
     def _check_points(self, earlier: Any, x: Array, y: Array) -> None:
         across, up = coincide(x, earlier.x)[1], coincide(y, earlier.y)[1]
@@ -492,7 +494,6 @@ def open(
     *,
     replace: bool = False,
     group: dist.ProcessGroup | None = None,
-    message: Callable[[str], None] | None = None,
 ) -> ResultFile:
     """Open a file of results, to read them, or for computations to add to it and to go on with.
 
@@ -500,10 +501,9 @@ def open(
         path: the file.
         mode: "r" reads; "a" adds to the file, or makes it; "w" begins anew, and the first result that is
             written takes the place of the old file. With "a" and "w" no other process can write it.
-        replace: results that do not fit, and points that a new grid does not have, are replaced; without, a
-            computation that would lose them is refused.
+        replace: results that do not fit, and points that a new grid does not have, are replaced, and a
+            warning says why; without, a computation that would lose them is refused.
         group: a torch.distributed group whose processes all open the file; its first one writes.
-        message: called with a line that says why a result is replaced.
 
     Returns:
         The file, which leaving its ``with`` block closes.
@@ -523,4 +523,4 @@ def open(
     """
     expect("path", path, str, Path)
     writes = group is None or dist.get_rank(group) == 0
-    return ResultFile(path, mode, replace=replace, writes=writes, message=message)
+    return ResultFile(path, mode, replace=replace, writes=writes)

@@ -66,8 +66,7 @@ def check_targets(path: Path | None, picture: str | None, force: bool) -> None:
     if path:
         ends_in("-o", path, [".h5"])
     if path and path.exists():
-        with hdf5.reading(path) as file:
-            schema = str(file.attrs["schema"])
+        schema = hdf5.schema_of(path)
         if schema == SCHEMA:
             raise OperationError(f"-o: {path} is a checkpoint, it is not overwritten; give another name")
         if not force:

@@ -157,7 +157,7 @@ def compute_on_grid(
     force, results = analysis.target.force, []
     with (
         _by_options(),
-        ResultFile(path, "a", replace=force, writes=team.rank == 0, message=common.message) as file,
+        ResultFile(path, "a", replace=force, writes=team.rank == 0) as file,
     ):
         file.only([origin["source_sha256"] for origin in origins])
         with team.joined() as joined, _by_options():
