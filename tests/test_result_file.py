@@ -16,9 +16,9 @@ from landscape.evaluation import grid
 from landscape.training.recipes.recipe import read
 from landscape.training.run.launch import launch
 from tests import problems
-from tests.chaos.cases import ALL, Case
 from tests.conftest import Command, slow_but
 from tests.examples import parabola
+from tests.harm.commands import CASES
 
 
 @pytest.fixture
@@ -258,17 +258,15 @@ def test_what_the_same_settings_computed_is_not_computed_again(path: Path) -> No
     assert len(calls) == 2
 
 
-ONE_FILE = [case for case in ALL if case.nproc == 1 and "last.h5" in str(case.words)] + [
-    Case("critical-batch", next(case.words for case in ALL if case.name == "critical-batch"))
-]
-QUICK = [case for case in ONE_FILE if case.name in ("spectrum", "average", "connect", "compare", "line")]
+ONE_FILE = [name for name, words in CASES.items() if "last.h5" in str(words) and "--nproc" not in words]
+QUICK = ("spectrum", "average", "connect", "compare", "line")
 
 
-@pytest.mark.parametrize("case", slow_but(QUICK, ONE_FILE), ids=lambda case: case.name)
+@pytest.mark.parametrize("name", slow_but(QUICK, [*ONE_FILE, "critical-batch"]))
 def test_a_command_whose_result_is_there_is_done(
-    case: Case, trained: Path, tmp_path: Path, command: Command
+    name: str, trained: Path, tmp_path: Path, command: Command
 ) -> None:
-    words = [word for word in case.command(trained, tmp_path, 60.0) if word != "-q"]
+    words = [word.format(run=trained, folder=tmp_path) for word in CASES[name] if word != "-q"]
     words = [word.replace("0000005", "0000010").replace("120x80", "4") for word in words]
     code, out, err = command(*words)
     assert code == 0, err
@@ -278,9 +276,7 @@ def test_a_command_whose_result_is_there_is_done(
     assert (code, err.count("complete already, nothing is computed"), again.splitlines()[-1]) == (
         0, 1, out.splitlines()[-1],
     )  # fmt: skip
-    option, value, wrong = (
-        ("--seed", "3", "x") if case.words[0] == "critical-batch" else ("--dtype", "float64", "f64")
-    )
+    option, value, wrong = ("--seed", "3", "x") if name == "critical-batch" else ("--dtype", "float64", "f64")
     code, out, err = command(*words, option, value)
     assert (code, out, err.count("\n")) == (1, "", 1), err
     assert f"its {option.lstrip('-')} is " in err.replace("its --", "its "), err
