@@ -184,7 +184,7 @@ def test_the_command(tmp_path: Path, command: Command) -> None:
     part.done[0, :9] = False
     part.save(tmp_path / "p.h5")
     for name, options, status, *named in (
-        ("c.h5", (), 1, "finished landscape.basins", "--force"),
+        ("c.h5", (), 1, "its --rise is [0.01] and not the default", "--force"),
         ("c.h5", ("--around", "top"), 2, "--around: 'top'", "center, lowest"),
         ("c.h5", ("--rise", "-1", "--force"), 2, "--rise: '-1'"),
         ("c-basins.h5", (), 1, "landscape.basins", "surface"),

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import h5py
@@ -241,11 +243,12 @@ class ResultFile:
         try:
             known = mode == "r" or self.path.exists()
             stored = base.load_results(self.path) if known else []
+            self._settings = base.settings_in(self.path) if known else {}
         except BaseException as error:
             if not (mode == "w" and isinstance(error, DamagedError)):  # "w" replaces a damaged file
                 self._lock.release()
                 raise
-            stored = []
+            stored, self._settings = [], {}
         self._entries = [] if mode == "w" else [*map(_Entry, stored)]
 
     def __enter__(self) -> Self:
@@ -286,6 +289,44 @@ class ResultFile:
         """
         self._going_on = None
         self.put(result, finished=True)
+
+    def once(self, settings: Mapping[str, Any], compute: Callable[[], Iterable[Result]]) -> list[Result]:
+        """The results of these settings: those in the file, or what ``compute`` makes, written at once.
+
+        Args:
+            settings: all that the results depend on, by name: numbers, texts, flags and lists of these.
+            compute: called where the file does not have the results, or was opened with ``replace``.
+
+        Returns:
+            The results, which are all that the file holds now.
+
+        Raises:
+            OperationError: the file holds other results, and was not opened with ``replace``.
+
+        Example:
+            >>> import tempfile, landscape
+            >>> path = f"{tempfile.mkdtemp()}/one.h5"
+            >>> for _ in range(2):
+            ...     with landscape.open(path, "a") as file:
+            ...         [same] = file.once({"grid": 3}, lambda: [surface])
+            ...         file.written
+            True
+            False
+        """
+        self._check()
+        wanted = dict(json.loads(json.dumps(settings)))
+        if self._entries and not self._replace:
+            for name in {**wanted, **self._settings} if self._settings else ():
+                before, after = self._settings.get(name), wanted.get(name)
+                if before != after:
+                    words = f"its {name} is {_word(before)} and not {_word(after)}"
+                    raise ConflictError(self.path, f"holds another result, {words}")
+            if not self._settings:
+                raise ConflictError(self.path, f"holds a {self[0].schema} with settings that are not known")
+            return [*self]
+        self._entries, self._changed = [_Entry(result, ended=True) for result in compute()], True
+        self._write(wanted)
+        return [*self]
 
     def keep(self, results: Sequence[Result]) -> None:
         """Keep only these of the results, in this order; the file changes when it is written or closed.
@@ -463,10 +504,10 @@ class ResultFile:
         self._going_on = None if finished else entry
         self._write()
 
-    def _write(self) -> None:
+    def _write(self, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Write the file, unless it is as it was."""
         if self._writes and self._changed:
-            base.save([*self], self.path)
+            base.write([*self], self.path, settings)
             self.written = True
         self._changed = False
 
@@ -480,6 +521,11 @@ class ResultFile:
             raise ConflictError(
                 self.path, f"holds a {others[0].schema}, no {result.schema} is allowed beside it"
             )
+
+
+def _word(value: Any) -> str:
+    """A setting in a message."""
+    return "the default" if value is None else str(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _different_sources(source: str, other: str) -> bool:
