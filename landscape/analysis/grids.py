@@ -26,7 +26,7 @@ from landscape.curvature.eigenvalues import eigenpairs, points_at_once
 from landscape.curvature.hessian import HessianOptions
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, SearchOptions, start_vector
 from landscape.evaluation import needs
-from landscape.evaluation.evaluate import BLOCK_BYTES, confirm, evaluator, of_device
+from landscape.evaluation.evaluate import BLOCK_BYTES, Evaluator, confirm, evaluator, of_device
 from landscape.evaluation.grid import (
     Dispatch,
     Execution,
@@ -39,6 +39,7 @@ from landscape.evaluation.grid import (
     provenance,
     setting,
 )
+from landscape.evaluation.part import part_of
 from landscape.problem.batchnorm import SAMPLES, tracked
 from landscape.problem.layout import as_array, vector_of
 from landscape.problem.problem import Problem, Run, chain, problem_of
@@ -168,12 +169,21 @@ def contour(
         return Surface(span=span, autocast_error=error, **at.fields(), **fields, **about)
 
     dispatch = _dispatch(execution, save, surface, progress=taken(progress), least=run.block)
-    fields |= at.complete(run, dispatch, ("loss",), ("accuracy",), plane.seed)
+    part = _part(problem, at, plane, run, autocast)
+    fields |= at.complete(run, dispatch, ("loss",), ("accuracy",), plane.seed, part)
     if autocast is None:
         confirm(run, plane.center, plane.directions, at.points, at.exact("loss"))
     else:
         error = _autocast_error(problem, plane, at)
     return _ended(surface(), into)
+
+
+def _part(problem: Problem, at: Grid, plane: Plane, run: Evaluator, autocast: str | None) -> Evaluator | None:
+    """The same path as ``run``'s for a part of the samples, where points are interpolated and it pays."""
+    part = part_of(problem) if at.tolerance is not None and 2 * at.first <= at.done.size else None
+    if part is None:
+        return None
+    return evaluator(part, plane.center, plane.directions, at.first, method=run.method, autocast=autocast)
 
 
 def _check_sharded(problem: Any, into: ResultFile | None, execution: Execution | None) -> None:
