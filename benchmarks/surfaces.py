@@ -1,4 +1,4 @@
-"""200 surfaces, from smooth to hopeless, on which interpolated contours are calibrated.
+"""300 surfaces, from smooth to hopeless, on which interpolated contours are calibrated, 100 with a part.
 
 Analytic ones are drawn from families with random rotations, scales and shifts; networks are small ones on
 digits, at spans from 3e-5 to 3. ``python -m benchmarks.surfaces`` prints the table of docs/explanation/checks.md;
@@ -19,7 +19,8 @@ from torch import Tensor, nn
 import landscape
 from landscape import Problem
 from landscape.core.hdf5 import Array
-from landscape.evaluation.adaptive import Outcome, Tolerance, interpolate
+from landscape.evaluation.adaptive import Outcome, Part, Tolerance, interpolate
+from landscape.evaluation.part import SHARE
 from landscape.results.shown import logarithmic
 
 SHAPES = ((51, 51), (51, 51), (51, 51), (40, 60))
@@ -28,11 +29,12 @@ Draw = np.random.Generator
 
 @dataclass(frozen=True)
 class Case:
-    """An analytic surface: its values on a grid."""
+    """An analytic surface: its values on a grid, and those of a part of the samples, if it has any."""
 
     kind: str
     name: str
     values: Array
+    part: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Measured:
         kind, name: of the surface.
         stated, true: the error that is stated, and the largest at any point.
         exact: the share of exact points.
+        worth: the number of exact points, and of those of a part times its share of the samples.
+        before: the number of exact points without a part.
     """
 
     kind: str
@@ -50,26 +54,43 @@ class Measured:
     stated: float
     true: float
     exact: float
+    worth: float = 0.0
+    before: float = 0.0
 
 
-def interpolated(truth: Array, tolerance: Tolerance, seed: int) -> tuple[Array, Array, Outcome]:
-    """The values found for a surface that is known, which of them are exact, and the errors stated."""
+def _level(truth: Array) -> Part:
+    """The columns of a surface that is known, of which no point is computed yet."""
     columns, done = {"loss": np.full(truth.size, np.nan)}, np.zeros(truth.size, bool)
 
     def compute(places: Array) -> None:
         done[places] = True
         columns["loss"][places] = truth.flat[places]
 
-    outcome = interpolate(truth.shape, columns, done, compute, tolerance, ("loss",), seed)
-    return columns["loss"].reshape(truth.shape), done, outcome
+    return Part(columns, done, compute)
+
+
+def interpolated(
+    truth: Array, tolerance: Tolerance, seed: int, part: Part | None = None
+) -> tuple[Array, Array, Outcome]:
+    """The values found for a surface that is known, which of them are exact, and the errors stated."""
+    whole = _level(truth)
+    outcome = interpolate(
+        truth.shape, whole.columns, whole.done, whole.compute, tolerance, ("loss",), seed, part
+    )
+    return whole.columns["loss"].reshape(truth.shape), whole.done, outcome
 
 
 def measured(case: Case, seed: int = 0) -> Measured:
     """Interpolate the values of ``case`` from some of them."""
-    tolerance = Tolerance.parse("1%")
-    found, done, outcome = interpolated(case.values, tolerance, seed)
+    tolerance, part = Tolerance.parse("1%"), None if case.part is None else _level(case.part)
+    found, done, outcome = interpolated(case.values, tolerance, seed, part)
     true = true_error(found, case.values, tolerance)
-    return Measured(case.kind, case.name, outcome.stated["loss"], true, float(done.mean()))
+    worth = before = float(done.sum())
+    if part is not None:
+        worth += SHARE * float(part.done.sum())
+        before = float(interpolated(case.values, tolerance, seed)[1].sum())
+    stated = outcome.stated["loss"]
+    return Measured(case.kind, case.name, stated, true, float(done.mean()), worth, before)
 
 
 def true_error(found: Array, truth: Array, tolerance: Tolerance) -> float:
@@ -289,6 +310,74 @@ def analytic(part: int = 0, only: str = "") -> Iterator[Case]:
                 ny, nx = draw.choice(SHAPES)
                 x, y = np.meshgrid(np.linspace(-1, 1, nx), np.linspace(-1, 1, ny))
                 yield Case(kind, name, np.asarray(family(draw, x, y), float))
+
+
+# ---- analytic surfaces of many samples, of which a part is known everywhere ------------------------------
+
+SAMPLES, OF_PART = 60, 3
+
+
+def of_samples(draw: Draw, family: Callable[[Draw, Array, Array], Array], x: Array, y: Array) -> Array:
+    """The losses (SAMPLES, ny, nx): one surface of the family, which each sample has elsewhere."""
+    seed, spread = int(draw.integers(2**32)), 10 ** draw.uniform(-2.5, -1)
+    moved = spread * draw.normal(size=(SAMPLES, 2, 1, 1))
+    return np.stack([family(np.random.default_rng(seed), x + dx, y + dy) for dx, dy in moved])
+
+
+def rare_bump(draw: Draw, x: Array, y: Array) -> Array:
+    """Bumps that a tenth to a half of the samples have, over bowls."""
+    losses, seed = of_samples(draw, _bowl, x, y), int(draw.integers(2**32))
+    every = int(draw.integers(2, 11))
+    losses[::every] += every * (
+        bump(np.random.default_rng(seed), x, y) - _bowl(np.random.default_rng(seed), x, y)
+    )
+    return losses
+
+
+def rare_island(draw: Draw, x: Array, y: Array) -> Array:
+    """No finite values in an island that 6% to 15% of the picture is, for some samples outside the part."""
+    losses = of_samples(draw, _bowl, x, y)
+    area, at = draw.uniform(0.06, 0.15), draw.uniform(-0.7, 0.7, 2)
+    losses[SAMPLES // 2 :: 7, np.hypot(x - at[0], y - at[1]) < np.sqrt(4 * area / np.pi)] = np.nan
+    return losses
+
+
+def unlike(draw: Draw, x: Array, y: Array) -> Array:
+    """Bowls of as many shapes as samples, as of wrong labels."""
+    return np.stack([_bowl(draw, x, y) * draw.uniform(0.3, 3) for _ in range(SAMPLES)])
+
+
+# Family -> the number of surfaces: 84.
+PARTED: dict[str, dict[Callable[[Draw, Array, Array], Array], int]] = {
+    "valleys": {rosenbrock: 8, beale: 4, himmelblau: 4, goldstein_price: 4, trough: 4},
+    "ridges": {facets: 6, crest: 4, rectified: 4},
+    "cliffs": {cliff: 8, tableland: 4, wall: 4},
+    "waves": {waves: 4},
+    "bumps": {bump: 6},
+    "not finite": {half_plane: 3, island: 5, lake: 2},
+}
+OWN: dict[str, dict[Callable[[Draw, Array, Array], Array], int]] = {
+    "some samples": {rare_bump: 5, rare_island: 3},
+    "unlike": {unlike: 2},
+}
+
+
+def parted(part: int = 0, only: str = "") -> Iterator[Case]:
+    """The 84 analytic surfaces with a part of the samples, or others of the same families."""
+    families = [
+        (k, f, n, f in OWN.get(k, {}))
+        for each in (PARTED, OWN)
+        for k, fs in each.items()
+        for f, n in fs.items()
+    ]
+    for number, (kind, family, count, own) in enumerate(families):
+        for i in range(count):
+            name = f"part, {family.__name__} {part}.{i}"
+            if only in ("", name):
+                draw = np.random.default_rng([part, 1000 + number, i])
+                x, y = np.meshgrid(np.linspace(-1, 1, 51), np.linspace(-1, 1, 51))
+                losses = family(draw, x, y) if own else of_samples(draw, family, x, y)
+                yield Case(f"part: {kind}", name, losses.mean(0), losses[:OF_PART].mean(0))
 
 
 # ---- networks on digits ----------------------------------------------------------------------------------

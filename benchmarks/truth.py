@@ -277,7 +277,7 @@ def outcome(tool: str, model: Model, truth: Truth) -> Outcome:
 
 def _words(error: Exception) -> str:
     words = " ".join(str(error).split()) or type(error).__name__
-    return words if len(words) <= 140 else words[:140].rsplit(" ", 1)[0] + " …"
+    return words if len(words) <= 80 else words[:80].rsplit(" ", 1)[0] + " …"
 
 
 def row(model: Model) -> list[Outcome]:

@@ -11,10 +11,8 @@ def main() -> None:
     # lost where it meets a callback within an import.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # For -m, Python puts the current folder first; what lies there must not stand in for installed packages.
     try:
-        if sys.path[:1] == [os.getcwd()] and not sys.flags.safe_path:
-            del sys.path[0]
+        os.getcwd()
     except FileNotFoundError:  # without one, MKL cannot be loaded
         sys.exit("landscape: the current folder has been deleted; change to one that exists (cd)")
     # OpenMP's threads otherwise wait in a loop of milliseconds for their next work: beside other programs on

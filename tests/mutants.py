@@ -76,8 +76,8 @@ MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
         ("curvature/chain_hessian.py", "torch.addcmul(r, second, rzs[k - 1])", "torch.addcmul(r, second, rzs[k - 1], value=-1)"),
     ],
     FILLING: [
-        ("evaluation/adaptive.py", "coefficients[:n] / np.diagonal", "coefficients[:n] * np.diagonal"),
-        ("evaluation/adaptive.py", "if sum(e) <= self._degree", "if sum(e) < self._degree"),
+        ("evaluation/interpolant.py", "coefficients[:n] / np.diagonal", "coefficients[:n] * np.diagonal"),
+        ("evaluation/interpolant.py", "if sum(e) <= degree", "if sum(e) < degree"),
         ("evaluation/grid.py", "asked.size <= tolerance.size", "asked.size >= tolerance.size"),
         ("evaluation/adaptive.py", "np.exp(fitted) * np.expm1(errors)", "np.expm1(errors)"),
         ("evaluation/adaptive.py", "holes**self._through.order).max(1)", "holes**self._through.order).min(1)"),

@@ -14,11 +14,22 @@ from hypothesis import strategies as st
 from torch import nn
 
 import landscape
-from benchmarks.surfaces import Measured, analytic, everything, interpolated, measured, network, true_error
+from benchmarks.surfaces import (
+    Measured,
+    analytic,
+    everything,
+    interpolated,
+    measured,
+    network,
+    parted,
+    true_error,
+)
 from landscape import InputError, Problem, Surface
 from landscape.core.hdf5 import Array
 from landscape.evaluation import adaptive, grid
 from landscape.evaluation.adaptive import KERNELS, ErrorScale, Interpolant, Tolerance
+from landscape.evaluation.interpolant import follow
+from landscape.evaluation.part import part_of
 from landscape.results.shown import logarithmic
 from tests import problems
 from tests.conftest import Command, slow_but
@@ -111,6 +122,81 @@ def test_the_error_is_stated_on_the_scale_that_is_shown() -> None:
         found, done, outcome = interpolated(truth, Tolerance.parse("1%"), 0)
         assert done.all() or ("loss" in outcome.log) == logarithmic(found)
         assert true_error(found, truth, Tolerance.parse("1%")) <= outcome.stated["loss"]
+
+
+@pytest.mark.parametrize("kind", ["bump 0.0", "rare_bump 0.0", "rare_island 0.0", "island 0.0", "facets 0.0"])
+def test_a_part_of_the_samples_guides_all(kind: str) -> None:
+    found = measured(next(parted(only=f"part, {kind}")))
+    assert found.true <= found.stated <= 1.0
+    if "bump" in kind or "facets" in kind:
+        assert found.worth < 120 < found.before
+
+
+@pytest.mark.parametrize("kernel", sorted(KERNELS))
+def test_places_are_chosen_until_a_function_follows_the_values(kernel: str) -> None:
+    at = np.stack(np.meshgrid(*[np.linspace(-1, 1, 21)] * 2), -1).reshape(-1, 2)
+    values = np.exp(at[:, 0]) + at[:, 1] ** 2
+    places = follow(at, values, np.ones(len(at)), kernel, np.zeros(0, int), 0.05, 5, 400, 400)
+    through = Interpolant(at[places], kernel)
+    assert len(set(places.tolist())) == len(places) < 300
+    assert np.abs(through(through.coefficients(values[places]), at) - values).max() <= 0.05 + 1e-9
+
+
+def _many(samples: int = 1300) -> Problem:
+    """An MLP, trained for a few steps, in float64, on points of three classes."""
+    torch.manual_seed(0)
+    x, model = torch.randn(samples, 6), nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
+    y = (x[:, :3] + 0.3 * torch.randn(samples, 3)).argmax(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(50):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return Problem(model.double(), nn.functional.cross_entropy, (x.double(), y), dtype=torch.float64)
+
+
+def test_a_part_is_stratified_and_only_where_it_pays() -> None:
+    problem = _many()
+    part = part_of(problem)
+    assert part is not None
+    assert part.samples == 65
+    labels = [np.bincount(of.tensors[1], minlength=3) / of.samples for of in (part, problem) if of.tensors]
+    np.testing.assert_allclose(*labels, atol=1 / 65)
+    assert part_of(_many(500)) is None
+    assert part_of(problem.with_batchnorm("center").on(problem.data.few())) is None
+
+
+@pytest.mark.parametrize("span", slow_but([0.3], [0.1, 0.3]))
+def test_a_network_is_within_the_stated_error_with_a_part(span: float) -> None:
+    problem = _many()
+    whole, some = (_contour(problem, 51, span, interpolation_tol=tol) for tol in (None, "1%"))
+    assert some.evaluations + 0.05 * some.part_evaluations < 120
+    assert some.part_samples == 65
+    assert f"{some.evaluations} evaluations of all samples and 229 of 5%" in some.interpolation()
+    np.testing.assert_array_equal(some.loss[some.done], whole.loss[some.done])
+    for name, stated in zip(some.columns, some.stated_error, strict=True):
+        error = true_error(getattr(some, name), getattr(whole, name), Tolerance.parse("1%"))
+        assert 0.01 * error <= stated
+
+
+def test_an_unfinished_surface_with_a_part_goes_on_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "PORTION_SECONDS", 0.0)
+    monkeypatch.setattr(grid, "SAVE_SHARE", 0.0)
+    problem, saved = _many(), list[Surface]()
+    wanted: dict[str, Any] = {"grid": 41, "span": 1.0, "interpolation_tol": "1%"}
+    whole = _contour(problem, **wanted, execution=landscape.Execution(save=saved.append))
+    assert whole.part_evaluations
+    again = _contour(problem, **wanted, previous=saved[len(saved) // 2])
+    np.testing.assert_array_equal(again.loss, whole.loss)
+    np.testing.assert_array_equal(again.done, whole.done)
+
+
+@pytest.mark.slow
+def test_surfaces_with_a_part() -> None:
+    found = [measured(case) for case in parted()]
+    assert len(found) == 84
+    assert np.mean([m.true <= m.stated for m in found]) >= 0.98
+    assert np.mean([m.true <= 1 for m in found]) >= 0.98
 
 
 @pytest.mark.slow

@@ -163,7 +163,7 @@ def test_errors_of_interpolation_are_no_basins() -> None:
         (lambda s: landscape.basins(surface(s.loss[:1])), "2 × 2"),
         (lambda s: landscape.basins(surface(s.loss * np.nan)), "no value is finite"),
         (lambda s: landscape.basins(surface(s.loss, np.ones((2, 3)))), "directions: .*parallel"),
-        (lambda s: landscape.basins(surface(-s.loss)), "rises: no loss is above"),
+        (lambda s: landscape.basins(surface(-s.loss)), "rises: no loss exceeds"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(call: Callable[[Surface], object], words: str) -> None:
@@ -184,7 +184,7 @@ def test_the_command(tmp_path: Path, command: Command) -> None:
     part.done[0, :9] = False
     part.save(tmp_path / "p.h5")
     for name, options, status, *named in (
-        ("c.h5", (), 1, "finished landscape.basins", "--force"),
+        ("c.h5", (), 1, "its --rise is [0.01] and not the default", "--force"),
         ("c.h5", ("--around", "top"), 2, "--around: 'top'", "center, lowest"),
         ("c.h5", ("--rise", "-1", "--force"), 2, "--rise: '-1'"),
         ("c-basins.h5", (), 1, "landscape.basins", "surface"),

@@ -25,6 +25,7 @@ from landscape import InputError
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import as_command
 from landscape.core import registry
+from landscape.core.errors import DataWarning
 from landscape.core.options import SPLIT
 from landscape.results.geometry import median_rise
 from landscape.training.recipes import recipe
@@ -152,7 +153,6 @@ def test_line_between_two_and_along_one(runs: Path, tmp_path: Path, command: Com
     assert (between.loss[0], between.loss[-1]) == pytest.approx((problem.loss(), other.loss()), rel=1e-5)
     assert f"{between.barrier:.6g} nat" in out
     again = ("line", a, "--points", "5", "--seed", "4", "-o", out_file)
-    one_line(command(*again), 1, "l.h5", "landscape.line", "--force")
     assert command(*again, "--force")[0] == 0
     direction = landscape.random_plane(problem, seed=4).directions[0].numpy()
     np.testing.assert_array_equal(landscape.load(out_file).direction, direction)
@@ -281,7 +281,7 @@ REFUSED: list[tuple[str, int, tuple[str, ...]]] = [
     ("train --set lr=1", 2, ("--set",)),
     ("train digits-ssgd --resume --force -o x", 2, ("only one of the two",)),
     ("train --resume -o x", 1, ("holds no run to resume",)),
-    ("train digits-ssgd -o ran", 1, ("holds a run already", "--resume")),
+    ("train digits-ssgd -o ran", 1, ("its run has widths = [64, 8, 10]", "give another folder")),
     ("train digits-ssgd -o file", 1, ("cannot be",)),
 ]  # fmt: skip
 
@@ -368,6 +368,25 @@ def test_a_warning_is_one_line(
         assert command("noise", copy, "--draws", "2", "--force", "-q")[::2] == (0, "")
 
 
+def test_what_is_lost_is_said_with_q(copy: Path, command: Command) -> None:
+    """A checkpoint that is damaged, settings that are left out, and a result that is replaced."""
+    raw = bytearray((copy / "last.h5").read_bytes())
+    raw[len(raw) // 2] ^= 1
+    contour = ("contour", copy / "step-0000010.h5", "--grid", "2", "-o", copy / "c.h5", "-q")
+    train = ("train", "digits-dpsgd", "-q", "--set", "algorithm.name='ssgd'", "--set")
+    wanted = (
+        ((*contour, "--seed", "1", "--force"), "cannot be resumed, its seed is 0 and not 1; computed from"),
+        ((*train, "steps=1", "-o", copy / "a"), "algorithm.mixing: left out, dpsgd has it and ssgd does not"),
+        (("train", "-o", copy, "--resume", "-q"), "damaged, its checksum does not fit"),
+    )
+    assert command(*contour)[::2] == (0, "")
+    (copy / "last.h5").write_bytes(raw)
+    warnings.simplefilter("always", DataWarning)  # pytest undoes it
+    for words, line in wanted:
+        code, _, err = command(*words)
+        assert (code, line in err, err.count("\n")) == (0, True, 1), err
+
+
 def test_a_result_beside_the_checkpoints_is_not_taken_for_one(copy: Path, command: Command) -> None:
     assert command("contour", copy / "last.h5", "--plane", "pca", "--grid", "2", "-q")[0] == 0
     before = landscape.load(copy / "last-contour-pca.h5")
@@ -444,8 +463,14 @@ def test_finished_results_are_replaced_with_force_only(copy: Path, command: Comm
     one_line(command("contour", last, other, "--grid", "2"), 1, "5 would be lost", "--force")
     code, out, _ = command("contour", last, other, "--grid", "5")
     assert (code, "9 of 25 points" in out) == (0, True)
-    one_line(command("spectrum", last, "-o", surface), 1, "finished landscape.surface", "--force")
+    one_line(
+        command("spectrum", last, "-o", surface),
+        1,
+        "landscape.surface with settings that are not known",
+        "--force",
+    )
     assert len(landscape.load(surface)) == 2
+    warnings.simplefilter("always", DataWarning)  # pytest undoes it
     assert command("contour", last, "--grid", "4", "--force")[0] == 0
     assert landscape.load(surface).loss.shape == (4, 4)
     assert command("spectrum", last, "-o", surface, "--force", "-q")[0] == 0
@@ -507,6 +532,7 @@ def test_data_that_is_not_the_runs_is_refused_or_said(folder: Path, command: Com
     for other in ("users:others", "users:points(samples=20, seed=4)"):
         wanted = ("contour", "net.h5", "--model", model, "--data", other, *grid)
         one_line(command(*wanted), 1, "net-contour.h5", "another result", "--force")
+        warnings.simplefilter("always", DataWarning)  # pytest undoes it
         code, _, err = command(*wanted, "-o", "other.h5", "--force")
         assert code == 0, err
         name = f"'{other}'" if "(" in other else other

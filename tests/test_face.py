@@ -113,7 +113,8 @@ def test_commands_name_their_options_where_functions_name_parameters(
     one_line(command(*words, "--nproc", "0"), 2, "--nproc: 0 is not allowed")
     one_line(command("train"), 2, "RECIPE: missing")
     assert command(*words)[0] == 0
-    one_line(command(*words), 1, "give --resume, --force or another")
+    more = [word.replace("steps=2", "steps=3") for word in words]
+    one_line(command(*more), 1, "give --resume, --force or another")
     assert with_options("batch: 7 is not allowed", "train") == "batch: 7 is not allowed"
     assert with_options("data_dir: x; or device='cpu', give lr=True", "train") == (
         "--data-dir: x; or --device cpu, give lr=True"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import gzip
@@ -11,6 +12,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -18,7 +20,7 @@ import time
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +33,18 @@ import torch
 
 import landscape
 from landscape import LandscapeError, OperationError, data
+from landscape.checkpoint import storage
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.weights import read_state
 from landscape.core import files, hdf5, hdf5_check
 from landscape.core.files import Lock, printable, replacing, write_text
-from landscape.core.hdf5 import changed_copy
 from landscape.data.images import FILES, decode, read_idx
 from landscape.data.speech import read_wav
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from landscape.training.topology import read_matrix
 from tests import problems
-from tests.conftest import Command
+from tests.conftest import Command, wait_for
 from tests.harm import samples
 from tests.harm.mutations import HOSTILE, ODD_TENSORS, sealed, unsealed
 from tests.test_cli import one_line
@@ -182,23 +184,27 @@ def test_a_forged_checksum_opens_no_door(sound: Path, tmp_path: Path, command: C
     assert 0 < int(done.stdout) <= hdf5.MEMORY >> 10
 
 
-def test_what_this_process_wrote_is_not_examined(
+def test_a_file_is_examined_once_in_each_state(
     sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(hdf5._validator, "ask", lambda path, length: asked.append(path) or "")
-    shutil.copy(sound / "line.h5", tmp_path / "a.h5")
-    landscape.load(tmp_path / "a.h5")
-    assert not asked
-    changed(sound / "line.h5", tmp_path / "b.h5", attribute("label", "another"), seal=True)
-    for _ in range(2):
-        landscape.load(tmp_path / "b.h5")
-    assert len(asked) == 1
-    with (
-        pytest.raises(OperationError, match="b.h5: is not as this process wrote it"),
-        changed_copy(tmp_path / "b.h5", tmp_path / "c.h5"),
-    ):
-        pass
+    """Whoever wrote it, and also where its content is another one of the same size and time."""
+    asked, path, raw = [], tmp_path / "a.h5", (sound / "line.h5").read_bytes()
+    landscape.load(sound / "line.h5").save(path)
+    monkeypatch.setattr(hdf5._validator, "ask", lambda place, stamp: asked.append(place) or "")
+    for count in (1, 2, 3):
+        time.sleep(2 * hdf5.TICK / 1e9)
+        landscape.load(path)
+        assert len(asked) == count
+        status = path.stat()
+        path.write_bytes(raw)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_the_page_on_security_has_the_limits_of_the_code() -> None:
+    page = (Path(__file__).parents[1] / "SECURITY.md").read_text("utf-8")
+    memory = f"memory is limited to {hdf5.MEMORY >> 20} MiB and four times the length of the largest file"
+    seconds = f"its time to {hdf5.PATIENCE:.0f} s and 1 s for every {hdf5.PACE / 1e6:.0f} MB."
+    assert f"{memory}, {seconds}" in page
 
 
 def test_every_flipped_bit_is_noticed(sound: Path, tmp_path: Path) -> None:
@@ -256,13 +262,13 @@ def not_utf8(file: h5py.File) -> None:
 ODD: dict[str, tuple[str, Change, str]] = {
     "version": ("checkpoint", attribute("version", "x"), "version"),
     "version of a result": ("surface", attribute("version", np.zeros(2)), "version"),
-    "schema": ("surface", attribute("schema", 3), "not one that landscape wrote"),
+    "schema": ("surface", attribute("schema", 3), "of another program"),
     "newer version": ("surface", attribute("version", 9), "version 9 is newer"),
     "unknown schema": ("surface", attribute("schema", "landscape.weather"), "landscape.weather"),
     "no loss": ("surface", lambda f: f.__delitem__("loss"), "damaged or incomplete"),
     "no norm": ("surface", lambda f: f.attrs.__delitem__("norm"), "damaged or incomplete"),
     "loss of another shape": ("surface", instead("loss", lambda f: f.__setitem__("loss", np.zeros((5, 5)))), "loss has shape"),
-    "schema of two lines": ("surface", attribute("schema", "landscape.s\nx"), "not one that landscape wrote"),
+    "schema of two lines": ("surface", attribute("schema", "landscape.s\nx"), "of another program"),
     "history": ("checkpoint", instead("history", lambda f: f.__setitem__("history", 1.0)), "/history is a data set"),
     "column": ("checkpoint", instead("history/lr", lambda f: f.create_group("history/lr")), "/history/lr is a group"),
     "layout": ("checkpoint", not_utf8, "utf-8"),
@@ -356,11 +362,20 @@ def umask() -> int:
     return before
 
 
-def test_a_file_is_read_while_its_writer_still_has_it_locked(sound: Path) -> None:
-    """The lock of the temporary file goes with it to its name, until the writer closes it."""
-    path = next(sound.glob("*.h5"))
+def test_only_a_file_without_a_checksum_is_not_read_while_it_is_locked(sound: Path, tmp_path: Path) -> None:
+    """Its writer's lock of the temporary file goes with it to its name; other programs lock as HDF5 does."""
+    path, raw = tmp_path / "a.h5", (sound / "line.h5").read_bytes()
+    path.write_bytes(raw)
     with path.open("rb+") as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)
+        landscape.load(path)
+    path.write_bytes(unsealed(raw))
+    with (
+        h5py.File(path, "r+", locking=True),
+        pytest.raises(OperationError, match="another program writes it"),
+    ):
+        landscape.load(path)
+    with h5py.File(path, "r", locking=True):
         landscape.load(path)
 
 
@@ -428,6 +443,14 @@ def test_a_lock_is_a_file_of_its_own(kind: str, tmp_path: Path, monkeypatch: pyt
     with pytest.raises(OperationError, match=r"run/\.lock: is a link, a folder"):
         Lock(run).acquire()
     assert victim.read_text() == "mine"
+
+
+def test_a_lock_is_believed_only_while_it_is_held(tmp_path: Path) -> None:
+    """The number of a process that was killed may be another's by now, such as that of this one."""
+    (tmp_path / ".lock").write_text(f"process {os.getpid()} on {socket.gethostname()} since 2026-01-01\n")
+    with Lock(tmp_path) as lock:
+        lock.acquire()
+    assert not (tmp_path / ".lock").exists()
 
 
 def test_no_lock_file_is_left_where_there_are_no_locks(
@@ -622,25 +645,84 @@ def test_wav_files_whose_chunks_lie(tmp_path: Path) -> None:
         read_wav(path, 8000)
 
 
-def test_a_file_that_is_replaced_while_it_is_opened_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+REPLACING = """
+import os, sys
+raw = open(sys.argv[1], "rb").read()
+while True:
+    with open("new", "wb") as file:
+        file.write(raw)
+    os.replace("new", "last.h5")
+"""
+#: The file that is replaced, how it is read, and how often (a hundred times as often in the slow tests).
+BESIDE: dict[str, tuple[str, Callable[[Path, Command], Any], int]] = {
+    "load": ("checkpoint", lambda path, _: landscape.load(path), 10),
+    "open": ("surface", lambda path, _: landscape.open(path), 3),
+    "info": ("surface", lambda path, command: command("info", path)[0] and pytest.fail("info"), 3),
+    "sweep": ("checkpoint", lambda path, _: storage.last_sound(path.parent, lambda n: slice(0)), 3),
+}
+
+
+@contextlib.contextmanager
+def beside(writer: subprocess.Popen[bytes]) -> Iterator[None]:
+    """A context in which a process writes all the time."""
+    with writer:
+        try:
+            yield
+            assert writer.poll() is None
+        finally:
+            writer.kill()
+
+
+@pytest.mark.parametrize("factor", [1, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("reader", BESIDE)
+def test_files_are_read_while_others_take_their_place(
+    reader: str, factor: int, sound: Path, tmp_path: Path, command: Command
 ) -> None:
-    """HDF5 looks up the name of what it opens, and the last checkpoint of a run in progress loses its own."""
-    labels = landscape.LabelCounts(np.ones((1, 2)), np.arange(2), "iid")
-    labels.save(tmp_path / "a.h5")
-    opened, times = h5py.File, []
+    name, read, loads = BESIDE[reader]
+    shutil.copy(sound / f"{name}.h5", tmp_path / "last.h5")
+    argv = [sys.executable, "-I", "-c", REPLACING, sound / f"{name}.h5"]
+    with beside(subprocess.Popen(argv, cwd=tmp_path)):
+        for _ in range(factor * loads):
+            read(tmp_path / "last.h5", command)
 
-    def replaced_before(*args: Any, **kwargs: Any) -> h5py.File:
-        if args[1] == "r" and len(times) < 3:
-            times.append(1)
-            monkeypatch.setattr(h5py, "File", opened)
-            labels.save(tmp_path / "a.h5")
-            monkeypatch.setattr(h5py, "File", replaced_before)
-        return opened(*args, **kwargs)
 
-    monkeypatch.setattr(h5py, "File", replaced_before)
-    assert landscape.LabelCounts.load(tmp_path / "a.h5").division == "iid"
-    assert len(times) == 3
+@pytest.mark.slow
+def test_the_last_checkpoint_of_a_run_in_progress_is_read(
+    tiny: Path, tmp_path: Path, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    last = tmp_path / "run" / "last.h5"
+    with beside(
+        start("train", tiny, "--set", "checkpoint.every=1", "--set", "steps=1000000", "-o", last.parent)
+    ):
+        wait_for(last.exists)
+        for _ in range(1000):
+            landscape.load(last)
+
+
+def test_what_is_examined_is_what_is_read(
+    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hostile file takes the name before the examination; one that is written in place is refused."""
+    ask, path = hdf5._validator.ask, tmp_path / "a.h5"
+    shutil.copy(sound / "line.h5", path)
+
+    def swapped(place: str, stamp: tuple[int, ...]) -> str:
+        (tmp_path / "b.h5").write_bytes(sealed(own_child(unsealed((sound / "checkpoint.h5").read_bytes()))))
+        os.replace(tmp_path / "b.h5", path)
+        return ask(place, stamp)
+
+    monkeypatch.setattr(hdf5._validator, "ask", swapped)
+    assert landscape.Line.load(path).labels == ("a", "b")
+    monkeypatch.setattr(hdf5._validator, "ask", ask)
+    with pytest.raises(OperationError, match=re.escape(FORGED[own_child])):
+        landscape.load(path)
+    shutil.copy(sound / "line.h5", path)
+    monkeypatch.setattr(hdf5._validator, "ask", lambda place, stamp: os.utime(path) or "")
+    with pytest.raises(OperationError, match=r"a.h5: is being replaced by another process; try again later$"):
+        landscape.load(path)
+    monkeypatch.setattr(hdf5._validator, "ask", ask)
+    with pytest.raises(OperationError, match="a.h5: was changed while it was read"), hdf5.reading(path):
+        os.utime(path, ns=(0, 0))
 
 
 def test_the_surface_schema_is_the_documented_one(sound: Path, tmp_path: Path) -> None:

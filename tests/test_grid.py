@@ -226,6 +226,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.filterwarnings("default:.* cannot be resumed")
 def test_a_file_of_something_else_is_replaced_and_says_why(
     run: Path, tmp_path: Path, command: Command
 ) -> None:

@@ -603,7 +603,7 @@ def test_lists_of_recordings(tmp_path: Path) -> None:
         refused("speech-list", *words, **options)
     (tmp_path / "train.csv").write_text(listed)
     (tmp_path / "test.csv").write_text("path,label\nwav/test0.wav,maybe\n")
-    words = "test.csv: wav/test0.wav has the label 'maybe', which train.csv has not"
+    words = "test.csv: wav/test0.wav has the label 'maybe', missing in train.csv"
     refused("speech-list", words, **options)
 
 

@@ -358,6 +358,7 @@ def test_the_folder_of_processes_is_private_and_goes_with_them() -> None:
 # Locks.
 
 
+@pytest.mark.filterwarnings("default:.* cannot be resumed")
 def test_one_writer_at_a_time_and_the_line_names_it(
     tiny: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,10 +93,10 @@ def test_a_bound_changes_nothing_but_rounding_and_is_needed() -> None:
 def test_a_bound_that_cannot_be_kept_names_the_least_that_can(make: Any, bn: str) -> None:
     problem = make()
     given: Any = {"plane": landscape.random_plane(problem), "grid": (2, 2), "bn": bn, "bn_samples": 10}
-    words = r"^max_memory: 1MiB is not enough, at least \d+MiB is needed"
+    words = r"^max_memory: 1 MiB is not enough, at least \d+ MiB is needed"
     with pytest.raises(InputError, match=words) as caught:
         landscape.contour(problem, **given, max_memory=MIB)
-    least = int(str(caught.value).split("at least ")[1].split("MiB")[0])
+    least = int(str(caught.value).split("at least ")[1].split(" MiB")[0])
     bounded = landscape.contour(problem, **given, max_memory=(least + 8) * MIB)
     assert abs(bounded.loss / landscape.contour(problem, **given).loss - 1).max() < 1e-12
 
@@ -107,7 +107,7 @@ def test_max_memory_on_the_command_line(tiny: Path, tmp_path: Path, command: Com
     bounded = ("contour", last, "--grid", "3", "-o", out, "--max-memory")
     code, _, err = command(*bounded, "10MB")
     assert (code, err.count("\n")) == (2, 1)
-    assert err.startswith("landscape: --max-memory: 9.53674MiB is not enough, at least ")
+    assert err.startswith("landscape: --max-memory: 9.537 MiB is not enough, at least ")
     assert command(*bounded, "lots")[2].startswith("landscape: --max-memory: 'lots' is not allowed")
     assert not out.exists()
     assert command(*bounded, "64GiB")[0] == 0

@@ -335,7 +335,7 @@ ANALYSES: list[tuple[Callable[[], object], str]] = [
     (lambda: landscape.random_plane(mlp(), ignore="bias_norm"), r"did you mean 'bias\+norm'"),  # type: ignore[arg-type]
     *((lambda given=given: line(mlp(), **given), words) for given, words in (
         ({"direction": A, "span": -1.0}, "span: -1.0"), ({"a": A, "b": B, "span": 1.0}, "runs from 0 to 1"),
-        ({}, "a, direction: a line takes two networks, a and b, or one direction"), ({"direction": A, "a": B}, "a, direction: "),
+        ({}, "a, direction: give two networks, a and b, or one direction"), ({"direction": A, "a": B}, "a, direction: "),
         ({"direction": A, "b": B}, "a, direction: "), ({"weights": []}, "weights: for a line it must be two networks"),
         ({"weights": 5}, "weights: for a line it must be two networks"), ({"weights": [A, B], "direction": A}, "a, direction: "),
         ({"weights": [A, B], "a": A}, "weights: for a line it must be two networks"), ({"a": DRAWN}, r"direction: shape \(4, "),

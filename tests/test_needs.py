@@ -100,9 +100,9 @@ def test_what_exceeds_max_memory_is_refused(name: str) -> None:
     weights = problem.weights + torch.randn(3, problem.layout.size)
     names = {"landscape": landscape, "problem": problem, "plane": plane, "weights": weights}
     function, args, options = (*eval(CALLS[name], names), {})[:3]
-    with pytest.raises(InputError, match=r"^max_memory: 1MiB is not enough, at least \d+MiB is needed"):
+    with pytest.raises(InputError, match=r"^max_memory: 1 MiB is not enough, at least \d+ MiB is needed"):
         function(*args, **options, max_memory=MIB)
-    with at_most(MIB), pytest.raises(InputError, match=r"^max_memory: 1MiB is not enough"):
+    with at_most(MIB), pytest.raises(InputError, match=r"^max_memory: 1 MiB is not enough"):
         function(*args, **options)
 
 
@@ -115,7 +115,7 @@ def test_a_grid_is_refused_before_its_arrays_are_made(function: Any, size: Any) 
     plane = landscape.random_plane(problem)
     limit = memory_in_use(problem.device) + 400 * MIB
     tracemalloc.start()
-    with pytest.raises(InputError, match=r"is not enough, at least \d+MiB"):
+    with pytest.raises(InputError, match=r"is not enough, at least \d+ MiB"):
         function(
             problem, plane.directions[0] if function is landscape.line else plane, size, max_memory=limit
         )
@@ -129,7 +129,7 @@ def test_what_exceeds_the_memory_there_is_is_refused(monkeypatch: pytest.MonkeyP
     problem = small()
     plane = landscape.random_plane(problem)
     with pytest.raises(
-        InputError, match=r"^contour: it takes about 3,9\d\dMiB of memory, and 300MiB are free"
+        InputError, match=r"^contour: it takes about 3,9\d\d MiB of memory, and 300 MiB are free"
     ):
         landscape.contour(problem, plane, 5650)
     assert landscape.contour(problem, plane, 3).loss.shape == (3, 3)

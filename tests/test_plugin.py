@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 import landscape
+from landscape.core import registry
 from tests.conftest import TINY
 
 pytestmark = pytest.mark.xdist_group("plugin")  # the plugin is installed once
@@ -144,3 +146,26 @@ def test_the_command_of_a_plugin_is_listed_and_runs(once: tuple[Path, dict[str, 
 def test_the_names_of_a_plugin_pass_the_checks_of_the_package(once: tuple[Path, dict[str, Any]]) -> None:
     _, found = once
     assert (found["checks"], "2 passed" in found["printed"]) == (0, True), found["printed"]
+
+
+@pytest.mark.parametrize(
+    "end", ["raise SystemExit(3)", "import sys; sys.exit()", "raise KeyboardInterrupt", "raise ImportError"]
+)
+def test_a_plugin_that_ends_at_its_import_is_left_out(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ended_plugin.py").write_text(end)
+    (tmp_path / "sound_plugin.py").write_text("loaded = True")
+    monkeypatch.syspath_prepend(tmp_path)
+    points = [
+        importlib.metadata.EntryPoint(name, f"{name}_plugin", registry.GROUP) for name in ("ended", "sound")
+    ]
+    monkeypatch.setattr(registry, "_entry_points", lambda path: tuple(points))
+    monkeypatch.setattr(registry, "_loaded", set())
+    with pytest.warns(
+        registry.PluginWarning, match=r"plugin 'ended' \(ended_plugin\) cannot be loaded: ImportError"
+    ):
+        registry.load_plugins()
+    assert sys.modules.pop("sound_plugin").loaded
+    with pytest.raises(KeyboardInterrupt), registry.others_code():
+        signal.raise_signal(signal.SIGINT)  # Ctrl-C is none of the plugin's

@@ -440,7 +440,7 @@ def test_a_process_alone_says_what_it_waits_for() -> None:
             assert str(error).startswith(words)
         alone = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "1", "RANK": "0"}
         for variables, words in (
-            ({"MASTER_PORT": used}, f"MASTER_PORT: {used} cannot be used on 127.0.0.1"),
+            ({"MASTER_PORT": used}, f"MASTER_PORT: {used} fails on 127.0.0.1"),
             ({"RANK": "1"}, "RANK: 1 is not allowed, WORLD_SIZE is 1"),
             ({"MASTER_ADDR": ""}, "MASTER_ADDR: missing"),
             ({"WORLD_SIZE": "²"}, "WORLD_SIZE: '²' is not allowed, it must be a whole number ≥ 1"),

@@ -29,7 +29,7 @@ from landscape.analysis.planes import learners_plane
 from landscape.checkpoint.checkpoint import RECORDED, Checkpoint
 from landscape.cli import begin as demo_command
 from landscape.cli import common
-from landscape.core.errors import InputError, OperationError
+from landscape.core.errors import DataWarning, InputError, OperationError
 from landscape.core.files import printable
 from landscape.plots.surface import scale
 from landscape.reports import Contents, Picture, Section, Table, script_json
@@ -263,7 +263,8 @@ def test_what_is_no_run_and_a_package_that_is_missing_are_one_line(
     result = command("report", runs / "ssgd", "-o", tmp_path / "x.html")
     one_line(result, 1, "plotly is not installed", "pip install")
     assert not (tmp_path / "x.html").exists()
-    demo_command._report(tmp_path)  # the rest of the demo is done: a line says what is not
+    with pytest.warns(DataWarning, match="plotly is not installed"):
+        demo_command._report(tmp_path)  # the rest of the demo is done: a line says what is not
     with pytest.raises(OperationError, match="plotly"):
         page.check_installed()
 

@@ -12,11 +12,14 @@ import landscape
 from landscape import Execution, InputError, OperationError, Problem
 from landscape.checkpoint.storage import ConflictError
 from landscape.core import files
+from landscape.core.errors import DataWarning
 from landscape.evaluation import grid
 from landscape.training.recipes.recipe import read
 from landscape.training.run.launch import launch
 from tests import problems
+from tests.conftest import Command, slow_but
 from tests.examples import parabola
+from tests.harm.commands import CASES
 
 
 @pytest.fixture
@@ -87,11 +90,7 @@ def test_an_interruption_keeps_what_was_saved(
 
 
 def test_what_does_not_fit_is_refused_or_replaced(problem: Problem, path: Path) -> None:
-    plane, seeded, lines = (
-        landscape.random_plane(problem),
-        landscape.random_plane(problem, seed=1),
-        list[str](),
-    )
+    plane, seeded = landscape.random_plane(problem), landscape.random_plane(problem, seed=1)
     with landscape.open(path, "a") as file:
         landscape.contour(problem, plane, grid=3, into=file)
     before = path.read_bytes()
@@ -113,9 +112,10 @@ def test_what_does_not_fit_is_refused_or_replaced(problem: Problem, path: Path) 
             analysis(of, at, into=file, **options)  # type: ignore[operator]
         assert refusal.value.remedy == f"landscape.open({str(path)!r}, 'a', replace=True)"
         assert path.read_bytes() == before
-    with landscape.open(path, "a", replace=True, message=lines.append) as file:
+    with landscape.open(path, "a", replace=True) as file, pytest.warns(DataWarning) as warned:
         landscape.contour(problem, seeded, grid=2, into=file)
-    assert lines == [f"{path}: cannot be resumed, its seed is 0 and not 1; computed from the start"]
+    line = f"{path}: cannot be resumed, its seed is 0 and not 1; computed from the start"
+    assert [str(w.message) for w in warned] == [line]
     assert [s.seed for s in landscape.open(path)] == [1]
 
 
@@ -141,11 +141,11 @@ def test_a_file_of_some_weights_only_refuses_or_drops_those_of_others(path: Path
         assert [surface.source_sha256 for surface in file] == ["a", "b", "a, b"]
         with pytest.raises(ConflictError, match=r"it is of other checkpoints \(b\)"):
             file.only(["a"])
-    lines: list[str] = []
-    with landscape.open(path, "a", replace=True, message=lines.append) as file:
-        file.only(["a"])
+    with landscape.open(path, "a", replace=True) as file:
+        with pytest.warns(DataWarning) as warned:
+            file.only(["a"])
+        assert len(warned) == 1
         file.keep([file[1], file[0]])
-        assert len(lines) == 1
     assert [surface.label for surface in landscape.open(path)] == ["a, b", "a"]
 
 
@@ -227,3 +227,61 @@ def test_one_at_a_time_writes(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(OperationError, match="in use by process"):
             landscape.open(path, "a")
     assert not list(path.parent.glob(".*"))
+
+
+def test_what_the_same_settings_computed_is_not_computed_again(path: Path) -> None:
+    surface, calls = parabola(), list[int]()
+
+    def compute() -> list[landscape.Surface]:
+        calls.append(1)
+        return [surface, surface]
+
+    for _ in range(2):
+        with landscape.open(path, "a") as file:
+            assert len(file.once({"k": 1, "names": ("a",)}, compute)) == 2
+    before = path.read_bytes()
+    for settings, words in (
+        ({"k": 2, "names": ("a",)}, "its k is 1 and not 2"),
+        ({"k": 1}, r'its names is \["a"\] and not the default'),
+    ):
+        with landscape.open(path, "a") as file, pytest.raises(ConflictError, match=words):
+            file.once(settings, compute)
+    assert (len(calls), path.read_bytes()) == (1, before)
+    with landscape.open(path, "a", replace=True) as file:
+        file.once({"k": 2}, compute)
+    with landscape.open(path, "a") as file:
+        file.add(surface)  # which no settings are about any more
+    with landscape.open(path, "a") as file, pytest.raises(ConflictError, match="settings that are not known"):
+        file.once({"k": 2}, compute)
+    assert len(calls) == 2
+
+
+ONE_FILE = [name for name, words in CASES.items() if "last.h5" in str(words) and "--nproc" not in words]
+QUICK = ("spectrum", "average", "connect", "compare", "line")
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK, [*ONE_FILE, "critical-batch"]))
+def test_a_command_whose_result_is_there_is_done(
+    name: str, trained: Path, tmp_path: Path, command: Command
+) -> None:
+    words = [word.format(run=trained, folder=tmp_path) for word in CASES[name] if word != "-q"]
+    words = [word.replace("0000005", "0000010").replace("120x80", "4") for word in words]
+    code, out, err = command(*words)
+    assert code == 0, err
+    [path] = tmp_path.glob("*.h5")
+    before = path.read_bytes(), path.stat().st_mtime_ns
+    code, again, err = command(*words)
+    assert (code, err.count("complete already, nothing is computed"), again.splitlines()[-1]) == (
+        0, 1, out.splitlines()[-1],
+    )  # fmt: skip
+    option, value, wrong = ("--seed", "3", "x") if name == "critical-batch" else ("--dtype", "float64", "f64")
+    code, out, err = command(*words, option, value)
+    assert (code, out, err.count("\n")) == (1, "", 1), err
+    assert f"its {option.lstrip('-')} is " in err.replace("its --", "its "), err
+    assert f" and not {value}" in err.replace("'", ""), err
+    assert "give --force to replace" in err, err
+    code, out, err = command(*words, option, wrong)
+    assert (code, out, option in err, str(path) in err) == (2, "", True, False), err
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+    code, out, err = command(*words[:-1], tmp_path) if words[-2] == "-o" else (2, "", "\n")
+    assert (code, out, err.count("\n")) == (2, "", 1), err

@@ -481,7 +481,33 @@ def old_fsdp(group: Any) -> None:
         landscape.ShardedProblem(model, F.cross_entropy, (x, y))
 
 
-@pytest.mark.parametrize("function", [wrong_on_one, old_fsdp])
+def other_calls(group: Any) -> None:
+    """Another argument on one rank is said on all, with the rank, and so is NaN that no check has seen."""
+    model, x, y = made(Images)
+    rows, r = slice(8 * group.rank, 8 * group.rank + 8), group.rank
+    x, y = x[rows], y[rows]
+    sharded = fsdp(model, 2)
+    problem = landscape.ShardedProblem(sharded, F.cross_entropy, (x, y))
+    unchecked = landscape.ShardedProblem(sharded, F.cross_entropy, (x / (1.0 - r), y), check="off")
+    cases: tuple[tuple[str, Callable[[], Any]], ...] = (
+        ("k: 2 on rank 1, but 1 on rank 0", lambda: landscape.top_eigenvalues(problem, 1 + r)),
+        ("k: 0 on rank 1, but 1 on rank 0", lambda: landscape.spectrum(problem, 1 - r)),
+        ("seed: 1 on rank 1", lambda: landscape.random_plane(problem, seed=r)),
+        ("call: trace on rank 1", lambda: (landscape.density, landscape.trace)[r](problem)),
+        ("check: 'of' on rank 1", lambda: landscape.ShardedProblem(sharded, None, x, check="off"[: 3 - r])),
+        ("part: 'no' on rank 1", lambda: problem.of(("head", "no")[r])),
+        (r"\(rank 1\)", lambda: problem.loss(problem.weights[r:])),
+        ("the loss on rank 1 is nan", unchecked.gradient),
+        ("the loss on rank 1 is nan", lambda: landscape.top_eigenvalues(unchecked, 1)),
+    )
+    for words, call in cases:
+        with pytest.raises((InputError, OperationError), match=words) as raised:
+            call()
+        assert "\n" not in str(raised.value)
+    assert math.isfinite(problem.loss())
+
+
+@pytest.mark.parametrize("function", [wrong_on_one, other_calls, old_fsdp])
 def test_what_is_wrong_on_one_rank_is_said_on_all(function: Callable[[Any], None]) -> None:
     assert together(2, function) == [None] * 2
 

@@ -28,7 +28,7 @@ from landscape.training.decomposition import GradientEstimator
 from landscape.training.processes.comm import Comm
 from landscape.training.recipes import Init, recipe
 from landscape.training.run import BLOCK, RECENT, History, generator, launch
-from landscape.training.run.loop import Trainer
+from landscape.training.run.loop import Hooks, Trainer
 from landscape.training.topology import Mixing
 from tests.battery.case import net as network
 from tests.conftest import Command
@@ -143,8 +143,17 @@ def test_another_runs_folder_is_refused_and_force_clears_it(tiny: Path, tmp_path
     chosen = recipe.read(str(tiny))
     launch.launch(chosen, tmp_path / "run")
     (tmp_path / "run" / "notes.txt").write_text("mine")
+    before, lines = (tmp_path / "run" / "last.h5").stat(), list[str]()
+    launch.launch(chosen, tmp_path / "run", hooks=Hooks(message=lines.append))
+    assert lines == [f"{tmp_path / 'run'}: complete already, nothing is trained"]
+    assert (tmp_path / "run" / "last.h5").stat().st_mtime_ns == before.st_mtime_ns
     with pytest.raises(OperationError, match="holds a run already"):
-        launch.launch(chosen, tmp_path / "run")
+        launch.launch(recipe.read(str(tiny), ["steps=40"]), tmp_path / "run")
+    with pytest.raises(OperationError, match=r"its run has lr = 0.2, .* with lr = 0.1"):
+        launch.launch(recipe.read(str(tiny), ["lr=0.1"]), tmp_path / "run")
+    with pytest.raises(InputError, match="nproc: 99 is not allowed, the recipe's 4 learners"):
+        landscape.train(chosen, tmp_path / "new", nproc=99)
+    assert not (tmp_path / "new").exists()  # no process was started
     short = recipe.read(str(tiny), ["steps=5"])
     launch.launch(short, tmp_path / "run", force=True)
     names = sorted(p.name for p in (tmp_path / "run").iterdir())

@@ -46,7 +46,7 @@ def members(annotation: str) -> set[str]:
     text = text.replace("tuple[str, ...]", "Sequence[str]").replace("Names", "Sequence[str]")
     text = re.sub(r"Literal\[(['\"]).*?\1\]", "str", text)  # words, which are listed
     text = re.sub(
-        r"\b(Natural|Count|Several)\b", "int", re.sub(r"\bPositive\b", "float", text)
+        r"\b(Natural|Count|Several)\b", "int", re.sub(r"\b(Positive|NonNegative)\b", "float", text)
     )  # with bounds
     depth, parts = 0, [""]
     for letter in text:
@@ -55,14 +55,15 @@ def members(annotation: str) -> set[str]:
     return {part.strip() for part in parts} - {"None", ""}
 
 
-def word_of(types: str, unit: str) -> Word:
+def word_of(text: str) -> Word:
+    types, _, unit = text.removesuffix(")").partition(" (")
     own, _, fields = types.partition("; result: ")
     return Word(members(own), members(fields or own), unit)
 
 
 #: The unit in the annotation of a field.
 UNIT = re.compile(r"^Annotated\[(?:int|float|.*, '[^']*'), '(\w+)'\]$")
-WORDS = {row[0].strip("`"): word_of(row[1], row[2]) for row in ROWS if len(row) > 2}
+WORDS = {row[0].strip("`"): word_of(row[1]) for row in ROWS if len(row) > 2}
 
 #: Words of one function each, which its own docstring describes.
 OWN = {
@@ -80,13 +81,15 @@ OWN = {
     "ResultFile": "writes",
     "ResultFile.drop": "reason",
     "ResultFile.earlier": "differs",
+    "ResultFile.once": "compute",
     "ResultFile.only": "sources",
+    "Exchanges.agree": "call arguments",
     "ResultFile.put": "finished",
     "top_eigenvalues": "initial",
     "HessianOperator": "graph_bytes",
     "save_vts": "surface",
     "draw": "visuals dpi",
-    "Problem": "penalty weight_decay",
+    "Problem": "penalty",
     "Problem.to_curvlinops": "operator",
     "Spectrum.of": "parts",
     "MeanLoss.batchnorm_statistics": "inputs",

@@ -512,11 +512,11 @@ def _check_group(name: str, entries: Sequence[Entry]) -> None:
     """InputError where a group has the same weights, or runs of the same seed, twice: its error would lie."""
     distinct = {double(e.run.mean).cpu().numpy().tobytes() if e.run else id(e.subject) for e in entries}
     if len(distinct) < len(entries):
-        raise InputError(f"problems: the group '{name}' holds the same weights twice")
+        raise InputError(f"problems: the group '{name}' holds the same weights twice; leave one out")
     seeds = Counter(entry.run.seed for entry in entries if entry.run and entry.run.has_recipe)
     seed, count = max(seeds.items(), key=lambda item: item[1], default=(0, 0))
     if count > 1:
-        raise InputError(f"problems: the group '{name}' has {count} checkpoints of seed {seed}, not one")
+        raise InputError(f"problems: the group '{name}' has {count} checkpoints of seed {seed}; give one")
 
 
 def _batch(

@@ -47,7 +47,7 @@ class Cost:
 
     def __str__(self) -> str:
         products = f"some {self.products:,} Hessian products, " if self.products else ""
-        rest = f"about {duration(self.seconds)}, {self.memory / 2**20:,.0f}MiB at most"
+        rest = f"about {duration(self.seconds)}, {self.memory / 2**20:,.0f} MiB at most"
         return f"{self.function}: {products}{rest}"
 
 

@@ -26,7 +26,7 @@ from landscape.curvature.eigenvalues import eigenpairs, points_at_once
 from landscape.curvature.hessian import HessianOptions
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, SearchOptions, start_vector
 from landscape.evaluation import needs
-from landscape.evaluation.evaluate import BLOCK_BYTES, confirm, evaluator, of_device
+from landscape.evaluation.evaluate import BLOCK_BYTES, Evaluator, confirm, evaluator, of_device
 from landscape.evaluation.grid import (
     Dispatch,
     Execution,
@@ -39,6 +39,7 @@ from landscape.evaluation.grid import (
     provenance,
     setting,
 )
+from landscape.evaluation.part import part_of
 from landscape.problem.batchnorm import SAMPLES, tracked
 from landscape.problem.layout import as_array, vector_of
 from landscape.problem.problem import Problem, Run, chain, problem_of
@@ -172,12 +173,21 @@ def contour(
         return Surface(span=span, autocast_error=error, **at.fields(), **fields, **about)
 
     dispatch = _dispatch(execution, save, surface, progress=taken(progress), least=run.block)
-    fields |= at.complete(run, dispatch, ("loss",), [*at.columns][1:], plane.seed)
+    part = _part(problem, at, plane, run, autocast)
+    fields |= at.complete(run, dispatch, ("loss",), [*at.columns][1:], plane.seed, part)
     if autocast is None:
         confirm(run, plane.center, plane.directions, at.points, at.exact("loss"))
     else:
         error = _autocast_error(problem, plane, at)
     return _ended(surface(), into)
+
+
+def _part(problem: Problem, at: Grid, plane: Plane, run: Evaluator, autocast: str | None) -> Evaluator | None:
+    """The same path as ``run``'s for a part of the samples, where points are interpolated and it pays."""
+    part = part_of(problem) if at.tolerance is not None and 2 * at.first <= at.done.size else None
+    if part is None:
+        return None
+    return evaluator(part, plane.center, plane.directions, at.first, method=run.method, autocast=autocast)
 
 
 def _check_sharded(problem: Any, into: ResultFile | None, execution: Execution | None) -> None:
@@ -379,13 +389,13 @@ def line(
     if b is None and isinstance(a, (Tensor, np.ndarray)) and direction is None:
         a, direction = None, a
     if (a is None) == (direction is None) or (a is None and b is not None):
-        raise InputError("a, direction: a line takes two networks, a and b, or one direction")
+        raise InputError("a, direction: give two networks, a and b, or one direction")
     networks: list[Network] = []
     if a is not None:
         ends = {"problem": problem, "a": a} if b is None else {"a": a, "b": b}
         networks = networks_of(problem, [*ends.values()], labels or tuple(ends))
         if span is not None:
-            raise InputError("span: a line between two weights runs from 0 to 1, it has none")
+            raise InputError("span: a line between two weights runs from 0 to 1; leave it out")
         kind, t = "interpolation", np.linspace(0, 1, points)
         start, end = (single(network.theta) for network in networks)
         direction = end - start

@@ -95,7 +95,7 @@ def basin_widths(
         loss = evaluator(problem, problem.weights, unit, ANGLES)
         base = float(loss(torch.zeros(1, 2, dtype=torch.float64))["loss"][0])
         if not math.isfinite(base):
-            raise OperationError(f"weights: the loss there is {base:g}, so that nothing rises above it")
+            raise OperationError(f"weights: the loss there is {base:g}, nothing rises above it; take others")
         if not rise >= LOSS_ROUNDINGS * torch.finfo(problem.dtype).eps * abs(base):
             raise OperationError(f"rise: {rise:g} is hidden by the rounding of a loss of {base:g}; raise it")
 
@@ -284,7 +284,7 @@ def _test_error(subject: Subject, settings: Settings, progress: Progress) -> Mea
     shares = [correct_shares(z, y, whole.criterion) for z, y in outputs]
     wrong = 100 * (1 - torch.cat([share.cpu() for share in shares]).numpy())
     if not np.isfinite(wrong).all():
-        raise OperationError("test error: the data has no class labels")
+        raise OperationError("test error: the data has no class labels; leave it out")
     return Measured.mean(wrong)
 
 
@@ -297,7 +297,7 @@ def _ratio(subject: Subject, settings: Settings, progress: Progress) -> Measured
     ends = subject.ends
     slack = subject.rounding(max(ends.max, -ends.min))
     if not ends.max > slack:
-        raise OperationError("ratio: λ_max is not above 0")
+        raise OperationError("ratio: λ_max is not above 0; leave it out")
     lowest, highest = ends.bounds[0] - slack, ends.min + slack  # of λ_min
     value = abs(ends.min) / ends.max
     most = max(-lowest, highest) / (ends.max - slack)
@@ -384,7 +384,7 @@ def _same_basin(subject: Subject, settings: Settings, progress: Progress) -> Mea
     """1 where the error has no barrier above :data:`UNSTABLE` on the same line, else 0."""
     path = subject.from_first
     if path and not np.isfinite(path.accuracy).all():
-        raise OperationError("same-basin: the data has no class labels")
+        raise OperationError("same-basin: the data has no class labels; leave it out")
     return Measured(float(not path or barrier(path.t, 1 - path.accuracy) <= UNSTABLE))
 
 

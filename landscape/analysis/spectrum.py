@@ -448,7 +448,7 @@ def loss_change(
     start, g = problem.loss_and_gradient(before)
     existing(start, g)
     if math.isnan(end := problem.loss(after)):
-        raise OperationError("after: the loss there is NaN, so that it has no change")
+        raise OperationError("after: the loss there is NaN; take a shorter step")
     report = taken(progress)
     pieces = [[slot.place for slot in slots] for slots in groups.values()]
 

@@ -365,7 +365,7 @@ def smoothing(
         began, ends = (0.3 + 0.7 * (index + share) / len(KINDS) for share in (0, 1))
         losses = [[problem.loss(mean + sign * shift(i)) for sign in (1, -1)] for i in range(draws)]
         if not np.isfinite(losses).all():
-            raise OperationError(f"weights: their {kind} spread reaches losses that are NaN or infinite")
+            raise OperationError(f"weights: their {kind} spread reaches infinite losses; take others")
         first_half = portion(progress, began, (began + ends) / 2)
         row = smoothed.sharpest(vectors[0], residual_tol, seed, first_half)
         converged = converged and bool(row.pop("converged"))

@@ -401,28 +401,34 @@ class Checkpoint(Shown):
             ...     landscape.load(f"{folder}/net.h5").learners
             1
         """
-        n = self.learners if learners is None else learners
         with hdf5.writing(path, SCHEMA) as file:
-            for name in _STACKED + _COMMON:
-                file.create_group(name)
-            for group in _COMMON:
-                for name, tensor in getattr(self, group).items():
-                    file[group][name] = tensor.detach().cpu().numpy()
-            for name, tensor in self.stacked().items():
-                dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
-                shape = tensor.shape[1:]
-                dataset = file.create_dataset(name, (n, *shape), dtype, chunks=(1, *shape))
-                for j, row in enumerate(rows(tensor)):
-                    dataset[j] = row.detach().cpu().numpy()
-            slots = self.layout.slots
-            layout = [(s.name, "x".join(map(str, s.shape)), s.offset, s.size, s.role) for s in slots]
-            file["layout"] = np.array(layout, dtype=SLOT)
-            file["rng/seed"] = np.uint64(self.seed)
-            history.write(file, self.history, self.units)
-            for key in _ATTRIBUTES:
-                file.attrs[key] = getattr(self, key)
-            file.attrs["model"] = json.dumps(self.model)
-            file.attrs["data"] = json.dumps(self.data)
+            self._write(file, learners, rows)
+
+    def _write(
+        self, file: h5py.File, learners: int | None, rows: Callable[[Tensor], Iterable[Tensor]]
+    ) -> None:
+        """Write the checkpoint to an open file, as :meth:`save` does."""
+        n = self.learners if learners is None else learners
+        for name in _STACKED + _COMMON:
+            file.create_group(name)
+        for group in _COMMON:
+            for name, tensor in getattr(self, group).items():
+                file[group][name] = tensor.detach().cpu().numpy()
+        for name, tensor in self.stacked().items():
+            dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+            shape = tensor.shape[1:]
+            dataset = file.create_dataset(name, (n, *shape), dtype, chunks=(1, *shape))
+            for j, row in enumerate(rows(tensor)):
+                dataset[j] = row.detach().cpu().numpy()
+        slots = self.layout.slots
+        layout = [(s.name, "x".join(map(str, s.shape)), s.offset, s.size, s.role) for s in slots]
+        file["layout"] = np.array(layout, dtype=SLOT)
+        file["rng/seed"] = np.uint64(self.seed)
+        history.write(file, self.history, self.units)
+        for key in _ATTRIBUTES:
+            file.attrs[key] = getattr(self, key)
+        file.attrs["model"] = json.dumps(self.model)
+        file.attrs["data"] = json.dumps(self.data)
 
     @classmethod
     def load(

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 
 from landscape.core import hdf5
-from landscape.core.errors import OperationError, warn_caller
+from landscape.core.errors import DataWarning, OperationError, warn_caller
 from landscape.core.files import printable
 from landscape.core.hdf5 import Array
 from landscape.results.shown import Row
@@ -39,7 +39,7 @@ History = dict[str, Array]
 LEAST = 100
 
 
-class HistoryWarning(UserWarning):
+class HistoryWarning(DataWarning):
     """The rows at the beginning of a history are in none of the files that are there."""
 
 

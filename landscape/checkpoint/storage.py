@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
+import h5py
 import numpy as np
 import torch.distributed as dist
 from torch import Tensor
@@ -20,7 +23,7 @@ from torch import Tensor
 from landscape.checkpoint import history
 from landscape.checkpoint.checkpoint import IMPORTED, SCHEMA, Checkpoint
 from landscape.core import hdf5
-from landscape.core.errors import InputError, OperationError, warn_caller
+from landscape.core.errors import DataWarning, InputError, OperationError, warn_caller
 from landscape.core.files import Lock, printable
 from landscape.core.hdf5 import Array, DamagedError, DamageWarning
 from landscape.core.options import choose, expect
@@ -46,10 +49,13 @@ def write(
     """
     path = folder / f"step-{checkpoint.step:07d}.h5"
     recent = history.recent(checkpoint.history, checkpoint.step, every)
-    dataclasses.replace(checkpoint, history=recent).save(path, learners, rows)
-    with hdf5.changed_copy(path, folder / "last.h5") as file:
+
+    def complete(file: h5py.File) -> None:
         if recent is not checkpoint.history:
             history.write(file, checkpoint.history, checkpoint.units)
+
+    with hdf5.writing(path, SCHEMA, folder / "last.h5", complete) as file:
+        dataclasses.replace(checkpoint, history=recent)._write(file, learners, rows)
     return path
 
 
@@ -73,8 +79,7 @@ def steps(folder: Path) -> list[Path]:
     checkpoints = []
     for path in sorted(folder.glob("step-*.h5")):
         try:
-            with hdf5.reading(path, warn=False) as file:
-                checkpoints += [path] if file.attrs["schema"] == SCHEMA else []
+            checkpoints += [path] if hdf5.schema_of(path) == SCHEMA else []
         except OperationError:
             if _STEP.fullmatch(path.name):
                 raise
@@ -120,9 +125,7 @@ def load(path: str | Path) -> Checkpoint | base.Result | list[base.Result]:
     """
     expect("path", path, str, Path)
     path = checkpoint_in(Path(path))
-    with hdf5.reading(path, warn=False) as file:
-        schema = file.attrs["schema"]
-    if schema == SCHEMA:
+    if hdf5.schema_of(path) == SCHEMA:
         return Checkpoint.load(path)
     results = base.load_results(path)
     return results[0] if len(results) == 1 else results
@@ -200,7 +203,7 @@ class ResultFile:
     that replaces the old one.
 
     Args:
-        path, mode, replace, message: as for :func:`landscape.open`.
+        path, mode, replace: as for :func:`landscape.open`.
         writes: whether this process writes the file; of several that open it, one does.
 
     Example:
@@ -224,7 +227,6 @@ class ResultFile:
         *,
         replace: bool = False,
         writes: bool = True,
-        message: Callable[[str], None] | None = None,
     ) -> None:
         self.path = Path(path)
         #: The earlier result that the latest computation went on with; None if it began from the start.
@@ -232,7 +234,7 @@ class ResultFile:
         #: Whether the file was written since it was opened.
         self.written = False
         self._writable, self._writes = choose("mode", mode, ("r", "a", "w")) != "r", writes and mode != "r"
-        self._replace, self._message = replace or mode == "w", message or (lambda line: None)
+        self._replace = replace or mode == "w"
         self._lock = Lock(self.path)
         self._going_on: _Entry | None = None  # the one that the computation writes until it ends
         self._changed = False
@@ -241,11 +243,12 @@ class ResultFile:
         try:
             known = mode == "r" or self.path.exists()
             stored = base.load_results(self.path) if known else []
+            self._settings = base.settings_in(self.path) if known else {}
         except BaseException as error:
             if not (mode == "w" and isinstance(error, DamagedError)):  # "w" replaces a damaged file
                 self._lock.release()
                 raise
-            stored = []
+            stored, self._settings = [], {}
         self._entries = [] if mode == "w" else [*map(_Entry, stored)]
 
     def __enter__(self) -> Self:
@@ -286,6 +289,44 @@ class ResultFile:
         """
         self._going_on = None
         self.put(result, finished=True)
+
+    def once(self, settings: Mapping[str, Any], compute: Callable[[], Iterable[Result]]) -> list[Result]:
+        """The results of these settings: those in the file, or what ``compute`` makes, written at once.
+
+        Args:
+            settings: all that the results depend on, by name: numbers, texts, flags and lists of these.
+            compute: called where the file does not have the results, or was opened with ``replace``.
+
+        Returns:
+            The results, which are all that the file holds now.
+
+        Raises:
+            OperationError: the file holds other results, and was not opened with ``replace``.
+
+        Example:
+            >>> import tempfile, landscape
+            >>> path = f"{tempfile.mkdtemp()}/one.h5"
+            >>> for _ in range(2):
+            ...     with landscape.open(path, "a") as file:
+            ...         [same] = file.once({"grid": 3}, lambda: [surface])
+            ...         file.written
+            True
+            False
+        """
+        self._check()
+        wanted = dict(json.loads(json.dumps(settings)))
+        if self._entries and not self._replace:
+            for name in {**wanted, **self._settings} if self._settings else ():
+                before, after = self._settings.get(name), wanted.get(name)
+                if before != after:
+                    words = f"its {name} is {_word(before)} and not {_word(after)}"
+                    raise ConflictError(self.path, f"holds another result, {words}")
+            if not self._settings:
+                raise ConflictError(self.path, f"holds a {self[0].schema} with settings that are not known")
+            return [*self]
+        self._entries, self._changed = [_Entry(result, ended=True) for result in compute()], True
+        self._write(wanted)
+        return [*self]
 
     def keep(self, results: Sequence[Result]) -> None:
         """Keep only these of the results, in this order; the file changes when it is written or closed.
@@ -397,7 +438,7 @@ class ResultFile:
                 self.drop(result, f"it is of other checkpoints ({getattr(result, 'label', '')})")
 
     def drop(self, result: Result, reason: str) -> None:
-        """Leave out a result that does not fit.
+        """Leave out a result that does not fit, with a warning.
 
         Args:
             result: one that the file holds.
@@ -407,18 +448,20 @@ class ResultFile:
             OperationError: the file was not opened with ``replace``.
 
         Example:
-            >>> import tempfile, landscape
+            >>> import tempfile, warnings, landscape
             >>> path = f"{tempfile.mkdtemp()}/two.h5"
             >>> landscape.save([surface, surface.compact()], path)
             >>> with landscape.open(path, "a", replace=True) as file:
-            ...     file.drop(file[0], "it is too large")
+            ...     with warnings.catch_warnings(action="ignore"):
+            ...         file.drop(file[0], "it is too large")
             ...     len(file)
             1
         """
         if not self._replace:
             raise ConflictError(self.path, f"holds another result, {reason}")
         self.keep([other for other in self if other is not result])
-        self._message(f"{self.path}: cannot be resumed, {reason}; computed from the start")
+        line = f"{printable(self.path)}: cannot be resumed, {reason}; computed from the start"
+        warn_caller(line, DataWarning)
 
     def _check_points(self, earlier: Any, x: Array, y: Array) -> None:
         across, up = coincide(x, earlier.x)[1], coincide(y, earlier.y)[1]
@@ -461,10 +504,10 @@ class ResultFile:
         self._going_on = None if finished else entry
         self._write()
 
-    def _write(self) -> None:
+    def _write(self, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Write the file, unless it is as it was."""
         if self._writes and self._changed:
-            base.save([*self], self.path)
+            base.write([*self], self.path, settings)
             self.written = True
         self._changed = False
 
@@ -480,6 +523,11 @@ class ResultFile:
             )
 
 
+def _word(value: Any) -> str:
+    """A setting in a message."""
+    return "the default" if value is None else str(value) if isinstance(value, str) else json.dumps(value)
+
+
 def _different_sources(source: str, other: str) -> bool:
     """Say whether two results come from different files, by the SHA-256 of these."""
     own, theirs = (set(text.split(", ")) - {""} for text in (source, other))
@@ -492,7 +540,6 @@ def open(
     *,
     replace: bool = False,
     group: dist.ProcessGroup | None = None,
-    message: Callable[[str], None] | None = None,
 ) -> ResultFile:
     """Open a file of results, to read them, or for computations to add to it and to go on with.
 
@@ -500,10 +547,9 @@ def open(
         path: the file.
         mode: "r" reads; "a" adds to the file, or makes it; "w" begins anew, and the first result that is
             written takes the place of the old file. With "a" and "w" no other process can write it.
-        replace: results that do not fit, and points that a new grid does not have, are replaced; without, a
-            computation that would lose them is refused.
+        replace: results that do not fit, and points that a new grid does not have, are replaced, and a
+            warning says why; without, a computation that would lose them is refused.
         group: a torch.distributed group whose processes all open the file; its first one writes.
-        message: called with a line that says why a result is replaced.
 
     Returns:
         The file, which leaving its ``with`` block closes.
@@ -523,4 +569,4 @@ def open(
     """
     expect("path", path, str, Path)
     writes = group is None or dist.get_rank(group) == 0
-    return ResultFile(path, mode, replace=replace, writes=writes, message=message)
+    return ResultFile(path, mode, replace=replace, writes=writes)

@@ -29,7 +29,7 @@ from landscape import models
 from landscape.core import registry
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.options import choose, near, toml_value
-from landscape.core.registry import Registry
+from landscape.core.registry import Registry, others_code
 from landscape.data.base import Dataset, fingerprint
 from landscape.problem.batches import is_resident, named_tensors
 from landscape.problem.data import batched
@@ -101,7 +101,8 @@ def find(where: str, name: str) -> Any:
         if (folder := os.getcwd()) not in sys.path:
             sys.path.append(folder)  # last, as it must not hide an installed module
     try:
-        value: Any = importlib.import_module(module_name)
+        with others_code():
+            value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         absent = error.name or module_name
         if f"{module_name}.".startswith(f"{absent}."):
@@ -123,7 +124,8 @@ def _make(where: str, spec: Spec) -> Any:
     if isinstance(value, nn.Module) or not callable(value):
         return value
     try:
-        return value(**spec.options)
+        with others_code():
+            return value(**spec.options)
     except LandscapeError:
         raise
     except Exception as error:  # any error of the user's function

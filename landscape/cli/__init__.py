@@ -23,7 +23,7 @@ from click.shell_completion import CompletionItem
 
 from landscape.cli import commands, output
 from landscape.core import progress, registry
-from landscape.core.errors import OperationError, explain
+from landscape.core.errors import DataWarning, OperationError, explain
 from landscape.core.files import printable
 from landscape.core.options import near
 from landscape.training.processes import children
@@ -183,10 +183,10 @@ def _run() -> int:
 def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any
 ) -> None:
-    """A warning as one line, with its place in the code only with -v; none with -q."""
+    """A warning as one line, with its place in the code only with -v; with -q only where data is lost."""
     shown = output.current()
     place = f"{filename}:{lineno}: {category.__name__}: " if shown.verbose else ""
-    if not shown.silent:
+    if not shown.silent or (issubclass(category, DataWarning) and not shown.muted):
         _say(place + with_options(" ".join(str(message).split()), shown.command))
 
 

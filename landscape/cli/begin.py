@@ -30,7 +30,7 @@ from landscape.cli import common, details, plot
 from landscape.cli.common import Source, about, each
 from landscape.cli.options import FOLDER, Choice, command
 from landscape.core.devices import pick_device
-from landscape.core.errors import InputError, OperationError
+from landscape.core.errors import DataWarning, InputError, OperationError, warn_caller
 from landscape.core.files import HAS_LOCKS
 from landscape.core.progress import Progress, no_progress
 from landscape.curvature.eigenvalues import extreme_eigenvalues
@@ -96,7 +96,7 @@ def _report(folder: Path) -> None:
     try:
         reports.check_installed()
     except OperationError as error:
-        common.message(str(error))
+        warn_caller(str(error), DataWarning)
         return
     run = Checkpoint.load(folder / "dpsgd-0" / "last.h5")
     problem, plane = run.problem("train"), folder / "learners.h5"

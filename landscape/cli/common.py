@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -40,6 +41,11 @@ from landscape.results import base
 from landscape.results.shown import text_of
 
 
+def describe(result: base.Result) -> None:
+    """Print the numbers of a result on stdout, also with -q; --json shows them with its fields."""
+    values(text_of(result))
+
+
 @dataclass(frozen=True)
 class Target:
     """The file of the results (``output`` None: beside their source), and the picture of them, if any."""
@@ -48,44 +54,86 @@ class Target:
     force: bool
     picture: str | None
 
-    def path(self, default: Path, *, resumes: bool = False) -> Path:
-        """The path, checked before the work starts. ``resumes``: the command checks what the file holds."""
+    @contextlib.contextmanager
+    def opened(self, default: Path, *, writes: bool = True) -> Iterator[storage.ResultFile]:
+        """The file, checked before the work starts; at the end it is said whether anything was computed.
+
+        ``writes``: whether this process is the one that writes it.
+        """
         path = Path(self.output) if self.output else default
-        check_targets(path, self.picture, self.force or resumes)
-        return path
+        check_targets(path, self.picture)
+        with (
+            by_options(),
+            storage.ResultFile(path, "a", replace=self.force, writes=writes) as file,
+        ):
+            yield file
+        if not file.written:
+            message(f"{path}: complete already, nothing is computed")
+
+    def write(
+        self,
+        default: Path,
+        sources: Iterable[str],
+        compute: Callable[[], Iterable[base.Result]],
+        describe: Callable[[Any], None],
+    ) -> None:
+        """Compute the results of the command that runs, unless the file has them; print and draw them.
+
+        ``sources``: the names of the files that they come from, each with its SHA-256.
+        """
+
+        def described() -> Iterator[base.Result]:
+            for result in compute():
+                describe(result)
+                yield result
+
+        context = click.get_current_context()
+        flags = {str(each.name): max(each.opts, key=len) for each in context.command.params}
+        settings = {flags[name]: value for name, value in context.params.items() if name not in _ELSEWHERE}
+        with self.opened(default) as file:
+            made = file.once({"command": context.command.name, "source": [*sources], **settings}, described)
+        for result in [] if file.written else made:
+            describe(result)
+        show(made, file.path, self.picture)
 
 
 TARGET = group(Target)
+#: Parameters of commands on which the numbers of a result do not depend.
+_ELSEWHERE = ("checkpoints", "files", "output", "force", "picture", "device", "data_dir")
 
 
-def check_targets(path: Path | None, picture: str | None, force: bool) -> None:
+@contextlib.contextmanager
+def by_options() -> Iterator[None]:
+    """Inside, the refusal of a file says which options allow it."""
+    try:
+        yield
+    except storage.ConflictError as error:
+        if not error.grid:
+            raise OperationError(f"{error.conflict}; give --force to replace it, or another -o") from error
+        x, y = error.grid
+        raise OperationError(
+            f"{error.conflict}; give --force to replace them, another -o, or a grid that has them all, such "
+            f"as --grid {x}x{y}"
+        ) from error
+
+
+def check_targets(path: Path | None, picture: str | None) -> None:
     """Check that a result and a picture can be written there, and make the folders.
 
-    A checkpoint is never overwritten, another result only with ``force``.
+    A checkpoint is never overwritten.
     """
     if path:
         ends_in("-o", path, [".h5"])
     if path and path.exists():
-        with hdf5.reading(path) as file:
-            schema = str(file.attrs["schema"])
+        schema = hdf5.schema_of(path)
         if schema == SCHEMA:
             raise OperationError(f"-o: {path} is a checkpoint, it is not overwritten; give another name")
-        if not force:
-            raise OperationError(
-                f"-o: {path} holds a finished {schema}; give --force to replace it, or another -o "
-                "(landscape plot draws it)"
-            )
     if picture:
         from landscape import plots  # and matplotlib: only where something is drawn
 
         plots.check_format(picture)
     for target in filter(None, (path, Path(picture) if picture else None)):
         make_folder(target.parent)
-
-
-def describe(result: base.Result) -> None:
-    """Print the numbers of a result on stdout, also with -q; --json shows them with its fields."""
-    values(text_of(result))
 
 
 def columns(rows: Iterable[Sequence[str]], *, left: bool = False) -> str:
@@ -102,15 +150,6 @@ def columns(rows: Iterable[Sequence[str]], *, left: bool = False) -> str:
 def progress_bar(title: str) -> AbstractContextManager[Bar]:
     """The progress of one piece of work, on stderr; none with -q."""
     return progress.progress_bar(title, output.current().silent)
-
-
-def write(made: Sequence[base.Result], path: Path, picture: str | None) -> None:
-    """Save the results, draw them if ``picture`` is given, and print the names of the files on stdout.
-
-    Their numbers are what --json prints.
-    """
-    base.save(made, path)
-    show(made, path, picture)
 
 
 def show(made: Sequence[base.Result], path: Path | None, picture: str | None) -> None:
@@ -343,16 +382,15 @@ class Analysis:
             "source_sha256": ", ".join(of["source_sha256"] for of in each),
         }
 
-    def path(self, run: Checkpoint, kind: str, *variant: str, resumes: bool = False) -> Path:
-        """The path of the result. The path is checked and its folder is made before the work starts.
+    def path(self, run: Checkpoint, kind: str, *variant: str) -> Path:
+        """The default path of the result.
 
-        By default next to the checkpoint, under a name with those values of ``variant`` and of --split that
-        are no defaults, such as last-contour-pca.h5. ``resumes``: the command itself checks what the file
-        holds.
+        It is next to the checkpoint, under a name with those values of ``variant`` and of --split that are no
+        defaults, such as last-contour-pca.h5.
         """
         assert run.path is not None
         words = [kind, *(word for word in (*variant, self.split) if word not in DEFAULTS)]
-        return self.target.path(run.path.with_name(f"{run.path.stem}-{'-'.join(words)}.h5"), resumes=resumes)
+        return run.path.with_name(f"{run.path.stem}-{'-'.join(words)}.h5")
 
     def compute(
         self,
@@ -360,6 +398,7 @@ class Analysis:
         jobs: Iterable[Checkpoint | tuple[Any, ...]],
         function: Callable[..., R],
         *variant: str,
+        describe: Callable[[R], None] = describe,
     ) -> None:
         """Print and write the results of ``jobs``: a checkpoint, or a tuple that begins with one or more.
 
@@ -367,17 +406,18 @@ class Analysis:
         by keyword. ``kind`` and ``variant`` name the file.
         """
         whole = [job if isinstance(job, tuple) else (job,) for job in jobs]
-        path, results = self.path(whole[0][0], kind, *variant), []
-        for job, share in each(kind, whole):
-            known = {
-                **self.about(*(part for part in job if isinstance(part, Checkpoint))),
-                "seed": self.seed,
-                "progress": share,
-            }
-            results.append(function(*job, **self.settings, **known))
-            self.say_other_data(job)  # when the problem has turned out to be one
-            describe(results[-1])
-        write(results, path, self.target.picture)
+        runs = [[part for part in job if isinstance(part, Checkpoint)] for job in whole]
+
+        def compute() -> Iterator[R]:
+            for (job, share), of in zip(each(kind, whole), runs, strict=True):
+                known = {**self.settings, **self.about(*of), "seed": self.seed, "progress": share}
+                result = function(*job, **known)
+                self.say_other_data(job)  # when the problem has turned out to be one
+                yield result
+
+        origins = [run.about(self.split) for run in {id(run): run for of in runs for run in of}.values()]
+        sources = [f"{of['label']} ({of['source_sha256'][:16]})" for of in origins]
+        self.target.write(self.path(whole[0][0], kind, *variant), sources, compute, describe)
 
 
 def _checked(path: Path) -> Checkpoint | Path:

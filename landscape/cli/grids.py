@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,12 +10,12 @@ from typing import Any, Literal
 from landscape.analysis import connection, grids, planes
 from landscape.checkpoint import storage
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.checkpoint.storage import ConflictError, ResultFile
 from landscape.cli import common, processes
 from landscape.cli.common import TABLE, Analysis, analysis_options, each, say_cost
 from landscape.cli.options import Choice, ListType, command, group
 from landscape.cli.processes import Processes
 from landscape.core.errors import InputError, LandscapeError, OperationError
+from landscape.core.hdf5 import sha256
 from landscape.evaluation.grid import Execution, reused_points
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
@@ -60,7 +59,7 @@ def chosen_groups(chosen: Chosen, runs: list[Checkpoint]) -> list[list[Checkpoin
     """The checkpoints of each surface, its own first; all options are checked before any work."""
     kind, norm, ignore = chosen.kind, chosen.norm, chosen.ignore
     if kind != "random" and (norm != "none" or ignore is not None):
-        raise InputError(f"--norm, --ignore: they are for random planes, '--plane {kind}' has none to scale")
+        raise InputError(f"--norm, --ignore: '--plane {kind}' has no random directions; leave them out")
     if chosen.align and kind != "between":
         raise InputError(f"--align: it is not allowed with '--plane {kind}', only with between")
     if kind == "random":
@@ -152,15 +151,12 @@ def compute_on_grid(
     team = processes.join()
     groups = chosen_groups(chosen, analysis.open())
     aligned = ["aligned", chosen.align] if chosen.align else []
-    path = analysis.path(groups[0][0], name, chosen.kind, *aligned, chosen.norm, resumes=True)
+    path = analysis.path(groups[0][0], name, chosen.kind, *aligned, chosen.norm)
     origins = [analysis.about(*(group if chosen.kind == "between" else group[:1])) for group in groups]
     force, results = analysis.target.force, []
-    with (
-        _by_options(),
-        ResultFile(path, "a", replace=force, writes=team.rank == 0, message=common.message) as file,
-    ):
+    with analysis.target.opened(path, writes=team.rank == 0) as file:
         file.only([origin["source_sha256"] for origin in origins])
-        with team.joined() as joined, _by_options():
+        with team.joined() as joined, common.by_options():
             execution = Execution(joined)
             for i, (group, progress) in enumerate(each(name, groups)):
                 source, problem = origins[i]["source_sha256"], group[0].problem()
@@ -188,24 +184,7 @@ def compute_on_grid(
         others = [] if force else [each for each in file if not any(each is made for made in results)]
         file.keep([*results, *others])  # in the order of the checkpoints
     if team.rank == 0:
-        if not file.written:
-            common.message(f"{path}: complete already, nothing is computed")
-        common.show(results, path, analysis.target.picture)
-
-
-@contextlib.contextmanager
-def _by_options() -> Iterator[None]:
-    """Inside, the refusal of a file says which options allow it."""
-    try:
-        yield
-    except ConflictError as error:
-        if not error.grid:
-            raise OperationError(f"{error.conflict}; give --force to replace it, or another -o") from error
-        x, y = error.grid
-        raise OperationError(
-            f"{error.conflict}; give --force to replace them, another -o, or a grid that has them all, such "
-            f"as --grid {x}x{y}"
-        ) from error
+        common.show(results, file.path, analysis.target.picture)
 
 
 @command(
@@ -361,12 +340,13 @@ def basins(
         landscape basins runs/dp/last-contour.h5 --rise 0.05 --plot basins.png
     """
     first = Path(files[0])
-    path = target.path(first.with_name(f"{first.stem}-basins.h5"))
     given = [surface for file in files for surface in _surfaces(Path(file))]
-    results = [geometry.basins(surface, rises, least=least, around=around) for surface in given]
-    for result in results:
-        common.describe(result)
-    common.write(results, path, target.picture)
+    target.write(
+        first.with_name(f"{first.stem}-basins.h5"),
+        [f"{Path(file).name} ({sha256(file)[:16]})" for file in files],
+        lambda: (geometry.basins(surface, rises, least=least, around=around) for surface in given),
+        common.describe,
+    )
 
 
 def _surfaces(path: Path) -> list[Surface]:

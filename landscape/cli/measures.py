@@ -24,12 +24,13 @@ from landscape.analysis.spectrum import spectrum as compute_spectrum
 from landscape.analysis.spread import smoothing as compute_smoothing
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common
-from landscape.cli.common import Analysis, analysis_options, each, say_cost
+from landscape.cli.common import Analysis, analysis_options, say_cost
 from landscape.cli.grids import same_network, titles
 from landscape.cli.options import Choice, ListType, command, numbers
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
 from landscape.core.options import positive
+from landscape.core.progress import Progress
 from landscape.gradients.minibatches import known_batch
 from landscape.problem.layout import GROUPINGS
 from landscape.results.comparison import Comparison, WeightAverage, footnotes, summary, table_of
@@ -345,21 +346,17 @@ def compare(groups: str | None, analysis: Analysis) -> None:
     """
     runs = analysis.open()
     given = runs if groups is None else grouped(runs, groups)
-    path = analysis.path(runs[0], "compare")
-    for _, progress in each("compare", [given]):
+
+    def compute(*_: Checkpoint, seed: int, progress: Progress, **about: Any) -> Comparison:
+        settings = {name: about[name] for name in analysis.settings}
         result = compute_comparison(
-            given,
-            **analysis.settings,
-            preconditioner_of=preconditioner,
-            seed=analysis.seed,
-            progress=progress,
+            given, **settings, preconditioner_of=preconditioner, seed=seed, progress=progress
         )
-    analysis.say_other_data(runs)
-    others = dict.fromkeys(filter(None, map(analysis.source.other_data, runs)))
-    notes = [f"the data is {name}, not that of the checkpoints" for name in others]
-    result = dataclasses.replace(result, notes=(*result.notes, *notes))
-    common.values(table(result))
-    common.write([result], path, analysis.target.picture)
+        others = dict.fromkeys(filter(None, map(analysis.source.other_data, runs)))
+        notes = [f"the data is {name}, not that of the checkpoints" for name in others]
+        return dataclasses.replace(result, notes=(*result.notes, *notes))
+
+    analysis.compute("compare", [tuple(runs)], compute, describe=lambda made: common.values(table(made)))
 
 
 def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]]:
@@ -382,7 +379,7 @@ def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]
         found[match[1]] = list(runs[done : done + int(match[2])])
         done += int(match[2])
     if done != len(runs):
-        raise InputError(f"--groups: '{text}' has places for {done} checkpoints, {len(runs)} were given")
+        raise InputError(f"--groups: '{text}' has {done} checkpoints, it must have {len(runs)}, those given")
     return found
 
 

@@ -34,7 +34,7 @@ from landscape.training.recipes.recipe import Recipe
 from landscape.training.recipes.recipe import names as recipe_names
 from landscape.training.recipes.settings import NETWORKS, SERIES, key_and_value, parse_value, parsed
 from landscape.training.run import WRITERS
-from landscape.training.run.launch import in_processes, launch
+from landscape.training.run.launch import complete, in_processes, launch
 from landscape.training.run.loop import Hooks
 from landscape.training.run.setup import DivergedError, chosen_recipe, default_folder, divergence_message
 from landscape.training.topology import default_mixings, forms
@@ -101,7 +101,7 @@ def train(
         raise InputError("recipe: missing; give a name (landscape recipes), a .toml file, or -o DIR --resume")
     about: dict[str, Any] = {"resume": resume, "force": force, "device": device, "data_dir": data_dir}
     about["allow_code"] = allow_code
-    if nproc > 1 or max_restarts:
+    if (nproc > 1 or max_restarts) and (force or not complete(chosen, Path(folder))):
         now = current()
         flags = {"--quiet": now.quiet, "--json": now.as_json, "--verbose": now.verbose}
         shown = [flag for flag, is_set in flags.items() if is_set]
@@ -360,7 +360,7 @@ def topologies(
     Example:
         landscape topologies base 'ring(2)' --learners 25 --parameters 11000000 --plot graphs.png
     """
-    common.check_targets(None, picture, force=False)
+    common.check_targets(None, picture)
     about: dict[str, Any] = {"learners": learners, "parameters": parameters, "picture": picture}
     with common.progress_bar("topologies") as bar:
         found = compare(mixings or None, progress=bar, **about)
@@ -481,9 +481,17 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source) ->
         files_of(state)
     path = Path(output) if output else place(given[0]).with_suffix(".h5")
     ends_in("-o", path, [".h5"])
-    if path.exists():
-        raise OperationError(f"-o: {path} exists already, it is not overwritten; give another name")
     checkpoint = imported(given, source)
+    if path.exists():
+        there, own = (
+            (each.recipe, each.model, each.data["name"]) for each in (Checkpoint.load(path), checkpoint)
+        )
+        for before, after in zip(there, (*own[:2], data.name if data else ""), strict=True):
+            if before != after:
+                raise OperationError(f"-o: {path} is of {before!r}, not of {after!r}; give another name")
+        common.message(f"{path}: complete already, nothing is imported")
+        common.files(path)
+        return
     checkpoint.path = path
     if data:
         checkpoint.data = _evaluated(checkpoint, source, data)

@@ -113,6 +113,8 @@ def analysis(
                 if of_the_run is not None:
                     given[subject] = run.problem()  # which reads its data once
             call.apply_defaults()
+            if hasattr(given[subject], "agree"):  # a problem of several ranks
+                given[subject].agree(name, {key: of for key, of in given.items() if key != "progress"})
             check_arguments(function, given)
             return call
 

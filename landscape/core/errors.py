@@ -74,6 +74,15 @@ class ProblemWarning(UserWarning):
     """
 
 
+class DataWarning(UserWarning):
+    """Data or a file is lost, left out, replaced or not saved; the option -q does not silence it.
+
+    Example:
+        >>> issubclass(DataWarning, UserWarning)
+        True
+    """
+
+
 # Modules whose lines are no caller's: this package, and what calls it back.
 _INSIDE = ("landscape", "torch", "contextlib", "functools")
 

@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 import filelock
 
-from landscape.core.errors import OperationError, warn_caller
+from landscape.core.errors import DataWarning, OperationError, warn_caller
 
 #: Whether open files can be removed and renamed, and folders opened and locked: not on Windows.
 HAS_LOCKS = hasattr(os, "fork")
@@ -32,7 +32,6 @@ _TEMPORARY = re.compile(r"\.landscape-[0-9a-f]{16}\.tmp")
 _NO_LINK, _CLOSED, _NO_WAIT, _BINARY = (
     getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "O_BINARY")
 )
-SAFE = _NO_LINK | _NO_WAIT | _CLOSED  # to open what somebody else may have put there
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK | _CLOSED | _BINARY
 _OLD = 86400.0  # seconds after which a temporary file is stale where open files cannot be removed (ours)
 T = TypeVar("T")
@@ -334,7 +333,7 @@ class Lock:
                 if not name.stat().st_size:  # nobody's name is in it
                     name.unlink()
             why = f"the file system has no locks ({getattr(error, 'strerror', 'not implemented')})"
-            warn_caller(f"{self.path}: {why}; do not let another process write there")
+            warn_caller(f"{self.path}: {why}; do not let another process write there", DataWarning)
 
     def _holder(self) -> str:
         with contextlib.suppress(OperationError, OSError), open_regular(self._name, TEXT) as file:

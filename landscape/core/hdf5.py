@@ -6,8 +6,10 @@ A file ends with a line that contains the SHA-256 of all bytes before it; HDF5 i
 end. If the line is there, it must match; it is missing in files that
 another program changed. Anybody can compute a checksum, so that it shows damage and no more: a separate
 process (hdf5_check.py) reads each file first, because a forged file can make HDF5 crash, loop or fill the
-memory. A file with the checksum of one that this very process wrote is spared that. Links to other files are
-not followed, and no data set may be larger than the file allows.
+memory. It does so once for each state of a file. Links to other files are not followed, and no data set may
+be larger than the file allows.
+
+A file is opened once. That open file is examined and read, whatever takes its name meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -31,8 +34,8 @@ import numpy as np
 
 from landscape._version import __version__
 from landscape.core import hdf5_check
-from landscape.core.errors import LandscapeError, OperationError, warn_caller
-from landscape.core.files import TolerantFile, open_regular, printable, replacing
+from landscape.core.errors import DataWarning, LandscapeError, OperationError, warn_caller
+from landscape.core.files import HAS_LOCKS, TolerantFile, open_regular, printable, replacing, within
 from landscape.core.hdf5_check import first_words
 
 Array = np.ndarray[Any, Any]
@@ -46,13 +49,16 @@ VERSION = 1
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SEAL = re.compile(rb"\nlandscape sha256 ([0-9a-f]{64})\n")
 _SEAL_LENGTH = 83
-ATTEMPTS = 8  # to open a file that others replace: a run in progress writes its last checkpoint again (ours)
+# Attempts to open a file that is changed at that moment, and seconds between them (our choice).
+ATTEMPTS, PAUSE = 50, 0.02
+# Nanoseconds after which a change of a file has another time than the one before: the clock of Linux advances
+# every 1 to 10 ms.
+TICK = 20_000_000
 # Time limit of the validator: seconds for its start, which took more than 10 on 2 cores with 14 processes,
 # and bytes per second, a tenth of the speed of a disk (ours). Its memory limit in bytes, plus twice the size
 # of the file: Python, numpy and HDF5 need half of it.
 PATIENCE, PACE, MEMORY = 25.0, 20e6, 1 << 29
-_known: dict[str, tuple[int, ...]] = {}  # files that were verified, with their state then
-_own: set[bytes] = set()  # the checksums of files that this process wrote
+_examined: dict[str, tuple[int, ...]] = {}  # the stamp of the sound file at each path
 
 
 class ChecksumWarning(UserWarning):
@@ -68,7 +74,7 @@ class DamagedError(OperationError):
     """A file of this project whose content is damaged or incomplete."""
 
 
-class DamageWarning(UserWarning):
+class DamageWarning(DataWarning):
     """A file is damaged, and another one was used instead.
 
     Example:
@@ -78,13 +84,20 @@ class DamageWarning(UserWarning):
 
 
 @contextlib.contextmanager
-def writing(path: str | Path, schema: str) -> Iterator[h5py.File]:
+def writing(
+    path: str | Path,
+    schema: str,
+    copy: Path | None = None,
+    change: Callable[[h5py.File], None] = lambda file: None,
+) -> Iterator[h5py.File]:
     """A context with a new HDF5 file that replaces ``path`` at the end, with a checksum after its last byte.
 
     After an error the file at ``path`` is unchanged.
 
     Args:
         schema: the name of the format, written as an attribute.
+        copy: a second file, which is replaced just after the first one by a copy of it.
+        change: is called with the copy before it takes its name.
 
     Raises:
         OperationError: the folder does not exist, or there is no permission or no space.
@@ -100,7 +113,7 @@ def writing(path: str | Path, schema: str) -> Iterator[h5py.File]:
     """
     import torch  # for its version: reading needs none of it
 
-    with replacing(path) as raw:
+    with contextlib.nullcontext() if copy is None else replacing(copy) as second, replacing(path) as raw:
         with h5py.File(raw, "w") as file:
             file.attrs["schema"] = schema
             file.attrs["version"] = VERSION
@@ -109,37 +122,16 @@ def writing(path: str | Path, schema: str) -> Iterator[h5py.File]:
             file.attrs["torch_version"] = str(torch.__version__)
             yield file
         _add_seal(raw)
-
-
-@contextlib.contextmanager
-def changed_copy(source: str | Path, target: str | Path) -> Iterator[h5py.File]:
-    """A context with a copy of the HDF5 file ``source`` to be changed; it replaces ``target`` at the end.
-
-    Raises:
-        OperationError: the folder does not exist, or there is no permission or no space.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with writing(f"{folder}/a.h5", "landscape.example") as file:
-        ...         file.attrs["n"] = 5
-        ...     with changed_copy(f"{folder}/a.h5", f"{folder}/b.h5") as file:
-        ...         file.attrs["n"] = 6
-        ...     with reading(f"{folder}/b.h5") as file:
-        ...         attribute(file, "n", int)
-        6
-    """
-    with replacing(target) as raw:
-        with open(source, "rb") as origin:
-            shutil.copyfileobj(origin, raw, 1 << 20)
-        if raw.error:
-            raise raw.error
-        if _verify(raw, source, check=True) not in _own:
-            raise OperationError(f"{source}: is not as this process wrote it; another one changed it")
-        raw.truncate(raw.seek(0, os.SEEK_END) - _SEAL_LENGTH)
-        with h5py.File(raw, "r+") as file:
-            yield file
-        _add_seal(raw)
+        if second is None:
+            return
+        raw.seek(0)
+        shutil.copyfileobj(raw, second, 1 << 20)
+        if error := raw.error or second.error:
+            raise error
+        second.truncate(second.tell() - _SEAL_LENGTH)
+        with h5py.File(second, "r+") as file:
+            change(file)
+        _add_seal(second)
 
 
 def _add_seal(raw: TolerantFile) -> None:
@@ -149,7 +141,6 @@ def _add_seal(raw: TolerantFile) -> None:
         digest = hashlib.file_digest(raw, "sha256").hexdigest()
         raw.seek(0, os.SEEK_END)
         raw.write(f"\nlandscape sha256 {digest}\n".encode())
-        _own.add(digest.encode())
 
 
 @contextlib.contextmanager
@@ -177,7 +168,7 @@ def reading(path: str | Path, schema: str | None = None, warn: bool = True) -> I
         try:
             actual = file.attrs.get("schema")
             if not isinstance(actual, str) or not re.fullmatch(SCHEMA, actual):
-                raise OperationError(f"{path}: an HDF5 file, but not one that landscape wrote")
+                raise OperationError(f"{path}: an HDF5 file of another program; give one of landscape")
             if schema is not None and actual != schema:
                 raise OperationError(f"{path}: holds a {actual}, a {schema} is needed")
             newest = attribute(file, "version", int)
@@ -204,32 +195,75 @@ def _opened(path: Path) -> Iterator[tuple[h5py.File, bool]]:
     """A context with the file at ``path``, open and checked, and whether it has a checksum."""
     with contextlib.ExitStack() as stack:
         for left in reversed(range(ATTEMPTS)):
-            raw = stack.enter_context(open_regular(path))
-            stamp, key = _stamp(raw.fileno()), os.path.abspath(path)
-            seal = _verify(raw, path, check=_known.get(key) != stamp)
-            # The open file, whatever takes its name meanwhile; where there is no /proc, the name.
-            opened = f"/proc/{os.getpid()}/fd/{raw.fileno()}"
-            place = opened if os.path.exists(opened) else key
-            unknown = _known.get(key) != stamp and seal not in _own
+            raw, failure = stack.enter_context(open_regular(path)), None
+            stamp = _stamp(raw.fileno())
             try:
-                if unknown and (problem := _validator.ask(place, stamp[2])):
-                    damaged = problem.startswith(("damaged", "not a readable HDF5 file"))
-                    kind = DamagedError if damaged else OperationError
-                    raise kind(f"{path}: {problem}")
-                # Its writer may still have it locked for a moment, after it took its name as a whole file.
-                file = stack.enter_context(h5py.File(place, "r", locking=False if seal else None))
+                sealed = _examine(raw, path, stamp)
+                file = stack.enter_context(h5py.File(raw, "r"))
+            except OperationError as error:
+                failure = error
+            except (OSError, RuntimeError) as error:
+                failure = OperationError(f"{path}: not a readable HDF5 file ({first_words(error)})")
+            # What is replaced keeps its content; only what is damaged may have been mended since.
+            replaced = failure and os.path.exists(path) and _stamp(path)[:2] != stamp[:2]
+            if not replaced and not _changed(raw, stamp):
                 break
-            except (OSError, RuntimeError, OperationError) as error:
-                # HDF5 looks up the file's own name, which is none where another one has taken its place.
-                if left and os.path.exists(path) and os.stat(path).st_ino != stamp[1]:
-                    continue
-                if isinstance(error, OperationError):
-                    raise
-                raise OperationError(f"{path}: not a readable HDF5 file ({first_words(error)})") from error
-        if _stamp(file.id.get_vfd_handle()) != stamp:
-            raise OperationError(f"{path}: was changed while it was opened; try again")
-        _known[key] = stamp
-        yield file, seal is not None
+            if not left:
+                raise OperationError(f"{path}: is being replaced by another process; try again later")
+            stack.close()
+            time.sleep(PAUSE)
+        if failure:
+            raise failure
+        try:
+            yield file, sealed
+        finally:
+            if _changed(raw, stamp):
+                raise OperationError(f"{path}: was changed while it was read; try again")
+
+
+def _stamp(place: int | Path) -> tuple[int, ...]:
+    """Numbers that change when the file changes; the last one changes when it loses its name, too."""
+    s = os.stat(place)
+    return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
+
+
+def _changed(raw: IO[bytes], stamp: tuple[int, ...]) -> bool:
+    """Return whether the content of an open file may have changed since it had ``stamp``."""
+    return _stamp(raw.fileno())[:-1] != stamp[:-1]
+
+
+def _examine(raw: IO[bytes], path: Path, stamp: tuple[int, ...]) -> bool:
+    """Return whether the open file has a checksum; raise OperationError unless it is sound.
+
+    A file whose ``stamp`` is that of a sound one is not examined again.
+    """
+    key = os.path.abspath(path)
+    if _examined.get(key) == stamp:
+        return _seal(raw) is not None
+    seal = _verify(raw, path)
+    if seal is None and HAS_LOCKS:  # what another program has open for writing, HDF5 has locked
+        import fcntl
+
+        try:
+            fcntl.flock(raw, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OperationError(f"{path}: another program writes it; close it there") from error
+        except OSError:  # a file system without locks
+            pass
+    # The open file; where there is no /proc, its name, if that is still its own.
+    place = f"/proc/{os.getpid()}/fd/{raw.fileno()}"
+    if problem := _validator.ask(place if os.path.exists(place) else key, stamp):
+        damaged = problem.startswith(("damaged", "not a readable HDF5 file"))
+        raise (DamagedError if damaged else OperationError)(f"{path}: {problem}")
+    if time.time_ns() - stamp[-1] > TICK:
+        _examined[key] = stamp
+    return seal is not None
+
+
+def schema_of(path: Path) -> str:
+    """The name of the format of a file. OperationError as for :func:`reading`."""
+    with reading(path, warn=False) as file:
+        return str(file.attrs["schema"])
 
 
 def has_checksum(path: str | Path) -> bool:
@@ -238,37 +272,26 @@ def has_checksum(path: str | Path) -> bool:
         return _seal(raw) is not None
 
 
-def _stamp(descriptor: int) -> tuple[int, ...]:
-    """Numbers that change when the open file changes."""
-    s = os.fstat(descriptor)
-    return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
-
-
 def _seal(raw: IO[bytes]) -> bytes | None:
     raw.seek(max(0, os.fstat(raw.fileno()).st_size - _SEAL_LENGTH))
     match = _SEAL.fullmatch(raw.read(_SEAL_LENGTH))
     return match[1] if match else None
 
 
-def _verify(raw: Any, path: str | Path, check: bool) -> bytes | None:
-    """The checksum in ``raw``, or None. With ``check``, raises OperationError unless it matches."""
-    try:
-        seal = _seal(raw)
-        raw.seek(0)
-        if raw.read(len(SIGNATURE)) != SIGNATURE:
-            raise OperationError(f"{path}: not a readable HDF5 file (it does not begin as one)")
-        if seal and check:
-            digest, left = hashlib.sha256(SIGNATURE), os.fstat(raw.fileno()).st_size - _SEAL_LENGTH - 8
-            buffer = memoryview(bytearray(1 << 18))  # small enough for the processor's cache
-            while left > 0 and (count := raw.readinto(buffer[: min(left, len(buffer))])):
-                digest.update(buffer[:count])
-                left -= count
-            if digest.hexdigest().encode() != seal:
-                raise DamagedError(
-                    f"{path}: damaged, its checksum does not fit; take a copy, or make it again"
-                )
-    except OSError as error:
-        raise OperationError(f"{path}: cannot be read ({error.strerror})") from error
+def _verify(raw: Any, path: Path) -> bytes | None:
+    """The checksum in ``raw``, or None where there is none; raises OperationError unless it matches."""
+    seal = _seal(raw)
+    raw.seek(0)
+    if raw.read(len(SIGNATURE)) != SIGNATURE:
+        raise OperationError(f"{path}: not a readable HDF5 file (it does not begin as one)")
+    if seal:
+        digest, left = hashlib.sha256(SIGNATURE), os.fstat(raw.fileno()).st_size - _SEAL_LENGTH - 8
+        buffer = memoryview(bytearray(1 << 18))  # small enough for the processor's cache
+        while left > 0 and (count := raw.readinto(buffer[: min(left, len(buffer))])):
+            digest.update(buffer[:count])
+            left -= count
+        if digest.hexdigest().encode() != seal:
+            raise DamagedError(f"{path}: damaged, its checksum does not fit; take a copy, or make it again")
     return seal
 
 
@@ -280,40 +303,36 @@ class _Validator:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner, self._memory = 0, 0
 
-    def ask(self, path: str, length: int) -> str:
+    def ask(self, path: str, stamp: tuple[int, ...]) -> str:
         """The fault of the file at ``path``, or how the process failed over it; "" for a sound file."""
-        memory, seconds, late = MEMORY + 2 * length, PATIENCE + length / PACE, threading.Event()
+        length, how = stamp[2], "crashes over it"
+        memory, seconds = MEMORY + 2 * length, PATIENCE + length / PACE
         with self._lock:
             try:
                 if self._process is None or self._owner != os.getpid() or self._memory < memory:
                     self.stop()
-                    self._start(memory)
+                    self._start(memory + 2 * length)  # and not again for a file that grows a little
             except OSError as error:
                 return f"cannot be examined, no process can be started for it ({error.strerror})"
             process: Any = self._process
 
-            def end() -> None:
-                late.set()
-                process.kill()
-
-            clock = threading.Timer(seconds, end)
-            clock.daemon = True
-            clock.start()
-            try:
-                process.stdin.write(os.fsencode(path).hex().encode() + b"\n")
+            def exchange() -> bytes:
+                process.stdin.write(f"{os.fsencode(path).hex()} {stamp[1]}\n".encode())
                 process.stdin.flush()
-                answer = process.stdout.readline()
-            except OSError:
-                answer = b""
+                return bytes(process.stdout.readline())
+
+            try:
+                answer = within(seconds, exchange)
+                if answer.endswith(b"\n"):
+                    return "" if answer == b"ok\n" else answer.decode("ascii").rstrip("\n")
+            except TimeoutError:
+                how = f"does not come to an end in {seconds:.0f} s"
+            except OSError:  # it has ended
+                pass
             except BaseException:  # an interrupt: its answer must not be taken for that about another file
                 self.stop()
                 raise
-            finally:
-                clock.cancel()
-            if answer.endswith(b"\n"):
-                return "" if answer == b"ok\n" else answer.decode("ascii").rstrip("\n")
             self.stop()
-            how = f"does not come to an end in {seconds:.0f} s" if late.is_set() else "crashes over it"
             return f"damaged or incomplete (HDF5 {how})"
 
     def _start(self, memory: int) -> None:

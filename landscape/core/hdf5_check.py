@@ -2,8 +2,8 @@
 
 This module is also run as a script, the validator: a separate process that reads files before any other does.
 A damaged file can make HDF5 crash, loop or allocate too much memory, and then does so only in that process.
-The module therefore imports nothing of the package. The script reads one path per line and answers with one
-line: "ok", or a description of the problem.
+The module therefore imports nothing of the package. The script reads one path per line, with the inode of the
+file there, and answers with one line: "ok", or a description of the problem.
 """
 
 from __future__ import annotations
@@ -221,20 +221,26 @@ def read_all(group: h5py.Group) -> None:
             np.asarray(item[start : start + rows])
 
 
-def examine(path: str) -> str:
-    """Examine the file at ``path``: "ok", or a description of the problem in one line."""
+def examine(path: str, inode: int) -> str:
+    """Examine the file at ``path``: "ok", or a description of the problem in one line.
+
+    A file with another ``inode`` has taken its name since.
+    """
+    problem = "not a readable HDF5 file"
     try:
-        file = h5py.File(path, "r")
-    except Exception as error:
-        return f"not a readable HDF5 file ({first_words(error)})"
-    try:
-        with file:
-            check(file, os.path.getsize(path))
-            read_all(file)
+        with open(path, "rb") as raw:
+            status = os.fstat(raw.fileno())
+            if status.st_ino != inode:
+                return "is another file now"
+            # The open file and not its name, which HDF5 would look up: another file may have it by now.
+            with h5py.File(raw, "r") as file:
+                problem = "damaged or incomplete"
+                check(file, status.st_size)
+                read_all(file)
     except UnsoundError as error:
         return " ".join(str(error).split())
     except Exception as error:  # HDF5 and h5py raise errors of many types for damaged files
-        return f"damaged or incomplete ({first_words(error)})"
+        return f"{problem} ({first_words(error)})"
     return "ok"
 
 
@@ -257,7 +263,8 @@ def _serve() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin.buffer:
-        answer = examine(os.fsdecode(bytes.fromhex(line.decode())))
+        path, inode = line.decode().split()
+        answer = examine(os.fsdecode(bytes.fromhex(path)), int(inode))
         sys.stdout.write(answer.encode("ascii", "backslashreplace").decode() + "\n")
         sys.stdout.flush()
 

@@ -71,6 +71,17 @@ def parse_size(where: str, text: str) -> int:
     return int(quantity(where, text, UNITS))
 
 
+def in_words(size: float) -> str:
+    """A number of bytes in the largest unit of which it is at least one.
+
+    Example:
+        >>> in_words(1), in_words(1.5 * 2**30)
+        ('1 B', '1.5 GiB')
+    """
+    unit = next((unit for unit in ("GiB", "MiB", "KiB") if size >= UNITS[unit]), "B")
+    return f"{size / UNITS[unit]:,.4g} {unit}"
+
+
 def _of_module(device: torch.device, name: str) -> Any:
     """A function of torch.cuda or its like on a device's own memory; None where that is the CPU's."""
     return None if device.type == "cpu" else getattr(torch.get_device_module(device), name, None)
@@ -96,7 +107,7 @@ def memory_in_use(device: torch.device) -> int:
 
         return int(statm.read_text().split()[1]) * resource.getpagesize()
     if (peak := peak_memory()) is None:
-        raise InputError("max_memory: this system does not say how much memory a process uses")
+        raise InputError("max_memory: this system does not say how much memory a process uses; leave it out")
     return peak
 
 
@@ -153,9 +164,9 @@ class MemoryBudget:
         """
         if size > self.remaining:
             assert self.limit is not None
-            least, now = (f"{math.ceil(n / 2**20)}MiB" for n in (self.used + size, self.used))
+            least, now = (f"{math.ceil(n / 2**20)} MiB" for n in (self.used + size, self.used))
             raise InputError(
-                f"max_memory: {self.limit / 2**20:.6g}MiB is not enough, at least {least} is needed ({now} "
+                f"max_memory: {in_words(self.limit)} is not enough, at least {least} is needed ({now} "
                 "before it starts: program, weights, data)"
             )
 
@@ -340,8 +351,8 @@ def _admitted(name: str, need: Need) -> Room:
     free = available_memory(need.device)
     if need.fixed > free:
         raise InputError(
-            f"{name}: it takes about {need.fixed / 2**20:,.0f}MiB of memory, and {free / 2**20:,.0f}MiB are "
-            "free; ask for less (a smaller grid, fewer points or eigenvalues), or use a larger machine"
+            f"{name}: it takes about {need.fixed / 2**20:,.0f} MiB of memory, and {free / 2**20:,.0f} MiB "
+            "are free; ask for less (a smaller grid, fewer points or eigenvalues), or use a larger machine"
         )
     left = min(budget.remaining, free) - need.fixed
     other = left if budget.limit is not None else SHARE * left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.abc
@@ -9,7 +10,9 @@ import importlib.machinery
 import importlib.metadata
 import operator
 import pkgutil
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -243,7 +246,8 @@ class Registry:
         """Import a declared entry; OperationError where the package that declared it does not have it."""
         module, _, attribute = place.partition(":")
         try:
-            return operator.attrgetter(attribute)(importlib.import_module(module))
+            with others_code():
+                return operator.attrgetter(attribute)(importlib.import_module(module))
         except (ImportError, AttributeError) as error:
             if module.partition(".")[0] == __name__.partition(".")[0]:
                 raise
@@ -267,6 +271,35 @@ class Registry:
         return f"{getattr(made, '__module__', '')}.{getattr(made, '__qualname__', type(made).__name__)}"
 
 
+@contextlib.contextmanager
+def others_code() -> Iterator[None]:
+    """Turn what would end the program, such as ``sys.exit()`` in a module, into an ImportError.
+
+    A signal, such as that of Ctrl-C, ends it all the same.
+    """
+    signaled: list[int] = []
+    before: Any = signal.getsignal(signal.SIGINT)
+    noted = callable(before) and threading.current_thread() is threading.main_thread()
+
+    def note(number: int, frame: Any) -> None:
+        signaled.append(number)
+        before(number, frame)
+
+    if noted:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt) and type(error) is not KeyboardInterrupt  # by a signal
+        if isinstance(error, Exception) or signaled or stopped:
+            raise
+        ended = ImportError(f"it ends the program ({' '.join(f'{type(error).__name__} {error}'.split())})")
+        raise ended.with_traceback(error.__traceback__) from error
+    finally:
+        if noted:
+            signal.signal(signal.SIGINT, before)
+
+
 _loaded: set[str] = set()
 
 
@@ -283,7 +316,8 @@ def load_plugins() -> None:
             continue
         _loaded.add(point.value)
         try:
-            point.load()
+            with others_code():
+                point.load()
         except Exception as error:  # the plugin is another's code, and must not stop what does not need it
             warn_caller(
                 f"plugin '{point.name}' ({point.value}) cannot be loaded: {type(error).__name__}: {error}",

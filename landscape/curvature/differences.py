@@ -325,7 +325,7 @@ class ShardedGradient(Gradient):
 
     def __call__(self, step: Tensor | None = None) -> Tensor:
         at = self.weights if step is None else self.weights + step
-        return self.problem.loss_and_gradient(at)[1]
+        return self.problem.gradient(at)
 
 
 class ShardedDifferences(Differences):

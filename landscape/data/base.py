@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from landscape.core import hdf5, registry
-from landscape.core.errors import InputError, OperationError, warn_caller
+from landscape.core.errors import DataWarning, InputError, OperationError, warn_caller
 from landscape.core.files import folder_lock
 from landscape.core.hdf5 import Array
 from landscape.core.options import SPLITS, AtLeastOne, Count, Several, choose
@@ -147,7 +147,7 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
             stack.enter_context(folder_lock(folder))
         except (OSError, OperationError) as error:
             remedy = "; LANDSCAPE_CACHE may name another folder" if isinstance(error, OSError) else ""
-            warn_caller(f"{error}{remedy}; nothing is cached")
+            warn_caller(f"{error}{remedy}; nothing is cached", DataWarning)
             return _contiguous(make)
         stored = folder / f"{name}-{digest.hexdigest()[:24]}.h5"
         arrays = _read(stored)
@@ -158,7 +158,7 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
                     for key, array in arrays.items():
                         file[key] = array
             except OperationError as error:
-                warn_caller(f"{error}; LANDSCAPE_CACHE may name another folder")
+                warn_caller(f"{error}; LANDSCAPE_CACHE may name another folder", DataWarning)
     return arrays
 
 
@@ -175,7 +175,7 @@ def cache_folder() -> Path:
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "landscape")
     except RuntimeError as error:  # neither HOME nor an entry in the list of users, as in some containers
-        raise OperationError("there is no home folder for the cache; LANDSCAPE_CACHE may name one") from error
+        raise OperationError("there is no home folder for the cache; set LANDSCAPE_CACHE") from error
 
 
 def file_stat(root: Path, path: str) -> os.stat_result:

@@ -6,9 +6,7 @@ import contextlib
 import functools
 import gzip
 import hashlib
-import ipaddress
 import itertools
-import socket
 import tarfile
 import time
 import tomllib
@@ -17,7 +15,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import urlsplit
 
 from landscape._version import __version__
 from landscape.core.errors import InputError, OperationError
@@ -215,42 +212,18 @@ def _download(
     )
 
 
-def _inner(url: str) -> bool:
-    """Say whether the host of an address is in this machine or its network; one without an address is not."""
-    try:
-        found = socket.getaddrinfo(urlsplit(url).hostname, None)
-    except (OSError, UnicodeError):
-        return False
-    return any(not ipaddress.ip_address(str(entry[4][0]).split("%")[0]).is_global for entry in found)
-
-
-def _opened(url: str, seconds: float) -> Any:
-    """The answer to a request for an address, headers and all within ``seconds``; redirects are guarded."""
-    from urllib.request import HTTPRedirectHandler, Request, build_opener
-
-    class Guard(HTTPRedirectHandler):
-        def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: str) -> Any:
-            other = urlsplit(newurl).scheme != urlsplit(url).scheme
-            if other or (_inner(newurl) and not _inner(url)):
-                fp.close()
-                where = "to another scheme" if other else "into this network"
-                raise ValueError(f"it is redirected {where}, {newurl}; give mirror='{newurl}' if it is right")
-            return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-    request = Request(url, headers={"User-Agent": f"landscape/{__version__}"})
-    # A server can send its headers byte by byte.
-    return within(seconds, lambda: build_opener(Guard).open(request, timeout=TIMEOUT))
-
-
 def _blocks(url: str, most: int, progress: Progress) -> Generator[bytes]:
     """The bytes at an address, ``most`` of them at most; _MirrorError names the address and the reason."""
     from http.client import HTTPException
     from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
 
     seconds = 2 * TIMEOUT + most / PACE
     end = time.monotonic() + seconds
+    request = Request(url, headers={"User-Agent": f"landscape/{__version__}"})
     try:
-        with _opened(url, seconds) as reply:
+        # A server can send its headers byte by byte.
+        with within(seconds, lambda: urlopen(request, timeout=TIMEOUT)) as reply:
             size, done = int(reply.headers.get("Content-Length") or 0), 0
             if size > most:
                 raise _MirrorError(f"{url}: has {size:,} bytes, {most:,} are expected")

@@ -273,7 +273,7 @@ def speech_list(
     order = sorted(set(words), key=lambda word: (-words.count(word), word))
     for file, label in rows["test"]:
         if label not in order:
-            raise OperationError(f"{root}/test.csv: {file} has the label '{label}', which train.csv has not")
+            raise OperationError(f"{root}/test.csv: {file} has the label '{label}', missing in train.csv")
     train, test = ([(f, order.index(label)) for f, label in rows[s]] for s in ("train", "test"))
     features = Features(rate, mels, context, positions, frames, imbalance)
     return _speech(root.name, root, train, test, len(order), features)

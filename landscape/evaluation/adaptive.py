@@ -14,6 +14,12 @@ is a large one of its logarithm. What lies wholly in a hole that is left cannot 
 a smooth surface of 51 × 51 points that cover 1% of it, 0.6% held no exact point, of those that cover 0.5%,
 18%, and of those that cover 1.5%, none. The next points depend on the values alone, not on what
 was known before: an interrupted computation, run again, asks for the same ones.
+
+With a part of the samples all this is done for the part. Its values, which are then known everywhere, guide
+the others: all samples are computed where a function through few points follows the part's values, and what
+is interpolated is the difference. The error is measured at points that were not chosen, of all samples.
+Where the part is rough, or values are not finite, all samples do without it. What no sample of the part has,
+such as an island of NaN that only others have, can be missed if it lies between the fewer points of all.
 """
 
 from __future__ import annotations
@@ -22,156 +28,12 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import scipy  # loads its parts when they are used
-import torch
 
-from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.results.shown import logarithmic
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """The largest error: ``size`` is a share of the range shown if ``relative``, else in the values' unit.
-
-    ``rounding`` is the share of a value by which it may be rounded: the machine epsilon of its computation.
-
-    Example:
-        >>> Tolerance.parse("1%").size, Tolerance.parse(0.005).relative
-        (0.01, False)
-    """
-
-    size: float
-    relative: bool
-    rounding: float = np.finfo(np.float64).eps
-
-    @classmethod
-    def parse(cls, value: str | float, dtype: torch.dtype = torch.float64) -> Tolerance:
-        """A tolerance from text such as "1%" or "0.005", or a number, for values computed in ``dtype``.
-
-        Raises:
-            InputError: anything else, or a size that is not positive, or a share of 100% and more.
-        """
-        text = str(value).strip()
-        relative = text.endswith("%")
-        try:
-            size = float(text.removesuffix("%")) / (100 if relative else 1)
-        except ValueError:
-            size = math.nan
-        if not 0 < size < (1 if relative else math.inf):
-            raise InputError(
-                f"interpolation_tol: {value!r} is not allowed, it must be a share of the range shown, such "
-                "as '1%', or a positive number in the unit of the values"
-            )
-        return cls(size, relative, torch.finfo(dtype).eps)
-
-    def __str__(self) -> str:
-        return f"{100 * self.size:g}%" if self.relative else f"{self.size:g}"
-
-
-@dataclass(frozen=True)
-class ErrorScale:
-    """The scale on which errors meet a tolerance: of logarithms if ``log``, in units of ``limit``.
-
-    A share is one of the range of the values as they are shown: of their logarithms where a picture has a
-    logarithmic scale (:mod:`landscape.results.shown`). A tolerance that is less than the rounding of the
-    values is not ``possible``.
-    """
-
-    log: bool
-    limit: float
-    possible: bool
-
-    @classmethod
-    def of(cls, values: Array, tolerance: Tolerance) -> ErrorScale:
-        """The scale for finite ``values`` (K,), at least one of them."""
-        log = tolerance.relative and logarithmic(values)
-        width = float(np.ptp(np.log(values) if log else values)) if tolerance.relative else 1.0
-        rounding = tolerance.rounding * (1.0 if log else float(np.abs(values).max()))
-        limit = max(tolerance.size * width, np.finfo(np.float64).tiny)
-        return cls(log, limit, limit > rounding)
-
-    def __call__(self, values: Array) -> Array:
-        """``values`` in units of the largest error that is allowed; NaN for a logarithm of none."""
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            shown: Array = (np.log(values) if self.log else values) / self.limit
-        return np.where(np.isfinite(shown), shown, np.nan)
-
-
-# φ, the degree of the polynomial, and the power of the size of a hole with which an error shrinks, at least.
-# Cubic and quintic ones follow smooth surfaces, linear ones kinks.
-KERNELS: dict[str, tuple[Callable[[Array], Array], int, float]] = {
-    "linear": (lambda r: r, 0, 1.0),
-    "cubic": (lambda r: r * r * r, 1, 2.0),
-    "quintic": (lambda r: r * r * r * r * r, 2, 3.0),
-}
-DISTANCES = 2**21  # so many are in memory at once: 16 MiB (ours)
-
-
-class Interpolant:
-    """The functions of one kernel through the points ``at`` (N, d), d 1 or 2, for any values there.
-
-    Example:
-        >>> at = np.array([[0.0], [1.0], [2.0], [3.0]])
-        >>> curve = Interpolant(at, "cubic")
-        >>> curve(curve.coefficients(np.array([1.0, 3.0, 5.0, 7.0])), np.array([[1.5]])).round(6)
-        array([4.])
-    """
-
-    def __init__(self, at: Array, kernel: str) -> None:
-        self._at = at
-        self._phi, self._degree, self.order = KERNELS[kernel]
-
-    @cached_property
-    def _inverse(self) -> Array:
-        """The inverse of the system for the coefficients, (N + M, N + M)."""
-        powers = self._powers(self._at)
-        n, m = powers.shape
-        system = np.zeros((n + m, n + m))
-        system[:n, :n] = self._phi(scipy.spatial.distance.cdist(self._at, self._at))
-        system[:n, n:], system[n:, :n] = powers, powers.T
-        try:
-            inverse: Array = torch.linalg.inv(torch.from_numpy(system)).numpy()
-        except RuntimeError as error:
-            raise np.linalg.LinAlgError("the points lie on a curve of the polynomial's degree") from error
-        return inverse
-
-    def _powers(self, at: Array) -> Array:
-        """The monomials up to the degree, (K, M)."""
-        exponents = [e for e in np.ndindex(*[self._degree + 1] * at.shape[1]) if sum(e) <= self._degree]
-        return np.stack([np.prod(at**e, axis=1) for e in exponents], axis=1)
-
-    def coefficients(self, values: Array) -> Array:
-        """(N + M,) for the values (N,)."""
-        return _product(self._inverse[:, : len(values)], values)
-
-    def left_out(self, coefficients: Array) -> Array:
-        """(N,): at each point, its value minus that of the function through all others.
-
-        It is c_i divided by the inverse's diagonal (Rippa, Advances in Computational Mathematics 11, 1999).
-        """
-        n = len(self._at)
-        return coefficients[:n] / np.diagonal(self._inverse)[:n]
-
-    def __call__(self, coefficients: Array, at: Array) -> Array:
-        """The values (K,) at the points ``at`` (K, d)."""
-        n = len(self._at)
-        found = np.empty(len(at))
-        step = max(1, DISTANCES // n)
-        for k in range(0, len(at), step):  # a bound on memory, however fine the grid
-            part = at[k : k + step]
-            distances = scipy.spatial.distance.cdist(part, self._at)
-            found[k : k + step] = _product(self._phi(distances), coefficients[:n])
-            found[k : k + step] += _product(self._powers(part), coefficients[n:])
-        return found
-
-
-def _product(matrix: Array, vector: Array) -> Array:
-    return (torch.from_numpy(matrix) @ torch.from_numpy(vector)).numpy()
-
+from landscape.evaluation.interpolant import KERNELS, ErrorScale, Interpolant, Tolerance, follow
 
 # All numbers here are ours, from the surfaces of benchmarks/surfaces.py and others of the same families.
 BASE = 13  # points of the coarsest level along an axis: smooth surfaces need no more for 1%
@@ -193,7 +55,44 @@ FULL = 0.5  # the share of exact points from which on all are computed
 ROUGHLY = 0.7
 DIAGONALS = tuple(itertools.product((1, -1), repeat=2))
 
+# With a part of the samples: its tolerance, and the error with which the places for all of them follow the
+# part's values, as shares of the whole tolerance.
+PART_TOLERANCE, FOLLOWED = 1.0, 0.35
+PART_FULL = 0.3  # the share of points from which on a part is too rough to be a guide
+PLACES = 16, 40, 160  # chosen by the part's values: at least, usually and at most
+PART_CHECKS = {1: 6, 2: 12}  # of all samples in a round
+# The estimated error is so many times the largest at the checks and this share of the part's stated one;
+# so many times the estimate is stated.
+PART_SAFETY, PART_SHARE, PART_WIDER = 2.5, 0.25, 3.0
+PAYS = 0.75  # the share of the part's points from which on all samples do without it
+
 Compute = Callable[[Array], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The same columns for a part of the samples, as arguments of :func:`interpolate`."""
+
+    columns: Mapping[str, Array]
+    done: Array
+    compute: Compute
+
+
+@dataclass(frozen=True)
+class _Guide:
+    """The values of a part of the samples at all points, which those of all samples differ from.
+
+    Attributes:
+        columns: name -> values (K,).
+        scales: name -> the scale of what is shown.
+        stated: name -> the stated error of the values, on that scale, times its limit.
+        points: the number of exact ones.
+    """
+
+    columns: Mapping[str, Array]
+    scales: Mapping[str, ErrorScale]
+    stated: Mapping[str, float]
+    points: int
 
 
 def first_points(shape: Sequence[int]) -> int:
@@ -242,20 +141,44 @@ class _Fit:
     """
 
     def __init__(
-        self, at: Array, values: Array, places: Array, scale: ErrorScale, through: Sequence[Interpolant]
+        self,
+        at: Array,
+        values: Array,
+        places: Array,
+        scale: ErrorScale,
+        through: Sequence[Interpolant],
+        guide: Array | None = None,
     ) -> None:
         exact, candidates = values[places], []
         self._at, self._values, self.scale = at, values, scale
+        least = exact.min() if guide is None else min(exact.min(), np.nanmin(guide))
         for interpolant in through:
-            for log in (False, True) if exact.min() > 0 else (False,):
+            for log in (False, True) if least > 0 else (False,):
                 fitted = np.log(exact) if log else exact
-                middle = float(fitted.mean())
-                coefficients = interpolant.coefficients(fitted - middle)
+                base = _base(guide, log, len(at))
+                middle = float((fitted - base[places]).mean())
+                coefficients = interpolant.coefficients(fitted - base[places] - middle)
                 missed = np.abs(interpolant.left_out(coefficients))
                 usual = np.sort(self._shown(fitted, missed, log))[int(0.9 * len(missed))]
                 candidates.append((float(usual), log, interpolant, coefficients, middle, missed))
         best = min(candidates, key=lambda candidate: candidate[0])
-        self._log, self._through, self._coefficients, self._middle, self._missed = best[1:]
+        self._log, self._through, self._coefficients, middle, self._missed = best[1:]
+        self._base = _base(guide, self._log, len(at)) + middle
+        self._astray = np.zeros(len(at))
+        if guide is not None:
+            self._follow(_base(guide, self._log, len(at)), places)
+
+    def _follow(self, guide: Array, places: Array) -> None:
+        """Expect errors where the function through the places leaves the guide.
+
+        They are those of the guide times the ratio of the errors of leaving one place out.
+        """
+        middle = float(guide[places].mean())
+        coefficients = self._through.coefficients(guide[places] - middle)
+        missed = float(np.abs(self._through.left_out(coefficients)).mean())
+        ratio = float(self._missed.mean()) / missed if missed else 0.0
+        astray = np.abs(self._through(coefficients, self._at) + middle - guide)
+        self._astray = ratio * np.nan_to_num(astray)
 
     def _shown(self, fitted: Array, errors: Array, log: bool) -> Array:
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
@@ -273,7 +196,7 @@ class _Fit:
 
     def fitted(self, places: Array) -> Array:
         """The values at ``places``, or their logarithms."""
-        return self._through(self._coefficients, self._at[places]) + self._middle
+        return self._through(self._coefficients, self._at[places]) + self._base[places]
 
     def predict(self, places: Array) -> Array:
         """The values at ``places``."""
@@ -289,14 +212,21 @@ class _Fit:
             shown = np.abs(self.scale(found) - self.scale(values))
             return np.nan_to_num(np.abs(fitted - truth), nan=math.inf), np.nan_to_num(shown, nan=math.inf)
 
-    def expected(self, distance: Array, nearest: Array, spacing: Array) -> Array:
-        """The error to be expected at points at ``distance`` (M,) from the exact ones, up to a common factor.
+    def expected(self, places: Array, distance: Array, nearest: Array, spacing: Array) -> Array:
+        """The error to be expected at ``places`` (M,), ``distance`` from exact ones, up to a common factor.
 
         That of leaving one of the ``nearest`` (M, k) exact points out, which opens a hole of its ``spacing``
         (N,), is scaled to the smaller hole around the point.
         """
         holes = np.minimum(distance[:, None] / spacing[nearest], 1.0)
-        return (self._missed[nearest] * holes**self._through.order).max(1)
+        return np.maximum((self._missed[nearest] * holes**self._through.order).max(1), self._astray[places])
+
+
+def _base(guide: Array | None, log: bool, count: int) -> Array:
+    """What is subtracted from values before they are fitted: the guide's, or nothing."""
+    if guide is None:
+        return np.zeros(count)
+    return np.log(guide) if log else guide
 
 
 class _Grid:
@@ -305,13 +235,19 @@ class _Grid:
     ``exact`` are those asked for in this computation, in which earlier results have no say.
     """
 
-    def __init__(self, shape: Sequence[int], columns: Mapping[str, Array], tolerance: Tolerance) -> None:
+    def __init__(
+        self,
+        shape: Sequence[int],
+        columns: Mapping[str, Array],
+        tolerance: Tolerance,
+        guide: _Guide | None = None,
+    ) -> None:
         axes = [np.arange(count) for count in shape if count > 1]
         at = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes))
         self.step = 2.0 / max(1, at.max())
         self.at = self.step * at - 1.0  # (K, d)
         self.exact = np.zeros(len(at), bool)
-        self._columns, self._tolerance = columns, tolerance
+        self._columns, self._tolerance, self.guide = columns, tolerance, guide
 
     def fit(self, deciding: Sequence[str]) -> bool:
         """Fit the columns to the exact points; False where those that decide cannot be interpolated."""
@@ -322,9 +258,10 @@ class _Grid:
         self._tree = scipy.spatial.cKDTree(self.at[good])
         self._spacing = self._tree.query(self.at[good], k=2)[0][:, 1]
         through = [Interpolant(self.at[good], kernel) for kernel in KERNELS]
+        guides = self.guide.columns if self.guide else {}
         try:
             self.fits = {
-                name: _Fit(self.at, values, good, scale, through)
+                name: _Fit(self.at, values, good, scale, through, guides.get(name))
                 for name, values in self._columns.items()
                 if np.isfinite(values[good]).all()
                 and (scale := ErrorScale.of(values[good], self._tolerance)).possible
@@ -366,7 +303,9 @@ class _Grid:
         """Column -> (M,): the error of what is fitted to be expected at the open points, up to a factor."""
         distance, nearest = self._tree.query(self.at[self.open], k=NEIGHBORS)
         return {
-            name: np.where(self.outside[self.open], 0.0, fit.expected(distance[:, 0], nearest, self._spacing))
+            name: np.where(
+                self.outside[self.open], 0.0, fit.expected(self.open, distance[:, 0], nearest, self._spacing)
+            )
             for name, fit in self.fits.items()
         }
 
@@ -385,6 +324,13 @@ class _Grid:
                 errors[self.outside[places] & ~finite] = 0.0
                 errors[self.outside[places] == finite] = math.inf
         return found
+
+    def of_guide(self, name: str) -> float:
+        """The stated error of the guide's values, in units of the tolerance; infinite on another scale."""
+        if self.guide is None or name not in self.guide.columns:
+            return 0.0
+        mine, its = self.fits[name].scale, self.guide.scales[name]
+        return self.guide.stated[name] / mine.limit if mine.log == its.log else math.inf
 
     def worst(self, expected: Array, enough: float, count: int) -> Array:
         """Places, at most ``count``, where the largest errors above ``enough`` are expected, far apart."""
@@ -420,6 +366,7 @@ def interpolate(
     tolerance: Tolerance,
     deciding: Sequence[str],
     seed: int = 0,
+    part: Part | None = None,
 ) -> Outcome:
     """Compute some points of a grid and interpolate the others.
 
@@ -431,56 +378,127 @@ def interpolate(
         tolerance: for each column, by its own range.
         deciding: the columns whose errors must be within it; the others' errors are only stated.
         seed: of the check points.
+        part: the columns of a part of the samples, which are computed first and guide the others.
     """
-    all_exact = Outcome(dict.fromkeys(columns, 0.0), dict.fromkeys(columns, 0.0), 0, frozenset())
-    if first_points(shape) > FULL * len(done):
+    guide = _guided(shape, part, tolerance, deciding, seed) if part else None
+    outcome = _refined(shape, columns, done, compute, tolerance, deciding, seed, guide)
+    if outcome is None and guide:
+        outcome = _refined(shape, columns, done, compute, tolerance, deciding, seed, None)
+    if outcome is None:
         compute(np.arange(len(done)))
-        return all_exact
-    grid, draw = _Grid(shape, columns, tolerance), np.random.default_rng([seed, *shape])
-    wanted, checks = base_places(shape), _checks(shape)
+        return Outcome(dict.fromkeys(columns, 0.0), dict.fromkeys(columns, 0.0), 0, frozenset())
+    return outcome
+
+
+def _guided(
+    shape: Sequence[int], part: Part, tolerance: Tolerance, deciding: Sequence[str], seed: int
+) -> _Guide | None:
+    """The values of a part of the samples at all points; None where they cannot be interpolated."""
+    finer = replace(tolerance, size=PART_TOLERANCE * tolerance.size)
+    outcome = _refined(shape, part.columns, part.done, part.compute, finer, deciding, seed, None, PART_FULL)
+    if outcome is None:
+        return None
+    good = {name for name, stated in outcome.stated.items() if name in deciding or stated <= 1.0}
+    columns = {name: part.columns[name] for name in good if np.isfinite(part.columns[name]).all()}
+    scales = {name: ErrorScale.of(column, tolerance) for name, column in columns.items()}
+    stated = {name: outcome.stated[name] * PART_TOLERANCE * scales[name].limit for name in columns}
+    return _Guide(columns, scales, stated, int(part.done.sum()))
+
+
+def _first_places(grid: _Grid, deciding: Sequence[str]) -> Array:
+    """The places for all samples: those through which a function follows the part's values."""
+    assert grid.guide is not None
+    chosen = np.zeros(0, int)
+    for name in deciding:
+        values, scale = grid.guide.columns[name], grid.guide.scales[name]
+        ways = [(scale(values), np.ones(len(values)))]
+        if scale.log:  # by errors of the values, which are larger in the logarithm where these are small
+            ways.append((values, 1 / (scale.limit * values)))
+        tries = [
+            follow(grid.at, *way, kernel, chosen, FOLLOWED, *PLACES)
+            for way in ways
+            for kernel in ("cubic", "quintic")
+        ]
+        chosen = np.union1d(chosen, min(tries, key=len))
+    return chosen
+
+
+def _refined(
+    shape: Sequence[int],
+    columns: Mapping[str, Array],
+    done: Array,
+    compute: Compute,
+    tolerance: Tolerance,
+    deciding: Sequence[str],
+    seed: int,
+    guide: _Guide | None,
+    full: float = FULL,
+) -> Outcome | None:
+    """:func:`interpolate` by the coarsest level, or by a ``guide``; None where these are not enough.
+
+    They are not where a share of ``full`` of the points would be needed.
+    """
+    if first_points(shape) > FULL * len(done):
+        return None
+    grid, draw = _Grid(shape, columns, tolerance, guide), np.random.default_rng([seed, *shape])
+    wanted = _first_places(grid, deciding) if guide else base_places(shape)
+    most = _checks(shape, guide)
+    enough = full * len(done) if guide is None else PAYS * guide.points
+    checks = most
     for round_ in itertools.count():
-        compute(wanted)
         grid.exact[wanted] = True
-        if grid.exact.sum() + checks > FULL * len(done) or not grid.fit(deciding):
-            compute(np.flatnonzero(~grid.exact))
-            return all_exact
-        limit, margin = (1.0, MARGIN) if round_ < EARLY else (ROUGHLY, LATE_MARGIN)
+        if grid.exact.sum() + checks > enough:
+            return None
+        compute(wanted)
+        if not grid.fit(deciding):
+            return None
+        # Where values end is refined by all samples alone: others of them end elsewhere.
+        sure = not len(grid.border) and max(map(grid.of_guide, deciding)) < math.inf
+        if (guide or full < FULL) and not (sure and not grid.outside.any()):
+            return None
+        limit, margin = (1.0, MARGIN) if round_ < EARLY or guide else (ROUGHLY, LATE_MARGIN)
         outcome, expected = _checked(grid, checks, compute, deciding, draw, margin)
         if not len(grid.border) and max(outcome.stated[name] for name in deciding) <= limit:
             break
         if round_ == 0:  # a little is often enough
-            checks, count = 2 * checks // 3, checks // 3
+            checks, count = 2 * most // 3, most // 3
         else:
-            checks = _checks(shape)
+            checks = most
             count = max(checks, int(GROWTH * grid.exact.sum()))
         wanted = np.union1d(grid.border, grid.worst(expected, 0.5, count))
     scales = {name: fit.scale for name, fit in grid.fits.items()}
     while (fits := grid.fit(deciding)) and len(grid.border):  # through the check points, too
         compute(grid.border)
         grid.exact[grid.border] = True
-    shown = grid.fill(done) if fits else {}
-    # Without a fit, or where the scale that is shown hangs on interpolated values, none of these is kept.
-    if not fits or any(shown[name].log != scales[name].log for name in deciding):
-        compute(np.arange(len(done)))
-        return all_exact
-    return _stated(outcome, scales, shown, LEAST if round_ < EARLY else 1.0)
+    if not fits:
+        return None
+    shown = grid.fill(done)
+    # Where the scale that is shown hangs on interpolated values, none of these is kept.
+    if any(shown[name].log != scales[name].log for name in deciding):
+        return None
+    wider = PART_WIDER if guide else WIDER
+    return _stated(outcome, scales, shown, LEAST if round_ < EARLY else 1.0, wider)
 
 
 def _stated(
-    outcome: Outcome, scales: Mapping[str, ErrorScale], shown: Mapping[str, ErrorScale], least: float
+    outcome: Outcome,
+    scales: Mapping[str, ErrorScale],
+    shown: Mapping[str, ErrorScale],
+    least: float,
+    wider: float,
 ) -> Outcome:
     """``outcome``, of errors on ``scales``, with the errors that are stated on those of what is ``shown``.
 
-    That an estimate is within the tolerance is surer than the estimate itself: WIDER times as much is stated,
-    though no more than the tolerance, nor less than ``least``. Another scale would be another error: the
-    columns that have one, which do not decide, have an infinite error.
+    That an estimate is within the tolerance is surer than the estimate itself: ``wider`` times as much is
+    stated, though no more than the tolerance, nor less than ``least``. Another scale would be another error:
+    the columns that have one, which do not decide, have an infinite error.
     """
     stated, largest = {}, {}
     for name, scale in shown.items():
         estimate, before = outcome.stated.get(name, math.inf), scales.get(name, scale)
         share = before.limit / scale.limit if before.log == scale.log else math.inf
         largest[name] = share * outcome.largest.get(name, math.inf)
-        stated[name] = max(share * estimate, min(max(WIDER * share * estimate, least), 1.0))
+        stated[name] = max(share * estimate, min(max(wider * share * estimate, least), 1.0))
     return replace(outcome, stated=stated, largest=largest)
 
 
@@ -513,7 +531,10 @@ def _checked(
         factor = margin * float(errors[finite].sum()) / total if total else 0.0
         shown[name] = grid.fits[name].shown(fitted[name], factor * expected[name])
         shown[name][drawn] = 0.0
-        stated[name] = max(SAFETY * largest[name], float(shown[name].max()))
+        if grid.guide:
+            stated[name] = PART_SAFETY * largest[name] + PART_SHARE * grid.of_guide(name)
+        else:
+            stated[name] = max(SAFETY * largest[name], float(shown[name].max()))
     log = frozenset(name for name, fit in grid.fits.items() if fit.scale.log)
     most = np.zeros(len(grid.at))
     most[grid.open] = np.max([shown[name] for name in deciding], axis=0)
@@ -525,9 +546,9 @@ def _finite(columns: Mapping[str, Array], deciding: Sequence[str]) -> Array:
     return np.all([np.isfinite(columns[name]) for name in deciding], axis=0)
 
 
-def _checks(shape: Sequence[int]) -> int:
+def _checks(shape: Sequence[int], guide: _Guide | None = None) -> int:
     """The number of points that are drawn to measure the error on a grid of ``shape``."""
-    return CHECKS[sum(count > 1 for count in shape) or 1]
+    return (PART_CHECKS if guide else CHECKS)[sum(count > 1 for count in shape) or 1]
 
 
 def _drawn(draw: np.random.Generator, grid: _Grid, expected: Array, count: int) -> Array:

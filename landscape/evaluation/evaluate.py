@@ -452,7 +452,7 @@ def evaluator(
             "metrics that are means over samples; use 'pointwise'"
         )
     if method == "pointwise" and dtype != problem.dtype:
-        raise InputError(f"method: 'pointwise' works in the model's own precision, not in {autocast}")
+        raise InputError(f"method: 'pointwise' works in the model's own precision; leave out {autocast}")
     found, wanted = None, method
     if layers is not None and takes and method not in ("pointwise", "folded"):
         found = _by_blocks(loss, layers, count, method, budget)

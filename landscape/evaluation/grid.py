@@ -24,7 +24,9 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import expect, positive
 from landscape.core.progress import Progress, portion
-from landscape.evaluation.adaptive import Tolerance, first_points, interpolate
+from landscape.evaluation.adaptive import Part, first_points, interpolate
+from landscape.evaluation.evaluate import Evaluator
+from landscape.evaluation.interpolant import Tolerance
 from landscape.problem.batches import strided
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import as_array
@@ -352,7 +354,7 @@ def _part(message: bytes) -> _Part:
 ROUGH = 5.0
 # Where the amount of work is not known, each part of it takes so much of the rest of the bar (ours: the first
 # part is the coarsest level, which is often most of the work).
-PART = 0.75
+PORTION = 0.75
 
 
 def meets(previous: Interpolated, tolerance: Tolerance | None) -> bool:
@@ -474,6 +476,7 @@ class Grid:
         deciding: Sequence[str],
         others: Sequence[str] = (),
         seed: int = 0,
+        part: Evaluator | None = None,
     ) -> dict[str, Any]:
         """Complete the columns.
 
@@ -482,6 +485,7 @@ class Grid:
             deciding: the columns whose error must be within the tolerance.
             others: columns that are NaN between exact points if their error is above ROUGH tolerances.
             seed: of the points at which the error is measured.
+            part: ``evaluate`` for a part of the samples, which is computed first; None: there is none.
 
         Returns:
             The fields of :class:`landscape.results.grids.Interpolated` that say how they were interpolated.
@@ -492,16 +496,24 @@ class Grid:
             compute_missing(self.points, known, flat, evaluate, dispatch, places)
             return {}
         used = {name: flat[name] for name in (*deciding, *others)}
+        few = {name: np.full(len(known), np.nan) for name in used}
+        done = np.zeros(len(known), bool)
         began = 0.0
 
-        def compute(places: Array) -> None:
+        def compute(places: Array, of_part: bool = False) -> None:
             nonlocal began
-            ends = began + (1 - began) * PART
-            part = replace(dispatch, progress=portion(dispatch.progress, began, ends))
-            compute_missing(self.points, known, flat, evaluate, part, places)
+            ends = began + (1 - began) * PORTION
+            way = replace(dispatch, progress=portion(dispatch.progress, began, ends))
+            if of_part and part is not None:
+                compute_missing(
+                    self.points, done, few, part, replace(way, least=part.block, save=None), places
+                )
+            else:
+                compute_missing(self.points, known, flat, evaluate, way, places)
             began = ends
 
-        outcome = interpolate(self.done.shape, used, known, compute, self.tolerance, deciding, seed)
+        level = Part(few, done, functools.partial(compute, of_part=True)) if part is not None else None
+        outcome = interpolate(self.done.shape, used, known, compute, self.tolerance, deciding, seed, level)
         names = tuple(name for name in used if outcome.stated.get(name, np.inf) <= ROUGH)
         for name in set(others) - set(names):
             used[name][~known] = np.nan
@@ -515,6 +527,8 @@ class Grid:
             "largest_error": size * np.array([outcome.largest[name] for name in names]),
             "checks": outcome.checks,
             "log_columns": tuple(name for name in names if name in outcome.log),
+            "part_samples": part.samples if part is not None else 0,
+            "part_evaluations": int(done.sum()),
         }
 
 

@@ -116,7 +116,7 @@ def _check(args: Any, optimizer: Any, *, own_loss: bool) -> None:
     """Raise InputError for arguments of the Trainer with which steps or losses are not those recorded."""
     name = str(getattr(args.optim, "value", args.optim))
     if "lomo" in name or "layerwise" in name:
-        raise InputError(f"LandscapeCallback: optim '{name}' steps in the backward pass, which has no steps")
+        raise InputError(f"LandscapeCallback: optim '{name}' steps in the backward pass; use another")
     if args.deepspeed or type(optimizer).__name__ == "DeepSpeedOptimizerWrapper":
         raise InputError("LandscapeCallback: DeepSpeed makes the steps itself; use a single device or DDP")
     if own_loss and args.label_smoothing_factor:

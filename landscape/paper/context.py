@@ -25,9 +25,9 @@ from landscape.analysis.planes import random_plane
 from landscape.checkpoint import storage
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.devices import pick_device
-from landscape.core.errors import OperationError
+from landscape.core.errors import OperationError, warn_caller
 from landscape.core.files import make_folder
-from landscape.core.hdf5 import Array
+from landscape.core.hdf5 import Array, DamageWarning
 from landscape.core.progress import Progress, progress_bar
 from landscape.core.registry import version_of
 from landscape.paper.record import Record, Store
@@ -352,14 +352,14 @@ class Context:
         return [result for result in results if isinstance(result, kind)]
 
     def _stored(self, store: Store, name: str) -> Sequence[base.Result] | None:
-        """Stored results; None, with a message where they are damaged, if they must be computed."""
+        """Stored results; None, with a warning where they are damaged, if they must be computed."""
         path, content = store.folder / name, store.packed.get(name)
         if content is not None and not (path.exists() and path.read_bytes() == content):
             store.add(name, content)
         try:
             return base.load_results(path) if path.exists() else None
         except OperationError as error:
-            self.message(f"{error}; it is computed again")
+            warn_caller(f"{error}; it is computed again", DamageWarning)
             return None
 
     def contour(self, point: Point, label: str = "", **settings: Any) -> Surface:

@@ -301,7 +301,7 @@ def several_numbers(value: Any) -> InputError:
 def existing(loss: float, gradient: Tensor) -> Tensor:
     """``gradient``, that of ``loss``; OperationError unless both are finite."""
     if not math.isfinite(loss):
-        raise OperationError(f"weights: the loss there is {loss:g}, so that it has no derivatives")
+        raise OperationError(f"weights: the loss there is {loss:g}, without derivatives; take others")
     if not finite(gradient):
         raise OperationError(
             f"model or loss: the gradient is NaN or infinite at these weights, where the loss is {loss:.6g}; "

@@ -12,7 +12,7 @@ import math
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
@@ -203,6 +203,28 @@ class Exchanges:
         rows[dist.get_rank()] = values
         return self.total(rows)
 
+    def agree(self, call: str, arguments: Mapping[str, Any]) -> None:
+        """Check that all ranks make the same call: else they would wait for each other, or mix results.
+
+        Args:
+            call: the name of what is called.
+            arguments: by name; numbers, texts, flags and lists of them are compared, and directions by seed.
+
+        Raises:
+            InputError: a rank calls another function, or has another argument; on all ranks.
+
+        Example:
+            >>> problem.agree("trace", {"probes": 8})  # doctest: +SKIP
+        """
+        plain = {name: _text(value) for name, value in arguments.items()}
+        first, *others = self._gathered_objects({"call": call, **plain})
+        for rank, theirs in enumerate(others, 1):
+            for name in first | theirs:
+                here, there = first.get(name, "nothing"), theirs.get(name, "nothing")
+                if here != there:
+                    words = f"{there} on rank {rank}, but {here} on rank 0; all ranks need the same"
+                    raise SharedError(f"{name}: {words}")
+
     def _each(self, *values: float) -> Tensor:
         """Numbers of each rank, (ranks, ...)."""
         return self.gathered(torch.tensor(values, dtype=torch.float64)).squeeze(1)
@@ -262,6 +284,17 @@ class Exchanges:
             dist.all_gather(parts, padded.to(self.device))
         texts = [part[:size].cpu().numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
         return [torch.load(io.BytesIO(text), map_location="cpu", weights_only=True) for text in texts]
+
+
+def _text(value: Any) -> str:
+    """A plain value as text, and directions by what they were drawn with; "" for anything else."""
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(_text, value))})"
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return repr(value)
+    return (
+        f"seed {value.seed}, norm {value.norm}" if hasattr(value, "norm") and hasattr(value, "seed") else ""
+    )
 
 
 # The check of the gradient moves the weights by so much of their norm, and allows so large a relative error:

@@ -99,7 +99,6 @@ class ShardedProblem(Exchanges):
         check: str = "quick",
     ) -> None:
         check_default_device()
-        self.check = choose("check", check, CHECKS)
         inner = unwrapped(model)
         if not dist.is_initialized():
             raise InputError("model: no process group; call torch.distributed.init_process_group first")
@@ -124,6 +123,8 @@ class ShardedProblem(Exchanges):
         away = next(iter(kinds - {first.device.type}), None)
         self.device = torch.device(away, torch.accelerator.current_device_index()) if away else first.device
         self.dtype = torch.promote_types(first.dtype, torch.float32)
+        self.agree("ShardedProblem", {"check": check})
+        self.check = choose("check", check, CHECKS)
         self.criterion = output_loss if loss is None else placed_loss(loss, self.device, first.dtype)
         count = Terms(self.criterion, terms)
         self.samples, self.draws, self.randomness = 1, 0, "refuse"  # the samples until they are counted
@@ -240,6 +241,7 @@ class ShardedProblem(Exchanges):
             >>> problem.of("head").size  # doctest: +SKIP
             65536
         """
+        self.agree("of", {"part": part})
         names = {slot.name for slot in self.layout.select(part)}
         other = copy.copy(self)
         other.chosen = tuple(piece for piece in self.pieces if piece.slot.name in names)
@@ -365,7 +367,8 @@ class ShardedProblem(Exchanges):
                     module.training = isinstance(module, nn.RNNBase) and not module.dropout
                 for piece in self.pieces:
                     piece.parameter.grad = None
-                parts = [piece.local for piece in self.chosen] if weights is None else self.parts(weights)
+                own = [piece.local for piece in self.chosen]
+                parts = self._on_all(lambda: own if weights is None else self.parts(weights))
                 for piece, part in zip(self.chosen, parts, strict=True):
                     piece.local.copy_(part)
                 with all_ranks():
@@ -490,6 +493,11 @@ class ShardedProblem(Exchanges):
             >>> round(loss, 3), gradient.tolist()
             (0.693, [-0.25, 0.25, 0.25, -0.25])
         """
+        losses, gradient = self._losses_and_gradient(weights)
+        return float(losses.mean()), gradient
+
+    def _losses_and_gradient(self, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The mean of the losses (ranks,) is that of all data; and its gradient."""
         total, errors = 0.0, list[Exception]()
         with self._passes(weights):
             found = torch.zeros_like(self.weights)
@@ -504,7 +512,7 @@ class ShardedProblem(Exchanges):
                 for piece in self.pieces:
                     piece.parameter.grad = None
         self._share(*errors[:1])
-        return self._mean(total), found
+        return self._each(total).flatten(), found
 
     def gradient(self, weights: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss over the data of all ranks.
@@ -513,15 +521,23 @@ class ShardedProblem(Exchanges):
             weights: (n,); default: the model's own.
 
         Returns:
-            (n,), in float32 or float64, whatever the model's precision. OperationError, on all ranks, where
-            it, or the loss, is NaN or infinite.
+            (n,), in float32 or float64, whatever the model's precision.
+
+        Raises:
+            OperationError: it, or the loss, is NaN or infinite; on all ranks.
 
         Example:
             >>> problem.gradient(torch.zeros(4)).tolist()
             [-0.25, 0.25, 0.25, -0.25]
         """
-        loss, gradient = self.loss_and_gradient(weights)
-        existing(loss, self._each(0.0 if finite(gradient) else torch.nan))
+        losses, gradient = self._losses_and_gradient(weights)
+        wrong = (~losses.isfinite()).nonzero().flatten().tolist()
+        if wrong and len(wrong) < self.ranks:
+            raise OperationError(
+                f"data: the loss on rank {wrong[0]} is {losses[wrong[0]]:g}, that of others is finite; look "
+                'for NaN in its batches, as check="full" does'
+            )
+        existing(float(losses.mean()), self._each(0.0 if finite(gradient) else torch.nan))
         return gradient
 
     def _coarsest(self, x: Any, y: Any) -> torch.dtype:

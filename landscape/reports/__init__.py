@@ -169,13 +169,13 @@ def read(sources: Any) -> Contents:
             raise InputError(f"runs: {kind} is not allowed, give a run with a file, a result or a path")
         folder = Path(location)
         path = storage.checkpoint_in(folder)
-        if _schema(path) == SCHEMA:
+        if hdf5.schema_of(path) == SCHEMA:
             runs.setdefault(path.resolve(), (path, Checkpoint.load(path)))
         else:
             results.setdefault(path.resolve(), (path, base.load_results(path)))
         for result_file in sorted(folder.glob("*.h5")) if folder.is_dir() else ():
             try:
-                if _schema(result_file) != SCHEMA:
+                if hdf5.schema_of(result_file) != SCHEMA:
                     results.setdefault(result_file.resolve(), (result_file, base.load_results(result_file)))
             except OperationError as error:
                 notes.append(f"Left out: {printable(error)}")
@@ -189,11 +189,6 @@ def read(sources: Any) -> Contents:
             label = " ".join(getattr(result, "label", "").split())
             items.append(Item(result, file, "", paper_name(label) or f"{type(result).__name__} {k}"))
     return Contents(tuple(items), tuple(notes))
-
-
-def _schema(path: Path) -> str:
-    with hdf5.reading(path, warn=False) as file:
-        return str(file.attrs["schema"])
 
 
 EXTRA, FORMATS = "'sgd-landscape[report]'", (".html", ".htm")

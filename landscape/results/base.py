@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -386,9 +387,23 @@ def save(results: Sequence[Result], path: str | Path) -> None:
         names = ", ".join(dict.fromkeys(k.__name__ for k in kinds)) or "an empty list"
         words = f"results: {names} is not allowed, it must be a list of results of one kind"
         raise InputError(words, remedy="" if listed else "result.save(path)")
+    write(results, path, {})
+
+
+def write(results: Sequence[Result], path: str | Path, settings: Mapping[str, Any]) -> None:
+    """Write results of one kind to a file, and the settings of what computed them."""
     with writing(path, results[0].schema) as file:
+        if settings:
+            file.attrs["settings"] = json.dumps(settings)
         for i, result in enumerate(results):
             result._write(file if len(results) == 1 else file.create_group(str(i)))
+
+
+def settings_in(path: str | Path) -> dict[str, Any]:
+    """The settings that :func:`write` has written to a file; empty where there are none."""
+    with reading(path, warn=False) as file:
+        settings: dict[str, Any] = dict(json.loads(file.attrs.get("settings", "{}")))
+    return settings
 
 
 def load_results(path: str | Path) -> list[Result]:

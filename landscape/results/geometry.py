@@ -218,7 +218,7 @@ def _default_rises(fine: FineGrid, edge: float) -> Array:
     """Equal steps up to the edge's rise; if it is never cut, or always, to the highest loss."""
     top = edge if 0 < edge < np.inf else fine.highest - fine.reference
     if not top > 0:
-        raise OperationError(f"rises: no loss is above that at the reference point, {fine.reference:.4g}")
+        raise OperationError(f"rises: no loss exceeds the reference, {fine.reference:.4g}; widen the span")
     return top * np.arange(1, RISES + 1) / RISES
 
 
@@ -312,7 +312,7 @@ def basins(
         raise InputError(f"grid: {loss.shape[::-1]} points have no basins, 2 × 2 points are the fewest")
     finite = loss[np.isfinite(loss)]
     if not finite.size:
-        raise OperationError("loss: no value is finite, there is no basin")
+        raise OperationError("loss: no value is finite, there is no basin; take a smaller span")
     if not independent(products):
         raise OperationError("directions: they are parallel, zero or not finite, so that areas mean nothing")
     if least is None:
@@ -526,7 +526,7 @@ def save_vts(surface: Surface, path: str | Path) -> None:
     ends_in("path", path, [".vts"])
     finite = np.isfinite(surface.loss)
     if not finite.any():
-        raise InputError("loss: no value is finite, there is nothing to export")
+        raise InputError("loss: no value is finite, there is nothing to export; take a smaller span")
     height = np.where(finite, surface.loss, surface.loss[finite].min())
     x, y = np.meshgrid(surface.x, surface.y)
     points = np.stack((x, y, height), -1).reshape(-1, 3)

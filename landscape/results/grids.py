@@ -97,6 +97,8 @@ class Interpolated(Measured):
         checks: the number of these points.
         log_columns: of ``columns``, those with an error that is one of logarithms: values that differ by more
             than a factor of 100, which pictures show on a logarithmic scale.
+        part_samples, part_evaluations: the number of samples in the part of them that was computed first, and
+            at how many points; 0 without one.
     """
 
     interpolation_tol: str = ""
@@ -105,6 +107,8 @@ class Interpolated(Measured):
     largest_error: Annotated[Array, "column"] = field(default_factory=no_values)
     checks: int = 0
     log_columns: Annotated[tuple[str, ...], "log_column"] = ()
+    part_samples: int = 0
+    part_evaluations: int = 0
 
     @property
     def exact(self) -> Array:
@@ -171,6 +175,12 @@ class Interpolated(Measured):
         ]
         unit = " of the range shown" if relative else ""
         of = f"interpolated from {self.evaluations:,} of {self.exact.size:,} points"
+        if self.part_samples:
+            share = f"{100 * self.part_samples / self.samples:.2g}%"
+            count = (
+                f"{self.evaluations:,} evaluations of all samples and {self.part_evaluations:,} of {share}"
+            )
+            of = f"{self.exact.size:,} points interpolated from {count}"
         return f"{of}, error of {', '.join(errors)}{unit}"
 
 

@@ -37,7 +37,6 @@ TIMEOUT, BEYOND, LEFT = 15.0, 15.0, 10.0
 TOKEN = "LANDSCAPE_HARM"  # marks in the environment which processes belong to a command
 ENDING = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 EVENTS = (*ENDING * 3, signal.SIGKILL, signal.SIGKILL, "stop", "stop and go on", "second writer")
-COMPLETE = ("holds a finished", "exists already, it is not overwritten")
 _MAIN = re.compile(r'landscape/cli/__init__\.py", line \d+, in main\n')
 # {run}: the folder of a run; {folder}: the command's own. These are tried with one process and with two.
 _BOTH = {
@@ -174,8 +173,7 @@ class Lane:
             if process.poll() is None and not last:
                 self.disturb(case, process, out)
             err = self.ends(case, process)
-            # Ended between its last file and its exit: the next one says that all is there.
-            if process.returncode == 0 or (turn and any(words in err for words in COMPLETE)):
+            if process.returncode == 0:
                 if where := difference(contents(self.work / "whole" / case), contents(out)):
                     self.report(case, f"differs: {where}")
                 return
@@ -201,7 +199,7 @@ class Lane:
         if event == "second writer":
             second = self.start(case, out)
             _, err = second.communicate()
-            fine = ("in use by", "another process has started a run", *COMPLETE)
+            fine = ("in use by", "another process has started a run")
             if second.returncode and process.poll() is None and not any(words in err for words in fine):
                 self.report(case, f"second writer: {err.strip()[-500:]}")
         elif event == "stop and go on" or (event == "stop" and target == process.pid):

@@ -358,9 +358,7 @@ def _labeled(recipes: Source | Sequence[Source]) -> dict[str, Source]:
             name = source.name if isinstance(source, Recipe) else str(source)
             name = Path(name).stem if name.endswith(".toml") else name
             if name in sources:
-                raise InputError(
-                    f"recipes: '{name}' is given twice; a sweep distinguishes recipes by their names"
-                )
+                raise InputError(f"recipes: '{name}' is given twice; rename one, a sweep tells them by name")
             sources[name] = source
     return sources
 

@@ -250,7 +250,7 @@ class Recorder:
         """
         if self._phase != IDLE or (self._closed and not self._idle):
             raise InputError(
-                "step: the recorder is closed"
+                "step: the recorder is closed; call this before"
                 if self._closed
                 else "step: it needs a with statement of its own, with recorder.step(): optimizer.step()"
             )
@@ -384,7 +384,7 @@ class Recorder:
         if self._idle:
             return
         if self._closed:
-            raise InputError("log: the recorder is closed")
+            raise InputError("log: the recorder is closed; call this before")
         numbers = {name: number(name, value) for name, value in values.items()}
         units = self._history.units
         for name in numbers:
@@ -420,7 +420,7 @@ class Recorder:
         if self._idle:
             return None
         if self._closed or self._phase != IDLE:
-            raise InputError("checkpoint: the recorder is closed, or within a step")
+            raise InputError("checkpoint: the recorder is closed, or within a step; call this between steps")
         return self._write()
 
     def _write(self) -> Path | None:

@@ -387,7 +387,7 @@ class FlatParameters(Tracked):
 
     def _check_parameters(self) -> None:
         if not self.trained:
-            raise InputError("model: it has no trainable parameter")
+            raise InputError("model: it has no trainable parameter, at least one is needed")
         first, memory = next(iter(self.trained)), dict[int, str]()
         for name, p in self.trained.items():
             if p.device.type == "meta" or not p.is_floating_point():
@@ -519,7 +519,7 @@ class OptimizerState:
                     tensors.append((name, key, value.detach()))
                 elif value is not None:
                     kind = type(value).__name__
-                    raise OperationError(f"optimizer: its state '{key}' is a {kind}, not a tensor")
+                    raise OperationError(f"optimizer: its state '{key}' is a {kind}, it must be a tensor")
         return tensors
 
     def rows(self) -> dict[str, Tensor]:

@@ -107,7 +107,7 @@ class Children:
         try:
             self._private = tempfile.TemporaryDirectory(prefix=FOLDER, ignore_cleanup_errors=True)
         except OSError as error:
-            raise OperationError(f"TMPDIR: no folder for temporary files ({error.strerror})") from error
+            raise OperationError(f"TMPDIR: set it to a writable folder ({error.strerror})") from error
         self.folder = Path(self._private.name)
         self._checked = time.monotonic()
 

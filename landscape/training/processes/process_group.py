@@ -406,7 +406,7 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((address, port), family=family, backlog=1024, dualstack_ipv6=dual)
     except OSError as error:
         words = os.strerror(error.errno or 0)  # the error's own text would repeat the address
-        raise OperationError(f"MASTER_PORT: {port} cannot be used on {host} ({words})") from error
+        raise OperationError(f"MASTER_PORT: {port} fails on {host} ({words}); choose another") from error
 
 
 def _reach(host: str, port: int, deadline: float) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from landscape.core import registry
-from landscape.core.errors import InputError, warn_caller
+from landscape.core.errors import DataWarning, InputError, warn_caller
 from landscape.core.options import MAX_DEPTH, Count, Positive, check_type, near
 from landscape.training import optimizer
 
@@ -93,7 +93,7 @@ def _drop_keys_of(old: str, table: str, values: dict[str, Any], settings: Mappin
         del values[key]
     if gone:
         keys = ", ".join(f"{table}.{key}" for key in gone)
-        warn_caller(f"{keys}: left out, {old} has it and {name} does not")
+        warn_caller(f"{keys}: left out, {old} has it and {name} does not", DataWarning)
 
 
 def _plain(key: str, value: Any) -> Any:

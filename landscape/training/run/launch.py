@@ -90,8 +90,16 @@ def launch(
             lock.acquire()
         if group:  # nobody reads a checkpoint that another command may still replace
             group.wait_for_all()
+        if not force and complete(recipe, folder):
+            (hooks or Hooks()).message(f"{folder}: complete already, nothing is trained")
+            return Checkpoint.load(folder / "last.h5")
         present = storage.check_folder(folder, resume=resume, force=force)
-        checkpoint, chosen = _resumed(folder, recipe, group, allow_code) if resume else (None, recipe)
+
+        def local(learners: int) -> slice:
+            """This process's learners: all of them where they are fewer than processes, as with a server."""
+            return Comm(learners, group if group and learners >= group.size else None).local
+
+        checkpoint, chosen = _resumed(folder, recipe, local, allow_code) if resume else (None, recipe)
         if chosen is None:
             words = "give a name (see 'landscape recipes'), a .toml file, or resume=True"
             raise InputError(f"recipe: missing; {words}")
@@ -176,18 +184,26 @@ def trainer_class(recipe: Recipe, group: Group | None) -> type[Trainer]:
 
     Raises InputError where measured delays need another number of processes.
     """
-    rule = recipe.rule()
-    if not rule.measured:
+    check_processes(recipe, group.size if group else 1)
+    if not recipe.rule().measured:
         return Trainer
-    assert isinstance(rule, AsyncSGD)
-    size, workers = group.size if group else 1, rule.delay + 1
-    if size != workers + 1:
-        raise InputError(
-            f"nproc: {size} is not allowed, algorithm.schedule 'measured' with delay {rule.delay} needs "
-            f"{workers + 1}, a server and {workers} worker{'s' * (workers > 1)}"
-        )
     assert group is not None
     return Server if group.rank == 0 else Worker
+
+
+def check_processes(recipe: Recipe, size: int) -> None:
+    """Raise InputError unless ``size`` processes can share the learners of ``recipe``."""
+    rule = recipe.rule()
+    if isinstance(rule, AsyncSGD) and rule.measured:
+        workers = rule.delay + 1
+        if size != workers + 1:
+            raise InputError(
+                f"nproc: {size} is not allowed, algorithm.schedule 'measured' with delay {rule.delay} needs "
+                f"{workers + 1}, a server and {workers} worker{'s' * (workers > 1)}"
+            )
+    elif size > recipe.learners:
+        most = f"the recipe's {recipe.learners} learners are spread over {recipe.learners} processes at most"
+        raise InputError(f"nproc: {size} is not allowed, {most}")
 
 
 def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:
@@ -195,12 +211,18 @@ def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:
 
     Raises OperationError where ``folder`` holds a run of another recipe.
     """
-    if not (folder / "last.h5").exists():
-        _resumed(folder, recipe)
-        return None
-    checkpoint = storage.last_sound(folder, learners=lambda n: slice(0))
-    _checked_recipe(recipe_of(checkpoint), recipe, folder)
-    return checkpoint if checkpoint.diverged or checkpoint.step == recipe.steps else None
+    checkpoint, _ = _resumed(folder, recipe, _no_learners)
+    over = checkpoint is not None and (checkpoint.diverged or checkpoint.step == recipe.steps)
+    return checkpoint if over else None
+
+
+def _no_learners(learners: int) -> slice:
+    return slice(0)
+
+
+def complete(recipe: Recipe | None, folder: Path) -> bool:
+    """Return whether last.h5 is the end of the run of ``recipe``; OperationError for one of another."""
+    return recipe is not None and storage.of_a_run(folder / "last.h5") and ended(recipe, folder) is not None
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
@@ -213,17 +235,15 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _resumed(
-    folder: Path, recipe: Recipe | None, group: Group | None = None, allow_code: bool = True
+    folder: Path, recipe: Recipe | None, learners: Callable[[int], slice], allow_code: bool = True
 ) -> tuple[Checkpoint | None, Recipe | None]:
-    """The checkpoint from which the run in ``folder`` goes on, None at its start; ``recipe`` or its own."""
+    """The checkpoint from which the run in ``folder`` goes on, None at its start; ``recipe`` or its own.
+
+    ``learners`` as of :meth:`.Checkpoint.load`.
+    """
     checkpoint, stored = None, None
     if (folder / "last.h5").exists():
-
-        def local(learners: int) -> slice:
-            """This process's learners: all of them where they are fewer than processes, as with a server."""
-            return Comm(learners, group if group and learners >= group.size else None).local
-
-        checkpoint = storage.last_sound(folder, local)
+        checkpoint = storage.last_sound(folder, learners)
         stored = recipe_of(checkpoint)
     elif (folder / "recipe.toml").exists():  # stopped before its first checkpoint: the same steps again
         stored = from_values(file_values(str(folder / "recipe.toml")))  # code that it names is checked below
@@ -247,14 +267,16 @@ def _checked_recipe(stored: Recipe, given: Recipe, folder: Path) -> Recipe:
         given = dataclasses.replace(given, init=stored.init)
     if given.steps < stored.steps:
         raise OperationError(
-            f"{folder}: its run has steps = {stored.steps}, resuming it with {given.steps} is not allowed"
+            f"{folder}: its run has steps = {stored.steps}, resuming it with {given.steps} is not allowed; "
+            "give another folder"
         )
     before = dataclasses.replace(stored, steps=given.steps).to_toml().splitlines()
     after = given.to_toml().splitlines()
     for a, b in zip(before, after, strict=False):
         if a != b:
             raise OperationError(
-                f"{folder}: its run has {a}, resuming it with {b} is not allowed; only steps may grow"
+                f"{folder}: its run has {a}, resuming it with {b} is not allowed; only steps may grow; "
+                "give another folder"
             )
     for path, matrix in given.matrices.items():
         if not np.array_equal(stored.matrices[path], matrix):
@@ -453,6 +475,9 @@ def train(
         >>> run.step, run.algorithm, run.path.name
         (5, 'dpsgd', 'last.h5')
     """
+    positive("nproc", nproc, least=1)
+    positive("max_restarts", max_restarts, least=0)
+    positive("timeout", timeout)
     chosen = chosen_recipe(recipe, settings, allow_code)
     if folder is None:
         if chosen is None:
@@ -460,7 +485,7 @@ def train(
         folder = default_folder(chosen)
     about: dict[str, Any] = {"resume": resume, "force": force, "device": device, "data_dir": data_dir}
     about["allow_code"] = allow_code
-    if nproc != 1 or max_restarts:
+    if (nproc != 1 or max_restarts) and (force or not complete(chosen, Path(folder))):
         return in_processes(chosen, Path(folder), nproc, max_restarts, timeout, **about)
     hooks = Hooks(message=message or (lambda line: None))
     hooks.step = lambda done, total: taken(progress)(done / total)
@@ -487,15 +512,15 @@ def in_processes(
 
     ``shown``: flags of the output of the first one; None: it shows nothing.
     """
-    positive("nproc", nproc, least=1)
-    positive("max_restarts", max_restarts, least=0)
-    positive("timeout", timeout)
     if started_by_launcher():
         raise InputError("nproc, max_restarts: not allowed under torchrun, which has its own")
     if force and max_restarts:
         raise InputError("force, max_restarts: only one of the two is allowed")
-    storage.check_folder(folder, resume=resume, force=force)
     last = folder / "last.h5"
+    storage.check_folder(folder, resume=resume, force=force)
+    chosen = _resumed(folder, recipe, _no_learners, allow_code)[1] if resume else recipe
+    if chosen is not None:
+        check_processes(chosen, nproc)
     with tempfile.TemporaryDirectory(prefix="landscape-recipe-") as place:
         words = ["train"]
         if recipe is not None:

@@ -204,7 +204,7 @@ class Buffers:
         """Take the buffers of a checkpoint. OperationError if it lacks a learner's statistics."""
         for name in self.local:
             if name not in rows:
-                raise OperationError(f"checkpoint: holds no buffer '{name}', it cannot be resumed")
+                raise OperationError(f"checkpoint: holds no buffer '{name}'; use the model of the run")
             self.local[name] = rows[name].to(self.local[name], copy=True)
         self._set({name: rows[name][0] for name in self._fixed if name in rows})
 

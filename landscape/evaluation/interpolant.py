@@ -1,0 +1,210 @@
+"""Tolerances of errors, radial functions through points of a line or a plane, and choices of such points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import scipy  # loads its parts when they are used
+import torch
+
+from landscape.core.errors import InputError
+from landscape.core.hdf5 import Array
+from landscape.results.shown import logarithmic
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The largest error: ``size`` is a share of the range shown if ``relative``, else in the values' unit.
+
+    ``rounding`` is the share of a value by which it may be rounded: the machine epsilon of its computation.
+
+    Example:
+        >>> Tolerance.parse("1%").size, Tolerance.parse(0.005).relative
+        (0.01, False)
+    """
+
+    size: float
+    relative: bool
+    rounding: float = np.finfo(np.float64).eps
+
+    @classmethod
+    def parse(cls, value: str | float, dtype: torch.dtype = torch.float64) -> Tolerance:
+        """A tolerance from text such as "1%" or "0.005", or a number, for values computed in ``dtype``.
+
+        Raises:
+            InputError: anything else, or a size that is not positive, or a share of 100% and more.
+        """
+        text = str(value).strip()
+        relative = text.endswith("%")
+        try:
+            size = float(text.removesuffix("%")) / (100 if relative else 1)
+        except ValueError:
+            size = math.nan
+        if not 0 < size < (1 if relative else math.inf):
+            raise InputError(
+                f"interpolation_tol: {value!r} is not allowed, it must be a share of the range shown, such "
+                "as '1%', or a positive number in the unit of the values"
+            )
+        return cls(size, relative, torch.finfo(dtype).eps)
+
+    def __str__(self) -> str:
+        return f"{100 * self.size:g}%" if self.relative else f"{self.size:g}"
+
+
+@dataclass(frozen=True)
+class ErrorScale:
+    """The scale on which errors meet a tolerance: of logarithms if ``log``, in units of ``limit``.
+
+    A share is one of the range of the values as they are shown: of their logarithms where a picture has a
+    logarithmic scale (:mod:`landscape.results.shown`). A tolerance that is less than the rounding of the
+    values is not ``possible``.
+    """
+
+    log: bool
+    limit: float
+    possible: bool
+
+    @classmethod
+    def of(cls, values: Array, tolerance: Tolerance) -> ErrorScale:
+        """The scale for finite ``values`` (K,), at least one of them."""
+        log = tolerance.relative and logarithmic(values)
+        width = float(np.ptp(np.log(values) if log else values)) if tolerance.relative else 1.0
+        rounding = tolerance.rounding * (1.0 if log else float(np.abs(values).max()))
+        limit = max(tolerance.size * width, np.finfo(np.float64).tiny)
+        return cls(log, limit, limit > rounding)
+
+    def __call__(self, values: Array) -> Array:
+        """``values`` in units of the largest error that is allowed; NaN for a logarithm of none."""
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            shown: Array = (np.log(values) if self.log else values) / self.limit
+        return np.where(np.isfinite(shown), shown, np.nan)
+
+
+# φ, the degree of the polynomial, and the power of the size of a hole with which an error shrinks, at least.
+# Cubic and quintic ones follow smooth surfaces, linear ones kinks.
+KERNELS: dict[str, tuple[Callable[[Array], Array], int, float]] = {
+    "linear": (lambda r: r, 0, 1.0),
+    "cubic": (lambda r: r * r * r, 1, 2.0),
+    "quintic": (lambda r: r * r * r * r * r, 2, 3.0),
+}
+DISTANCES = 2**21  # so many are in memory at once: 16 MiB (ours)
+
+
+class Interpolant:
+    """The functions of one kernel through the points ``at`` (N, d), d 1 or 2, for any values there.
+
+    Example:
+        >>> at = np.array([[0.0], [1.0], [2.0], [3.0]])
+        >>> curve = Interpolant(at, "cubic")
+        >>> curve(curve.coefficients(np.array([1.0, 3.0, 5.0, 7.0])), np.array([[1.5]])).round(6)
+        array([4.])
+    """
+
+    def __init__(self, at: Array, kernel: str) -> None:
+        self._at = at
+        self._phi, self._degree, self.order = KERNELS[kernel]
+
+    @cached_property
+    def _inverse(self) -> Array:
+        """The inverse of the system for the coefficients, (N + M, N + M)."""
+        powers = self._powers(self._at)
+        n, m = powers.shape
+        system = np.zeros((n + m, n + m))
+        system[:n, :n] = self._phi(scipy.spatial.distance.cdist(self._at, self._at))
+        system[:n, n:], system[n:, :n] = powers, powers.T
+        try:
+            inverse: Array = torch.linalg.inv(torch.from_numpy(system)).numpy()
+        except RuntimeError as error:
+            raise np.linalg.LinAlgError("the points lie on a curve of the polynomial's degree") from error
+        return inverse
+
+    def _powers(self, at: Array) -> Array:
+        return monomials(at, self._degree)
+
+    def coefficients(self, values: Array) -> Array:
+        """(N + M,) for the values (N,)."""
+        return _product(self._inverse[:, : len(values)], values)
+
+    def left_out(self, coefficients: Array) -> Array:
+        """(N,): at each point, its value minus that of the function through all others.
+
+        It is c_i divided by the inverse's diagonal (Rippa, Advances in Computational Mathematics 11, 1999).
+        """
+        n = len(self._at)
+        return coefficients[:n] / np.diagonal(self._inverse)[:n]
+
+    def __call__(self, coefficients: Array, at: Array) -> Array:
+        """The values (K,) at the points ``at`` (K, d)."""
+        n = len(self._at)
+        found = np.empty(len(at))
+        step = max(1, DISTANCES // n)
+        for k in range(0, len(at), step):  # a bound on memory, however fine the grid
+            part = at[k : k + step]
+            distances = scipy.spatial.distance.cdist(part, self._at)
+            found[k : k + step] = _product(self._phi(distances), coefficients[:n])
+            found[k : k + step] += _product(self._powers(part), coefficients[n:])
+        return found
+
+
+def _product(matrix: Array, vector: Array) -> Array:
+    return (torch.from_numpy(matrix) @ torch.from_numpy(vector)).numpy()
+
+
+def monomials(at: Array, degree: int) -> Array:
+    """The monomials up to the degree at the points ``at`` (K, d), as (K, M)."""
+    exponents = [e for e in np.ndindex(*[degree + 1] * at.shape[1]) if sum(e) <= degree]
+    return np.stack([np.prod(at**e, axis=1) for e in exponents], axis=1)
+
+
+def follow(
+    at: Array,
+    values: Array,
+    weights: Array,
+    kernel: str,
+    start: Array,
+    enough: float,
+    least: int,
+    usual: int,
+    most: int,
+) -> Array:
+    """Places through which a function of ``kernel`` follows ``values``, each chosen where it errs most.
+
+    Each new place updates a Newton basis: no system is solved anew.
+
+    Args:
+        at, values: points (K, d) and finite values (K,).
+        weights: (K,), of the errors.
+        start: places that are taken first.
+        enough: the error at which no more are chosen.
+        least, most: so many are chosen in all; from ``usual`` on twice the error is enough.
+    """
+    phi, degree, _ = KERNELS[kernel]
+    powers = monomials(at, degree)
+    pool = start if len(start) >= 2 * powers.shape[1] else np.arange(len(at))
+    pivots = scipy.linalg.qr(powers[pool].T, mode="r", pivoting=True)[1]
+    first = pool[pivots[: powers.shape[1]]]  # through which there is one polynomial
+    lagrange = powers @ np.linalg.inv(powers[first])
+    to_first = phi(scipy.spatial.distance.cdist(at, at[first]))
+    rest = to_first - lagrange @ to_first[first]
+    left, basis, chosen = values - lagrange @ values[first], np.zeros((most, len(at))), [*first.tolist()]
+    given = [place for place in start.tolist() if place not in chosen]
+    sign = -1.0 if degree % 2 == 0 else 1.0
+    for row in range(most - len(chosen)):
+        place = given[row] if row < len(given) else int(np.abs(weights * left).argmax())
+        allowed = 0.0 if len(chosen) < least else enough if len(chosen) < usual else 2 * enough
+        if row >= len(given) and abs(weights[place] * left[place]) <= allowed:
+            break
+        column = phi(np.linalg.norm(at - at[place], axis=1))
+        column -= lagrange @ to_first[place] + rest @ lagrange[place]
+        column = sign * column - basis[:row, place] @ basis[:row]
+        if not column[place] > 0:  # by rounding: it is as good as chosen
+            break
+        basis[row] = column / np.sqrt(column[place])
+        left -= left[place] / basis[row, place] * basis[row]
+        left[place] = 0.0
+        chosen.append(place)
+    return np.array(chosen, dtype=int)
