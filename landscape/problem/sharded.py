@@ -534,8 +534,8 @@ class ShardedProblem(Exchanges):
         wrong = (~losses.isfinite()).nonzero().flatten().tolist()
         if wrong and len(wrong) < self.ranks:
             raise OperationError(
-                f"data: the loss on rank {wrong[0]} is {losses[wrong[0]]:g}, that of others is finite; look "
-                'for NaN in its batches, as check="full" does'
+                f"data: the loss on rank {wrong[0]} is {losses[wrong[0]]:g}, that of others is finite; "
+                'give check="full", which names the batch'
             )
         existing(float(losses.mean()), self._each(0.0 if finite(gradient) else torch.nan))
         return gradient
