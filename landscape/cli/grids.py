@@ -17,6 +17,7 @@ from landscape.cli.common import TABLE, Analysis, analysis_options, each, say_co
 from landscape.cli.options import Choice, ListType, command, group
 from landscape.cli.processes import Processes
 from landscape.core.errors import InputError, LandscapeError, OperationError
+from landscape.core.options import NonNegative
 from landscape.evaluation.grid import Execution, reused_points
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
@@ -341,7 +342,7 @@ def connect(analysis: Analysis) -> None:
 def basins(
     files: tuple[str, ...],
     rises: Sequence[float] | None,
-    least: float | None,
+    least: NonNegative | None,
     around: str | None,
     target: common.Target,
 ) -> None:
