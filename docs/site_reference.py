@@ -24,7 +24,7 @@ import landscape.testing
 from landscape.checkpoint.history import COLUMNS
 from landscape.cli.commands import GROUPS as COMMANDS
 from landscape.core import registry
-from landscape.core.options import below_one, positive, toml_value, type_hints, up_to_one
+from landscape.core.options import toml_value, type_hints
 from landscape.data.images import image_set
 from landscape.data.speech import Features
 from landscape.models import convolutional
@@ -92,10 +92,7 @@ def type_name(annotation: Any) -> str:
     """A type as the reader of a recipe knows it."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
-        bounds = {positive: "> 0", below_one: "≥ 0 and < 1", up_to_one: "> 0 and ≤ 1"}
-        return " ".join(
-            (type_name(args[0]), *(bounds.get(b) or f"≥ {b.keywords['least']}" for b in args[1:]))
-        )
+        return " ".join((type_name(args[0]), *(rule.text for rule in args[1:] if hasattr(rule, "text"))))
     if origin is typing.Literal:
         return " or ".join(f'`"{a}"`' if isinstance(a, str) else f"`{a}`" for a in args)
     if origin in (typing.Union, types.UnionType):

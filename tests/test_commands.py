@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import json
@@ -13,7 +14,9 @@ import click
 
 import landscape.cli
 from landscape.cli import output
+from landscape.cli.options import Number
 from landscape.core.analysis import ANALYSES
+from landscape.core.options import Within
 
 FILE = Path(landscape.cli.__file__).with_name("commands.json")
 #: Options that each command gets when it is looked up.
@@ -32,6 +35,13 @@ def words_of(parameter: click.Parameter) -> dict[str, Any]:
         "required": parameter.required,
         "nargs": parameter.nargs if parameter.nargs != 1 else None,
     }
+    if isinstance(parameter.type, Number):
+        bounds = [
+            rule
+            for rule in getattr(parameter.type.annotation, "__metadata__", ())
+            if isinstance(rule, Within)
+        ]
+        words["number"] = [parameter.type.name, *(dataclasses.astuple(bounds[0]) if bounds else ())]
     if isinstance(parameter, click.Option):
         flags = [*parameter.opts, *(f"/{each}" for each in parameter.secondary_opts)]
         words |= {"declarations": ["".join(flags) if parameter.secondary_opts else flag for flag in flags]}

@@ -14,7 +14,7 @@ import torch
 
 import landscape
 from landscape import InputError, OperationError, Recipe
-from landscape.cli import with_options
+from landscape.cli import flags_of
 from landscape.cli.commands import GROUPS
 from landscape.core import registry
 from tests.conftest import Command
@@ -115,11 +115,13 @@ def test_commands_name_their_options_where_functions_name_parameters(
     assert command(*words)[0] == 0
     more = [word.replace("steps=2", "steps=3") for word in words]
     one_line(command(*more), 1, "give --resume, --force or another")
-    assert with_options("batch: 7 is not allowed", "train") == "batch: 7 is not allowed"
-    assert with_options("data_dir: x; or device='cpu', give lr=True", "train") == (
-        "--data-dir: x; or --device cpu, give lr=True"
+    error = InputError("data_dir: x", give={"device": "cpu", "lr": ...}, otherwise="y")
+    assert str(error) == "data_dir: x; give device='cpu', lr=… or y"
+    assert error.line(flags_of("train")) == "--data-dir: x; give --device cpu, lr=… or y"
+    assert (
+        InputError("batch", 7, allowed="6").line(flags_of("train")) == "batch: 7 is not allowed, it must be 6"
     )
-    assert with_options("seed: 1", "no such command") == "seed: 1"
+    assert error.line(flags_of("no such command")) == str(error)
 
 
 #: Command -> its function, where that has another name; or why it has none.
@@ -191,4 +193,6 @@ def test_a_sweep_is_that_of_the_command(tmp_path: Path, command: Command) -> Non
     assert again.rows[0]["recipe"] == recipe.name
     with pytest.raises(InputError, match="^settings: 'seed' is not a key of a sweep; give seeds=…"):
         landscape.sweep(recipe, tmp_path / "recipe", seed=[0, 1])
-    assert with_options("settings: no; give seeds=…", "sweep") == "--set: no; give --seeds"
+    assert (
+        InputError("settings: no", give={"seeds": ...}).line(flags_of("sweep")) == "--set: no; give --seeds"
+    )

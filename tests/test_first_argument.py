@@ -277,8 +277,8 @@ def test_what_cannot_stand_for_weights_is_refused(tmp_path: Path) -> None:
     landscape.line(problem, problem.weights, points=2).save(tmp_path / "line.h5")
     one = "a vector .P,., a Problem, a model, a state dict, a run, or the name of a file"
     wrong = [
-        (len, f"a builtin_function_or_method is not allowed, it must be {one}"), (nn.Linear, f"a type .* {one}"),
-        (3.0, f"a float .* {one}"), ([1, 2], f"a list .* {one}"), (torch.ones(3), r"shape \(3,\), it must be \(83,\)"),
+        (len, f"a builtin_function_or_method is not allowed, it must be {one}"), (nn.Linear, f"the class Linear .* {one}"),
+        (3.0, f"3.0 .* {one}"), ([1, 2], f"1, 2. .* {one}"), (torch.ones(3), r"shape \(3,\), it must be \(83,\)"),
         (vector(a).long(), "a torch.int64 vector is not allowed"), (vector(a) * torch.nan, "NaN or infinite"),
         (nn.Linear(4, 3), "lacks layers"), (network(1, nn.Tanh), r"lacks layers \(ReLU\)"),
         (problem_of(network(1, nn.Tanh)), r"lacks layers \(ReLU\)"),
@@ -295,9 +295,7 @@ def test_what_cannot_stand_for_weights_is_refused(tmp_path: Path) -> None:
             assert "\n" not in str(refusal.value)
     for several in (state, a, problem, "b.pt", 3, None):
         for function in (landscape.between, landscape.pca_plane, landscape.learners_plane):
-            with pytest.raises(
-                InputError, match=f"weights: a .* is not allowed, it must be a list, .* {one}"
-            ):
+            with pytest.raises(InputError, match=f"weights: .* is not allowed, it must be a list, .* {one}"):
                 function(problem, several)  # type: ignore[arg-type]
 
 
@@ -338,7 +336,7 @@ def test_theta_is_a_vector_of_any_kind(function: str) -> None:
         vector(model).long(),
     ):
         with pytest.raises(
-            InputError, match=r"weights: a .* it must be a vector \(P,\).*layout.flatten\(model.state"
+            InputError, match=r"weights: .* it must be a vector \(P,\).*layout.flatten\(model.state"
         ) as one:
             call(wrong)
         assert "\n" not in str(one.value)

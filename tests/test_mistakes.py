@@ -17,7 +17,6 @@ from landscape import Checkpoint, HessianOperator, InputError, LandscapeError, O
 from landscape.core.memory import parse_size
 from landscape.core.registry import algorithms
 from landscape.data.base import mean_output
-from landscape.limits import max_stable_step
 from landscape.testing.checks import RECIPE
 from landscape.training.algorithms.dpsgd import SGP
 from landscape.training.experiments import critical_batch
@@ -35,7 +34,6 @@ NORMED: dict[str, Any] = {
 DPSGD, LOCAL = {"name": "dpsgd"}, {"name": "local-sgd", "period": 4}
 DRAWN = torch.randn(4, 107, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 A, B, C, D = DRAWN
-LINEAR: Any = torch.nn.Linear(2, 1)
 
 
 def trained(**changes: Any) -> Checkpoint:
@@ -108,7 +106,7 @@ RUNS: list[tuple[Callable[[], object], str]] = [
     (lambda: read(algorithm=LOCAL | {"nodes": 2, "node_period": 3}), "algorithm.node_period: 3"),
     (lambda: read(algorithm=LOCAL | {"nodes": 2, "mixing": "full"}), "not allowed together"),
     (lambda: read(algorithm={"name": "slowmo", "period": 4, "slow_momentum": 1.0}), "algorithm.slow_momentum: 1.0 is not allow"),
-    (lambda: read(algorithm={"name": "async-sgd", "delay": 1, "schedule": "robin"}), "algorithm.schedule: 'robin' is not allow"),
+    (lambda: read(algorithm={"name": "async-sgd", "delay": 1, "schedule": "robin"}), "algorithm.schedule: 'robin' is not known"),
     (lambda: read(algorithm={"name": "dsgd-ac", "power": -1.0}), "algorithm.power: -1.0 is not allowed"),
     *((lambda mixing=mixing: algorithms.make("d2", {"mixing": mixing}, learners=8, seed=0), f"algorithm.mixing: '{mixing}' is not allowed with d2.*{why}")
       for mixing, why in (("hypercube", "smallest eigenvalue -0.5 "), ("exponential", "symmetric"), ("random-matching", "same"))),
@@ -127,11 +125,11 @@ RUNS: list[tuple[Callable[[], object], str]] = [
     (lambda: launched("decompose.samples=100"), "decompose.samples: 100 is not allowed, it must be a multiple of 16"),
     (lambda: launched("init.sha256='00ff'"), "init.sha256: not allowed without init.checkpoint"),
     (lambda: launched("sampling=all"), "sampling: 'all' is not allowed with batch 40, it must be 200"),
-    (lambda: launched("sampling=some"), "sampling: 'some' is not allowed"),
+    (lambda: launched("sampling=some"), "sampling: 'some' is not known"),
     (lambda: split("dirichlet"), "data.split: 'dirichlet' is not allowed .allowed: iid, dirichlet"),
     (lambda: split("labels(x)"), "data.split: 'labels.x.' is not allowed .allowed: iid"),
     (lambda: split("dirichlet(-1)"), "data.split: 'dirichlet.-1.' is not allowed .*numbers must be above 0"),
-    (lambda: split(3), "data.split: 3 is not allowed, it must be str"),
+    (lambda: split(3), "data.split: 3 is not allowed, it must be a str"),
     (lambda: split("labels(1.5)"), "COUNT whole"),
     (lambda: split("labels(4)"), "4 learners can have from 1 to 3 of 3 labels"),
     (lambda: split("sizes(0.5, 0.5)"), "of SHARE 4, one a learner, with the sum 1"),
@@ -160,21 +158,21 @@ RUNS: list[tuple[Callable[[], object], str]] = [
     (lambda: grouped(bias={"lr": 0.1}), r"optimizer\.groups\.bias\.lr: not allowed, give lr_factor"),
     (lambda: grouped(bias={"lr_factor": -1.0}), r"optimizer\.groups\.bias\.lr_factor: -1\.0"),
     (lambda: grouped(bias={"frozen": True, "momentum": 0.1}), "frozen: true is not allowed with .*momentum"),
-    (lambda: optimized(groups=["bias"]), r"optimizer\.groups: \['bias'\] is not allowed, it must be dict"),
-    (lambda: grouped(bias=3), r"optimizer\.groups\.bias: 3 is not allowed, it must be dict"),
+    (lambda: optimized(groups=["bias"]), r"optimizer\.groups: \['bias'\] is not allowed, it must be a dict"),
+    (lambda: grouped(bias=3), r"optimizer\.groups\.bias: 3 is not allowed, it must be a dict"),
     (lambda: read(dtype="float64", autocast="bfloat16"), "autocast: 'bfloat16' is not allowed with dtype 'float64'"),
     (lambda: monitored(instruments=["batch-sharpnes"]), "did you mean 'batch-sharpness'.*allowed: average, average-sharpness, batch-"),
     (lambda: monitored(instruments=["worst-sharpness"]), "monitor.rho: missing"),
     (lambda: monitored(instruments=["preconditioned-lambda-max"]), "'sgd' has no preconditioner"),
     (lambda: monitored(instruments=["generalized-sharpness"]), "'generalized-sharpness' is not allowed.*steepest"),
-    (lambda: monitored(instruments="noise-scale"), r"monitor.instruments: 'noise-scale' is not allowed, it must be list\[str\]"),
+    (lambda: monitored(instruments="noise-scale"), r"monitor.instruments: 'noise-scale' is not allowed, it must be a list"),
     (lambda: monitored(sharpness=-1), "monitor.sharpness: -1 is not allowed"),
     (lambda: monitored(samples=-1), "monitor.samples: -1 is not allowed"),
     (lambda: monitored(k=0), "monitor.k: 0 is not allowed"),
     (lambda: monitored(sharp=1), "did you mean 'sharpness'"),
     (lambda: landscape.train("digits-dpsdg"), "^recipe: 'digits-dpsdg' is not known; did you mean"),
     (lambda: landscape.train("digits-dpsgd", lrr=1), "recipe key lrr: 'lrr' is not known; did you mean"),
-    (lambda: landscape.train("digits-dpsgd", lr="fast"), "^lr: 'fast' is not allowed, it must be float"),
+    (lambda: landscape.train("digits-dpsgd", lr="fast"), "^lr: 'fast' is not allowed, it must be a finite number"),
     (lambda: landscape.train("digits-dpsgd", lr=None), "^lr: a NoneType is not allowed"),
     (lambda: landscape.train(None, "x", lr=1), "^settings: "),
     (lambda: landscape.train(None), "^recipe: missing"),
@@ -203,18 +201,9 @@ RUNS: list[tuple[Callable[[], object], str]] = [
     (lambda: build("googlenet", classes=1), "model.classes: 1 is not allowed"),
     (lambda: build("lenet-5", size=12), "model.size: 12 is not allowed"),
     (lambda: build("gpt", heads=5), "model.heads: 5 is not allowed, it must divide 768 features"),
-    (lambda: build("lstm", classes=10.5), "model.classes: 10.5 is not allowed, it must be int"),
-    (lambda: max_stable_step(-1), "delay: -1 is not allowed"),
-    (lambda: max_stable_step(1, 1.0), "momentum: 1.0 is not allowed"),
-    (lambda: max_stable_step(1, 0.5, "shfted"), "did you mean 'shifted'"),  # type: ignore[arg-type]
-    (lambda: max_stable_step(1, 0.5, "shifted", -1.0), "noise: -1.0 is not allowed"),
+    (lambda: build("lstm", classes=10.5), "model.classes: 10.5 is not allowed, it must be a whole number"),
     *((lambda text=text: parse_size("--max-memory", text), "--max-memory: '.*' is not allowed, .* with its unit .B, KB")
       for text in ("", "0", "-1GiB", "2.5XiB", "GiB", "nan", "1 2", "0.0MB")),
-    *((call, "path: a Linear is not allowed, it must be a str or a Path")  # type: ignore[misc]
-      for call in (lambda: landscape.open(LINEAR), lambda: landscape.load(LINEAR))),
-    (lambda: landscape.import_state(None, LINEAR), "paths: a NoneType is not allowed, it must be a str or a Path"),
-    (lambda: landscape.barrier(LINEAR, LINEAR), "t: a Linear is not allowed, it must be a ndarray"),
-    (lambda: landscape.save_vts(LINEAR, "a.vts"), "surface: a Linear is not allowed, it must be a Surface"),
 ]  # fmt: skip
 
 
@@ -268,7 +257,6 @@ ANALYSES: list[tuple[Callable[[], object], str]] = [
     (lambda: average(mlp(), DRAWN[:3], [1, 1]), r"^coefficients: .*shape \(2,\)"),
     (lambda: average(mlp(), DRAWN[:3], [0, 0, 0]), "^coefficients: .*not all of them 0"),
     (lambda: average(mlp(), DRAWN[:3], [1, np.nan, 1]), "^coefficients: .*nan"),
-    (lambda: average(mlp(), DRAWN[:3], "x"), "^coefficients: .*shape"),  # type: ignore[arg-type]
     (lambda: landscape.batch_sharpness(problems.conv(), 1), "batch: 1 .*≥ 2"),
     (lambda: landscape.batch_sharpness(noisy(gradient_std=0.1), 4, weights=torch.ones(2, 3)), "weights: shape"),
     (lambda: landscape.batch_sharpness(noisy(gradient_std=0.1), 5, weights=FOUR), "batch: 5 is no multiple of the 2 learners"),
@@ -289,7 +277,7 @@ ANALYSES: list[tuple[Callable[[], object], str]] = [
     *((lambda v=v: mlp().hessian() @ v, words) for v, words in (
         (torch.ones(2), r"v: shape \(2,\) of float32, it must be \(\d+,\) or \(\d+, m\)"), (torch.ones(2, 3), r"v: shape \(2, 3\)"),
         (torch.ones(3, 2, 2), r"v: shape \(3, 2, 2\)"), (torch.ones(P, dtype=torch.int64), "v: shape .* of int64"),
-        (np.ones(5), r"v: shape \(5,\) of float64"), ([1.0], "v: a list is not allowed"))),
+        (np.ones(5), r"v: shape \(5,\) of float64"), ([1.0], r"v: \[1.0\] is not allowed"))),
     *((lambda of=of, given=given, options=options: of(given, **options), words) for of in (trace, ends) for given, options, words in (
         (np.ones((2, 3)), {}, r"problem: a ndarray of shape \(2, 3\), it must be square"),
         (np.ones(3), {}, r"problem: a ndarray of shape \(3,\)"),
@@ -302,7 +290,6 @@ ANALYSES: list[tuple[Callable[[], object], str]] = [
         (np.eye(3), {"part": "1"}, "part: it is of a Problem"),
         (np.eye(3), {"max_memory": 10**9}, "max_memory: it is of a Problem"))),
     *((lambda of=of, p=p, options=options: of(mlp(), 1, precondition=p, **options), words) for of in (top, spectrum) for p, options, words in (
-        ([1.0] * P, {}, "precondition: a list is not allowed, it must be a Preconditioner or a Tensor"),
         (torch.ones(3), {}, r"precondition: shape \(3,\)"),
         (torch.zeros(P), {}, f"precondition: {P} of {P} numbers are not positive"),
         (torch.full((P,), torch.nan), {}, "not positive and finite"), (torch.ones(P, 1), {}, "diagonal"),
@@ -316,8 +303,6 @@ ANALYSES: list[tuple[Callable[[], object], str]] = [
     (lambda: HessianOperator(mlp())(torch.ones(2)), r"v: shape \(2,\)"),
     (lambda: top(mlp(), initial=torch.ones(2)), r"initial: shape \(2,\), it must be \(107,\)"),
     (lambda: top(mlp(), initial=torch.zeros(P)), "initial: norm: 0.0 is not"),
-    (lambda: top(mlp(), engine="arpack"), "engine: 'arpack' is not known.*landscape, pyhessian"),  # type: ignore[arg-type]
-    (lambda: trace(mlp(), matrix="fisher"), "matrix: 'fisher' is not known.*gauss-newton, hessian"),  # type: ignore[arg-type]
     (lambda: landscape.density(mlp()).broadened(np.zeros(1), 0.0), "width: 0.0"),
     (lambda: trace(mlp(), part="1.wieght"), "part: '1.wieght' .*did you mean '1.weight'.*allowed"),
     (lambda: trace(mlp(), part=[]), "part: an empty list"),
@@ -327,22 +312,20 @@ ANALYSES: list[tuple[Callable[[], object], str]] = [
     (lambda: between(mlp(), [A]), "between: 1 weight vectors are not allowed, it takes two or three"),
     (lambda: between(mlp(), [A, B, C, D]), "between: 4 weight vectors"),
     (lambda: between(mlp(), A), "weights: a vector is not allowed, it must be a list"),
-    (lambda: between(mlp(), [A, B], C), "labels: a Tensor is not allowed, it must be a list of names"),
     (lambda: between(mlp(), [A, A[:3], B]), r"weights\[1\]: shape \(3,\), it must be \(107,\)"),
     (lambda: pca(mlp(), [A, B]), "2 checkpoints are too few, at least 3"),
     (lambda: pca(mlp(), [A, B, C], ["one"]), "labels: 1 for 3"),
     (lambda: learners_plane(mlp(), torch.stack((A, B))), "2 learners span no plane"),
-    (lambda: landscape.random_plane(mlp(), ignore="bias_norm"), r"did you mean 'bias\+norm'"),  # type: ignore[arg-type]
     *((lambda given=given: line(mlp(), **given), words) for given, words in (
-        ({"direction": A, "span": -1.0}, "span: -1.0"), ({"a": A, "b": B, "span": 1.0}, "runs from 0 to 1"),
+        ({"a": A, "b": B, "span": 1.0}, "runs from 0 to 1"),
         ({}, "a, direction: give two networks, a and b, or one direction"), ({"direction": A, "a": B}, "a, direction: "),
         ({"direction": A, "b": B}, "a, direction: "), ({"weights": []}, "weights: for a line it must be two networks"),
-        ({"weights": 5}, "weights: for a line it must be two networks"), ({"weights": [A, B], "direction": A}, "a, direction: "),
+        ({"weights": 5}, "weights: 5 is not allowed, it must be a list"), ({"weights": [A, B], "direction": A}, "a, direction: "),
         ({"weights": [A, B], "a": A}, "weights: for a line it must be two networks"), ({"a": DRAWN}, r"direction: shape \(4, "),
         ({"weights": [A, B], "span": 1.0}, "runs from 0 to 1"), ({"a": A[:4], "b": B}, r"a: shape \(4,\)"))),
     *((lambda given=given: critical_batch(trained(steps=3), **given), words) for given, words in (  # type: ignore[arg-type]
-        ({"factors": [1]}, r"factors: \[1\]"), ({"factors": [0.33, 1]}, "factors: 0.33"),
-        ({"factors": [1, 2], "trained_samples": 16}, "trained_samples: 16"), ({"scaling": "cube"}, "scaling: 'cube'"), ({"seeds": 0}, "seeds: 0"))),
+        ({"factors": [1]}, r"factors: \[1.0\]"), ({"factors": [0.33, 1]}, "factors: 0.33"),
+        ({"factors": [1, 2], "trained_samples": 16}, "trained_samples: 16"))),
 ]  # fmt: skip
 
 #: What is allowed, and cannot be done with the numbers or files that there are.

@@ -488,7 +488,7 @@ def test_the_others_name_the_rank_that_is_lost(
     if lost:
         (line,) = lines
         assert line.startswith(f"rank {lost} of 3 lost, no sign of life for 4 s (")
-        assert line.endswith(f"; resume=True goes on from {tmp_path}/last.h5")
+        assert line.endswith(f"; a resumed run goes on from {tmp_path}/last.h5")
     else:
         assert all(line.startswith("rank 0 of 3 ") for line in lines)
     assert "not lost" not in found  # None: ended by its own watch

@@ -40,14 +40,22 @@ class Word:
     unit: str
 
 
+#: A type -> the names of what bounds it.
+BOUNDED = {
+    "int": "Natural|Count|Several|Seed", "float": "Positive|NonNegative|BelowOne|UpToOne|Span|Dpi",
+    "str": "Derivatives|Method|Autocast|Check|Form|MixingForm|Order|Around|Mode|DeviceName|QuantityName",
+    "Tensor": "Vector", "torch.dtype": "Dtype", "torch.device | str": "Device", "Sequence[int]": "Seeds",
+    "int | tuple[int, int]": "GridSize",
+}  # fmt: skip
+
+
 def members(annotation: str) -> set[str]:
     """The types that an annotation joins by "|", without None: {"int", "str"} of "int | str | None"."""
     text = re.sub(r"Annotated\[((?:[^\[\],]|\[[^\[\]]*\])+),.*\]$", r"\1", annotation)
     text = text.replace("tuple[str, ...]", "Sequence[str]").replace("Names", "Sequence[str]")
     text = re.sub(r"Literal\[(['\"]).*?\1\]", "str", text)  # words, which are listed
-    text = re.sub(
-        r"\b(Natural|Count|Several)\b", "int", re.sub(r"\b(Positive|NonNegative)\b", "float", text)
-    )  # with bounds
+    for kind, names in BOUNDED.items():
+        text = re.sub(rf"\b({names})\b", kind, text)
     depth, parts = 0, [""]
     for letter in text:
         depth += (letter in "[(") - (letter in "])")
@@ -67,6 +75,7 @@ WORDS = {row[0].strip("`"): word_of(row[1]) for row in ROWS if len(row) > 2}
 
 #: Words of one function each, which its own docstring describes.
 OWN = {
+    "LandscapeError.line": "flags",
     "limits.lr_that_keeps_minima": "before after",
     "loss_change": "before after",
     "connect": "a b curve",

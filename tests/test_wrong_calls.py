@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import warnings
 from collections.abc import Callable
@@ -53,21 +52,6 @@ def refused(match: str, call: Callable[[], Any]) -> None:
 
 def called(name: str, **options: Any) -> Any:
     return getattr(landscape, name)(Problem(*linear()), **{**NEEDED[name], **MORE.get(name, {}), **options})
-
-
-def whole_numbers() -> list[tuple[str, str]]:
-    """(function, parameter) that takes a whole number."""
-    return [
-        (name, key)
-        for name in about_a_problem()
-        for key, p in inspect.signature(getattr(landscape, name)).parameters.items()
-        if re.search(r"\bint\b", str(p.annotation)) and "bool" not in str(p.annotation)
-    ]
-
-
-@pytest.mark.parametrize(("name", "key"), whole_numbers())
-def test_a_bool_is_no_number(name: str, key: str) -> None:
-    refused("True is not allowed|'True' is not known", lambda: called(name, **{key: True}))
 
 
 @pytest.mark.parametrize("name", about_a_problem())

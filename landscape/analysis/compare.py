@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from landscape.core import hdf5
 from landscape.core.analysis import analysis
 from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError, OperationError
-from landscape.core.options import SPLIT, Count, Natural, Positive, Several, below_one, choose, expect
+from landscape.core.options import SPLIT, Count, OneOf, Positive, Seed, Several, fit
 from landscape.core.progress import Progress, ProgressOption, portion
 from landscape.core.statistics import Difference, Estimate, holm, mcnemar, paired, welch
 from landscape.evaluation.grid import setting
@@ -268,12 +268,15 @@ class Entry:
         return (path.name, hdf5.sha256(path)) if path else ("", "")
 
 
+QuantityName = Annotated[str, OneOf(tuple(BY_NAME))]
+
+
 @analysis(shorter="a shorter list of quantities= or a part of the data", of_the_run=None)
 def compare(
     problems: Given,
     batch: Count | None = None,
     *,
-    quantities: Sequence[str] = (),
+    quantities: Sequence[QuantityName] = (),
     model: nn.Module | Callable[[], nn.Module] | str | None = None,
     data: Any = None,
     loss: Loss | str | None = "data",
@@ -288,7 +291,7 @@ def compare(
     k: Count = Settings.k,
     significance: Positive = SIGNIFICANCE,
     preconditioner_of: Preconditioning | None = None,
-    seed: Natural = 0,
+    seed: Seed = 0,
     progress: ProgressOption = None,
 ) -> Comparison:
     """Several minima by every instrument, and which differences are larger than their errors.
@@ -352,9 +355,8 @@ def compare(
     source = {name: value for name, value in source.items() if value is not None}
     source |= {} if isinstance(loss, str) and loss == "data" else {"loss": loss}
     sides, entries, grouped = _entries(problems, source)
-    chosen = [BY_NAME[choose("quantities", name, BY_NAME)] for name in dict.fromkeys(quantities)]
+    chosen = [BY_NAME[name] for name in dict.fromkeys(quantities)]
     chosen = chosen or [quantity for quantity in QUANTITIES if not quantity.by_name]
-    below_one("significance", significance)
     size, chosen, left_out = _batch(entries, batch, chosen, bool(quantities))
     settings = Settings(
         size, draws, planes, float(rise), float(rho), float(rho_average), k, preconditioner_of
@@ -497,7 +499,7 @@ def _entries(problems: Given, source: Mapping[str, Any]) -> tuple[list[str], lis
         for member in members:
             if isinstance(member, (str, Path)):
                 member = Checkpoint.load(storage.checkpoint_in(Path(member)))
-            expect("problems", member, Checkpoint, Problem)
+            fit("problems", member, Checkpoint | Problem)
             if isinstance(member, Checkpoint):
                 entries.append(Entry(member.using(**source), member.label, side))
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import Annotated, Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from landscape.core.devices import double, single
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import Count, Natural, Positive, positive
+from landscape.core.options import Count, Natural, Positive, Seed, Several, Within
 from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.curvature.double_backward import in_full_precision
 from landscape.curvature.eigenvalues import fast_hessian
@@ -76,13 +76,13 @@ def connect(
     curve: Literal["bezier", "chain"] = "bezier",
     *,
     align: Literal["weights", "activations"] = "weights",
-    points: int = POINTS,
+    points: Annotated[int, Within(3)] = POINTS,
     steps: Natural = STEPS,
     lr: Positive = LR,
     batch: Count = BATCH,
-    bn_samples: int = SAMPLES,
-    seed: Natural = 0,
-    max_memory: int | None = None,
+    bn_samples: Several = SAMPLES,
+    seed: Seed = 0,
+    max_memory: Count | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Connection:
@@ -139,7 +139,6 @@ def connect(
         True
     """
     problem = problem_of(problem)
-    positive("points", points, least=3)
     ends = {"problem": problem, "a": a} if b is None else {"a": a, "b": b}
     networks = [network_of(problem, end, name) for name, end in ends.items()]
     a, b = (single(network.theta) for network in networks)
@@ -403,9 +402,9 @@ def average(
     coefficients: Sequence[float] | Array | None = None,
     *,
     exact: bool = True,
-    bn_samples: int = SAMPLES,
+    bn_samples: Several = SAMPLES,
     labels: Sequence[str] = (),
-    max_memory: int | None = None,
+    max_memory: Count | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> WeightAverage:

@@ -65,9 +65,7 @@ def _ends(problem: Any, arguments: Mapping[str, Any]) -> float:
 
 
 def _top(problem: Any, arguments: Mapping[str, Any]) -> float:
-    return _searched(
-        needs.size(problem, arguments["part"]), FIRST, needs.count(arguments["k"]) - 1, arguments
-    )
+    return _searched(needs.size(problem, arguments["part"]), FIRST, (arguments["k"] or 1) - 1, arguments)
 
 
 def _trace(problem: Any, arguments: Mapping[str, Any]) -> float:
@@ -130,9 +128,7 @@ def cost(problem: Any, function: str, **options: Any) -> Cost:
     call = signature.bind(problem, **options)
     call.apply_defaults()
     arguments, memory = call.arguments, forecast(called, problem, **options)
-    points = (
-        needs.count(arguments["points"]) if "points" in arguments else needs.points(arguments.get("grid", 1))
-    )
+    points = arguments["points"] if "points" in arguments else needs.points(arguments.get("grid", 1))
     if count is None:
         return Cost(function, 0, points * _seconds_of_a_point(problem), memory)
     products = points * count(problem, arguments)

@@ -20,13 +20,21 @@ from landscape.core.devices import single
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import Positive, Several, expect, positive
+from landscape.core.options import Count, GridSize, Several, Span, UpToOne, fit
 from landscape.core.progress import Progress, ProgressOption, taken
 from landscape.curvature.eigenvalues import eigenpairs, points_at_once
-from landscape.curvature.hessian import HessianOptions
-from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, SearchOptions, start_vector
+from landscape.curvature.hessian import Derivatives, HessianOptions
+from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, SearchOptions, ranks_of, start_vector
 from landscape.evaluation import needs
-from landscape.evaluation.evaluate import BLOCK_BYTES, Evaluator, confirm, evaluator, of_device
+from landscape.evaluation.evaluate import (
+    BLOCK_BYTES,
+    Autocast,
+    Evaluator,
+    Method,
+    confirm,
+    evaluator,
+    of_device,
+)
 from landscape.evaluation.grid import (
     Dispatch,
     Execution,
@@ -81,14 +89,14 @@ def _contour_need(problem: Any, grid: Any, max_memory: Any, **_: Any) -> Need:
 def contour(
     problem: Problem | Run,
     plane: Plane,
-    grid: int | tuple[int, int] = (50, 50),
-    span: float | None = None,
+    grid: GridSize = (50, 50),
+    span: Span | None = None,
     *,
     bn: Literal["center", "recalibrate", "train"] | None = None,
-    bn_samples: int = SAMPLES,
-    method: str = "auto",
-    autocast: str | None = None,
-    max_memory: int | None = None,
+    bn_samples: Several = SAMPLES,
+    method: Method = "auto",
+    autocast: Autocast | None = None,
+    max_memory: Count | None = None,
     interpolation_tol: str | float | None = None,
     into: ResultFile | None = None,
     execution: Execution | None = None,
@@ -215,13 +223,13 @@ def _resumed(
     previous: Any = execution.previous
     if into is None:
         if previous is not None:
-            expect("execution.previous", previous, kind)
+            fit("execution.previous", previous, kind)
             if reason := differs(previous):
                 raise MismatchError(reason)
         return previous, execution.save
     if not isinstance(into, ResultFile):
         words = f"into: a {type(into).__name__} is not allowed, it must be a ResultFile"
-        raise InputError(words, f"landscape.open({str(into)!r}, 'a')")
+        raise InputError(words, remedy=f"landscape.open({str(into)!r}, 'a')")
     if previous is not None or execution.save is not None:
         raise InputError("execution: previous and save are not allowed with into, which stands for both")
     earlier = into.earlier(kind, differs, same.get("source_sha256", ""), at.x, at.y)
@@ -315,7 +323,7 @@ POINTS = 51  # ours; Frankle et al. 2020 take 30 between two ends. Odd, so that 
 
 def _line_need(problem: Any, b: Any, points: Any, max_memory: Any, **_: Any) -> Need:
     """The need of a contour, and a second direction, which is zero."""
-    held = LINE_POINT * needs.count(b if isinstance(b, int) else points)
+    held = LINE_POINT * (b if isinstance(b, int) else points)
     return needs.evaluated(problem, 5 if chain(problem) else 3, held, max_memory)
 
 
@@ -323,18 +331,18 @@ def _line_need(problem: Any, b: Any, points: Any, max_memory: Any, **_: Any) -> 
 def line(
     problem: Problem | Run,
     a: Weights | None = None,
-    b: Weights | int | None = None,
+    b: Weights | Several | None = None,
     *,
     points: Several = POINTS,
-    span: Positive | None = None,
+    span: Span | None = None,
     direction: Tensor | None = None,
     weights: Sequence[Weights] | Tensor | None = None,
     labels: Sequence[str] = (),
     bn: Literal["center", "recalibrate", "train"] | None = None,
-    bn_samples: int = SAMPLES,
-    method: str = "auto",
+    bn_samples: Several = SAMPLES,
+    method: Method = "auto",
     interpolation_tol: str | float | None = None,
-    max_memory: int | None = None,
+    max_memory: Count | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Line:
@@ -381,7 +389,6 @@ def line(
     problem = problem_of(problem, sharded=True)
     if isinstance(b, int):
         points, b = b, None
-    positive("points", points, least=2)
     if weights is not None:
         if not (hasattr(weights, "__len__") and len(weights) == 2 and a is None and b is None):
             raise InputError("weights: for a line it must be two networks, [a, b], without a or b beside it")
@@ -403,6 +410,8 @@ def line(
         span = SPAN if span is None else span
         kind, t = "direction", np.linspace(-span, span, points)
         start, direction = problem.weights, vector_of(direction, problem.weights, "direction")
+        if not 0 < (norm := float(ranks_of(problem).norm(direction))) < math.inf:
+            raise InputError(f"direction: one of norm {norm:g} is not allowed, it must be finite and > 0")
     original = problem
     problem = problem.with_batchnorm(_policy(problem, bn, networks, len(networks)), bn_samples)
     at = Grid(problem, (t,), interpolation_tol, _columns(problem))
@@ -442,19 +451,19 @@ def _hessian_grid_need(problem: Any, grid: Any, derivatives: Any, **_: Any) -> N
 def hessian_grid(
     problem: Problem | Run,
     plane: Plane,
-    grid: int | tuple[int, int] = (4, 4),
-    span: float | None = None,
+    grid: GridSize = (4, 4),
+    span: Span | None = None,
     *,
-    residual_tol: float = RESIDUAL_TOL,
-    max_products: int = MAX_PRODUCTS,
+    residual_tol: UpToOne = RESIDUAL_TOL,
+    max_products: Count = MAX_PRODUCTS,
     search: Literal["auto", "exact"] = "auto",
-    derivatives: str = "auto",
+    derivatives: Derivatives = "auto",
     bn: Literal["center", "recalibrate", "train"] = "center",
-    bn_samples: int = SAMPLES,
+    bn_samples: Several = SAMPLES,
     interpolation_tol: str | float | None = None,
     into: ResultFile | None = None,
     execution: Execution | None = None,
-    max_memory: int | None = None,
+    max_memory: Count | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> HessianGrid:

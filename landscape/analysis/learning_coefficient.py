@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import Natural, Positive, Several, positive
+from landscape.core.options import Count, Positive, Seed, Several, Within, fit
 from landscape.core.progress import ProgressOption, taken
 from landscape.core.registry import optional
 from landscape.core.statistics import standard_error
@@ -153,7 +153,7 @@ TRIALS, SHRINK, SETTLED = 6, 1 / 16, 0.05
 
 def _learning_coefficient_need(problem: Any, chains: Any, **_: Any) -> Need:
     """Weights, gradients, distances, drifts, noise and products of the chains."""
-    return needs.need(problem, 7 * needs.count(chains) + 2, 2 * needs.count(chains))
+    return needs.need(problem, 7 * chains + 2, 2 * chains)
 
 
 @analysis(
@@ -164,7 +164,7 @@ def _learning_coefficient_need(problem: Any, chains: Any, **_: Any) -> Need:
 )
 def learning_coefficient(
     problem: Problem | Run,
-    batch: int = BATCH,
+    batch: Count = BATCH,
     *,
     localization: Positive = LOCALIZATION,
     step_size: Positive | None = None,
@@ -172,9 +172,9 @@ def learning_coefficient(
     chains: Several = CHAINS,
     relative_error: Positive = RELATIVE_ERROR,
     max_rhat: Positive = MAX_RHAT,
-    max_steps: int = MOST,
-    seed: Natural = 0,
-    max_memory: int | None = None,
+    max_steps: Annotated[int, Within(LEAST)] = MOST,
+    seed: Seed = 0,
+    max_memory: Count | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> LearningCoefficient:
@@ -231,8 +231,8 @@ def learning_coefficient(
     """
     problem = problem_of(problem)
     statistics = optional("arviz_stats.base", "learning_coefficient", "'sgd-landscape[bayes]'").array_stats
-    positive("batch", batch, least=1 + has_batchnorm(problem.model))
-    positive("max_steps", max_steps, least=LEAST)
+    if has_batchnorm(problem.model):
+        fit("batch", batch, Several)
     check_unpenalized(problem, "the coefficient is of the data's likelihood")
     problem = in_minibatches(problem, batch)
     nbeta = _default_nbeta(problem.samples) if nbeta is None else float(nbeta)

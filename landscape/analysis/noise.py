@@ -17,7 +17,7 @@ from landscape.core.devices import double
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import Count, Natural, Positive, Several
+from landscape.core.options import Count, Positive, Seed, Several
 from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.curvature.eigenvalues import fast_hessian, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator, exact_only
@@ -71,8 +71,8 @@ def noise(
     local_batch: Count | None = None,
     *,
     draws: Several = DRAWS,
-    seed: Natural = 0,
-    max_memory: int | None = None,
+    seed: Seed = 0,
+    max_memory: Count | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Noise:
@@ -188,16 +188,16 @@ def _noise_scale_need(problem: Any, weights: Any, gradient: Any, **_: Any) -> Ne
 @analysis(_noise_scale_need, shorter="a larger relative_error=", of_the_run=("batch",))
 def noise_scale(
     problem: Problem | Run,
-    batch: int | None = None,
+    batch: Count | None = None,
     *,
     weights: Tensor | None = None,
-    local_batch: int | None = None,
+    local_batch: Count | None = None,
     gradient: Literal["whole", "draws"] = "whole",
-    relative_error: float = Precision.relative_error,
-    min_draws: int = Precision.min_draws,
-    max_draws: int = Precision.max_draws,
-    seed: int = 0,
-    max_memory: int | None = None,
+    relative_error: Positive = Precision.relative_error,
+    min_draws: Several = Precision.min_draws,
+    max_draws: Several = Precision.max_draws,
+    seed: Seed = 0,
+    max_memory: Count | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> NoiseScale:
@@ -310,7 +310,7 @@ BLOCK = 8
 
 def _noise_alignment_need(problem: Any, k: Any, **_: Any) -> Need:
     """The vectors in float64; of a block of gradients rows, products and deviations, some in float64."""
-    vectors, search = needs.count(k), needs.several(problem, k)
+    vectors, search = k, needs.several(problem, k)
     block = BLOCK * (3 + 5 * needs.double(problem))
     return needs.curved(problem, max((1 + needs.double(problem)) * vectors + block, search))
 
@@ -324,15 +324,15 @@ def _noise_alignment_need(problem: Any, k: Any, **_: Any) -> Need:
 )
 def noise_alignment(
     problem: Problem | Run,
-    batch: int | None = None,
+    batch: Count | None = None,
     k: Count = K,
     *,
-    relative_error: float = Precision.relative_error,
-    min_draws: int = MIN_COSTLY,
-    max_draws: int = MAX_COSTLY,
+    relative_error: Positive = Precision.relative_error,
+    min_draws: Several = MIN_COSTLY,
+    max_draws: Several = MAX_COSTLY,
     search: Literal["auto", "exact"] = "auto",
-    seed: int = 0,
-    max_memory: int | None = None,
+    seed: Seed = 0,
+    max_memory: Count | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> NoiseAlignment:

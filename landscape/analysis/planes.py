@@ -14,7 +14,7 @@ from landscape.core.devices import double, single, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import Natural, choose
+from landscape.core.options import Count, Seed, UpToOne, checked, choose
 from landscape.core.progress import ProgressOption
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import extreme_eigenvalues
@@ -41,10 +41,10 @@ def _random_plane_need(problem: Any, **_: Any) -> Need:
 def random_plane(
     problem: Problem | Run,
     norm: Literal["none", "filter", "layer"] = "none",
-    seed: Natural = 0,
+    seed: Seed = 0,
     *,
     ignore: Literal["none", "bias+norm"] | None = None,
-    max_memory: int | None = None,
+    max_memory: Count | None = None,
 ) -> Plane:
     """Two directions with i.i.d. standard normal entries through the problem's center.
 
@@ -111,13 +111,14 @@ def _normalize(direction: Tensor, center: Tensor, norm: str) -> None:
     d.mul_((target_norms / norms.where(norms > 0, 1.0)).to(d)[:, None])
 
 
+@checked("problem")
 def between(
     problem: Problem | Run,
     weights: Sequence[Weights] | Tensor,
     labels: Sequence[str] = (),
     *,
     align: Literal["none", "weights", "activations"] = "none",
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Plane:
     """The plane through three weight vectors, or through two and along a random direction.
 
@@ -179,6 +180,7 @@ def between(
     return _plane(problem, center, "between", rows, networks, names, directions, seed, axes=axes)
 
 
+@checked("problem")
 def pca_plane(
     problem: Problem | Run, weights: Sequence[Weights] | Tensor, labels: Sequence[str] = ()
 ) -> Plane:
@@ -217,6 +219,7 @@ def pca_plane(
 
 
 @numerics(1)
+@checked("problem")
 def learners_plane(problem: Problem | Run, weights: Sequence[Weights] | Tensor) -> Plane:
     """The plane through the mean w_a that fits the learners w_j best, in the least-squares sense.
 
@@ -261,10 +264,10 @@ def learners_plane(problem: Problem | Run, weights: Sequence[Weights] | Tensor) 
 def eigen_plane(
     problem: Problem | Run,
     *,
-    residual_tol: float = RESIDUAL_TOL,
-    max_products: int = MAX_PRODUCTS,
-    seed: int = 0,
-    max_memory: int | None = None,
+    residual_tol: UpToOne = RESIDUAL_TOL,
+    max_products: Count = MAX_PRODUCTS,
+    seed: Seed = 0,
+    max_memory: Count | None = None,
     progress: ProgressOption = None,
 ) -> Plane:
     """The unit eigenvectors of λ_max (x) and λ_min (y) of the Hessian at the problem's center.

@@ -17,11 +17,11 @@ from landscape.core.devices import double, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import Count, Natural, NonNegative, Positive, Several
+from landscape.core.options import Count, Natural, NonNegative, Positive, Seed, Several, UpToOne
 from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.eigenvalues import Matrix, top_eigenvalues
-from landscape.curvature.hessian import HessianOptions, Part, gradient_curvature
+from landscape.curvature.hessian import Derivatives, HessianOptions, Part, gradient_curvature
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, RitzPairs, SearchOptions, search_operator
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
@@ -133,7 +133,7 @@ STEPS, STARTS = 20, 1
 
 def _sharpness_need(problem: Any, starts: Any, **_: Any) -> Need:
     """Scale, starts, two displacements with their gradients, and moved weights."""
-    return needs.need(problem, 8 + needs.count(starts) + 2 * needs.double(problem), 2)
+    return needs.need(problem, 8 + starts + 2 * needs.double(problem), 2)
 
 
 @analysis(
@@ -152,11 +152,11 @@ def sharpness(
     m: Count | None = None,
     steps: Count = STEPS,
     starts: Natural = STARTS,
-    relative_error: float = Precision.relative_error,
-    min_draws: int = MIN_COSTLY,
-    max_draws: int = MAX_COSTLY,
-    seed: int = 0,
-    max_memory: int | None = None,
+    relative_error: Positive = Precision.relative_error,
+    min_draws: Several = MIN_COSTLY,
+    max_draws: Several = MAX_COSTLY,
+    seed: Seed = 0,
+    max_memory: Count | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Sharpness:
@@ -281,19 +281,19 @@ def _parts(problem: Problem, m: int | None, seed: int) -> Iterator[Problem]:
 )
 def batch_sharpness(
     problem: Problem | Run,
-    batch: int | None = None,
+    batch: Count | None = None,
     *,
     weights: Tensor | None = None,
-    local_batch: int | None = None,
+    local_batch: Count | None = None,
     lr: float = math.nan,
     limit: float | None = None,
     quantities: Sequence[Literal["lambda-max"]] = ("lambda-max",),
-    derivatives: str = "auto",
-    relative_error: float = Precision.relative_error,
-    min_draws: int = Precision.min_draws,
-    max_draws: int = Precision.max_draws,
-    seed: int = 0,
-    max_memory: int | None = None,
+    derivatives: Derivatives = "auto",
+    relative_error: Positive = Precision.relative_error,
+    min_draws: Several = Precision.min_draws,
+    max_draws: Several = Precision.max_draws,
+    seed: Seed = 0,
+    max_memory: Count | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> BatchSharpness:
@@ -414,7 +414,7 @@ BATCHES = 64
 
 @analysis(
     lambda problem, k, part, derivatives, **_: needs.curved(
-        problem, needs.basis(problem, 2 * needs.count(k) + 1, part), part=part, derivatives=derivatives
+        problem, needs.basis(problem, 2 * k + 1, part), part=part, derivatives=derivatives
     ),
     shorter="a smaller draws= or batch=",
     of_the_run=("batch",),
@@ -431,11 +431,11 @@ def batch_spectrum(
     weight_decay: NonNegative = 0.0,
     matrix: Literal["hessian", "gauss-newton"] = "hessian",
     part: Part = None,
-    derivatives: str = "auto",
-    residual_tol: Positive = RESIDUAL_TOL,
-    max_products: int = MAX_PRODUCTS,
-    seed: int = 0,
-    max_memory: int | None = None,
+    derivatives: Derivatives = "auto",
+    residual_tol: UpToOne = RESIDUAL_TOL,
+    max_products: Count = MAX_PRODUCTS,
+    seed: Seed = 0,
+    max_memory: Count | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> BatchSpectrum:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Unpack
+from typing import Annotated, Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -17,13 +17,13 @@ from landscape.core.devices import double, inner, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import Count, Natural, Positive, Several
+from landscape.core.options import Count, Positive, Seed, Several, UpToOne, Within
 from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import trace as traces
 from landscape.curvature.double_backward import in_full_precision
 from landscape.curvature.eigenvalues import Matrix, ends_need, top_need
-from landscape.curvature.hessian import Part, Preconditioner
+from landscape.curvature.hessian import Derivatives, Part, Preconditioner
 from landscape.curvature.operators import ALONE, SymmetricMatrix, combine, small_eigh
 from landscape.curvature.search import (
     MAX_PRODUCTS,
@@ -35,7 +35,7 @@ from landscape.curvature.search import (
 )
 from landscape.evaluation import needs
 from landscape.gradients.minibatches import stream
-from landscape.problem.layout import Slot, cut, put
+from landscape.problem.layout import Slot, Vector, cut, put
 from landscape.problem.losses import existing
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
@@ -52,7 +52,7 @@ from landscape.results.spectrum import (
 
 def _spectrum_need(problem: Any, k: Any, quantities: Any, **options: Any) -> Need:
     """The largest of what was asked for, and the start that these share."""
-    several = max(needs.count(k), 1 + ("extremes" in quantities))
+    several = max(k or 1, 1 + ("extremes" in quantities))
     memory_needs = [top_need(problem, several, **options)] if k or "trace" not in quantities else []
     counts = dict[str, Callable[..., Need]](
         extremes=ends_need, trace=traces.trace_need, density=traces.density_need
@@ -64,22 +64,22 @@ def _spectrum_need(problem: Any, k: Any, quantities: Any, **options: Any) -> Nee
 @analysis(_spectrum_need, shorter="a smaller k= or draws= or a part of the data", version=1)
 def spectrum(
     problem: Problem | Run | SymmetricMatrix,
-    k: Natural = 0,
+    k: Count | None = None,
     *,
     quantities: Sequence[Literal["extremes", "trace", "density"]] = (),
     matrix: Literal["hessian", "gauss-newton"] = "hessian",
     part: Part = None,
-    derivatives: str = "auto",
+    derivatives: Derivatives = "auto",
     precondition: Preconditioner | Tensor | None = None,
     engine: Literal["landscape", "pyhessian"] = "landscape",
     search: Literal["auto", "exact"] = "auto",
-    residual_tol: Positive = RESIDUAL_TOL,
-    max_products: int = MAX_PRODUCTS,
-    products: int = traces.TRACE_PRODUCTS,
+    residual_tol: UpToOne = RESIDUAL_TOL,
+    max_products: Count = MAX_PRODUCTS,
+    products: Annotated[int, Within(6)] = traces.TRACE_PRODUCTS,
     draws: Count = traces.DRAWS,
     steps: Count = traces.STEPS,
-    seed: int = 0,
-    max_memory: int | None = None,
+    seed: Seed = 0,
+    max_memory: Count | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Spectrum:
@@ -87,10 +87,10 @@ def spectrum(
 
     Args:
         problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
-        k: how many of the largest eigenvalues.
+        k: how many of the largest eigenvalues; default: none.
         quantities: what is computed besides: "extremes", the smallest and the largest eigenvalue, from the
             same Lanczos run as the largest; "trace", by Hutch++ (Meyer et al. 2021); "density", by stochastic
-            Lanczos quadrature (Ghorbani et al. 2019); default: "extremes" if ``k`` is 0.
+            Lanczos quadrature (Ghorbani et al. 2019); default: "extremes" without ``k``.
         products: Hessian-vector products for the trace.
         draws: random vectors for the density.
         steps: Lanczos steps, and so products, for each of these vectors.
@@ -141,7 +141,7 @@ def spectrum(
     more_options = {"max_memory": max_memory, "engine": engine, "precondition": precondition}
     operand = Matrix.of(problem, seed, about, **settings, **more_options)
     low = int("extremes" in chosen)
-    high = max(k, low)
+    high = max(k or 0, low)
     needed = [high > 0, "trace" in chosen, "density" in chosen]
 
     def stage(part: int) -> Progress:
@@ -217,15 +217,15 @@ def table_need(problem: Any, derivatives: Any, **_: Any) -> Need:
 def curvature_table(
     problem: Problem | Run,
     by: str | Sequence[str] = "block",
-    residual_tol: Positive = TABLE_TOL,
+    residual_tol: UpToOne = TABLE_TOL,
     *,
-    weights: Tensor | None = None,
+    weights: Vector | None = None,
     matrix: Literal["hessian", "gauss-newton"] = "hessian",
-    derivatives: str = "auto",
+    derivatives: Derivatives = "auto",
     draws: Several = TABLE_DRAWS,
     max_products: Count = MAX_PRODUCTS,
-    seed: int = 0,
-    max_memory: int | None = None,
+    seed: Seed = 0,
+    max_memory: Count | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> CurvatureTable:
@@ -391,8 +391,8 @@ def loss_change(
     by: str | Sequence[str] = "layer",
     *,
     lr: Positive | None = None,
-    derivatives: str = "auto",
-    max_memory: int | None = None,
+    derivatives: Derivatives = "auto",
+    max_memory: Count | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> LossChange:

@@ -24,11 +24,11 @@ from landscape.core.devices import double, float64_device, inner, vector_norm
 from landscape.core.errors import OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, spare
-from landscape.core.options import Count, Positive, Several, expect
+from landscape.core.options import Count, Seed, Several, UpToOne, fit
 from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.eigenvalues import fast_hessian, points_at_once, top_eigenvalues
-from landscape.curvature.hessian import HessianOperator, HessianOptions, exact_only
+from landscape.curvature.hessian import Derivatives, HessianOperator, HessianOptions, exact_only
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, find_eigenpairs, start_vector, warm_start
 from landscape.data.base import IID, NAMES
 from landscape.evaluation import needs
@@ -67,12 +67,12 @@ def disagreement(
     weights: Tensor | None = None,
     k: Count = K,
     *,
-    residual_tol: Positive = RESIDUAL_TOL,
-    max_products: int = MAX_PRODUCTS,
-    derivatives: str = "auto",
+    residual_tol: UpToOne = RESIDUAL_TOL,
+    max_products: Count = MAX_PRODUCTS,
+    derivatives: Derivatives = "auto",
     search: Literal["auto", "exact"] = "auto",
-    seed: int = 0,
-    max_memory: int | None = None,
+    seed: Seed = 0,
+    max_memory: Count | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Disagreement:
@@ -278,8 +278,8 @@ SMOOTHING_K = 5
 
 def _smoothing_need(problem: Any, weights: Any, k: Any, draws: Any, trajectory: Any, **_: Any) -> Need:
     """The deviations, a search and its vectors; the gradients on a trajectory for each pair."""
-    route = 0 if trajectory is None else 3 * needs.count(draws) * needs.double(problem)
-    search = needs.count(k) + needs.several(problem, k)
+    route = 0 if trajectory is None else 3 * draws * needs.double(problem)
+    search = k + needs.several(problem, k)
     return needs.curved(problem, needs.rows(weights) + search + 6 + route)
 
 
@@ -293,9 +293,9 @@ def smoothing(
     trajectory: Tensor | None = None,
     lr: float = math.nan,
     alpha_e: float = math.nan,
-    residual_tol: Positive = RESIDUAL_TOL,
-    seed: int = 0,
-    max_memory: int | None = None,
+    residual_tol: UpToOne = RESIDUAL_TOL,
+    seed: Seed = 0,
+    max_memory: Count | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Smoothing:
@@ -524,7 +524,7 @@ def label_counts(run: Checkpoint, **about: Unpack[Provenance]) -> LabelCounts:
         >>> counts.counts.shape, int((counts.counts[0] > 0).sum())
         ((5, 10), 4)
     """
-    expect("run", run, Checkpoint)
+    fit("run", run, Checkpoint)
     if not {*NAMES} <= {*run.shared}:
         raise OperationError(
             f"{run.path or 'run'}: its learners have no parts of their own, all draw from the whole training "

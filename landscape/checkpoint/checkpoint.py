@@ -24,8 +24,9 @@ from landscape import models
 from landscape.checkpoint import history, user_code
 from landscape.checkpoint.user_code import UserData, as_data, is_user_defined, text_of
 from landscape.core import hdf5
+from landscape.core.devices import Device, Dtype
 from landscape.core.errors import InputError, LandscapeError, OperationError
-from landscape.core.options import SPLIT, parse_toml
+from landscape.core.options import SPLIT, checked, parse_toml
 from landscape.data.base import Dataset
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import Layout, Slot, average
@@ -203,6 +204,7 @@ class Checkpoint(Shown):
             origin |= {"source": self.path.name, "source_sha256": digest}
         return origin
 
+    @checked("model", "loss")
     def problem(
         self,
         split: str | None = None,
@@ -212,8 +214,8 @@ class Checkpoint(Shown):
         data: Any = None,
         loss: Loss | str | None = "data",
         data_dir: str | Path | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device | None = None,
+        dtype: Dtype | None = None,
         randomness: str | int | None = None,
         metrics: Metrics | None = None,
     ) -> Problem:

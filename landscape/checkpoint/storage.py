@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import h5py
 import numpy as np
@@ -26,7 +26,7 @@ from landscape.core import hdf5
 from landscape.core.errors import DataWarning, InputError, OperationError, warn_caller
 from landscape.core.files import Lock, printable
 from landscape.core.hdf5 import Array, DamagedError, DamageWarning
-from landscape.core.options import choose, expect
+from landscape.core.options import OneOf, checked
 from landscape.evaluation.grid import coincide
 from landscape.results import base
 from landscape.results.base import Result
@@ -105,6 +105,7 @@ def of_a_run(path: Path) -> bool:
         return False
 
 
+@checked()
 def load(path: str | Path) -> Checkpoint | base.Result | list[base.Result]:
     """Read any file of this project.
 
@@ -123,7 +124,6 @@ def load(path: str | Path) -> Checkpoint | base.Result | list[base.Result]:
         Traceback (most recent call last):
         landscape.core.errors.OperationError: missing.h5: no such file; ...
     """
-    expect("path", path, str, Path)
     path = checkpoint_in(Path(path))
     if hdf5.schema_of(path) == SCHEMA:
         return Checkpoint.load(path)
@@ -141,9 +141,9 @@ def check_folder(folder: Path, *, resume: bool, force: bool | None = None) -> li
         raise InputError("resume, force: only one of the two is allowed")
     present = named_like_a_run(folder)
     if present and not (resume or force):
-        ways = "resume=True" if force is None else "resume=True, force=True"
+        ways = {"resume": True} if force is None else {"resume": True, "force": True}
         raise OperationError(
-            f"{folder}: holds a run already ({present[0].name}); give {ways} or another folder"
+            f"{folder}: holds a run already ({present[0].name})", give=ways, otherwise="another folder"
         )
     for path in present if force else []:
         if not of_a_run(path):
@@ -194,6 +194,9 @@ class _Entry:
     ended: bool = False
 
 
+Mode = Annotated[str, OneOf(("r", "a", "w"))]
+
+
 class ResultFile:
     """The results in an HDF5 file, as a sequence that computations add to; :func:`landscape.open` makes it.
 
@@ -223,7 +226,7 @@ class ResultFile:
     def __init__(
         self,
         path: str | Path,
-        mode: str = "r",
+        mode: Mode = "r",
         *,
         replace: bool = False,
         writes: bool = True,
@@ -233,7 +236,7 @@ class ResultFile:
         self.resumed: Result | None = None
         #: Whether the file was written since it was opened.
         self.written = False
-        self._writable, self._writes = choose("mode", mode, ("r", "a", "w")) != "r", writes and mode != "r"
+        self._writable, self._writes = mode != "r", writes and mode != "r"
         self._replace = replace or mode == "w"
         self._lock = Lock(self.path)
         self._going_on: _Entry | None = None  # the one that the computation writes until it ends
@@ -534,9 +537,10 @@ def _different_sources(source: str, other: str) -> bool:
     return bool(own and theirs) and own.isdisjoint(theirs)
 
 
+@checked()
 def open(
     path: str | Path,
-    mode: str = "r",
+    mode: Mode = "r",
     *,
     replace: bool = False,
     group: dist.ProcessGroup | None = None,
@@ -567,6 +571,5 @@ def open(
         ...     [type(result).__name__ for result in file]
         ['Surface']
     """
-    expect("path", path, str, Path)
     writes = group is None or dist.get_rank(group) == 0
     return ResultFile(path, mode, replace=replace, writes=writes)

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
 import numpy as np
 import safetensors.torch
@@ -34,7 +34,7 @@ from landscape.core import hdf5
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.files import open_regular, read_regular
 from landscape.core.hdf5 import Array
-from landscape.core.options import ends_in, expect, near
+from landscape.core.options import checked, ends_in, near
 from landscape.problem.batchnorm import BatchNormPolicy, buffer_names
 from landscape.problem.layout import Layout, unwrapped, vector_of
 from landscape.problem.problem import Problem
@@ -335,6 +335,7 @@ def fitted(
         yield keys[0], named[first].detach()
 
 
+@checked()
 def import_state(
     paths: str | Path | Sequence[str | Path],
     model: nn.Module,
@@ -373,7 +374,6 @@ def import_state(
         >>> run.learners, tuple(run.weights.shape)
         (1, (1, 8))
     """
-    expect("paths", paths, str, Path, list, tuple)
     given = [Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
     if not given:
         raise InputError("paths: an empty list is not allowed, it must name a file of weights")
@@ -413,8 +413,10 @@ def import_state(
     )
 
 
-Weights = Tensor | Array | Problem | nn.Module | Mapping[str, Any] | Checkpoint | str | Path
 ALLOWED = "a vector (P,), a Problem, a model, a state dict, a run, or the name of a file of one"
+Weights = Annotated[
+    Tensor | Array | Problem | nn.Module | Mapping[str, Any] | Checkpoint | str | Path, ALLOWED
+]
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import re
-import shlex
 import signal
 import socket
 import sys
@@ -72,6 +71,8 @@ class Commands(click.Group):
         # At once, as the imports of a command take seconds. A word after an option may be a file to write.
         for before, word in [] if ctx.resilient_parsing or ctx.meta.get(_HELP) else itertools.pairwise(args):
             if before[:1] != "-" and _FILE.fullmatch(word) and not os.path.lexists(word):
+                if args[0] in commands.WORDS:  # whose wrong values come first
+                    commands.described(args[0]).make_context(args[0], args[1:], ctx)
                 raise OperationError(f"{word}: no such file; a file of weights, a run or a result is needed")
         return super().resolve_command(ctx, args)
 
@@ -173,7 +174,7 @@ def _run() -> int:
             raise
         if shown.verbose:
             traceback.print_exception(error)
-        code = _fail(with_options(str(known), shown.command), known.exit_code)
+        code = _fail(known.line(flags_of(shown.command)), known.exit_code)
     else:
         if lost := progress.flush():
             code = 1 if isinstance(lost, BrokenPipeError) else _fail(str(explain(lost)), 1)
@@ -187,38 +188,18 @@ def _show_warning(
     shown = output.current()
     place = f"{filename}:{lineno}: {category.__name__}: " if shown.verbose else ""
     if not shown.silent or (issubclass(category, DataWarning) and not shown.muted):
-        _say(place + with_options(" ".join(str(message).split()), shown.command))
+        _say(place + " ".join(str(message).split()))
 
 
-# An argument in the middle of a line: "give resume=True", "or device='cpu'".
-_ARGUMENT = re.compile(r"(?<!\S)(\w+)=(?:True|…|'([^']*)')")
-
-
-def with_options(line: str, name: str) -> str:
-    """An error's line with the options of the command ``name`` in place of the parameters that it names.
-
-    These stand at its beginning, "nproc: 0 is not allowed", or as an argument to be given, "give force=True",
-    which the code of a remedy is not.
-    """
-    if name not in registry.commands:
-        return line
+def flags_of(name: str) -> dict[str, str]:
+    """Parameter -> option of the command ``name``; an argument in capitals. Options are parameters, too."""
     flags: dict[str, str] = {}
-    for parameter in as_command(registry.commands[name]).params:
+    for parameter in as_command(registry.commands[name]).params if name in registry.commands else ():
         flag = max(parameter.opts, key=len)
         if isinstance(parameter, click.Argument):
             flag = str(parameter.metavar or parameter.name).strip("[]….").upper()
         flags |= {str(parameter.name): flag, flag.lstrip("-").replace("-", "_").lower(): flag}
-    subject, colon, rest = line.partition(": ")
-    if colon and all(word in flags for word in subject.split(", ")):
-        line = ", ".join(flags[word] for word in subject.split(", ")) + colon + rest
-
-    def option(found: re.Match[str]) -> str:
-        parameter, value = found.groups()
-        given = shlex.quote(value) if value else ""
-        return f"{flags[parameter]} {given}".rstrip() if parameter in flags else found[0]
-
-    words, use, remedy = line.partition("; use ")
-    return _ARGUMENT.sub(option, words) + use + remedy
+    return flags
 
 
 def _fail(message: str, code: int) -> int:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
-from landscape.cli.options import names, paths
+from landscape.cli.options import Choice, Number, names, paths
 from landscape.core import registry
+from landscape.core.options import Within
 
 #: Command -> its place, its group where it is made from an analysis, and its words.
 WORDS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
@@ -41,8 +42,14 @@ def described(name: str) -> click.Command:
         declarations, complete = known.pop("declarations"), known.pop("complete", "")
         if isinstance(complete, list):
             known["shell_complete"] = names(lambda every=complete: every)  # type: ignore[misc]
+            if known.get("metavar", "").startswith("["):
+                known["type"] = Choice(complete)
         elif complete:
             known["shell_complete"] = paths(complete)
+        if "number" in known:
+            name, *bounds = known.pop("number")
+            kind: Any = {"integer": int, "float": float}[name]
+            known["type"] = Number(Annotated[kind, Within(*bounds)])
         params.append((click.Option if declarations[0][0] == "-" else click.Argument)(declarations, **known))
     return click.Command(name, params=params, help=words["help"], epilog=words["epilog"])
 

@@ -21,7 +21,7 @@ from landscape.checkpoint import storage, user_code
 from landscape.checkpoint.checkpoint import SCHEMA, Checkpoint
 from landscape.checkpoint.weights import files_of, import_state, names_state, place
 from landscape.cli import options, output
-from landscape.cli.options import Choice, group
+from landscape.cli.options import group
 from landscape.cli.output import files as files
 from landscape.cli.output import message as message
 from landscape.cli.output import results as results
@@ -31,11 +31,9 @@ from landscape.core.analysis import ANALYSES
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import make_folder as make_folder
-from landscape.core.options import SPLIT, ends_in
+from landscape.core.options import SPLIT, Seed, ends_in, type_hints
 from landscape.core.progress import Bar, Progress, portion
-from landscape.curvature.hessian import DERIVATIVES
 from landscape.data.base import Dataset
-from landscape.evaluation.evaluate import AUTOCASTS, METHODS
 from landscape.problem.problem import Loss, Problem
 from landscape.results import base
 from landscape.results.shown import text_of
@@ -203,14 +201,12 @@ TABLE: Mapping[str, options.Settings] = {
         "point) or train (those of the batch itself).",
     },
     "bn_samples": {"help": "Number of samples for recalibrate, and in a batch for train."},
-    "method": {"type": Choice(METHODS), "help": "How points are evaluated."},
+    "method": {"help": "How points are evaluated."},
     "autocast": {
-        "type": Choice(AUTOCASTS),
         "help": "Faster arithmetic: bfloat16 (networks that torch.fx can trace) or tf32 (CUDA). [default: "
         "that of --dtype]",
     },
     "derivatives": {
-        "type": Choice(DERIVATIVES),
         "help": "exact: double backward; differences: differences of gradients, with measured errors; auto: "
         "exact where the model has second derivatives.",
     },
@@ -341,7 +337,7 @@ class Analysis:
     checkpoints: tuple[str, ...]
     settings: Mapping[str, Any]
     split: str = SPLIT
-    seed: int = 0
+    seed: Seed = 0
     dtype: str = "float32"
     target: Target
     device: str
@@ -476,7 +472,7 @@ def analysis_options(
         own: what click is told of a parameter, which becomes an option; None for one that does not. It comes
             before what the function's declaration says.
     """
-    parameters = inspect.signature(function).parameters
+    parameters, hints = inspect.signature(function).parameters, type_hints(function, bounds=True)
     own = {**ANALYSES[function].options, **own}
     problem, split = "run" not in parameters, split and own.pop("split", {}) is not None
     names = dict.fromkeys(
@@ -484,7 +480,7 @@ def analysis_options(
         for parameter in parameters.values()
         if parameter.name not in _GIVEN
         and parameter.default is not parameter.empty
-        and options.is_plain(parameter)
+        and options.is_plain(hints[parameter.name])
     )
     known_of = {
         name: {**TABLE.get(name, {}), **known}

@@ -16,6 +16,7 @@ from landscape.cli.options import Choice, ListType, command, group
 from landscape.cli.processes import Processes
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.hdf5 import sha256
+from landscape.core.options import NonNegative
 from landscape.evaluation.grid import Execution, reused_points
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
@@ -321,7 +322,7 @@ def connect(analysis: Analysis) -> None:
 def basins(
     files: tuple[str, ...],
     rises: Sequence[float] | None,
-    least: float | None,
+    least: NonNegative | None,
     around: str | None,
     target: common.Target,
 ) -> None:

@@ -26,10 +26,10 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common
 from landscape.cli.common import Analysis, analysis_options, say_cost
 from landscape.cli.grids import same_network, titles
-from landscape.cli.options import Choice, ListType, command, numbers
+from landscape.cli.options import ListType, command, numbers
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
-from landscape.core.options import positive
+from landscape.core.options import BelowOne, Count, Natural, NonNegative, Positive
 from landscape.core.progress import Progress
 from landscape.gradients.minibatches import known_batch
 from landscape.problem.layout import GROUPINGS
@@ -47,8 +47,8 @@ from landscape.training.experiments import stability as compute_stability
     parts={"flag": "--part", "metavar": "NAME"},
     analysis=analysis_options(
         compute_spectrum,
-        k={"show_default": False},
         quantities={"metavar": "NAME,…"},
+        part=None,
     ),
 )
 def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysis: Analysis) -> None:
@@ -202,7 +202,7 @@ def gradient_points(run: Checkpoint) -> Tensor:
 
 
 @command(analysis=analysis_options(compute_smoothing, lr=None, alpha_e=None, k={}))
-def smoothing(*, steps: int = continued.PATH_STEPS, analysis: Analysis) -> None:
+def smoothing(*, steps: Natural = continued.PATH_STEPS, analysis: Analysis) -> None:
     """Smooth the loss over the spread of the learners.
 
     It is smoothed around w_a of each CKPT; its sharpness is measured, too.
@@ -219,7 +219,6 @@ def smoothing(*, steps: int = continued.PATH_STEPS, analysis: Analysis) -> None:
     Example:
         landscape smoothing runs/ss/last.h5 runs/dp/last.h5 --plot smoothing.png
     """
-    positive("--steps", steps, least=0)
     source = analysis.source
 
     def compute(run: Checkpoint, **settings: Any) -> Smoothing:
@@ -236,20 +235,19 @@ def smoothing(*, steps: int = continued.PATH_STEPS, analysis: Analysis) -> None:
 
 
 @command(
-    from_form={"type": Choice(limits.FORMS)},
     analysis=analysis_options(
         compute_stability, metavar="[CKPT…]", required=False, lr=None, own_limit=None, own_delay=None
     ),
 )
 def stability(
     *,
-    lr: float | None,
-    from_delay: int = 0,
-    from_momentum: float = 0.0,
-    from_form: str = "ordinary",
-    batch: int = 1,
-    from_batch: int = 1,
-    noise: float = 0.0,
+    lr: Positive | None,
+    from_delay: Natural = 0,
+    from_momentum: BelowOne = 0.0,
+    from_form: limits.Form = "ordinary",
+    batch: Count = 1,
+    from_batch: Count = 1,
+    noise: NonNegative = 0.0,
     precondition: bool,
     analysis: Analysis,
 ) -> None:

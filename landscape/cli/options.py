@@ -4,20 +4,21 @@ Their values are those that a shell can complete. No torch is imported, but for 
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import functools
 import inspect
 import math
 import re
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import click
 from click.shell_completion import CompletionItem
 
 from landscape.core.errors import InputError
-from landscape.core.options import SPLITS, choose
+from landscape.core.options import SPLITS, OneOf, choose, fit, type_hints
 
 Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -28,6 +29,22 @@ class Choice(click.Choice):  # type: ignore[type-arg]  # generic from click 8.2 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         name = "value" if param is None else param.opts[-1]
         return choose(name if name.startswith("-") else name.upper(), str(value), self.choices)
+
+
+class Number(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
+    """A number that a parameter's annotation allows."""
+
+    def __init__(self, annotation: Any) -> None:
+        self.annotation, self.kind = annotation, base_of(annotation)
+        self.name = "integer" if self.kind is int else "float"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number that a text stands for; a default is one already."""
+        if not isinstance(value, str):
+            return value
+        with contextlib.suppress(ValueError):
+            value = self.kind(value)
+        return fit(param.opts[-1] if param else "", value, self.annotation)
 
 
 def paths(kind: str) -> Completion:
@@ -46,13 +63,6 @@ def names(known: Callable[[], Iterable[str]]) -> Completion:
 
 
 Settings = Mapping[str, Any]
-_TYPES = {"int": int, "float": float, "str": str, "bool": bool}
-_TYPES |= dict.fromkeys(("Natural", "Count", "Several"), int) | dict.fromkeys(
-    ("Positive", "NonNegative"), float
-)
-_WORDS = re.compile(r"^Literal\[(.*?)\]")
-_SEVERAL = re.compile(r"^Sequence\[(\w+)\]$")
-
 
 # What follows imports torch: only for a command with such an option.
 
@@ -180,15 +190,24 @@ class ListType(click.ParamType):  # type: ignore[type-arg]  # no generic class i
         return tuple(numbers(where, value, self.example, kind=self.kind, least=0))
 
 
-def _annotation(parameter: inspect.Parameter) -> str:
-    """The parameter's annotation, text for a choice of words."""
-    return re.sub(r"Literal\[.*?\]", "str", str(parameter.annotation))
+def base_of(annotation: Any) -> Any:
+    """The type that an annotation bounds or names the values of: of one with None, or others, the first."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return base_of(get_args(annotation)[0])
+    if get_origin(annotation) is Literal:
+        return type(get_args(annotation)[0])
+    return base_of(get_args(annotation)[0]) if get_origin(annotation) is Annotated else annotation
 
 
-def is_plain(parameter: inspect.Parameter) -> bool:
-    """Return whether the parameter is a number, a text, a flag, or several of these."""
-    annotation = _annotation(parameter).partition(" | ")[0]
-    return (_SEVERAL.sub(r"\1", annotation)) in _TYPES
+def item_of(annotation: Any) -> Any:
+    """The annotation of the items of a sequence; None for another type."""
+    base = base_of(annotation)
+    return get_args(base)[0] if get_origin(base) in (Sequence, tuple) else None
+
+
+def is_plain(annotation: Any) -> bool:
+    """Return whether a parameter is a number, a text, a flag, or several of these."""
+    return base_of(item_of(annotation) or annotation) in (int, float, str, bool)
 
 
 def options_of(function: Callable[..., Any], *names: str, **own: Settings) -> list[click.Parameter]:
@@ -198,24 +217,21 @@ def options_of(function: Callable[..., Any], *names: str, **own: Settings) -> li
     ``own`` tells click comes before.
     """
     parameters, said = inspect.signature(function).parameters, described(function)
-    every = dict.fromkeys((*names, *own))
-    return [_option(parameters[name], said.get(name), own.get(name, {})) for name in every]
+    every, hints = dict.fromkeys((*names, *own)), type_hints(function, bounds=True)
+    return [_option(parameters[name], hints[name], said.get(name), own.get(name, {})) for name in every]
 
 
-def _option(parameter: inspect.Parameter, said: str | None, own: Settings) -> click.Parameter:
+def _option(parameter: inspect.Parameter, hint: Any, said: str | None, own: Settings) -> click.Parameter:
     """The option of a parameter, of which its Args have ``said`` something."""
-    annotation = _annotation(parameter)
-    several = re.fullmatch(r"tuple\[(\w+), \.\.\.\]", annotation)
+    several = get_origin(base_of(hint)) is tuple
     known = {**SHARED.get(parameter.name, {}), **own}
     found: dict[str, Any] = {"help": said} if said else {}
     default = parameter.default
-    if "type" not in known and (listed := _SEVERAL.match(annotation)):
+    if "type" not in known and item_of(hint) and not several:
         example = ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in default)
-        default, found["type"] = example, ListType(_TYPES[listed[1]], example)
-    elif "type" not in known and (words := _WORDS.match(str(parameter.annotation))):
-        found["type"] = Choice(ast.literal_eval(f"({words[1]},)"))
+        default, found["type"] = example, ListType(base_of(item_of(hint)), example)
     elif "type" not in known:
-        found["type"] = _TYPES[several[1] if several else annotation.partition(" | ")[0]]
+        found["type"] = _type_of(item_of(hint) or hint)
     if found.get("type") is bool:
         flag = parameter.name.replace("_", "-")
         found |= {"flag": f"--{flag}/--not-{flag}"} if default is True else {"is_flag": True}
@@ -224,8 +240,19 @@ def _option(parameter: inspect.Parameter, said: str | None, own: Settings) -> cl
     if default not in (None, inspect.Parameter.empty, ()):
         found["default"] = default
     elif default is not None and not several and not {"default", "is_flag"} & {*known, *found}:
-        found["required"] = "None" not in annotation
+        found["required"] = types.NoneType not in get_args(hint)
     return option(parameter.name, **found | dict(own))
+
+
+def _type_of(annotation: Any) -> Any:
+    """The type of click for an annotation: its words, a number within its bounds, a text or a flag."""
+    kind = next((part for part in get_args(annotation) if part is not types.NoneType), None)
+    inner = kind if get_origin(annotation) in (Union, types.UnionType) else annotation
+    if get_origin(inner) is Literal:
+        return Choice(get_args(inner))
+    names = [rule.names for rule in getattr(inner, "__metadata__", ()) if isinstance(rule, OneOf)]
+    base = base_of(inner)
+    return Choice(names[0]) if names else Number(inner) if base in (int, float) else base
 
 
 def plain(text: str) -> str:
@@ -265,7 +292,7 @@ def group(make: Callable[..., Any], **own: Settings | Group | None) -> Group:
     ``own`` has what click is told of a parameter, or the group of options that it stands for; None for a
     parameter that is no option.
     """
-    said, groups = described(make, whole=True), dict[str, Group]()
+    said, groups, hints = described(make, whole=True), dict[str, Group](), type_hints(make, bounds=True)
     options: list[click.Parameter] = []
     for name, parameter in inspect.signature(make).parameters.items():
         known = own.get(name, {})
@@ -273,7 +300,7 @@ def group(make: Callable[..., Any], **own: Settings | Group | None) -> Group:
             groups[name] = known
             options += known.options
         elif known is not None:
-            options.append(_option(parameter, said.get(name), known))
+            options.append(_option(parameter, hints[name], said.get(name), known))
 
     def from_values(**values: Any) -> Any:
         for name, each in groups.items():

@@ -22,7 +22,7 @@ from landscape.cli.common import SOURCE, Source, about
 from landscape.cli.options import Choice, Group, command, group, option
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.hdf5_check import first_words
-from landscape.core.options import ends_in, positive
+from landscape.core.options import Count, Several, ends_in
 from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.plots import check_title
@@ -57,15 +57,10 @@ class Film:
     """
 
     animate: str | None = None
-    film_grid: int = GRID
-    frames: int = FRAMES
-    fps: int = FPS
+    film_grid: Several = GRID
+    frames: Count = FRAMES
+    fps: Count = FPS
     source: Source
-
-    def __post_init__(self) -> None:
-        positive("--film-grid", self.film_grid, least=2)
-        positive("--frames", self.frames, least=1)
-        positive("--fps", self.fps, least=1)
 
 
 @command(
@@ -86,12 +81,12 @@ def plot(
     style: str = "contour",
     quantity: str | None,
     log: bool | None,
-    levels: int | None,
+    levels: Several | None,
     vmax: float | None,
     cmap: str | None,
     labels: bool,
     title: str = "",
-    dpi: float | None,
+    dpi: plots.Dpi | None,
     film: Film,
 ) -> None:
     """Draw training, contours, spectra and other results.
@@ -128,7 +123,6 @@ def plot(
     }
     given: dict[str, Any] = {name: value for name, value in look.items() if value is not None}
     given |= {"title": title} if title else {}
-    plots.check_dpi("--dpi", dpi)
     if film.animate is not None:
         if given or style != "contour":
             word = next(iter(given), "style")

@@ -14,11 +14,11 @@ import click
 import torch
 import torch.distributed as dist
 
-from landscape.cli import Stopped, output, with_options
+from landscape.cli import Stopped, flags_of, output
 from landscape.cli.options import group
 from landscape.core.errors import InputError, explain
 from landscape.core.files import printable
-from landscape.core.options import positive
+from landscape.core.options import Count, Positive
 from landscape.evaluation.grid import RESUMABLE, LostError
 from landscape.training.processes import children
 from landscape.training.processes.children import TIMEOUT, Pool
@@ -47,8 +47,8 @@ class Processes:
         nproc: Processes (and GPUs) that share the points; under torchrun, which starts them, leave it out.
     """
 
-    nproc: int = 1
-    timeout: float = TIMEOUT
+    nproc: Count = 1
+    timeout: Positive = TIMEOUT
 
     def join(self) -> Team:
         """The team of this process; with ``--nproc`` other processes run the command, and it ends here.
@@ -56,8 +56,6 @@ class Processes:
         The processor's threads are divided among the processes. One that fails ends all, with an error that
         names its rank.
         """
-        positive("--nproc", self.nproc, least=1)
-        positive("--timeout", self.timeout)
         if started_by_launcher() and number("WORLD_SIZE", 1) > 1:
             size, rank = number("WORLD_SIZE", 1), number("RANK", 0)
             output.current().muted = rank > 0
@@ -89,15 +87,11 @@ class Jobs:
         at_once: Number of runs at a time, each in its own process.
     """
 
-    at_once: int = 1
-    timeout: float = TIMEOUT
+    at_once: Count = 1
+    timeout: Positive = TIMEOUT
     share: str | None
     device: str
     data_dir: str | None
-
-    def __post_init__(self) -> None:
-        positive("--jobs", self.at_once, least=1)
-        positive("--timeout", self.timeout)
 
     def pool(self) -> Pool:
         """The pool of processes that does the runs."""
@@ -157,8 +151,8 @@ def joined(device: torch.device, timeout: float, wait: datetime.timedelta | None
         known = LostProcessError(str(error)) if isinstance(error, Stopped) else explain(error)
         rank = group.rank if group else 0
         name = "" if launched or not rank or isinstance(error, LostProcessError) else f"rank {rank}: "
-        words = str(known) if known else f"{type(error).__name__}: {error}"
-        line = name + with_options(words, output.current().command)
+        flags = flags_of(output.current().command)
+        line = name + (known.line(flags) if known else f"{type(error).__name__}: {error}")
         code = error.exit_code if isinstance(error, Stopped) else known.exit_code if known else 1
         if group:
             first = group.tell(line, children.LOST if isinstance(error, LostProcessError) else code)

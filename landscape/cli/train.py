@@ -23,8 +23,9 @@ from landscape.cli.common import SOURCE, Source, imported
 from landscape.cli.options import FOLDER, SHARED, Choice, command, names, parse_seeds
 from landscape.cli.output import current
 from landscape.core.errors import InputError, OperationError
-from landscape.core.options import SPLITS, ends_in, positive
+from landscape.core.options import SPLITS, Count, Natural, Positive, ends_in
 from landscape.results.grids import Sweep
+from landscape.training.experiments.sweep import Rounds
 from landscape.training.experiments.sweep import sweep as compute_sweep
 from landscape.training.processes import children
 from landscape.training.processes.children import TIMEOUT
@@ -56,10 +57,10 @@ def train(
     output: str | None,
     resume: bool,
     force: bool,
-    nproc: int = 1,
-    max_restarts: int = 0,
+    nproc: Count = 1,
+    max_restarts: Natural = 0,
     scalars: str | None,
-    timeout: float = TIMEOUT,
+    timeout: Positive = TIMEOUT,
     allow_code: bool,
     device: str,
     data_dir: str | None,
@@ -89,9 +90,6 @@ def train(
     Example:
         landscape train mnist-fig2a-dpsgd --set seed=1 --data-dir ~/data -o runs/dp-1
     """
-    for name, value, least in (("nproc", nproc, 1), ("max_restarts", max_restarts, 0)):
-        positive(name, value, least=least)
-    positive("timeout", timeout)
     if scalars and recipe is None:
         raise InputError("scalars: not allowed without the recipe; give its name or file, too")
     settings += (f"scalars={scalars}",) if scalars else ()
@@ -204,7 +202,7 @@ def sweep(
     settings: tuple[str, ...],
     seeds: str = "0",
     search: str | None,
-    rounds: int = 8,
+    rounds: Rounds = 8,
     output: str,
     jobs: processes.Jobs,
     allow_code: bool,

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from landscape.core import memory
 from landscape.core.errors import InputError
 from landscape.core.memory import Need, admitted
-from landscape.core.options import check_arguments, check_origin, is_run
+from landscape.core.options import check_arguments, check_origin, checked, is_run
 from landscape.core.progress import shows_progress
 from landscape.core.registry import numerics
 
@@ -59,7 +59,7 @@ def analysis(
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """A decorator for a public function whose first argument is what it analyzes: a problem, or a run.
 
-    Arguments are checked against the bounds and words in the annotations, such as ``Count`` and ``Literal``.
+    Arguments are checked against their annotations, such as ``Count`` and ``Literal``, before any work.
     For a run the function gets the run's problem, and its ``about`` the run's origin. A function with the
     keyword ``progress`` shows its progress. One with a ``need`` is refused before it starts where its memory
     is not there; ``max_memory`` is its limit. Of functions that call one another, the outermost states the
@@ -93,7 +93,7 @@ def analysis(
         subject = next(iter(signature.parameters))
         shown = shows_progress(shorter)(function) if "progress" in signature.parameters else function
 
-        def bound(args: Any, kwargs: Any) -> BoundArguments:
+        def bound(args: Any, kwargs: Any, checks: Callable[..., None] = check_arguments) -> BoundArguments:
             try:
                 call = signature.bind(*args, **kwargs)
             except TypeError:
@@ -101,6 +101,11 @@ def analysis(
                 raise
             given = call.arguments
             check_origin(name, given.get("about", ()))
+            if hasattr(
+                given.get(subject), "agree"
+            ):  # a problem of several ranks, which else wait for each other
+                given[subject].agree(name, {key: of for key, of in given.items() if key != "progress"})
+            checks(function, given, subject)  # which the function examines
             run: Any = given.get(subject)
             if is_run(run):
                 if "about" in signature.parameters:
@@ -113,9 +118,6 @@ def analysis(
                 if of_the_run is not None:
                     given[subject] = run.problem()  # which reads its data once
             call.apply_defaults()
-            if hasattr(given[subject], "agree"):  # a problem of several ranks
-                given[subject].agree(name, {key: of for key, of in given.items() if key != "progress"})
-            check_arguments(function, given)
             return call
 
         def needed(given: Mapping[str, Any]) -> Need | None:
@@ -129,12 +131,12 @@ def analysis(
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> T:
             call = bound(args, kwargs)
-            limit: Any = kwargs.get("max_memory", call.arguments.get("max_memory"))
-            with admitted(name, limit, lambda: needed(call.arguments)):
+            with admitted(name, call.arguments.get("max_memory"), lambda: needed(call.arguments)):
                 return shown(*call.args, **call.kwargs)
 
         def forecasted(*args: Any, **kwargs: Any) -> Need | None:
-            return needed(bound(args, kwargs).arguments)
+            left_out = [name for name, value in kwargs.items() if value is None]  # such as a plane
+            return needed(bound(args, kwargs, lambda *given: check_arguments(*given, *left_out)).arguments)
 
         made = Analysis(called, group, options, variant, of_the_run is None, forecasted if need else None)
         ANALYSES[called] = made
@@ -143,6 +145,7 @@ def analysis(
     return declare
 
 
+@checked()
 def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
     """The bytes that a call of an analysis takes, at most, besides what is in use, without the call.
 

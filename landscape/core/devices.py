@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterator
+from typing import Annotated
 
 import torch
 import torch.distributed as dist
@@ -21,12 +22,42 @@ DEVICES = tuple(
 )
 
 
+def check_device(where: str, device: torch.device | str) -> None:
+    """Raise InputError for a device that PyTorch does not know or find here.
+
+    Example:
+        >>> check_device("device", "cpu")
+    """
+    try:
+        named = torch.device(device)
+        torch.empty(0, device=named)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        own = accelerator()
+        allowed = " or ".join(["cpu", *([own.type] if own else [])])
+        raise InputError(where, str(device), allowed=f"a device that PyTorch finds here: {allowed}") from None
+
+
+#: The device of a call; and of a command or a run, whose names are :data:`DEVICES`.
+Device = Annotated[torch.device | str, check_device, "a device, such as 'cpu'"]
+
+
 def accelerator() -> torch.device | None:
     """The kind of accelerator that PyTorch finds here, such as "cuda"; None where there is none."""
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 
 
-def pick_device(name: str) -> torch.device:
+def check_device_name(where: str, name: str) -> None:
+    """Raise InputError for a name of a device that is not one of DEVICES, or not here."""
+    choose(where, name, DEVICES)
+    own = accelerator()
+    if name not in ("auto", "cpu") and (own is None or own.type != name):
+        raise InputError(where, name, allowed="auto or cpu, as PyTorch finds none here")
+
+
+DeviceName = Annotated[str, check_device_name]
+
+
+def pick_device(name: DeviceName) -> torch.device:
     """The device with a name: "cpu", or the accelerator's, such as "cuda", "xpu" or "mps".
 
     "auto" is the accelerator where there is one that computes in float64, as the CPU does; else the CPU.
@@ -38,14 +69,11 @@ def pick_device(name: str) -> torch.device:
         >>> pick_device("cpu")
         device(type='cpu')
     """
-    cpu, own = torch.device("cpu"), accelerator()
-    choose("device", name, DEVICES)
+    check_device_name("device", name)
     if name == "auto":
-        return own if own and has_float64(own) else cpu
-    for device in (cpu, own):
-        if device and device.type == name:
-            return device
-    raise InputError(f"device: '{name}' is not allowed, PyTorch finds no {name} here; use cpu or auto")
+        own = accelerator()
+        return own if own and has_float64(own) else torch.device("cpu")
+    return torch.device(name)
 
 
 @functools.cache
@@ -65,6 +93,15 @@ def float64_device(device: torch.device) -> torch.device:
 def widest_dtype(device: torch.device) -> torch.dtype:
     """The precision with the most digits that a device has."""
     return torch.float64 if has_float64(device) else torch.float32
+
+
+def check_precision(where: str, dtype: torch.dtype) -> None:
+    """Raise InputError for a dtype that is not of real floating-point numbers."""
+    if not dtype.is_floating_point:
+        raise InputError(where, str(dtype), allowed="one of real floating-point numbers")
+
+
+Dtype = Annotated[torch.dtype, check_precision, "a torch.dtype, such as torch.float64"]
 
 
 def check_dtype(device: torch.device, dtype: torch.dtype) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
 
 class LandscapeError(Exception):
@@ -14,6 +16,8 @@ class LandscapeError(Exception):
         message: the line: the parameter, option or file, the value, and what is allowed.
         remedy: Python code that makes the call right, added to the line: an expression in ``landscape``,
             ``torch``, and the caller's ``model``, ``loss`` and ``data``.
+        give: arguments that make the call right, which a command has as options; ``...``: any value.
+        otherwise: what can be done in place of that.
 
     Attributes:
         exit_code: with which the command ends.
@@ -26,21 +30,92 @@ class LandscapeError(Exception):
 
     exit_code = 1
 
-    def __init__(self, message: str, remedy: str = "") -> None:
-        super().__init__(f"{message}; use {remedy}" if remedy else message)
-        self.remedy = remedy
+    def __init__(
+        self, message: str, remedy: str = "", *, give: Mapping[str, Any] = {}, otherwise: str = ""
+    ) -> None:
+        self.message, self.remedy, self.give, self.otherwise = message, remedy, dict(give), otherwise
+        super().__init__(self.line())
+
+    def line(self, flags: Mapping[str, str] = {}) -> str:
+        """The line, with the options of a command in place of the parameters that it names.
+
+        Args:
+            flags: parameter -> option.
+
+        Returns:
+            The line.
+
+        Example:
+            >>> LandscapeError("nproc: 0 is not allowed", give={"resume": True}).line({"nproc": "--nproc"})
+            '--nproc: 0 is not allowed; give resume=True'
+        """
+        subject, colon, rest = self.message.partition(": ")
+        if colon and all(name in flags for name in subject.split(", ")):
+            subject = ", ".join(flags[name] for name in subject.split(", "))
+        words = []
+        for name, value in self.give.items():
+            if name not in flags:
+                words.append(f"{name}={'…' if value is ... else repr(value)}")
+            else:
+                words.append(flags[name] if value in (..., True) else f"{flags[name]} {value}")
+        ways = " or ".join(filter(None, (", ".join(words), self.otherwise)))
+        line = f"{subject}{colon}{rest}" + (f"; give {ways}" if ways else "")
+        return f"{line}; use {self.remedy}" if self.remedy else line
 
 
 class InputError(LandscapeError, ValueError):
     """A user's mistake in a call or a command, which ends with exit code 2.
 
+    Args:
+        message: the parameter, where ``value`` is given, or several with commas between them; else the line.
+        value: what the parameter is.
+        allowed: what it must be.
+        remedy, give, otherwise: as of :class:`LandscapeError`.
+
     Example:
-        >>> raise InputError("grid: 0 is not allowed, it must be ≥ 1")
+        >>> raise InputError("grid", 0, allowed="a whole number ≥ 1")
         Traceback (most recent call last):
-        landscape.core.errors.InputError: grid: 0 is not allowed, it must be ≥ 1
+        landscape.core.errors.InputError: grid: 0 is not allowed, it must be a whole number ≥ 1
     """
 
     exit_code = 2
+
+    def __init__(
+        self,
+        message: str,
+        value: Any = ...,
+        *,
+        allowed: str = "",
+        remedy: str = "",
+        give: Mapping[str, Any] = {},
+        otherwise: str = "",
+    ) -> None:
+        if value is not ...:
+            message = f"{message}: {in_short(value)} is not allowed" + (
+                f", it must be {allowed}" if allowed else ""
+            )
+        super().__init__(message, remedy, give=give, otherwise=otherwise)
+
+
+def in_short(value: Any) -> str:
+    """A value as a message shows it: numbers, texts and short lists of them, of others the type.
+
+    Example:
+        >>> in_short("x"), in_short([0.5, 2]), in_short(2**70), in_short(print)
+        ("'x'", '[0.5, 2]', 'a whole number of 71 bits', 'a builtin_function_or_method')
+    """
+    if isinstance(value, int) and value.bit_length() > 63:
+        return f"a whole number of {value.bit_length()} bits"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    plain = (str, bytes, int, float, complex, type(None))
+    several = isinstance(value, (list, tuple, set, range))
+    if (several and len(value) < 40 and all(isinstance(each, plain) for each in value)) or isinstance(
+        value, plain
+    ):
+        text = str(value) if isinstance(value, (int, float)) else repr(value)
+        return text if len(text) <= 200 else f"{text[:200]}…"
+    return f"a {type(value).__name__}"
 
 
 class OperationError(LandscapeError):

@@ -7,17 +7,23 @@ import difflib
 import functools
 import inspect
 import json
+import math
 import numbers
+import os
 import re
 import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar, Union, get_args, get_origin
 from weakref import WeakKeyDictionary
 
 from landscape.core.errors import InputError, LandscapeError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # The default split of all analyses: the training set (ours). Training minimizes its loss, so that Δ(2), the
 # limits on ηλ_max, the smoothing by the spread and the minima that delay leaves are defined by it; the other
@@ -58,30 +64,6 @@ def near(name: str, known: Iterable[str]) -> str:
     """
     similar = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f"; did you mean '{similar[0]}'?" if similar else ""
-
-
-def positive(where: str, value: float, *, least: float | None = None) -> None:
-    """Check that ``value`` is a number, no bool, that is finite and > 0, or ≥ ``least`` if that is given.
-
-    Args:
-        where: the option that the value was given with, for the message.
-
-    Raises:
-        InputError: another value.
-
-    Example:
-        >>> positive("grid", 0, least=1)
-        Traceback (most recent call last):
-        landscape.core.errors.InputError: grid: 0 is not allowed, it must be a finite number ≥ 1
-    """
-    bits = value.bit_length() if isinstance(value, int) else 0
-    given: Any = value  # typeshed does not know that a float is a Real
-    ok = isinstance(given, numbers.Real) and not isinstance(given, bool)
-    ok = ok and (value > 0 if least is None else value >= least)
-    if not ok or bits > 1023 or value == float("inf"):  # larger integers do not fit into a float
-        allowed = "a finite number > 0" if least is None else f"a finite number ≥ {least:g}"
-        shown = f"a whole number of {bits} bits" if bits > 1023 else value
-        raise InputError(f"{where}: {shown} is not allowed, it must be {allowed}")
 
 
 def quantity(where: str, text: str, units: Mapping[str, float]) -> float:
@@ -125,121 +107,254 @@ def ends_in(where: str, path: str | Path, suffixes: Sequence[str]) -> None:
         raise InputError(f"{where}: '{path}' is not allowed, its name must end in {', '.join(suffixes)}")
 
 
-def below_one(where: str, value: float) -> None:
-    """Check that 0 ≤ ``value`` < 1.
-
-    Raises:
-        InputError: another value.
+@dataclass(frozen=True)
+class Within:
+    """The bounds of a number, for annotations such as :data:`Count`.
 
     Example:
-        >>> below_one("momentum", 0.9)
+        >>> Within(above=0, most=1).text
+        '> 0 and ≤ 1'
     """
-    if not 0 <= value < 1:
-        raise InputError(f"{where}: {value} is not allowed, it must be ≥ 0 and < 1")
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The bounds as a message has them."""
+        signs = {"≥": self.least, ">": self.above, "≤": self.most, "<": self.below}
+        return " and ".join(
+            f"{sign} {bound:{',' if isinstance(bound, int) else 'g'}}"
+            for sign, bound in signs.items()
+            if bound is not None
+        )
+
+    def holds(self, value: float) -> bool:
+        """Return whether the number lies within the bounds, which NaN does not."""
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+        )
 
 
-def up_to_one(where: str, value: float) -> None:
-    """Check that 0 < ``value`` ≤ 1, as of a share.
+# What an argument may be, beyond its type: a rule, called with the argument's name and its value, or words.
+Natural = Annotated[int, Within(0)]
+Count = Annotated[int, Within(1)]
+Several = Annotated[int, Within(2)]
+Seed = Annotated[int, Within(0, 2**62), "a whole number from 0 to 2⁶²"]  # numbers of runs are added to it
+Positive = Annotated[float, Within(above=0)]
+NonNegative = Annotated[float, Within(0)]
+AtLeastOne = Annotated[float, Within(1)]
+BelowOne = Annotated[float, Within(0, below=1)]
+UpToOne = Annotated[float, Within(above=0, most=1)]
+Span = Annotated[float, Within(above=0, most=1e30)]  # times a direction in float32
+GridSize = Annotated[Count | tuple[Count, Count], "a whole number ≥ 1, or two, such as (51, 25)"]
 
-    Raises:
-        InputError: another value.
+
+@dataclass(frozen=True)
+class OneOf:
+    """A rule for texts: one of a few names.
 
     Example:
-        >>> up_to_one("share", 1.0)
+        >>> OneOf(("awc", "atc"))("order", "atc")
     """
-    if not 0 < value <= 1:
-        raise InputError(f"{where}: {value} is not allowed, it must be > 0 and ≤ 1")
+
+    names: tuple[str, ...]
+
+    def __call__(self, where: str, value: str) -> None:
+        """Raise InputError for another name."""
+        choose(where, value, self.names)
 
 
-# Numbers with bounds, for annotations of options and of fields: check_type and check_bounds check them.
-Natural = Annotated[int, functools.partial(positive, least=0)]
-Count = Annotated[int, functools.partial(positive, least=1)]
-Several = Annotated[int, functools.partial(positive, least=2)]
-Positive = Annotated[float, positive]
-NonNegative = Annotated[float, functools.partial(positive, least=0)]
-AtLeastOne = Annotated[float, functools.partial(positive, least=1)]
-BelowOne = Annotated[float, below_one]
-UpToOne = Annotated[float, up_to_one]
+class _UnfitError(Exception):
+    """A value is of another kind than an annotation."""
 
 
-def _fits(value: Any, annotation: Any) -> bool:
-    origin, args = get_origin(annotation), get_args(annotation)
-    if annotation is Any:
-        return True
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, arg) for arg in args)
-    if origin is typing.Literal:
-        return value in args
-    if origin in (list, tuple):
-        items = args[:1] if args else (Any,)
-        return isinstance(value, (list, tuple)) and all(_fits(item, items[0]) for item in value)
-    if annotation is float:  # an int may stand for a float; a bool is no number
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if annotation is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return annotation is not None and isinstance(value, origin or annotation)
+def fit(where: str, value: Any, annotation: Any) -> Any:
+    """Check a value against an annotation, and return it in the annotation's type.
 
-
-def _type_name(annotation: Any) -> str:
-    if get_origin(annotation) is typing.Literal:
-        return "one of " + ", ".join(repr(a) for a in get_args(annotation))
-    if isinstance(annotation, type) and not get_args(annotation):
-        return annotation.__name__
-    return str(annotation).replace("typing.", "")
-
-
-def check_type(where: str, value: Any, annotation: Any) -> Any:
-    """Check that ``value`` has the type of ``annotation``, and return it; an int for a float becomes a float.
-
-    Bounds that ``annotation`` has, as :data:`Count` does, are checked, too.
-
-    Raises:
-        InputError: a value of another type.
-
-    Example:
-        >>> check_type("lr", 1, float)
-        1.0
-    """
-    if get_origin(annotation) is Annotated:
-        kind, *checks = get_args(annotation)
-        value = check_type(where, value, kind)
-        for check in filter(callable, checks):
-            check(where, value)
-        return value
-    if not _fits(value, annotation):
-        raise InputError(f"{where}: {value!r} is not allowed, it must be {_type_name(annotation)}")
-    return float(value) if annotation is float else value
-
-
-def expect(where: str, given: Any, *kinds: type) -> None:
-    """Check that ``given``, what a public function is about, is of one of ``kinds``.
+    NumPy's numbers and tensors without dimensions are numbers, a bool is none; numbers are finite. A name of
+    a file may be any path-like object. What is not checked: items of mappings, and what functions take.
 
     Args:
-        where: the argument's name.
-        kinds: such as ``landscape.Problem`` or ``landscape.Checkpoint``.
+        where: the argument, for the message.
 
     Raises:
-        InputError: another kind; the remedy makes a problem or a checkpoint of what was given, where it can.
+        InputError: a value of another type, or beyond the bounds.
 
     Example:
-        >>> from landscape import Problem
-        >>> expect("problem", "last.h5", Problem)
+        >>> fit("lr", 1, Positive), fit("grid", [3, 4], tuple[Count, Count])
+        (1.0, (3, 4))
+        >>> fit("k", 0, Count)
         Traceback (most recent call last):
-        landscape.core.errors.InputError: problem: a str is not allowed, it must be a Problem or ...
+        landscape.core.errors.InputError: k: 0 is not allowed, it must be a whole number ≥ 1
     """
-    if isinstance(given, kinds):
-        return
-    names, remedy = [kind.__name__ for kind in kinds], ""
-    words = {"Checkpoint": "a Checkpoint (of landscape.load)", "Problem": "a Problem or a run"}
-    words |= {"Problem": "a Problem"} if "Checkpoint" in names else {}
-    allowed = " or ".join(words.get(name, f"a {name}") for name in names)
-    if isinstance(given, (str, Path)):
-        of = {"Problem": ".problem()", "Tensor": ".mean"}
-        part = "" if "Checkpoint" in names else next((of[name] for name in names if name in of), "")
-        remedy = f"landscape.load({str(given)!r}){part}"
-    elif "Problem" in names and hasattr(given, "state_dict"):  # a module
-        remedy = "landscape.Problem(model, loss, data)"
-    raise InputError(f"{where}: a {type(given).__name__} is not allowed, it must be {allowed}", remedy)
+    try:
+        return _fitted(where, value, annotation)
+    except _UnfitError:
+        remedy = _remedy(value, allowed := in_words(annotation))
+        raise InputError(where, value, allowed=allowed, remedy=remedy) from None
+
+
+def _fitted(where: str, value: Any, annotation: Any) -> Any:
+    kind, args = get_origin(annotation) or annotation, get_args(annotation)
+    if kind is Any:
+        return value
+    if kind is Annotated:
+        value = _fitted(where, value, args[0])
+        for rule in args[1:]:
+            if isinstance(rule, Within) and not rule.holds(value):
+                raise _UnfitError
+            if callable(rule):
+                rule(where, value)
+        return value
+    if kind in (Union, types.UnionType):
+        return _one_of(where, value, args)
+    if kind is Literal:
+        if isinstance(value, str) and isinstance(args[0], str):
+            return choose(where, value, args)
+        return value if value in args else _unfit()
+    if kind in (bool, int, float):
+        return _number(where, value, kind)
+    if kind in (list, tuple, Sequence, Iterable):
+        return _several(where, value, kind, args)
+    if kind is Callable:
+        return value if callable(value) else _unfit()
+    if kind in (None, types.NoneType):
+        return value if value is None else _unfit()
+    kind = os.PathLike if kind is Path else kind
+    arrays = getattr(kind, "__name__", "") == "Tensor" and type(value).__name__ == "ndarray"
+    return value if arrays or (isinstance(value, kind) and not isinstance(value, type)) else _unfit()
+
+
+def _unfit() -> NoReturn:
+    raise _UnfitError
+
+
+def _one_of(where: str, value: Any, parts: Sequence[Any]) -> Any:
+    """The value as one of several annotations has it."""
+    if Path in parts and isinstance(value, (str, os.PathLike)):
+        if not isinstance(name := os.fspath(value), str) or not name or "\0" in name:
+            raise InputError(where, value, allowed="the name of a file or folder")
+        return value if isinstance(value, str) else Path(name)
+    kinds = [get_origin(part) or part for part in parts]
+    if getattr(value, "ndim", 0) and any(isinstance(kind, type) and type(value) is kind for kind in kinds):
+        return value  # a tensor or an array, and no list
+    broken = None
+    for part in parts:
+        try:
+            return _fitted(where, value, part)
+        except _UnfitError:
+            continue
+        except InputError as error:
+            broken = error
+    raise broken or _UnfitError
+
+
+def _number(where: str, value: Any, kind: type) -> Any:
+    """The value as a number of Python."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()  # NumPy's, and tensors without dimensions
+    if isinstance(value, bool) or kind is bool:
+        return value if kind is bool and isinstance(value, bool) else _unfit()
+    if not isinstance(value, numbers.Integral if kind is int else numbers.Real):
+        raise _UnfitError
+    try:
+        number = kind(value)
+    except OverflowError:
+        raise _UnfitError from None
+    if kind is float and not math.isfinite(number):
+        raise _UnfitError
+    if kind is int and not -(2**63) <= number < 2**63:
+        raise InputError(where, number, allowed="a whole number of at most 63 bits")
+    return number
+
+
+def _several(where: str, value: Any, kind: Any, args: Sequence[Any]) -> Any:
+    """The value as a list or tuple of items, each of which fits."""
+    given = value
+    if getattr(value, "ndim", 0) and hasattr(value, "tolist"):
+        value = list(value)
+    if not isinstance(value, (list, tuple) if kind in (list, tuple) else kind) or isinstance(
+        value, (str, bytes)
+    ):
+        raise _UnfitError
+    if not isinstance(value, (list, tuple, range)) or not args or args[0] is Any:
+        return given
+    if kind is tuple and args[-1] is not Ellipsis:
+        if len(value) != len(args):
+            raise _UnfitError
+        return tuple(_fitted(where, each, part) for each, part in zip(value, args, strict=True))
+    base = get_args(args[0])[0] if get_origin(args[0]) is Annotated else args[0]
+    plain = base in (int, float, str) or get_origin(base) is Literal
+    items = [fit(where if plain else f"{where}[{k}]", each, args[0]) for k, each in enumerate(value)]
+    return tuple(items) if isinstance(value, tuple) else items
+
+
+def in_words(annotation: Any) -> str:
+    """Say what an annotation allows, in the words of a message.
+
+    Example:
+        >>> in_words(Count | Literal["all"] | None)
+        "a whole number ≥ 1 or one of 'all'"
+    """
+    kind, args = get_origin(annotation) or annotation, get_args(annotation)
+    if kind is Annotated:
+        said = [rule for rule in args[1:] if isinstance(rule, str)]
+        said += [in_words(Literal[rule.names]) for rule in args[1:] if isinstance(rule, OneOf)]
+        bounds = [rule.text for rule in args[1:] if isinstance(rule, Within)]
+        return said[0] if said else " ".join([in_words(args[0]), *bounds])
+    if kind in (Union, types.UnionType):
+        each = [in_words(part) for part in args if part is not types.NoneType]
+        return " or ".join(dict.fromkeys(each))
+    if kind is Literal:
+        return f"one of {', '.join(map(repr, args))}"
+    if kind in (list, tuple, Sequence, Iterable):
+        if kind is tuple and args and args[-1] is not Ellipsis:
+            return f"({', '.join(map(in_words, args))})"
+        return f"a list, each item {in_words(args[0])}" if args else "a list"
+    return _WORDS.get(getattr(kind, "__name__", ""), f"a {getattr(kind, '__name__', kind)}")
+
+
+_WORDS = {
+    "int": "a whole number",
+    "float": "a finite number",
+    "bool": "True or False",
+    "Callable": "a function",
+    "Checkpoint": "a Checkpoint (of landscape.load)",
+    "Run": "a run",
+}
+
+
+def _remedy(value: Any, allowed: str) -> str:
+    """Code that makes a problem, a checkpoint or a vector of what was given, where it can; else ""."""
+    if isinstance(value, (str, Path)):
+        of = {"a Checkpoint": "", "a Problem": ".problem()", "a Tensor": ".mean"}
+        part = next((part for word, part in of.items() if allowed.startswith(word)), None)
+        return "" if part is None else f"landscape.load({str(value)!r}){part}"
+    made = allowed.startswith("a Problem") and hasattr(value, "state_dict") and not isinstance(value, type)
+    return "landscape.Problem(model, loss, data)" if made else ""  # of a module
+
+
+def positive(where: str, value: float, *, least: float | None = None) -> None:
+    """Check that ``value`` is a number, no bool, that is finite and > 0, or ≥ ``least`` if that is given.
+
+    Args:
+        where: the option that the value was given with, for the message.
+
+    Raises:
+        InputError: another value.
+
+    Example:
+        >>> positive("grid", 0, least=1)
+        Traceback (most recent call last):
+        landscape.core.errors.InputError: grid: 0 is not allowed, it must be a finite number ≥ 1
+    """
+    fit(where, value, Positive if least is None else Annotated[float, Within(least)])
 
 
 # The fields that results have of their origin (results.base.Provenance).
@@ -262,55 +377,92 @@ def of_run(given: Any) -> Any:
     return given.problem() if is_run(given) else given
 
 
-def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Check the arguments of a call against the bounds and the words in the function's annotations.
+def check_arguments(function: Callable[..., Any], given: dict[str, Any], *unchecked: str) -> None:
+    """Check the arguments of a call against the function's annotations, whose types they get.
+
+    Args:
+        given: the arguments by name; those after ``**`` are a mapping.
+        unchecked: the names of those that the function itself examines.
 
     Raises:
-        InputError: a number beyond its bounds, or an unknown word.
+        InputError: an argument that its annotation does not allow.
 
     Example:
-        >>> def halved(k: Count, form: typing.Literal["up", "down"] = "up"): ...
+        >>> def halved(k: Count, form: Literal["up", "down"] = "up"): ...
         >>> check_arguments(halved, {"k": 0})
         Traceback (most recent call last):
-        landscape.core.errors.InputError: k: 0 is not allowed, it must be a finite number ≥ 1
+        landscape.core.errors.InputError: k: 0 is not allowed, it must be a whole number ≥ 1
     """
     for name, hint in type_hints(function, bounds=True).items():
-        parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-        if name not in given or (given[name] is None and type(None) in parts):
+        if name not in given or name in unchecked:
             continue
-        for part in parts:
-            inside = next(iter(get_args(part)), None)
-            if get_origin(part) is Annotated:
-                for check in filter(callable, part.__metadata__):
-                    check(name, given[name])
-            elif get_origin(part) is typing.Literal:
-                choose(name, given[name], get_args(part))
-            elif get_origin(inside) is typing.Literal:
-                for each in given[name]:
-                    choose(name, each, get_args(inside))
+        if get_origin(hint) is typing.Unpack:  # the keywords of a TypedDict
+            for key, kind in type_hints(get_args(hint)[0]).items():
+                if key in given[name]:
+                    fit(key, given[name][key], kind)
+        else:
+            given[name] = fit(name, given[name], hint)
 
 
-def check_bounds(table: Any, prefix: str = "") -> None:
-    """Check the numbers in a dataclass, and in those within it, against the bounds in their annotations.
+def checked(*unchecked: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator for a public function or method, whose arguments are checked before it begins.
+
+    Args:
+        unchecked: the names of those that it examines itself.
+
+    Example:
+        >>> @checked()
+        ... def halved(k: Count) -> float:
+        ...     return k / 2
+        >>> halved("3")
+        Traceback (most recent call last):
+        landscape.core.errors.InputError: k: '3' is not allowed, it must be a whole number ≥ 1
+    """
+
+    def declare(function: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(function)
+        rest = [
+            each.name
+            for each in signature.parameters.values()
+            if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        ]
+
+        @functools.wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                call = signature.bind(*args, **kwargs)
+            except TypeError:
+                function(*args, **kwargs)  # says so itself, with its name
+                raise
+            check_arguments(function, call.arguments, *unchecked, *rest)
+            return function(*call.args, **call.kwargs)
+
+        return called
+
+    return declare
+
+
+def check_fields(table: Any, prefix: str = "") -> None:
+    """Check the fields of a dataclass, and of those within it, against their annotations.
 
     Args:
         table: an object of the dataclass.
         prefix: before the names of fields in messages, such as "monitor.".
 
     Raises:
-        InputError: a number beyond its bounds.
+        InputError: a field that its annotation does not allow.
 
     Example:
         >>> from landscape.training.recipes import Monitor
-        >>> check_bounds(Monitor(k=0), "monitor.")
+        >>> check_fields(Monitor(k=0), "monitor.")
         Traceback (most recent call last):
-        landscape.core.errors.InputError: monitor.k: 0 is not allowed, it must be a finite number ≥ 1
+        landscape.core.errors.InputError: monitor.k: 0 is not allowed, it must be a whole number ≥ 1
     """
     for name, hint in type_hints(type(table), bounds=True).items():
         if dataclasses.is_dataclass(value := getattr(table, name)):
-            check_bounds(value, f"{prefix}{name}.")
-        for check in filter(callable, getattr(hint, "__metadata__", ())):
-            check(f"{prefix}{name}", value)
+            check_fields(value, f"{prefix}{name}.")
+        else:
+            object.__setattr__(table, name, fit(f"{prefix}{name}", value, hint))
 
 
 _type_hints: WeakKeyDictionary[Callable[..., Any], dict[bool, Any]] = WeakKeyDictionary()
@@ -357,7 +509,7 @@ def check_keywords(
     checked = {}
     for key, value in options.items():
         choose(where, key, parameters)
-        checked[key] = check_type(f"{where}.{key}", value, hints.get(key, Any))
+        checked[key] = fit(f"{where}.{key}", value, hints.get(key, Any))
     for name, p in parameters.items():
         if name not in checked:
             if p.default is inspect.Parameter.empty:

@@ -12,9 +12,8 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Annotated, Any, ParamSpec, Protocol, TypeVar
 
-from landscape.core.errors import InputError
 from landscape.core.files import TolerantFile
 
 P = ParamSpec("P")
@@ -91,7 +90,7 @@ DELAY = 2.0
 Progress = Callable[[float], None]
 #: The argument of functions that may take long: a function that takes the completed share; None, to show it
 #: after DELAY; or whether to show it.
-ProgressOption = Progress | bool | None
+ProgressOption = Annotated[Progress | bool | None, "True, False or a function of the share"]
 
 
 def no_progress(share: float) -> None:
@@ -200,9 +199,6 @@ def shows_progress(hint: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]
         @functools.wraps(function)
         def shown(*args: P.args, **kwargs: P.kwargs) -> T:
             asked = kwargs.get("progress")
-            if not (asked is None or isinstance(asked, bool) or callable(asked)):
-                allowed = "it must be True, False or a function of the share"
-                raise InputError(f"progress: {asked!r} is not allowed, {allowed}")
             quiet = callable(asked) or asked is False or (asked is None and _silent())
             with progress_bar(name, quiet, 0.0 if asked else DELAY, about) as report:
                 kwargs["progress"] = asked if callable(asked) else report

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from landscape.core import devices
 from landscape.core.devices import double, widest_dtype
 from landscape.core.errors import InputError, LandscapeError, ProblemWarning, warn_caller
-from landscape.core.options import expect
+from landscape.core.options import fit
 from landscape.problem.batches import graph_nodes, own_outputs, recomputes
 from landscape.problem.checks import moved
 from landscape.problem.layout import Slot, backward, differentiable, gradients, placed, put
@@ -68,7 +68,7 @@ def in_full_precision(problem: Problem) -> Problem:
     Raises:
         InputError: a model that does not run in float32.
     """
-    expect("problem", problem, Problem)
+    fit("problem", problem, Problem)
     low = problem.dtype in LOW
     full = problem.to(torch.float32) if low else problem
     if INSIDE in problem.checked:

@@ -16,7 +16,7 @@ from landscape.core.devices import finite, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, spare
-from landscape.core.options import Count, positive
+from landscape.core.options import Count, Seed, UpToOne, positive
 from landscape.core.progress import ProgressOption, taken
 from landscape.curvature import peers
 from landscape.curvature.chain_hessian import ChainHessian, agrees
@@ -24,6 +24,7 @@ from landscape.curvature.differences import ShardedHessian
 from landscape.curvature.double_backward import INSIDE, in_full_precision
 from landscape.curvature.hessian import (
     FULL_HESSIAN,
+    Derivatives,
     HessianOperator,
     HessianOptions,
     Part,
@@ -53,7 +54,7 @@ from landscape.curvature.search import (
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.evaluation.needs import BASIS_BYTES, GRAPH_BYTES, MAX_BASIS
-from landscape.problem.layout import vector_of
+from landscape.problem.layout import Vector, vector_of
 from landscape.problem.losses import is_softmax_loss
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.problem.sharded import on_ranks
@@ -396,16 +397,16 @@ def ends_need(problem: Any, part: Any = None, derivatives: Any = "auto", **_: An
 @analysis(ends_need, shorter="a larger residual_tol= or a part of the data")
 def extreme_eigenvalues(
     problem: Problem | Run | SymmetricMatrix,
-    residual_tol: float = RESIDUAL_TOL,
+    residual_tol: UpToOne = RESIDUAL_TOL,
     *,
-    weights: Tensor | None = None,
+    weights: Vector | None = None,
     matrix: Literal["hessian", "gauss-newton"] = "hessian",
     part: Part = None,
-    derivatives: str = "auto",
+    derivatives: Derivatives = "auto",
     search: Literal["auto", "exact"] = "auto",
-    max_products: int = MAX_PRODUCTS,
-    seed: int = 0,
-    max_memory: int | None = None,
+    max_products: Count = MAX_PRODUCTS,
+    seed: Seed = 0,
+    max_memory: Count | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> ExtremeEigenvalues:
@@ -467,19 +468,19 @@ def top_need(problem: Any, k: Any, max_products: Any, part: Any, derivatives: An
 def top_eigenvalues(
     problem: Problem | Run | SymmetricMatrix,
     k: Count = 1,
-    residual_tol: float = RESIDUAL_TOL,
+    residual_tol: UpToOne = RESIDUAL_TOL,
     *,
-    weights: Tensor | None = None,
+    weights: Vector | None = None,
     matrix: Literal["hessian", "gauss-newton"] = "hessian",
     part: Part = None,
-    derivatives: str = "auto",
+    derivatives: Derivatives = "auto",
     precondition: Preconditioner | Tensor | None = None,
     search: Literal["auto", "exact"] = "auto",
     engine: Literal["landscape", "pyhessian"] = "landscape",
     initial: Tensor | Array | None = None,
-    max_products: int = MAX_PRODUCTS,
-    seed: int = 0,
-    max_memory: int | None = None,
+    max_products: Count = MAX_PRODUCTS,
+    seed: Seed = 0,
+    max_memory: Count | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Eigenpairs:

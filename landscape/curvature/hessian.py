@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from landscape.core.devices import double, finite
 from landscape.core.errors import InputError, LandscapeError, OperationError, ProblemWarning, warn_caller
 from landscape.core.memory import require_besides, spare, with_saved_bytes
-from landscape.core.options import choose, expect, positive
+from landscape.core.options import Natural, OneOf, checked
 from landscape.curvature import differences, double_backward
 from landscape.curvature.operators import Products, SymmetricOperator
 from landscape.evaluation.needs import GRAPH_BYTES, UNLIKE, difference_bytes, lacks_second
 from landscape.problem.batches import AGAIN, aligned, recomputes
-from landscape.problem.layout import check_recording, cut, differentiable, gradients, put, vector_of
+from landscape.problem.layout import Vector, check_recording, cut, differentiable, gradients, put, vector_of
 from landscape.problem.losses import existing
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.problem.sharded import on_ranks
@@ -123,6 +123,7 @@ Chunk = HessianChunk | GaussNewtonChunk
 CHUNKS: dict[str, type[Chunk]] = {"hessian": HessianChunk, "gauss-newton": GaussNewtonChunk}
 MATRICES = tuple(CHUNKS)
 DERIVATIVES = ("auto", "exact", "differences")
+Derivatives = Annotated[str, OneOf(DERIVATIVES)]
 
 
 class PenaltyHessian:
@@ -188,21 +189,20 @@ class HessianOperator(SymmetricOperator):
         ((1, 1), tensor([10.]))
     """
 
+    @checked("problem")
     def __init__(
         self,
         problem: Problem | Run,
-        weights: Tensor | None = None,
+        weights: Vector | None = None,
         *,
         matrix: Literal["hessian", "gauss-newton"] = "hessian",
         part: Part = None,
-        derivatives: str = "auto",
-        graph_bytes: int = GRAPH_BYTES,
+        derivatives: Derivatives = "auto",
+        graph_bytes: Natural = GRAPH_BYTES,
     ) -> None:
         problem = problem_of(problem)
         check_recording()
-        positive("graph_bytes", graph_bytes, least=0)
-        self.matrix = choose("matrix", matrix, MATRICES)
-        choose("derivatives", derivatives, DERIVATIVES)
+        self.matrix = matrix
         if matrix != "hessian" and derivatives == "differences":
             raise InputError(
                 f"derivatives: 'differences' is not allowed with matrix '{matrix}', gradients differ by the "
@@ -530,6 +530,4 @@ def as_preconditioner(precondition: Preconditioner | Tensor | None) -> Precondit
         >>> as_preconditioner(torch.tensor([1.0, 4.0])).name
         'given'
     """
-    if precondition is not None:
-        expect("precondition", precondition, Preconditioner, Tensor)
     return Preconditioner(precondition) if isinstance(precondition, Tensor) else precondition

@@ -13,7 +13,7 @@ from torch import Tensor
 from landscape.core.devices import double, finite, inner, part_length, vector_norm
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.options import expect
+from landscape.core.options import fit
 from landscape.evaluation.needs import basis_of_room, least_basis
 
 #: A function from vectors (k, size), one a row, to their products with a matrix, (k, size).
@@ -161,7 +161,7 @@ class SymmetricOperator:
         """The product with a vector (size,) or a block (size, m), a tensor or an array as ``v`` is."""
         if isinstance(v, np.ndarray):
             return (self @ torch.tensor(v, device=self.device)).cpu().numpy()
-        expect("v", v, Tensor)
+        fit("v", v, Tensor)
         if v.dim() not in (1, 2) or len(v) != self.size or not v.is_floating_point():
             what = f"shape {tuple(v.shape)} of {str(v.dtype).removeprefix('torch.')}"
             raise InputError(f"v: {what}, it must be ({self.size},) or ({self.size}, m) of real numbers")

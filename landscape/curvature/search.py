@@ -14,7 +14,6 @@ from torch import Tensor
 from landscape.core.devices import double
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import positive
 from landscape.core.progress import Progress
 from landscape.curvature.operators import (
     ALONE,
@@ -48,7 +47,6 @@ def start_vector(problem: Any, seed: int, size: int | None = None) -> Tensor:
     Of a model in half precision it is float32, in which a basis can be orthogonal. Lanczos needs one with
     components along all eigenvectors. InputError for a seed below 0.
     """
-    positive("seed", seed, least=0)
     generator = torch.Generator().manual_seed(seed)
     ranks = ranks_of(problem)
     if ranks is not ALONE:
@@ -228,8 +226,6 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
     Raises InputError for a residual_tol that is not positive, or more eigenvalues than P.
     """
     low, high, residual_tol, most = target.low, target.high, target.residual_tol, target.max_products
-    positive("residual_tol", residual_tol)
-    positive("max_products", most, least=1)
     ranks = target.ranks
     size = ranks.size(start)
     if max(low, high) > size:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, Literal, Unpack
+from typing import Annotated, Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -13,12 +13,12 @@ from landscape.core.analysis import analysis
 from landscape.core.devices import double
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import Count, positive
+from landscape.core.options import Count, Seed, Within
 from landscape.core.progress import Progress, ProgressOption, no_progress, taken
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import peers
 from landscape.curvature.eigenvalues import Matrix
-from landscape.curvature.hessian import Part
+from landscape.curvature.hessian import Derivatives, Part
 from landscape.curvature.operators import (
     ALONE,
     Products,
@@ -32,6 +32,7 @@ from landscape.curvature.operators import (
 from landscape.curvature.search import run_in_lockstep, start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.needs import BASIS_BYTES
+from landscape.problem.layout import Vector
 from landscape.problem.problem import Problem, Run
 from landscape.results.base import Provenance
 from landscape.results.spectrum import Density, Trace
@@ -63,8 +64,8 @@ def _draw(start: Tensor, steps: int, ranks: Ranks) -> Generator[Tensor, Tensor, 
 def density_need(problem: Any, draws: Any, steps: Any, part: Any, derivatives: Any, **_: Any) -> Need:
     """The bases of the draws that are computed together."""
     size = needs.size(problem, part)
-    basis = min(needs.count(steps), size)
-    at_once = max(1, min(needs.count(draws), BASIS_BYTES // (basis * size * int(problem.weights.itemsize))))
+    basis = min(steps, size)
+    at_once = max(1, min(draws, BASIS_BYTES // (basis * size * int(problem.weights.itemsize))))
     return needs.curved(problem, at_once * (basis + 4), part=part, derivatives=derivatives)
 
 
@@ -74,12 +75,12 @@ def density(
     draws: Count = DRAWS,
     steps: Count = STEPS,
     *,
-    weights: Tensor | None = None,
+    weights: Vector | None = None,
     matrix: Literal["hessian", "gauss-newton"] = "hessian",
     part: Part = None,
-    derivatives: str = "auto",
-    seed: int = 0,
-    max_memory: int | None = None,
+    derivatives: Derivatives = "auto",
+    seed: Seed = 0,
+    max_memory: Count | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Density:
@@ -185,8 +186,8 @@ def hutchpp(
     operator: Products,
     like: Tensor,
     *,
-    products: int = TRACE_PRODUCTS,
-    seed: int = 0,
+    products: Annotated[int, Within(6)] = TRACE_PRODUCTS,
+    seed: Seed = 0,
     progress: Progress | None = None,
     ranks: Ranks = ALONE,
     doubt: Doubt | None = None,
@@ -201,7 +202,6 @@ def hutchpp(
     the standard error has its part. Raises InputError for fewer than 6 products, with which there
     would be fewer than 2 samples.
     """
-    positive("products", products, least=6)
     generator = torch.Generator().manual_seed(seed)
     size = ranks.size(like)
     rank = min(products // 3, size)
@@ -241,22 +241,22 @@ def _sampled(draws: Array, products: int, product_error: float = 0.0) -> dict[st
 
 def trace_need(problem: Any, products: Any, part: Any, derivatives: Any = "auto", **_: Any) -> Need:
     """A third of the products: signs, images and an orthonormal basis, and what QR copies."""
-    vectors = 6 * needs.count(products) / 3 + BLOCK
+    vectors = 6 * products / 3 + BLOCK
     return needs.curved(problem, vectors, part=part, derivatives=derivatives)
 
 
 @analysis(trace_need, shorter="a smaller products= or a part of the data")
 def trace(
     problem: Problem | Run | SymmetricMatrix,
-    products: int = TRACE_PRODUCTS,
+    products: Annotated[int, Within(6)] = TRACE_PRODUCTS,
     *,
-    weights: Tensor | None = None,
+    weights: Vector | None = None,
     matrix: Literal["hessian", "gauss-newton"] = "hessian",
     part: Part = None,
-    derivatives: str = "auto",
+    derivatives: Derivatives = "auto",
     engine: Literal["landscape", "pyhessian"] = "landscape",
-    seed: int = 0,
-    max_memory: int | None = None,
+    seed: Seed = 0,
+    max_memory: Count | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Trace:
@@ -289,7 +289,6 @@ def trace(
         >>> round(landscape.trace(problem).value, 5)
         2.0
     """
-    positive("products", products, least=6)
     options = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
     operand = Matrix.of(problem, seed, about, **options, engine=engine, max_memory=max_memory)
     return trace_of(operand, products, taken(progress))

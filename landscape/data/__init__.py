@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from landscape.core.errors import InputError
+from landscape.core.options import checked
 from landscape.core.registry import data_sets
 from landscape.data.base import Dataset
 
@@ -18,6 +19,7 @@ __all__ = ["Dataset", "load", "names", "options"]
 names, options = data_sets.names, data_sets.options
 
 
+@checked()
 def load(name: str, *, data_dir: str | Path | None = None, **kwargs: Any) -> Dataset:
     """The data set ``name``.
 

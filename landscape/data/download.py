@@ -139,8 +139,8 @@ def _existing(name: str, root: Path, file: File, force: bool) -> Path | None:
                 return path
             if path.parent == target.parent and not force:
                 raise OperationError(
-                    f"{path}: is not the file of {name} (its checksum is another); move it away, or give "
-                    "force=True to replace it"
+                    f"{path}: is not the file of {name} (its checksum is another); move it away",
+                    give={"force": True},
                 )
             if path.parent == target.parent and path != target:
                 path.unlink()  # or a loader might take it in place of the new one
@@ -208,7 +208,8 @@ def _download(
             if mirror != mirrors[-1]:
                 message(f"{error}; trying the next mirror")
     raise OperationError(
-        f"{'; '.join(failures)}; try again, give mirror=…, or put {file.name} into {path.parent} yourself"
+        f"{'; '.join(failures)}; try again, or put {file.name} into {path.parent} yourself",
+        give={"mirror": ...},
     )
 
 

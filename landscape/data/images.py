@@ -361,8 +361,9 @@ def _load(name: str, samples: int, data_dir: str | Path | None) -> Dataset:
         if (path := next(here, None)) is None:
             raise OperationError(
                 f"data {name}: {file}[.gz] is not in {root / name} or {root}; download the four IDX files of "
-                f"{name} ({', '.join(FILES)}), put them there, and give the folder with data_dir=… or "
-                "LANDSCAPE_DATA"
+                f"{name} ({', '.join(FILES)}), and put them there",
+                give={"data_dir": ...},
+                otherwise="the folder in LANDSCAPE_DATA",
             )
         arrays.append(read_idx(path))
     for images, labels, file in ((arrays[0], arrays[1], FILES[0]), (arrays[2], arrays[3], FILES[2])):
@@ -450,8 +451,9 @@ def _read_cifar(name: str, root: Path) -> tuple[tuple[Array, Array], tuple[Array
         if not (images / "train").is_dir():
             raise OperationError(
                 f"data {name}: neither {root / archive / test_file} nor {images / 'train'} exists; download "
-                f"the binary version, or put images into {images}/train/CLASS and {images}/test/CLASS, and "
-                "give the folder with data_dir=… or LANDSCAPE_DATA"
+                f"the binary version, or put images into {images}/train/CLASS and {images}/test/CLASS",
+                give={"data_dir": ...},
+                otherwise="the folder in LANDSCAPE_DATA",
             )
         names, a = folder_arrays(name, images, 32)
         if len(names) != classes:

@@ -232,8 +232,9 @@ def spoken_digits(
     parts = [(int(m[1]), m[2], int(m[3]), m[0]) for m in names if m]
     if not parts:
         raise OperationError(
-            f"data spoken-digits: {root} holds no DIGIT_SPEAKER_INDEX.wav; put the recordings there and give "
-            "the folder above it with data_dir=… or LANDSCAPE_DATA"
+            f"data spoken-digits: {root} holds no DIGIT_SPEAKER_INDEX.wav; put the recordings there",
+            give={"data_dir": ...},
+            otherwise="the folder above theirs in LANDSCAPE_DATA",
         )
     speakers = sorted({speaker for _, speaker, _, _ in parts})
     odd = sorted(set(test_speakers or []) - set(speakers))

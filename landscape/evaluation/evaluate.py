@@ -28,7 +28,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ from landscape.core.devices import double, float64_device, vector_norm
 from landscape.core.errors import InputError, PathWarning, warn_caller
 from landscape.core.hdf5 import Array
 from landscape.core.memory import MemoryBudget, limit
-from landscape.core.options import choose
+from landscape.core.options import OneOf, choose
 from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import call, tree_map
 from landscape.problem.checks import tolerance
@@ -380,6 +380,8 @@ def folded_totals(loss: PlaneLoss, folded: FoldedForward) -> Totals:
 METHODS = ("auto", "batched", "folded", "pointwise")
 # The dtype of the arithmetic; "tf32": that of the model.
 AUTOCASTS = {"tf32": None, "bfloat16": torch.bfloat16}
+Method = Annotated[str, OneOf(METHODS)]
+Autocast = Annotated[str, OneOf(tuple(AUTOCASTS))]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import functools
 import io
 import json
 import math
-import numbers
 import time
 import zipfile
 import zlib
@@ -22,7 +21,6 @@ from torch import Tensor
 from landscape.core.devices import gather_bytes
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.options import expect, positive
 from landscape.core.progress import Progress, portion
 from landscape.evaluation.adaptive import Part, first_points, interpolate
 from landscape.evaluation.evaluate import Evaluator
@@ -372,15 +370,8 @@ def axes(grid: int | tuple[int, int], span: float) -> tuple[Array, Array]:
 
     ``grid``: (nx, ny), or one number for both.
     """
-    # typeshed does not know that int is an Integral
-    counts = (grid, grid) if isinstance(grid, numbers.Integral) else grid  # type: ignore[redundant-expr]
-    if not isinstance(counts, Sequence) or [isinstance(n, numbers.Integral) for n in counts] != [True, True]:
-        raise InputError(f"grid: {grid!r} is not allowed, it must be a whole number or two, such as (51, 25)")
-    for count in counts:
-        positive("grid", count, least=1)
-    nx, ny = map(int, counts)
-    positive("span", span)
-    x, y = (np.linspace(-span, span, n) if n > 1 else np.zeros(1) for n in (nx, ny))
+    counts = (grid, grid) if isinstance(grid, int) else grid
+    x, y = (np.linspace(-span, span, n) if n > 1 else np.zeros(1) for n in counts)
     return x, y
 
 
@@ -533,14 +524,15 @@ class Grid:
 
 
 def check_plane(problem: Problem, plane: Plane) -> None:
-    """InputError for what is no plane, or one of a model with another number of parameters."""
-    expect("plane", plane, Plane)
+    """InputError for a plane of a model with another number of parameters."""
     size = len(problem.weights)
     if plane.directions.shape != (2, size) or plane.center.shape != (size,):
         raise InputError(
             f"plane: it is of a model with {plane.directions.shape[-1]:,} parameters, this one has "
             f"{size:,}; make it with the same problem, such as by landscape.random_plane(problem)"
         )
+    if not all(0 < norm < math.inf for norm in plane.directions.norm(dim=1).tolist()):
+        raise InputError("plane: a direction of norm 0 or not finite is not allowed")
 
 
 def _unknown(kind: Any) -> Any:

@@ -85,11 +85,6 @@ def double(problem: Any) -> float:
     return 8 / int(problem.weights.itemsize)
 
 
-def count(value: Any) -> int:
-    """A number of the user's, 1 where it is none."""
-    return value if isinstance(value, int) and value > 0 else 1
-
-
 def rows(weights: Any) -> int:
     """The number of learners in their weights (n, P), 0 without any."""
     return int(weights.shape[0]) if getattr(weights, "ndim", 0) else 0
@@ -124,12 +119,12 @@ def basis_of_room(wanted: int, vector_bytes: int, several: bool) -> int:
 
 def several(problem: Any, wanted: Any, products: Any = MAX_BASIS, part: Any = None) -> float:
     """The vectors of a search for the largest, and of its second start where these are several."""
-    k = count(wanted)
+    k = wanted or 1
     vectors = basis(problem, k, part)
-    return vectors + (min(vectors, count(products)) / 2 if k > 1 else 0)
+    return vectors + (min(vectors, products) / 2 if k > 1 else 0)
 
 
 def points(grid: Any) -> int:
     """The number of points of a grid (nx, ny), or of as many along both axes."""
     pair = grid if isinstance(grid, (tuple, list)) else (grid, grid)
-    return math.prod(map(count, pair))
+    return math.prod(map(int, pair))

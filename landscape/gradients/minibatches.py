@@ -15,7 +15,7 @@ from landscape.core import statistics
 from landscape.core.devices import double, float64_device
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import Positive, Several, check_bounds, expect, positive
+from landscape.core.options import Positive, Several, check_fields, fit, positive
 from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import concatenate, count_samples, named_tensors, take
 from landscape.problem.batchnorm import has_batchnorm
@@ -34,7 +34,6 @@ def stream(seed: int, part: int) -> torch.Generator:
         >>> torch.equal(torch.rand(3, generator=stream(0, 1)), torch.rand(3, generator=stream(0, 2)))
         False
     """
-    positive("seed", seed, least=0)
     state = np.random.SeedSequence((seed, part)).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]))
 
@@ -345,7 +344,7 @@ class Precision:
     max_draws: Several = 1000
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        check_fields(self)
         if self.max_draws < self.min_draws:
             raise InputError(
                 f"max_draws: {self.max_draws} is not allowed, it must be ≥ min_draws, {self.min_draws}"
@@ -374,7 +373,7 @@ def placed(problem: Problem, weights: Tensor | None, smallest: int = 1) -> Tenso
     size = problem.layout.size
     if weights is None:
         raise InputError(f"weights: missing; a problem has no learners, give theirs (n, {size}), or the run")
-    expect("weights", weights, Tensor)
+    weights = fit("weights", weights, Tensor)
     if weights.dim() != 2 or weights.shape[1] != size:
         raise InputError(f"weights: shape {tuple(weights.shape)}, it must be (n, {size}) with n ≥ {smallest}")
     if len(weights) < smallest:
@@ -389,8 +388,7 @@ def known_batch(batch: int | None) -> int:
     """``batch``, samples of a minibatch. InputError where it is missing, or not allowed."""
     if batch is None:
         raise InputError("batch: missing; neither a problem nor imported weights have one, give it")
-    positive("batch", batch, least=1)
-    return int(batch)
+    return batch
 
 
 def learners_of(
@@ -409,5 +407,4 @@ def learners_of(
         local_batch, rest = divmod(batch, n := len(weights))
         if rest:
             raise InputError(f"batch: {batch} is no multiple of the {n} learners; give local_batch")
-    positive("local_batch", local_batch, least=1)
     return weights, local_batch

@@ -10,24 +10,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import below_one, choose, positive
+from landscape.core.options import (
+    BelowOne,
+    Count,
+    Natural,
+    NonNegative,
+    OneOf,
+    Positive,
+    check_fields,
+    checked,
+)
 
 __all__ = ["Hyperparameters", "limits", "lr_that_keeps_minima", "max_stable_step"]
 
 #: v ← m v − ηg, x ← x + v; Nesterov's as torch.optim.SGD has it; and the shifted v_{t+1} = m v_{t−τ} − ηg.
 FORMS = ("ordinary", "nesterov", "shifted")
+Form = Annotated[str, OneOf(FORMS)]
+MixingForm = Annotated[str, OneOf(FORMS[:2])]
+Order = Annotated[str, OneOf(("awc", "atc"))]
 # Points of the unit circle for the search of the first crossing, and additional ones for each step of delay.
 _POINTS, _POINTS_A_STEP = 8192, 512
 
 
+@checked()
 def max_stable_step(
-    delay: int = 0, momentum: float = 0.0, form: str = "ordinary", noise: float = 0.0
+    delay: Natural = 0, momentum: BelowOne = 0.0, form: Form = "ordinary", noise: NonNegative = 0.0
 ) -> float:
     """The largest stable ηλ with gradients ``delay`` τ steps old and ``momentum`` m.
 
@@ -55,8 +67,6 @@ def max_stable_step(
         >>> round(max_stable_step(), 4), round(max_stable_step(delay=1, momentum=0.9), 4)
         (2.0, 0.1)
     """
-    check(delay, momentum, form)
-    positive("noise", noise, least=0)
     p0, p1 = polynomials(delay, momentum, form)
     limit = first_crossing(p0, p1)
     if not noise:
@@ -86,10 +96,13 @@ class Hyperparameters:
         0.445
     """
 
-    delay: int = 0
-    momentum: float = 0.0
-    form: str = "ordinary"
-    batch: int = 1
+    delay: Natural = 0
+    momentum: BelowOne = 0.0
+    form: Form = "ordinary"
+    batch: Count = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def limit(self, noise: float = 0.0) -> float:
         """The largest stable ηλ (:func:`max_stable_step`).
@@ -111,8 +124,9 @@ class Hyperparameters:
         return max_stable_step(self.delay, self.momentum, self.form, noise / self.batch)
 
 
+@checked()
 def lr_that_keeps_minima(
-    lr: float, before: Hyperparameters, after: Hyperparameters, noise: float = 0.0
+    lr: Positive, before: Hyperparameters, after: Hyperparameters, noise: NonNegative = 0.0
 ) -> float:
     """The learning rate under ``after`` that leaves the same minima accessible as ``lr`` under ``before``.
 
@@ -136,11 +150,11 @@ def lr_that_keeps_minima(
         >>> round(lr_that_keeps_minima(0.1, Hyperparameters(), Hyperparameters(delay=1)), 4)
         0.05
     """
-    positive("lr", lr)
     return lr * after.limit(noise) / before.limit(noise)
 
 
-def limits(delays: Sequence[int], momentum: float) -> Array:
+@checked()
+def limits(delays: Sequence[Natural], momentum: BelowOne) -> Array:
     """The largest stable ηλ for each delay: without momentum, and in two forms with it (Delay-2019).
 
     Args:
@@ -158,18 +172,8 @@ def limits(delays: Sequence[int], momentum: float) -> Array:
         >>> limits([0, 1], momentum=0.9).round(4).tolist()  # none, ordinary, shifted
         [[2.0, 1.0], [3.8, 0.1], [3.8, 0.19]]
     """
-    if not np.iterable(delays):
-        raise InputError(f"delays: {delays!r} is not allowed, it must be a sequence of whole numbers ≥ 0")
     settings = ((0.0, "ordinary"), (momentum, "ordinary"), (momentum, "shifted"))
     return np.array([[max_stable_step(tau, m, form) for tau in delays] for m, form in settings])
-
-
-def check(delay: int, momentum: float, form: str) -> None:
-    """Raise InputError unless these are a delay, a momentum and one of FORMS."""
-    if isinstance(delay, bool) or delay != int(delay) or delay < 0:
-        raise InputError(f"delay: {delay} is not allowed, it must be a whole number ≥ 0")
-    below_one("momentum", momentum)
-    choose("form", form, FORMS)
 
 
 def polynomials(
@@ -235,12 +239,13 @@ def _impulse_power(p: Array, p1: Array) -> float:
     return float(c @ solve_discrete_lyapunov(a, b @ b.T) @ c)
 
 
+@checked()
 def max_mixing_step(
     omegas: Any,
-    momentum: float = 0.0,
-    form: str = "ordinary",
-    order: str = "awc",
-    delay: int = 0,
+    momentum: BelowOne = 0.0,
+    form: MixingForm = "ordinary",
+    order: Order = "awc",
+    delay: Natural = 0,
     mixed: bool = False,
 ) -> float:
     """The largest stable ηλ of learners that mix by a fixed matrix with other eigenvalues ``omegas`` than 1.
@@ -267,8 +272,6 @@ def max_mixing_step(
         >>> round(max_mixing_step([0.2, -0.2]), 4)  # a ring of six with two neighbors per side
         0.8
     """
-    check(delay, momentum, choose("form", form, FORMS[:2]))
-    choose("order", order, ("awc", "atc"))
     limits = [max_stable_step(delay, momentum, form)]
     for omega in np.unique(np.round(np.asarray(omegas, dtype=complex), 12)):
         if order == "atc" and omega == 0:
@@ -278,8 +281,9 @@ def max_mixing_step(
     return min(limits)
 
 
+@checked()
 def max_tracking_step(
-    omegas: Any, momentum: float = 0.0, form: str = "ordinary", order: str = "awc"
+    omegas: Any, momentum: BelowOne = 0.0, form: MixingForm = "ordinary", order: Order = "awc"
 ) -> float:
     """The largest stable ηλ of gradient tracking on one quadratic, over the eigenvalues ``omegas`` of M.
 
@@ -300,7 +304,6 @@ def max_tracking_step(
         >>> round(max_tracking_step([0.2, -0.2]), 4)  # a ring of six with two neighbors per side
         0.32
     """
-    choose("order", order, ("awc", "atc"))
 
     def mode(omega: complex, m: float, p1: Array) -> tuple[Array, Array]:
         return np.poly([omega, omega, m]), np.convolve(p1, [1, -1]) * (omega**2 if order == "atc" else 1)
@@ -308,7 +311,8 @@ def max_tracking_step(
     return _max_mode_step(omegas, momentum, form, mode)
 
 
-def max_d2_step(omegas: Any, momentum: float = 0.0, form: str = "ordinary") -> float:
+@checked()
+def max_d2_step(omegas: Any, momentum: BelowOne = 0.0, form: MixingForm = "ordinary") -> float:
     """The largest stable ηλ of D² on one quadratic, over the eigenvalues ``omegas`` > −1/3 of M.
 
     A disagreement mode evolves by (z² − 2ωz + ω)(z − m) + hω (z − 1) p₁, p₁ that of ``form``; without
@@ -337,7 +341,6 @@ def _max_mode_step(
     omegas: Any, momentum: float, form: str, mode: Callable[[complex, float, Array], tuple[Array, Array]]
 ) -> float:
     """The smallest limit of the mean's steps and of ``mode``s p₀ + h p₁, from ω, m and the momentum's p₁."""
-    check(0, momentum, choose("form", form, FORMS[:2]))
     limits, p1 = [max_stable_step(0, momentum, form)], polynomials(0, momentum, form)[1]
     for omega in np.unique(np.round(np.asarray(omegas, dtype=complex), 12)):
         fixed, changing = mode(omega, momentum, p1)
@@ -442,8 +445,9 @@ def _second_moments(mixed: Array, kept: Array, rho: float) -> float:
     return float(np.abs(np.linalg.eigvals(symmetric)).max())
 
 
+@checked()
 def max_matching_momentum_step(
-    rho: float, momentum: float, form: str = "ordinary", order: str = "awc", mixed: bool = False
+    rho: float, momentum: BelowOne, form: MixingForm = "ordinary", order: Order = "awc", mixed: bool = False
 ) -> float:
     """The largest ηλ stable in mean square where learners with momentum m average in random pairs.
 
@@ -466,8 +470,6 @@ def max_matching_momentum_step(
         >>> round(max_matching_momentum_step(0.5, 0.0), 3), round(max_matching_step(0.5), 3)
         (1.366, 1.366)
     """
-    check(0, momentum, choose("form", form, FORMS[:2]))
-    choose("order", order, ("awc", "atc"))
 
     def radius(h: float) -> float:
         x, v = np.array([1.0, 0.0]), np.array([h, momentum])
@@ -495,16 +497,17 @@ def first_unstable(radius: Callable[[float], float], top: float, points: int = 4
     return top if first is None else float(brentq(above, grid[first - 1], grid[first]))
 
 
+@checked()
 def max_period_step(
     period: int,
-    momentum: float = 0.0,
-    form: str = "ordinary",
+    momentum: BelowOne = 0.0,
+    form: MixingForm = "ordinary",
     omegas: Any = (1.0,),
-    order: str = "awc",
+    order: Order = "awc",
     buffers: Literal["keep", "reset", "average"] = "keep",
     outer: Literal["none", "slowmo", "nesterov"] = "none",
     outer_lr: float = 1.0,
-    outer_momentum: float = 0.0,
+    outer_momentum: BelowOne = 0.0,
 ) -> float:
     """The largest stable ηλ of ``period`` steps between averages of all learners, then perhaps an outer step.
 
@@ -513,7 +516,6 @@ def max_period_step(
     of disagreement ``omegas`` (1: no mixing in between) lose x at the average, and v only if ``buffers`` are
     reset or averaged: v must not grow over a period.
     """
-    check(0, momentum, choose("form", form, FORMS[:2]))
     a, b, m = outer_lr, outer_momentum, momentum
 
     def step(h: float, omega: complex) -> Array:

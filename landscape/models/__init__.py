@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from landscape.core import registry
 from landscape.core.errors import InputError
-from landscape.core.options import Count, Positive, Several, choose
+from landscape.core.options import Count, Positive, Several, checked, choose
 from landscape.models.convolutional import scaled
 
 __all__ = ["build", "names", "options"]
@@ -23,6 +23,7 @@ __all__ = ["build", "names", "options"]
 names, options = registry.models.names, registry.models.options
 
 
+@checked()
 def build(name: str, **kwargs: Any) -> nn.Module:
     """A new network with PyTorch's default initialization from the current global random state.
 

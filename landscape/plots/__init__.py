@@ -17,7 +17,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from matplotlib import rcParams
@@ -29,7 +29,7 @@ from landscape.checkpoint.storage import load
 from landscape.core.errors import InputError
 from landscape.core.files import printable, replacing
 from landscape.core.hdf5 import LARGEST
-from landscape.core.options import ends_in
+from landscape.core.options import Within, checked, ends_in
 from landscape.core.registry import drawings
 from landscape.plots.picture import OwnAxes, change, drawn_into
 from landscape.plots.style import style as _style
@@ -37,8 +37,11 @@ from landscape.results.base import Result
 from landscape.results.grids import Interpolated
 
 FORMATS = (".png", ".pdf", ".svg")
+# Below it nothing can be read; above it a picture of 12 inches takes more than 800 MB of memory (ours).
+Dpi = Annotated[float, Within(20, 1200)]
 
 
+@checked()
 def draw(
     results: Any,
     path: str | Path | None = None,
@@ -47,7 +50,7 @@ def draw(
     ax: Axes | None = None,
     axes: Mapping[str, Axes] | None = None,
     visuals: Mapping[str, bool | Mapping[str, Any]] | None = None,
-    dpi: float | None = None,
+    dpi: Dpi | None = None,
     **options: Any,
 ) -> Figure:
     """Draw results or runs of one kind in one picture, whose panels share their scales.
@@ -81,7 +84,6 @@ def draw(
     """
     if path is not None:
         check_format(path)
-    check_dpi("dpi", dpi)
     items = loaded(results)
     kinds = {type(result): None for result in items}
     if len({drawing_of(kind) for kind in kinds}) != 1:
@@ -144,21 +146,9 @@ def save_figure(figure: Figure, path: str | Path, dpi: float | None = None) -> N
     """
     path = Path(path)
     check_format(path)
-    check_dpi("dpi", dpi)
     # matplotlib projects the unused corners of 3-D facets, too: memory with any content, which may overflow.
     with replacing(path) as file, _style(), np.errstate(over="ignore", invalid="ignore"):
         figure.savefig(file, format=path.suffix[1:], dpi=rcParams["savefig.dpi"] if dpi is None else dpi)
-
-
-def check_dpi(where: str, dpi: float | None) -> None:
-    """Check that ``dpi`` pixels per inch make a picture that can be written; None is the default.
-
-    Raises:
-        InputError: naming ``where``, below 20 (nothing can be read) or above 1200 (our choice: a picture of
-            12 inches then takes 800 MB of memory).
-    """
-    if dpi is not None and not 20 <= dpi <= 1200:
-        raise InputError(f"{where}: {dpi:g} is not allowed, it must be from 20 to 1200")
 
 
 def check_format(path: str | Path) -> None:

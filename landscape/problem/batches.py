@@ -303,7 +303,7 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
             raise InputError(
                 f"data: {name}: {size}, but {first}: {length} samples; all tensors must hold "
                 f"each sample once{graph if remedy else ''}",
-                remedy,
+                remedy=remedy,
             )
     return length
 

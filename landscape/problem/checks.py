@@ -11,7 +11,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError
+from landscape.core.options import OneOf
 from landscape.problem.batches import (
     attempt,
     call,
@@ -379,6 +380,7 @@ def check_original(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> No
 
 
 CHECKS = ("full", "quick", "off")
+Check = Annotated[str, OneOf(CHECKS)]
 PROBES = (PROBE, 256)  # samples of check="quick" and "full" (our choice)
 # Draws of random numbers, one of which at least must change a loss that depends on them (our choice: a layer
 # that is dropped as a whole one time in ten is missed once in 10³).

@@ -109,7 +109,7 @@ class Data:
             raise InputError(
                 f"data: a {type(data).__name__} is no iterable, or an iterator, which can be read only once; "
                 "give (x, y), a dict, a list of batches, a Dataset or a DataLoader",
-                "landscape.Problem(model, loss, list(data))" if isinstance(data, Iterator) else "",
+                remedy="landscape.Problem(model, loss, list(data))" if isinstance(data, Iterator) else "",
             )
         else:
             self.batches = data
@@ -178,7 +178,7 @@ class Data:
             raise InputError(
                 f"data: two passes over its batches differ: {_why_passes_differ(self.batches)}, or, for the "
                 "loss of one draw alone, a list, which freezes it",
-                f"landscape.Problem(model, loss, list({batches}))",
+                remedy=f"landscape.Problem(model, loss, list({batches}))",
             )
 
     @property

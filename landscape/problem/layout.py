@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -335,6 +335,13 @@ def padding_rows(module: nn.Module, layout: Layout) -> tuple[slice, ...]:
     return tuple(rows)
 
 
+A_VECTOR = (
+    "a vector (P,) of floating-point numbers; that of a model is problem.layout.flatten(model.state_dict())"
+)
+#: θ, as an argument.
+Vector = Annotated[Tensor, A_VECTOR]
+
+
 def vector_of(weights: Any, like: Tensor, name: str = "weights") -> Tensor:
     """θ (P,), given as ``name``, with dtype and device of ``like`` (None: itself); else InputError."""
     if weights is None or weights is like:
@@ -346,10 +353,7 @@ def vector_of(weights: Any, like: Tensor, name: str = "weights") -> Tensor:
     )
     if not isinstance(vector, Tensor) or not vector.is_floating_point():
         kind = f"{weights.dtype} vector" if isinstance(vector, Tensor) else type(weights).__name__
-        raise InputError(
-            f"{name}: a {kind} is not allowed, it must be a vector (P,) of floating-point numbers; that of a "
-            "model is problem.layout.flatten(model.state_dict())"
-        )
+        raise InputError(f"{name}: a {kind} is not allowed, it must be {A_VECTOR}")
     if vector.shape != like.shape:
         raise InputError(f"{name}: shape {tuple(vector.shape)}, it must be {tuple(like.shape)}")
     return vector.detach().to(like)

@@ -294,7 +294,7 @@ def several_numbers(value: Any) -> InputError:
             remedy = f"[{key!r}]"
     return InputError(
         f"loss: it gives {what}, it must give one number, the mean over the samples",
-        f"landscape.Problem(model, lambda o, t: loss(o, t){remedy}, data)" if remedy else "",
+        remedy=f"landscape.Problem(model, lambda o, t: loss(o, t){remedy}, data)" if remedy else "",
     )
 
 
@@ -407,5 +407,6 @@ def refuse_broadcasting(loss: Callable[[Any, Any], Any], outputs: Any, targets: 
     raise InputError(
         f"loss: the outputs have shape {shapes[0]}, but the targets {shapes[1]}: a loss that broadcasts them "
         "pairs each output with the targets of all samples",
-        f"landscape.Problem(model, lambda outputs, targets: loss(outputs, targets.{change}{kind}), data)",
+        remedy="landscape.Problem(model, "
+        f"lambda outputs, targets: loss(outputs, targets.{change}{kind}), data)",
     )

@@ -19,7 +19,7 @@ from landscape.problem import batchnorm as bn_policies
 from landscape.problem.batches import call, count_samples, fixed_randomness, own_outputs, quiet, recomputes
 from landscape.problem.batchnorm import SAMPLES, BatchNormPolicy
 from landscape.problem.data import ACTIVATION_BYTES, SMALL_BYTES, SMALL_CHUNK, Data
-from landscape.problem.layout import Layout, backward, gradients, placed, vector_of
+from landscape.problem.layout import Layout, Vector, backward, gradients, placed, vector_of
 from landscape.problem.losses import existing, placed_loss
 from landscape.problem.metrics import Metric, Sums
 
@@ -506,7 +506,7 @@ class MeanLoss:
         return loss, right
 
     @analysis(lambda self, **_: Need(self.device, self.chunk_bytes))
-    def loss(self, weights: Tensor | None = None, *, max_memory: int | None = None) -> float:
+    def loss(self, weights: Vector | None = None, *, max_memory: int | None = None) -> float:
         """Mean loss at some weights.
 
         Args:
@@ -583,7 +583,7 @@ class MeanLoss:
 
     # The parts of a chunk's gradient and their sum, besides the activations and their gradients.
     @analysis(lambda self, **_: Need(self.device, 2 * (self.weights.nbytes + self.chunk_bytes)))
-    def gradient(self, weights: Tensor | None = None, *, max_memory: int | None = None) -> Tensor:
+    def gradient(self, weights: Vector | None = None, *, max_memory: int | None = None) -> Tensor:
         """The gradient of the mean loss over the whole data at some weights.
 
         Args:

@@ -6,20 +6,28 @@ import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from landscape.core.devices import check_default_device, check_dtype
+from landscape.core.devices import Device, Dtype, check_default_device, check_dtype
 from landscape.core.errors import InputError
-from landscape.core.options import choose, expect, of_run
+from landscape.core.options import NonNegative, checked, fit, of_run
 from landscape.problem import batchnorm, checks
 from landscape.problem.batches import count_samples
-from landscape.problem.checks import ignores_first_label, moved
+from landscape.problem.checks import Check, ignores_first_label, moved
 from landscape.problem.data import Data
-from landscape.problem.layout import Layout, evaluated, independent_copy, padding_rows, unwrapped, vector_of
+from landscape.problem.layout import (
+    Layout,
+    Vector,
+    evaluated,
+    independent_copy,
+    padding_rows,
+    unwrapped,
+    vector_of,
+)
 from landscape.problem.losses import Terms, describe_loss, is_softmax_loss, output_loss, placed_loss
 from landscape.problem.mean_check import check_mean, refuse_nan
 from landscape.problem.mean_loss import Loss as Loss
@@ -117,6 +125,7 @@ class Problem(MeanLoss):
         Problem(Linear, 8 parameters, cross_entropy, 20 samples, float32 on cpu)
     """
 
+    @checked("model", "loss")
     @torch.inference_mode(False)  # its tensors are used outside, too
     def __init__(
         self,
@@ -124,25 +133,23 @@ class Problem(MeanLoss):
         loss: Loss | None,
         data: Any,
         *,
-        weights: Tensor | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        weights: Vector | None = None,
+        device: Device | None = None,
+        dtype: Dtype | None = None,
         terms: Callable[[Any], Tensor] | None = None,
         penalty: Penalty | None = None,
-        weight_decay: float = 0.0,
+        weight_decay: NonNegative = 0.0,
         randomness: str | int = "refuse",
         metrics: Metrics | None = None,
-        check: str = "quick",
+        check: Check = "quick",
     ) -> None:
         check_default_device()
-        self.check = choose("check", check, checks.CHECKS)
-        if not 0 <= weight_decay < float("inf"):
-            raise InputError(f"weight_decay: {weight_decay} is not allowed, it must be a finite number ≥ 0")
+        self.check = check
         check_kinds(model, loss)
         original = unwrapped(model)
         self._set_model(independent_copy(original), device, dtype)
         self.criterion = output_loss if loss is None else placed_loss(loss, self.device, self.dtype)
-        self.penalty, self.weight_decay = penalty, float(weight_decay)
+        self.penalty, self.weight_decay = penalty, weight_decay
         self.randomness, self.draws = str(randomness), number_of_draws(randomness)
         self.differentiates = self.draws_elsewhere = False  # until check_fit sees it
         self.batch_bytes, self.metrics = 0, metrics_of(metrics)
@@ -383,11 +390,10 @@ def problem_of(subject: Any, *, sharded: bool = False) -> Problem:
     Example:
         >>> problem_of("last.h5")
         Traceback (most recent call last):
-        landscape.core.errors.InputError: problem: a str is not allowed, it must be a Problem or ...
+        landscape.core.errors.InputError: problem: 'last.h5' is not allowed, it must be a Problem or ...
     """
-    problem = of_run(subject)
-    expect("problem", problem, Problem, *[ShardedProblem] * sharded)
-    return problem
+    kind = Problem | ShardedProblem if sharded else Problem
+    return fit("problem", of_run(subject), Annotated[kind, "a Problem or a run"])
 
 
 # Modules that act on each number by itself, so that any leading or trailing dimensions may be added.

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from landscape.core.devices import check_default_device, finite
 from landscape.core.errors import InputError, OperationError
-from landscape.core.options import choose
+from landscape.core.options import checked
 from landscape.problem.batches import call, count_samples, named_tensors, opened, take
 from landscape.problem.batchnorm import BatchNormPolicy
-from landscape.problem.checks import CHECKS
+from landscape.problem.checks import Check
 from landscape.problem.data import Data
 from landscape.problem.layout import Layout, check_recording, differentiable, padding_rows, unwrapped
 from landscape.problem.losses import (
@@ -89,6 +89,7 @@ class ShardedProblem(Exchanges):
         ShardedProblem(GPT, 124,439,808 parameters on 8 ranks, cross_entropy, float32 on cuda:0)
     """
 
+    @checked("model", "loss")
     def __init__(
         self,
         model: nn.Module,
@@ -96,7 +97,7 @@ class ShardedProblem(Exchanges):
         data: Any,
         *,
         terms: Callable[[Any], Tensor] | None = None,
-        check: str = "quick",
+        check: Check = "quick",
     ) -> None:
         check_default_device()
         inner = unwrapped(model)
@@ -124,7 +125,7 @@ class ShardedProblem(Exchanges):
         self.device = torch.device(away, torch.accelerator.current_device_index()) if away else first.device
         self.dtype = torch.promote_types(first.dtype, torch.float32)
         self.agree("ShardedProblem", {"check": check})
-        self.check = choose("check", check, CHECKS)
+        self.check = check
         self.criterion = output_loss if loss is None else placed_loss(loss, self.device, first.dtype)
         count = Terms(self.criterion, terms)
         self.samples, self.draws, self.randomness = 1, 0, "refuse"  # the samples until they are counted

@@ -38,7 +38,7 @@ from landscape.checkpoint.user_code import is_user_defined
 from landscape.core import hdf5
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.files import printable, read_regular, write_text
-from landscape.core.options import ends_in
+from landscape.core.options import checked, ends_in
 from landscape.core.registry import optional
 from landscape.plots import drawable, each_of
 from landscape.plots.picture import Picture as Drawn
@@ -159,7 +159,10 @@ def read(sources: Any) -> Contents:
     runs: dict[Path, tuple[Path, Checkpoint]] = {}
     results: dict[Path | int, tuple[Path | None, list[base.Result]]] = {}
     notes: list[str] = []
-    for k, source in enumerate(each_of(sources)):
+    every = [*each_of(sources)]
+    if not every:
+        raise InputError("runs", sources, allowed="one or several")
+    for k, source in enumerate(every):
         if isinstance(source, base.Result):
             results[k] = None, [source]
             continue
@@ -260,6 +263,7 @@ def check_installed() -> None:
     optional("plotly", "a report", EXTRA)
 
 
+@checked()
 def report(runs: Any, path: str | Path, title: str = "") -> None:
     """Write a report on runs and results to one HTML file, which needs no other and sends no request.
 

@@ -18,7 +18,7 @@ import numpy as np
 from landscape.core import registry
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import LARGEST, SCHEMA, Array, attribute, dataset, group, location, reading, writing
-from landscape.core.options import choose, type_hints
+from landscape.core.options import checked, choose, type_hints
 from landscape.core.registry import optional
 from landscape.results import shown
 from landscape.results.shown import Row
@@ -363,6 +363,7 @@ def _optional(field: dataclasses.Field[Any]) -> bool:
     return (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
 
 
+@checked("results")
 def save(results: Sequence[Result], path: str | Path) -> None:
     """Write results of one kind to a file: one at its root, several in the groups /0, /1 and so on.
 
@@ -381,7 +382,7 @@ def save(results: Sequence[Result], path: str | Path) -> None:
         ...     len(load_results(f"{folder}/two.h5"))
         2
     """
-    listed = isinstance(results, Sequence)
+    listed = isinstance(results, (list, tuple))
     kinds: list[Any] = [type(r) for r in (results if listed else [results])]
     if not (listed and kinds and all(issubclass(k, Result) and k.schema == kinds[0].schema for k in kinds)):
         names = ", ".join(dict.fromkeys(k.__name__ for k in kinds)) or "an empty list"

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
-from landscape.core.options import choose, ends_in, expect, positive
+from landscape.core.options import NonNegative, OneOf, Positive, checked, ends_in
 from landscape.results.base import Provenance
 from landscape.results.surfaces import CENTERED, Basins, Surface
 
@@ -212,6 +212,7 @@ LEAST = 0.01
 # Rises up to the one at which the region reaches the edge of the grid (our choice: a smooth curve).
 RISES = 24
 AROUND = ("center", "lowest")
+Around = Annotated[str, OneOf(AROUND)]
 
 
 def _default_rises(fine: FineGrid, edge: float) -> Array:
@@ -270,12 +271,13 @@ def _start(surface: Surface, around: str, lowest: Sequence[float]) -> Sequence[f
     return 0.0, 0.0
 
 
+@checked()
 def basins(
     surface: Surface,
-    rises: Sequence[float] | None = None,
+    rises: Sequence[Positive] | None = None,
     *,
-    least: float | None = None,
-    around: str | None = None,
+    least: NonNegative | None = None,
+    around: Around | None = None,
 ) -> Basins:
     """The basins of a surface, and the width, area and volume of the region around one point, by its rise.
 
@@ -304,9 +306,7 @@ def basins(
         >>> landscape.basins(surface, around="lowest").minima
         1
     """
-    expect("surface", surface, Surface)
     around = ("center" if surface.kind in CENTERED else "lowest") if around is None else around
-    choose("around", around, AROUND)
     loss, products = surface.loss.astype(np.float64), gram(surface)
     if min(loss.shape) < 2:
         raise InputError(f"grid: {loss.shape[::-1]} points have no basins, 2 × 2 points are the fewest")
@@ -317,15 +317,12 @@ def basins(
         raise OperationError("directions: they are parallel, zero or not finite, so that areas mean nothing")
     if least is None:
         least = max(LEAST * float(np.median(finite) - finite.min()), 2 * _loss_error(surface))
-    positive("least", least, least=0)
     tree = merge_tree(loss)
     first = tree.first[np.isfinite(tree.first)]
     listed = tree.without(max(least, float(np.nextafter(0, 1))))
     fine = FineGrid(surface, products, _start(surface, around, _coordinates(surface, listed.minimum[:1])[0]))
     edge = fine.edge_rise()
     height = np.array(_default_rises(fine, edge) if rises is None else sorted(map(float, rises)))
-    for rise in height:
-        positive("rises", float(rise))
     if not len(height) or len(np.unique(height)) < len(height):
         raise InputError(f"rises: {list(height)} is not allowed, it must hold different numbers > 0")
     area, volume, width, cut = map(np.array, zip(*map(fine.region, height.tolist()), strict=True))
@@ -464,6 +461,7 @@ def comparable(surfaces: Sequence[Surface]) -> bool:
     return len(kinds) == 1 and all(map(has_profile, surfaces))
 
 
+@checked()
 def barrier(t: Array, loss: Array) -> float:
     """The loss barrier between the ends of a line: max_t [L(t) − ((1−t)·L(0) + t·L(1))] ≥ 0.
 
@@ -485,8 +483,6 @@ def barrier(t: Array, loss: Array) -> float:
         >>> barrier(np.array([0.0, 0.5, 1.0]), np.array([1.0, 4.0, 3.0]))
         2.0
     """
-    expect("t", t, np.ndarray)
-    expect("loss", loss, np.ndarray)
     with np.errstate(invalid="ignore"):
         return float(np.max(loss - ((1 - t) * loss[0] + t * loss[-1])))
 
@@ -494,6 +490,7 @@ def barrier(t: Array, loss: Array) -> float:
 HIDDEN_POINT = 2  # vtkDataSetAttributes::HIDDENPOINT: a point with this bit set is not drawn
 
 
+@checked()
 def save_vts(surface: Surface, path: str | Path) -> None:
     """Write a surface as an ASCII file for ParaView: points (x, y, loss) with the data "loss" and "accuracy".
 
@@ -521,8 +518,6 @@ def save_vts(surface: Surface, path: str | Path) -> None:
         ...     pathlib.Path(f"{folder}/surface.vts").read_text().splitlines()[2]
         '  <StructuredGrid WholeExtent="0 2 0 2 0 0">'
     """
-    expect("surface", surface, Surface)
-    expect("path", path, str, Path)
     ends_in("path", path, [".vts"])
     finite = np.isfinite(surface.loss)
     if not finite.any():

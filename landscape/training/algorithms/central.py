@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from landscape.core import registry
 from landscape.core.errors import InputError
-from landscape.core.options import BelowOne, Count, Natural, NonNegative, Positive
+from landscape.core.options import BelowOne, Count, Natural, NonNegative, Positive, Within
 from landscape.limits import (
     first_crossing,
     max_period_step,
@@ -494,11 +494,9 @@ class GPA(Rule):
         learners: int,
         seed: int,
         mu_x: BelowOne = 0.9967,
-        mu_y: NonNegative = 0.7,
+        mu_y: Annotated[float, Within(0, 1)] = 0.7,
     ) -> None:
         super().__init__(learners, seed)
-        if mu_y > 1:
-            raise InputError(f"algorithm.mu_y: {mu_y} is not allowed, it must be at most 1")
         self.mu_x, self.mu_y = mu_x, mu_y
 
     def start(self, weights: Tensor) -> None:

@@ -14,9 +14,19 @@ from torch import Tensor, nn
 
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint, check_learner
 from landscape.core.analysis import analysis
-from landscape.core.devices import float64_device
+from landscape.core.devices import Device, float64_device
 from landscape.core.errors import InputError, OperationError
-from landscape.core.options import choose, expect, positive
+from landscape.core.options import (
+    BelowOne,
+    Count,
+    Natural,
+    NonNegative,
+    Positive,
+    Seed,
+    UpToOne,
+    checked,
+    fit,
+)
 from landscape.core.progress import ProgressOption, taken
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import top_eigenvalues
@@ -60,14 +70,14 @@ SCALING = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}
 )
 def critical_batch(
     run: Checkpoint,
-    factors: Sequence[float] = FACTORS,
+    factors: Sequence[Positive] = FACTORS,
     *,
-    trained_samples: int | None = None,
-    seeds: int = SEEDS,
-    loss_tol: float = LOSS_TOL,
+    trained_samples: Count | None = None,
+    seeds: Count = SEEDS,
+    loss_tol: Positive = LOSS_TOL,
     scaling: Literal["linear", "sqrt", "none"] | None = None,
-    seed: int = 0,
-    device: torch.device | str | None = None,
+    seed: Seed = 0,
+    device: Device | None = None,
     data_dir: str | Path | None = None,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
@@ -113,17 +123,13 @@ def critical_batch(
         >>> result.batch.tolist(), result.steps.tolist()
         ([250, 500], [20, 10])
     """
-    expect("run", run, Checkpoint)
+    fit("run", run, Checkpoint)
     device, data_dir = device or run.source.get("device") or "cpu", data_dir or run.source.get("data_dir")
     # The run's, without its schedule and what is recorded along the way.
     recipe = continued(run, schedule=Schedule())
     if run.diverged:
         raise OperationError(f"{run.path or 'checkpoint'}: the run diverged, there is nothing to continue")
     chosen = scaling or ("sqrt" if recipe.part("optimizer")[0] in ROOT else "linear")
-    choose("scaling", chosen, SCALING)
-    for name, value in (("seeds", seeds), ("trained_samples", trained_samples or 1)):
-        positive(name, value, least=1)
-    positive("loss_tol", loss_tol)
     batches = _batches(recipe, factors)
     total = trained_samples or STEPS * batches[-1]
     rates = [run.lr * (batch / recipe.batch) ** SCALING[chosen] for batch in batches]
@@ -157,8 +163,6 @@ def critical_batch(
 
 def _batches(recipe: Recipe, factors: Sequence[float]) -> list[int]:
     """The batches in increasing order, each once."""
-    for factor in factors:
-        positive("factors", factor)
     exact = sorted({factor * recipe.batch for factor in factors})
     if len(exact) < 2:
         raise InputError(f"factors: {list(factors)} is not allowed, at least two different ones are needed")
@@ -229,6 +233,7 @@ def operating_point(run: Checkpoint) -> tuple[float, float | None, int]:
     return run.lr, recipe.stability_limit(), int(recipe.algorithm.get("delay", 0))
 
 
+@checked()
 def preconditioner(
     run: Checkpoint, problem: Problem, learner: str | int = "mean", *, seed: int = 0
 ) -> Preconditioner:
@@ -259,7 +264,6 @@ def preconditioner(
         >>> landscape.Preconditioner(torch.tensor([1.0, 4.0]), name="torch:Adam", lr=0.1, limit=38.0).lr
         0.1
     """
-    expect("run", run, Checkpoint)
     if not run.has_recipe:
         raise OperationError(
             f"{run.path or 'run'}: no run of landscape train; give a landscape.Preconditioner"
@@ -350,15 +354,15 @@ DELAYS = (0, 1, 3, 7, 31)
 @analysis(shorter="a larger residual_tol= or a part of the data", of_the_run=None)
 def stability(
     problem: Problem | Run,
-    delays: Sequence[int] = DELAYS,
-    momentum: float = 0.9,
+    delays: Sequence[Natural] = DELAYS,
+    momentum: BelowOne = 0.9,
     *,
-    lr: float | None = None,
-    own_limit: float | None = None,
-    own_delay: int | None = None,
+    lr: NonNegative | None = None,
+    own_limit: NonNegative | None = None,
+    own_delay: Natural | None = None,
     precondition: Preconditioner | Tensor | bool | None = None,
-    residual_tol: float = 0.01,
-    seed: int = 0,
+    residual_tol: UpToOne = 0.01,
+    seed: Seed = 0,
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Stability:
@@ -399,7 +403,6 @@ def stability(
     own_lr, rule_limit, rule_delay = operating_point(run) if run else (math.nan, None, 0)
     lr, own_limit = own_lr if lr is None else lr, rule_limit if own_limit is None else own_limit
     own_delay = rule_delay if own_delay is None else own_delay
-    positive("own_delay", own_delay, least=0)
     if isinstance(precondition, bool):
         if precondition and run is None:
             raise InputError("precondition: True is not allowed for a problem, whose optimizer is not known")

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.core.devices import pick_device
+from landscape.core.devices import DeviceName
 from landscape.core.errors import InputError
 from landscape.core.files import Lock, make_folder
-from landscape.core.options import toml_value
+from landscape.core.options import Count, Positive, Seed, Within, checked, toml_value
 from landscape.core.progress import Progress, ProgressOption, shows_progress, taken
 from landscape.results.grids import COLUMNS, Sweep
 from landscape.results.grids import texts as as_texts
@@ -76,7 +76,7 @@ def grid(labels: Iterable[str], values: Mapping[str, Any]) -> list[Setting]:
     axes: dict[str, list[str]] = {"recipe": list(labels)}
     for key, given in values.items():
         if key in ("seed", "recipe", "name"):
-            raise InputError(f"settings: '{key}' is not a key of a sweep; give seeds=…")
+            raise InputError(f"settings: '{key}' is not a key of a sweep", give={"seeds": ...})
         plain = given.tolist() if isinstance(given, np.ndarray) else given
         several = plain if isinstance(plain, (list, tuple, range)) else [plain]
         axes[key] = [canonical(value.item() if isinstance(value, np.generic) else value) for value in several]
@@ -231,22 +231,31 @@ def _rank(text: str) -> tuple[int, float, str]:
 
 
 # More rounds would need values that six digits cannot distinguish.
-MAX_ROUNDS = 16
+Rounds = Annotated[int, Within(1, 16)]
 Source = Recipe | str | Path
 
 
+def _check_seeds(where: str, seeds: Sequence[int]) -> None:
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise InputError(where, list(seeds), allowed="one or several different whole numbers ≥ 0")
+
+
+Seeds = Annotated[Sequence[Seed], _check_seeds]
+
+
+@checked()
 @shows_progress()
 def sweep(
     recipes: Source | Sequence[Source],
     folder: str | Path,
     *,
-    seeds: Sequence[int] = (0,),
-    search: tuple[str, float, float] | None = None,
-    rounds: int = 8,
-    jobs: int = 1,
+    seeds: Seeds = (0,),
+    search: tuple[str, Positive, Positive] | None = None,
+    rounds: Rounds = 8,
+    jobs: Count = 1,
     share: str | None = None,
-    timeout: float = TIMEOUT,
-    device: str = "auto",
+    timeout: Positive = TIMEOUT,
+    device: DeviceName = "auto",
     data_dir: str | Path | None = None,
     allow_code: bool = False,
     message: Callable[[str], None] | None = None,
@@ -298,9 +307,6 @@ def sweep(
     """
     if started_by_launcher():
         raise InputError("sweep: not allowed under torchrun; jobs are several runs at once")
-    pick_device(device)
-    if not 1 <= rounds <= MAX_ROUNDS:
-        raise InputError(f"rounds: {rounds} is not allowed, it must be 1 to {MAX_ROUNDS}")
     sources = _labeled(recipes)
 
     def recipe_of(label: str, changes: list[str]) -> Recipe:
@@ -317,7 +323,7 @@ def sweep(
         key, low, high = search
         if key in (*keys, "seed"):
             raise InputError(f"search: {key} is not allowed, the settings or seeds give it")
-        if not 0 < low < high < math.inf:
+        if not low < high:
             raise InputError(f"search: {low} to {high} is not allowed, it must be 0 < lowest < highest")
         keys, total = [key, *keys], total * (3 + 2 * rounds)
         first_value = [f"{key}={low:g}"]

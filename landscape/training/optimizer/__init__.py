@@ -24,7 +24,7 @@ from torch import Tensor, nn, optim
 
 from landscape.core.devices import float64_device
 from landscape.core.errors import InputError
-from landscape.core.options import BelowOne, Count, NonNegative, check_keywords, check_type, choose
+from landscape.core.options import BelowOne, Count, NonNegative, check_keywords, choose, fit
 from landscape.core.registry import optimizers
 from landscape.problem.layout import Layout
 from landscape.training.optimizer.base import Grouped, Member, Optimizer, named, options_of, slot_norms
@@ -65,7 +65,7 @@ def options(name: str, given: dict[str, Any]) -> dict[str, Any]:
     own = {key: value for key, value in given.items() if key != GROUPS}
     name = full_name(name)
     chosen = torch_options(name, own) if is_torch(name) else optimizers.options(name, own)
-    tables = check_type("optimizer.groups", given.get(GROUPS, {}), dict)
+    tables = fit("optimizer.groups", given.get(GROUPS, {}), dict)
     for pattern, table in tables.items():
         frozen, factor, rest = options_of(pattern, table)
         if frozen:

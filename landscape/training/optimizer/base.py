@@ -20,7 +20,7 @@ from torch import Tensor
 from landscape.core import registry
 from landscape.core.devices import vector_norm
 from landscape.core.errors import InputError, OperationError
-from landscape.core.options import BelowOne, NonNegative, Positive, check_type, near
+from landscape.core.options import BelowOne, NonNegative, Positive, fit, near
 from landscape.problem.layout import Layout, Slot, cut, put
 
 
@@ -316,9 +316,9 @@ def options_of(pattern: str, table: Any) -> tuple[bool, float, dict[str, Any]]:
         InputError: for values that are not allowed.
     """
     where = f"optimizer.groups.{pattern}"
-    rest = dict(check_type(where, table, dict))
-    frozen = check_type(f"{where}.frozen", rest.pop("frozen", False), bool)
-    factor = check_type(f"{where}.lr_factor", rest.pop("lr_factor", 1.0), NonNegative)
+    rest = dict(fit(where, table, dict))
+    frozen = fit(f"{where}.frozen", rest.pop("frozen", False), bool)
+    factor = fit(f"{where}.lr_factor", rest.pop("lr_factor", 1.0), NonNegative)
     if "lr" in rest:
         raise InputError(f"{where}.lr: not allowed, give lr_factor, by which the recipe's rate is multiplied")
     if frozen and (rest or factor != 1.0):

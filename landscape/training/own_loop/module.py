@@ -14,7 +14,7 @@ from torch import nn
 from landscape._version import __version__
 from landscape.core import registry
 from landscape.core.errors import InputError
-from landscape.core.options import Natural, check_type, positive
+from landscape.core.options import Positive, Seed, checked, positive
 from landscape.problem.layout import independent_copy
 from landscape.training.own_loop import DefaultGroup, check_module, kind, plain, rank_and_size
 from landscape.training.own_loop.step import FlatParameters, Stepper, average_buffers, load, save
@@ -83,6 +83,7 @@ class DecentralizedDataParallel(nn.Module):
         (3, True)
     """
 
+    @checked("model", "optimizer")
     def __init__(
         self,
         model: nn.Module,
@@ -90,14 +91,12 @@ class DecentralizedDataParallel(nn.Module):
         algorithm: str = "dpsgd",
         *,
         average_buffers: bool = False,
-        peak_lr: float | None = None,
-        seed: int = 0,
+        peak_lr: Positive | None = None,
+        seed: Seed = 0,
         **options: Any,
     ) -> None:
         super().__init__()
         _check(model, optimizer)
-        check_type("average_buffers", average_buffers, bool)
-        check_type("seed", seed, Natural)
         rank, size = rank_and_size("DecentralizedDataParallel", "so that each process is one learner")
         options = registry.algorithms.options(algorithm, options)
         rule = registry.algorithms.make(algorithm, options, learners=size, seed=seed)

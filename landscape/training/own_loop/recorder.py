@@ -23,7 +23,7 @@ from landscape.checkpoint.user_code import UserData
 from landscape.core import files
 from landscape.core.errors import InputError, LandscapeError, OperationError, warn_caller
 from landscape.core.files import Lock
-from landscape.core.options import Natural, check_type, positive, toml_text
+from landscape.core.options import Natural, Seed, checked, toml_text
 from landscape.core.progress import DELAY
 from landscape.problem.batches import as_tensors
 from landscape.problem.layout import Layout, unwrapped
@@ -111,6 +111,7 @@ class Recorder:
         [0.1, 0.1]
     """
 
+    @checked("model", "loss")
     def __init__(
         self,
         folder: str | Path,
@@ -118,24 +119,24 @@ class Recorder:
         loss: Loss | None,
         data: Any,
         *,
-        every: int = 50,
+        every: Natural = 50,
         test: Any = None,
         optimizer: Any = None,
-        samples: int = 0,
-        sharpness: int = 0,
+        samples: Natural = 0,
+        sharpness: Natural = 0,
         monitor: Mapping[str, Any] | None = None,
-        save_every: int = 500,
-        batch: int = 0,
-        resume: bool | int = False,
+        save_every: Natural = 500,
+        batch: Natural = 0,
+        resume: bool | Natural = False,
         scalars: str | Sequence[str] | None = None,
-        seed: int = 0,
+        seed: Seed = 0,
         terms: Callable[[Any], Tensor] | None = None,
         randomness: str | int = "refuse",
     ) -> None:
         self.folder, self.steps, self._every, self._samples = Path(folder), 0, every, samples
         self._save_every, self._batch, self._seed = save_every, batch, seed
         self._optimizer, self._resume, self._scalars = optimizer, resume, scalars
-        self._check_options()
+        self._check_options(model)
         self._phase, self._broken, self._next = IDLE, False, 1
         self._process = os.getpid()
         self._rank, self._world = loop.rank_and_size()
@@ -170,16 +171,16 @@ class Recorder:
         self._told = self._rank > 0
         atexit.register(self._close_at_exit)
 
-    def _check_options(self) -> None:
-        for name in ("every", "samples", "save_every", "batch", "seed"):
-            check_type(name, getattr(self, f"_{name}"), Natural)
+    def _check_options(self, model: Any) -> None:
         if self._samples % GROUPS:
             allowed = f"it must be 0 (all) or a multiple of {GROUPS}"
             raise InputError(f"samples: {self._samples} is not allowed, {allowed}")
         if self._optimizer is not None and not hasattr(self._optimizer, "param_groups"):
             name = type(self._optimizer).__name__
             raise InputError(f"optimizer: a {name} is not allowed, it must be a torch.optim.Optimizer")
-        positive("resume", int(check_type("resume", self._resume, bool | int)), least=0)
+        trained = {id(p) for group in getattr(self._optimizer, "param_groups", ()) for p in group["params"]}
+        if trained and isinstance(model, nn.Module) and trained.isdisjoint(map(id, model.parameters())):
+            raise InputError("optimizer: it has no parameter of the model; give the one that trains it")
         writer_names(self._scalars)
 
     def _open(self, splits: dict[str, Any], opened: contextlib.ExitStack) -> None:

@@ -41,16 +41,10 @@ class Schedule:
     unit: Literal["steps", "epochs"] = "steps"
     base_batch: Natural = 0
     warmup: NonNegative = 0.0
-    milestones: list[float] = field(default_factory=list)
+    milestones: list[NonNegative] = field(default_factory=list)
     factor: Positive = 0.1
     anneal: Positive = 1.0
     cosine: NonNegative = 0.0
-
-    def __post_init__(self) -> None:
-        if any(not 0 <= m < math.inf for m in self.milestones):
-            raise InputError(
-                f"schedule.milestones: {self.milestones} is not allowed, they must be finite numbers ≥ 0"
-            )
 
     def peak_lr(self, lr: float, batch: int) -> float:
         """The rate after the warm-up: ``lr`` scaled to the total ``batch`` nB."""
@@ -213,9 +207,9 @@ def build_table(kind: type[Any], values: dict[str, Any], prefix: str, **given: A
                 raise InputError(f"{prefix}{key}: {value!r} is not allowed, it must be a table")
             built[key] = build_table(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
         elif typing.get_origin(hints[key]) is dict:
-            built[key] = options.check_type(f"{prefix}{key}", value, dict)
+            built[key] = options.fit(f"{prefix}{key}", value, dict)
         else:
-            built[key] = options.check_type(f"{prefix}{key}", value, hints[key])
+            built[key] = options.fit(f"{prefix}{key}", value, hints[key])
     for name, f in fields.items():
         no_default = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if name not in built and no_default:

@@ -17,6 +17,7 @@ from landscape.checkpoint.user_code import Spec, is_user_defined
 from landscape.core import options, registry
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
+from landscape.core.options import checked
 from landscape.core.options import parse_toml as parse
 from landscape.data import base
 from landscape.training import optimizer
@@ -114,7 +115,7 @@ class Recipe:
     matrices: dict[str, Array] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        options.check_bounds(self)
+        options.check_fields(self)
         for key, least in LEAST.items():
             options.positive(key, getattr(self, key), least=least)
         if self.batch % self.learners:
@@ -200,7 +201,7 @@ class Recipe:
     @property
     def split(self) -> base.Division:
         """The way in which the learners share the training set, ``data.split``."""
-        text = options.check_type("data.split", self.data.get("split", base.IID), str)
+        text = options.fit("data.split", self.data.get("split", base.IID), str)
         return base.parse(text, self.learners)
 
     @property
@@ -361,6 +362,7 @@ def names() -> list[str]:
     return [*built_in(), *table_names()]
 
 
+@checked()
 def recipes(pattern: str | None = None) -> dict[str, str]:
     """List the built-in recipes: each name with a line on its settings.
 
@@ -406,8 +408,9 @@ def read(
         )
         if isinstance(name, str) and is_user_defined(name) and typed_name != name:
             raise InputError(
-                f"{recipe}: {table}.name = {options.toml_value(name)} is code, which a file may name only "
-                f"with allow_code=True; or name it yourself, {table}.name={name}"
+                f"{recipe}: {table}.name = {options.toml_value(name)} is code, which a file may not name",
+                give={"allow_code": True},
+                otherwise=f"the setting {table}.name={name} yourself",
             )
     return from_values(values)
 

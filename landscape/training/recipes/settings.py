@@ -16,7 +16,7 @@ import numpy as np
 
 from landscape.core import registry
 from landscape.core.errors import DataWarning, InputError, warn_caller
-from landscape.core.options import MAX_DEPTH, Count, Positive, check_type, near
+from landscape.core.options import MAX_DEPTH, Count, Positive, fit, near
 from landscape.training import optimizer
 
 #: A setting that begins so takes the key out, as in Hydra.
@@ -280,8 +280,8 @@ def table_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
         return None
     series, model, batch, algorithm, rate = _cells()[name]
     epochs, batch = changes.get("epochs", EPOCHS[series.task]), changes.get("batch", batch)
-    check_type("epochs", epochs, Positive)
-    check_type("batch", batch, Count)
+    fit("epochs", epochs, Positive)
+    fit("batch", batch, Count)
     data = changes.get("data", {})
     samples = data.get("subset") if isinstance(data, dict) else 0
     samples = samples if isinstance(samples, int) and samples > 0 else SAMPLES[series.task]

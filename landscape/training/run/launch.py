@@ -20,10 +20,10 @@ import torch
 from landscape.checkpoint import storage
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import files
-from landscape.core.devices import pick_device
+from landscape.core.devices import DeviceName, pick_device
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import Lock
-from landscape.core.options import parse_toml, positive
+from landscape.core.options import Count, Natural, Positive, checked, parse_toml
 from landscape.core.progress import Progress, ProgressOption, shows_progress, taken
 from landscape.data.base import fingerprint
 from landscape.training.algorithms.central import AsyncSGD
@@ -101,8 +101,8 @@ def launch(
 
         checkpoint, chosen = _resumed(folder, recipe, local, allow_code) if resume else (None, recipe)
         if chosen is None:
-            words = "give a name (see 'landscape recipes'), a .toml file, or resume=True"
-            raise InputError(f"recipe: missing; {words}")
+            words = "a recipe's name (see 'landscape recipes') or a .toml file"
+            raise InputError("recipe: missing", give={"resume": True}, otherwise=words)
         if chosen.scalars and first:
             package_of(chosen.scalars)
         hooks, place = dataclasses.replace(hooks or Hooks()), group.device if group else pick_device(device)
@@ -171,7 +171,7 @@ def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
                 log(divergence_message(end))
             return end
         except LostProcessError as error:
-            line = f"{error}; resume=True goes on from {folder / 'last.h5'}"
+            line = f"{error}; a resumed run goes on from {folder / 'last.h5'}"
             log(line)
             raise LostProcessError(line) from error
         except Exception as error:
@@ -255,7 +255,7 @@ def _resumed(
         return checkpoint, _checked_recipe(stored, recipe, folder)
     if stored.names_code and not allow_code:
         raise OperationError(
-            f"{folder}: its recipe names code; give allow_code=True, or the recipe again with resume=True"
+            f"{folder}: its recipe names code", give={"allow_code": True}, otherwise="the recipe again"
         )
     return checkpoint, stored
 
@@ -337,8 +337,6 @@ def pool(jobs: int, timeout: float, device: str) -> children.Pool:
 
     ``timeout``: seconds that a process may be silent.
     """
-    positive("jobs", jobs, least=1)
-    positive("timeout", timeout)
     gpus = [str(k) for k in range(torch.cuda.device_count())] if device != "cpu" else []
     if gpus and "CUDA_VISIBLE_DEVICES" in os.environ:
         gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
@@ -423,6 +421,7 @@ def train_one(
     return time.perf_counter() - clock
 
 
+@checked()
 @shows_progress()
 def train(
     recipe: Recipe | str | Path | None,
@@ -430,10 +429,10 @@ def train(
     *,
     resume: bool = False,
     force: bool = False,
-    nproc: int = 1,
-    max_restarts: int = 0,
-    timeout: float = TIMEOUT,
-    device: str = "auto",
+    nproc: Count = 1,
+    max_restarts: Natural = 0,
+    timeout: Positive = TIMEOUT,
+    device: DeviceName = "auto",
     data_dir: str | Path | None = None,
     allow_code: bool = False,
     message: Callable[[str], None] | None = None,
@@ -475,13 +474,10 @@ def train(
         >>> run.step, run.algorithm, run.path.name
         (5, 'dpsgd', 'last.h5')
     """
-    positive("nproc", nproc, least=1)
-    positive("max_restarts", max_restarts, least=0)
-    positive("timeout", timeout)
     chosen = chosen_recipe(recipe, settings, allow_code)
     if folder is None:
         if chosen is None:
-            raise InputError("recipe: missing; give one, or the folder of a run with resume=True")
+            raise InputError("recipe: missing; give one, or the folder of a run to resume")
         folder = default_folder(chosen)
     about: dict[str, Any] = {"resume": resume, "force": force, "device": device, "data_dir": data_dir}
     about["allow_code"] = allow_code
@@ -539,7 +535,7 @@ def in_processes(
             threads=None if "OMP_NUM_THREADS" in os.environ else os.cpu_count(),
             restarts=max_restarts,
             hint=lambda: (
-                f"resume=True goes on from {last}" if last.exists() else "there is no checkpoint yet"
+                f"a resumed run goes on from {last}" if last.exists() else "there is no checkpoint yet"
             ),
             log=folder / "logs" / "launcher.log",
             shown=shown is not None,

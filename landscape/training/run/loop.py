@@ -408,7 +408,7 @@ class _Part(Trainer):
         assert isinstance(self.rule, AsyncSGD)
         self.group, self.async_rule, self.workers = group, self.rule, self.rule.delay + 1
         if self.train.device.type != "cpu":
-            raise InputError("device: algorithm.schedule 'measured' is for the CPU, give device='cpu'")
+            raise InputError("device: algorithm.schedule 'measured' is for the CPU", give={"device": "cpu"})
         if self.buffers.local:
             raise InputError(
                 f"model: '{self.model.name}' has BatchNorm, whose statistics algorithm.schedule 'measured' "

@@ -29,7 +29,7 @@ from landscape.core import registry
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.files import open_regular
 from landscape.core.hdf5 import Array
-from landscape.core.options import ends_in, positive
+from landscape.core.options import Count, checked, ends_in
 from landscape.core.progress import ProgressOption, shows_progress, taken
 from landscape.limits import first_unstable
 from landscape.training.processes.comm import averages_all
@@ -447,12 +447,13 @@ class Properties(TypedDict):
     bytes: float
 
 
+@checked()
 @shows_progress()
 def topologies(
     mixings: Iterable[str] | None = None,
     *,
-    learners: int = 8,
-    parameters: int = 1_000_000,
+    learners: Count = 8,
+    parameters: Count = 1_000_000,
     picture: str | Path | None = None,
     progress: ProgressOption = None,
 ) -> dict[str, Properties]:
@@ -483,8 +484,6 @@ def topologies(
         >>> round(found["ring(1)"]["limit"], 4), found["ring(1)"]["rounds"], found["base"]["rounds"]
         (0.6667, None, 4)
     """
-    positive("learners", learners, least=1)
-    positive("parameters", parameters, least=1)
     if picture is not None:
         from landscape import plots  # and matplotlib: only where something is drawn
         from landscape.plots.tables import draw_topologies
