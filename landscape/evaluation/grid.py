@@ -24,8 +24,9 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import expect, positive
 from landscape.core.progress import Progress, portion
-from landscape.evaluation.adaptive import Part, Tolerance, first_points, interpolate
+from landscape.evaluation.adaptive import Part, first_points, interpolate
 from landscape.evaluation.evaluate import Evaluator
+from landscape.evaluation.interpolant import Tolerance
 from landscape.problem.batches import strided
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import as_array
