@@ -19,7 +19,8 @@ from torch import Tensor, nn
 import landscape
 from landscape import Problem
 from landscape.core.hdf5 import Array
-from landscape.evaluation.adaptive import Outcome, Part, Tolerance, interpolate
+from landscape.evaluation.adaptive import Outcome, Part, interpolate
+from landscape.evaluation.interpolant import Tolerance
 from landscape.evaluation.part import SHARE
 from landscape.results.shown import logarithmic
 

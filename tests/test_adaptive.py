@@ -27,8 +27,7 @@ from benchmarks.surfaces import (
 from landscape import InputError, Problem, Surface
 from landscape.core.hdf5 import Array
 from landscape.evaluation import adaptive, grid
-from landscape.evaluation.adaptive import KERNELS, ErrorScale, Interpolant, Tolerance
-from landscape.evaluation.interpolant import follow
+from landscape.evaluation.interpolant import KERNELS, ErrorScale, Interpolant, Tolerance, follow
 from landscape.evaluation.part import part_of
 from landscape.results.shown import logarithmic
 from tests import problems

@@ -125,8 +125,9 @@ def contour(
             this share of the range shown (that of the logarithm, if the losses differ by more than a factor
             of 100), or this number of nats. Smooth surfaces of 51 × 51 points need 229 exact ones for 1%;
             where half of the points would be needed, or the loss is flat but for rounding, all are computed.
-            An island that covers less than 1.5% of the picture can be missed. See
-            ``landscape.evaluation.adaptive``.
+            From 512 samples on these are of a twentieth of the samples, and some 30 to 100 of all. An island
+            that covers less than 1.5% of the picture can be missed, and a larger one that no sample of the
+            part has. See ``landscape.evaluation.adaptive``.
         into: a file of :func:`landscape.open`, into which the surface is written, about every ten seconds and
             at the end. A surface that is there, unfinished or on another grid, is resumed: the points in
             common are not computed again. "auto" keeps the method of an unfinished surface.

@@ -223,7 +223,7 @@ class _Fit:
 
 
 def _base(guide: Array | None, log: bool, count: int) -> Array:
-    """What is subtracted from values before they are fitted: the guide's, or nothing."""
+    """Return what is subtracted from values before they are fitted: the guide's, or nothing."""
     if guide is None:
         return np.zeros(count)
     return np.log(guide) if log else guide
