@@ -94,9 +94,17 @@ def messages() -> Iterator[tuple[str, str]]:
             if isinstance(node, ast.Call) and node.args:
                 name = getattr(node.func, "id", getattr(node.func, "attr", ""))
                 for text in texts(node.args[0], constants) if name in ERRORS else ():
-                    text = re.sub("…+", "…", text)
+                    text = re.sub("…+", "…", text) + _ending(node)
                     if re.search(r"\w{2}", text):
                         yield path.relative_to(PACKAGE).parts[0], text
+
+
+def _ending(call: ast.Call) -> str:
+    """What an error adds to its first argument: the value, what is allowed, and what to do."""
+    given = {keyword.arg for keyword in call.keywords}
+    value = ": … is not allowed" * (len(call.args) > 1)
+    ways = "; give …" * bool(given & {"give", "otherwise", "remedy"})
+    return value + ", it must be …" * ("allowed" in given) + ways
 
 
 def messages_page() -> Iterator[str]:

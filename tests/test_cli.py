@@ -242,7 +242,7 @@ REFUSED: list[tuple[str, int, tuple[str, ...]]] = [
     ("plot dp --style surface -o z.png", 2, ("'surface'", "contour")),
     ("plot dp --style surfac -o z.png", 2, ("did you mean 'surface'",)),
     ("plot dp --title $\\frac{$ -o p.png", 2, ("--title", "formula")),
-    ("plot dp --dpi 5", 2, ("--dpi: 5 is not allowed",)),
+    ("plot dp --dpi 5", 2, ("--dpi: 5.0 is not allowed",)),
     ("plot dp --animate learnrs", 2, ("did you mean 'learners'",)),
     ("plot dp --animate learners -o x.png", 2, ("must end in .gif, .mp4",)),
     ("plot dp --animate learners --film-grid 1", 2, ("--film-grid: 1 is not allowed",)),
@@ -281,7 +281,7 @@ REFUSED: list[tuple[str, int, tuple[str, ...]]] = [
     ("train --set lr=1", 2, ("--set",)),
     ("train digits-ssgd --resume --force -o x", 2, ("only one of the two",)),
     ("train --resume -o x", 1, ("holds no run to resume",)),
-    ("train digits-ssgd -o ran", 1, ("its run has widths = [64, 8, 10]", "give another folder")),
+    ("train digits-ssgd -o ran", 1, ("its run has widths = [64, 8, 10]", "another folder")),
     ("train digits-ssgd -o file", 1, ("cannot be",)),
 ]  # fmt: skip
 

@@ -368,7 +368,7 @@ def test_bad_input_is_named(runs: dict[str, list[Path]]) -> None:
     refused: list[tuple[str, Any, dict[str, Any]]] = [
         ("problems: 1 given", [problem], {}),
         ("problems: 2 given, at least 2 are needed, and no list may be empty", {"a": both, "b": []}, {}),
-        ("a float is not allowed", [0.5, 1.5], {}),
+        ("0.5 is not allowed", [0.5, 1.5], {}),
         ("holds the same weights twice", {"a": both, "b": [problem]}, {}),
         ("'a' has 2 checkpoints of seed 0", {"a": [run, earlier], "b": [run]}, {}),
         ("quantities: 'trase' is not known; did you mean 'trace'", both, {"quantities": ["trase"]}),

@@ -86,7 +86,9 @@ def test_batched_path_equals_pointwise(widths: list[int], activation: str, sampl
 def test_ties_between_outputs_count_as_argmax_counts_them() -> None:
     problem = problems.mlp(widths=(4, 3), samples=30)
     dead = Problem(problem.model, problem.criterion, problem.resident, weights=torch.zeros(15))
-    plane = landscape.Plane(dead.weights, torch.zeros(2, 15, dtype=torch.float64), "random", "none", 0)
+    plane = landscape.Plane(
+        dead.weights, torch.full((2, 15), 1e-150, dtype=torch.float64), "random", "none", 0
+    )
     a, b = (landscape.contour(dead, plane, grid=(2, 1), method=path) for path in ("batched", "pointwise"))
     np.testing.assert_array_equal(a.accuracy, b.accuracy)
 

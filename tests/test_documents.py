@@ -226,7 +226,7 @@ def test_a_page_runs_as_printed(page: Path, in_folder: Path, trained: Callable[[
 
 # What a message says itself: what is allowed, or what to do.
 REMEDY = re.compile(
-    r"\b(must|needs?|needed|allowed|give|use|try|leave|choose|delete|move|save|install|download|draw|raise|register|"
+    r"\b(must|close|needs?|needed|allowed|give|use|try|leave|choose|delete|move|save|install|download|draw|raise|register|"
     r"declare|missing|remove|run|call|put|switch|add|freeze|wait|start|pad|write|unless|set|make|take|train|allow|"
     r"let|compute|update|repack|rename|widen|lists|fewest|at most|at least|would be)\b"
 )

@@ -202,8 +202,8 @@ def test_a_file_is_examined_once_in_each_state(
 
 def test_the_page_on_security_has_the_limits_of_the_code() -> None:
     page = (Path(__file__).parents[1] / "SECURITY.md").read_text("utf-8")
-    memory = f"memory is limited to {hdf5.MEMORY >> 20} MiB and four times the length of the largest file"
-    seconds = f"its time to {hdf5.PATIENCE:.0f} s and 1 s for every {hdf5.PACE / 1e6:.0f} MB."
+    memory = f"at most {hdf5.MEMORY >> 20} MiB and four times the length of the file"
+    seconds = f"{hdf5.PATIENCE:.0f} s and 1 s for every {hdf5.PACE / 1e6:.0f} MB."
     assert f"{memory}, {seconds}" in page
 
 

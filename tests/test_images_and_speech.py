@@ -466,7 +466,7 @@ def test_text_of_ones_own_is_trained_on_and_analyzed(
     code, _, err = command(*train, "other", "--set", "model.letters=20")
     assert (code, err.count("\n"), Path("other").exists()) == (2, 1, False)
     Path("text.txt").write_text("abc" * 99)
-    code, _, err = command(*train, "run", "--resume")
+    code, _, err = command(*train, "run", "--resume", "--set", "steps=40")
     assert (code, "fingerprint" in err) == (1, True)
 
 

@@ -315,7 +315,11 @@ def test_states_that_do_not_fit_name_the_parameter(folder: Path, command: Comman
         one_line(command("import", name, *own, "-o", "x.h5"), 1, f"{name}: ")
     one_line(command("import", "net.onnx", *own), 2, "net.onnx", ".safetensors")
     one_line(command("import", "old.pt", "-o", "x.h5"), 2, "--model: missing", "MODULE:NAME")
-    one_line(command("import", "old.pt", *own), 1, "old.h5")
+    assert command("import", "old.pt", *own) == (
+        0,
+        "old.h5\n",
+        "old.h5: complete already, nothing is imported\n",
+    )
     one_line(command("import", "old.pt", *own, "-o", "x.pt"), 2, "x.pt", ".h5")
     assert sorted(p.name for p in folder.glob("*.h5")) == ["old.h5"]
 

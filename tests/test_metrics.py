@@ -187,7 +187,7 @@ def test_a_surface_with_metrics_is_resumed_interpolated_and_drawn(tmp_path: Path
 
 
 @pytest.mark.parametrize(("metrics", "words"), [
-    ("f1", "metrics: 'f1' is not allowed, it must be a dict of names and functions, or a list of names"),
+    ("f1", "metrics: 'f1' is not allowed, it must be a Mapping or a list"),
     (["f2"], "metrics: 'f2': 'f2' is not known; did you mean 'f1'"),
     ({"loss": brier}, "metrics: the name 'loss' is not allowed"),
     ({"a b": brier}, "metrics: the name 'a b' is not allowed"),

@@ -197,7 +197,7 @@ def sites() -> Iterator[tuple[Site, int]]:
             if (
                 isinstance(node, ast.Call)
                 and getattr(node.func, "id", "") in names
-                and len(node.args) + len(node.keywords) > 1
+                and any(keyword.arg == "remedy" for keyword in node.keywords)
             ):
                 yield (str(file), node.lineno), node.end_lineno or 0
 
@@ -208,11 +208,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Site]:
     found: list[Site] = []
     init = InputError.__init__
 
-    def noted(self: InputError, message: str, remedy: str = "") -> None:
+    def noted(self: InputError, *args: Any, **options: Any) -> None:
         frame = sys._getframe(1)
-        if remedy:
+        if options.get("remedy"):
             found.append((frame.f_code.co_filename, frame.f_lineno))
-        init(self, message, remedy)
+        init(self, *args, **options)
 
     monkeypatch.setattr(InputError, "__init__", noted)
     # Less than pairs of 4,020 samples need, more than all others do.

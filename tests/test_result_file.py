@@ -183,7 +183,7 @@ def test_what_is_no_file_of_results_is_refused(problem: Problem, path: Path) -> 
         landscape.open(path, "x")
     with pytest.raises(OperationError, match="no such file"):
         landscape.open(path)
-    with pytest.raises(InputError, match="into: a str is not allowed"):
+    with pytest.raises(InputError, match="into: .* is not allowed, it must be a ResultFile"):
         landscape.contour(problem, plane, grid=2, into=str(path))  # type: ignore[arg-type]
     with landscape.open(path, "a") as file, pytest.raises(InputError, match="execution: previous and save"):
         landscape.contour(problem, plane, grid=2, into=file, execution=Execution(save=print))

@@ -150,7 +150,7 @@ OPTIONS = {
     "critical-batch": "branches lr_scaling",
     "fetch": "mirror",
     "figures": "all scale budget dry_run records prune",
-    "plot": "log linear levels vmax cmap dpi animate film_grid frames fps",
+    "plot": "quantity log linear levels vmax cmap dpi animate film_grid frames fps",
     "report": "analyse",
     "sharpness": "not_adaptive",
     "stability": "from_delay from_momentum from_form from_batch",

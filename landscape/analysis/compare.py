@@ -32,7 +32,7 @@ from landscape.core import hdf5
 from landscape.core.analysis import analysis
 from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError, OperationError
-from landscape.core.options import SPLIT, Count, OneOf, Positive, Seed, Several, fit
+from landscape.core.options import SPLIT, Count, OneOf, Positive, Seed, Several, Within, fit
 from landscape.core.progress import Progress, ProgressOption, portion
 from landscape.core.statistics import Difference, Estimate, holm, mcnemar, paired, welch
 from landscape.evaluation.grid import setting
@@ -289,7 +289,7 @@ def compare(
     rho: Positive = Settings.rho,
     rho_average: Positive = Settings.rho_average,
     k: Count = Settings.k,
-    significance: Positive = SIGNIFICANCE,
+    significance: Annotated[float, Within(above=0, below=1)] = SIGNIFICANCE,
     preconditioner_of: Preconditioning | None = None,
     seed: Seed = 0,
     progress: ProgressOption = None,

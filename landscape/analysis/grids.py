@@ -228,9 +228,6 @@ def _resumed(
             if reason := differs(previous):
                 raise MismatchError(reason)
         return previous, execution.save
-    if not isinstance(into, ResultFile):
-        words = f"into: a {type(into).__name__} is not allowed, it must be a ResultFile"
-        raise InputError(words, remedy=f"landscape.open({str(into)!r}, 'a')")
     if previous is not None or execution.save is not None:
         raise InputError("execution: previous and save are not allowed with into, which stands for both")
     earlier = into.earlier(kind, differs, same.get("source_sha256", ""), at.x, at.y)

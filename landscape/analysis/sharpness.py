@@ -420,7 +420,7 @@ BATCHES = 64
     of_the_run=("batch",),
     version=1,
     group="Measure curvature",
-    options={"split": None},
+    options={"split": None, "part": None},
 )
 def batch_spectrum(
     problem: Problem | Run,

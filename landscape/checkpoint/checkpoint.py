@@ -294,7 +294,7 @@ class Checkpoint(Shown):
         if data is None and (is_user_defined(name) or not name):
             of = f"data is '{name}', which a file cannot bring along" if name else "data is not known"
             hint = text_of(name, self.data["options"]) if name else "MODULE:NAME"
-            raise OperationError(f"{where}: its {of}; give data={hint!r}")
+            raise OperationError(f"{where}: its {of}", give={"data": hint})
         dataset = as_data(data) if data is not None else self.load_data(data_dir)
         pick = mean_buffer if isinstance(learner, str) else operator.itemgetter(learner)
         rows = {key: pick(value) for key, value in self.buffers.items()}
@@ -319,8 +319,8 @@ class Checkpoint(Shown):
         name, options = self.model["name"], self.model["options"]
         if given is None and is_user_defined(name):
             raise OperationError(
-                f"{where}: its model is '{name}', code that a file cannot bring along; give "
-                f"model={text_of(name, options)!r}"
+                f"{where}: its model is '{name}', code that a file cannot bring along",
+                give={"model": text_of(name, options)},
             )
         if given is None:
             network = models.build(name, **options)

@@ -72,7 +72,8 @@ class Commands(click.Group):
         for before, word in [] if ctx.resilient_parsing or ctx.meta.get(_HELP) else itertools.pairwise(args):
             if before[:1] != "-" and _FILE.fullmatch(word) and not os.path.lexists(word):
                 if args[0] in commands.WORDS:  # whose wrong values come first
-                    commands.described(args[0]).make_context(args[0], args[1:], ctx)
+                    output.add_options(command := commands.described(args[0]))
+                    command.make_context(args[0], args[1:], ctx)
                 raise OperationError(f"{word}: no such file; a file of weights, a run or a result is needed")
         return super().resolve_command(ctx, args)
 

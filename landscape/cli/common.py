@@ -413,6 +413,8 @@ class Analysis:
 
         origins = [run.about(self.split) for run in {id(run): run for of in runs for run in of}.values()]
         sources = [f"{of['label']} ({of['source_sha256'][:16]})" for of in origins]
+        if isinstance(data := self.source.user_data, user_code.UserData):  # whose code may give other numbers
+            sources.append(f"data {data.fingerprint[:16]}")
         self.target.write(self.path(whole[0][0], kind, *variant), sources, compute, describe)
 
 

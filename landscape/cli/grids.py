@@ -60,7 +60,9 @@ def chosen_groups(chosen: Chosen, runs: list[Checkpoint]) -> list[list[Checkpoin
     """The checkpoints of each surface, its own first; all options are checked before any work."""
     kind, norm, ignore = chosen.kind, chosen.norm, chosen.ignore
     if kind != "random" and (norm != "none" or ignore is not None):
-        raise InputError(f"--norm, --ignore: '--plane {kind}' has no random directions; leave them out")
+        raise InputError(
+            f"--norm, --ignore: they are for random planes, '--plane {kind}' has none; leave them out"
+        )
     if chosen.align and kind != "between":
         raise InputError(f"--align: it is not allowed with '--plane {kind}', only with between")
     if kind == "random":

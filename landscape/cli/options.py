@@ -38,6 +38,9 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic from click 8
         self.annotation, self.kind = annotation, base_of(annotation)
         self.name = "integer" if self.kind is int else "float"
 
+    def __repr__(self) -> str:
+        return f"Number({self.name})"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number that a text stands for; a default is one already."""
         if not isinstance(value, str):

@@ -131,7 +131,8 @@ def analysis(
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> T:
             call = bound(args, kwargs)
-            with admitted(name, call.arguments.get("max_memory"), lambda: needed(call.arguments)):
+            bound_of_memory: Any = call.arguments.get("max_memory", kwargs.get("max_memory"))
+            with admitted(name, bound_of_memory, lambda: needed(call.arguments)):
                 return shown(*call.args, **call.kwargs)
 
         def forecasted(*args: Any, **kwargs: Any) -> Need | None:

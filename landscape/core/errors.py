@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Mapping
@@ -57,7 +58,9 @@ class LandscapeError(Exception):
             if name not in flags:
                 words.append(f"{name}={'…' if value is ... else repr(value)}")
             else:
-                words.append(flags[name] if value in (..., True) else f"{flags[name]} {value}")
+                words.append(
+                    flags[name] if value in (..., True) else f"{flags[name]} {shlex.quote(str(value))}"
+                )
         ways = " or ".join(filter(None, (", ".join(words), self.otherwise)))
         line = f"{subject}{colon}{rest}" + (f"; give {ways}" if ways else "")
         return f"{line}; use {self.remedy}" if self.remedy else line

@@ -333,6 +333,8 @@ _WORDS = {
 def _remedy(value: Any, allowed: str) -> str:
     """Code that makes a problem, a checkpoint or a vector of what was given, where it can; else ""."""
     if isinstance(value, (str, Path)):
+        if allowed.startswith("a ResultFile"):
+            return f"landscape.open({str(value)!r}, 'a')"
         of = {"a Checkpoint": "", "a Problem": ".problem()", "a Tensor": ".mean"}
         part = next((part for word, part in of.items() if allowed.startswith(word)), None)
         return "" if part is None else f"landscape.load({str(value)!r}){part}"
@@ -394,7 +396,7 @@ def check_arguments(function: Callable[..., Any], given: dict[str, Any], *unchec
         landscape.core.errors.InputError: k: 0 is not allowed, it must be a whole number ≥ 1
     """
     for name, hint in type_hints(function, bounds=True).items():
-        if name not in given or name in unchecked:
+        if name not in given or name in unchecked or _is_unknown(function, name, given[name]):
             continue
         if get_origin(hint) is typing.Unpack:  # the keywords of a TypedDict
             for key, kind in type_hints(get_args(hint)[0]).items():
@@ -402,6 +404,14 @@ def check_arguments(function: Callable[..., Any], given: dict[str, Any], *unchec
                     fit(key, given[name][key], kind)
         else:
             given[name] = fit(name, given[name], hint)
+
+
+def _is_unknown(function: Callable[..., Any], name: str, value: Any) -> bool:
+    """Return whether ``value`` is NaN where that is the default, a number that is not known."""
+    if not (isinstance(value, float) and math.isnan(value)):
+        return False
+    default = inspect.signature(function).parameters[name].default
+    return isinstance(default, float) and math.isnan(default)
 
 
 def checked(*unchecked: str) -> Callable[[Callable[P, T]], Callable[P, T]]:

@@ -531,8 +531,8 @@ def check_plane(problem: Problem, plane: Plane) -> None:
             f"plane: it is of a model with {plane.directions.shape[-1]:,} parameters, this one has "
             f"{size:,}; make it with the same problem, such as by landscape.random_plane(problem)"
         )
-    if not all(0 < norm < math.inf for norm in plane.directions.norm(dim=1).tolist()):
-        raise InputError("plane: a direction of norm 0 or not finite is not allowed")
+    if not all(0 < largest < math.inf for largest in plane.directions.abs().amax(1).tolist()):
+        raise InputError("plane: a direction of zeros, or with numbers that are not finite, is not allowed")
 
 
 def _unknown(kind: Any) -> Any:

@@ -17,7 +17,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from matplotlib import rcParams
@@ -46,7 +46,7 @@ def draw(
     results: Any,
     path: str | Path | None = None,
     *,
-    style: Literal["contour", "hillshade", "surface", "difference"] = "contour",
+    style: str = "contour",
     ax: Axes | None = None,
     axes: Mapping[str, Axes] | None = None,
     visuals: Mapping[str, bool | Mapping[str, Any]] | None = None,
@@ -124,7 +124,8 @@ def loaded(results: Any) -> list[Any]:
     return items
 
 
-def save_figure(figure: Figure, path: str | Path, dpi: float | None = None) -> None:
+@checked()
+def save_figure(figure: Figure, path: str | Path, dpi: Dpi | None = None) -> None:
     """Write ``figure`` to a file; a file that already exists is replaced only once the new one is whole.
 
     Args:

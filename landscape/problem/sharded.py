@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from landscape.core.devices import check_default_device, finite
 from landscape.core.errors import InputError, OperationError
-from landscape.core.options import checked
+from landscape.core.options import checked, fit
 from landscape.problem.batches import call, count_samples, named_tensors, opened, take
 from landscape.problem.batchnorm import BatchNormPolicy
 from landscape.problem.checks import Check
@@ -89,7 +89,7 @@ class ShardedProblem(Exchanges):
         ShardedProblem(GPT, 124,439,808 parameters on 8 ranks, cross_entropy, float32 on cuda:0)
     """
 
-    @checked("model", "loss")
+    @checked("model", "loss", "check")
     def __init__(
         self,
         model: nn.Module,
@@ -125,7 +125,7 @@ class ShardedProblem(Exchanges):
         self.device = torch.device(away, torch.accelerator.current_device_index()) if away else first.device
         self.dtype = torch.promote_types(first.dtype, torch.float32)
         self.agree("ShardedProblem", {"check": check})
-        self.check = check
+        self.check = fit("check", check, Check)
         self.criterion = output_loss if loss is None else placed_loss(loss, self.device, first.dtype)
         count = Terms(self.criterion, terms)
         self.samples, self.draws, self.randomness = 1, 0, "refuse"  # the samples until they are counted

@@ -98,7 +98,7 @@ RESEARCHER: Hour = [
     (
         f"$ landscape train digits-dpsgd -o runs/ring {SHORT} --set 'algorithm.mixing=ring(1)'",
         ["smallest eigenvalue ω_min -0.206"]),
-    ("$ landscape train digits-dpsgd -o runs/ring", ["exit 1", "--resume", "--force"]),
+    ("$ landscape train digits-dpsgd -o runs/ring", ["exit 1", "only steps may grow", "--force"]),
     ("import landscape; run = landscape.load('runs/dp'); run", ["mlp on digits", "5 × 6,310 weights", "test loss"]),
     ("run.to_dataframe()[['step', 'loss', 'alpha_e']].shape", ["(20, 3)"]),
     ("run.plot(path='curves.png'); landscape.noise(run, draws=2)", ["Δ(2) by definition", "Eq. 4 gives"]),

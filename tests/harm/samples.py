@@ -91,7 +91,8 @@ def results() -> Mapping[str, Any]:
     }  # all is exact
     surface = made(
         landscape.Surface, **GRID, **none, done=done, kind="between", span=1.0, bn="center", method="plain", batchnorm=True,
-        labels=("one", "two"), explained=two, axes=("a", "b"), own_loss=np.zeros(0),
+        labels=("one", "two"), explained=two, axes=("a", "b"), own_loss=np.zeros(0), metric_names=(),
+        metrics=np.zeros((0, 3, 4)),
     )  # fmt: skip
     found: dict[str, Any] = {
         "surface": surface,
@@ -102,7 +103,7 @@ def results() -> Mapping[str, Any]:
         ),
         "line": made(
             landscape.Line, **none, t=np.linspace(0, 1, 5), done=np.ones(5, bool), kind="interpolation", labels=("a", "b"),
-            own_loss=np.zeros(0),
+            own_loss=np.zeros(0), metric_names=(), metrics=np.zeros((0, 5)),
         ),
         "noise": made(landscape.Noise),
         "batch_sharpness": made(landscape.BatchSharpness, local_batch=4, converged=True),

@@ -523,7 +523,7 @@ class _Rise(Along):
         problem.weights, draws = now.mean, self.run.monitor.draws
         result = sharpness(
             problem, self.run.monitor.rho, self.kind, min_draws=min(MIN_COSTLY, draws), max_draws=draws,
-            seed=self.generator(now).initial_seed(),
+            seed=self.generator(now).initial_seed() % 2**62,
         )  # fmt: skip
         return [result.value, result.standard_error][: len(self.columns)]
 

@@ -267,16 +267,18 @@ def _checked_recipe(stored: Recipe, given: Recipe, folder: Path) -> Recipe:
         given = dataclasses.replace(given, init=stored.init)
     if given.steps < stored.steps:
         raise OperationError(
-            f"{folder}: its run has steps = {stored.steps}, resuming it with {given.steps} is not allowed; "
-            "give another folder"
+            f"{folder}: its run has steps = {stored.steps}, resuming it with {given.steps} is not allowed",
+            give={"force": True},
+            otherwise="another folder",
         )
     before = dataclasses.replace(stored, steps=given.steps).to_toml().splitlines()
     after = given.to_toml().splitlines()
     for a, b in zip(before, after, strict=False):
         if a != b:
             raise OperationError(
-                f"{folder}: its run has {a}, resuming it with {b} is not allowed; only steps may grow; "
-                "give another folder"
+                f"{folder}: its run has {a}, resuming it with {b} is not allowed, only steps may grow",
+                give={"force": True},
+                otherwise="another folder",
             )
     for path, matrix in given.matrices.items():
         if not np.array_equal(stored.matrices[path], matrix):
