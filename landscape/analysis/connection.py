@@ -399,7 +399,7 @@ def _average_need(problem: Any, weights: Any, **_: Any) -> Need:
 def average(
     problem: Problem | Run,
     weights: Sequence[Weights] | Tensor | None = None,
-    coefficients: Sequence[float] | Sequence[Sequence[float]] | Array | None = None,
+    coefficients: Sequence[float | Sequence[float]] | Array | None = None,
     *,
     exact: bool = True,
     bn_samples: Several = SAMPLES,

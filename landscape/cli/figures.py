@@ -14,7 +14,7 @@ from landscape.cli import common, processes
 from landscape.cli.options import FOLDER, Choice, command, names
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import printable
-from landscape.core.options import quantity
+from landscape.core.memory import quantity
 from landscape.paper import figure, pages
 from landscape.paper.context import SCALES, Context, OutOfTimeError, Scale, identity
 from landscape.paper.figure import Figure

@@ -7,7 +7,7 @@ import ctypes
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.core.errors import InputError
-from landscape.core.options import positive, quantity
+from landscape.core.options import positive
 
 T = TypeVar("T")
 
@@ -53,6 +53,29 @@ class Room(NamedTuple):
 
 # That of the bounded call that is under way; None: none is.
 _ROOM: ContextVar[Room | None] = ContextVar("room", default=None)
+
+
+def quantity(where: str, text: str, units: Mapping[str, float]) -> float:
+    """The value of a number with a unit, such as "90min" or "6 h".
+
+    Args:
+        where: the option that the text was given with, for the message.
+        units: the factor of each unit. Upper and lower case are the same.
+
+    Raises:
+        InputError: no finite number > 0, or no known unit.
+
+    Example:
+        >>> quantity("--budget", "1.5 h", {"s": 1.0, "h": 3600.0})
+        5400.0
+    """
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)(?:[eE]([+-]?\d+))?\s*(\D.*)?", text.strip())
+    value = float(f"{match[1]}e{match[2] or 0}") if match else -1.0
+    factor = {unit.lower(): of for unit, of in units.items()}.get((match[3] or "").lower()) if match else None
+    if not factor or not 0 < value < float("inf"):
+        allowed = f"it must be a number > 0 with its unit ({', '.join(filter(None, units))})"
+        raise InputError(f"{where}: '{text}' is not allowed, {allowed}")
+    return value * factor
 
 
 def parse_size(where: str, text: str) -> int:

@@ -10,7 +10,6 @@ import json
 import math
 import numbers
 import os
-import re
 import tomllib
 import types
 import typing
@@ -64,29 +63,6 @@ def near(name: str, known: Iterable[str]) -> str:
     """
     similar = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f"; did you mean '{similar[0]}'?" if similar else ""
-
-
-def quantity(where: str, text: str, units: Mapping[str, float]) -> float:
-    """The value of a number with a unit, such as "90min" or "6 h".
-
-    Args:
-        where: the option that the text was given with, for the message.
-        units: the factor of each unit. Upper and lower case are the same.
-
-    Raises:
-        InputError: no finite number > 0, or no known unit.
-
-    Example:
-        >>> quantity("--budget", "1.5 h", {"s": 1.0, "h": 3600.0})
-        5400.0
-    """
-    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)(?:[eE]([+-]?\d+))?\s*(\D.*)?", text.strip())
-    value = float(f"{match[1]}e{match[2] or 0}") if match else -1.0
-    factor = {unit.lower(): of for unit, of in units.items()}.get((match[3] or "").lower()) if match else None
-    if not factor or not 0 < value < float("inf"):
-        allowed = f"it must be a number > 0 with its unit ({', '.join(filter(None, units))})"
-        raise InputError(f"{where}: '{text}' is not allowed, {allowed}")
-    return value * factor
 
 
 def ends_in(where: str, path: str | Path, suffixes: Sequence[str]) -> None:

@@ -92,7 +92,9 @@ def test_a_device_is_named() -> None:
     with pytest.raises(InputError, match="^device: 'gpu' is not known.*allowed: auto, cpu, cuda"):
         devices.pick_device("gpu")
     for name in {*devices.DEVICES} - {"auto", "cpu", getattr(devices.accelerator(), "type", "")}:
-        with pytest.raises(InputError, match=f"^device: '{name}' is not allowed, it must be .* PyTorch finds none"):
+        with pytest.raises(
+            InputError, match=f"^device: '{name}' is not allowed, it must be .* PyTorch finds none"
+        ):
             devices.pick_device(name)
 
 
