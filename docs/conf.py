@@ -46,12 +46,13 @@ nitpick_ignore_regex = [
         r"(os|torch|numpy|np|nn|pd|xr|h5py|click|matplotlib|collections|contextlib|pathlib|abc|dist)\..*",
     ),
     (r"py:(class|exc)", r"(Path|Figure|Axes|Picture|Compared|Judge|OutOfTimeError|Sizes|Tensor|tuple\[str)"),
+    (r"py:class", r"(types\.Annotated|[0-9.e+-]+)"),
     (r"py:obj", r"typing\.(Literal|Annotated)\[.*"),
     (
         r"py:class",
         r"landscape\..*\.(T|F|R|Run|Point|Cell|UserData|Spec|Workers|Group|Record|MeanLoss|StepState|"
         r"MeasuredRun|OptimizerMemory|Shown|SymmetricOperator|SymmetricMatrix|Eigenvalues|MatrixResult|Piece|"
-        r"Schedule|Decompose|Evaluate|Save|Monitor|Diverge|Init|Division|Exchanges|Properties)",
+        r"Schedule|Decompose|Evaluate|Save|Monitor|Diverge|Init|Division|Exchanges|Properties|Within|OneOf|Evaluated)",
     ),
 ]
 smartquotes = False  # which makes one dash of the two of an option
