@@ -74,9 +74,11 @@ def block_size(
     first, widest = shapes[linear[0].weight][0], max(shapes[layer.weight][0] for layer in linear)
     later = problem.layout.size - first * shapes[linear[0].weight][1]  # weights after the first layer
     item = problem.weights.itemsize
+    # Metrics take the outputs once more, in another order, and may work with two copies in float64.
+    copies = ACTIVATION_COPIES + (5 if problem.metrics else 0)
     # Center and directions in one tensor; for one sample the first products and one point's activations.
-    fixed = 3 * problem.weights.nbytes + ACTIVATION_COPIES * later * item
-    sample = (3 * first + ACTIVATION_COPIES * widest) * item
+    fixed = 3 * problem.weights.nbytes + copies * later * item
+    sample = (3 * first + copies * widest) * item
     if fixed + sample > budget.remaining:
         if forced:
             budget.require(fixed + sample)
@@ -85,7 +87,7 @@ def block_size(
     chunk = int(min(own(CHUNK), problem.samples, (budget.remaining - fixed) // sample))
     point = max(chunk * widest, later) * item
     rest = budget.remaining - fixed - 3 * first * chunk * item
-    by_memory = rest // (ACTIVATION_COPIES * point)
+    by_memory = rest // (copies * point)
     return chunk, int(max(1, min(own(MAX_BLOCK), count, own(BLOCK_BYTES) // point, by_memory)))
 
 
@@ -123,11 +125,13 @@ def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Tota
             else:
                 h = torch.bmm(at_points(layer.weight), h)
         losses = stacked_losses(problem.criterion, h, y[part].expand(len(c), *y[part].shape))
-        of_metrics = [
-            torch.stack([double(called(metric, outputs.T, y[part])).sum() for outputs in h])
-            for metric in problem.metrics
-        ]
-        return [losses, _correct(h, None if labels is None else labels[part]), *of_metrics]
+        correct = _correct(h, None if labels is None else labels[part])
+        if not problem.metrics:
+            return [losses, correct]
+        rows = h.transpose(1, 2).flatten(0, 1)  # (k·B, out): metrics are of single samples
+        targets = y[part].expand(len(c), *y[part].shape).flatten(0, 1)
+        values = [double(called(metric, rows, targets)) for metric in problem.metrics]
+        return [losses, correct, *(of_samples.view(len(c), -1).sum(1) for of_samples in values)]
 
     def totals(points: Tensor, progress: Progress) -> Tensor:
         rest = -len(points) % block  # the last point again, so that all blocks have one shape

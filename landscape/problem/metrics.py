@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from landscape.core.devices import double, float64_device
 from landscape.core.errors import InputError
 from landscape.core.options import choose
-from landscape.problem.batches import concatenate, count_samples, named_tensors, tree_map
+from landscape.problem.batches import concatenate, count_samples, named_tensors, take, tree_map
 from landscape.problem.losses import correct, correct_shares, opened_logits
 
 # Outputs of all samples that a metric of the whole set may take at once, in bytes (our choice: a million
@@ -195,8 +195,10 @@ def check_metrics(problem: Any, batch: tuple[Any, Any]) -> None:
     """
     x, y = batch
     samples = count_samples(x, y, alike=False)
+    last = slice(samples - 1, None)  # that sample alone
     with torch.no_grad(), problem.evaluating(0):
         outputs = problem.outputs(problem.weights, x)
+        alone = problem.outputs(problem.weights, take(x, last))
     failed = False
     for metric in problem.metrics:
         if metric.make is None:
@@ -211,6 +213,14 @@ def check_metrics(problem: Any, batch: tuple[Any, Any]) -> None:
                 raise InputError(
                     f"metrics: '{metric.name}' gives {shape} for {samples} samples, it must give one number, "
                     f"or ({samples},), one for each sample"
+                )
+            limit = math.sqrt(torch.finfo(problem.dtype).eps)
+            if not metric.whole and not torch.allclose(
+                double(value[-1:]), double(called(metric, alone, take(y, last))), limit, limit, equal_nan=True
+            ):
+                raise InputError(
+                    f"metrics: '{metric.name}' gives a sample another value where other samples are missing; "
+                    "let it give one number for all samples"
                 )
         if problem.draws > 1 and not metric.of_samples:
             raise InputError(
