@@ -325,7 +325,7 @@ def test_a_recorders_state_goes_on(tmp_path: Path) -> None:
         other.log(noise_scale=1.0)
 
 
-def test_the_limit_is_the_rules_own_and_its_crossing_is_told_once() -> None:
+def test_the_limit_is_the_rules_own_and_its_crossing_is_shown_once() -> None:
     lines: list[str] = []
     hooks = Hooks(message=lines.append)
     monitor = {"sharpness": 10}
@@ -335,8 +335,7 @@ def test_the_limit_is_the_rules_own_and_its_crossing_is_told_once() -> None:
     beyond = quadratic(monitor=monitor, steps=50, lr=0.7)
     end = Trainer(beyond, hooks=hooks).run()
     assert [line for line in lines if "is above" in line] == [
-        "step 10: lr·λ_max = 0.7 is above 0.6667, up to which the steps are stable on a quadratic; told once, "
-        "the history has the rest"
+        "step 10: lr·λ_max = 0.7 is above 0.6667, the limit of stability on a quadratic (shown once only)"
     ]
     longer = quadratic(monitor=monitor, steps=80, lr=0.7)
     Trainer(longer, checkpoint=end, hooks=hooks).run()
@@ -391,7 +390,7 @@ def test_the_picture_has_a_row_more(tiny: Path) -> None:
 def test_a_recorder_refuses_what_it_cannot_measure(tmp_path: Path) -> None:
     refused: list[tuple[str, dict[str, Any], str]] = [
         ("disagreement", {}, "'disagreement' is not allowed with 1 learner"),
-        ("batch-sharpness", {"batch": 0}, "'batch-sharpness' needs the samples of a minibatch"),
+        ("batch-sharpness", {"batch": 0}, "'batch-sharpness' needs the size of a minibatch"),
         ("preconditioned-lambda-max", {"optimizer": None}, "only with Adam, AdamW or RMSprop"),
     ]
     for name, options, words in refused:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.core import registry
-from landscape.core.devices import double, vector_norm
+from landscape.core.devices import vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.problem.problem import Problem
@@ -127,9 +127,7 @@ class Instrument(ABC):
         #: What it remembers from one measurement to the next, the same on all processes; None: nothing yet.
         self.memory: Tensor | None = None
         if self.on_minibatches and not run.batch:
-            raise InputError(
-                f"monitor.instruments: '{self.name}' needs the samples of a minibatch; give batch="
-            )
+            raise InputError(f"monitor.instruments: '{self.name}' needs the size of a minibatch; give batch=")
 
     @property
     def key(self) -> str:
@@ -175,14 +173,6 @@ def rounding(mean: Tensor) -> float:
     return (torch.finfo(mean.dtype).eps * float(vector_norm(mean))) ** 2
 
 
-def on_all(comm: Comm, row: Tensor | None, like: Tensor) -> Tensor:
-    """The ``row`` (P,) of the one process that has it, on all."""
-    if comm.size == 1:
-        assert row is not None
-        return row
-    return comm.totals(torch.zeros_like(like, dtype=torch.float64) if row is None else double(row)).to(like)
-
-
 #: The instrument that ``monitor.sharpness`` has measure at steps of its own.
 LAMBDA_MAX = "lambda-max"
 
@@ -192,16 +182,16 @@ class Monitoring:
 
     Args:
         run: what is measured.
-        taken: names of columns that instruments may not have.
+        reserved: names of columns that instruments may not have.
 
     Attributes:
         columns: of all instruments: name -> unit.
 
     Raises:
-        InputError: for an instrument that cannot measure this run, or a column of a name that is taken.
+        InputError: for an instrument that cannot measure this run, or a column with a reserved name.
     """
 
-    def __init__(self, run: MeasuredRun, taken: Iterable[str] = ()) -> None:
+    def __init__(self, run: MeasuredRun, reserved: Iterable[str] = ()) -> None:
         self.run, settings = run, run.monitor
         names = dict.fromkeys(([LAMBDA_MAX] if settings.sharpness else []) + list(settings.instruments))
         #: Each instrument with the intervals at which it measures.
@@ -213,10 +203,8 @@ class Monitoring:
             intervals = listed, settings.sharpness if name == LAMBDA_MAX else 0
             self._instruments.append((instrument, tuple(filter(None, intervals))))
             for column in instrument.columns:
-                if column in taken:
-                    raise InputError(
-                        f"monitor.instruments: '{name}' has the column '{column}', which the algorithm has"
-                    )
+                if column in reserved:
+                    raise InputError(f"monitor.instruments: '{name}' and the algorithm both have '{column}'")
             self.columns |= instrument.columns
 
     @property
@@ -229,7 +217,7 @@ class Monitoring:
         return [i for i, intervals in self._instruments if any(step % every == 0 for every in intervals)]
 
     def needs_before(self, step: int) -> bool:
-        """Say whether an instrument that is due after ``step`` needs the weights before it."""
+        """Return whether an instrument that is due after ``step`` needs the weights before it."""
         return any(instrument.on_step for instrument in self.due(step))
 
     def see(self, step: int, points: Tensor, rows: Tensor) -> None:
@@ -254,12 +242,12 @@ class Monitoring:
         points = mean.expand_as(weights) if self.run.at_mean else weights
         now = StepState(step, lr, weights, points, mean, start)
         for instrument in self.due(step):
-            found = instrument.measure(now)
-            if undeclared := [name for name in found if name not in instrument.columns]:
-                raise OperationError(
-                    f"monitor.instruments: 'columns' of '{instrument.name}' must declare '{undeclared[0]}'"
-                )
-            columns |= found
+            row = instrument.measure(now)
+            for column in row:
+                if column not in instrument.columns:
+                    name = f"'columns' of '{instrument.name}'"
+                    raise OperationError(f"monitor.instruments: {name} must declare '{column}'")
+            columns |= row
         return columns
 
     def state(self, step: int) -> dict[str, Tensor]:
@@ -290,6 +278,5 @@ class Monitoring:
             return ""
         return (
             f"step {row['step']:.0f}: lr·λ_max = {row['lr_lambda_max']:.3g} is above "
-            f"{row['lr_lambda_limit']:.4g}, up to which the steps are stable on a quadratic; told once, the "
-            "history has the rest"
+            f"{row['lr_lambda_limit']:.4g}, the limit of stability on a quadratic (shown once only)"
         )

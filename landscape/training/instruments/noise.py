@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,14 +18,7 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import covariance_of_means, mean_and_error
 from landscape.gradients.minibatches import GradientNoise, JackknifeEstimator, Minibatches, from_sums
-from landscape.training.instruments import (
-    Instrument,
-    MeasuredRun,
-    StepState,
-    instrument,
-    on_all,
-    rounding,
-)
+from landscape.training.instruments import Instrument, MeasuredRun, StepState, instrument, rounding
 from landscape.training.instruments.sharpness import OnSample
 
 # Of a step's cost, the most that second gradients may take on average: 1/40 (ours).
@@ -66,7 +60,7 @@ class NoiseScale(Instrument):
         super().__init__(run)
         self._between = run.synchronous and run.learners > 1
         self._every = 1 if self._between else -(-SHARE // run.learners)
-        #: The steps that have been seen, and of each ‖Σ_j g_j‖², and Σ_j ‖g_j‖² or the tr Σ of a learner.
+        #: The steps since the last measurement, and of each ‖Σ_j g_j‖² with Σ_j ‖g_j‖² or tr Σ of a learner.
         self._steps: list[int] = []
         self._sums: list[Tensor] = []
 
@@ -75,10 +69,10 @@ class NoiseScale(Instrument):
         mean = comm.part_sum(rows.sum(0), "noise scale")
         if self._between:
             flat = rows.flatten()
-            other = inner(flat, flat)
+            noise = inner(flat, flat)
         else:
-            other = self._noise(step, points, rows)
-        sums = torch.stack((inner(mean, mean), other))  # not read here: the host need not wait for a GPU
+            noise = self._noise(step, points, rows)
+        sums = torch.stack((inner(mean, mean), noise))  # not read here: the host need not wait for a GPU
         self._steps.append(step)
         self._sums.append(comm.totals(double(sums)))
 
@@ -87,31 +81,31 @@ class NoiseScale(Instrument):
 
         0 of others, and NaN where it is nobody's turn.
         """
-        run, (turn, rest) = self.run, divmod(step, self._every)
+        run = self.run
         assert run.second is not None
-        if rest:
+        if step % self._every:
             return rows.new_tensor(math.nan)
-        j = turn % run.learners
+        j = step // self._every % run.learners
         local = j - run.comm.local.start
         if not 0 <= local < run.comm.n_local:
             return rows.new_zeros(())
-        away = run.second(step, j, points[local]) - rows[local]
-        return inner(away, away) * (self.run.batch // run.learners / 2)
+        difference = run.second(step, j, points[local]) - rows[local]
+        return inner(difference, difference) * (self.run.batch // run.learners / 2)
 
     def state(self, step: int) -> dict[str, Tensor]:
-        kept = [k for k, s in enumerate(self._steps) if s <= step]  # a step that is undone has been seen
-        if not kept:
+        count = sum(s <= step for s in self._steps)  # the last one may have been undone
+        if not count:
             return {}
-        steps = torch.tensor([self._steps[k] for k in kept], dtype=torch.float64)
-        return {self.key: torch.cat((steps[:, None], self._table()[kept]), 1)}
+        steps = torch.tensor(self._steps[:count], dtype=torch.float64)
+        return {self.key: torch.cat((steps[:, None], self._table()[:count]), 1)}
 
     def restore(self, state: Tensor) -> None:
         self._steps = [int(step) for step in state[:, 0]]
         self._sums = list(state[:, 1:])
 
     def _table(self) -> Tensor:
-        """The sums seen so far, (steps, 2) float64 on the CPU."""
-        return torch.stack([each.to("cpu", torch.float64) for each in self._sums])
+        """The sums of the steps so far, (steps, 2) float64 on the CPU."""
+        return torch.stack([sums.to("cpu", torch.float64) for sums in self._sums])
 
     def measure(self, now: StepState) -> dict[str, float]:
         if self.run.second is None:
@@ -131,16 +125,15 @@ class NoiseScale(Instrument):
         if self._between:
             return from_sums(table[:, 1], table[:, 0], n, self.run.batch // n)
         traces = table[ends - 1, 1]
-        means = (
-            np.array([part[:, 0].mean() for part in np.split(table[:last], ends[:-1])]) if last else traces
-        )
+        parts = np.split(table[:last], ends[:-1]) if last else []
+        means = np.array([part[:, 0].mean() for part in parts])
         return traces, means / n**2 - traces / self.run.batch
 
     def _from_draws(self, now: StepState) -> dict[str, float]:
         draws, estimator = self.run.monitor.draws, JackknifeEstimator(now.mean, self.run.batch)
         minibatches = Minibatches(self.run.problem, self.run.batch, self.generator(now))
-        for _, (drawn,) in zip(range(draws), minibatches, strict=False):
-            estimator.add(drawn.loss_and_gradient(now.mean)[1][None])
+        for (minibatch,) in itertools.islice(minibatches, draws):
+            estimator.add(minibatch.loss_and_gradient(now.mean)[1][None])
         return self._row_of(estimator.estimate())
 
     def _row_of(self, scale: GradientNoise) -> dict[str, float]:
@@ -161,10 +154,10 @@ class NoiseAlignment(OnSample):
     columns: Mapping[str, str] = {"noise_alignment": "nat", "noise_alignment_se": "nat"}
     on_minibatches = True
 
-    def measure(self, now: StepState) -> dict[str, float]:
+    def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
         along = self.sample.curvature(now.mean)
-        pairs = [(along(g), float(double(g).square().sum())) for g in _drawn(self, now)]
-        return self.row(*statistics.ratio(*np.array(pairs).T))
+        pairs = [(along(g), float(double(g).square().sum())) for g in _gradients(self, now)]
+        return statistics.ratio(*np.array(pairs).T)
 
 
 @instrument("noise-share", "k", "draws")
@@ -179,26 +172,25 @@ class NoiseShare(OnSample):
     columns: Mapping[str, str] = {"noise_share": "1", "noise_share_se": "1"}
     on_minibatches = True
 
-    def measure(self, now: StepState) -> dict[str, float]:
+    def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
         pairs = self.sample.top(now.step, now.mean)
         if pairs is None:
-            return {}
-        rows = double(torch.stack([*_drawn(self, now)]))
+            return ()
+        rows = double(torch.stack([*_gradients(self, now)]))
         rows -= rows.mean(0)
         squares = rows.square().sum(1).cpu().numpy()
         if not squares.sum() > 0:  # no noise, or none that is finite
-            return {}
+            return ()
         share, error = shares((rows @ double(pairs.vectors).T).square().cpu().numpy(), squares)
-        return self.row(float(share.sum()), float(error[-1]))
+        return float(share.sum()), float(error[-1])
 
 
-def _drawn(instrument: Instrument, now: StepState) -> Iterator[Tensor]:
-    """The gradients (P,) of ``monitor.draws`` fresh minibatches at w_a, each on all processes."""
-    run, draws = instrument.run, instrument.run.monitor.draws
+def _gradients(instrument: Instrument, now: StepState) -> Iterator[Tensor]:
+    """The gradients (P,) of ``monitor.draws`` fresh minibatches at w_a."""
+    run = instrument.run
     minibatches = Minibatches(run.problem, run.batch, instrument.generator(now))
-    turns = range(draws)[run.comm.share(draws)]
-    for k, (drawn,) in zip(range(draws), minibatches, strict=False):
-        yield on_all(run.comm, drawn.loss_and_gradient(now.mean)[1] if k in turns else None, now.mean)
+    for (minibatch,) in itertools.islice(minibatches, run.monitor.draws):
+        yield minibatch.loss_and_gradient(now.mean)[1]
 
 
 @instrument("disagreement", "k")
@@ -218,35 +210,32 @@ class Disagreement(OnSample):
         "disagreement_cost": "nat",
         "disagreement_cost_se": "nat",
     }
+    of_learners = True
 
     def __init__(self, run: MeasuredRun) -> None:
         super().__init__(run)
         if run.learners < 2:
             raise InputError(
-                f"monitor.instruments: '{self.name}' is not allowed with 1 learner, at least 2 are needed"
+                f"monitor.instruments: '{self.name}' is not allowed with 1 learner, only with more"
             )
 
-    def measure(self, now: StepState) -> dict[str, float]:
+    def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
         pairs = self.sample.top(now.step, now.mean)
         if pairs is None:
-            return {}
-        comm, vectors = self.run.comm, double(pairs.vectors)
-        spread = now.weights - now.mean
-        along, curvature = self.sample.curvature(now.mean), np.zeros(self.run.learners)
-        for j in range(self.run.learners):
-            own = comm.local.start <= j < comm.local.stop
-            row = on_all(comm, spread[j - comm.local.start] if own else None, now.mean)
-            curvature[j] = along(row)
-        # Of each learner the squares along the eigenvectors, and its own square.
-        table = torch.zeros(self.run.learners, len(vectors) + 1, dtype=torch.float64)
-        rows = double(spread)
-        table[comm.local] = torch.cat((rows @ vectors.T, rows.norm(dim=1, keepdim=True)), 1).square().cpu()
-        squares = comm.totals(table).numpy()
-        gradient = double(self.sample.gradient(now.mean))
-        norm2 = float(gradient @ gradient)
-        columns = {"gradient_share": float((vectors @ gradient).square().sum()) / (norm2 or math.nan)}
+            return ()
+        vectors, curvature = double(pairs.vectors), self.sample.curvature(now.mean)
+        curvatures, rows = list[float](), list[Tensor]()
+        for weights in learners:
+            spread = weights - now.mean
+            curvatures.append(curvature(spread))
+            exact = double(spread)  # its squares along the eigenvectors, and its own
+            rows.append(torch.cat((vectors @ exact, exact.norm()[None])).square())
+        squares = torch.stack(rows).cpu().numpy()
+        share = error = math.nan
         if squares[:, -1].mean() > rounding(now.mean):  # else all learners have the same weights
-            share, error = shares(squares[:, :-1], squares[:, -1])
-            columns |= {"spread_share": float(share.sum()), "spread_share_se": float(error[-1])}
-        cost, cost_error = half_mean(curvature)
-        return columns | {"disagreement_cost": cost, "disagreement_cost_se": cost_error}
+            spread_shares, errors = shares(squares[:, :-1], squares[:, -1])
+            share, error = float(spread_shares.sum()), float(errors[-1])
+        gradient = double(self.sample.gradient(now.mean))
+        norm2 = float(gradient @ gradient) or math.nan
+        gradient_share = float((vectors @ gradient).square().sum()) / norm2
+        return share, error, gradient_share, *half_mean(np.array(curvatures))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -17,14 +18,14 @@ from torch import Tensor
 from landscape.analysis.connection import MEMBERS, average
 from landscape.analysis.sharpness import sharpness
 from landscape.checkpoint.history import MONITORED, OF_LAYER, UNITS
-from landscape.core.devices import double, inner, vector_norm
+from landscape.core.devices import double, finite, inner, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.double_backward import NoSecondDerivative
-from landscape.curvature.eigenvalues import eigenpairs, fast_hessian
+from landscape.curvature.eigenvalues import fast_hessian
 from landscape.curvature.hessian import (
-    FULL_HESSIAN,
+    HessianOperator,
     HessianOptions,
     Preconditioner,
     exact_only,
@@ -34,17 +35,16 @@ from landscape.curvature.search import (
     RESIDUAL_TOL,
     RitzPairs,
     SearchOptions,
-    find_eigenpairs,
     ranks_of,
+    search_operator,
     start_vector,
     warm_start,
 )
 from landscape.gradients.minibatches import MIN_COSTLY, Minibatches
 from landscape.problem.problem import Problem
 from landscape.training.experiments import StatePreconditioner, loop_preconditioner
-from landscape.training.instruments import Instrument, MeasuredRun, StepState, instrument, on_all, rounding
+from landscape.training.instruments import Instrument, MeasuredRun, StepState, instrument, rounding
 from landscape.training.optimizer import steepest
-from landscape.training.processes.comm import Comm
 from landscape.training.recipes import Monitor
 from landscape.training.run import generator
 
@@ -52,7 +52,7 @@ STATE = "monitor_start"  # the name in a checkpoint of the vector near which the
 
 
 class Sample:
-    """Loss and Hessian of ``problem`` on ``monitor.samples`` of its samples; rank 0 computes, for all.
+    """Loss and Hessian of ``problem`` on ``monitor.samples`` of its samples, for rank 0.
 
     A Lanczos search begins at the sum of the eigenvectors of the previous search, plus a random vector of the
     same norm, the same every time, so that an eigenvector orthogonal to them is not missed. It uses exact
@@ -60,20 +60,18 @@ class Sample:
     the model has no second derivatives, they are differences of gradients, with the errors in the residuals.
     ``state`` is the sum, so that a resumed run gives the bits of one that never stopped.
 
-    All processes call the same methods in the same order.
-
     Attributes:
         problem: that of the whole sample.
-        count: how many eigenvalues :meth:`top` gives.
+        count: the number of eigenvalues that :meth:`top` gives.
 
     Raises:
         InputError: a model whose gradient is wrong.
     """
 
-    def __init__(self, monitor: Monitor, problem: Problem, comm: Comm, seed: int) -> None:
-        self._comm, self.count = comm, min(monitor.k, problem.layout.size)
+    def __init__(self, monitor: Monitor, problem: Problem, seed: int) -> None:
+        self.count = min(monitor.k, problem.layout.size)
         self.state: dict[str, Tensor] = {}
-        self._found: tuple[int, RitzPairs | None] = -1, None
+        self._last: tuple[int, RitzPairs | None] = -1, None
         # This refuses a model whose gradient is wrong, before the first step.
         self._options = HessianOptions(derivatives=HessianOptions().at(problem).derivatives)
         batch, samples = problem.batchnorm.samples, min(monitor.samples or problem.samples, problem.samples)
@@ -90,36 +88,27 @@ class Sample:
         if STATE in shared:
             self.state = {STATE: shared[STATE].to(self._random)}
 
-    def _of_first(self, compute: Callable[[], Tensor], like: Tensor) -> Tensor:
-        """The result of ``compute()`` on rank 0, of the shape of ``like``, on all ranks."""
-        return on_all(self._comm, compute() if self._comm.rank == 0 else None, like)
-
     def top(self, step: int, weights: Tensor) -> RitzPairs | None:
         """The ``count`` largest eigenvalues at ``weights`` (P,) after ``step``, searched once a step.
 
         None where the Hessian is not finite.
         """
-        if self._found[0] != step:
+        if self._last[0] != step:
             pairs = self.search(weights, self.count, self.state.get(STATE))
             self.state = {} if pairs is None else {STATE: pairs.vectors.sum(0)}
-            self._found = step, pairs
-        return self._found[1]
-
-    def loss_and_gradient(self, weights: Tensor) -> tuple[float, Tensor]:
-        """L and ∇L (P,) at ``weights`` over the sample."""
-        loss, g = self.problem.loss_and_gradient(weights) if self._comm.rank == 0 else (0.0, None)
-        return self._comm.total(loss)[0], on_all(self._comm, g, weights)
+            self._last = step, pairs
+        return self._last[1]
 
     def gradient(self, weights: Tensor) -> Tensor:
         """∇L (P,) at ``weights`` over the sample."""
-        return self.loss_and_gradient(weights)[1]
+        return self.problem.loss_and_gradient(weights)[1]
 
-    def loss(self, weights: Tensor) -> float:
-        """L at ``weights`` (P,) over the sample."""
-        return self._comm.total(self.problem.evaluate(weights)[0] if self._comm.rank == 0 else 0.0)[0]
+    def hessian(self, weights: Tensor, precondition: Preconditioner | None = None) -> HessianOperator:
+        """H at ``weights`` (P,), or P^{-1/2} H P^{-1/2}."""
+        return fast_hessian(self.problem, weights, replace(self._options, precondition=precondition))
 
     def curvature(self, weights: Tensor) -> Callable[[Tensor], float]:
-        """v ↦ vᵀHv for the Hessian at ``weights``, and a v (P,) that all processes have."""
+        """v ↦ vᵀHv for the Hessian at ``weights`` and a v (P,)."""
         parts = self.curvatures(weights, ((slice(None),),))
         return lambda v: parts(v)[0]
 
@@ -127,105 +116,64 @@ class Sample:
         self, weights: Tensor, groups: Sequence[Sequence[slice]]
     ) -> Callable[[Tensor], list[float]]:
         """v ↦ Σ v_i (Hv)_i over each of ``groups`` of coordinates; NaN where the error is too large."""
-        product = self._product(weights)
+        h = self.hessian(weights)
 
-        def along(v: Tensor) -> Tensor:
-            image, error = product(v)
-            values = [sum(float(double(v[p]) @ double(image[p])) for p in places) for places in groups]
-            if error is not None:
-                whole = abs(float(double(v) @ double(image)))
-                values = values if error * float(vector_norm(v)) <= RESIDUAL_TOL * whole else unknown
-            return torch.tensor(values, dtype=torch.float64)
+        def along(v: Tensor) -> list[float]:
+            (image,), (error,) = h._measured(v[None])
+            curvature = abs(float(double(v) @ double(image)))
+            if error and not error * float(vector_norm(v)) <= RESIDUAL_TOL * curvature:
+                return [math.nan] * len(groups)
+            return [sum(float(double(v[p]) @ double(image[p])) for p in parts) for parts in groups]
 
-        unknown = [math.nan] * len(groups)
-        return lambda v: self._of_first(lambda: along(v), torch.tensor(unknown)).tolist()
-
-    def product(self, weights: Tensor) -> Callable[[Tensor], Tensor]:
-        """v ↦ Hv (P,) for the Hessian at ``weights``, and a v (P,) that all processes have.
-
-        Raises:
-            InputError: a model without second derivatives.
-        """
-        if self._options.derivatives == "differences":
-            raise InputError(
-                "monitor.instruments: one needs second derivatives, which this model or its loss has not"
-            )
-        product = self._product(weights)
-        return lambda v: self._of_first(lambda: product(v)[0], v)
-
-    def _product(
-        self, weights: Tensor, precondition: Preconditioner | None = None
-    ) -> Callable[[Tensor], tuple[Tensor, float | None]]:
-        """v ↦ Hv (P,) and, of differences, its error relative to ‖v‖; for rank 0, which alone calls it."""
-        if self._comm.rank:
-            return lambda v: (v, None)
-        if self._options.derivatives == "differences":
-            by_differences = self._options.at(self.problem, weights)
-
-            def measured(v: Tensor) -> tuple[Tensor, float | None]:
-                images, errors = by_differences._measured(v[None])
-                return images[0], errors[0]
-
-            return measured
-        h = fast_hessian(self.problem, weights, replace(FULL_HESSIAN, precondition=precondition))
-        return lambda v: (h._images(v[None])[0], None)
+        return along
 
     def search(
         self, weights: Tensor, count: int, near: Tensor | None, precondition: Preconditioner | None = None
     ) -> RitzPairs | None:
-        """The largest eigenvalues of H, or of P^{-1/2} H P^{-1/2}, with vectors (count, P), on all ranks.
+        """The largest eigenvalues of H, or of P^{-1/2} H P^{-1/2}; None where these are not finite.
 
         Args:
             weights: θ (P,).
-            count: how many.
+            count: the number of eigenvalues.
             near: the sum of eigenvectors at weights nearby; None: there are none yet.
             precondition: P.
         """
-        pairs = self._searched(weights, count, near, precondition) if self._comm.rank == 0 else None
-        if self._comm.size == 1:
-            return pairs
-        table = torch.zeros(count, len(weights) + 3, dtype=torch.float64, device=weights.device)
-        if pairs is not None:
-            numbers = torch.stack((pairs.values, pairs.residuals), 1).to(table)
-            table = torch.cat((torch.ones_like(numbers[:, :1]), numbers, double(pairs.vectors)), 1)
-        table = self._comm.totals(table)
-        if not table[0, 0]:
-            return None
-        return RitzPairs(table[:, 1].cpu(), table[:, 3:].to(weights), table[:, 2].cpu(), 0, True)
-
-    def _searched(
-        self, weights: Tensor, count: int, near: Tensor | None, precondition: Preconditioner | None
-    ) -> RitzPairs | None:
-        """:meth:`search`, on rank 0."""
         start = self._random if near is None else warm_start(near, self._random, ranks_of(self.problem))
-        if self._options.derivatives == "differences":
-            options = replace(self._options, precondition=precondition)
-            found = eigenpairs(self.problem, weights[None], start, SearchOptions(high=count), options)[0]
-            return found if bool(torch.isfinite(found.values).all()) else None
-        product = self._product(weights, precondition)
-        with contextlib.suppress(_NotFiniteError):
-            return find_eigenpairs(lambda v: _finite(product(v)[0]), start, high=count)
-        return None
-
-
-class _NotFiniteError(Exception):
-    """A Hessian with NaN or infinities has no eigenvalues."""
-
-
-def _finite(product: Tensor) -> Tensor:
-    if not bool(torch.isfinite(product).all()):
-        raise _NotFiniteError
-    return product
+        pairs, _ = search_operator(self.hessian(weights, precondition), start, SearchOptions(high=count))
+        return pairs if finite(pairs.values) else None
 
 
 class OnSample(Instrument):
-    """An instrument that takes the loss or its Hessian on the run's sample, and refuses a model without."""
+    """An instrument of the loss or its Hessian on the run's sample, whose numbers rank 0 computes for all."""
 
     on_sample = True
+    #: Whether it needs the weights of all learners, which rank 0 then gets.
+    of_learners = False
 
     def __init__(self, run: MeasuredRun) -> None:
         super().__init__(run)
-        run.sample = self.sample = run.sample or Sample(run.monitor, run.problem, run.comm, run.seed)
+        run.sample = self.sample = run.sample or Sample(run.monitor, run.problem, run.seed)
+
+    @abstractmethod
+    def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
+        """The values of the first ``columns``, in their order, on rank 0.
+
+        ``learners``: the weights (P,) of all learners, each valid until the next; none unless
+        ``of_learners``.
+        """
+
+    def measure(self, now: StepState) -> dict[str, float]:
+        comm, count = self.run.comm, len(self.columns)
+        numbers = [0.0] * count
+        if comm.rank == 0:
+            learners = comm.rows(now.weights) if self.of_learners else iter(())
+            numbers = [*self.numbers(now, learners), *[math.nan] * count][:count]
+            for _ in learners:  # the other processes send all
+                pass
+        elif self.of_learners:
+            comm.send_rows(now.weights)
+        row = self.row(*comm.total(*numbers))
+        return {column: value for column, value in row.items() if math.isfinite(value)}
 
 
 # Layers of a model, or blocks, whose parts of a change of the loss are recorded: colors of a picture (ours).
@@ -240,19 +188,20 @@ class LambdaMax(OnSample):
     """
 
     columns: Mapping[str, str] = {column: UNITS[column] for column in MONITORED}
+    of_learners = True
 
-    def measure(self, now: StepState) -> dict[str, float]:
+    def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
         pairs = self.sample.top(now.step, now.mean)
         if pairs is None:
-            return {}
-        spread = now.weights - now.mean
-        totals = self.run.comm.start_learners_mean(
-            float(double(spread @ pairs.vectors.T).square().sum()) / len(spread),
-            float(double(spread).square().sum()) / len(spread),
-        )
-        along, total = totals()
-        top, share = float(pairs.values[0]), along / total if total > rounding(now.mean) else math.nan
-        return self.row(top, float(pairs.residuals[0]), now.lr * top, self.run.limit, share)
+            return ()
+        along = total = 0.0
+        for weights in learners:
+            spread = weights - now.mean
+            along += float(double(pairs.vectors @ spread).square().sum())
+            total += float(double(spread).square().sum())
+        share = along / total if total > self.run.learners * rounding(now.mean) else math.nan
+        top = float(pairs.values[0])
+        return top, float(pairs.residuals[0]), now.lr * top, self.run.limit, share
 
 
 @instrument("preconditioned-lambda-max")
@@ -277,26 +226,29 @@ class PreconditionedLambdaMax(OnSample):
 
     def _preconditioner(self, now: StepState) -> Preconditioner | None:
         """The preconditioner of the learners' mean state, at w_a; None where there is no state yet."""
-        run, made = self.run, self._of_state
-        if made is None:
+        run, of_state = self.run, self._of_state
+        if of_state is None:
             return loop_preconditioner(run.optimizer, run.parameters())
         state = {
             name: rows[:1]
-            if name in made.counters
+            if name in of_state.counters
             else run.comm.fresh_mean(rows, f"optimizer's {name}")[None]
             for name, rows in run.optimizer.state.items()
         }
         draws = generator(run.seed, "monitor_preconditioner", now.step)
-        return made.at(now.mean, state, now.step, now.lr, draws)
+        return of_state.at(now.mean, state, now.step, now.lr, draws)
 
     def measure(self, now: StepState) -> dict[str, float]:
-        seen = self._preconditioner(now)
-        pairs = None if seen is None else self.sample.search(now.mean, 1, self.memory, seen)
-        self.memory = None if pairs is None else pairs.vectors.sum(0)
-        if seen is None or pairs is None:
-            return {}
+        self._now = self._preconditioner(now)
+        return super().measure(now)
+
+    def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
+        pairs = self._now and self.sample.search(now.mean, 1, self.memory, self._now)
+        self.memory = pairs and pairs.vectors.sum(0)
+        if self._now is None or pairs is None:
+            return ()
         top = float(pairs.values[0])
-        return self.row(top, float(pairs.residuals[0]), now.lr * top, seen.limit)
+        return top, float(pairs.residuals[0]), now.lr * top, self._now.limit
 
 
 # The instrument "generalized-sharpness" ends a search where the first-order gain left is below this share of
@@ -330,6 +282,7 @@ class GeneralizedSharpness(OnSample):
                 "steepest); 'lambda-max' is the sharpness of sgd, 'preconditioned-lambda-max' that of adam"
             )
         super().__init__(run)
+        exact_only(self.sample.problem, "monitor.instruments: 'generalized-sharpness'")
         self._norm, self._normalized = run.geometry
 
     def _aligned(self, v: Tensor) -> tuple[Tensor, float]:
@@ -337,25 +290,27 @@ class GeneralizedSharpness(OnSample):
         d, dual = steepest(self._norm, self.run.problem.layout, v[None])
         return d[0], float(dual[0])
 
-    def measure(self, now: StepState) -> dict[str, float]:
+    def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
         pairs = self.sample.top(now.step, now.mean)
         if pairs is None:
-            return {}
+            return ()
         starts = [pairs.vectors[0], torch.randn(len(now.mean), generator=self.generator(now)).to(now.mean)]
         if self._norm == "block":
-            parts = [torch.zeros_like(starts[0]) for _ in self.run.problem.layout.slots]
-            for part, slot in zip(parts, self.run.problem.layout.slots, strict=True):
+            for slot in self.run.problem.layout.slots:
+                part = torch.zeros_like(starts[0])
                 part[slot.place] = starts[0][slot.place]
-            starts += parts
-        kept = [] if self.memory is None else [self.memory]
-        product = self.sample.product(now.mean)
-        found = [self._ascend(product, d) for d in [*kept, *(self._aligned(v)[0] for v in starts)]]
-        value, self.memory = max(found, key=lambda pair: pair[0])
+                starts.append(part)
+        points = [self._aligned(v)[0] for v in starts]
+        if self.memory is not None:
+            points.insert(0, self.memory)
+        h = self.sample.hessian(now.mean)
+        maxima = [self._ascend(lambda v: h._images(v[None])[0], d) for d in points]
+        value, self.memory = max(maxima, key=lambda pair: pair[0])
         rate = now.lr
         if self._normalized:
             dual = self._aligned(self.sample.gradient(now.mean))[1]
             rate = rate / dual if dual else math.nan
-        return self.row(value, rate * value, self.run.plain_limit)
+        return value, rate * value, self.run.plain_limit
 
     def _ascend(self, product: Callable[[Tensor], Tensor], d: Tensor) -> tuple[float, Tensor]:
         """A local maximum of dᵀHd and its place in the ball, from ``d`` on."""
@@ -365,10 +320,11 @@ class GeneralizedSharpness(OnSample):
             value = float(inner(d, image))
             if dual - value <= GAIN * dual:
                 break
-            way, bent = best - d, product(best) - image
-            curve, gain = float(inner(way, bent)), dual - value
+            way = best - d
+            way_image = product(best) - image
+            curve, gain = float(inner(way, way_image)), dual - value
             share = min(1.0, gain / -curve) if curve < 0 else 1.0
-            d, image = d + share * way, image + share * bent
+            d, image = d + share * way, image + share * way_image
         return value, d
 
 
@@ -393,29 +349,28 @@ class BatchSharpness(Instrument):
     on_minibatches = True
 
     def measure(self, now: StepState) -> dict[str, float]:
-        value, error = mean_and_error(self._drawn(now, now.mean[None], 1).mean(1))
+        value, error = mean_and_error(self._curvatures(now, now.mean[None], 1).mean(1))
         values = [value, error, now.lr * value, self.run.limit]
         if self.run.learners > 1:
-            value, error = mean_and_error(self._drawn(now, now.points, self.run.learners).mean(1))
+            value, error = mean_and_error(self._curvatures(now, now.points, self.run.learners).mean(1))
             values += [value, error, now.lr * value]
         return self.row(*values)
 
-    def _drawn(self, now: StepState, weights: Tensor, learners: int) -> Array:
-        """(draws, learners): w_a's draws are shared by the processes; of learners each has its own."""
+    def _curvatures(self, now: StepState, weights: Tensor, learners: int) -> Array:
+        """(draws, learners); the processes share the draws at w_a, or measure their own learners."""
         comm, draws = self.run.comm, self.run.monitor.draws
         part = "learners" if learners > 1 else "mean"
         minibatches = Minibatches(
             self.run.problem, self.run.batch // learners, self.generator(now, part), learners
         )
-        own = comm.local if learners > 1 else slice(0, 1)
-        turns = range(draws)[slice(None) if learners > 1 else comm.share(draws)]
+        local = comm.local if learners > 1 else slice(0, 1)
+        share = range(draws)[slice(None) if learners > 1 else comm.share(draws)]
         table = torch.zeros(draws, learners, dtype=torch.float64)
-        for k, drawn in zip(range(draws), minibatches, strict=False):
-            if k in turns:
-                pairs = zip(drawn[own], weights, strict=True)
-                table[k, own] = torch.tensor([_curvature(p, t) for p, t in pairs], dtype=torch.float64)
-        found: Array = comm.totals(table).numpy()
-        return found
+        for k, batches in enumerate(itertools.islice(minibatches, draws)):
+            if k in share:
+                pairs = zip(batches[local], weights, strict=True)
+                table[k, local] = torch.tensor([_curvature(p, t) for p, t in pairs], dtype=torch.float64)
+        return comm.totals(table).numpy()
 
 
 def _curvature(minibatch: Problem, weights: Tensor) -> float:
@@ -452,19 +407,19 @@ class LossChange(OnSample):
         self._groups = next((groups for groups in every if len(groups) <= LAYERS), {})
         self.columns = {**self.columns, **{f"{OF_LAYER}{name}": "nat" for name in self._groups}}
 
-    def measure(self, now: StepState) -> dict[str, float]:
+    def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
         if now.before is None:
-            return {}
-        step, sample = now.mean - now.before, self.sample
-        places = [(slice(None),), *([slot.place for slot in slots] for slots in self._groups.values())]
-        start, g = sample.loss_and_gradient(now.before)
-        change = sample.loss(now.mean) - start
-        gradients = np.array([sum(float(inner(g[p], step[p])) for p in place) for place in places])
-        halves = np.array(sample.curvatures(now.before, places)(step)) / 2
+            return ()
+        step, problem = now.mean - now.before, self.sample.problem
+        groups = [(slice(None),), *([slot.place for slot in slots] for slots in self._groups.values())]
+        start, g = problem.loss_and_gradient(now.before)
+        change = problem.evaluate(now.mean)[0] - start
+        gradients = np.array([sum(float(inner(g[p], step[p])) for p in parts) for parts in groups])
+        halves = np.array(self.sample.curvatures(now.before, groups)(step)) / 2
         square = float(inner(step, step))
         sharpness = 2 * halves[0] / square if square else math.nan
         parts = (gradients + halves).tolist()
-        return self.row(change, gradients[0], halves[0], change - parts[0], sharpness, *parts[1:])
+        return change, gradients[0], halves[0], change - parts[0], sharpness, *parts[1:]
 
 
 @instrument("path")
@@ -477,35 +432,31 @@ class Path(OnSample):
 
     columns: Mapping[str, str] = {"path_cosine": "1"}
 
-    def measure(self, now: StepState) -> dict[str, float]:  # its memory is w_a and g, (2, P)
+    def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
         start, self.memory = self.memory, torch.stack((now.mean, self.sample.gradient(now.mean)))
         if start is None:
-            return {}
+            return ()
         way, g = start[0] - now.mean, start[1]
         norms = math.sqrt(float(inner(way, way)) * float(inner(g, g)))
-        return self.row(float(inner(way, g)) / norms) if norms > 0 else {}
+        return (float(inner(way, g)) / norms,) if norms > 0 else ()
 
 
 class Along(OnSample):
-    """An instrument whose columns are numbers of an analysis of the run's sample, which rank 0 makes.
+    """An instrument whose columns are numbers of an analysis of the run's sample.
 
-    They are NaN where w_a or one of them is not finite, or where the analysis ends with an OperationError,
-    for which a run must not end.
+    They are NaN where w_a is not finite, or where the analysis ends with an OperationError, for which a run
+    must not end.
     """
 
     @abstractmethod
-    def numbers(self, now: StepState) -> Sequence[float]:
+    def analyzed(self, now: StepState) -> Sequence[float]:
         """The values of ``columns``, in their order."""
 
-    def measure(self, now: StepState) -> dict[str, float]:
-        own = [0.0] * len(self.columns)
-        if self.run.comm.rank == 0:
-            own[0] = math.nan
-            if bool(torch.isfinite(now.mean).all()):
-                with contextlib.suppress(OperationError):
-                    own = [*self.numbers(now)]
-        values = self.run.comm.total(*own)
-        return self.row(*values) if all(map(math.isfinite, values)) else {}
+    def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
+        if finite(now.mean):
+            with contextlib.suppress(OperationError):
+                return self.analyzed(now)
+        return ()
 
 
 class _Rise(Along):
@@ -518,14 +469,14 @@ class _Rise(Along):
         if not run.monitor.rho:
             raise InputError(f"monitor.rho: missing, '{self.name}' is the rise of the loss within it")
 
-    def numbers(self, now: StepState) -> list[float]:
+    def analyzed(self, now: StepState) -> Sequence[float]:
         problem = copy.copy(self.sample.problem)
         problem.weights, draws = now.mean, self.run.monitor.draws
         result = sharpness(
             problem, self.run.monitor.rho, self.kind, min_draws=min(MIN_COSTLY, draws), max_draws=draws,
             seed=self.generator(now).initial_seed() % 2**62,
         )  # fmt: skip
-        return [result.value, result.standard_error][: len(self.columns)]
+        return result.value, result.standard_error
 
 
 @instrument("worst-sharpness", "rho")
@@ -546,7 +497,7 @@ class AverageSharpness(_Rise):
 
 @instrument("average", "window")
 class RunningAverage(Along):
-    """The loss of the mean of the last ``monitor.window`` measured w_a (LAWA), predicted; rank 0 predicts it.
+    """The loss of the mean of the last ``monitor.window`` measured w_a (LAWA), predicted.
 
     It is on the run's sample, with the ends of a 90% interval. The gain is the loss at w_a now minus the
     predicted loss: where it is above 0, to stop here and average is predicted to be better than to stop here.
@@ -572,8 +523,8 @@ class RunningAverage(Along):
         self.memory = torch.stack([*before, now.mean][-window:])
         return super().measure(now) if len(self.memory) == window else {}
 
-    def numbers(self, now: StepState) -> list[float]:
+    def analyzed(self, now: StepState) -> Sequence[float]:
         assert self.memory is not None
         result = average(self.sample.problem, [*self.memory], exact=False, progress=False)
         loss = result.loss[0]
-        return [loss, result.low[0], result.high[0], result.members_loss[-1] - loss]
+        return loss, result.low[0], result.high[0], result.members_loss[-1] - loss

@@ -468,4 +468,4 @@ def of_run(
         geometry=optimizer.geometry,
         plain_limit=math.nan if plain is None else plain,
     )
-    return Monitoring(run, taken=rule.columns)
+    return Monitoring(run, reserved=rule.columns)
