@@ -6,7 +6,7 @@ import dataclasses
 import math
 import typing
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from landscape.core import options, registry
 from landscape.core.errors import InputError
@@ -120,6 +120,10 @@ class Save:
     every: options.Natural = 500
 
 
+def _is_registered(where: str, instrument: str) -> None:
+    registry.instruments[instrument]  # refuses another name
+
+
 @dataclass(frozen=True)
 class Monitor:
     """The measurements along the run besides its steps, at w_a and at the learners' weights.
@@ -144,15 +148,11 @@ class Monitor:
     sharpness: options.Natural = 0
     samples: options.Natural = 2000
     k: options.Count = 3
-    instruments: list[str] = field(default_factory=list)
+    instruments: list[Annotated[str, _is_registered]] = field(default_factory=list)
     every: options.Count = 50
     draws: options.Several = 16
     rho: options.NonNegative = 0.0
     window: options.Several = 4
-
-    def __post_init__(self) -> None:
-        for name in self.instruments:
-            registry.instruments[name]  # refuses one that is not known
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,8 @@ class Init:
     sha256: str = ""
 
 
-def build_table(kind: type[Any], values: dict[str, Any], prefix: str, **given: Any) -> Any:
-    """A table of a recipe, a dataclass ``kind``, from its ``values``; ``given`` are no keys.
+def build_table(kind: type[Any], values: dict[str, Any], prefix: str, **others: Any) -> Any:
+    """A table of a recipe, a dataclass ``kind``, from its ``values``; ``others`` are no keys.
 
     Raises:
         InputError: for unknown keys and wrong types; it names the key, with ``prefix`` before it.
@@ -198,20 +198,19 @@ def build_table(kind: type[Any], values: dict[str, Any], prefix: str, **given: A
         10
     """
     hints = options.type_hints(kind, bounds=True)
-    fields = {f.name: f for f in dataclasses.fields(kind) if f.name not in given}
+    fields = {f.name: f for f in dataclasses.fields(kind) if f.name not in others}
     built = {}
     for key, value in values.items():
         options.choose(f"recipe key {prefix}{key}", key, fields)
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, dict):
-                raise InputError(f"{prefix}{key}: {value!r} is not allowed, it must be a table")
-            built[key] = build_table(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
-        elif typing.get_origin(hints[key]) is dict:
-            built[key] = options.fit(f"{prefix}{key}", value, dict)
-        else:
-            built[key] = options.fit(f"{prefix}{key}", value, hints[key])
+                raise InputError(f"{prefix}{key}", value, allowed="a table")
+            value = build_table(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
+        built[key] = value
     for name, f in fields.items():
         no_default = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if name not in built and no_default:
             raise InputError(f"recipe key {prefix}{name}: missing, and there is no default")
-    return kind(**built, **given)
+    table = kind(**built, **others)
+    options.check_fields(table, prefix)
+    return table

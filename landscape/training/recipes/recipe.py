@@ -17,7 +17,7 @@ from landscape.checkpoint.user_code import Spec, is_user_defined
 from landscape.core import options, registry
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.options import checked
+from landscape.core.options import Count, Natural, Positive, Seed, checked
 from landscape.core.options import parse_toml as parse
 from landscape.data import base
 from landscape.training import optimizer
@@ -32,15 +32,8 @@ from landscape.training.recipes import (
     Schedule,
     build_table,
 )
-from landscape.training.recipes.settings import (
-    NAMED,
-    UNSET,
-    changed,
-    parsed,
-    refuse_idle,
-    table_names,
-    table_values,
-)
+from landscape.training.recipes import settings as keys
+from landscape.training.recipes.settings import NAMED, UNSET, changed, parsed, refuse_idle
 from landscape.training.topology import is_file, known_matrices
 
 MATRIX = "matrix"  # the name in a checkpoint of the mixing matrix that the run read from a file
@@ -49,9 +42,6 @@ MATRIX = "matrix"  # the name in a checkpoint of the mixing matrix that the run 
 BUILT_IN = Path(__file__).parent
 # The tables whose name may be MODULE:NAME.
 CODE = ("model", "data")
-
-# The least value of the numbers of the run itself; None: it must be above 0.
-LEAST = {"learners": 1, "batch": 1, "accumulate": 1, "lr": None, "steps": 0, "seed": 0}
 
 
 @dataclass(frozen=True)
@@ -90,17 +80,17 @@ class Recipe:
     """
 
     name: str
-    learners: int
-    batch: int
-    lr: float
-    steps: int
+    learners: Count
+    batch: Count
+    lr: Positive
+    steps: Natural
     algorithm: dict[str, Any]
     model: dict[str, Any]
     data: dict[str, Any]
-    seed: int = 0
+    seed: Seed = 0
     dtype: Literal["float32", "float64"] = "float32"
     autocast: Literal["", "bfloat16"] = ""
-    accumulate: int = 1
+    accumulate: Count = 1
     sampling: Literal["replacement", "all"] = "replacement"
     scalars: Literal["", "tensorboard", "wandb", "trackio"] = ""
     optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "sgd"} | optimizer.options("sgd", {}))
@@ -116,18 +106,13 @@ class Recipe:
 
     def __post_init__(self) -> None:
         options.check_fields(self)
-        for key, least in LEAST.items():
-            options.positive(key, getattr(self, key), least=least)
         if self.batch % self.learners:
+            near = max(1, self.local_batch) * self.learners
             raise InputError(
-                f"batch: {self.batch} is not divisible by {self.learners} learners; "
-                f"{self.batch // self.learners * self.learners or self.learners} would be"
+                "batch", self.batch, allowed=f"divisible by {self.learners} learners, as {near} is"
             )
         if self.local_batch % self.accumulate:
-            raise InputError(
-                f"accumulate: {self.accumulate} is not allowed, it must divide the local batch of "
-                f"{self.local_batch}"
-            )
+            raise InputError("accumulate", self.accumulate, allowed=f"a divisor of B, {self.local_batch}")
         if self.autocast and self.dtype == "float64":
             raise InputError("autocast: 'bfloat16' is not allowed with dtype 'float64', only with 'float32'")
         most = torch.finfo(getattr(torch, self.dtype)).max
@@ -194,9 +179,10 @@ class Recipe:
             >>> Recipe.read("digits-dpsgd").spec("algorithm").options["order"]
             'awc'
         """
-        name, given = self.part(table)
-        code = table in CODE and is_user_defined(name)
-        return Spec(name, given if code else NAMED[table].options(name, given), called=True)
+        name, values = self.part(table)
+        if not (table in CODE and is_user_defined(name)):
+            values = NAMED[table].options(name, values)
+        return Spec(name, values, called=True)
 
     @property
     def split(self) -> base.Division:
@@ -206,7 +192,7 @@ class Recipe:
 
     @property
     def names_code(self) -> bool:
-        """Say whether its model or data is MODULE:NAME."""
+        """Return whether its model or data is MODULE:NAME."""
         return any(self.spec(table).user_defined for table in CODE)
 
     def rule(self) -> Rule:
@@ -220,8 +206,8 @@ class Recipe:
             'DPSGD'
         """
         with known_matrices(self.matrices):
-            name, given = self.part("algorithm")
-            rule: Rule = registry.algorithms.make(name, given, learners=self.learners, seed=self.seed)
+            name, values = self.part("algorithm")
+            rule: Rule = registry.algorithms.make(name, values, learners=self.learners, seed=self.seed)
         rule.peak_lr = self.schedule.peak_lr(self.lr, self.batch)
         return rule
 
@@ -359,7 +345,7 @@ def built_in() -> list[str]:
 
 def names() -> list[str]:
     """The names of all built-in recipes: those in files, then those of DPSGD-2020's tables."""
-    return [*built_in(), *table_names()]
+    return [*built_in(), *keys.table_names()]
 
 
 @checked()
@@ -394,19 +380,17 @@ def read(
         (0.5, 5, 'ring(1)')
     """
     recipe = str(recipe)
-    given = dict(settings) if isinstance(settings, Mapping) else parsed(settings)
-    typed = changed({}, {key: value for key, value in given.items() if not key.startswith(UNSET)})
-    values = table_values(recipe, typed)
+    by_key = dict(settings) if isinstance(settings, Mapping) else parsed(settings)
+    typed = changed({}, {key: value for key, value in by_key.items() if not key.startswith(UNSET)})
+    values = keys.table_values(recipe, typed)
     if values is None:
         values = file_values(recipe)
     else:
-        given.pop("epochs", None)
-    values = changed(values, given)
+        by_key.pop("epochs", None)
+    values = changed(values, by_key)
     for table in CODE if not allow_code else ():
-        name, typed_name = (
-            v[table].get("name") if isinstance(v.get(table), dict) else "" for v in (values, typed)
-        )
-        if isinstance(name, str) and is_user_defined(name) and typed_name != name:
+        name = keys.table_name(values, table)
+        if isinstance(name, str) and is_user_defined(name) and name != keys.table_name(typed, table):
             raise InputError(
                 f"{recipe}: {table}.name = {options.toml_value(name)} is code, which a file may not name",
                 give={"allow_code": True},
@@ -447,9 +431,7 @@ def recipe_of(checkpoint: Checkpoint) -> Recipe:
     """
     if not checkpoint.has_recipe:
         how = "imported" if checkpoint.algorithm == IMPORTED else "recorded in a loop of the user's own"
-        raise OperationError(
-            f"{checkpoint.path or 'checkpoint'}: it was {how}; a run of landscape train is needed"
-        )
+        raise OperationError(f"{checkpoint.path or 'run'}: it was {how}; give a run of landscape train")
     matrix = checkpoint.shared.get(MATRIX)
     return from_values(checkpoint.settings, None if matrix is None else matrix.cpu().numpy())
 
@@ -461,9 +443,7 @@ def continued(run: Checkpoint, /, **changes: Any) -> Recipe:
     """
     recipe = recipe_of(run)
     if recipe.names_code:
-        raise OperationError(
-            f"{run.path}: its recipe names code, which a file may not bring in; the run cannot be continued"
-        )
+        raise OperationError(f"{run.path}: not allowed, its recipe names code, which a file may not do")
     quiet: dict[str, Any] = {"decompose": Decompose(every=0), "monitor": Monitor()}
     evaluate = dataclasses.replace(recipe.evaluate, every=0)
     return dataclasses.replace(recipe, evaluate=evaluate, **quiet, **changes)

@@ -36,13 +36,11 @@ def changed(values: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, An
     "~KEY" takes a key out. Where a table's name becomes another one, keys that only the old name has go, and
     a warning says which.
     """
-    before = {table: _name(values, table) for table in NAMED}
+    before = {table: table_name(values, table) for table in NAMED}
     for key, value in settings.items():
         *tables, last = key.split(".")
         if len(tables) > MAX_DEPTH:
-            raise InputError(
-                f"settings: a key of {len(tables) + 1} parts is not allowed, at most {MAX_DEPTH} are"
-            )
+            raise InputError(f"settings: a key has {len(tables) + 1} parts, at most {MAX_DEPTH} are allowed")
         if key.startswith(UNSET):
             _take_out(values, key)
             continue
@@ -53,16 +51,16 @@ def changed(values: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, An
                 raise InputError(f"settings: '{key}' is not allowed, '{table}' is not a table")
         inner[last] = _plain(key, value)
     for table, old in before.items():
-        if f"{table}.name" in settings and old not in (None, _name(values, table)):
+        if f"{table}.name" in settings and old not in (None, table_name(values, table)):
             _drop_keys_of(old, table, values[table], settings)
     return values
 
 
-def _name(values: Mapping[str, Any], table: str) -> Any:
+def table_name(values: Mapping[str, Any], table: str) -> Any:
     """The name in a table of a recipe; None where there is none."""
-    found = values.get(table)
+    part = values.get(table)
     default = "sgd" if table == "optimizer" else None
-    return found.get("name", default) if isinstance(found, dict) else None
+    return part.get("name", default) if isinstance(part, dict) else None
 
 
 def _take_out(values: dict[str, Any], key: str) -> None:
@@ -72,8 +70,8 @@ def _take_out(values: dict[str, Any], key: str) -> None:
     for table in tables:
         inner = inner.get(table) if isinstance(inner, dict) else None
     if not isinstance(inner, dict) or last not in inner:
-        there = ", ".join(inner) if isinstance(inner, dict) and inner else "no such table"
-        raise InputError(f"settings: '{key}' is not allowed, the recipe has no such key (it has: {there})")
+        keys = ", ".join(inner) if isinstance(inner, dict) and inner else "no such table"
+        raise InputError(f"settings: '{key}' is not allowed, the recipe has no such key (it has: {keys})")
     del inner[last]
 
 
@@ -81,18 +79,16 @@ def _drop_keys_of(old: str, table: str, values: dict[str, Any], settings: Mappin
     """Take out those keys of a table that its new name does not have and ``settings`` do not give."""
     name = str(values["name"])
     if table == "optimizer":
-        known = {optimizer.GROUPS, *optimizer.options(optimizer.full_name(name), {})}
+        allowed = {optimizer.GROUPS, *optimizer.options(optimizer.full_name(name), {})}
     elif name in NAMED[table]:
-        known = set(inspect.signature(NAMED[table][name]).parameters) | (
-            {"split"} if table == "data" else set()
-        )
+        allowed = {"split", *inspect.signature(NAMED[table][name]).parameters}
     else:
         return  # code of the user, whose options are known when it is run; another name is refused later
-    gone = [key for key in values if key not in {"name", *known} and f"{table}.{key}" not in settings]
-    for key in gone:
+    removed = [key for key in values if key not in {"name", *allowed} and f"{table}.{key}" not in settings]
+    for key in removed:
         del values[key]
-    if gone:
-        keys = ", ".join(f"{table}.{key}" for key in gone)
+    if removed:
+        keys = ", ".join(f"{table}.{key}" for key in removed)
         warn_caller(f"{keys}: left out, {old} has it and {name} does not", DataWarning)
 
 
@@ -105,14 +101,12 @@ def _plain(key: str, value: Any) -> Any:
     if isinstance(value, (np.generic, Path)):
         return value.item() if isinstance(value, np.generic) else str(value)
     if not isinstance(value, (bool, int, float, str)):
-        raise InputError(
-            f"{key}: a {type(value).__name__} is not allowed, only text, numbers, lists and tables are"
-        )
+        raise InputError(key, value, allowed="text, a number, a list or a table")
     return value
 
 
 def parsed(settings: Iterable[str]) -> dict[str, Any]:
-    """Values by dotted key of "KEY=VALUE" settings; the last of several for a key holds.
+    """Values by dotted key of "KEY=VALUE" settings; of several for a key the last one counts.
 
     "~KEY", which takes a key out, is a key without a value.
 
@@ -120,15 +114,15 @@ def parsed(settings: Iterable[str]) -> dict[str, Any]:
         >>> parsed(["lr=0.5", "algorithm.name=dpsgd", "~epochs"])
         {'lr': 0.5, 'algorithm.name': 'dpsgd', '~epochs': None}
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for setting in settings:
         if setting.startswith(UNSET) and "=" not in setting:
-            found[setting.strip()] = None
+            values[setting.strip()] = None
             continue
         key, value = key_and_value(setting)
-        found.pop(key, None)  # it holds from here on
-        found[key] = parse_value(value)
-    return found
+        values.pop(key, None)  # the last one comes last
+        values[key] = parse_value(value)
+    return values
 
 
 def key_and_value(setting: str) -> tuple[str, str]:
@@ -156,8 +150,8 @@ def parse_value(written: str) -> Any:
     except tomllib.TOMLDecodeError:
         return written
     except (RecursionError, ValueError) as error:
-        shown = f"{written[:20]}…" if len(written) > 20 else written
-        raise InputError(f"settings: '{shown}' is not allowed ({' '.join(str(error).split())})") from error
+        start = f"{written[:20]}…" if len(written) > 20 else written
+        raise InputError(f"settings: '{start}' is not allowed ({' '.join(str(error).split())})") from error
 
 
 # The recipes of DPSGD-2020's tables: one for every cell of its Tables 2, 3 and 5, and for Tables 4 and 6
@@ -274,9 +268,7 @@ def table_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
     """
     if name not in _cells():
         if name.partition("/")[0] in SAMPLES and not name.endswith(".toml"):
-            raise InputError(
-                f"recipe: '{name}' is not known{near(name, _cells())} ('landscape recipes' lists them)"
-            )
+            raise InputError(f"recipe: '{name}' is not known{near(name, _cells())}; see landscape recipes")
         return None
     series, model, batch, algorithm, rate = _cells()[name]
     epochs, batch = changes.get("epochs", EPOCHS[series.task]), changes.get("batch", batch)
@@ -286,7 +278,7 @@ def table_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
     samples = data.get("subset") if isinstance(data, dict) else 0
     samples = samples if isinstance(samples, int) and samples > 0 else SAMPLES[series.task]
     steps = max(1, round(epochs * samples / batch))
-    own = _of_task(series.task, epochs / EPOCHS[series.task])
+    of_task = _of_task(series.task, epochs / EPOCHS[series.task])
     return {
         "name": name,
         "learners": 1 if algorithm == "sgd" else 16,
@@ -296,10 +288,10 @@ def table_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
         "decompose": {"every": 0},
         "evaluate": {"every": -(-steps // 32)},  # this and the four checkpoints are ours
         "checkpoint": {"every": -(-steps // 4)},
-        **own,
+        **of_task,
         "algorithm": ALGORITHMS[algorithm] | ({"sigma": SIGMA[model]} if algorithm == "ssgd-noise" else {}),
-        "model": {"name": model, **own["model"]},
-        "schedule": {"unit": "epochs", "base_batch": series.base, **own["schedule"]},
+        "model": {"name": model, **of_task["model"]},
+        "schedule": {"unit": "epochs", "base_batch": series.base, **of_task["schedule"]},
     }
 
 
@@ -348,61 +340,58 @@ def _tables(recipe: Any) -> Iterator[tuple[str, Mapping[str, str], Mapping[str, 
         values = getattr(recipe, table)
         yield table, needs, vars(values), vars(type(values)())
 
-    def named(where: str, kinds: Any, needs: Mapping[str, str], name: str, given: dict[str, Any]) -> Any:
-        plain = {key: value for key, value in given.items() if key not in needs}
-        return where, needs, kinds.options(name, given), kinds.options(name, plain)
+    def named(where: str, kinds: Any, needs: Mapping[str, str], name: str, options: dict[str, Any]) -> Any:
+        plain = {key: value for key, value in options.items() if key not in needs}
+        return where, needs, kinds.options(name, options), kinds.options(name, plain)
 
     yield named("algorithm", registry.algorithms, recipe.rule().needs, *recipe.part("algorithm"))
-    name, given = recipe.part("optimizer")
-    options = optimizer.options(name, given)
-    groups = {f"optimizer.groups.{key}": group for key, group in options.pop(optimizer.GROUPS, {}).items()}
-    for where, group in {"optimizer": {"name": name, **options}, **groups}.items():
-        own = {key: value for key, value in group.items() if key not in ("name", "lr_factor", "frozen")}
+    spec = recipe.spec("optimizer")
+    groups = spec.options.pop(optimizer.GROUPS, {}).items()
+    tables = {f"optimizer.groups.{key}": group for key, group in groups}
+    for where, group in {"optimizer": {"name": spec.name, **spec.options}, **tables}.items():
+        given = {key: value for key, value in group.items() if key not in ("name", "lr_factor", "frozen")}
         if "name" in group:  # else it is frozen
-            yield named(where, optimizer, optimizer.make(group["name"], own).needs, group["name"], own)
+            yield named(where, optimizer, optimizer.make(group["name"], given).needs, group["name"], given)
 
 
-def _holds(term: str, known: Mapping[str, Any]) -> Any:
-    """Return whether a fact, or "KEY < VALUE", or "KEY + KEY <= VALUE", is so."""
-    if term in known:
-        return known[term]
-    keys, sign, other = term.rsplit(" ", 2)
-    value = functools.reduce(operator.add, (known[key] for key in keys.split(" + ")))
-    return COMPARE[sign](value, known[other] if other in known else type(value)(other))
+def _is_true(term: str, facts: Mapping[str, Any]) -> Any:
+    """Return whether a fact, or "KEY < VALUE", or "KEY + KEY <= VALUE", is true."""
+    if term in facts:
+        return facts[term]
+    keys, sign, bound = term.rsplit(" ", 2)
+    value = functools.reduce(operator.add, (facts[key] for key in keys.split(" + ")))
+    return COMPARE[sign](value, facts[bound] if bound in facts else type(value)(bound))
 
 
 def idle(recipe: Any) -> dict[str, tuple[Any, str]]:
     """The settings of a :class:`.Recipe` that are no defaults and change nothing: key -> value, its needs."""
     s, m, rule = recipe.schedule, recipe.monitor, recipe.rule()
-    own = optimizer.make(*recipe.part("optimizer"))
+    method = optimizer.make(*recipe.part("optimizer"))
     instruments = [*m.instruments, *(["lambda-max"] if m.sharpness else [])]
     read = {key for name in instruments for key in registry.instruments[name].reads}
     facts = {
         "learners": recipe.learners,
         "steps": recipe.steps,
         CHANGES: s.warmup or s.milestones or s.anneal != 1 or s.cosine,
-        SPLITS: own.direction_is_gradient and any(map(rule.follows_mean_direction, range(1, 100))),
-        STATE: own.names,
-        OTHER: own.names or not own.linear,
+        SPLITS: method.direction_is_gradient and any(map(rule.follows_mean_direction, range(1, 100))),
+        STATE: method.names,
+        OTHER: method.names or not method.linear,
     }
     keys = {}
     for where, needs, values, defaults in _tables(recipe):
         for key, condition in needs.items():
             if values.get(key) == defaults.get(key):
                 continue
-            known = {**facts, **values, READ: key in read}
+            terms = {**facts, **values, READ: key in read}
             ways = [way.split(" and ") for way in condition.split(" or ")]
-            unmet = [" and ".join(term for term in way if not _holds(term, known)) for way in ways]
+            unmet = [" and ".join(term for term in way if not _is_true(term, terms)) for way in ways]
             if all(unmet):
                 keys[f"{where}.{key}"] = values[key], " or ".join(dict.fromkeys(unmet))
-    name, given = recipe.part("optimizer")
-    options = optimizer.options(name, given)
-    groups = options.pop(optimizer.GROUPS, {})
-    if all(group == {"name": name, "lr_factor": 1.0, **options} for group in groups.values()):
-        keys |= {
-            f"optimizer.groups.{key}": (given[optimizer.GROUPS][key], "a setting of its own")
-            for key in groups
-        }
+    spec = recipe.spec("optimizer")
+    groups = spec.options.pop(optimizer.GROUPS, {})
+    if all(group == {"name": spec.name, "lr_factor": 1.0, **spec.options} for group in groups.values()):
+        for key in groups:
+            keys[f"optimizer.groups.{key}"] = recipe.optimizer[optimizer.GROUPS][key], "a setting of its own"
     return keys
 
 
