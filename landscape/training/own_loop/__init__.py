@@ -53,7 +53,7 @@ class Tracked:
         """Name -> parameter now."""
         return {self._own_name(name): p for name, p in self.module.named_parameters()}
 
-    def rest(self, saved: bool = False) -> dict[str, Tensor]:
+    def untrained(self, saved: bool = False) -> dict[str, Tensor]:
         """Name -> frozen parameters and buffers, as they are; ``saved``: only those that state_dict has."""
         everything = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         chosen = self.module.state_dict().keys() & everything.keys() if saved else everything.keys()
@@ -61,9 +61,9 @@ class Tracked:
         trained = {slot.name for slot in self.layout.slots}
         return {name: t for name, t in named.items() if name not in trained}
 
-    def kept(self) -> dict[str, Tensor]:
-        """The saved part of :meth:`rest`, a row for the one learner, as files take it."""
-        return {name: storable(t)[None].clone() for name, t in self.rest(saved=True).items()}
+    def untrained_rows(self) -> dict[str, Tensor]:
+        """The saved part of :meth:`untrained`, a row for the one learner, as files take it."""
+        return {name: storable(t)[None].clone() for name, t in self.untrained(saved=True).items()}
 
 
 def plain(name: str) -> str:
@@ -102,9 +102,7 @@ class DefaultGroup(Processes):
         super().__init__(rank, size, device)
         backends = str(dist.get_backend_config()) if size > 1 else ""
         if device.type == "cuda" and "nccl" not in backends and size > 1:
-            raise InputError(
-                f"model: it is on {device}, the process group is {backends}; call init_process_group('nccl')"
-            )
+            raise InputError(f"model: on {device}, its process group is {backends}; it must have 'nccl'")
 
     @contextlib.contextmanager
     def naming(self) -> Iterator[None]:
@@ -115,7 +113,7 @@ class DefaultGroup(Processes):
             words = first_line(error).split(". ")[0]
             raise LostProcessError(
                 f"rank {self.rank} of {self.size}: an exchange of step {self.step} failed, another process "
-                f"is lost or made fewer steps ({words}); go on from the last checkpoint"
+                f"is lost or made fewer steps ({words}); resume from the last checkpoint"
             ) from error
 
     def broadcast(self, tensor: Tensor) -> Tensor:
@@ -136,10 +134,10 @@ class DefaultGroup(Processes):
             raise
         except LandscapeError as raised:
             error = raised
-        found = self.gathered("" if error is None else str(error))
+        messages = self.gathered("" if error is None else str(error))
         if error is not None:
             raise error
-        for rank, text in enumerate(found):
+        for rank, text in enumerate(messages):
             if text:
                 raise LostProcessError(f"rank {rank}: {text}")
 
@@ -188,33 +186,30 @@ def optimizer_table(optimizer: Any) -> dict[str, Any]:
     table: dict[str, Any] = {"name": type(optimizer).__name__}
     for key, value in getattr(optimizer, "defaults", {}).items():
         value = float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
-        each = value if isinstance(value, (list, tuple)) else [value]
-        writable = all(
-            isinstance(v, bool | int | str) or (isinstance(v, float) and math.isfinite(v)) for v in each
-        )
+        items = value if isinstance(value, (list, tuple)) else [value]
+        writable = all(isinstance(v, str) or (isinstance(v, int | float) and math.isfinite(v)) for v in items)
         if writable and re.fullmatch(r"[\w-]+", key):
             table[key] = value
     return table
 
 
 def read_settings(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
-    """The tables of its settings that a recorded checkpoint holds."""
+    """The tables of the settings of a recorded checkpoint."""
     return {name: table for name, table in checkpoint.settings.items() if isinstance(table, dict)}
 
 
 def has_group() -> bool:
-    """Say whether torch.distributed has a default process group."""
+    """Return whether torch.distributed has a default process group."""
     return dist.is_available() and dist.is_initialized()
 
 
-def rank_and_size(what: str = "Recorder", why: str = "so that one rank alone records") -> tuple[int, int]:
-    """(rank, processes) of this process. InputError where there are several that know no group yet."""
+def rank_and_size(what: str = "Recorder") -> tuple[int, int]:
+    """(rank, processes) of this process. InputError where there are several without a process group."""
     if has_group():
         return dist.get_rank(), dist.get_world_size()
     size = os.environ.get("WORLD_SIZE", "1")
     if size.isdecimal() and int(size) > 1:
         raise InputError(
-            f"{what}: WORLD_SIZE is {size}, but torch.distributed knows no group yet; call "
-            f"init_process_group first, {why}"
+            f"{what}: WORLD_SIZE is {size}, but there is no group; call init_process_group first"
         )
     return 0, 1

@@ -97,13 +97,11 @@ class DecentralizedDataParallel(nn.Module):
     ) -> None:
         super().__init__()
         _check(model, optimizer)
-        rank, size = rank_and_size("DecentralizedDataParallel", "so that each process is one learner")
+        rank, size = rank_and_size("DecentralizedDataParallel")
         options = registry.algorithms.options(algorithm, options)
         rule = registry.algorithms.make(algorithm, options, learners=size, seed=seed)
         if rule.measured:
-            raise InputError(
-                "algorithm.schedule: 'measured' is not allowed here; use landscape train --nproc"
-            )
+            raise InputError("algorithm.schedule: 'measured' is not allowed here, only in landscape train")
         self._algorithm = {"name": algorithm} | {k: v for k, v in options.items() if v is not None}
         if rule.uses_peak_lr:
             group = optimizer.param_groups[0]
@@ -207,9 +205,9 @@ class DecentralizedDataParallel(nn.Module):
         model = independent_copy(self.module)
         with torch.no_grad():
             mean = stepper.comm.fresh_mean(stepper.parameters.flat, "average model")
-            known = {plain(name): p for name, p in model.named_parameters()}
+            copies = {plain(name): p for name, p in model.named_parameters()}
             for name, view in stepper.parameters.layout.views(mean).items():
-                known[name].copy_(view)
+                copies[name].copy_(view)
             average_buffers(model, stepper.comm)
         return model
 
@@ -239,7 +237,7 @@ class DecentralizedDataParallel(nn.Module):
         save(self._stepper, Path(path), self._algorithm, self._seed)
 
     def load_checkpoint(self, path: str | Path) -> int:
-        """Go on from a file of :meth:`save_checkpoint`: weights, buffers, optimizer and algorithm.
+        """Resume from a file of :meth:`save_checkpoint`: weights, buffers, optimizer and algorithm.
 
         All processes must call it, between steps. Learning rates, a scheduler, a GradScaler and random
         numbers are the loop's own; what depends on the step alone gives the numbers of an unbroken run.
@@ -295,9 +293,7 @@ class DecentralizedDataParallel(nn.Module):
         return f"{name}, learner {comm.rank} of {comm.size}, step {self.steps:,}"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise InputError(
-            "DecentralizedDataParallel: it cannot be copied or pickled; use its .module or state_dict()"
-        )
+        raise InputError("model: it cannot be copied or pickled; use its .module or state_dict()")
 
 
 def _check(model: Any, optimizer: Any) -> None:

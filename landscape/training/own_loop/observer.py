@@ -29,6 +29,7 @@ from landscape.training.own_loop import (
     check_module,
     kind,
     rank_and_size,
+    refusal,
     stability_limit,
 )
 from landscape.training.processes.comm import Comm
@@ -42,8 +43,8 @@ class Observer:
         module: the user's, whose weights are read.
         loss, data, test: as :class:`landscape.Problem` takes them; ``test`` None: there is none.
         samples: g is estimated from so many; 0: all.
-        monitor: the table ``monitor`` of a recipe: what else is to be known.
-        batch, processes: a step has ``processes`` minibatches of ``batch`` samples; 0: not known.
+        monitor: the table ``monitor`` of a recipe: the further measurements.
+        batch, processes: a step has ``processes`` minibatches of ``batch`` samples; 0: an unknown number.
         seed: draws the samples.
         optimizer: what makes the steps: one of torch's, or something else.
         how: ``terms`` and ``randomness`` as :class:`landscape.Problem` takes them.
@@ -103,17 +104,11 @@ class Observer:
     def _monitoring(self, table: Monitor, seed: int, batch: int, optimizer: Any) -> Monitoring:
         """The instruments; a step has ``batch`` samples."""
         limit = stability_limit(optimizer)
-        run = MeasuredRun(
-            table,
-            self._objective,
-            Comm(1),
-            seed,
-            batch=batch,
-            limit=math.nan if limit is None else limit,
-            optimizer=optimizer,
-            parameters=lambda: self.parameters.trained(),
+        limit = math.nan if limit is None else limit
+        parameters = self.parameters.trained
+        return Monitoring(
+            MeasuredRun(table, self._objective, Comm(1), seed, batch, limit, optimizer, parameters=parameters)
         )
-        return Monitoring(run)
 
     def _undisturbed(self) -> contextlib.AbstractContextManager[None]:
         return undisturbed(self._device, *self._data)
@@ -138,8 +133,8 @@ class Observer:
         if self._start is None:
             return {}
         (theta, g), self._start = self._start, None
-        found = g.project([self.parameters.flat() - theta])
-        return step_columns(g.loss, found) | self.tested()
+        projection = g.project([self.parameters.flat() - theta])
+        return step_columns(g.loss, projection) | self.tested()
 
     def tested(self) -> dict[str, float]:
         """Loss and accuracy on the test data now, under the module's own statistics; {} without it."""
@@ -161,7 +156,7 @@ class Observer:
         return self.monitor.state(step)
 
     def agreed(self, due: bool) -> bool:
-        """Say whether something is ``due`` on any of the processes that measure."""
+        """Return whether something is ``due`` on any of the processes that measure."""
         return due
 
     def together(self) -> contextlib.AbstractContextManager[None]:
@@ -175,8 +170,8 @@ def undisturbed(device: torch.device, *data: Any) -> Iterator[None]:
 
     Those of torch, NumPy and Python, and those that a DataLoader among ``data`` was given.
     """
-    own = {id(g): g for each in data for g in _generators(each)}.values()
-    states = [(g, g.get_state()) for g in own]
+    generators = {id(g): g for split in data for g in _generators(split)}.values()
+    states = [(g, g.get_state()) for g in generators]
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the user's data may draw there)
     try:
         with (
@@ -201,15 +196,13 @@ def _generators(data: Any) -> Iterator[torch.Generator]:
 
 
 def _check_batch(batch: int) -> None:
-    """Raise InputError unless BatchNorm can have the statistics of so many samples."""
+    """Raise InputError unless BatchNorm can have the statistics of ``batch`` samples."""
     if batch < 2:
-        raise InputError(
-            f"batch: {batch} is not allowed with BatchNorm, it must be that of the loop's minibatches, ≥ 2"
-        )
+        raise InputError("batch", batch, allowed="that of the loop's minibatches, ≥ 2, with BatchNorm")
 
 
 def _check_drawn(name: str, samples: int, problem: Problem) -> None:
-    """Raise InputError where so many samples are to be drawn, and none can be."""
+    """Raise InputError where samples are to be drawn of data that gives batches."""
     if samples and not problem.indexed:
         raise InputError(f"{name}: {samples} is not allowed with data in batches; give (x, y), or {name} 0")
 
@@ -231,7 +224,7 @@ def _check_data(name: str, data: Any) -> None:
     """Raise InputError for a DataLoader with workers that last: a pass over it would end the user's own."""
     if isinstance(data, DataLoader) and data.persistent_workers:
         raise InputError(
-            f"{name}: a DataLoader with persistent_workers=True is not allowed; give one of its own, without"
+            f"{name}: a DataLoader with persistent_workers=True is not allowed; give another one"
         )
 
 
@@ -256,10 +249,8 @@ class Parameters(Tracked):
         for name in {**self._kinds, **now}:
             before, after = (kinds.get(name, "missing") for kinds in (self._kinds, now))
             if before != after:
-                raise InputError(
-                    f"model: parameter '{name}' was {before}, now {after}; a recorder follows the parameters "
-                    "that it was made with: close it, and make a new one in another folder"
-                )
+                remedy = "close the recorder, and make a new one in another folder"
+                raise refusal(name, f"was {before}, now {after}", remedy)
         if [*self._kinds] != [*now]:
             raise InputError("model: the order of its parameters has changed, a recorder needs the first one")
 
@@ -284,12 +275,10 @@ class Parameters(Tracked):
     def show(self, copy: nn.Module) -> None:
         """Give ``copy``, a copy of the module, the frozen parameters and buffers that the module has now."""
         theirs = {**dict(copy.named_parameters()), **dict(copy.named_buffers())}
-        for name, tensor in self.rest().items():
+        for name, tensor in self.untrained().items():
             if name in theirs:  # of BatchNorm under its batch's own statistics there are none
                 if theirs[name].shape != tensor.shape:
-                    raise InputError(
-                        f"model: its buffer '{name}' must keep its shape, now {tuple(tensor.shape)}"
-                    )
+                    raise InputError(f"model: buffer '{name}' must keep its shape, now {tuple(tensor.shape)}")
                 theirs[name].copy_(tensor)
 
 
@@ -312,8 +301,8 @@ class ShardedObserver(Observer):
             "randomness": how.pop("randomness") != "refuse",
             "model: BatchNorm": has_batchnorm(module),
         }
-        for name, given in refused.items():
-            if given:
+        for name, value in refused.items():
+            if value:
                 raise InputError(f"{name}: not allowed in a recorder of a sharded model")
         self._data, self._device = (data, test), next(module.parameters()).device
         self._start = None
@@ -367,10 +356,10 @@ class ShardedParameters(Parameters):
                 views[k].copy_(part)
         return theta
 
-    def kept(self) -> dict[str, Tensor]:
-        found = {}
-        for name, tensor in self.rest(saved=True).items():
-            part = whole(tensor)
+    def untrained_rows(self) -> dict[str, Tensor]:
+        rows = {}
+        for name, tensor in self.untrained(saved=True).items():
+            gathered = whole(tensor)
             if dist.get_rank() == 0:
-                found[name] = storable(part)[None].to("cpu", copy=True)
-        return found
+                rows[name] = storable(gathered)[None].to("cpu", copy=True)
+        return rows

@@ -72,15 +72,15 @@ class Recorder:
             that is decomposed, at the start and at the end.
         optimizer: the one that makes the steps, for the columns lr and lr·λ_max and ``landscape stability``;
             lr is NaN where its parameter groups have several.
-        samples: g is estimated from so many samples, drawn anew each time, with standard errors; a multiple
-            of 16. 0: all, exactly.
+        samples: the number of samples from which g is estimated, drawn anew each time, with standard errors;
+            a multiple of 16. 0: all, exactly.
         sharpness: steps from one λ_max to the next, on 2,000 samples of the training set, always the same
             (all, where data comes in batches, or the model is divided among ranks); 0: none.
         monitor: what else is measured, as a recipe's table "monitor": {"instruments": ["noise-scale"]}.
         save_every: steps from one step-NNNNNNN.h5 to the next; 0: only at the end. As the trainer's (500).
         batch: samples in a minibatch of one process. Needed by most instruments, and by BatchNorm: g has the
             statistics of such batches, cut once at random; data in batches, which needs none, keeps its own.
-        resume: go on with the run that is in ``folder``; begin one where there is none. True: from its last
+        resume: resume the run in ``folder``; begin one where there is none. True: from its last
             file. A number: from that step, which the loop's own checkpoint is of; what was recorded of later
             steps is deleted. The loop itself loads its weights.
         scalars: "tensorboard", "wandb" or "trackio", or a list of them: where the numbers go, too.
@@ -168,7 +168,7 @@ class Recorder:
             self._opened = opened.pop_all()
         # The seconds of the recorder's own work, and the beginning of the loop.
         self._spent, self._began, self._first = 0.0, time.perf_counter(), self.steps
-        self._told = self._rank > 0
+        self._share_shown = self._rank > 0
         atexit.register(self._close_at_exit)
 
     def _check_options(self, model: Any) -> None:
@@ -184,7 +184,7 @@ class Recorder:
         writer_names(self._scalars)
 
     def _open(self, splits: dict[str, Any], opened: contextlib.ExitStack) -> None:
-        """Take the folder, go on with what it holds, and write the first file."""
+        """Take the folder, resume its run, if there is one, and write the first file."""
         observer, train, test = self._observer, self._observer.train, self._observer.test
         with observer.together():
             before = None if self._rank else self._take(opened)
@@ -195,10 +195,10 @@ class Recorder:
                     path.unlink()
             observer.monitor.restore(before.shared)
         self._history = History(RECORDED, observer.monitor.columns)
-        self._own = frozenset(self._history.units)
+        self._columns = frozenset(self._history.units)
         if before is not None:
-            kept = before.history["step"] <= self.steps
-            self._history.restore({name: c[kept] for name, c in before.history.items()}, before.units)
+            rows = before.history["step"] <= self.steps
+            self._history.restore({name: c[rows] for name, c in before.history.items()}, before.units)
         last = self._history.rows[-1:]
         self._clock = time.perf_counter() - (last[0]["wall_s"] if last else 0.0)
         self._lr, self._saved, self._logged = loop.rate(self._optimizer), self.steps, False
@@ -220,7 +220,7 @@ class Recorder:
         self._next = self._due_after(self.steps) if before is None else self.steps + 1
 
     def _take(self, opened: contextlib.ExitStack) -> Checkpoint | None:
-        """Take the folder for this process alone: the last state of the run to go on with, if any."""
+        """Take the folder for this process alone: the last state of the run to resume, if any."""
         files.make_folder(self.folder)
         opened.enter_context(Lock(self.folder)).acquire()
         files.remove_stale(self.folder)
@@ -249,12 +249,10 @@ class Recorder:
             1
             >>> recorder.close()
         """
-        if self._phase != IDLE or (self._closed and not self._idle):
-            raise InputError(
-                "step: the recorder is closed; call this before"
-                if self._closed
-                else "step: it needs a with statement of its own, with recorder.step(): optimizer.step()"
-            )
+        if self._closed and not self._idle:
+            raise InputError("step: the recorder is closed; call this before")
+        if self._phase != IDLE:
+            raise InputError("step: it needs its own with statement, with recorder.step(): optimizer.step()")
         if self._idle:
             return contextlib.nullcontext()
         self._phase = ASKED
@@ -280,7 +278,7 @@ class Recorder:
         if self.steps >= self._next:
             with self._timed():
                 self._after()
-            self._tell_share()
+            self._show_share()
 
     def _due_after(self, step: int) -> int:
         """The next step after ``step`` at which there is something to do."""
@@ -294,12 +292,12 @@ class Recorder:
         yield
         self._spent += time.perf_counter() - began
 
-    def _tell_share(self) -> None:
-        """Say once, as soon as everything was measured at least once, what share of the time that takes."""
+    def _show_share(self) -> None:
+        """Show once the share of the time that measurements take, after each of them was made."""
         turns = sorted({self._every, *self._observer.monitor.turns} - {0})
-        if self._told or self.steps - self._first < max(turns, default=NEVER):
+        if self._share_shown or self.steps - self._first < max(turns, default=NEVER):
             return
-        self._told = True
+        self._share_shown = True
         share = self._spent / (time.perf_counter() - self._began)
         steps = " and ".join(f"{turn:,}" for turn in turns)
         line = f"{self.folder}: what is measured every {steps} steps takes {share:.0%} of the time"
@@ -330,8 +328,8 @@ class Recorder:
         theta, recorded = self._observer.parameters.flat(), run.weights[0]
         if not torch.equal(theta.cpu().to(recorded.dtype), recorded):
             warn_caller(
-                f"{self.folder}: the model's weights are not those recorded at step {self.steps}; load them "
-                "before the loop goes on, or give resume=STEP, the step that they are of",
+                f"{self.folder}: the weights are not those recorded at step {self.steps}; load those, or "
+                "give resume=STEP, the step of these weights",
                 RecorderWarning,
             )
 
@@ -348,19 +346,19 @@ class Recorder:
             self._write()
 
     def _row(self, step: int) -> dict[str, float] | None:
-        """The row of a late ``step``; None where nothing is known of it yet."""
+        """The row of a late ``step``; None where it has none yet."""
         return next((row for row in reversed(self._history.rows) if row["step"] == step), None)
 
     def _add(self, step: int, values: dict[str, float]) -> None:
-        known = {name: value for name, value in values.items() if not math.isnan(value)}
+        numbers = {name: value for name, value in values.items() if not math.isnan(value)}
         row = self._row(step)
         if row is None:
             row = self._history.new_row(step, math.nan) | {"wall_s": time.perf_counter() - self._clock}
             self._history.append(row)
-        row |= known
+        row |= numbers
         self._logged = True
         for write in self._writers:
-            write(step, {name: value for name, value in known.items() if math.isfinite(value)})
+            write(step, {name: value for name, value in numbers.items() if math.isfinite(value)})
 
     def log(self, /, unit: str | None = None, **values: Any) -> None:
         """Record numbers of the user's own, of the step that was made last: ``recorder.log(loss=loss)``.
@@ -393,11 +391,11 @@ class Recorder:
                 raise InputError(
                     f"log: '{name}' is not allowed, use letters, digits, _, . and -, a letter first"
                 )
-            if name in self._own and name not in OPEN:
+            if name in self._columns and name not in OPEN:
                 raise InputError(f"log: '{name}' is a column of the recorder's own, choose another name")
-            known = units[name] = units.get(name) or unit or "1"  # "": a file did not say
-            if unit is not None and unit != known:
-                raise InputError(f"log: the unit of '{name}' is '{known}', '{unit}' is not allowed any more")
+            units[name] = units.get(name) or unit or "1"  # "": a file did not say
+            if unit is not None and unit != units[name]:
+                raise InputError(f"log: '{unit}' is not allowed, the unit of '{name}' is '{units[name]}'")
         self._add(self.steps + (self._phase == INSIDE), numbers)
 
     def checkpoint(self) -> Path | None:
@@ -452,7 +450,7 @@ class Recorder:
             seed=self._seed,
             history=self._history.columns(),
             units=self._history.units,
-            buffers=observer.parameters.kept(),
+            buffers=observer.parameters.untrained_rows(),
             shared=observer.state(self.steps),
         )
         with observer.together():
@@ -538,7 +536,7 @@ def number(name: str, value: Any) -> float:
 def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint | None:
     """The last state of the recorded run in ``folder``; None where there is none.
 
-    Raises OperationError for a run of another kind or model, and where there is none to go on with at a step.
+    Raises OperationError for a run of another kind or model, and where there is none to resume at a step.
     """
     if not storage.named_like_a_run(folder):
         if resume and not isinstance(resume, bool):
@@ -546,8 +544,6 @@ def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint |
         return None
     run = storage.last_sound(folder, learners=lambda n: slice(0, n))
     if run.algorithm != RECORDED:
-        raise OperationError(
-            f"{folder}: its run is of '{run.algorithm}', not a recorder's; give another folder"
-        )
+        raise OperationError(f"{folder}: its run is of '{run.algorithm}', no recorder's; give another folder")
     check_fit(folder, run.layout, layout)
     return run

@@ -85,9 +85,7 @@ class Stepper:
         if self.begun:
             return
         if self.group.size == 1 and loop.has_group() and dist.get_world_size() > 1:
-            raise InputError(
-                "DecentralizedDataParallel: made before the process group; call init_process_group first"
-            )
+            raise InputError("model: it was made before the process group; call init_process_group first")
         with self._plainly():
             self.parameters.check()
             step = self.steps + 1
@@ -99,10 +97,8 @@ class Stepper:
             self._points = self.rule.gradient_points(self.weights)
             if self._points.data_ptr() != self.weights.data_ptr():
                 if not in_forward:
-                    raise InputError(
-                        "model: this algorithm takes gradients at older weights, which the parameters hold "
-                        "only after a forward pass of the DecentralizedDataParallel itself in training mode"
-                    )
+                    needed = "a forward pass of the DecentralizedDataParallel itself in training mode"
+                    raise InputError(f"model: this algorithm needs {needed} before each step")
                 self.parameters.flat.copy_(self._points)
             self.begun = True
 
@@ -110,11 +106,9 @@ class Stepper:
         """Begin the step, right before the optimizer's."""
         self.begin(in_forward=False)
         with self._plainly():
-            closure = any(callable(given) for given in (*args, *keywords.values()))
+            closure = any(callable(argument) for argument in (*args, *keywords.values()))
             if closure and self.rule.synchronous and self.comm.size > 1:
-                raise InputError(
-                    "optimizer: step(closure) is not allowed in a synchronous step; call backward(), step()"
-                )
+                raise InputError("optimizer: step(closure) is not allowed in a synchronous step; use step()")
             self._rate = self._rate_of_step()
             self._gradients.prepare(self.rule.synchronous)
 
@@ -146,9 +140,7 @@ class Stepper:
     def idle(self, what: str) -> None:
         """Raise InputError where ``what`` is called within a step, when the parameters are not w_j."""
         if self.begun:
-            raise InputError(
-                f"{what}: not allowed between a forward pass and optimizer.step(); call it after the step"
-            )
+            raise InputError(f"{what}: not allowed between a forward pass and optimizer.step()")
 
 
 def average_buffers(module: nn.Module, comm: Comm) -> None:
@@ -200,13 +192,14 @@ class LearnerGradients:
             self._hidden = None
 
     def _unscale(self) -> bool:
-        """Divide by the scale of a GradScaler that called the step; True where it found an overflow."""
-        found, scale = (getattr(self._optimizer, name, None) for name in ("found_inf", "grad_scale"))
-        if found is None:
+        """Divide by the scale of a GradScaler that called the step; return whether it found an overflow."""
+        overflow = getattr(self._optimizer, "found_inf", None)
+        scale = getattr(self._optimizer, "grad_scale", None)
+        if overflow is None:
             return False
         # Only fused optimizers take these; the scaler deletes them after the step.
         self._optimizer.found_inf = self._optimizer.grad_scale = None  # type: ignore[attr-defined]
-        if float(found):
+        if float(overflow):
             return True
         if scale is not None:
             factor = float(double(scale).reciprocal().float())
@@ -216,15 +209,14 @@ class LearnerGradients:
         return False
 
     def _agree(self, overflow: bool) -> bool:
-        """Say whether any process found an overflow; a gradient that only others have becomes zeros here."""
+        """Return whether any process had an overflow; a gradient that only others have becomes zeros here."""
         parameters = [*self._parameters.trained.values()]
-        here = [float(overflow), *(float(p.grad is not None) for p in parameters)]
-        found, *counts = self._comm.total(*here)
-        if not found:
+        overflows, *counts = self._comm.total(overflow, *(p.grad is not None for p in parameters))
+        if not overflows:
             for p, count in zip(parameters, counts, strict=True):
                 if p.grad is None and count:
                     p.grad = torch.zeros_like(p)
-        return bool(found)
+        return bool(overflows)
 
     def _average(self) -> None:
         """Replace the gradients by their mean over the learners."""
@@ -234,9 +226,9 @@ class LearnerGradients:
             if p.grad is None:
                 views[name].zero_()
             elif p.grad.layout != torch.strided:
-                raise InputError(
-                    f"model: the gradient of '{name}' is sparse, which a synchronous step cannot average; "
-                    "use sparse=False, torch.optim.SGD, or an algorithm such as dpsgd"
+                reason = "has a sparse gradient, which a synchronous step cannot average"
+                raise refusal(
+                    name, reason, "use sparse=False, torch.optim.SGD, or an algorithm such as dpsgd"
                 )
             else:
                 views[name].copy_(p.grad)
@@ -283,7 +275,7 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
         lr=loop.rate(parameters.optimizer),
         seed=seed,
         history=_history(stepper),
-        buffers={name: t.to(parameters.device) for name, t in parameters.kept().items()},
+        buffers={name: t.to(parameters.device) for name, t in parameters.untrained_rows().items()},
         optimizer=stepper.state.rows(),
         rule={name: storable(t) for name, t in rule.state.items()},
         shared={name: storable(t) for name, t in rule.shared.items()},
@@ -319,34 +311,33 @@ def load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     comm, parameters, rule = stepper.comm, stepper.parameters, stepper.rule
     learners: list[int] = []
 
-    def own(n: int) -> slice:
+    def local(n: int) -> slice:
         learners.append(n)
         return comm.local
 
-    run = Checkpoint.load(path, own)
+    run = Checkpoint.load(path, local)
     settings = loop.read_settings(run)
     if run.algorithm != RECORDED or "algorithm" not in settings:
         raise OperationError(f"{path}: is not of a DecentralizedDataParallel; give one of save_checkpoint")
     if learners[0] != comm.learners:
-        raise InputError(f"{path}: holds {learners[0]} learners, here are {comm.learners}; start as many")
+        raise InputError(f"{path}: of {learners[0]} learners, here are {comm.learners}; start {learners[0]}")
     before = settings["algorithm"]
     for key in {**before, **algorithm}:
         old, new = before.get(key), algorithm.get(key)
         if old != new:
             raise InputError(f"algorithm.{key}: {new!r} is not allowed, {path} has {old!r}")
-    made = settings.get("optimizer", {}).get("name")
-    kind = type(parameters.optimizer).__name__
-    if made != kind:
-        raise InputError(f"optimizer: {kind} is not allowed, {path} has the state of {made}")
+    old, new = settings.get("optimizer", {}).get("name"), type(parameters.optimizer).__name__
+    if old != new:
+        raise InputError(f"optimizer: {new} is not allowed, {path} has the state of {old}")
     check_fit(path, run.layout, parameters.layout)
-    rest = parameters.rest(saved=True)
-    if run.buffers.keys() != rest.keys():
-        different = sorted(run.buffers.keys() ^ rest.keys())[0]
+    untrained = parameters.untrained(saved=True)
+    if run.buffers.keys() != untrained.keys():
+        different = sorted(run.buffers.keys() ^ untrained.keys())[0]
         raise OperationError(f"{path}: buffer '{different}' is not in both the file and the model")
     rule.restore(run.rule, run.shared)
     stepper.state.restore(run.optimizer)
     parameters.flat.copy_(run.weights)
-    for name, tensor in rest.items():
+    for name, tensor in untrained.items():
         tensor.copy_(run.buffers[name][0])
     stepper.steps = run.step
 
@@ -368,8 +359,8 @@ class FlatParameters(Tracked):
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         slots = (dataclasses.replace(slot, name=plain(slot.name)) for slot in Layout.of(module).slots)
         super().__init__(module, Layout(tuple(slots)), plain)
-        self.optimizer, self._known = optimizer, self.named()
-        self.trained = {name: p for name, p in self._known.items() if p.requires_grad}
+        self.optimizer, self._present = optimizer, self.named()
+        self.trained = {name: p for name, p in self._present.items() if p.requires_grad}
         self._groups = self._optimized()
         self._check_parameters()
         self._check_optimizer()
@@ -395,18 +386,15 @@ class FlatParameters(Tracked):
             if kind_and_place(p) != (kind := kind_and_place(self.trained[first])):
                 reason = f"is {kind_and_place(p)}, '{first}' is {kind}"
                 raise refusal(name, reason, "all trainable parameters must be alike; use autocast")
-            if p.numel() and (other := memory.setdefault(p.data_ptr(), name)) != name:
-                reason = f"shares the memory of '{other}'"
+            if p.numel() and (first_name := memory.setdefault(p.data_ptr(), name)) != name:
+                reason = f"shares the memory of '{first_name}'"
                 raise refusal(name, reason, "tied weights must be one Parameter under both names")
 
     def _check_optimizer(self) -> None:
-        own = {id(p) for p in self._known.values()}
-        given = [p for group in self.optimizer.param_groups for p in group["params"]]
-        if foreign := [p for p in given if id(p) not in own]:
-            shape = tuple(foreign[0].shape)
-            raise InputError(
-                f"optimizer: its parameter of shape {shape} is not the model's; use its parameters()"
-            )
+        of_model = {id(p) for p in self._present.values()}
+        for p in (p for group in self.optimizer.param_groups for p in group["params"]):
+            if id(p) not in of_model:
+                raise InputError(f"optimizer: its parameter of shape {tuple(p.shape)} is not the model's")
         for name, p in self.trained.items():
             if id(p) not in self._groups:
                 raise InputError(f"optimizer: parameter '{name}' is not in it; add it, or freeze it")
@@ -414,12 +402,12 @@ class FlatParameters(Tracked):
     def check(self) -> None:
         """Raise InputError where the trained parameters are no longer the same; others may come and go."""
         now = self.named()
-        for name, p in {**self._known, **now}.items():
-            if now.get(name) is not self._known.get(name) and (name in self.trained or p.requires_grad):
+        for name, p in {**self._present, **now}.items():
+            if now.get(name) is not self._present.get(name) and (name in self.trained or p.requires_grad):
                 raise refusal(name, "was added, replaced or removed")
             if p.requires_grad and name not in self.trained:
                 raise refusal(name, "was frozen, now it is trained")
-        self._known = now
+        self._present = now
         if self._optimized() != self._groups:
             raise InputError(f"optimizer: its parameters have changed; {REMEDY}")
         self.check_memory()
@@ -473,11 +461,8 @@ class OptimizerState:
     @property
     def counters(self) -> frozenset[str]:
         """Names of tensors that count steps."""
-        return frozenset(
-            key
-            for key, parts in self._parts().items()
-            if any(not t.dim() or not t.is_floating_point() for t in parts)
-        )
+        parts = self._parts().items()
+        return frozenset(k for k, ts in parts if any(not t.dim() or not t.is_floating_point() for t in ts))
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -526,8 +511,7 @@ class OptimizerState:
         """The state for a checkpoint: "PARAMETER.NAME" -> (1, …), the same names and shapes on all ranks."""
         mine = {f"{name}.{key}": storable(value) for name, key, value in self._named()}
         kinds: dict[str, list[Any]] = {}
-        own = {name: [precision(t), list(t.shape)] for name, t in mine.items()}
-        for theirs in self._group.gathered(own):
+        for theirs in self._group.gathered({name: [precision(t), list(t.shape)] for name, t in mine.items()}):
             kinds |= theirs
         device = self._parameters.device
         rows = {
@@ -548,18 +532,18 @@ class OptimizerState:
         optimizer, trained = self._parameters.optimizer, self._parameters.trained
         if PRESENT not in state or state[PRESENT].shape[1:] != (len(trained),):
             raise OperationError("checkpoint: its /optimizer does not fit the model's parameters")
-        found: dict[str, dict[str, Tensor]] = {name: {} for name in trained}
+        tensors: dict[str, dict[str, Tensor]] = {name: {} for name in trained}
         for full, rows in state.items():
             name, _, key = full.rpartition(".")
-            if name in found:
-                found[name][key] = rows[0].clone()
+            if name in tensors:
+                tensors[name][key] = rows[0].clone()
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         present = state[PRESENT][0].tolist()
         for (name, p), has in zip(trained.items(), present, strict=True):
             optimizer.state.pop(p, None)
             if has:
                 group = groups[id(p)]
-                optimizer.state[p] = {key: _placed(t, p, group) for key, t in found[name].items()}
+                optimizer.state[p] = {key: _placed(t, p, group) for key, t in tensors[name].items()}
 
 
 def _placed(value: Tensor, p: Tensor, group: Mapping[str, Any]) -> Tensor:
