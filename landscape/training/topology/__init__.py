@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from landscape.core import registry
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.files import open_regular
 from landscape.core.hdf5 import Array
-from landscape.core.options import Count, checked, ends_in
+from landscape.core.options import Count, UpToOne, checked, ends_in, fit, type_hints
 from landscape.core.progress import ProgressOption, shows_progress, taken
 from landscape.limits import first_unstable
 from landscape.training.processes.comm import averages_all
@@ -46,9 +46,9 @@ def full(n: int) -> list[Array]:
 
 
 @registry.topologies.add("ring")
-def ring(n: int, k: int) -> list[Array]:
+def ring(n: int, k: Count) -> list[Array]:
     """ring(k): k neighbors on either side."""
-    if k < 1 or 2 * k + 1 > n:
+    if 2 * k + 1 > n:
         raise InputError(f"k must be 1…{(n - 1) // 2}" if n > 2 else "a ring needs at least 3")
     return [equal_weights(n, [0, *range(1, k + 1), *range(-k, 0)])]
 
@@ -56,14 +56,14 @@ def ring(n: int, k: int) -> list[Array]:
 @registry.topologies.add("torus")
 def torus(n: int, size: str = "") -> list[Array]:
     """torus, torus(RxC): the four neighbors on an R × C grid that wraps round; by default the squarest."""
-    given = re.fullmatch(r"(\d+)x(\d+)", size)
-    if size and not given:
-        raise InputError("torus(RxC) needs numbers of rows and columns, such as torus(2x3)")
-    rows = int(given[1]) if given else max(r for r in range(1, math.isqrt(n) + 1) if n % r == 0)
-    columns = int(given[2]) if given else n // rows
+    rows = max(r for r in range(1, math.isqrt(n) + 1) if n % r == 0)
+    columns = n // rows
+    if size:
+        if not (sides := re.fullmatch(r"(\d+)x(\d+)", size)):
+            raise InputError("torus(RxC) needs numbers of rows and columns, such as torus(2x3)")
+        rows, columns = map(int, sides.groups())
     if min(rows, columns) < 2 or rows * columns != n:
-        needs = f"{rows} × {columns} is not {n}" if given else f"{n} is not R × C"
-        raise InputError(f"{needs}, both must be at least 2")
+        raise InputError(f"{n} is not {size or 'R × C'}, both must be at least 2")
     i, j = np.divmod(np.arange(n), columns)
     steps = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
     return [equal_weights(n, [(i + u) % rows * columns + (j + v) % columns - np.arange(n) for u, v in steps])]
@@ -114,26 +114,22 @@ def star(n: int) -> list[Array]:
 
 
 @registry.topologies.add("nodes")
-def nodes(n: int, k: int) -> list[Array]:
+def nodes(n: int, k: Count) -> list[Array]:
     """nodes(k): k nodes of n/k learners each, which average within their node."""
-    if k < 1 or n % k:
-        raise InputError("k must divide their number")
+    if n % k:
+        raise InputError("their number must be divisible by k")
     return [np.kron(np.eye(k), np.full((n // k, n // k), k / n))]
 
 
 @registry.topologies.add("lazy")
-def lazy(n: int, a: float, form: str) -> list[Array]:
+def lazy(n: int, a: UpToOne, form: str) -> list[Array]:
     """lazy(a, FORM): (1 − a)I + aM, M another named form: an eigenvalue ω becomes 1 − a(1 − ω).
 
     So the spectral gap and ω_min can be chosen apart.
     """
-    if not 0 < a <= 1:
-        raise InputError("a of lazy(a, FORM) must be > 0 and ≤ 1")
     inner = [] if form.startswith("lazy") else matrices(form, n, "FORM")
     if not inner:
-        raise InputError(
-            "FORM of lazy(a, FORM) must be a named mixing that is not drawn and not lazy, such as ring(1)"
-        )
+        raise InputError("FORM", form, allowed="a named mixing, not drawn and not lazy, such as ring(1)")
     return [(1 - a) * np.eye(n) + a * m for m in inner]
 
 
@@ -155,34 +151,37 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
     form = re.fullmatch(r"([^()]+)(?:\((.+)\))?", spec.replace(" ", ""))
     topology = registry.topologies[form[1]] if form and form[1] in registry.topologies else None
     parameters = list(inspect.signature(topology).parameters.values())[1:] if topology else []
-    given = form[2].split(",", max(len(parameters) - 1, 0)) if form and form[2] else []
-    needed = sum(p.default is p.empty for p in parameters)
-    if topology is None or not needed <= len(given) <= len(parameters):
-        known = f"{', '.join(forms())}, or a .csv, .txt or .npy file with an n × n matrix"
-        raise InputError(f"{where}: '{spec}' is not known (allowed: {known})")
+    texts = form[2].split(",", max(len(parameters) - 1, 0)) if form and form[2] else []
+    required = sum(p.default is p.empty for p in parameters)
+    if topology is None or not required <= len(texts) <= len(parameters):
+        allowed = f"{', '.join(forms())}, or a .csv, .txt or .npy file with an n × n matrix"
+        raise InputError(f"{where}: '{spec}' is not known (allowed: {allowed})")
     try:
-        arguments = (_argument(p, text) for p, text in zip(parameters, given, strict=False))
-        found = [np.asarray(m, dtype=float) for m in topology(n, *arguments)]
+        hints = type_hints(topology, bounds=True)
+        values = (_value(p.name, text, hints[p.name]) for p, text in zip(parameters, texts, strict=False))
+        cycle = [np.asarray(m, dtype=float) for m in topology(n, *values)]
         if topology is not random_matching:
-            _check(found, n)
+            _check(cycle, n)
     except LandscapeError as reason:
         raise InputError(f"{where}: '{spec}' is not allowed with {n} learners, {reason}") from None
-    return found
+    return cycle
 
 
-def _argument(parameter: inspect.Parameter, text: str) -> int | float | str:
-    kind = {"int": int, "float": float}.get(getattr(parameter.annotation, "__name__", parameter.annotation))
+def _value(name: str, text: str, hint: Any) -> Any:
+    """The value of the parameter ``name`` that a user wrote as ``text``, checked against its annotation."""
+    kind = next(iter(get_args(hint)), hint)  # of Annotated
     try:
-        return kind(text) if kind else text
+        value = kind(text)
     except ValueError:
-        raise InputError(f"{parameter.name} must be a number, not '{text}'") from None
+        value = text
+    return fit(name, value, hint)
 
 
-def _check(found: list[Array], n: int) -> None:
-    """Raise InputError unless ``found`` are mixing matrices: those of a plugin may be anything."""
-    if not found or any(m.shape != (n, n) or not np.isfinite(m).all() or m.min() < 0 for m in found):
+def _check(cycle: list[Array], n: int) -> None:
+    """Raise InputError unless ``cycle`` has mixing matrices: those of a plugin may be anything."""
+    if not cycle or any(m.shape != (n, n) or not np.isfinite(m).all() or m.min() < 0 for m in cycle):
         raise InputError(f"it must give matrices ({n}, {n}) of finite numbers ≥ 0")
-    if max(np.abs(m.sum(axis) - 1).max() for m in found for axis in (0, 1)) > _ROUNDING:
+    if not max(np.abs(m.sum(axis) - 1).max() for m in cycle for axis in (0, 1)) <= _ROUNDING:
         raise InputError("it must give matrices whose rows and columns sum to 1 (doubly stochastic)")
 
 
@@ -248,9 +247,7 @@ class Mixing:
 
     def __init__(self, spec: str, learners: int, seed: int, where: str = "algorithm.mixing") -> None:
         if learners > MAX_LEARNERS:
-            raise InputError(
-                f"{where}: '{spec}' is not allowed with {learners} learners, at most {MAX_LEARNERS:,} are"
-            )
+            raise InputError(f"{where}: '{spec}' is not allowed with {learners} learners, > {MAX_LEARNERS:,}")
         self.spec, self.learners, self.seed = spec, learners, seed
         #: The matrices (n, n) float64 that the steps go through in turn; none if each step draws its own.
         self.cycle: list[Array] = (
@@ -278,15 +275,19 @@ class Mixing:
             return np.empty((max(1, len(self.cycle)), 0), dtype=complex)
         if len(self.cycle) > 1 and self.shares_modes:
             return np.array([np.fft.fft(m[:, 0])[1:] for m in self.cycle])
+        if not self.cycle:  # two learners meet with probability 2⌊n/2⌋/(n(n − 1))
+            return np.full(
+                (1, self.learners - 1), 1 - self.learners // 2 / (self.learners - 1), dtype=complex
+            )
         modes = []
-        for m in self.cycle or [expected_matching(self.learners)]:
+        for m in self.cycle:
             eigenvalues = np.linalg.eigvalsh(m) if np.array_equal(m, m.T) else np.linalg.eigvals(m)
             modes.append(np.delete(eigenvalues, np.argmin(np.abs(eigenvalues - 1))))
         return np.array(modes, dtype=complex)
 
     @cached_property
     def shares_modes(self) -> bool:
-        """Say whether the matrices of the cycle have their modes in common: one matrix, or circulant ones."""
+        """Return whether the matrices of the cycle have the same modes, as one matrix or circulant ones."""
         n = self.learners
         shift = (np.arange(n)[:, None] - np.arange(n)) % n  # equal along a diagonal of a circulant matrix
         return len(self.cycle) < 2 or all(np.abs(m - m[shift, 0]).max() <= _ROUNDING for m in self.cycle)
@@ -373,16 +374,8 @@ class Mixing:
 
 
 def is_file(spec: object) -> bool:
-    """Say whether ``spec`` names the file of a matrix."""
+    """Return whether ``spec`` names the file of a matrix."""
     return isinstance(spec, str) and Path(spec).suffix in (".csv", ".txt", ".npy")
-
-
-def expected_matching(n: int) -> Array:
-    """The mean of M over uniformly random matchings: each learner meets each other one equally often."""
-    meet = (n // 2 * 2) / n / (n - 1)  # probability of one particular pair
-    m = np.full((n, n), meet / 2)
-    np.fill_diagonal(m, 1 - meet / 2 * (n - 1))
-    return m
 
 
 def read_matrix(
@@ -399,15 +392,15 @@ def read_matrix(
     m = np.asarray(m, dtype=float)
     if not np.isfinite(m).all() or m.min() < 0:
         raise InputError(f"{where}: {path} holds {m.min()}, every entry must be finite and ≥ 0")
-    for name in sums:
-        totals = m.sum(1 if name == "row" else 0)
+    axes = [1 if name == "row" else 0 for name in sums]
+    for name, axis in zip(sums, axes, strict=True):
+        totals = m.sum(axis)
         worst = int(np.argmax(np.abs(totals - 1)))
         if abs(totals[worst] - 1) > SUM_TOLERANCE:
             raise InputError(
                 f"{where}: {path}: {name} {worst + 1} sums to {totals[worst]:.6g}; every "
                 f"{' and '.join(sums)} must sum to 1 ({'doubly' if len(sums) > 1 else sums[0]} stochastic)"
             )
-    axes = [1 if name == "row" else 0 for name in sums]
     if max(np.abs(m.sum(axis) - 1).max() for axis in axes) > 1e-12:
         for _ in range(100):  # the rounding to few decimals is scaled away (Sinkhorn)
             for axis in axes:
@@ -457,7 +450,7 @@ def topologies(
     picture: str | Path | None = None,
     progress: ProgressOption = None,
 ) -> dict[str, Properties]:
-    """Compare the topologies for so many learners.
+    """Compare the topologies for a number of learners.
 
     Args:
         mixings: what ``algorithm.mixing`` may be, such as "ring(2)", "base" or a file. Default: every
@@ -476,12 +469,12 @@ def topologies(
         eigenvalue is the smallest of all.
 
     Raises:
-        InputError: a mixing that is not known, or not for so many learners; numbers below 1; a
-            picture of none, or with another ending.
+        InputError: a mixing that is not known, or not for this number of learners; numbers below
+            1; a picture of none, or with another ending.
 
     Example:
-        >>> found = topologies(["ring(1)", "base"], learners=6)
-        >>> round(found["ring(1)"]["limit"], 4), found["ring(1)"]["rounds"], found["base"]["rounds"]
+        >>> numbers = topologies(["ring(1)", "base"], learners=6)
+        >>> round(numbers["ring(1)"]["limit"], 4), numbers["ring(1)"]["rounds"], numbers["base"]["rounds"]
         (0.6667, None, 4)
     """
     if picture is not None:
@@ -489,7 +482,7 @@ def topologies(
         from landscape.plots.tables import draw_topologies
 
         ends_in("picture", picture, plots.FORMATS)
-    found: dict[str, Properties] = {}
+    properties: dict[str, Properties] = {}
     graphs: dict[str, list[Array]] = {}
     chosen, report = default_mixings() if mixings is None else [*mixings], taken(progress)
     for done, spec in enumerate(chosen):
@@ -501,7 +494,7 @@ def topologies(
                 raise
             continue
         vectors = np.mean([mixing.degree(t) for t in range(1, max(1, len(mixing.cycle)) + 1)])
-        found[spec] = {
+        properties[spec] = {
             "gap": mixing.gap,
             "omega_min": mixing.omega_min,
             "limit": mixing.stability_limit,
@@ -513,7 +506,7 @@ def topologies(
         if not graphs:
             raise InputError("mixings: none is not allowed with picture, there must be one to draw")
         plots.save_figure(draw_topologies(graphs), picture)
-    return found
+    return properties
 
 
 def default_mixings() -> list[str]:

@@ -9,98 +9,89 @@ from scipy.linalg import block_diag
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
+from landscape.core.options import Count, Natural
 from landscape.core.registry import topologies
 from landscape.training.topology import equal_weights
 
 
 @topologies.add("k-peer-exponential")
-def k_peer_exponential(n: int, k: int) -> list[Array]:
+def k_peer_exponential(n: int, k: Count) -> list[Array]:
     """k-peer-exponential(k): 1/(k + 1) from each of those j(k + 1)^i after it, j = 1…k, i = 0, 1, … in turn.
 
     It averages exactly after a step for each i if n is a(k + 1)^i with a ≤ k + 1, and never otherwise; k = 1
     is the one-peer exponential graph (Ying et al. 2021). Those further than n − 1 are left out.
     """
-    _check_peers(n, k)
-    strides = [(k + 1) ** i for i in range(_digits(n - 1, k + 1))]
-    return [equal_weights(n, [0, *(j * s for j in range(1, k + 1) if j * s < n)]) for s in strides] or [
-        np.eye(1)
-    ]
+    strides = [(k + 1) ** i for i in range(_digits(n - 1, k + 1))] or [1]
+    return [equal_weights(n, [0, *(j * s for j in range(1, k + 1) if j * s < n)]) for s in strides]
 
 
 @topologies.add("hyper-hypercube")
-def hyper_hypercube(n: int, k: int) -> list[Array]:
+def hyper_hypercube(n: int, k: Count) -> list[Array]:
     """hyper-hypercube(k): n = n₁n₂…, factors ≤ k + 1; those that differ in the i-th digit average, i in turn.
 
     Digits are those of the learner's number in the mixed base n₁, n₂, …. It averages exactly after a step for
     each factor (Takezawa et al. 2023, Algorithm 1).
     """
-    _check_peers(n, k)
     if _smooth_part(n, k) != n:
         raise InputError(f"their prime factors must be at most k + 1 = {k + 1}; base(k) takes any number")
     return _cubes(n, k)
 
 
 @topologies.add("base")
-def base(n: int, k: int = 1) -> list[Array]:
+def base(n: int, k: Count = 1) -> list[Array]:
     """base, base(k): the Base-(k+1) graph, at most k neighbors a step, k = 1 if not given.
 
     It averages exactly after at most 2 log n / log(k + 1) + 2 steps, whatever n is (Takezawa et al. 2023,
     Algorithms 2 and 3).
     """
-    _check_peers(n, k)
     k = min(k, max(n - 1, 1))
-    whole, smooth = _simple_base(n, k), _smooth_part(n, k)
-    parts = [np.kron(np.eye(smooth), m) for m in _simple_base(n // smooth, k)]
-    parts += [np.kron(m, np.eye(n // smooth)) for m in _cubes(smooth, k)]
-    return min(parts, whole, key=len)
+    simple, smooth = _simple_base(n, k), _smooth_part(n, k)
+    product = [np.kron(np.eye(smooth), m) for m in _simple_base(n // smooth, k)]
+    product += [np.kron(m, np.eye(n // smooth)) for m in _cubes(smooth, k)]
+    return min(product, simple, key=len)
 
 
 @topologies.add("d-equistatic")
-def d_equistatic(n: int, m: int, seed: int = 0) -> list[Array]:
+def d_equistatic(n: int, m: Count, seed: Natural = 0) -> list[Array]:
     """d-equistatic(m), d-equistatic(m, seed): the mean of m matrices I/n + (1 − 1/n)P, P a random shift.
 
     Learner j takes from the one u after it, u drawn from 1…n − 1 with replacement for each of the m, once for
     the run. The gap does not shrink as n grows (D-EquiStatic, Song et al. 2022).
     """
-    if m < 1 or seed < 0 or n < 2:
-        raise InputError("m must be at least 1, the seed at least 0, and there must be two or more")
-    found = np.eye(n) / n
+    if n < 2:
+        raise InputError("there must be two or more")
+    mean = np.eye(n) / n
     for shift in np.random.default_rng(seed).integers(1, n, m):
-        found += (1 - 1 / n) / m * np.roll(np.eye(n), shift, 1)
-    return [found]
+        mean += (1 - 1 / n) / m * np.roll(np.eye(n), shift, 1)
+    return [mean]
 
 
 @topologies.add("u-equistatic")
-def u_equistatic(n: int, m: int, seed: int = 0) -> list[Array]:
+def u_equistatic(n: int, m: Count, seed: Natural = 0) -> list[Array]:
     """u-equistatic(m), u-equistatic(m, seed): (W + Wᵀ)/2, W that of d-equistatic (Song et al. 2022)."""
     (directed,) = d_equistatic(n, m, seed)
     return [(directed + directed.T) / 2]
 
 
-def _check_peers(n: int, k: int) -> None:
-    if k < 1:
-        raise InputError("k must be at least 1")
-
-
 def _digits(number: int, base: int) -> int:
-    """How many digits ``number`` has in ``base``; 0 has none."""
+    """The number of digits of ``number`` in ``base``; 0 has none."""
     return 0 if number < 1 else 1 + _digits(number // base, base)
 
 
 def _smooth_part(n: int, k: int) -> int:
     """The largest divisor of n without a prime factor above k + 1."""
-    rest = n
+    quotient = n
     for factor in range(2, k + 2):
-        while rest % factor == 0:
-            rest //= factor
-    return n // rest
+        while quotient % factor == 0:
+            quotient //= factor
+    return n // quotient
 
 
 def _cubes(n: int, k: int) -> list[Array]:
     """The steps of the k-peer hyper-hypercube; one without exchange for a single learner."""
     factors: list[int] = []
-    while (rest := n // math.prod(factors)) > 1:
-        factors.insert(0, max(f for f in range(2, k + 2) if rest % f == 0))
+    while (quotient := n // math.prod(factors)) > 1:
+        factors.insert(0, max(f for f in range(2, k + 2) if quotient % f == 0))
     steps, stride = [], 1
     for factor in factors:
         among = np.kron(np.full((factor, factor), 1 / factor), np.eye(stride))
@@ -139,7 +130,7 @@ def _simple_base(n: int, k: int) -> list[Array]:
 def _exchange(m: Array, start: int, a: int, piece: int, later: list[int], k: int) -> None:
     """Set the entries of ``m`` for the exchange of the group at ``start``, of ``a`` pieces, with ``later``.
 
-    What is left of the group averages in sets of k + 1, which keeps the learners together (Algorithm 2).
+    The rest of the group averages in sets of k + 1, which keeps the learners together (Algorithm 2).
     """
     share = a * piece / (a * piece + len(later))
     for count, learner in enumerate(later, 1):
@@ -147,7 +138,7 @@ def _exchange(m: Array, start: int, a: int, piece: int, later: list[int], k: int
         for partner in range(start + piece - count, start + a * piece, piece):
             m[learner, partner] = m[partner, learner] = share / a
             m[partner, partner] = 1 - share / a
-    left = [start + q * piece + i for q in range(a) for i in range(piece - len(later))]
-    for i in range(0, len(left), k + 1):
-        some = left[i : i + k + 1]
-        m[np.ix_(some, some)] = 1 / len(some)
+    unmatched = [start + q * piece + i for q in range(a) for i in range(piece - len(later))]
+    for i in range(0, len(unmatched), k + 1):
+        learners = unmatched[i : i + k + 1]
+        m[np.ix_(learners, learners)] = 1 / len(learners)
