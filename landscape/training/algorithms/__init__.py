@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -67,10 +67,8 @@ class Rule(ABC):
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         cls.label, cls.color = (vars(cls).get(name, "") for name in ("label", "color"))
-        taken = [f"column '{name}'" for name in cls.columns if name in UNITS]
-        taken += [f"purpose '{name}'" for name in cls.purposes if name in RESERVED]
-        if taken:
-            raise InputError(f"{cls.__name__}: its {taken[0]} is the training loop's own")
+        for name in {*cls.columns} & {*UNITS} | {*cls.purposes} & RESERVED:
+            raise InputError(f"{cls.__name__}: its column or purpose '{name}' is the training loop's own")
 
     def __init__(self, learners: int, seed: int) -> None:
         self.learners, self.seed = learners, seed
@@ -96,7 +94,7 @@ class Rule(ABC):
             shared: name -> (…).
 
         Raises:
-            OperationError: where they are not this rule's, or not of so many learners.
+            OperationError: where they are not this rule's, or of another number of learners.
         """
         self.state, self.shared = restored("rule", self.state, state), restored("shared", self.shared, shared)
 
@@ -160,13 +158,10 @@ class Rule(ABC):
         """
 
     def follows_mean_direction(self, step: int) -> bool:
-        """Say whether a step moves w_a by −α times the mean direction, which Eq. 4's split assumes.
+        """Return whether a step moves w_a by −α times the mean direction, which Eq. 4's split assumes.
 
         Args:
             step: counted from 1.
-
-        Returns:
-            By default, that it does.
         """
         return True
 
@@ -193,7 +188,6 @@ class Rule(ABC):
             all-reduce counts as 2(n−1)/n vectors, as a ring sends, and a neighbor as one.
         """
 
-    @abstractmethod
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
         """The largest stable ηλ of this rule where all learners have the same quadratic loss.
 
@@ -202,8 +196,16 @@ class Rule(ABC):
             form: of its momentum, "ordinary" or "nesterov"; see landscape.limits.
 
         Returns:
-            The limit; None: it is not known.
+            The limit; None, as by default: it is not known.
         """
+        return None
+
+    def _average_state(self, optimizer: OptimizerMemory, average: Callable[[Tensor], Tensor]) -> int:
+        """Replace the optimizer's tensors (n_local, …), but counters, by their averages; their number."""
+        tensors = {name: t for name, t in optimizer.state.items() if name not in optimizer.counters}
+        means = {name: average(t).expand_as(t).clone() for name, t in tensors.items()}
+        optimizer.state = optimizer.state | means
+        return len(means)
 
     def generator(self, purpose: str, step: int = 0, *learner: int) -> torch.Generator:
         """A generator for random draws, from this rule's seed.

@@ -1,4 +1,4 @@
-"""Rules that average all learners, at every step or every so many, and those of one worker or a server."""
+"""Rules that average all learners, at every step or after a period, and those of one worker or a server."""
 
 from __future__ import annotations
 
@@ -9,16 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape import limits
 from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.options import BelowOne, Count, Natural, NonNegative, Positive, Within
-from landscape.limits import (
-    first_crossing,
-    max_period_step,
-    max_random_delay_step,
-    max_stable_step,
-    polynomials,
-)
 from landscape.training.algorithms import Rule
 from landscape.training.algorithms.dpsgd import DELAY, DPSGD
 from landscape.training.optimizer.base import OptimizerMemory
@@ -36,10 +30,10 @@ class LocalSGD(Rule):
 
     Args:
         period: H, the number of local steps between averages of all learners. Unit: steps.
-        start: So many synchronous steps first (post-local SGD, Lin et al. 2020); the first average of local
-            steps is that of step start + H. Unit: steps. Source: ours; 0 is plain local SGD.
-        nodes: So many nodes of equally many learners, which average among themselves (hierarchical local SGD,
-            Lin et al. 2020). Source: ours; 1 is plain local SGD.
+        start: Number of synchronous steps at the start (post-local SGD, Lin et al. 2020); the first average
+            of local steps is that of step start + H. Unit: steps. Source: ours; 0 is plain local SGD.
+        nodes: Number of nodes, of equally many learners, which average among themselves (hierarchical local
+            SGD, Lin et al. 2020). Source: ours; 1 is plain local SGD.
         node_period: Steps between the averages within a node; it must divide ``period``. Unit: steps. Source:
             ours; 0 is every step, as 1.
         mixing: Steps in between are DPSGD's with this mixing matrix (gossip with periodic averaging, Chen et
@@ -70,30 +64,26 @@ class LocalSGD(Rule):
         seed: int,
         period: Count,
         start: Natural = 0,
-        nodes: int = 1,
+        nodes: Count = 1,
         node_period: Natural = 0,
         mixing: str = "none",
         order: Literal["awc", "atc"] = "awc",
         buffers: Buffers = "keep",
     ) -> None:
         super().__init__(learners, seed)
-        if nodes < 1 or learners % nodes:
-            raise InputError(f"algorithm.nodes: {nodes} is not allowed, it must divide {learners} learners")
         if nodes > 1 and mixing != "none":
-            raise InputError(
-                f"algorithm.nodes and algorithm.mixing: {nodes} and '{mixing}' are not allowed together"
-            )
+            raise InputError("algorithm.nodes, algorithm.mixing: only one of the two is allowed")
         if nodes > 1 and period % max(1, node_period):
             raise InputError(
-                f"algorithm.node_period: {node_period} is not allowed, it must divide the period {period}"
+                "algorithm.node_period", node_period, allowed=f"a divisor of {period}, the period"
             )
         self.period, self.first, self.buffers, self.node_period = period, start, buffers, max(1, node_period)
-        self.nodes = Mixing(f"nodes({nodes})", learners, seed) if nodes > 1 else None
+        self.nodes = Mixing(f"nodes({nodes})", learners, seed, "algorithm.nodes") if nodes > 1 else None
         self.base = DPSGD(learners, seed, mixing, order) if mixing != "none" else None
         self._averaged = 0
 
     def _ends_period(self, step: int) -> bool:
-        """Say whether ``step`` ends a period of local steps with the average of all."""
+        """Return whether ``step`` ends a period of local steps with the average of all."""
         return step > self.first and (step - self.first) % self.period == 0
 
     def begin(self, weights: Tensor, step: int) -> None:
@@ -109,28 +99,22 @@ class LocalSGD(Rule):
         else:
             new = torch.sub(weights, directions, alpha=lr, out=self._new_weights(weights))
         if self._ends_period(step) or step <= self.first:
-            mean = self.comm.fresh_mean(new, "outer")
-            return new.copy_(self._outer(mean, lr) if self._ends_period(step) else self._anchored(mean))
+            return new.copy_(self._outer(self.comm.fresh_mean(new, "outer"), lr, step))
         if self.nodes and (step - self.first) % self.node_period == 0:
             new.copy_(self.comm.mix(new, self.nodes, step)())
         return new
 
-    def _outer(self, mean: Tensor, lr: float) -> Tensor:
-        """The weights (P,) from which all learners go on, given their mean after a period."""
-        return mean
-
-    def _anchored(self, mean: Tensor) -> Tensor:
-        """``mean`` (P,) after a synchronous step, from which an outer step may have to start."""
+    def _outer(self, mean: Tensor, lr: float, step: int) -> Tensor:
+        """The weights (P,) from which all learners continue, given their mean after a synchronous step or a
+        period.
+        """
         return mean
 
     def update_optimizer_state(self, optimizer: OptimizerMemory, step: int) -> None:
+        self._averaged = 0
         # After synchronous steps all have the optimizer of the mean gradient.
-        average = step == self.first or (self._ends_period(step) and self.buffers == "average")
-        averaged = {k: t for k, t in optimizer.state.items() if average and k not in optimizer.counters}
-        self._averaged = len(averaged)
-        if average:
-            means = {k: self.comm.fresh_mean(t, "buffers").expand_as(t).clone() for k, t in averaged.items()}
-            optimizer.state = optimizer.state | means
+        if step == self.first or (self._ends_period(step) and self.buffers == "average"):
+            self._averaged = self._average_state(optimizer, lambda t: self.comm.fresh_mean(t, "buffers"))
         elif self._ends_period(step) and self.buffers == "reset":
             optimizer.reset()
 
@@ -152,11 +136,13 @@ class LocalSGD(Rule):
                 return None
             omegas, order = self.base.mixing.modes[0], self.base.order
         outer = self.outer, self.outer_lr, self.outer_momentum
-        limit = max_period_step(self.period, momentum, form, omegas, order, self.buffers, *outer)
+        limit = limits.max_period_step(self.period, momentum, form, omegas, order, self.buffers, *outer)
         if not self.nodes or not momentum or self.buffers != "keep":
             return limit
+        if self.outer != "none":
+            return None
         # Disagreement within a node loses x at its averages, and keeps v.
-        return None if self.outer != "none" else min(limit, max_period_step(self.node_period, momentum, form))
+        return min(limit, limits.max_period_step(self.node_period, momentum, form))
 
 
 class OuterStep(LocalSGD):
@@ -167,11 +153,10 @@ class OuterStep(LocalSGD):
     def start(self, weights: Tensor) -> None:
         self.shared = {"anchor": weights[0].clone(), "slow_momentum": torch.zeros_like(weights[0])}
 
-    def _anchored(self, mean: Tensor) -> Tensor:
-        self.shared = self.shared | {"anchor": mean.clone()}
-        return mean
-
-    def _outer(self, mean: Tensor, lr: float) -> Tensor:
+    def _outer(self, mean: Tensor, lr: float, step: int) -> Tensor:
+        if step <= self.first:
+            self.shared = self.shared | {"anchor": mean.clone()}
+            return mean
         moved = self.shared["anchor"] - mean
         slow = self.outer_momentum * self.shared["slow_momentum"]
         if self.outer == "nesterov":
@@ -212,7 +197,7 @@ class SlowMo(OuterStep):
         slow_lr: Positive = 1.0,
         slow_momentum: BelowOne = 0.5,
         start: Natural = 0,
-        nodes: int = 1,
+        nodes: Count = 1,
         node_period: Natural = 0,
         mixing: str = "none",
         order: Literal["awc", "atc"] = "awc",
@@ -292,9 +277,7 @@ class AsyncSGD(Rule):
         super().__init__(learners, seed)
         self.measured = schedule == "measured"
         if self.measured and learners > 1:
-            raise InputError(
-                f"learners: {learners} is not allowed with algorithm.schedule 'measured', it must be 1"
-            )
+            raise InputError("learners", learners, allowed="1 with algorithm.schedule 'measured'")
         self.delay, self.schedule = delay, schedule
         self.shifted, self.staleness_aware = shifted, staleness_aware
         self.lr_is_factor = not shifted  # the momentum is of directions, without the rate of their step
@@ -327,10 +310,7 @@ class AsyncSGD(Rule):
             if self.shifted:
                 self.shared["momentum"][last] = self.shared["last_momentum"]
         if self.measured:
-            if self.deliver is None:
-                raise InputError(
-                    f"algorithm.schedule: 'measured' is not allowed in one process (--nproc {self.delay + 2})"
-                )
+            assert self.deliver is not None  # launch.check_processes has refused a single process
             self.shared = self.shared | {"last": torch.tensor(self.deliver())}
         self._worker = self.worker(step)
 
@@ -364,14 +344,15 @@ class AsyncSGD(Rule):
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
         """The limit is one in mean square for the random schedule, and unknown for the measured one."""
-        drawn = self.schedule == "random" and self.delay
+        random = self.schedule == "random" and self.delay
         plain = not (self.shifted or momentum or self.staleness_aware)
-        if (self.measured and self.delay) or (self.shifted and momentum) or (drawn and not plain):
+        if (self.measured and self.delay) or (self.shifted and momentum) or (random and not plain):
             return None
-        if drawn:
-            return max_random_delay_step(self.delay + 1)
+        if random:
+            return limits.max_random_delay_step(self.delay + 1)
         m, kind = (self.shifted, "shifted") if self.shifted else (momentum, form)
-        return max_stable_step(self.delay, m, kind) * (max(1, self.delay) if self.staleness_aware else 1)
+        factor = max(1, self.delay) if self.staleness_aware else 1
+        return limits.max_stable_step(self.delay, m, kind) * factor
 
     def describe(self, momentum: float | None = 0.0, form: str = "ordinary") -> str:
         if not self.measured:
@@ -401,7 +382,7 @@ class SSGD(Rule):
         return self.all_reduce, 1
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        return max_stable_step(0, momentum, form)
+        return limits.max_stable_step(0, momentum, form)
 
 
 @registry.algorithms.add("ssgd*")
@@ -461,14 +442,14 @@ class SNOO(OuterStep):
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         new = torch.sub(weights, directions, alpha=lr, out=self._new_weights(weights))
         mean = self.comm.fresh_mean(new, "outer")
-        return new.copy_(self._outer(mean, lr) if self._ends_period(step) else mean)
+        return new.copy_(self._outer(mean, lr, step) if self._ends_period(step) else mean)
 
     def communication_cost(self, step: int) -> tuple[float, int]:
         return self.all_reduce, 1
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
         outer = self.outer, self.outer_lr, self.outer_momentum
-        return max_period_step(self.period, momentum, form, (), "awc", "keep", *outer)
+        return limits.max_period_step(self.period, momentum, form, (), "awc", "keep", *outer)
 
 
 @registry.algorithms.add("gpa")
@@ -490,11 +471,7 @@ class GPA(Rule):
     lr_is_factor = True
 
     def __init__(
-        self,
-        learners: int,
-        seed: int,
-        mu_x: BelowOne = 0.9967,
-        mu_y: Annotated[float, Within(0, 1)] = 0.7,
+        self, learners: int, seed: int, mu_x: BelowOne = 0.9967, mu_y: Annotated[float, Within(0, 1)] = 0.7
     ) -> None:
         super().__init__(learners, seed)
         self.mu_x, self.mu_y = mu_x, mu_y
@@ -518,6 +495,6 @@ class GPA(Rule):
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
         """The roots of (ζ − 1)(ζ − m)(ζ − μ_x) + h p₁ ((1 − μ_x μ_y)ζ − (1 − μ_y)μ_x) must be below 1."""
-        p0, p1 = polynomials(0, momentum, form)
+        p0, p1 = limits.polynomials(0, momentum, form)
         at_y = [1 - self.mu_x * self.mu_y, -(1 - self.mu_y) * self.mu_x]
-        return first_crossing(np.convolve(p0, [1, -self.mu_x]), np.convolve(p1, at_y))
+        return limits.first_crossing(np.convolve(p0, [1, -self.mu_x]), np.convolve(p1, at_y))

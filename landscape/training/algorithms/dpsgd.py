@@ -11,21 +11,12 @@ import torch
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from landscape import limits
 from landscape.core import registry
 from landscape.core.devices import double
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import BelowOne, Count, Natural, NonNegative, Positive
-from landscape.limits import (
-    first_unstable,
-    max_d2_step,
-    max_matching_momentum_step,
-    max_matching_step,
-    max_mixing_step,
-    max_paired_outer_step,
-    max_stable_step,
-    max_tracking_step,
-)
 from landscape.training.algorithms import Rule
 from landscape.training.optimizer.base import OptimizerMemory
 from landscape.training.processes.comm import Exchange
@@ -84,12 +75,10 @@ class DPSGD(Rule):
         return super().finish_moved(weights, points, moved, lr, step)
 
     def update_optimizer_state(self, optimizer: OptimizerMemory, step: int) -> None:
-        mixed = [k for k in optimizer.state if k not in optimizer.counters] if self.buffers == "mix" else []
-        self._mixed_buffers = len(mixed)
-        if mixed:
-            optimizer.state = optimizer.state | {
-                k: self.comm.mix(optimizer.state[k], self.mixing, step)().clone() for k in mixed
-            }
+        if self.buffers == "mix":
+            self._mixed_buffers = self._average_state(
+                optimizer, lambda t: self.comm.mix(t, self.mixing, step)()
+            )
 
     def communication_cost(self, step: int) -> tuple[float, int]:
         return self.mixing.degree(step) * (1 + self._mixed_buffers), 1
@@ -97,14 +86,14 @@ class DPSGD(Rule):
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
         """The limit without momentum is that of the mixing; random matching has one in mean square."""
         if not momentum:
-            return self.mixing.stability_limit if self.order == "awc" else max_stable_step()
+            return self.mixing.stability_limit if self.order == "awc" else limits.max_stable_step()
         mixed = self.buffers == "mix"
         if not self.mixing.cycle and self.learners > 1:
             rho = float(self.mixing.modes.real[0, 0])
-            return max_matching_momentum_step(rho, momentum, form, self.order, mixed)
+            return limits.max_matching_momentum_step(rho, momentum, form, self.order, mixed)
         fixed = len(self.mixing.cycle) == 1 or self.learners == 1
         modes = self.mixing.modes[0]
-        return max_mixing_step(modes, momentum, form, self.order, mixed=mixed) if fixed else None
+        return limits.max_mixing_step(modes, momentum, form, self.order, mixed=mixed) if fixed else None
 
 
 @registry.algorithms.add("single-merge")
@@ -154,8 +143,8 @@ class DSGDAC(DPSGD):
     Args:
         mixing: The mixing matrix, as for dpsgd. Source: DPSGD-2020, Figure 2(a).
         power: The power p. Source: ours.
-        start: So many steps mix fully, γ_t = 1, as in the warm-up of the authors' program. Unit: steps.
-            Source: ours; 0 is the rule at every step.
+        start: Number of steps at the start that mix fully, γ_t = 1, as in the warm-up of the authors'
+            program. Unit: steps. Source: ours; 0 is the rule at every step.
     """
 
     label, color = "DSGD-AC", "#999933"
@@ -205,10 +194,10 @@ class SGP(Rule):
         self.mixing, self.fixed = None, None
         if is_file(graph):
             self.fixed = read_matrix("algorithm.graph", Path(graph), learners, sums=("column",))
-            parts, _ = connected_components(self.fixed > 0, directed=True, connection="strong")
-            if parts > 1:
+            components, _ = connected_components(self.fixed > 0, directed=True, connection="strong")
+            if components > 1:
                 raise InputError(
-                    f"algorithm.graph: {graph} must be strongly connected, it has {parts} components"
+                    "algorithm.graph", graph, allowed=f"connected, it has {components} components"
                 )
         elif graph != "random":
             self.mixing = Mixing(graph, learners, seed, where="algorithm.graph")
@@ -253,15 +242,17 @@ class SGP(Rule):
         On one quadratic x ← P (x − ηλ x/w): learners of little weight w take the largest steps.
         """
         if self.mixing and not momentum:
-            return max_stable_step()
+            return limits.max_stable_step()
         if self.mixing and len(self.mixing.cycle) == 1:
-            return max_mixing_step(self.mixing.modes[0], momentum, form, "atc")
+            return limits.max_mixing_step(self.mixing.modes[0], momentum, form, "atc")
         if self.fixed is None or momentum:
             return None
         p, w = self.fixed, np.linalg.matrix_power(self.fixed, 2**20).sum(1)
         if not np.allclose(p @ w, w):
             return None  # w does not converge on this graph
-        return first_unstable(lambda h: float(np.abs(np.linalg.eigvals(p - h * p / w)).max()), 2 * w.max())
+        return limits.first_unstable(
+            lambda h: float(np.abs(np.linalg.eigvals(p - h * p / w)).max()), 2 * w.max()
+        )
 
 
 @registry.algorithms.add("gradient-tracking")
@@ -296,8 +287,8 @@ class GradientTracking(Rule):
 
     def begin(self, weights: Tensor, step: int) -> None:
         if self.order == "awc":  # one message has both
-            both = torch.cat([weights, self.state["tracker"]], 1)
-            self._mixed = self.comm.mix(both, self.mixing, step)
+            rows = torch.cat([weights, self.state["tracker"]], 1)
+            self._mixed = self.comm.mix(rows, self.mixing, step)
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         new, change = self._new_weights(weights), directions - self.state["direction"]
@@ -317,10 +308,10 @@ class GradientTracking(Rule):
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
         """The limit is known where the matrix is the same in every step."""
         if self.learners == 1:
-            return max_stable_step(0, momentum, form)
+            return limits.max_stable_step(0, momentum, form)
         if len(self.mixing.cycle) != 1:
             return None
-        return max_tracking_step(self.mixing.modes[0], momentum, form, self.order)
+        return limits.max_tracking_step(self.mixing.modes[0], momentum, form, self.order)
 
 
 @registry.algorithms.add("d2")
@@ -344,11 +335,9 @@ class D2(Rule):
         refused, m = f"algorithm.mixing: '{mixing}' is not allowed with d2", self.mixing.cycle
         if len(m) != 1 or not np.allclose(m[0], m[0].T, rtol=0, atol=1e-9):
             raise InputError(f"{refused}, the matrix must be symmetric and the same in every step")
-        if (least := self.mixing.omega_min) <= -1 / 3 + 1e-9:
-            raise InputError(
-                f"{refused} and {learners} learners, its smallest eigenvalue {least:.4g} must be above "
-                "-1/3; lazy(a, FORM) raises it"
-            )
+        if not self.mixing.omega_min > -1 / 3 + 1e-9:
+            words = f"{refused}, its smallest eigenvalue {self.mixing.omega_min:.4g} must be above -1/3"
+            raise InputError(words, otherwise="lazy(a, FORM), which raises it")
 
     def start(self, weights: Tensor) -> None:
         self.state = {"stepped": weights.clone()}
@@ -363,7 +352,7 @@ class D2(Rule):
         return self.mixing.degree(step), 1
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        return max_d2_step(self.mixing.modes[0], momentum, form)
+        return limits.max_d2_step(self.mixing.modes[0], momentum, form)
 
 
 @registry.algorithms.add("noloco")
@@ -378,8 +367,8 @@ class NoLoCo(Rule):
         period: H. Unit: steps.
         outer_lr: ν. Source: the authors' program.
         outer_momentum: μ. Source: the authors' program.
-        mixing: Who averages with whom at the end of a period, as for dpsgd; a cycle goes on by one matrix
-            from period to period. Source: Kolehmainen et al. 2025.
+        mixing: Who averages with whom at the end of a period, as for dpsgd; each period takes the next matrix
+            of a cycle. Source: Kolehmainen et al. 2025.
     """
 
     label, color = "NoLoCo", "#44AA99"
@@ -425,8 +414,8 @@ class NoLoCo(Rule):
         """The limit is known without momentum, for one matrix, and for random pairs in mean square."""
         if momentum or len(self.mixing.cycle) > 1:
             return None
-        modes, drawn = self.mixing.modes[0], not self.mixing.cycle and self.learners > 1
-        return max_paired_outer_step(self.period, self.outer_lr, self.outer_momentum, modes, drawn)
+        modes, random = self.mixing.modes[0], not self.mixing.cycle and self.learners > 1
+        return limits.max_paired_outer_step(self.period, self.outer_lr, self.outer_momentum, modes, random)
 
 
 #: The age of the gradients at a step: the mean over the learners.
@@ -494,5 +483,5 @@ class ADPSGD(DPSGD):
         if self.schedule == "random" or len(self.mixing.cycle) > 1:
             return None
         if self.mixing.cycle or self.learners == 1:
-            return max_mixing_step(self.mixing.modes[0], momentum, form, "awc", self.delay)
-        return None if momentum else max_matching_step(float(self.mixing.modes.real[0, 0]), self.delay)
+            return limits.max_mixing_step(self.mixing.modes[0], momentum, form, "awc", self.delay)
+        return None if momentum else limits.max_matching_step(float(self.mixing.modes.real[0, 0]), self.delay)

@@ -102,11 +102,9 @@ class StreamingDiLoCo(Rule):
     ) -> None:
         super().__init__(learners, seed)
         if fragments > period:
-            raise InputError(
-                f"algorithm.fragments: {fragments} is not allowed, it must be ≤ the period {period}"
-            )
+            raise InputError("algorithm.fragments", fragments, allowed=f"≤ {period}, the period")
         if delay >= period:
-            raise InputError(f"algorithm.delay: {delay} is not allowed, it must be < the period {period}")
+            raise InputError("algorithm.delay", delay, allowed=f"< {period}, the period")
         self.period, self.delay, self.own_share = period, delay, own_share
         self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
         self.offsets = [(p + 1) * period // fragments % period for p in range(fragments)]
@@ -120,12 +118,10 @@ class StreamingDiLoCo(Rule):
         numbers = tuple(Slot(str(i), (1,), i, 1, "weight") for i in range(size))  # of no network
         layers = [*Layout(self.layout.slots or numbers).groups("layer").values()]
         if count > len(layers):
-            raise InputError(
-                f"algorithm.fragments: {count} is not allowed, it must be ≤ the {len(layers)} layers here"
-            )
+            raise InputError("algorithm.fragments", count, allowed=f"≤ {len(layers)}, the number of layers")
         self.tensors = [[slot for layer in layers[p::count] for slot in layer] for p in range(count)]
-        places = torch.arange(size, device=weights.device)
-        self.fragments = [torch.cat([places[slot.place] for slot in slots]) for slots in self.tensors]
+        indices = torch.arange(size, device=weights.device)
+        self.fragments = [torch.cat([indices[slot.place] for slot in slots]) for slots in self.tensors]
         self.shares = [len(part) / size for part in self.fragments]
         self.shared = {"anchor": weights[0].clone(), "slow_momentum": torch.zeros_like(weights[0])}
 
@@ -144,16 +140,16 @@ class StreamingDiLoCo(Rule):
             self.shared = {"anchor": anchor, "slow_momentum": slow}
         for p in self._due(step - self.delay):
             part = self.fragments[p]
-            new[:, part] = self._taken(new[:, part], self.shared["anchor"][part], p, step)
+            new[:, part] = self._received(new[:, part], self.shared["anchor"][part], p, step)
         return new
 
-    def _merged(self, own: Tensor, p: int, step: int) -> Tensor:
-        """Δ_p of the learners' ``own`` weights of fragment p (n, P_p)."""
-        return self.shared["anchor"][self.fragments[p]] - self.comm.fresh_mean(own, "fragment")
+    def _merged(self, weights: Tensor, p: int, step: int) -> Tensor:
+        """Δ_p of the learners' ``weights`` of fragment p (n, P_p)."""
+        return self.shared["anchor"][self.fragments[p]] - self.comm.fresh_mean(weights, "fragment")
 
-    def _taken(self, own: Tensor, outer: Tensor, p: int, step: int) -> Tensor:
+    def _received(self, weights: Tensor, outer: Tensor, p: int, step: int) -> Tensor:
         """The learners' new weights (n, P_p) of fragment p, given x_p = ``outer`` (P_p,)."""
-        return torch.lerp(outer.expand(len(own), -1), own, self.own_share)
+        return torch.lerp(outer.expand(len(weights), -1), weights, self.own_share)
 
     def follows_mean_direction(self, step: int) -> bool:
         return not any(True for _ in self._due(step - self.delay))
@@ -161,10 +157,6 @@ class StreamingDiLoCo(Rule):
     def communication_cost(self, step: int) -> tuple[float, int]:
         due = [self.shares[p] for p in self._due(step)]
         return sum(due) * self.all_reduce, len(due)
-
-    def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """The limit is not known."""
-        return None
 
 
 @registry.algorithms.add("decoupled-diloco")
@@ -174,7 +166,7 @@ class DecoupledDiLoCo(StreamingDiLoCo):
     When a period of fragment p ends, the server has Δ_j = x_p − w_jp of the learners R that it reaches. Its
     outer step is Nesterov's with the radial-directional average of each parameter tensor, ρ φ(Σ c_j φ(Δ_j)),
     φ(Δ) = Δ/‖Δ‖, φ(0) = 0, ρ = Σ c_j ‖Δ_j‖ / Σ c_j; for embeddings with the mean Σ c_j Δ_j / Σ c_j, sums over
-    R. ``delay`` τ steps later the learners in R take x_p; the others go on with their own weights. c_j is the
+    R. ``delay`` τ steps later the learners in R take x_p; the others keep their own weights. c_j is the
     samples squared over the steps since j last took p, which is in proportion to these steps (arXiv
     2604.21428).
 
@@ -218,7 +210,7 @@ class DecoupledDiLoCo(StreamingDiLoCo):
     ) -> None:
         super().__init__(learners, seed, period, fragments, delay, 0.0, outer_lr, outer_momentum)
         if quorum > learners:
-            raise InputError(f"algorithm.quorum: {quorum} is not allowed, it must be ≤ {learners} learners")
+            raise InputError("algorithm.quorum", quorum, allowed=f"≤ {learners}, the number of learners")
         self.quorum, self.availability, self.merge = quorum, availability, merge
 
     def start(self, weights: Tensor) -> None:
@@ -235,34 +227,34 @@ class DecoupledDiLoCo(StreamingDiLoCo):
         self.state = {"steps": self.state["steps"] + 1}
         return super().finish(weights, directions, lr, step)
 
-    def _merged(self, own: Tensor, p: int, step: int) -> Tensor:
+    def _merged(self, weights: Tensor, p: int, step: int) -> Tensor:
         sizes = [slot.size for slot in self.tensors[p]]
         radial = [self.merge == "rda" and slot.layer != "embedding" for slot in self.tensors[p]]
-        reached = self._reached(step)[self.comm.local].to(own.device)
-        weight = (self.state["steps"][:, p] * reached).to(own)[:, None]
-        moved = torch.split(self.shared["anchor"][self.fragments[p]] - own, sizes, 1)
+        reached = self._reached(step)[self.comm.local].to(weights.device)
+        weight = (self.state["steps"][:, p] * reached).to(weights)[:, None]
+        moved = torch.split(self.shared["anchor"][self.fragments[p]] - weights, sizes, 1)
         norms = [
-            torch.linalg.vector_norm(each, dim=1, keepdim=True) if r else torch.ones_like(weight)
-            for r, each in zip(radial, moved, strict=True)
+            torch.linalg.vector_norm(delta, dim=1, keepdim=True) if r else torch.ones_like(weight)
+            for r, delta in zip(radial, moved, strict=True)
         ]
-        units = [each / (norm + (norm == 0)) for each, norm in zip(moved, norms, strict=True)]
+        units = [delta / (norm + (norm == 0)) for delta, norm in zip(moved, norms, strict=True)]
         sent = weight * torch.cat([torch.ones_like(weight), *norms, *units], 1)
         mean = self.comm.fresh_mean(sent, "fragment")
         lengths, directions = torch.split(mean[1:] / mean[0], [len(sizes), sum(sizes)])
-        rounding, merged = 16 * torch.finfo(own.dtype).eps, []
+        rounding, merged = 16 * torch.finfo(weights.dtype).eps, []
         for r, length, unit in zip(radial, lengths, torch.split(directions, sizes), strict=True):
             norm = torch.linalg.vector_norm(unit) if r else length  # of directions that cancel, rounding
             merged.append(unit * torch.where(norm <= rounding, 0.0, length / norm))
         return torch.cat(merged)
 
-    def _taken(self, own: Tensor, outer: Tensor, p: int, step: int) -> Tensor:
-        reached = self._reached(step - self.delay)[self.comm.local].to(own.device)
+    def _received(self, weights: Tensor, outer: Tensor, p: int, step: int) -> Tensor:
+        reached = self._reached(step - self.delay)[self.comm.local].to(weights.device)
         self.state["steps"][:, p] *= ~reached
-        return torch.where(reached[:, None], outer, own)
+        return torch.where(reached[:, None], outer, weights)
 
     def communication_cost(self, step: int) -> tuple[float, int]:
-        heard = sum(self.shares[p] * float(self._reached(step).sum()) for p in self._due(step))
-        return 2 * heard / self.learners, 0  # to the server and back, while the learner goes on
+        vectors = sum(self.shares[p] * float(self._reached(step).sum()) for p in self._due(step))
+        return 2 * vectors / self.learners, 0  # to the server and back, while the learner goes on
 
 
 class TopK(Rule):
@@ -272,44 +264,42 @@ class TopK(Rule):
     """
 
     def _cut(
-        self, weights: Tensor, chunk: int, kept: Callable[[int], int], basis: Callable[[int], Array]
+        self, weights: Tensor, chunk: int, sent: Callable[[int], int], basis: Callable[[int], Array]
     ) -> None:
-        """Fix the blocks: of so many coefficients in ``basis`` (s, s), a block sends ``kept``."""
+        """Fix the blocks: of s² coefficients in ``basis`` (s, s), a block sends ``sent`` of s²."""
         shapes: list[tuple[slice, tuple[int, ...]]] = [(slot.place, slot.shape) for slot in self.layout.slots]
         self._blocks: list[tuple[slice, tuple[int, int, int, int], int, Tensor, Tensor]] = []
         count = 0
-        for place, shape in shapes or [(slice(None), (weights.shape[1],))]:
+        for columns_of, shape in shapes or [(slice(None), (weights.shape[1],))]:
             if len(shape) > 2:
-                raise InputError(
-                    f"algorithm.name: '{self.label.lower()}' is not allowed, it takes vectors and matrices, "
-                    f"and a parameter of this model has shape {tuple(shape)}"
-                )
+                words = f"{self.label} takes vectors and matrices, a parameter of this model has shape"
+                raise InputError(f"algorithm.name: {words} {tuple(shape)}")
             rows, columns = (1, 1, *shape)[-2:]
             h, w = (
                 max(d for d in range(1, min(side, chunk) + 1) if side % d == 0) for side in (rows, columns)
             )
             of_rows, of_columns = (torch.from_numpy(basis(s)).to(weights) for s in (h, w))
-            k = min(kept(h * w), h * w)
-            self._blocks.append((place, (rows // h, h, columns // w, w), k, of_rows, of_columns))
+            k = min(sent(h * w), h * w)
+            self._blocks.append((columns_of, (rows // h, h, columns // w, w), k, of_rows, of_columns))
             count += rows // h * (columns // w) * k
-        self._sent = 2 * count / weights.shape[1]  # values and their places
+        self._sent = 2 * count / weights.shape[1]  # values and their indices
 
     def _largest(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The coefficients that learners with ``rows`` (n, P) send, and 1 where one is sent; both (n, P)."""
         sent, chosen = torch.empty_like(rows), torch.empty_like(rows)
-        for place, shape, k, of_rows, of_columns in self._blocks:
-            blocks = rows[:, place].reshape(-1, *shape).transpose(2, 3)
+        for columns, shape, k, of_rows, of_columns in self._blocks:
+            blocks = rows[:, columns].reshape(-1, *shape).transpose(2, 3)
             flat = (of_rows.T @ blocks @ of_columns).flatten(3)
             mask = torch.zeros_like(flat).scatter_(-1, flat.abs().topk(k).indices, 1.0)
-            sent[:, place], chosen[:, place] = (flat * mask).flatten(1), mask.flatten(1)
+            sent[:, columns], chosen[:, columns] = (flat * mask).flatten(1), mask.flatten(1)
         return sent, chosen
 
     def _restored(self, coefficients: Tensor) -> Tensor:
         """The rows whose coefficients these are, (n, P) both."""
         rows = torch.empty_like(coefficients)
-        for place, (y, h, x, w), _, of_rows, of_columns in self._blocks:
-            blocks = of_rows @ coefficients[:, place].reshape(-1, y, x, h, w) @ of_columns.T
-            rows[:, place] = blocks.transpose(2, 3).flatten(1)
+        for columns, (y, h, x, w), _, of_rows, of_columns in self._blocks:
+            blocks = of_rows @ coefficients[:, columns].reshape(-1, y, x, h, w) @ of_columns.T
+            rows[:, columns] = blocks.transpose(2, 3).flatten(1)
         return rows
 
     def _mean_of_senders(self, sent: Tensor, chosen: Tensor) -> Tensor:
@@ -326,7 +316,8 @@ class DeMo(TopK):
     each parameter tensor, whose sides are the largest divisors of its own up to ``chunk``; each block sends
     its ``k`` largest coefficients (Peng, Quesnelle and Kingma 2024, decoupled momentum). A bias is a row. All
     learners have the same weights, and a momentum of their own; u_j is the optimizer's direction, the
-    gradient of plain SGD. A weight whose part of q̄ is rounding only still moves by α.
+    gradient of plain SGD. A weight whose part of q̄ is rounding only still moves by α. Steps have one size,
+    whatever the gradient, so that there is no limit of stability.
 
     Args:
         decay: β. Source: the authors' program.
@@ -359,18 +350,14 @@ class DeMo(TopK):
         sent, chosen = self._largest(momentum)
         self.state = {"momentum": momentum - self._restored(sent)}
         update = self._restored(self._mean_of_senders(sent, chosen)).sign_()
-        kept = torch.mul(weights, 1 - lr * self.weight_decay, out=self._new_weights(weights))
-        return kept.sub_(update, alpha=lr)
+        decayed = torch.mul(weights, 1 - lr * self.weight_decay, out=self._new_weights(weights))
+        return decayed.sub_(update, alpha=lr)
 
     def follows_mean_direction(self, step: int) -> bool:
         return False
 
     def communication_cost(self, step: int) -> tuple[float, int]:
         return (self.learners - 1) * self._sent, 1  # each learner's part goes round to all others
-
-    def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """The limit is none: steps have one size, whatever the gradient."""
-        return None
 
 
 @registry.algorithms.add("sparseloco")
