@@ -14,8 +14,6 @@ import contextlib
 import functools
 import inspect
 import math
-import types
-import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -51,54 +49,54 @@ def full_name(name: str) -> str:
     return short.get(name.lower()) or choose("optimizer.name", name, names())
 
 
-def options(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """``given`` checked against the optimizer's options, with defaults for the rest.
+def options(name: str, table: dict[str, Any]) -> dict[str, Any]:
+    """``table`` checked against the optimizer's options, with defaults for the missing ones.
 
     Args:
         name: one of :func:`names`, or "torch:CLASS" with a class of ``torch.optim``.
-        given: the recipe's table "optimizer" without its name. A table "groups" in it has further tables, by
+        table: the recipe's table "optimizer" without its name. A table "groups" in it has further tables, by
             role or pattern of names: a group has the optimizer's own options where it changes none.
 
     Raises:
         InputError: for an unknown name, or an option that the optimizer does not have; it names the key.
     """
-    own = {key: value for key, value in given.items() if key != GROUPS}
+    without_groups = {key: value for key, value in table.items() if key != GROUPS}
     name = full_name(name)
-    chosen = torch_options(name, own) if is_torch(name) else optimizers.options(name, own)
-    tables = fit("optimizer.groups", given.get(GROUPS, {}), dict)
-    for pattern, table in tables.items():
-        frozen, factor, rest = options_of(pattern, table)
+    check = torch_options if is_torch(name) else optimizers.options
+    checked = check(name, without_groups)
+    tables = fit("optimizer.groups", table.get(GROUPS, {}), dict)
+    for pattern, group in tables.items():
+        frozen, factor, changes = options_of(pattern, group)
         if frozen:
             tables = tables | {pattern: {"frozen": True}}
             continue
         with named(pattern):
-            other = full_name(str(rest.pop("name", name)))
-            inner = options(other, (own if other == name else {}) | rest)
-        # In an order that does not depend on what is given: recipes are compared as texts.
-        tables = tables | {pattern: {"name": other, "lr_factor": factor, **dict(sorted(inner.items()))}}
-    return chosen | ({GROUPS: tables} if tables else {})
+            group_name = full_name(str(changes.pop("name", name)))
+            inner = options(group_name, (without_groups if group_name == name else {}) | changes)
+        # In an order that does not depend on the user's: recipes are compared as texts.
+        tables = tables | {pattern: {"name": group_name, "lr_factor": factor, **dict(sorted(inner.items()))}}
+    return checked | ({GROUPS: tables} if tables else {})
 
 
-def make(name: str, given: dict[str, Any]) -> Optimizer:
+def make(name: str, table: dict[str, Any]) -> Optimizer:
     """A new optimizer; :meth:`.Optimizer.start` gives it its learners.
 
     Args:
         name: one of :func:`names`, or "torch:CLASS" with a class of ``torch.optim``.
-        given: its options; the others have their defaults.
+        table: its options; those that are missing have their defaults.
 
     Raises:
         InputError: for an unknown name, or an option or value that is not allowed; it names the key.
     """
-    name, chosen = full_name(name), options(name, given)
-    groups = {pattern: options_of(pattern, table) for pattern, table in chosen.pop(GROUPS, {}).items()}
-    base: Optimizer = TorchOptimizer(name, chosen) if is_torch(name) else optimizers[name](**chosen)
-    if not groups:
-        return base
+    name, checked = full_name(name), options(name, table)
+    groups = checked.pop(GROUPS, {})
+    base: Optimizer = TorchOptimizer(name, checked) if is_torch(name) else optimizers[name](**checked)
     members = {}
-    for pattern, (frozen, factor, table) in groups.items():
+    for pattern, group in groups.items():
+        frozen, factor, own = options_of(pattern, group)
         with named(pattern):
-            members[pattern] = Member(None if frozen else make(str(table.pop("name")), table), factor)
-    return Grouped(base, members)
+            members[pattern] = Member(None if frozen else make(str(own.pop("name")), own), factor)
+    return Grouped(base, members) if members else base
 
 
 def steepest(norm: str, layout: Layout, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,17 +124,17 @@ def steepest(norm: str, layout: Layout, v: Tensor) -> tuple[Tensor, Tensor]:
         sizes = slot_norms(layout, v)
         largest, which = sizes.max(1)
         for row, k in enumerate(which.tolist()):
-            place = layout.slots[k].place
-            d[row, place] = v[row, place] / largest[row].clamp(min=torch.finfo(v.dtype).tiny)
+            columns = layout.slots[k].place
+            d[row, columns] = v[row, columns] / largest[row].clamp(min=torch.finfo(v.dtype).tiny)
         return d, largest
     dual = torch.zeros_like(v[:, 0])
     for slot in layout.slots:
         rows = slot.shape[0] if len(slot.shape) > 1 else 1
         matrices = v[:, slot.place].reshape(len(v), rows, -1)
-        left, sizes, right = torch.linalg.svd(matrices, full_matrices=False)
+        u, sizes, vt = torch.linalg.svd(matrices, full_matrices=False)
         # Directions in which v has rounding only have no sign.
-        kept = sizes > sizes[:, :1] * max(matrices.shape[1:]) * torch.finfo(v.dtype).eps
-        d[:, slot.place] = (left * kept[:, None] @ right).flatten(1)
+        mask = sizes > sizes[:, :1] * max(matrices.shape[1:]) * torch.finfo(v.dtype).eps
+        d[:, slot.place] = (u * mask[:, None] @ vt).flatten(1)
         dual += sizes.sum(1)
     return d, dual
 
@@ -185,10 +183,9 @@ def check_matrices(name: str, layout: Layout, *, only_two: bool = False) -> None
     """
     for slot in layout.slots:
         if len(slot.shape) < 2 or (only_two and len(slot.shape) > 2):
-            raise InputError(
-                f"optimizer.name: '{name}' is not allowed, Muon takes matrices, and {slot.name} has shape "
-                f"{slot.shape}; give groups: optimizer.name=adamw, optimizer.groups.matrix.name=muon"
-            )
+            words = f"'{name}' is not allowed, Muon takes matrices, and {slot.name} has shape {slot.shape}"
+            groups = "groups: optimizer.name=adamw, optimizer.groups.matrix.name=muon"
+            raise InputError(f"optimizer.name: {words}", otherwise=groups)
 
 
 def orthogonalized(matrices: Tensor, steps: int) -> Tensor:
@@ -259,6 +256,7 @@ class Muon(Optimizer):
 
 
 PREFIX = "torch:"
+SET = "params", "lr"  # the arguments of a class of torch.optim that are no options
 
 
 #: The name in a checkpoint of the number of steps since the state was new, (n, 1): while it is 0 the other
@@ -275,7 +273,7 @@ ELEMENTWISE = {
 
 
 def is_torch(name: str) -> bool:
-    """Say whether ``name`` names a class of ``torch.optim``: "torch:CLASS"."""
+    """Return whether ``name`` names a class of ``torch.optim``: "torch:CLASS"."""
     return name.startswith(PREFIX)
 
 
@@ -291,28 +289,20 @@ def short_names() -> dict[str, str]:
     return {name.removeprefix(PREFIX).lower(): name for name in _classes()}
 
 
-def torch_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """``given`` checked against the signature of the class, with the defaults that TOML can hold.
+def torch_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """``options`` checked against the signature of the class, with the defaults that TOML can hold.
 
     Raises:
         InputError: for an unknown class or option; ``lr`` is not one, as the schedule gives it.
     """
     kind = _classes()[choose("optimizer.name", name, _classes())]
-    if "lr" in given:
+    if "lr" in options:
         raise InputError("optimizer.lr: not allowed, the recipe's keys lr and schedule give it")
-    hints = typing.get_type_hints(kind.__init__)
-    checked = check_keywords("optimizer", given, kind, given=("params", "lr"))
-    values = {key: _as_float(value, hints.get(key)) for key, value in checked.items()}
+    parameters = inspect.signature(kind).parameters
+    defaults = {key: p.default for key, p in parameters.items() if key not in SET and p.default is not None}
+    # Defaults are checked as well: a 0 where the class takes a float becomes 0.0, as in a user's options.
+    values = check_keywords("optimizer", defaults | options, kind, given=SET)
     return {k: v for k, v in values.items() if v is not None and not (isinstance(v, tuple) and None in v)}
-
-
-def _as_float(value: Any, annotation: Any) -> Any:
-    """``value``, a float where the class takes one, so that 0 and 0.0 are one recipe; a tuple for a list."""
-    if isinstance(value, (list, tuple)):
-        inner = typing.get_args(annotation) or (None,) * len(value)
-        return tuple(_as_float(v, a) for v, a in zip(value, inner, strict=False))
-    kinds = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
-    return float(value) if type(value) is int and float in kinds else value
 
 
 def torch_preconditioned(
@@ -396,8 +386,8 @@ class TorchOptimizer(Optimizer):
         for state in optimizer.state.values():
             for key, value in state.items():
                 if not isinstance(value, Tensor):
-                    reason = f"its state '{key}' is a {type(value).__name__}, and no checkpoint can hold it"
-                    raise InputError(f"optimizer.name: '{self.name}' is not allowed, {reason}")
+                    words = f"its state '{key}' is a {type(value).__name__}, and no checkpoint can have it"
+                    raise InputError(f"optimizer.name: '{self.name}' is not allowed, {words}")
         return dict(optimizer.state)
 
     @contextlib.contextmanager
@@ -424,16 +414,17 @@ class TorchOptimizer(Optimizer):
             for key, value in state.items():
                 self._shapes.setdefault(key, {})[slot] = value.shape
                 dtypes[key] = value.dtype
-        place = float64_device(weights.device)
-        self.state = {UPDATES: torch.zeros(len(weights), 1, dtype=torch.float64, device=place)}
+        updates = torch.zeros(len(weights), 1, dtype=torch.float64, device=float64_device(weights.device))
+        self.state = {UPDATES: updates}
         for key, shapes in self._shapes.items():
             width = sum(shape.numel() for shape in shapes.values())
             self.state[key] = weights.new_zeros(len(weights), width, dtype=dtypes[key])
 
     def _tensors(self, rows: Tensor) -> list[Tensor]:
         """Split ``rows`` (n, P) into the tensors that the class steps, one learner after the other."""
-        whole = self.kind in ELEMENTWISE
-        return [t for row in rows for t in ([row] if whole else self.layout.views(row).values())]
+        if self.kind in ELEMENTWISE:
+            return [*rows]
+        return [t for row in rows for t in self.layout.views(row).values()]
 
     def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
         state = {key: tensor.clone() for key, tensor in self.state.items()}

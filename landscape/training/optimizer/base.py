@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -40,15 +41,13 @@ class OptimizerMemory(Protocol):
         """Forget all steps so far."""
 
 
-def restored(group: str, like: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def restored(group: str, like: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A checkpoint's ``group``, in the precision of ``like``. OperationError where one has another shape."""
     for name, tensor in like.items():
-        shape = tuple(given[name].shape) if name in given else "nothing"
-        if shape != tuple(tensor.shape):
-            raise OperationError(
-                f"checkpoint: /{group}/{name} holds {shape}, its run needs {tuple(tensor.shape)}"
-            )
-    return {name: given[name].to(tensor) for name, tensor in like.items()}
+        shape = tuple(stored[name].shape) if name in stored else "nothing"
+        if shape != (needed := tuple(tensor.shape)):
+            raise OperationError(f"checkpoint: /{group}/{name} holds {shape}, its run needs {needed}")
+    return {name: stored[name].to(tensor) for name, tensor in like.items()}
 
 
 class Optimizer(ABC):
@@ -121,7 +120,7 @@ class Optimizer(ABC):
             state: name -> (n, …).
 
         Raises:
-            OperationError: where it is not this optimizer's, or not of so many learners.
+            OperationError: where it is not this optimizer's, or of another number of learners.
         """
         self.state = restored("optimizer", self.state, state)
 
@@ -156,12 +155,12 @@ class SGD(Optimizer):
         weight_decay: λ. Source: DPSGD-2020, Figure 2.
     """
 
+    needs: Mapping[str, str] = {"nesterov": "momentum > 0"}
+
     def __init__(
         self, momentum: BelowOne = 0.0, nesterov: bool = False, weight_decay: NonNegative = 0.0
     ) -> None:
         super().__init__()
-        if nesterov and not momentum:
-            raise InputError("optimizer.nesterov: true is not allowed without optimizer.momentum > 0")
         self.momentum, self.nesterov, self.weight_decay = momentum, nesterov, weight_decay
         self.names = ("momentum",) if momentum else ()
         self.direction_is_gradient = not momentum and not weight_decay
@@ -275,19 +274,19 @@ class LAMB(Optimizer):
 
 def slot_norms(layout: Layout, v: Tensor) -> Tensor:
     """(n, slots): the norm of each learner's part of each parameter tensor."""
-    return torch.stack([vector_norm(v[:, s.offset : s.offset + s.size]).to(v) for s in layout.slots], dim=1)
+    return torch.stack([vector_norm(v[:, slot.place]).to(v) for slot in layout.slots], dim=1)
 
 
 def _scale(layout: Layout, v: Tensor, ratios: Tensor) -> Tensor:
     """``v`` (n, P), each parameter tensor of each learner times its ratio (n, slots); in place."""
     for slot, ratio in zip(layout.slots, ratios.unbind(1), strict=True):
-        v[:, slot.offset : slot.offset + slot.size] *= ratio[:, None]
+        v[:, slot.place] *= ratio[:, None]
     return v
 
 
 #: What the parameters of a role are, see :func:`role_of`.
 ROLES = ("matrix", "bias", "norm", "embedding", "head")
-#: The group of the parameters that no other group has.
+#: The group of the parameters that are in no other group.
 OTHERS = "others"
 
 
@@ -316,16 +315,14 @@ def options_of(pattern: str, table: Any) -> tuple[bool, float, dict[str, Any]]:
         InputError: for values that are not allowed.
     """
     where = f"optimizer.groups.{pattern}"
-    rest = dict(fit(where, table, dict))
-    frozen = fit(f"{where}.frozen", rest.pop("frozen", False), bool)
-    factor = fit(f"{where}.lr_factor", rest.pop("lr_factor", 1.0), NonNegative)
-    if "lr" in rest:
+    options = dict(fit(where, table, dict))
+    frozen = fit(f"{where}.frozen", options.pop("frozen", False), bool)
+    factor = fit(f"{where}.lr_factor", options.pop("lr_factor", 1.0), NonNegative)
+    if "lr" in options:
         raise InputError(f"{where}.lr: not allowed, give lr_factor, by which the recipe's rate is multiplied")
-    if frozen and (rest or factor != 1.0):
-        raise InputError(
-            f"{where}.frozen: true is not allowed with other keys ({', '.join(rest) or 'lr_factor'})"
-        )
-    return frozen, factor, rest
+    if frozen and (options or factor != 1.0):
+        raise InputError(f"{where}.frozen: true is not allowed with {', '.join(options) or 'lr_factor'}")
+    return frozen, factor, options
 
 
 @dataclass
@@ -359,25 +356,26 @@ class Grouped(Optimizer):
         self._groups = {**groups, OTHERS: Member(base)}
         self._present: dict[str, Member] = {}
         members = self._groups.values()
-        own = [m.optimizer for m in members if m.optimizer]
-        plain = len(own) == len(members) and all(m.factor == 1 for m in members)
-        self.linear = all(each.linear for each in own)
-        self.direction_is_gradient = plain and all(each.direction_is_gradient for each in own)
-        self.gradient_scaled = any(each.gradient_scaled for each in own)
-        self.names = tuple(name for each in own for name in each.names)
-        same = {each.heavy_ball for each in own}
-        self.heavy_ball = base.heavy_ball if plain and len(same) == 1 else None
-        shared = {each.preconditioned for each in own}
-        self.preconditioned = base.preconditioned if len(own) == len(members) and len(shared) == 1 else None
+        optimizers = [m.optimizer for m in members if m.optimizer]
+        all_move = len(optimizers) == len(members)
+        plain = all_move and all(m.factor == 1 for m in members)
+        self.linear = all(o.linear for o in optimizers)
+        self.direction_is_gradient = plain and all(o.direction_is_gradient for o in optimizers)
+        self.gradient_scaled = any(o.gradient_scaled for o in optimizers)
+        self.names = tuple(name for o in optimizers for name in o.names)
+        if plain and len({o.heavy_ball for o in optimizers}) == 1:
+            self.heavy_ball = base.heavy_ball
+        if all_move and len({o.preconditioned for o in optimizers}) == 1:
+            self.preconditioned = base.preconditioned
         self.counters = frozenset(
             f"{name}.{key}" for name, m in self._groups.items() if m.optimizer for key in m.optimizer.counters
         )
 
     def start(self, layout: Layout, weights: Tensor) -> None:
-        self.layout, left, self.state, self._present = layout, list(layout.slots), {}, {}
+        self.layout, self.state, self._present, free = layout, {}, {}, list(layout.slots)
         for name, member in self._groups.items():
-            slots = tuple(s for s in left if name == OTHERS or _fits(name, s))
-            left = [s for s in left if s not in slots]
+            slots = tuple(s for s in free if name == OTHERS or _fits(name, s))
+            free = [s for s in free if s not in slots]
             if not slots and name == OTHERS:
                 continue
             if not slots:
@@ -395,30 +393,30 @@ class Grouped(Optimizer):
 
     def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
         u, state = torch.zeros_like(points), dict[str, Tensor]()
-        for name, each, member in self._each():
+        for name, optimizer, member in self._moving():
             rate = lr * member.factor
-            part = each.directions(cut(gradients, member.slots), cut(points, member.slots), rate, step)
+            part = optimizer.directions(cut(gradients, member.slots), cut(points, member.slots), rate, step)
             put(u, member.slots, part * member.factor)
-            state |= _prefixed(name, each.state)
+            state |= _prefixed(name, optimizer.state)
         self.state = state
         return u
 
     def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor | None:
         """Join the preconditioners of the groups, over their factors; None where one is missing or still."""
         p = torch.full_like(points, torch.inf)
-        for _, each, member in self._each():
-            part = each.preconditioner(cut(points, member.slots), cut(gradients, member.slots), step)
+        for _, optimizer, member in self._moving():
+            part = optimizer.preconditioner(cut(points, member.slots), cut(gradients, member.slots), step)
             if part is None or not member.factor:
                 return None
             put(p, member.slots, part / member.factor)
         return p
 
-    def _each(self) -> Iterator[tuple[str, Optimizer, Member]]:
-        """The groups that move, each optimizer with its part of the state."""
+    def _moving(self) -> Iterator[tuple[str, Optimizer, Member]]:
+        """The groups that are not frozen, and their optimizers, each with its part of the state."""
         for name, member in self._present.items():
-            if each := member.optimizer:
-                each.state = {key: self.state[f"{name}.{key}"] for key in each.state}
-                yield name, each, member
+            if optimizer := member.optimizer:
+                optimizer.state = {key: self.state[f"{name}.{key}"] for key in optimizer.state}
+                yield name, optimizer, member
 
 
 def _fits(pattern: str, slot: Slot) -> bool:
@@ -429,11 +427,8 @@ def _fits(pattern: str, slot: Slot) -> bool:
 
 def _apart(slots: tuple[Slot, ...]) -> Layout:
     """The layout of these parameter tensors alone."""
-    moved, offset = [], 0
-    for slot in slots:
-        moved.append(dataclasses.replace(slot, offset=offset))
-        offset += slot.size
-    return Layout(tuple(moved))
+    offsets = itertools.accumulate((slot.size for slot in slots), initial=0)
+    return Layout(tuple(dataclasses.replace(s, offset=o) for s, o in zip(slots, offsets, strict=False)))
 
 
 def _prefixed(name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
