@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from landscape.core import memory
 from landscape.core.errors import InputError
 from landscape.core.memory import Need, admitted
-from landscape.core.options import check_arguments, check_origin, checked, is_run
+from landscape.core.options import check_arguments, checked, is_run
 from landscape.core.progress import shows_progress
 from landscape.core.registry import numerics
 
@@ -94,17 +94,16 @@ def analysis(
         shown = shows_progress(shorter)(function) if "progress" in signature.parameters else function
 
         def bound(args: Any, kwargs: Any, checks: Callable[..., None] = check_arguments) -> BoundArguments:
+            # Of a problem on several ranks, which else wait for each other.
+            agree = getattr(kwargs.get(subject, next(iter(args), None)), "agree", lambda *call: None)
             try:
                 call = signature.bind(*args, **kwargs)
-            except TypeError:
-                shown(*args, **kwargs)  # says so itself, with its name
-                raise
+            except TypeError as error:
+                agree(f"{name}() {error}", {})
+                raise TypeError(f"{name}() {error}") from None
             given = call.arguments
-            check_origin(name, given.get("about", ()))
-            if hasattr(
-                given.get(subject), "agree"
-            ):  # a problem of several ranks, which else wait for each other
-                given[subject].agree(name, {key: of for key, of in given.items() if key != "progress"})
+            compared = given | given.get("about", {})
+            agree(name, {key: of for key, of in compared.items() if key not in ("progress", "about")})
             checks(function, given, subject)  # which the function examines
             run: Any = given.get(subject)
             if is_run(run):

@@ -335,16 +335,6 @@ def positive(where: str, value: float, *, least: float | None = None) -> None:
     fit(where, value, Positive if least is None else Annotated[float, Within(least)])
 
 
-# The fields that results have of their origin (results.base.Provenance).
-ORIGIN = ("split", "label", "source", "source_sha256")
-
-
-def check_origin(function: str, about: Iterable[str]) -> None:
-    """Raise TypeError, as Python does, at an unknown keyword that ``function`` passes on to its result."""
-    if wrong := [name for name in about if name not in ORIGIN]:
-        raise TypeError(f"{function}() got an unexpected keyword argument '{wrong[0]}'")
-
-
 def is_run(given: Any) -> bool:
     """Return whether ``given`` is a run, which is whatever has a method ``problem``."""
     return callable(getattr(type(given), "problem", None))
@@ -364,6 +354,7 @@ def check_arguments(function: Callable[..., Any], given: dict[str, Any], *unchec
 
     Raises:
         InputError: an argument that its annotation does not allow.
+        TypeError: as Python does, for a keyword that is none of those of a TypedDict.
 
     Example:
         >>> def halved(k: Count, form: Literal["up", "down"] = "up"): ...
@@ -375,9 +366,11 @@ def check_arguments(function: Callable[..., Any], given: dict[str, Any], *unchec
         if name not in given or name in unchecked or _is_unknown(function, name, given[name]):
             continue
         if get_origin(hint) is typing.Unpack:  # the keywords of a TypedDict
-            for key, kind in type_hints(get_args(hint)[0]).items():
-                if key in given[name]:
-                    fit(key, given[name][key], kind)
+            kinds = type_hints(get_args(hint)[0])
+            for key, value in given[name].items():
+                if key not in kinds:
+                    raise TypeError(f"{function.__name__}() got an unexpected keyword argument '{key}'")
+                fit(key, value, kinds[key])
         else:
             given[name] = fit(name, given[name], hint)
 

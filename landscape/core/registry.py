@@ -10,9 +10,7 @@ import importlib.machinery
 import importlib.metadata
 import operator
 import pkgutil
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -273,31 +271,12 @@ class Registry:
 
 @contextlib.contextmanager
 def others_code() -> Iterator[None]:
-    """Turn what would end the program, such as ``sys.exit()`` in a module, into an ImportError.
-
-    A signal, such as that of Ctrl-C, ends it all the same.
-    """
-    signaled: list[int] = []
-    before: Any = signal.getsignal(signal.SIGINT)
-    noted = callable(before) and threading.current_thread() is threading.main_thread()
-
-    def note(number: int, frame: Any) -> None:
-        signaled.append(number)
-        before(number, frame)
-
-    if noted:
-        signal.signal(signal.SIGINT, note)
+    """Turn ``sys.exit()`` in another's module into an ImportError; Ctrl-C still ends the program."""
     try:
         yield
-    except BaseException as error:
-        stopped = isinstance(error, KeyboardInterrupt) and type(error) is not KeyboardInterrupt  # by a signal
-        if isinstance(error, Exception) or signaled or stopped:
-            raise
-        ended = ImportError(f"it ends the program ({' '.join(f'{type(error).__name__} {error}'.split())})")
+    except SystemExit as error:
+        ended = ImportError(f"it ends the program ({' '.join(f'SystemExit {error}'.split())})")
         raise ended.with_traceback(error.__traceback__) from error
-    finally:
-        if noted:
-            signal.signal(signal.SIGINT, before)
 
 
 _loaded: set[str] = set()

@@ -182,11 +182,6 @@ class Problem(MeanLoss):
         def __new__(cls, model: Any = None, *args: Any, **options: Any) -> Any:
             if not (isinstance(model, nn.Module) and is_sharded(unwrapped(model))):
                 return super().__new__(cls)
-            if foreign := [name for name in options if name not in ("loss", "data", "terms", "check")]:
-                raise InputError(
-                    f"{foreign[0]}: it is not allowed with a sharded model, which is taken as it is "
-                    "(allowed: terms, check)"
-                )
             return ShardedProblem(model, *args, **options)
 
     def hessian(self, weights: Tensor | None = None, *, matrix: str = "hessian", **options: Any) -> Any:

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from landscape.core.devices import double, inner
+from landscape.core.devices import double, gather_bytes, inner
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.problem.batches import attempt, call, named_tensors, tree_map
 from landscape.problem.checks import tolerance
@@ -208,7 +208,8 @@ class Exchanges:
 
         Args:
             call: the name of what is called.
-            arguments: by name; numbers, texts, flags and lists of them are compared, and directions by seed.
+            arguments: by name; numbers, texts, flags and lists of them are compared, directions by their
+                seed, and all else by its kind.
 
         Raises:
             InputError: a rank calls another function, or has another argument; on all ranks.
@@ -275,26 +276,19 @@ class Exchanges:
         """``value`` of each rank: tensors, numbers and texts in tuples, lists and dicts, never code."""
         buffer = io.BytesIO()
         torch.save(value, buffer)
-        pickled = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-        sizes = [int(size) for size in self._each(len(pickled))]
-        padded = torch.zeros(max(sizes), dtype=torch.uint8)
-        padded[: len(pickled)] = pickled
-        parts = [torch.zeros_like(padded, device=self.device) for _ in sizes]
         with all_ranks():
-            dist.all_gather(parts, padded.to(self.device))
-        texts = [part[:size].cpu().numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
-        return [torch.load(io.BytesIO(text), map_location="cpu", weights_only=True) for text in texts]
+            messages = gather_bytes(buffer.getvalue(), self.device)
+        return [torch.load(io.BytesIO(m), map_location="cpu", weights_only=True) for m in messages]
 
 
 def _text(value: Any) -> str:
-    """A plain value as text, and directions by what they were drawn with; "" for anything else."""
+    """A plain value as text, and directions by what they were drawn with; of anything else the kind."""
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_text, value))})"
     if isinstance(value, (bool, int, float, str, type(None))):
         return repr(value)
-    return (
-        f"seed {value.seed}, norm {value.norm}" if hasattr(value, "norm") and hasattr(value, "seed") else ""
-    )
+    drawn = hasattr(value, "norm") and hasattr(value, "seed")
+    return f"seed {value.seed}, norm {value.norm}" if drawn else f"a {type(value).__name__}"
 
 
 # The check of the gradient moves the weights by so much of their norm, and allows so large a relative error:

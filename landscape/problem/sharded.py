@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from landscape.core.devices import check_default_device, finite
 from landscape.core.errors import InputError, OperationError
-from landscape.core.options import checked, fit
+from landscape.core.options import fit
 from landscape.problem.batches import call, count_samples, named_tensors, opened, take
 from landscape.problem.batchnorm import BatchNormPolicy
 from landscape.problem.checks import Check
@@ -72,6 +72,7 @@ class ShardedProblem(Exchanges):
             each, that it is finite and not random, that the gradient is the loss's, and that the ranks have
             as many batches and equal copies; "full" tests on every batch that the loss is finite; "off" does
             not test any of it.
+        foreign: the other arguments of :class:`landscape.Problem`, which are refused.
 
     Attributes:
         model, criterion, layout: the model itself, the loss, and the parameters in order.
@@ -89,7 +90,6 @@ class ShardedProblem(Exchanges):
         ShardedProblem(GPT, 124,439,808 parameters on 8 ranks, cross_entropy, float32 on cuda:0)
     """
 
-    @checked("model", "loss", "check")
     def __init__(
         self,
         model: nn.Module,
@@ -98,6 +98,7 @@ class ShardedProblem(Exchanges):
         *,
         terms: Callable[[Any], Tensor] | None = None,
         check: Check = "quick",
+        **foreign: Any,
     ) -> None:
         check_default_device()
         inner = unwrapped(model)
@@ -124,7 +125,10 @@ class ShardedProblem(Exchanges):
         away = next(iter(kinds - {first.device.type}), None)
         self.device = torch.device(away, torch.accelerator.current_device_index()) if away else first.device
         self.dtype = torch.promote_types(first.dtype, torch.float32)
-        self.agree("ShardedProblem", {"check": check})
+        self.agree("ShardedProblem", {"terms": terms, "check": check, **foreign})
+        for name in foreign:
+            raise InputError(f"{name}: it is not allowed with a sharded model, only terms and check are")
+        fit("terms", terms, Callable | None)
         self.check = fit("check", check, Check)
         self.criterion = output_loss if loss is None else placed_loss(loss, self.device, first.dtype)
         count = Terms(self.criterion, terms)
