@@ -368,7 +368,7 @@ COMMANDS: dict[str, tuple[list[str], dict[str, Any]]] = {
         {"'1,x'": ["{run}", "--factors", "1,x"]}),
     "smoothing": (
         ["{run}/step-0000005.h5", "{run}/last.h5", "--draws", "3", "--steps", "2", "-o", "{folder}/s.h5"],
-        {"no spread to smooth by": ["{run}/step-0000000.h5", "--steps", "0", "-o", "{folder}/s.h5"],
+        {"there is no spread": ["{run}/step-0000000.h5", "--steps", "0", "-o", "{folder}/s.h5"],
          "--steps: -1": ["{run}/last.h5", "--steps", "-1", "-o", "{folder}/s.h5"]}),
 }  # fmt: skip
 

@@ -508,13 +508,13 @@ def test_what_a_file_cannot_hold_is_refused(
 def test_idx_files_take_no_more_than_they_should(tmp_path: Path) -> None:
     path = tmp_path / FILES[0]
     path.write_bytes(b"\0\0\x08\x04" + (65536).to_bytes(4, "big") * 4 + bytes(9))
-    with pytest.raises(OperationError, match=f"{FILES[0]}: is no whole IDX file"):
+    with pytest.raises(OperationError, match=f"{FILES[0]}: no whole IDX file"):
         read_idx(path)
     packed = path.with_suffix(".gz")
     for shape in ((9, 3, 3), (1 << 20, 99, 99)):
         sizes = b"".join(size.to_bytes(4, "big") for size in shape)
         packed.write_bytes(gzip.compress(b"\0\0\x08\3" + sizes + bytes(20 << 20), 1))
-        with pytest.raises(OperationError, match="is no whole IDX file"):
+        with pytest.raises(OperationError, match="no whole IDX file"):
             read_idx(packed)
     packed.unlink()
     for i, name in enumerate(FILES):

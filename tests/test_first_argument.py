@@ -300,7 +300,7 @@ def test_what_cannot_stand_for_weights_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("changes", "words"), [
-    ({"scale": 2.0}, "b: its frozen parameter 'scale' is not the problem's, and is no part of θ"),
+    ({"scale": 2.0}, "b: its frozen parameter 'scale' is not the problem's; give a vector of θ"),
     ({"table": 2.0}, "b: its buffer 'table' is not the problem's"), ({"count": 7}, ""),
 ])  # fmt: skip
 def test_what_is_no_part_of_the_weights_must_be_the_problems(changes: dict[str, Any], words: str) -> None:

@@ -211,7 +211,7 @@ def test_the_command_takes_learners_where_their_gradients_are(
     again = ["--no-learners", "--gradient", "draws", "--batch", "5", "--max-draws", "40"]
     assert command("noise-scale", last, *again, "-o", tmp_path / "m.h5")[0] == 0
     wrong = command("noise-scale", last, "--batch", "6", "-o", tmp_path / "x.h5")
-    one_line(wrong, 2, "--batch: 6 is no multiple of the 4 learners")
+    one_line(wrong, 2, "--batch: 6 is no multiple of 4 learners")
 
 
 def aligned(spectrum: list[float], gamma: float, samples: int = 4000) -> Problem:

@@ -88,7 +88,7 @@ def test_a_plane_that_fits_in_part_is_refused() -> None:
     problem = Problem(*linear())
     larger = Problem(nn.Linear(5, 2), nn.CrossEntropyLoss(), (torch.randn(9, 5), torch.zeros(9).long()))
     plane = landscape.random_plane(larger)
-    refused("12 parameters, this one has 8", lambda: landscape.contour(problem, plane))
+    refused("12 parameters, this model 8", lambda: landscape.contour(problem, plane))
     refused(r"must be \(8,\)", lambda: problem.loss(larger.weights))
 
 

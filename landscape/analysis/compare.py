@@ -69,16 +69,13 @@ def _at_equal_loss(entries: Sequence[Entry], loss_tol: float) -> tuple[list[Entr
         if not math.isfinite(loss):
             raise OperationError(f"{run.path}: its training loss is {loss:g}, so that no other can be equal")
     target = max(losses)
-    highest = runs[losses.index(target)]
     nearest = []
     for entry, run, loss in zip(entries, runs, losses, strict=True):
         near, near_loss = (run, loss) if loss == target else _nearest(run, loss, target)
         if not abs(near_loss - target) <= loss_tol * abs(target):
-            raise OperationError(
-                f"{run.path}: no checkpoint of its run has a training loss within {loss_tol:.0%} of "
-                f"{target:.4g}, that of {highest.path}; the nearest is step {near.step:,} with "
-                f"{near_loss:.4g}. Save more of them (checkpoint.every), or allow a larger loss_tol"
-            )
+            words = f"no checkpoint of its run has a training loss within {loss_tol:.0%} of {target:.4g}"
+            nearest_step = f"the nearest is step {near.step:,} with {near_loss:.4g}"
+            raise OperationError(f"{run.path}: {words}; {nearest_step}; raise loss_tol")
         nearest.append(replace(entry, subject=near, label=near.label))
     return nearest, target
 

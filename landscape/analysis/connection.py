@@ -521,10 +521,7 @@ def _measure(evaluated: Problem, curved: Problem, weights: Tensor, progress: Pro
     """Measure the members by ``curved``; offsets are the losses by ``evaluated`` minus those."""
     n, spread = len(weights), Spread(weights)
     if not spread.consensus > 0 or all(torch.equal(w, weights[0]) for w in weights):
-        raise OperationError(
-            f"weights: all {n} members are equal, so that each of their averages is the same network; give "
-            "members that differ"
-        )
+        raise OperationError(f"weights: all {n} members are equal; give members that differ")
     losses, offsets, slopes, bends = np.zeros(n), np.zeros(n), np.zeros((n, n)), np.zeros((n, n))
     for i, w in enumerate(weights):
         losses[i], gradient = curved.loss_and_gradient(w)
@@ -532,9 +529,7 @@ def _measure(evaluated: Problem, curved: Problem, weights: Tensor, progress: Pro
         slopes[i], bends[i] = spread.products(torch.cat([gradient[None], image])).T.cpu().numpy()
         offsets[i] = evaluated.loss(w.to(evaluated.dtype)) - losses[i] if evaluated is not curved else 0.0
         if not all(np.isfinite(part).all() for part in (losses[i], offsets[i], slopes[i], bends[i])):
-            raise OperationError(
-                f"weights: loss, gradient or product of member {i} is not finite, leave it out"
-            )
+            raise OperationError(f"weights: loss or derivatives of member {i} are not finite, leave it out")
         progress((i + 1) / n)
     rounding = float(torch.finfo(evaluated.dtype).eps * np.abs(losses).max())
     return Measured(spread.gram.cpu().numpy(), losses, offsets, slopes, bends, rounding)

@@ -114,9 +114,7 @@ def noise(
     """
     problem = problem_of(problem)
     if lr is None or local_batch is None:
-        raise InputError(
-            "lr, local_batch: missing; neither a problem nor imported weights have them, give both"
-        )
+        raise InputError("lr, local_batch: missing, a problem and imported weights have none; give both")
     weights = placed(problem, weights, smallest=2)
     check_unpenalized(problem, "Δ(2) is of the data's minibatches")
     problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once

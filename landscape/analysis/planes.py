@@ -303,10 +303,8 @@ def eigen_plane(
         raise InputError("eigen: the model has one parameter, a plane needs at least 2")
     ends = extreme_eigenvalues(problem, residual_tol, max_products=max_products, seed=seed, progress=progress)
     if not ends.converged:
-        raise OperationError(
-            f"eigen: {ends.products} products do not bring the vectors to a residual of {residual_tol:g}; "
-            "allow a larger residual_tol or more products"
-        )
+        words = f"{ends.products} products bring no residual of {residual_tol:g}"
+        raise OperationError(f"eigen: {words}; allow a larger residual_tol or more products")
     axes = f"eigenvector of λ_max = {ends.max:.3g}", f"eigenvector of λ_min = {ends.min:.3g}"
     return Plane(
         problem.weights, torch.from_numpy(ends.vectors).to(problem.device), "eigen", "none", seed, axes=axes

@@ -108,9 +108,7 @@ def basin_widths(
         ends = elementwise.bracket_root(risen, 0.0, distances**2, xmin=0.0, args=(RAYS,), maxiter=STEPS)
         root = elementwise.find_root(risen, ends.bracket, args=(RAYS,), tolerances=tolerances)
         if not (ends.success & root.success).all():
-            raise OperationError(
-                f"rise: the loss does not rise by {rise:g} in all directions; give a smaller rise"
-            )
+            raise OperationError(f"rise: the loss does not rise by {rise:g} in all directions; give less")
         distances = np.sqrt(root.x)
         widths.append(2 * math.sqrt(float(np.mean(distances**2))))
         report((k + 1) / planes)

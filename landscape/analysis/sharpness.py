@@ -259,9 +259,7 @@ def _mean_rise(part: Problem, scale: Tensor | None, shift: Tensor, base: float |
     base_loss = part.loss() if base is None else base
     rise = (part.loss(part.weights + shift) + part.loss(part.weights - shift)) / 2 - base_loss
     if not math.isfinite(rise):
-        raise OperationError(
-            f"rho: displacements with it raise the loss from {base_loss:g} by {rise:g}; take less"
-        )
+        raise OperationError(f"rho: displacements raise the loss from {base_loss:g} by {rise:g}; take less")
     return Ascent(rise, base_loss, 0.0, 2 + (base is None))
 
 

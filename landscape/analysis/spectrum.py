@@ -133,10 +133,7 @@ def spectrum(
         chosen = {"extremes"}
     foreign = [name for name in QUANTITIES if name in chosen - {"trace"}]
     if external and foreign:
-        raise InputError(
-            f"engine: 'pyhessian' is not allowed with {foreign[0]}, it gives the eigenvalue of largest "
-            "magnitude (k=1) and the trace"
-        )
+        raise InputError(f"engine: 'pyhessian' is not allowed with {foreign[0]}, only with k=1 and trace")
     settings = {"weights": None, "matrix": matrix, "part": part, "derivatives": derivatives, "search": search}
     more_options = {"max_memory": max_memory, "engine": engine, "precondition": precondition}
     operand = Matrix.of(problem, seed, about, **settings, **more_options)

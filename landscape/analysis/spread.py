@@ -343,9 +343,7 @@ def smoothing(
     spread = weights - mean
     variance = float(double(spread).square().sum()) / len(weights)
     if not 0 < variance < math.inf:
-        raise OperationError(
-            f"weights: their consensus distance is {variance:g}, there is no spread to smooth by"
-        )
+        raise OperationError(f"weights: their consensus distance is {variance:g}, there is no spread")
     search, count = portion(progress, 0, 0.3), min(k, len(mean))
     eigen = top_eigenvalues(problem, count, residual_tol, weights=mean, seed=seed, progress=search)
     vectors = torch.from_numpy(eigen.vectors).to(mean.device)
@@ -526,10 +524,8 @@ def label_counts(run: Checkpoint, **about: Unpack[Provenance]) -> LabelCounts:
     """
     fit("run", run, Checkpoint)
     if not {*NAMES} <= {*run.shared}:
-        raise OperationError(
-            f"{run.path or 'run'}: its learners have no parts of their own, all draw from the whole training "
-            "set; the recipe's key data.split divides it"
-        )
+        words = "its learners have no parts of their own; the recipe's key data.split makes them"
+        raise OperationError(f"{run.path or 'run'}: {words}")
     _, counts, classes = (run.shared[name].cpu().numpy() for name in NAMES)
     division = str(run.settings.get("data", {}).get("split", IID))
     return LabelCounts(counts.astype(float), classes.astype(float), division, **about | {"split": "train"})

@@ -142,14 +142,11 @@ def check_folder(folder: Path, *, resume: bool, force: bool | None = None) -> li
     present = named_like_a_run(folder)
     if present and not (resume or force):
         ways = {"resume": True} if force is None else {"resume": True, "force": True}
-        raise OperationError(
-            f"{folder}: holds a run already ({present[0].name})", give=ways, otherwise="another folder"
-        )
+        words = f"{folder}: holds a run already ({present[0].name})"
+        raise OperationError(words, give=ways, otherwise="another folder")
     for path in present if force else []:
         if not of_a_run(path):
-            raise OperationError(
-                f"force: {path} is no checkpoint of a run, it is not deleted; move it or give another folder"
-            )
+            raise OperationError(f"force: {path} is no checkpoint of a run, it is not deleted; move it")
     return present
 
 
@@ -516,9 +513,7 @@ class ResultFile:
 
     def _check(self, result: Result | None = None) -> None:
         if not self._writable:
-            raise OperationError(
-                f"{self.path}: is closed, or open for reading only; give mode 'a' to write it"
-            )
+            raise OperationError(f"{self.path}: is closed, or open for reading only; give mode 'a'")
         others = [other for other in self if result is not None and other.schema != result.schema]
         if others and result is not None:
             raise ConflictError(

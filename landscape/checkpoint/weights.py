@@ -474,9 +474,7 @@ def networks_of(problem: Problem, given: Any, labels: Sequence[str] = ()) -> lis
     rows = list(given)
     if not isinstance(labels, (list, tuple)):
         kind = type(labels).__name__
-        raise InputError(
-            f"labels: a {kind} is not allowed, it must be a list of names; give all weights in a list"
-        )
+        raise InputError(f"labels: a {kind} is not allowed, it must be a list; give all weights in one, too")
     if labels and len(labels) != len(rows):
         raise InputError(f"labels: {len(labels)} for {len(rows)} weights, each needs one")
     names = labels or [f"weights[{k}]" for k in range(len(rows))]
@@ -539,9 +537,6 @@ def _network(problem: Problem, state: dict[str, Any], name: str) -> Network:
         count = t.numel() == 1 and not t.is_floating_point()  # of steps, which outputs do not depend on
         if not count and not torch.equal(constants[key], t):
             kind = "frozen parameter" if isinstance(t, nn.Parameter) else "buffer"
-            raise InputError(
-                f"{name}: its {kind} '{key}' is not the problem's, and is no part of θ; it must be equal, or "
-                "a vector (P,) be given, which stands for θ alone"
-            )
+            raise InputError(f"{name}: its {kind} '{key}' is not the problem's; give a vector of θ alone")
     theta = problem.layout.flatten(tensors).to(problem.weights)
     return Network(theta, None if unknown else {key: t for key, t in constants.items() if key in statistics})

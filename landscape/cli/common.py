@@ -266,10 +266,7 @@ class Source:
         if left_out or (fingerprint and known["fingerprint"]):
             whole = user_code.command_text(known["name"], known["options"])
             cause = f"options are missing, give --data {whole}" if left_out else "random without a seed?"
-            raise OperationError(
-                f"--data: {spec.name} is not the data of {checkpoint.path}: "
-                f"fingerprint {fingerprint[:12]}…, not {known['fingerprint'][:12]}… ({cause})"
-            )
+            raise OperationError(f"--data: not that of {checkpoint.path} by its fingerprint ({cause})")
         return ""
 
     def of(
@@ -288,10 +285,7 @@ class Source:
         typed = user_code.parse("model", self.model).options if self.model else {}
         if spec and _left_out(spec, typed, run.model):
             whole = user_code.command_text(run.model["name"], run.model["options"])
-            raise OperationError(
-                f"--model: {spec.name} without its options is not the model of {run.path}; give --model "
-                f"{whole}"
-            )
+            raise OperationError(f"--model: not that of {run.path} without its options; give --model {whole}")
         return run.using(
             split=split, model=self.model, data=self.user_data, loss=self.user_loss, data_dir=self.data_dir,
             device=pick_device(device), dtype=dtype, randomness=self.randomness, **more,
@@ -429,9 +423,7 @@ def _checked(path: Path) -> Checkpoint | Path:
 def imported(states: Sequence[Path], source: Source) -> Checkpoint:
     """The weights in files of other programs, all of the model that ``source`` names, beside the first."""
     if (spec := source.model_spec) is None:
-        raise InputError(
-            f"--model: missing; {states[0]} has only weights, give MODULE:NAME or a built-in name"
-        )
+        raise InputError(f"--model: missing; {states[0]} has only weights; give MODULE:NAME or a name")
     model = user_code.build_model("model", spec)
     run = import_state(states, model, name=spec.name, options=spec.options, message=message)
     run.path = place(states[0])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from landscape.analysis import connection, grids, planes
-from landscape.checkpoint import storage
+from landscape.checkpoint import storage, user_code
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common, processes
 from landscape.cli.common import TABLE, Analysis, analysis_options, each, say_cost
@@ -60,9 +60,7 @@ def chosen_groups(chosen: Chosen, runs: list[Checkpoint]) -> list[list[Checkpoin
     """The checkpoints of each surface, its own first; all options are checked before any work."""
     kind, norm, ignore = chosen.kind, chosen.norm, chosen.ignore
     if kind != "random" and (norm != "none" or ignore is not None):
-        raise InputError(
-            f"--norm, --ignore: they are for random planes, '--plane {kind}' has none; leave them out"
-        )
+        raise InputError(f"--norm, --ignore: not allowed with '--plane {kind}', only with random")
     if chosen.align and kind != "between":
         raise InputError(f"--align: it is not allowed with '--plane {kind}', only with between")
     if kind == "random":
@@ -100,10 +98,7 @@ def same_layout(runs: list[Checkpoint]) -> None:
     first = runs[0]
     for run in runs[1:]:
         if run.layout != first.layout:
-            raise OperationError(
-                f"{run.path}: its layout of {run.layout.size:,} weights is not that of {first.path} "
-                f"({first.layout.size:,}); they share no directions"
-            )
+            raise OperationError(f"{run.path}: its layout is not {first.path}'s; they share no directions")
 
 
 def same_network(runs: list[Checkpoint]) -> None:
@@ -112,10 +107,8 @@ def same_network(runs: list[Checkpoint]) -> None:
     first = runs[0]
     for run in runs[1:]:
         if run.model != first.model:
-            raise OperationError(
-                f"{run.path}: its model {run.model['name']} {run.model['options']} is not that of "
-                f"{first.path}, {first.model['name']} {first.model['options']}"
-            )
+            model = user_code.text_of(**run.model)
+            raise OperationError(f"{run.path}: its model {model} is not that of {first.path}")
         if run.data["fingerprint"] != first.data["fingerprint"]:
             raise OperationError(f"{run.path}: trained on other data than {first.path}, it must be the same")
 
@@ -129,9 +122,7 @@ def trajectory(run: Checkpoint) -> list[Checkpoint]:
         by_step.setdefault(saved.step, saved)  # a copy under another name is not taken twice
     earlier = [by_step[step] for step in sorted(by_step) if step < run.step]
     if len(earlier) < 2:
-        raise OperationError(
-            f"{run.path}: {len(earlier)} earlier step-*.h5 beside it, --plane pca needs 2 (checkpoint.every)"
-        )
+        raise OperationError(f"{run.path}: {len(earlier)} earlier step-*.h5 beside it, --plane pca needs 2")
     same_network([run, *earlier])
     return earlier
 
@@ -166,10 +157,7 @@ def compute_on_grid(
                 known = next((each for each in file if getattr(each, "source_sha256", "") == source), None)
                 center = has_batchnorm(problem.model) and analysis.settings["bn"] == "center"
                 if center and chosen.align:
-                    raise InputError(
-                        "--align: the statistics of BatchNorm are not those of the aligned network; give "
-                        "--bn recalibrate"
-                    )
+                    raise InputError("--align: the center's statistics fit no other; give --bn recalibrate")
                 if chosen.kind == "eigen" and isinstance(known, Surface) and known.kind == "eigen":
                     plane = known.plane(problem.weights)  # costly to find, and the same but for rounding
                 else:

@@ -185,10 +185,7 @@ def check_learners(jobs: Iterable[tuple[Checkpoint, int]], no_learners: bool) ->
     """InputError where a batch cannot be shared evenly by the learners of its run."""
     for run, size in jobs:
         if not no_learners and size % run.learners:
-            raise InputError(
-                f"--batch: {size} is no multiple of the {run.learners} learners of {run.path}; choose "
-                "another, or --no-learners"
-            )
+            raise InputError(f"--batch: {size} is no multiple of {run.learners} learners; give --no-learners")
 
 
 def gradient_points(run: Checkpoint) -> Tensor:
@@ -371,9 +368,7 @@ def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]
     for word in text.split(","):
         match = re.fullmatch(r"\s*([^=]*[^=\s])\s*=\s*([1-9]\d{0,5})\s*", word)
         if not match or match[1] in found:
-            raise InputError(
-                f"--groups: '{text}' is not allowed, it must be recipe, or as SSGD=3,DPSGD=3, each name once"
-            )
+            raise InputError(f"--groups: '{text}' is not allowed, it must be recipe, or as SSGD=3,DPSGD=3")
         found[match[1]] = list(runs[done : done + int(match[2])])
         done += int(match[2])
     if done != len(runs):

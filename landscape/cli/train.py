@@ -303,9 +303,7 @@ def parse_search(text: str) -> tuple[str, float, float]:
     except ValueError:
         low = high = math.nan
     if not match or not 0 < low < high < math.inf:
-        raise InputError(
-            f"--search: '{text}' is not allowed, it must be KEY=LO..HI with 0 < LO < HI, such as lr=0.01..10"
-        )
+        raise InputError(f"--search: '{text}' is not allowed, it must be KEY=LO..HI with 0 < LO < HI")
     return match[1], low, high
 
 

@@ -282,7 +282,7 @@ def quadratic(
 
 
 IID = "iid"
-FORMS = "iid, dirichlet(ALPHA), labels(COUNT), sizes(SHARE, …), by(COLUMN)"
+FORMS = "iid, dirichlet(ALPHA), labels(COUNT), sizes(SHARE, …) with the sum 1, by(COLUMN)"
 LABEL = "label"
 # Draws of dirichlet(…) before it is given up (ours): each takes some milliseconds.
 TRIES = 1000
@@ -337,10 +337,7 @@ def parse(text: str, learners: int) -> Division:
     elif kind == "labels":
         right = right and numbers[0].is_integer()
     if not right or kind not in ("dirichlet", "labels", "sizes"):
-        raise InputError(
-            f"data.split: '{text}' is not allowed (allowed: {FORMS}; numbers must be above 0, COUNT whole, "
-            f"and of SHARE {learners}, one a learner, with the sum 1)"
-        )
+        raise InputError(f"data.split: '{text}' is not allowed (allowed: {FORMS}; n = {learners})")
     return Division(text, kind, numbers)
 
 
@@ -375,15 +372,10 @@ class Parts:
         """The parts that a checkpoint recorded; OperationError where they are not those of such a run."""
         parts = cls(split, *(shared[name].cpu() for name in NAMES)) if {*NAMES} <= {*shared} else None
         if parts is None or parts.learner.shape != (samples,) or len(parts.counts) != learners:
-            raise OperationError(
-                f"checkpoint: it does not say which of {learners} learners has which of the {samples} "
-                f"training samples, as data.split '{split.text}' needs ('{NAMES[0]}'); it cannot be resumed"
-            )
+            raise OperationError(f"checkpoint: it lacks the parts of data.split '{split.text}' ({NAMES[0]})")
         sizes = torch.tensor([len(part) for part in parts.indices])
         if int(sizes.sum()) != samples or not torch.equal(sizes, parts.counts.sum(1)) or not sizes.all():
-            raise OperationError(
-                f"checkpoint: /shared/{NAMES[0]} is no division of the training set, as a resumed run needs"
-            )
+            raise OperationError(f"checkpoint: /shared/{NAMES[0]} is no division of the training set")
         return parts
 
     @classmethod
@@ -522,7 +514,4 @@ def _dirichlet(split: Division, labels: Array, learners: int, batch: int, rng: n
         owner = _owner(draw(), len(labels))
         if np.bincount(owner, minlength=learners).min() >= batch:
             return owner
-    raise InputError(
-        f"data.split: '{split.text}' leaves a learner fewer samples than its minibatch of {batch} in each of "
-        f"{TRIES} draws; use a larger number in brackets or a smaller batch"
-    )
+    raise InputError(f"data.split: '{split.text}' leaves a learner fewer than {batch} samples; use less")

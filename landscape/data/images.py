@@ -347,9 +347,7 @@ def read_idx(path: Path) -> np.ndarray[Any, Any]:
     head = 4 + 4 * raw[3] if len(raw) > 3 else 4
     shape = [int.from_bytes(raw[k : k + 4]) for k in range(4, head, 4)]
     if not raw.startswith(b"\x00\x00\x08") or len(raw) != head + math.prod(shape):
-        raise OperationError(
-            f"{path}: is no whole IDX file of unsigned bytes, of at most {MAX_BYTES:,}; download it again"
-        )
+        raise OperationError(f"{path}: no whole IDX file of at most {MAX_BYTES:,} bytes; download it again")
     return np.frombuffer(raw, np.uint8)[head:].reshape(shape)
 
 

@@ -453,10 +453,8 @@ def evaluator(
     if center.dtype != problem.dtype:  # of networks in half precision, whose losses are the model's own
         takes, method = False, "pointwise" if method == "auto" else method
     if method == "batched" and not takes:
-        raise InputError(
-            f"method: '{method}' needs a chain of linear layers, tensor data, the model's own precision and "
-            "metrics that are means over samples; use 'pointwise'"
-        )
+        words = "a chain of linear layers in its own precision, tensor data and metrics that are means"
+        raise InputError(f"method: '{method}' needs {words}; use 'pointwise'")
     if method == "pointwise" and dtype != problem.dtype:
         raise InputError(f"method: 'pointwise' works in the model's own precision; leave out {autocast}")
     found, wanted = None, method
@@ -499,11 +497,8 @@ def _by_points(
         if not loss.agrees("folded", lambda few: folded_totals(few, exact), forced=method != "auto"):
             folded = None
     if folded is None and (method == "folded" or not same):
-        raise InputError(
-            f"method: '{method}' with autocast {autocast or 'None'} needs a model that torch.fx can trace, "
-            "the BatchNorm statistics of the center, and a loss that is a mean over samples; use "
-            "'pointwise', and no autocast"
-        )
+        words = "a model that torch.fx can trace, the center's statistics and a loss that is a mean"
+        raise InputError(f"method: '{method}', autocast {autocast}: needs {words}; use 'pointwise' without")
     smaller = max(1, problem.dtype.itemsize // dtype.itemsize)
     parts = _bounded(problem, budget, weights + (low if folded else 0), smaller)
     bounded = replace(loss, problem=parts)

@@ -527,10 +527,8 @@ def check_plane(problem: Problem, plane: Plane) -> None:
     """InputError for a plane of a model with another number of parameters."""
     size = len(problem.weights)
     if plane.directions.shape != (2, size) or plane.center.shape != (size,):
-        raise InputError(
-            f"plane: it is of a model with {plane.directions.shape[-1]:,} parameters, this one has "
-            f"{size:,}; make it with the same problem, such as by landscape.random_plane(problem)"
-        )
+        count = plane.directions.shape[-1]
+        raise InputError(f"plane: it has {count:,} parameters, this model {size:,}; make it with this one")
     if not all(0 < largest < math.inf for largest in plane.directions.abs().amax(1).tolist()):
         raise InputError("plane: a direction of zeros, or with numbers that are not finite, is not allowed")
 
