@@ -458,7 +458,7 @@ def test_finished_results_are_replaced_with_force_only(copy: Path, command: Comm
     assert command("contour", last, other, "--grid", "3")[0] == 0
     one_line(command("contour", last, "--grid", "3"), 1, "of other checkpoints", "step 10", "--force")
     one_line(
-        command("contour", last, other, "--grid", "4"), 1, "9 points of a grid of 3 × 3", "5x5", "--force"
+        command("contour", last, other, "--grid", "4"), 1, "9 points of a grid of 3 × 3", "5 × 5", "--force"
     )
     one_line(command("contour", last, other, "--grid", "2"), 1, "5 would be lost", "--force")
     code, out, _ = command("contour", last, other, "--grid", "5")

@@ -10,7 +10,6 @@ import pytest
 
 import landscape
 from landscape import Execution, InputError, OperationError, Problem
-from landscape.checkpoint.storage import ConflictError
 from landscape.core import files
 from landscape.core.errors import DataWarning
 from landscape.evaluation import grid
@@ -104,13 +103,13 @@ def test_what_does_not_fit_is_refused_or_replaced(problem: Problem, path: Path) 
             problem,
             plane,
             {"grid": 2},
-            "9 points of a grid of 3 × 3.* 5 would be lost; grid=.5, 5. keeps",
+            "9 points of a grid of 3 × 3.* 5 would be lost; a grid of 5 × 5 keeps",
         ),
         (landscape.hessian_grid, problem, plane, {"grid": 2}, "it holds a landscape.surface"),
     ):
-        with landscape.open(path, "a") as file, pytest.raises(ConflictError, match=words) as refusal:
+        with landscape.open(path, "a") as file, pytest.raises(OperationError, match=words) as refusal:
             analysis(of, at, into=file, **options)  # type: ignore[operator]
-        assert refusal.value.remedy == f"landscape.open({str(path)!r}, 'a', replace=True)"
+        assert str(refusal.value).endswith("give replace=True or another file")
         assert path.read_bytes() == before
     with landscape.open(path, "a", replace=True) as file, pytest.warns(DataWarning) as warned:
         landscape.contour(problem, seeded, grid=2, into=file)
@@ -127,7 +126,7 @@ def test_results_of_other_files_stay_beside(problem: Problem, path: Path) -> Non
             landscape.contour(one, landscape.random_plane(one), grid=2, source_sha256=source, into=file)
     with landscape.open(path) as file:
         assert [surface.source_sha256[0] for surface in file] == ["a", "b"]
-    with landscape.open(path, "a") as file, pytest.raises(ConflictError, match="its span|points|seed|bn"):
+    with landscape.open(path, "a") as file, pytest.raises(OperationError, match="its span|points|seed|bn"):
         landscape.contour(problem, plane, grid=2, bn="train", source_sha256="a" * 64, into=file)
 
 
@@ -139,7 +138,7 @@ def test_a_file_of_some_weights_only_refuses_or_drops_those_of_others(path: Path
     with landscape.open(path, "a") as file:
         file.only(["b", "a"])
         assert [surface.source_sha256 for surface in file] == ["a", "b", "a, b"]
-        with pytest.raises(ConflictError, match=r"it is of other checkpoints \(b\)"):
+        with pytest.raises(OperationError, match=r"it is of other checkpoints \(b\)"):
             file.only(["a"])
     with landscape.open(path, "a", replace=True) as file:
         with pytest.warns(DataWarning) as warned:
@@ -155,7 +154,7 @@ def test_any_results_are_added_and_read(path: Path) -> None:
         assert len(file) == 0
         file.add(surface)
         file.add(surface.compact())
-        with pytest.raises(ConflictError, match="no landscape.basins is allowed"):
+        with pytest.raises(OperationError, match="no landscape.basins is allowed"):
             file.add(landscape.basins(surface, [0.25]))
         assert len(landscape.load(path)) == 2  # type: ignore[arg-type]
     with landscape.open(path) as file:
@@ -244,14 +243,17 @@ def test_what_the_same_settings_computed_is_not_computed_again(path: Path) -> No
         ({"k": 2, "names": ("a",)}, "its k is 1 and not 2"),
         ({"k": 1}, r'its names is \["a"\] and not the default'),
     ):
-        with landscape.open(path, "a") as file, pytest.raises(ConflictError, match=words):
+        with landscape.open(path, "a") as file, pytest.raises(OperationError, match=words):
             file.once(settings, compute)
     assert (len(calls), path.read_bytes()) == (1, before)
     with landscape.open(path, "a", replace=True) as file:
         file.once({"k": 2}, compute)
     with landscape.open(path, "a") as file:
         file.add(surface)  # which no settings are about any more
-    with landscape.open(path, "a") as file, pytest.raises(ConflictError, match="settings that are not known"):
+    with (
+        landscape.open(path, "a") as file,
+        pytest.raises(OperationError, match="settings that are not known"),
+    ):
         file.once({"k": 2}, compute)
     assert len(calls) == 2
 
@@ -279,7 +281,7 @@ def test_a_command_whose_result_is_there_is_done(
     assert (code, out, err.count("\n")) == (1, "", 1), err
     assert f"its {option.lstrip('-')} is " in err.replace("its --", "its "), err
     assert f" and not {value}" in err.replace("'", ""), err
-    assert "give --force to replace" in err, err
+    assert "give --force or another file" in err, err
     code, out, err = command(*words, option, wrong)
     assert (code, out, option in err, str(path) in err) == (2, "", True, False), err
     assert (path.read_bytes(), path.stat().st_mtime_ns) == before

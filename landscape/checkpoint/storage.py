@@ -169,20 +169,6 @@ def last_sound(folder: Path, learners: Callable[[int], slice]) -> Checkpoint:
         raise
 
 
-class ConflictError(OperationError):
-    """A file holds results that would be lost.
-
-    Attributes:
-        conflict: the file, what it holds, and why a computation cannot resume from that.
-        grid: the smallest grid (nx, ny) that keeps all its points; None where no grid does.
-    """
-
-    def __init__(self, path: Path, conflict: str, grid: tuple[int, int] | None = None) -> None:
-        self.conflict, self.grid = f"{path}: {conflict}", grid
-        kept = f"; grid={grid} keeps them all" if grid else ""
-        super().__init__(f"{self.conflict}{kept}", f"landscape.open({str(path)!r}, 'a', replace=True)")
-
-
 @dataclass(eq=False)
 class _Entry:
     """A result of the file, and whether a computation of this session has ended with it."""
@@ -320,9 +306,9 @@ class ResultFile:
                 before, after = self._settings.get(name), wanted.get(name)
                 if before != after:
                     words = f"its {name} is {_word(before)} and not {_word(after)}"
-                    raise ConflictError(self.path, f"holds another result, {words}")
+                    raise self._conflict(f"holds another result, {words}")
             if not self._settings:
-                raise ConflictError(self.path, f"holds a {self[0].schema} with settings that are not known")
+                raise self._conflict(f"holds a {self[0].schema} with settings that are not known")
             return [*self]
         self._entries, self._changed = [_Entry(result, ended=True) for result in compute()], True
         self._write(wanted)
@@ -458,7 +444,7 @@ class ResultFile:
             1
         """
         if not self._replace:
-            raise ConflictError(self.path, f"holds another result, {reason}")
+            raise self._conflict(f"holds another result, {reason}")
         self.keep([other for other in self if other is not result])
         line = f"{printable(self.path)}: cannot be resumed, {reason}; computed from the start"
         warn_caller(line, DataWarning)
@@ -467,13 +453,10 @@ class ResultFile:
         across, up = coincide(x, earlier.x)[1], coincide(y, earlier.y)[1]
         before, after = int(earlier.done.sum()), int(earlier.done[np.ix_(up, across)].sum())
         if after < before and not self._replace:
-            nx, ny, span = len(earlier.x), len(earlier.y), f"{earlier.span:g}"
-            raise ConflictError(
-                self.path,
-                f"holds {before:,} points of a grid of {nx} × {ny} over [−{span}, {span}], of which "
-                f"{before - after:,} would be lost",
-                (2 * nx - 1, 2 * ny - 1),
-            )
+            nx, ny, span = len(earlier.x), len(earlier.y), f"[−{earlier.span:g}, {earlier.span:g}]"
+            words = f"holds {before:,} points of a grid of {nx} × {ny} over {span}, of which"
+            kept = f"a grid of {2 * nx - 1} × {2 * ny - 1} keeps them all"
+            raise self._conflict(f"{words} {before - after:,} would be lost; {kept}")
 
     def put(self, result: Result, *, finished: bool) -> None:
         """Write a result in the place of the one that it goes on with, or after all others.
@@ -516,9 +499,11 @@ class ResultFile:
             raise OperationError(f"{self.path}: is closed, or open for reading only; give mode 'a'")
         others = [other for other in self if result is not None and other.schema != result.schema]
         if others and result is not None:
-            raise ConflictError(
-                self.path, f"holds a {others[0].schema}, no {result.schema} is allowed beside it"
-            )
+            raise self._conflict(f"holds a {others[0].schema}, no {result.schema} is allowed beside it")
+
+    def _conflict(self, words: str) -> OperationError:
+        """The refusal to lose results that the file holds."""
+        return OperationError(f"{self.path}: {words}", give={"replace": True}, otherwise="another file")
 
 
 def _word(value: Any) -> str:

@@ -49,7 +49,7 @@ class Target:
     """The file of the results (``output`` None: beside their source), and the picture of them, if any."""
 
     output: str | None
-    force: bool
+    replace: bool
     picture: str | None
 
     @contextlib.contextmanager
@@ -60,10 +60,7 @@ class Target:
         """
         path = Path(self.output) if self.output else default
         check_targets(path, self.picture)
-        with (
-            by_options(),
-            storage.ResultFile(path, "a", replace=self.force, writes=writes) as file,
-        ):
+        with storage.ResultFile(path, "a", replace=self.replace, writes=writes) as file:
             yield file
         if not file.written:
             message(f"{path}: complete already, nothing is computed")
@@ -97,22 +94,7 @@ class Target:
 
 TARGET = group(Target)
 #: Parameters of commands on which the numbers of a result do not depend.
-_ELSEWHERE = ("checkpoints", "files", "output", "force", "picture", "device", "data_dir")
-
-
-@contextlib.contextmanager
-def by_options() -> Iterator[None]:
-    """Inside, the refusal of a file says which options allow it."""
-    try:
-        yield
-    except storage.ConflictError as error:
-        if not error.grid:
-            raise OperationError(f"{error.conflict}; give --force to replace it, or another -o") from error
-        x, y = error.grid
-        raise OperationError(
-            f"{error.conflict}; give --force to replace them, another -o, or a grid that has them all, such "
-            f"as --grid {x}x{y}"
-        ) from error
+_ELSEWHERE = ("checkpoints", "files", "output", "replace", "picture", "device", "data_dir")
 
 
 def check_targets(path: Path | None, picture: str | None) -> None:

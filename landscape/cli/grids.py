@@ -147,10 +147,10 @@ def compute_on_grid(
     aligned = ["aligned", chosen.align] if chosen.align else []
     path = analysis.path(groups[0][0], name, chosen.kind, *aligned, chosen.norm)
     origins = [analysis.about(*(group if chosen.kind == "between" else group[:1])) for group in groups]
-    force, results = analysis.target.force, []
+    replace, results = analysis.target.replace, []
     with analysis.target.opened(path, writes=team.rank == 0) as file:
         file.only([origin["source_sha256"] for origin in origins])
-        with team.joined() as joined, common.by_options():
+        with team.joined() as joined:
             execution = Execution(joined)
             for i, (group, progress) in enumerate(each(name, groups)):
                 source, problem = origins[i]["source_sha256"], group[0].problem()
@@ -172,7 +172,7 @@ def compute_on_grid(
                 if file.resumed is not None:
                     count = reused_points(file.resumed, result)
                     common.values(f"  {count:,} of {result.exact.size:,} points were in the file")
-        others = [] if force else [each for each in file if not any(each is made for made in results)]
+        others = [] if replace else [each for each in file if not any(each is made for made in results)]
         file.keep([*results, *others])  # in the order of the checkpoints
     if team.rank == 0:
         common.show(results, file.path, analysis.target.picture)

@@ -101,7 +101,7 @@ SHARED: Mapping[str, dict[str, Any]] = {
         "shell_complete": paths("file"),
         "help": "Result file. [default: next to the checkpoint]",
     },
-    "force": {"is_flag": True, "help": "Replace another result that the file holds."},
+    "replace": {"flag": "--force", "is_flag": True, "help": "Replace another result that the file holds."},
     "picture": {
         "flag": "--plot",
         "metavar": "F.png",
