@@ -36,6 +36,8 @@ from landscape.training.recipes.settings import NETWORKS
 from tests.conftest import Command, slow_but
 from tests.test_cli import one_line
 
+ROOT = Path(__file__).parents[1]
+
 # Of the papers: a figure for each of theirs, and what is listed as the papers' claims and ours.
 WANTED = {
     "fig1", "fig2a", "fig2b", "fig3", "fig4", "fig6", "fig7", *(f"table{k}" for k in range(1, 7)), "saddles",
@@ -209,6 +211,12 @@ def test_titles_are_no_wider_than_their_picture(tmp_path: Path, width: float) ->
             assert box.x0 >= 0, name
             assert box.x1 <= picture.bbox.width, name
             assert box.y0 >= 0, name
+
+
+def test_every_run_of_the_figures_in_the_repository_has_its_record(tmp_path: Path) -> None:
+    context = Context(tmp_path, records=ROOT / "figures" / "records")
+    for name in figure.names():
+        assert not figure.get(name).of(context).missing(), f"{name}: its runs have another identity"
 
 
 def test_missing_data_skips_a_figure_and_says_what_to_fetch(tmp_path: Path, command: Command) -> None:
