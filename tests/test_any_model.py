@@ -258,7 +258,7 @@ NAN = torch.tensor([1.0, 2, 3, float("nan"), 5, 6])
         (ONE, F.cross_entropy, FOUR, {}, r"one tensor is not allowed, .*\(x, x\)"),
         (ONE, F.cross_entropy, [(torch.ones(2), Y[0])], {}, "a single number as targets"),
         (ONE, F.cross_entropy, ("a", "b"), {}, "holds no tensor"),
-        (ONE, F.cross_entropy, 3, {}, "a int is no iterable"),
+        (ONE, F.cross_entropy, 3, {}, "a int cannot be read"),
         (ONE, F.cross_entropy, [], {}, "no samples"),
         (ONE, None, {"input": FOUR}, {}, "this Tensor has no .loss that is one number"),
         (problems.LanguageModel(True), None, {"input_ids": ONES}, {}, "has no .loss"),

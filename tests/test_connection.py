@@ -185,7 +185,7 @@ def test_activations_of_other_operations_are_refused() -> None:
     problem = Problem(fickle, F.cross_entropy, (torch.randn(9, 3), torch.randint(3, (9,))))
     a, b = problem.weights, problem.weights + 9
     landscape.connect(problem, a, b, points=3, steps=0)
-    with pytest.raises(InputError, match="align: 'activations' is not allowed .* 'weights' is"):
+    with pytest.raises(InputError, match="align: 'activations' needs the same operations .* 'weights'"):
         landscape.connect(problem, a, b, align="activations", points=3, steps=0)
 
 

@@ -192,7 +192,7 @@ def test_a_surface_with_metrics_is_resumed_interpolated_and_drawn(tmp_path: Path
     ({"loss": brier}, "metrics: the name 'loss' is not allowed"),
     ({"a b": brier}, "metrics: the name 'a b' is not allowed"),
     ({"a": 3}, "metrics: 'a' is a int, it must be a function"),
-    ({"a": lambda o, t: o}, r"metrics: 'a' gives \(2, 3\) for 2 samples, it must give one number, or \(2,\)"),
+    ({"a": lambda o, t: o}, r"metrics: 'a' gives \(2, 3\), it must give one number, or \(2,\)"),
     ({"a": lambda o, t: brier(o, t) / brier(o, t).sum()}, "metrics: 'a' gives a sample another value where other samples"),
     ({"a": lambda o, t: None}, "metrics: 'a' gives NoneType"),
     ({"a": lambda o, t: o.nothing}, "metrics: 'a' failed: AttributeError"),

@@ -431,7 +431,7 @@ def test_gauss_newton_needs_one_tensor() -> None:
         Pair(2, 2), lambda z, y: (z[0] - y).square().mean(), (torch.ones(3, 2), torch.ones(3, 2))
     )
     assert landscape.extreme_eigenvalues(problem).converged
-    with pytest.raises(InputError, match="matrix: 'gauss-newton' needs a model whose output is one tensor"):
+    with pytest.raises(InputError, match="matrix: 'gauss-newton' needs outputs of one tensor"):
         landscape.extreme_eigenvalues(problem, matrix="gauss-newton")
 
 

@@ -113,10 +113,7 @@ def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
 def check_default_device() -> None:
     """Raise InputError where tensors are made on another device than the CPU, which draws random numbers."""
     if (default := torch.get_default_device()).type != "cpu":
-        raise InputError(
-            f"torch.set_default_device: '{default}' is not allowed, it must be cpu; call "
-            'torch.set_default_device("cpu"): the model and its data are used on the device on which they are'
-        )
+        raise InputError(f"torch.set_default_device: '{default}' is not allowed, it must be cpu")
 
 
 def double(tensor: Tensor) -> Tensor:

@@ -94,9 +94,8 @@ class InputError(LandscapeError, ValueError):
         otherwise: str = "",
     ) -> None:
         if value is not ...:
-            message = f"{message}: {in_short(value)} is not allowed" + (
-                f", it must be {allowed}" if allowed else ""
-            )
+            message += f": {in_short(value)} is not allowed"
+            message += f", it must be {allowed}" if allowed else ""
         super().__init__(message, remedy, give=give, otherwise=otherwise)
 
 
@@ -112,10 +111,8 @@ def in_short(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     plain = (str, bytes, int, float, complex, type(None))
-    several = isinstance(value, (list, tuple, set, range))
-    if (several and len(value) < 40 and all(isinstance(each, plain) for each in value)) or isinstance(
-        value, plain
-    ):
+    several = isinstance(value, (list, tuple, set, range)) and len(value) < 40
+    if all(isinstance(item, plain) for item in (value if several else [value])):
         text = str(value) if isinstance(value, (int, float)) else repr(value)
         return text if len(text) <= 200 else f"{text[:200]}…"
     return f"a {type(value).__name__}"
@@ -186,6 +183,16 @@ REMEDY = (
     "to train, lower learners, batch or the model, or raise accumulate; to analyze, lower max_memory, "
     "the grid or the number of processes"
 )
+
+
+def first_words(error: BaseException, most: int = 120) -> str:
+    """The beginning of an error's text, in one line.
+
+    Example:
+        >>> first_words(ValueError("no  such\\nline"))
+        'no such line'
+    """
+    return " ".join(str(error).split())[:most] or type(error).__name__
 
 
 def explain(error: BaseException) -> LandscapeError | None:

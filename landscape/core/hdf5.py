@@ -174,15 +174,10 @@ def reading(path: str | Path, schema: str | None = None, warn: bool = True) -> I
             newest = attribute(file, "version", int)
             if newest > VERSION:
                 raise OperationError(
-                    f"{path}: {actual} version {newest} is newer than {VERSION}, the newest that "
-                    f"landscape {__version__} reads; update landscape"
+                    f"{path}: {actual} version {newest} is newer than {VERSION}; update landscape"
                 )
             if warn and not sealed:
-                warn_caller(
-                    f"{printable(path)}: has no checksum, damage to its numbers would not be seen (another "
-                    "program changed it)",
-                    ChecksumWarning,
-                )
+                warn_caller(f"{printable(path)}: has no checksum, damage would not be seen", ChecksumWarning)
             yield file
         except LandscapeError:
             raise

@@ -53,9 +53,7 @@ class _Walk:
         """Raise UnsoundError for an object seen before: a small file can give it a great many names."""
         address = h5py.h5o.get_info(thing).addr
         if address in self.seen:
-            raise UnsoundError(
-                f"{where}: is a second name of an object, or lies in a circle; it is not followed"
-            )
+            raise UnsoundError(f"{where}: is a second name of an object, or lies in a circle")
         self.seen.add(address)
 
     def group(self, group: Any, where: str, depth: int) -> None:
@@ -111,10 +109,7 @@ class _Walk:
             size = count * math.prod(chunk) * kind.get_size()
             most = EXPANSION * self.length + ALWAYS
             if filters and self.expanded + size > most:
-                raise UnsoundError(
-                    f"{where}: shape {shape} is too much for a file of {self.length:,} bytes; repack it "
-                    "without compression (h5repack -f NONE)"
-                )
+                raise UnsoundError(f"{where}: shape {shape} is too much for its size; use h5repack -f NONE")
             if size > most or dataset.get_num_chunks() != count:
                 raise UnsoundError(f"{where}: shape {shape} is more than the file holds")
             each = 0 if filters else math.prod(chunk) * kind.get_size()

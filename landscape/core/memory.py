@@ -189,8 +189,7 @@ class MemoryBudget:
             assert self.limit is not None
             least, now = (f"{math.ceil(n / 2**20)} MiB" for n in (self.used + size, self.used))
             raise InputError(
-                f"max_memory: {in_words(self.limit)} is not enough, at least {least} is needed ({now} "
-                "before it starts: program, weights, data)"
+                f"max_memory: {in_words(self.limit)} is not enough, at least {least} is needed ({now} in use)"
             )
 
 
@@ -375,7 +374,7 @@ def _admitted(name: str, need: Need) -> Room:
     if need.fixed > free:
         raise InputError(
             f"{name}: it takes about {need.fixed / 2**20:,.0f} MiB of memory, and {free / 2**20:,.0f} MiB "
-            "are free; ask for less (a smaller grid, fewer points or eigenvalues), or use a larger machine"
+            "are free; take a smaller grid, fewer points or eigenvalues"
         )
     left = min(budget.remaining, free) - need.fixed
     other = left if budget.limit is not None else SHARE * left

@@ -513,10 +513,8 @@ def parse_toml(toml: str, where: str) -> dict[str, Any]:
         {'lr': 0.5}
     """
     if len(toml) > MAX_LENGTH or toml.count(".") > MAX_DOTS:
-        raise InputError(
-            f"{where}: {len(toml)} characters with {toml.count('.')} dots are not allowed in a recipe, at "
-            f"most {MAX_LENGTH} with {MAX_DOTS}"
-        )
+        size = f"{len(toml)} characters with {toml.count('.')} dots"
+        raise InputError(f"{where}: {size} are not allowed, at most {MAX_LENGTH} with {MAX_DOTS}")
     try:
         return bounded_toml(tomllib.loads(toml), where)
     except RecursionError as error:

@@ -17,6 +17,7 @@ from landscape.core.errors import InputError, LandscapeError
 from landscape.curvature.double_backward import (
     INSIDE,
     LOW,
+    NO_GRADIENT,
     FullPrecision,
     check_gradient,
     in_full_precision,
@@ -142,8 +143,7 @@ class Differences:
         other_image, other_error = small.measured(v)
         if not abs(float(v @ image - u @ other_image)) <= 10 * (error + other_error * float(u.norm())):
             raise InputError(
-                "model or loss: differences of its gradients are not symmetric, as a Hessian is: the "
-                "gradient of one of them is wrong; write it in differentiable operations"
+                f"model or loss: differences of its gradients are not symmetric: one is wrong{NO_GRADIENT}"
             )
 
     def _random(self, seed: int) -> Tensor:
@@ -377,7 +377,4 @@ class ShardedHessian(SymmetricOperator):
 
     def to_scipy(self) -> Any:
         """InputError: SciPy takes inner products of one rank's part."""
-        raise InputError(
-            "to_scipy: not allowed with a sharded model, SciPy takes inner products in one process; use "
-            "landscape.top_eigenvalues"
-        )
+        raise InputError("to_scipy: not allowed with a sharded model; use landscape.top_eigenvalues")

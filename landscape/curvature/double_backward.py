@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.core import devices
 from landscape.core.devices import double, widest_dtype
-from landscape.core.errors import InputError, LandscapeError, ProblemWarning, warn_caller
+from landscape.core.errors import InputError, LandscapeError, ProblemWarning, first_words, warn_caller
 from landscape.core.options import fit
 from landscape.problem.batches import graph_nodes, own_outputs, recomputes
 from landscape.problem.checks import moved
-from landscape.problem.layout import Slot, backward, differentiable, gradients, placed, put
+from landscape.problem.layout import FOLLOW, Slot, backward, differentiable, gradients, placed, put
 from landscape.problem.problem import Problem
 
 LOW = (torch.bfloat16, torch.float16)
@@ -82,18 +82,17 @@ def in_full_precision(problem: Problem) -> Problem:
     except Exception as error:  # the user's model raises any kind of error where dtypes do not fit
         if not low and not mode.seen & {*LOW}:
             raise
-        words = " ".join(str(error).split())[:100]
         raise NoSecondDerivative(
-            f"model: it runs in half precision only, which is too coarse for second derivatives ({words}); "
-            "let its forward pass follow the dtype of its weights, x.to(self.weight.dtype)"
+            f"model: it runs in half precision only ({first_words(error)}), too coarse for second "
+            f"derivatives; {FOLLOW}"
         ) from error
     inside = mode.seen & {*LOW}
     problem.checked[INSIDE] = bool(inside)
     if low or inside:
         names = sorted(str(name).removeprefix("torch.") for name in inside | {problem.dtype} & {*LOW})
+        full_name = str(full.dtype).removeprefix("torch.")
         warn_caller(
-            f"model: it computes in {' and '.join(names)}; second derivatives are those of the same weights "
-            f"with {str(full.dtype).removeprefix('torch.')} arithmetic",
+            f"model: it computes in {' and '.join(names)}; second derivatives have {full_name} arithmetic",
             ProblemWarning,
         )
     return full
@@ -280,8 +279,7 @@ def check_graph(gradients: Sequence[Tensor]) -> None:
     """
     if any(node.name() == "torch::autograd::Error" for node in graph_nodes(gradients)):
         raise NoSecondDerivative(
-            "model or loss: one of its operations is marked once_differentiable, so that it has no second "
-            f"derivative{WHAT_TO_DO}"
+            f"model or loss: one of its operations is marked once_differentiable{WHAT_TO_DO}"
         )
 
 
@@ -331,9 +329,8 @@ def check_gradient(few: Problem, weights: Tensor, slots: Sequence[Slot]) -> None
                 raise
     if not agrees:
         raise InputError(
-            "model or loss: its gradient is not the derivative of the loss, which changes by another amount "
-            "along random directions (a straight-through estimator, a phantom gradient, a detached part, "
-            f"rounding?), so that the loss's second derivatives are not to be had from it{NO_GRADIENT}"
+            "model or loss: its gradient is not the derivative of the loss (a straight-through estimator, a "
+            f"detached part, rounding?){NO_GRADIENT}"
         )
     few.checked[key] = True
 
@@ -462,6 +459,5 @@ def check_differences(
     if trusted and not bool(distance(image, near) <= DISAGREEMENT * torch.maximum(scale, distance(image))):
         raise NoSecondDerivative(
             "model or loss: its second derivative is wrong: products with the Hessian are not what gradients "
-            "differ by, as where a part is detached, or a backward pass of one's own is not differentiable"
-            f"{WHAT_TO_DO}"
+            f"differ by (a detached part?){WHAT_TO_DO}"
         )

@@ -307,9 +307,7 @@ class Matrix:
         if operator := as_operator(given):
             for name, value in options.items():
                 if value is not None and (name not in USUAL or value != USUAL[name]):
-                    raise InputError(
-                        f"{name}: it is of a Problem, leave it out: an operator is the matrix itself"
-                    )
+                    raise InputError(f"{name}: it is of a Problem, leave it out with an operator")
             return cls(
                 operator, None, FULL_HESSIAN, operator.size, seed, {**_fields(operator, seed), **about}
             )

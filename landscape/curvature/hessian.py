@@ -83,9 +83,9 @@ class GaussNewtonChunk:
         self.outputs = problem.call(leaves, x)
         self.gradients: Sequence[Tensor] = ()
         if not isinstance(self.outputs, Tensor):
+            kind = type(self.outputs).__name__
             raise InputError(
-                f"matrix: 'gauss-newton' needs a model whose output is one tensor, this one gives a "
-                f"{type(self.outputs).__name__}; use 'hessian'"
+                f"matrix: 'gauss-newton' needs outputs of one tensor, not a {kind}; use 'hessian'"
             )
         self.live = self.outputs.requires_grad
         if not self.live:  # no parameter in question reaches the outputs
@@ -96,10 +96,8 @@ class GaussNewtonChunk:
         except RuntimeError as error:
             if not problem.differentiates:
                 raise
-            raise InputError(
-                "matrix: 'gauss-newton' needs a loss of the outputs alone, this one differentiates them in "
-                "the inputs; use 'hessian', or let the model give the residual"
-            ) from error
+            words = "matrix: 'gauss-newton' needs a loss of the outputs alone; use 'hessian'"
+            raise InputError(words) from error
         graph: Any = {"create_graph": True, "materialize_grads": True}
         self.loss_gradient = torch.autograd.grad(differentiable(loss), self.z, **graph)[0]
         self.u = torch.zeros_like(self.z, requires_grad=True)
@@ -204,10 +202,7 @@ class HessianOperator(SymmetricOperator):
         check_recording()
         self.matrix = matrix
         if matrix != "hessian" and derivatives == "differences":
-            raise InputError(
-                f"derivatives: 'differences' is not allowed with matrix '{matrix}', gradients differ by the "
-                "Hessian; it must be 'exact' or 'auto'"
-            )
+            raise InputError(f"derivatives: 'differences' is not allowed with matrix '{matrix}'; use 'exact'")
         self.slots = problem.layout.select(part)
         self.size = sum(slot.size for slot in self.slots)
         self.derivatives, self._graph_bytes = derivatives, graph_bytes
@@ -275,9 +270,7 @@ class HessianOperator(SymmetricOperator):
     def _by_graphs(self, rows: Tensor) -> Tensor:
         """The products with the rows; the sum over the chunks is in the precision of the rows."""
         if self._shared and self._shared[0]._version != self._shared[1]:
-            raise OperationError(
-                "weights: they were changed in place after the operator was made, call hessian() again"
-            )
+            raise OperationError("weights: they were changed in place since; call hessian() again")
         sizes, total = [slot.size for slot in self.slots], torch.zeros_like(rows)
         split = (zip(torch.split(row, sizes), self._active, strict=True) for row in rows)
         every = [[piece.to(a).view(a.shape) for piece, a in pairs] for pairs in split]
@@ -385,9 +378,8 @@ def check_symmetric(problem: Problem, weights: Tensor, operator: HessianOperator
     if not double_backward.holds_but_for_rounding(few, symmetric):
         remedy = "" if operator.matrix == "gauss-newton" else ", or use matrix 'gauss-newton'"
         raise double_backward.NoSecondDerivative(
-            f"model: its products (matrix '{operator.matrix}') are not symmetric, as a Hessian's are: the "
-            "second derivative of one of its operations, or of the loss's, is wrong; write what has a "
-            f"backward pass of its own in differentiable operations{remedy}"
+            f"model: its products (matrix '{operator.matrix}') are not symmetric: a second derivative of it, "
+            f"or of the loss, is wrong; write it in differentiable operations{remedy}"
         )
     problem.checked[key] = True
 
@@ -455,10 +447,7 @@ def gradient_curvature(
     products, errors = HessianOperator(problem, weights, derivatives=derivatives).verified(g[None])
     norm2, curved = float(double(g) @ double(g)), float(double(g) @ double(products[0]))
     if norm2 == 0:
-        raise OperationError(
-            f"batch: the gradient of a minibatch of {problem.samples} samples is zero at these weights, so "
-            "that there is no curvature along it"
-        )
+        raise OperationError(f"batch: the gradient of a minibatch of {problem.samples} samples is zero")
     return curved / norm2, norm2, errors[0] / math.sqrt(norm2)
 
 
@@ -492,8 +481,8 @@ class Preconditioner:
         wrong = ~(torch.isfinite(self.diagonal) & (self.diagonal > 0))
         if self.diagonal.dim() != 1 or bool(wrong.any()):
             raise InputError(
-                f"precondition: {int(wrong.sum())} of {self.diagonal.numel()} numbers are not positive and "
-                "finite, it must be the diagonal (P,) of a positive matrix"
+                f"precondition: {int(wrong.sum())} of {wrong.numel()} numbers are not positive and finite; "
+                "give the diagonal (P,) of a positive matrix"
             )
 
     def root(self, problem: Problem, part: Part = None) -> Tensor:

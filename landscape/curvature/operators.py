@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from landscape.core.devices import double, finite, inner, part_length, vector_norm
-from landscape.core.errors import InputError, LandscapeError, OperationError
+from landscape.core.errors import InputError, LandscapeError, OperationError, first_words
 from landscape.core.hdf5 import Array
 from landscape.core.options import fit
 from landscape.evaluation.needs import basis_of_room, least_basis
@@ -154,7 +154,7 @@ class SymmetricOperator:
 
     def _not_finite(self) -> LandscapeError:
         return OperationError(
-            f"problem: products of the {self.matrix} are NaN or infinite, all must be finite"
+            f"problem: products of the {self.matrix} are NaN or infinite, they must be finite"
         )
 
     def __matmul__(self, v: Any) -> Any:
@@ -229,9 +229,7 @@ class GivenOperator(SymmetricOperator):
         self._tensors = isinstance(dtype, torch.dtype)
         self.dtype = dtype if self._tensors else torch.from_numpy(np.empty(0, dtype)).dtype
         if not self.dtype.is_floating_point:
-            raise InputError(
-                f"problem: a {self.matrix} of {dtype}, it must be of real floating-point numbers"
-            )
+            raise InputError(f"problem: a {self.matrix} of {dtype}, it must be of floating-point numbers")
         self.device = torch.device(getattr(matrix, "device", "cpu") if self._tensors else "cpu")
         self._check_symmetric()
 
@@ -250,9 +248,8 @@ class GivenOperator(SymmetricOperator):
         try:
             *images, whole = double(self._images(rows))
         except Exception as error:  # the user's object raises any kind of error
-            words = " ".join(str(error).split())[:100]
             raise InputError(
-                f"problem: a {self.matrix} fails ({words}), its product A @ V must take a block V (P, m)"
+                f"problem: a {self.matrix} fails ({first_words(error)}), A @ V must take a block V (P, m)"
             ) from error
         products = self._finite(rows, torch.stack(images))
         pairs = products @ double(rows[:-1]).T

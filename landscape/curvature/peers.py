@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landscape.core.devices import kept_randomness, vector_norm
-from landscape.core.errors import InputError
+from landscape.core.errors import InputError, first_words
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose
 from landscape.core.registry import optional
@@ -86,8 +86,7 @@ def _engine(problem: Problem, weights: Tensor | None, seed: int) -> Iterator[tup
         try:
             yield hessian(model, problem.criterion, dataloader=batches, cuda=cuda), batches
         except (AssertionError, RuntimeError) as error:
-            words = " ".join(str(error).split())[:100]
-            raise InputError(f"engine: 'pyhessian' fails on this model ({words}); use 'landscape'") from error
+            raise InputError(f"engine: 'pyhessian' fails ({first_words(error)}); use 'landscape'") from error
         finally:
             for parameter in model.parameters():
                 parameter.grad = None
@@ -147,7 +146,5 @@ def to_curvlinops(problem: Problem, operator: str, weights: Tensor | None, **opt
     try:
         return getattr(curvlinops, operator)(model, loss, parameters, batches, **options)
     except Exception as error:  # another package raises any kind of error
-        words = " ".join(str(error).split())[:100]
-        raise InputError(
-            f"to_curvlinops: {operator} fails on this problem ({words}); use problem.hessian()"
-        ) from error
+        words = f"{operator} fails on this problem ({first_words(error)})"
+        raise InputError(f"to_curvlinops: {words}; use problem.hessian()") from error

@@ -175,9 +175,10 @@ class GPT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[1] > len(self.places.weight):
-            longest = len(self.places.weight)
             raise InputError(
-                f"model.context: {longest} is not allowed, the data has {x.shape[1]} tokens a row"
+                "model.context",
+                len(self.places.weight),
+                allowed=f"at least {x.shape[1]}, the tokens of a row",
             )
         h = self.tokens(x) + self.places.weight[: x.shape[1]]
         logits: Tensor = self.output(self.norm(self.blocks(h)))

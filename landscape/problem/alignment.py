@@ -15,11 +15,11 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from landscape.core.devices import widest_dtype
-from landscape.core.errors import InputError
+from landscape.core.errors import InputError, first_words
 from landscape.core.options import choose
 from landscape.problem.batchnorm import SAMPLES
 from landscape.problem.checks import moved
-from landscape.problem.layout import Layout
+from landscape.problem.layout import FOLLOW, Layout
 from landscape.problem.mean_loss import MeanLoss
 from landscape.problem.symmetry import NATURAL, Place, Space, activations, seen, spaces, traced
 
@@ -197,10 +197,7 @@ def _tried(few: MeanLoss, symmetry: Symmetry) -> Symmetry:
         else:
             fixed[group.name] = "its permutation changes the outputs"
     if not keeps(*accepted):
-        raise InputError(
-            f"model: permutations of the units of {', '.join(g.name for g in accepted)} each leave the "
-            "outputs as they are, but not all together; use landscape.line, which changes no weights"
-        )
+        raise InputError("model: each group of its units permutes, but not all together; use landscape.line")
     return replace(symmetry, groups=tuple(accepted), fixed=fixed)
 
 
@@ -212,10 +209,8 @@ def _wide(problem: MeanLoss) -> MeanLoss:
         with torch.no_grad(), wide.evaluating(0):
             wide.criterion(wide.outputs(wide.weights, x), y)
     except RuntimeError as error:  # PyTorch's error where dtypes do not fit
-        words = " ".join(str(error).split())[:100]
         raise InputError(
-            f"model: it does not run in {wide.dtype}, in which permutations of units are tried ({words}); "
-            "let its forward pass follow the dtype of its weights, x.to(self.weight.dtype)"
+            f"model: it does not run in {wide.dtype} ({first_words(error)}); {FOLLOW}"
         ) from error
     return wide
 
@@ -292,10 +287,7 @@ def aligned(
         if not moved_by < float("inf") and change(problem, b, b) != 0:
             raise InputError("b: its outputs are NaN or infinite, they must be finite")
         names = ", ".join(group.name for group in symmetry.groups)
-        raise InputError(
-            f"b: permuting its units ({names}) changes the outputs by {moved_by:.1g}, it must be at most "
-            f"{UNCHANGED:g}; use landscape.line, which changes no weights"
-        )
+        raise InputError(f"b: permuting {names} changes the outputs by {moved_by:.1g}; use landscape.line")
     return indices, symmetry
 
 

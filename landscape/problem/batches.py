@@ -137,10 +137,7 @@ def concatenate(trees: Sequence[Any]) -> Any:
         shapes = dict.fromkeys(tuple(tree.shape[1:]) for tree in trees)
         if len(shapes) > 1:
             a, b, *_ = shapes
-            raise InputError(
-                f"data: its batches hold samples of shapes {a} and {b}, of which no minibatch can be made; "
-                "pad all batches to one length"
-            )
+            raise InputError(f"data: its batches have samples of shapes {a} and {b}; pad all to one length")
         return torch.cat(list(trees))
     if isinstance(first, Mapping):
         return {key: concatenate([tree[key] for tree in trees]) for key in first}
@@ -193,10 +190,7 @@ def call(model: nn.Module, weights: dict[str, Tensor], x: Any) -> Any:
     if recomputes(model) and torch.is_grad_enabled() and any(w.requires_grad for w in weights.values()):
         raise InputError(AGAIN)
     if torch.nn.utils.parametrize._cache_enabled:
-        raise InputError(
-            "torch.nn.utils.parametrize.cached: all passes would have the parameters of the first; make the "
-            "call outside of it"
-        )
+        raise InputError("torch.nn.utils.parametrize.cached: make the call outside of it")
     weights = _everywhere(model, dict(zip(weights, aligned(model, weights.values()), strict=True)))
     args = tuple(x) if isinstance(x, (tuple, list)) else (x,)
     kwargs = dict[str, Any]()
@@ -214,15 +208,12 @@ def call(model: nn.Module, weights: dict[str, Tensor], x: Any) -> Any:
 def own_outputs(problem: Any, x: Any) -> Any:
     """The outputs of a problem's model with the weights that the module itself has (:func:`.placed`)."""
     if recomputes(problem.model) and problem.batchnorm.buffers:
-        raise InputError(
-            "bn: other statistics than the center's are not allowed with activation checkpointing, which "
-            "computes outputs again with those of the module; switch it off"
-        )
+        raise InputError("bn: only 'center' is allowed with activation checkpointing; switch that off")
     return call(problem.model, dict(problem.batchnorm.buffers), x)
 
 
-# For those who have inputs alone.
-SELF = "; where the targets are the inputs, as of an autoencoder, (x, x)"
+# For those who have several inputs, or inputs alone.
+FORMS = ", such as ((a, b), targets) of two inputs; (x, x) where the targets are the inputs"
 
 
 def is_resident(data: Any) -> bool:
@@ -232,13 +223,10 @@ def is_resident(data: Any) -> bool:
     for a tuple of two pairs that may as well be two batches.
     """
     if isinstance(data, Tensor):
-        raise InputError(f"data: one tensor is not allowed, it must be (inputs, targets){SELF}")
+        raise InputError(f"data: one tensor is not allowed, it must be (inputs, targets){FORMS}")
     pair = isinstance(data, (tuple, list)) and len(data) == 2
     if pair and isinstance(data, tuple) and (kinds := _kinds(data[0])) and kinds == _kinds(data[1]):
-        raise InputError(
-            "data: a tuple of two pairs may be two batches, or pairs of inputs and of targets; give batches "
-            "as a list, [(x1, y1), (x2, y2)], and inputs that the model takes together as a dict"
-        )
+        raise InputError("data: two pairs in a tuple are ambiguous; give batches as a list, inputs as a dict")
     return isinstance(data, Mapping) or (
         pair and (isinstance(data, tuple) or all(isinstance(part, Tensor) for part in data))
     )
@@ -268,10 +256,7 @@ def split(batch: Any, model_has_loss: bool) -> tuple[Any, Any]:
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
     what = type(batch).__name__ + (f" of {len(batch)}" if isinstance(batch, (tuple, list)) else "")
-    raise InputError(
-        f"data: a batch is a {what}, it must be (inputs, targets) or a dict; several inputs go into one "
-        f"tuple, ((a, b), targets){SELF}"
-    )
+    raise InputError(f"data: a batch is a {what}, it must be (inputs, targets) or a dict{FORMS}")
 
 
 def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
@@ -286,10 +271,7 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
         return 1  # an object, such as a graph, that is inputs and targets
     if not tensors or lone or isinstance(y, (bool, int, float)):
         what = f"a single number as {tensors[0][0] if lone else 'targets'}" if tensors else "no tensor"
-        raise InputError(
-            f"data: a batch holds {what}, it must hold tensors with the samples "
-            "first; single samples, or lists of numbers, go through a DataLoader(…, batch_size=…)"
-        )
+        raise InputError(f"data: a batch holds {what}, not tensors with samples first; use DataLoader(…)")
     first, length = tensors[0][0], len(tensors[0][1])
     per_image = isinstance(y, list) and bool(y) and all(isinstance(entry, Mapping) for entry in y)
     if per_image:  # the objects of each image, of which tensors hold any number
@@ -299,10 +281,9 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
             size = f"{len(tensor) if tensor.dim() else 'no'} samples"
             if tensor.layout is not torch.strided:
                 size = f"a {str(tensor.layout).removeprefix('torch.')} tensor (.to_dense() makes a plain one)"
-            graph = ", or, where they belong together as a graph's do, be in a list of one batch"
+            graph = ", or, as of a graph, be in a list of one batch" if remedy else ""
             raise InputError(
-                f"data: {name}: {size}, but {first}: {length} samples; all tensors must hold "
-                f"each sample once{graph if remedy else ''}",
+                f"data: {name}: {size}, but {first}: {length} samples; all must hold each sample once{graph}",
                 remedy=remedy,
             )
     return length

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.core.devices import double
-from landscape.core.errors import InputError, LandscapeError
+from landscape.core.errors import InputError, LandscapeError, first_words
 from landscape.core.options import OneOf
 from landscape.problem.batches import (
     attempt,
@@ -328,7 +328,7 @@ def _no_fit(problem: MeanLoss, causes: Sequence[Exception], x: Any, y: Any) -> I
     """The refusal where errors are raised without gradients, with them, and with those in the inputs."""
     tensors = [*named_tensors(x, "inputs"), *named_tensors(y, "targets")]
     shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors)
-    words, last = " ".join(str(causes[0]).split())[:200], str(causes[-1])
+    words, last = first_words(causes[0], 200), str(causes[-1])
     hint = ""
     if "does not require grad" in last or "not have been used in the graph" in last:
         hint = "; a loss that differentiates in the inputs finds them in its targets: give data as (x, x)"
@@ -373,10 +373,7 @@ def check_original(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> No
             p.mul_(1 + MOVE).add_(MOVE)
         after = loss_of(problem, x, y)
     if not torch.allclose(before, after, rtol=tolerance(problem.weights.dtype), atol=0, equal_nan=True):
-        raise InputError(
-            "loss: it changes with the values in the module that was given, beside those of the weights: it, "
-            "or the model, uses that module's parameters; give a regularizer as Problem(…, penalty=…)"
-        )
+        raise InputError("loss: it uses the parameters of the given module; give a regularizer as penalty=")
 
 
 CHECKS = ("full", "quick", "off")
@@ -476,21 +473,17 @@ def check_passes(problem: MeanLoss, before: Tensor, first: Tensor, x: Any, y: An
     """
     if not torch.equal(problem.weights, before):
         raise InputError(
-            "model: its forward pass writes to its own parameters (an embedding's max_norm?), so that other "
-            "weights are evaluated than asked for; leave that out of forward, and bound them after each step "
-            "of training"
+            "model: its forward pass writes to its own parameters (max_norm?); move that to training steps"
         )
     buffers = {name: buffer.clone() for name, buffer in problem.model.named_buffers()}
     second = loss_of(problem, x, y)
     if not equal(first, second, problem):
         after = dict(problem.model.named_buffers())
         changed = [name for name, b in buffers.items() if not torch.equal(strided(b), strided(after[name]))]
+        cause = f"in its buffer '{changed[0]}'" if changed else "or has a generator of its own"
         raise InputError(
             f"model: two passes over the same samples differ, with losses {float(first):.6g} and "
-            f"{float(second):.6g}: it keeps something of a pass for the next"
-            + (f", in its buffer '{changed[0]}'" if changed else "")
-            + ", or draws random numbers by a generator of its own; let it keep nothing unless "
-            "self.training, and draw from PyTorch's own generator"
+            f"{float(second):.6g}: it keeps something of a pass {cause}; let it do so in training alone"
         )
 
 
@@ -506,9 +499,8 @@ def check_recorded(problem: MeanLoss, before: Tensor, loss: Tensor, recorded: Te
     for _ in range(DRAWS):
         check_passes(problem, before, loss, x, y)
     raise InputError(
-        f"model: its loss is {float(loss):.6g}, but {float(recorded):.6g} where gradients are recorded: its "
-        "forward pass asks for that (torch.is_grad_enabled; a TransformerEncoder given padding, unless made "
-        "with enable_nested_tensor=False); make it compute the same either way"
+        f"model: its loss is {float(loss):.6g}, but {float(recorded):.6g} where gradients are recorded; make "
+        "it compute the same either way (TransformerEncoder with padding: enable_nested_tensor=False)"
     )
 
 
@@ -522,10 +514,8 @@ def check_random(problem: MeanLoss, x: Any, y: Any) -> None:
         again = loss_of(problem, x, y, seed)
         if not torch.allclose(first, again, rtol=0, atol=0, equal_nan=True):
             raise InputError(
-                "model or loss: random even in eval mode: the loss of the same samples is "
-                f"{float(first):.6g} or {float(again):.6g}, as other numbers are drawn (F.dropout needs "
-                "training=self.training); randomness='seed' holds the numbers fixed, randomness=8 takes the "
-                "mean over 8 draws of them",
+                f"model or loss: random even in eval mode: losses {float(first):.6g} and {float(again):.6g}; "
+                "randomness='seed' holds the numbers fixed, randomness=8 takes the mean of 8 draws",
                 remedy='landscape.Problem(model, loss, data, randomness="seed")',
             )
 

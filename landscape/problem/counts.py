@@ -224,10 +224,7 @@ def _class_terms(tensor: Tensor, weights: dict[int, float]) -> Tensor:
     """The sums by sample of the weights of the targets' classes."""
     weighted = torch.isin(tensor, torch.tensor([*weights]).to(tensor))
     if not bool(weighted.all()):
-        raise InputError(
-            f"data: a target is {int(tensor[~weighted][0])}, a class that none of the samples had from which "
-            "the weights of the classes come; give terms=, the sum of each sample's weights"
-        )
+        raise InputError(f"data: the weight of class {int(tensor[~weighted][0])} is unknown; give terms=")
     return sum((w * double(by_sample(tensor == c)) for c, w in weights.items()), torch.zeros(()))
 
 
@@ -353,12 +350,9 @@ def only(counts: Sequence[Count], totals: Tensor) -> Count:
     """
     if not bool(totals.any()):
         raise InputError(
-            "data: all its targets are left out of the loss, at least one must count (or its loss is NaN for "
-            "another reason)"
+            "data: all its targets are left out of the loss, or it is NaN; at least one must count"
         )
     if counts[0] == ONES or not unlike(totals):
         return counts[0]
-    raise InputError(
-        "loss: the terms of its mean may be counted in several ways, which no samples tell apart; give the "
-        f"right one, such as terms={' or terms='.join(count.code for count in counts[:3])}"
-    )
+    codes = " or terms=".join(count.code for count in counts[:3])
+    raise InputError(f"loss: its terms may be counted in several ways; give the right one, as terms={codes}")

@@ -49,6 +49,7 @@ NUMBERS = (1.618, 1e9, -1e9)
 
 # Targets that losses leave out: padding, PyTorch's and Hugging Face's default, masks of segmentations.
 LEFT_OUT = (0, -100, -1, 255)
+LISTED = "landscape.Problem(model, loss, list(data))"
 # Of more numbers the most frequent one is not sought (our choice: a tenth of a second).
 MAX_SORTED = 1 << 20
 
@@ -107,9 +108,8 @@ class Data:
                 self.batches = HostStream(x, y, self.samples)
         elif isinstance(data, Iterator) or not isinstance(data, Iterable):
             raise InputError(
-                f"data: a {type(data).__name__} is no iterable, or an iterator, which can be read only once; "
-                "give (x, y), a dict, a list of batches, a Dataset or a DataLoader",
-                remedy="landscape.Problem(model, loss, list(data))" if isinstance(data, Iterator) else "",
+                f"data: a {type(data).__name__} cannot be read, or only once; give (x, y) or batches",
+                remedy=LISTED if isinstance(data, Iterator) else "",
             )
         else:
             self.batches = data
@@ -164,11 +164,8 @@ class Data:
         if len(self._sums) == len(again) and all(map(torch.equal, self._sums, again)):
             return
         if ordered:
-            raise InputError(
-                "data: its batches are others in each pass (shuffle=True?), but the loss depends on which "
-                "samples are together in a batch, or on the random numbers of each",
-                remedy="landscape.Problem(model, loss, list(data))",
-            )
+            words = "data: its batches are others in each pass (shuffle=True?), which changes this loss"
+            raise InputError(words, remedy=LISTED)
         assert self.checksum is not None
         second = _total([torch.zeros_like(self.checksum), *again])
         first = _total([torch.zeros_like(second), self.checksum])
@@ -176,8 +173,7 @@ class Data:
         if not bool(((first - second).abs() <= CHECKSUM_TOLERANCE * largest).all()):
             batches = f"torch.utils.data.DataLoader(data, {STREAM_BATCH})" if self.own_batches else "data"
             raise InputError(
-                f"data: two passes over its batches differ: {_why_passes_differ(self.batches)}, or, for the "
-                "loss of one draw alone, a list, which freezes it",
+                f"data: two passes over its batches differ: {_why_passes_differ(self.batches)}, or one draw",
                 remedy=f"landscape.Problem(model, loss, list({batches}))",
             )
 
@@ -370,10 +366,7 @@ class Data:
     def _check_mean(self) -> None:
         """Raise InputError for samples of a loss that mixes them: a part has another loss than the whole."""
         if self.mixes:
-            raise InputError(
-                "data: the loss mixes its samples, so that minibatches of them have another loss on average; "
-                "this needs a loss that is a mean over the samples"
-            )
+            raise InputError("data: the loss mixes its samples; minibatches need a mean over the samples")
 
     def _gather(self, indices: Tensor) -> tuple[Any, Any]:
         flat = indices.flatten()
@@ -414,10 +407,7 @@ class Data:
     def _counted(self) -> Data:
         """Itself; InputError where it is samples of which no target counts."""
         if self.samples and not self.terms > 0:
-            raise InputError(
-                f"batch: a minibatch of {self.samples} samples has only targets that are left out of the "
-                "loss; draw more samples"
-            )
+            raise InputError(f"batch: no target of {self.samples} samples counts in the loss; draw more")
         return self
 
     def fingerprint(self) -> str:
@@ -458,8 +448,7 @@ def not_a_number(x: Any, y: Any, value: float, place: str) -> InputError:
     number = "NaN" if math.isnan(value) else f"{value:g}"
     cause = f"NaN in {where} of {place}, so that its loss" if where else f"the loss of {place}"
     return InputError(
-        f"data: {cause} is {number}; leave such samples out, mask them, or give terms=, a count that is 0 "
-        "for them"
+        f"data: {cause} is {number}; leave such samples out, mask them, or give terms=, 0 for them"
     )
 
 

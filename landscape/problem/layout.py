@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from landscape.core.errors import InputError
+from landscape.core.errors import InputError, first_words
 from landscape.core.options import near
 
 Array = np.ndarray[Any, Any]
+# The remedy for a model that runs in one precision.
+FOLLOW = "let its forward pass follow the dtype of its weights, x.to(self.weight.dtype)"
 NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
@@ -57,30 +59,22 @@ def of_a_whole_graph() -> Iterator[None]:
     except RuntimeError as error:
         if "second time" not in str(error):
             raise
-        raise InputError(
-            "model or loss: in eval mode it takes a gradient that frees the graph, so that the loss has "
-            "none; give torch.autograd.grad(…, create_graph=True) in it"
-        ) from error
+        words = "model or loss: it takes a gradient that frees the graph; give create_graph=True"
+        raise InputError(words) from error
 
 
 def differentiable(loss: Tensor) -> Tensor:
     """``loss``; InputError where no gradient was recorded for it."""
     if not loss.requires_grad:
         check_recording()
-        raise InputError(
-            "loss: it has no gradient (accuracy, argmax, detach and torch.no_grad have none), which only "
-            "losses and contours do without; give one that has, such as cross-entropy"
-        )
+        raise InputError("loss: it has no gradient (accuracy, detach); use it in losses and contours alone")
     return loss
 
 
 def check_recording() -> None:
     """InputError inside of torch.inference_mode, where no gradient can be taken."""
     if torch.is_inference_mode_enabled():
-        raise InputError(
-            "torch.inference_mode: nothing has a derivative inside of it; make the call outside of it, or "
-            "under torch.inference_mode(False)"
-        )
+        raise InputError("torch.inference_mode: nothing has a derivative inside of it; call outside of it")
 
 
 def as_array(tensor: Tensor) -> Array:
@@ -118,8 +112,8 @@ def independent_copy(model: nn.Module) -> nn.Module:
     try:
         copied = copy.deepcopy(model, memo)
     except Exception as error:  # whatever the user's module holds
-        words = " ".join(str(error).split())[:200]
-        raise InputError(f"model: it cannot be copied ({type(error).__name__}: {words})") from error
+        words = f"{type(error).__name__}: {first_words(error, 200)}"
+        raise InputError(f"model: it cannot be copied ({words})") from error
     if any(own_mode(module) and not module.training for module in copied.modules()):
         with contextlib.suppress(NotImplementedError):  # exported programs have no training mode
             copied.train()

@@ -27,10 +27,7 @@ def output_loss(outputs: Any, targets: Any) -> Tensor:
     """The loss in a model's output, ``outputs.loss`` or ``outputs["loss"]``."""
     value = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
     if not isinstance(value, Tensor) or value.dim() > 0:
-        raise InputError(
-            f"loss: None takes it from the model's output, but this {type(outputs).__name__} has no .loss "
-            "that is one number; give a loss, or batches with the labels that the model makes its loss from"
-        )
+        raise InputError(f"loss: this {type(outputs).__name__} has no .loss that is one number; give a loss")
     return value
 
 
@@ -178,10 +175,8 @@ def check_labels(loss: Any, outputs: Any, targets: Any) -> None:
         return
     labels, classes = targets[targets != class_loss.ignored], outputs.shape[1]
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise InputError(
-            f"data: its labels go from {int(labels.min())} to {int(labels.max())}, but the model has "
-            f"{classes} outputs, so that 0…{classes - 1} are allowed"
-        )
+        span = f"from {int(labels.min())} to {int(labels.max())}"
+        raise InputError(f"data: its labels go {span}, they must lie in 0…{classes - 1}")
 
 
 def label_terms(labels: Any, shifted: bool) -> Tensor | None:
@@ -304,9 +299,8 @@ def existing(loss: float, gradient: Tensor) -> Tensor:
         raise OperationError(f"weights: the loss there is {loss:g}, without derivatives; take others")
     if not finite(gradient):
         raise OperationError(
-            f"model or loss: the gradient is NaN or infinite at these weights, where the loss is {loss:.6g}; "
-            "let each branch of torch.where be finite, as in torch.where(a > 0, torch.where(a > 0, a, 1)"
-            ".sqrt(), b), and keep roots and norms away from zero"
+            f"model or loss: the gradient is NaN or infinite where the loss is {loss:.6g}; let roots "
+            "and norms stay away from zero, and each branch of torch.where be finite"
         )
     return gradient
 
@@ -403,10 +397,8 @@ def refuse_broadcasting(loss: Callable[[Any, Any], Any], outputs: Any, targets: 
         if not pairs.seen:
             return
     change = "unsqueeze(-1)" if outputs.dim() > targets.dim() else "squeeze(-1)"
-    kind = "" if targets.is_floating_point() else ".to(outputs)"
+    new = f"targets.{change}" + ("" if targets.is_floating_point() else ".to(outputs)")
     raise InputError(
-        f"loss: the outputs have shape {shapes[0]}, but the targets {shapes[1]}: a loss that broadcasts them "
-        "pairs each output with the targets of all samples",
-        remedy="landscape.Problem(model, "
-        f"lambda outputs, targets: loss(outputs, targets.{change}{kind}), data)",
+        f"loss: it broadcasts outputs of shape {shapes[0]} and targets {shapes[1]}, each with all",
+        remedy=f"landscape.Problem(model, lambda outputs, targets: loss(outputs, {new}), data)",
     )

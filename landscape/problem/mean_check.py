@@ -361,10 +361,7 @@ class _Decision:
         """All equations hold by the terms that are assumed, or it is PyTorch's own and cannot be divided."""
         self.losses = self._way()
         if self.losses is None and self.problem.draws and self.combine and self.terms.given is None:
-            _say(
-                "loss: it draws random numbers itself, so that how it combines was decided on the first "
-                "samples alone; give terms= to say so yourself"
-            )
+            _say("loss: it draws random numbers itself: decided on the first samples alone; give terms=")
         if self.losses is None:
             return bool(self.problem.draws and self.combine) or (self.definite and not self.data.indexed)
         self.losses.informed = self.losses.by_outputs and not self.problem.draws
@@ -403,8 +400,7 @@ class _Decision:
             return False
         refuse_nan(self.problem, self.terms, self.batches)
         raise InputError(
-            "terms: by them the losses of parts of the data do not combine to that of all of it; "
-            "leave terms out, or give data whose loss mixes samples as a list of batches",
+            "terms: by them the losses of parts of the data do not combine to that of all; leave terms out",
             remedy="landscape.Problem(model, loss, data)",
         )
 
@@ -438,16 +434,12 @@ class _Decision:
         refuse_nan(self.problem, self.terms, self.batches)
         if self.data.own_batches:
             raise InputError(
-                "loss: it mixes the samples of a batch, and a Dataset has no batches; give a DataLoader with "
-                "the batches over which the loss is the mean",
+                "loss: it mixes the samples of a batch, and a Dataset has no batches; give a DataLoader",
                 remedy="landscape.Problem(model, loss, torch.utils.data.DataLoader(data, batch_size=64))",
             )
         self.data.mix()
         if not isinstance(self.data.batches, (list, tuple)) or len(self.data.batches) > 1:
-            _say(
-                "loss: it mixes the samples of a batch, or weighs them; it is taken as the mean over the "
-                "batches that were given, each of which counts the same"
-            )
+            _say("loss: it mixes the samples of a batch, or weighs them; it is the mean over the batches")
         return True
 
     def at_once(self) -> bool:
@@ -460,17 +452,14 @@ class _Decision:
             memory = f"about {need / 2**30:.1f} GiB" if math.isfinite(need) else "more than is known to fit"
             remedy = "[data]" if math.isnan(need) else data.in_batches()
             raise InputError(
-                f"loss: it mixes samples, and all {data.samples:,} of them at once need {memory} for each "
-                f"pass ({available / 2**30:.1f} GiB are available); give a list of batches, over which the "
-                "loss is then the mean",
+                f"loss: it mixes samples, and all {data.samples:,} at once need {memory} of "
+                f"{available / 2**30:.1f} GiB; give a list of batches, over which it is then the mean",
                 remedy=f"landscape.Problem(model, loss, {remedy})",
             )
         data.mix()
         refuse_nan(problem, self.terms, self.batches)
-        _say(
-            f"loss: it mixes samples, or weighs them; all {data.samples:,} are evaluated at once; give a "
-            "list of batches for the mean over these"
-        )
+        at_once = f"all {data.samples:,} are evaluated at once"
+        _say(f"loss: it mixes samples, or weighs them; {at_once}; give a list of batches for their mean")
         return True
 
     def _way(self) -> Losses | None:
@@ -587,10 +576,7 @@ def _bytes_at_once(problem: MeanLoss) -> float:
 
 def say_count(count: Count) -> None:
     """Warn that the terms of the mean are counted."""
-    _say(
-        f"loss: the terms of its mean are counted as terms={count.code}, by which the losses of parts of the "
-        "data combine exactly; give terms= to say so yourself"
-    )
+    _say(f"loss: the terms of its mean are counted as terms={count.code}; give terms= to say so yourself")
 
 
 def _say(text: str) -> None:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landscape.core.devices import double, float64_device
-from landscape.core.errors import InputError
+from landscape.core.errors import InputError, first_words
 from landscape.core.options import choose
 from landscape.problem.batches import concatenate, count_samples, named_tensors, take, tree_map
 from landscape.problem.losses import correct, correct_shares, opened_logits
@@ -162,19 +162,17 @@ def metrics_of(metrics: Metrics | None) -> tuple[Metric, ...]:
 
 def _metric(name: Any, value: Any) -> Metric:
     if not isinstance(name, str) or not name.isidentifier() or name in ("loss", "x", "y", "t"):
-        raise InputError(
-            f"metrics: the name {name!r} is not allowed, it must be an identifier but loss, x, y, t"
-        )
+        raise InputError(f"metrics: the name {name!r} is not allowed (an identifier, not loss, x, y, t)")
     if isinstance(value, str):
         value = BY_NAME[choose(f"metrics: '{name}'", value, BY_NAME)]
         if isinstance(value, type):
             return Metric(name, make=value)
     if hasattr(value, "update") and hasattr(value, "compute"):
         return Metric(name, make=lambda: _restarted(value))
+    kind = type(value).__name__
     if not callable(value) or isinstance(value, type):
         raise InputError(
-            f"metrics: '{name}' is a {type(value).__name__}, it must be a function (outputs, targets) -> "
-            "values (B,) or a number, an object with update and compute, or a name"
+            f"metrics: '{name}' is a {kind}, it must be a function, a name, or have update and compute"
         )
     return Metric(name, value)
 
@@ -211,8 +209,7 @@ def check_metrics(problem: Any, batch: tuple[Any, Any]) -> None:
             if metric.whole and not _is_number(value):
                 shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise InputError(
-                    f"metrics: '{metric.name}' gives {shape} for {samples} samples, it must give one number, "
-                    f"or ({samples},), one for each sample"
+                    f"metrics: '{metric.name}' gives {shape}, it must give one number, or ({samples},)"
                 )
             limit = math.sqrt(torch.finfo(problem.dtype).eps)
             if not metric.whole and not torch.allclose(
@@ -223,10 +220,7 @@ def check_metrics(problem: Any, batch: tuple[Any, Any]) -> None:
                     "let it give one number for all samples"
                 )
         if problem.draws > 1 and not metric.of_samples:
-            raise InputError(
-                f"metrics: '{metric.name}' is no mean over samples, which a loss over several draws of "
-                "random numbers needs; use randomness='seed'"
-            )
+            raise InputError(f"metrics: '{metric.name}' is no mean over samples; use randomness='seed'")
     if failed:
         problem.totals()
 
@@ -245,8 +239,8 @@ def called(metric: Metric, outputs: Any, y: Any) -> Any:
     try:
         return metric.function(outputs, y)
     except Exception as error:  # of the user's code
-        words = " ".join(str(error).split())[:160]
-        raise InputError(f"metrics: '{metric.name}' failed: {type(error).__name__}: {words}") from error
+        words = f"{type(error).__name__}: {first_words(error)}"
+        raise InputError(f"metrics: '{metric.name}' failed: {words}") from error
 
 
 class Sums:
@@ -277,8 +271,7 @@ class Sums:
             if sum(t.nbytes for _, t in named_tensors(self._kept[-1])) * len(self._kept) > MAX_OUTPUTS:
                 name = next(metric.name for metric in self._metrics if metric.whole)
                 raise InputError(
-                    f"metrics: '{name}' gives one number, and needs the outputs of all samples at once, more "
-                    "than 4 GiB; let it give one value for each sample, or an object with update and compute"
+                    f"metrics: '{name}' needs all outputs at once, over 4 GiB; let it give (B,) values"
                 )
 
     def end(self) -> Tensor:

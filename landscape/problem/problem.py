@@ -305,16 +305,10 @@ class Problem(MeanLoss):
         self, model: nn.Module, device: torch.device | str | None, dtype: torch.dtype | None
     ) -> None:
         if str(device) == "meta" or any(t.is_meta for t in (*model.parameters(), *model.buffers())):
-            raise InputError(
-                "model: it is on the device 'meta' and has no numbers; make it on another (to_empty), and "
-                "load its weights"
-            )
+            raise InputError("model: it is on the device 'meta'; call to_empty, and load its weights")
         self.layout = Layout.of(model)
         if self.layout.size == 0:
-            raise InputError(
-                "model: it has no trainable parameters, at least one is needed; if its first forward pass "
-                "makes them, run one batch through it before, by model(x)"
-            )
+            raise InputError("model: it has no trainable parameters; run one batch through it before")
         first = next(p for p in model.parameters() if p.requires_grad and p.numel())
         if any(p.is_complex() for p in model.parameters() if p.requires_grad):
             raise InputError("model: it has complex parameters, they must be real; use two real ones each")
@@ -348,15 +342,9 @@ def check_kinds(model: Any, loss: Any) -> None:
             "module that has the parameters, and calls it in forward; load a state dict into its model"
         )
     if isinstance(model, torch.jit.ScriptModule):
-        raise InputError(
-            "model: a TorchScript module is not allowed, as it computes with its own parameters alone; give "
-            "the nn.Module it was made of, and load its state_dict() into that"
-        )
+        raise InputError("model: a TorchScript module is not allowed; give the nn.Module it was made of")
     if any(nn.parameter.is_lazy(t) for t in (*model.parameters(), *model.buffers())):
-        raise InputError(
-            "model: it has lazy layers, whose parameters have no sizes yet; run one batch through it before, "
-            "by model(x)"
-        )
+        raise InputError("model: it has lazy layers; run one batch through it before, by model(x)")
     if isinstance(loss, type) or not (loss is None or callable(loss)):
         raise InputError(f"loss: {what[1]} is not allowed, it must be a function, or None")
 

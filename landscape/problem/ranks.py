@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from landscape.core.devices import double, gather_bytes, inner
-from landscape.core.errors import InputError, LandscapeError, OperationError
+from landscape.core.errors import InputError, LandscapeError, OperationError, first_words
 from landscape.problem.batches import attempt, call, named_tensors, tree_map
 from landscape.problem.checks import tolerance
 from landscape.problem.counts import (
@@ -153,9 +153,8 @@ def all_ranks() -> Iterator[None]:
     except RuntimeError as error:
         if isinstance(error, LandscapeError) or not _LOST.search(f"{type(error).__name__} {error}"):
             raise
-        words = " ".join(str(error).split())[:160]
         raise LostError(
-            f"rank {dist.get_rank()}: another rank is lost, or did not answer in time ({words})"
+            f"rank {dist.get_rank()}: another rank is lost, or did not answer in time ({first_words(error)})"
         ) from error
 
 
@@ -311,8 +310,7 @@ def check_batches(problem: Any) -> None:
     if fewest < most:
         raise InputError(
             f"data: rank {counts.index(fewest)} has {fewest:g} and rank {counts.index(most)} has {most:g} "
-            "batches; the ranks make each pass together and need as many, of any sizes; divide each rank's "
-            "samples into as many, as list(zip(x.tensor_split(8), y.tensor_split(8))) does"
+            "batches; all ranks need as many, such as list(zip(x.tensor_split(8), y.tensor_split(8)))"
         )
 
 
@@ -335,8 +333,7 @@ def check_random(problem: Any, x: Any, y: Any) -> None:
     value, again = (_loss(problem, x, y) for _ in range(2))
     differ = not (abs(again - value) <= _rounding(problem, value) or str(again) == str(value))
     random = InputError(
-        f"model or loss: random even in eval mode: the loss of one batch is {value:.6g}, and {again:.6g} in "
-        "a second pass"
+        f"model or loss: random even in eval mode: two passes over a batch give {value:.6g} and {again:.6g}"
     )
     problem._share(random if differ else None)
 
@@ -446,10 +443,7 @@ def check_mean(problem: Any, terms: Terms) -> None:
         )
     if not remaining:
         check_finite(problem, terms, every=True)
-        raise InputError(
-            "loss: it is no mean over samples, nor one over a standard count of targets, on all ranks "
-            "together; give one with reduction='mean', or terms=, the number of terms of each sample"
-        )
+        raise InputError("loss: no mean over samples, or a standard count of targets; give terms=")
     totals = problem._each(*(sum(float(c(x, y).sum()) for x, y in _placed(problem)) for c in remaining))
     terms.count = only(remaining, totals.view(problem.ranks, -1))
     say_count(terms.count)
@@ -467,10 +461,7 @@ def _check_gradient(problem: Any, few: Any, g: Tensor, rounding: float) -> None:
     copies = [t.double() for piece, *values in triples if piece.share * problem.ranks == 1 for t in values]
     squares = problem._each(*(float(t.square().sum()) for t in copies))
     if not torch.allclose(squares.amin(0), squares.amax(0), rtol=tolerance(problem.dtype), atol=0):
-        raise InputError(
-            "model: parameters that every rank has, or their gradients, differ from rank to rank; ranks "
-            "that divide a layer among them need the same data"
-        )
+        raise InputError("model: parameters that all ranks have differ from rank to rank; give the same data")
     generator = torch.Generator().manual_seed(0)
     random = problem.along_weights(problem.draw(lambda p: torch.randn(p.slot.shape, generator=generator)))
     theta = problem.weights
@@ -483,5 +474,5 @@ def _check_gradient(problem: Any, few: Any, g: Tensor, rounding: float) -> None:
     if not abs(slope - expected) <= allowed:
         raise InputError(
             f"model: its gradient is not that of the mean loss of all ranks: the slope is {slope:.3g}, "
-            f"by the gradient {expected:.3g}; ranks with data of their own must average gradients"
+            f"by the gradient {expected:.3g}; let ranks average gradients"
         )

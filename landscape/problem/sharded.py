@@ -72,7 +72,7 @@ class ShardedProblem(Exchanges):
             each, that it is finite and not random, that the gradient is the loss's, and that the ranks have
             as many batches and equal copies; "full" tests on every batch that the loss is finite; "off" does
             not test any of it.
-        foreign: the other arguments of :class:`landscape.Problem`, which are refused.
+        options: the other arguments of :class:`landscape.Problem`, which are refused.
 
     Attributes:
         model, criterion, layout: the model itself, the loss, and the parameters in order.
@@ -98,7 +98,7 @@ class ShardedProblem(Exchanges):
         *,
         terms: Callable[[Any], Tensor] | None = None,
         check: Check = "quick",
-        **foreign: Any,
+        **options: Any,
     ) -> None:
         check_default_device()
         inner = unwrapped(model)
@@ -106,9 +106,8 @@ class ShardedProblem(Exchanges):
             raise InputError("model: no process group; call torch.distributed.init_process_group first")
         if not (is_sharded(inner) or isinstance(model, nn.parallel.DistributedDataParallel)):
             raise InputError(
-                f"model: a {type(model).__name__} on {dist.get_world_size()} ranks is not allowed, its "
-                "parameters must be DTensors (fully_shard, parallelize_module), or it a "
-                "DistributedDataParallel"
+                f"model: a {type(model).__name__} on several ranks is not allowed, its parameters must be "
+                "DTensors (fully_shard, parallelize_module), or it a DistributedDataParallel"
             )
         self.model, self.ranks = model, dist.get_world_size()
         self._reshard()
@@ -125,8 +124,8 @@ class ShardedProblem(Exchanges):
         away = next(iter(kinds - {first.device.type}), None)
         self.device = torch.device(away, torch.accelerator.current_device_index()) if away else first.device
         self.dtype = torch.promote_types(first.dtype, torch.float32)
-        self.agree("ShardedProblem", {"terms": terms, "check": check, **foreign})
-        for name in foreign:
+        self.agree("ShardedProblem", {"terms": terms, "check": check, **options})
+        for name in options:
             raise InputError(f"{name}: it is not allowed with a sharded model, only terms and check are")
         fit("terms", terms, Callable | None)
         self.check = fit("check", check, Check)
@@ -355,10 +354,7 @@ class ShardedProblem(Exchanges):
         """The model at ``weights`` in the block, in eval mode; it is then as it was, to the bit."""
         check_recording()
         if self.model in ENDED:
-            raise OperationError(
-                "model: a pass of it ended in an error, after which FSDP2 of this PyTorch makes no other; "
-                "build the model anew, or use PyTorch 2.13"
-            )
+            raise OperationError("model: a pass of it ended in an error; build it anew, or use PyTorch 2.13")
         modes = {module: module.training for module in self.model.modules()}
         with uninterrupted(), torch.no_grad():
             self._reshard()
@@ -538,9 +534,9 @@ class ShardedProblem(Exchanges):
         losses, gradient = self._losses_and_gradient(weights)
         wrong = (~losses.isfinite()).nonzero().flatten().tolist()
         if wrong and len(wrong) < self.ranks:
+            value = f"{losses[wrong[0]]:g}"
             raise OperationError(
-                f"data: the loss on rank {wrong[0]} is {losses[wrong[0]]:g}, that of others is finite; "
-                'give check="full", which names the batch'
+                f'data: the loss on rank {wrong[0]} is {value}; give check="full", which names the batch'
             )
         existing(float(losses.mean()), self._each(0.0 if finite(gradient) else torch.nan))
         return gradient

@@ -446,10 +446,7 @@ def activations(problem: MeanLoss, weights: Tensor, x: Any, points: Collection[P
     for point in points:
         step = recorder.steps[point.number] if point.number < len(recorder.steps) else None
         if step is None or step.func is not point.func or step.tensors[point.operand].shape != point.shape:
-            raise InputError(
-                "align: 'activations' is not allowed for this model, whose operations change from pass to "
-                "pass; 'weights' is"
-            )
+            raise InputError("align: 'activations' needs the same operations in each pass; use 'weights'")
         tensors[str(point)] = step.tensors[point.operand]
     return tensors
 
