@@ -257,22 +257,6 @@ def test_a_chain_whose_fast_products_differ_goes_by_the_plain_ones(monkeypatch: 
     assert eigenvalues.points_at_once(problem) == 1
 
 
-def test_bfloat16_is_taken_by_what_the_hardware_is_and_only_where_it_is_near(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    torch.manual_seed(0)
-    x, y = torch.rand(60, 40), torch.randint(3, (60,))
-    model = landscape.models.build("mlp", widths=[40, 30, 6, 3])
-    problem = Problem(model, F.cross_entropy, (x, y))
-    fast = eigenvalues.bfloat16_is_fast(torch.device("cpu"))
-    assert [eigenvalues._bfloat16_serves(problem) for _ in range(3)] == [fast] * 3
-    monkeypatch.setattr(eigenvalues, "bfloat16_is_fast", lambda device: True)
-    assert eigenvalues._bfloat16_serves(problem)
-    assert not eigenvalues._bfloat16_serves(problems.mlp())  # float64
-    monkeypatch.setattr(eigenvalues, "BFLOAT16_ERROR", 1e-4)  # finer than its 3 digits
-    assert not eigenvalues._bfloat16_serves(problem)
-
-
 def penalty(parameters: dict[str, Tensor]) -> Tensor:
     """One with a Hessian that is neither diagonal nor constant."""
     theta = torch.cat([p.flatten() for p in parameters.values()])

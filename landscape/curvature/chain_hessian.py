@@ -51,13 +51,6 @@ class _Chunk:
     second: list[Tensor | None]
     delta: list[Tensor]
     z: Tensor
-    low: Tensor | None = None
-
-    def data(self, dtype: torch.dtype) -> Tensor:
-        """x in ``dtype``, converted once."""
-        if self.low is None or self.low.dtype != dtype:
-            self.low = self.x.to(dtype)
-        return self.low
 
 
 class ChainHessian:
@@ -154,22 +147,16 @@ class ChainHessian:
         return gradients(gradient, [z], rz)[0]
 
     @torch.no_grad()
-    def __call__(self, vectors: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """The products with ``vectors``, (K, P) -> (K, P).
-
-        ``dtype``: the precision of the products with the data, by default the problem's, which all other
-        arithmetic has. In bfloat16 the error of the result is some 0.2% of its norm.
-        """
-        layout, full, count = self.problem.layout, self.problem.dtype, len(vectors)
-        dtype = dtype or full
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """The products with ``vectors``, (K, P) -> (K, P)."""
+        layout, count = self.problem.layout, len(vectors)
         moved = layout.views(vectors)
         out = torch.zeros_like(vectors)
         sums = layout.views(out)
         weights = [w.expand(count, -1, -1) for w in self.weights]
-        first = moved[self.layers[0].step.weight].flatten(0, 1).to(dtype)
+        first = moved[self.layers[0].step.weight].flatten(0, 1)
         last = len(self.layers) - 1
         for c in self.chunks:
-            x = c.data(dtype)
             # Forward: the derivatives along v of the layers' outputs (rz) and inputs (rh).
             rzs: list[Tensor] = []
             rhs: list[Tensor] = []
@@ -177,7 +164,7 @@ class ChainHessian:
                 if k:
                     rz = _product(moved[layer.step.weight], c.h[k - 1], _product(weights[k], rhs[-1]))
                 else:
-                    rz = (first @ x.T).to(full).view(count, -1, len(x))
+                    rz = (first @ c.x.T).view(count, -1, len(c.x))
                 if layer.step.bias:
                     rz += moved[layer.step.bias].unsqueeze(2)
                 if k < last:
@@ -190,7 +177,7 @@ class ChainHessian:
                 if step.bias:
                     sums[step.bias].add_(r.sum(2))
                 if k == 0:
-                    sums[step.weight].add_((r.flatten(0, 1).to(dtype) @ x).view_as(sums[step.weight]))
+                    sums[step.weight].add_((r.flatten(0, 1) @ c.x).view_as(sums[step.weight]))
                     break
                 sums[step.weight].add_(_product(r, c.h[k - 1].mT))
                 r = _product(weights[k].mT, r)

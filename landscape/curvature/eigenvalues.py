@@ -69,37 +69,19 @@ MIN_RESIDUAL_TOL = 1e-3
 # the lowest eigenvalue is then 2 to 4% off. Above a share of MAX_SAMPLES the corrections would cost more.
 CURVATURE_SHARE = 0.99
 MAX_SAMPLES = 0.8
-# The largest relative error of a product in bfloat16 for which few corrections suffice; it is 0.2% on MNIST's
-# MLPs, and more where the numbers of the data are close to one another (our choice).
-BFLOAT16_ERROR = 0.02
-
-
-@dataclass(frozen=True)
-class Approximation:
-    """The problem of a search, perhaps with fewer samples, and the precision of its data."""
-
-    problem: Problem
-    dtype: torch.dtype
-
-    def name(self, whole: Problem) -> str:
-        """Such as "float32" or "bfloat16, 2,372 of 10,000 samples"."""
-        part = f", {self.problem.samples:,} of {whole.samples:,} samples"
-        return str(self.dtype).removeprefix("torch.") + part * (self.problem is not whole)
 
 
 @torch.no_grad()
-def cheapest(problem: Problem, weights: Tensor, is_chain: bool) -> Approximation:
-    """The samples with most of the curvature at ``weights``, and the faster precision.
+def most_curved(problem: Problem, weights: Tensor) -> Problem:
+    """The samples with most of the curvature at ``weights`` (K, P); all where others count, too.
 
-    All samples where the problem is regularized: the penalty is no mean over samples. ``one``: the products
-    at the only point, whose outputs are used again.
+    So do they where the problem is regularized: the penalty is no mean over samples.
     """
-    dtype = torch.bfloat16 if is_chain and _bfloat16_serves(problem) else problem.dtype
     tensors, loss = problem.data.tensors, problem.criterion
     usable = is_softmax_loss(loss) and not problem.regularised and not problem.batchnorm.samples
     usable = usable and problem.separable
     if not usable or tensors is None or tensors[1].dim() != 1:
-        return Approximation(problem, dtype)
+        return problem
     missing = torch.zeros(problem.samples, device=problem.device)
     for at in weights:
         outputs = ((problem.outputs(at, x), y) for x, y, _ in problem.chunks())
@@ -109,27 +91,8 @@ def cheapest(problem: Problem, weights: Tensor, is_chain: bool) -> Approximation
     most, order = missing.sort(descending=True)
     count = int((most.cumsum(0) < CURVATURE_SHARE * most.sum()).sum()) + 1
     if count > MAX_SAMPLES * problem.samples:
-        return Approximation(problem, dtype)
-    return Approximation(problem.subset(order[:count].sort().values), dtype)
-
-
-def bfloat16_is_fast(device: torch.device) -> bool:
-    """Return whether the hardware multiplies in bfloat16: CUDA since Ampere, CPUs with AVX512-BF16 or AMX."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    return device.type == "cpu" and (
-        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    )
-
-
-def _bfloat16_serves(problem: Problem) -> bool:
-    """Return whether products with the data in bfloat16 are fast, and near enough on a few samples."""
-    if problem.dtype != torch.float32 or not bfloat16_is_fast(problem.device):
-        return False
-    few = ChainHessian(problem.on(problem.data.few()), problem.weights[None])
-    v = start_vector(problem, 0)[None]
-    exact = few(v)
-    return bool(vector_norm(few(v, torch.bfloat16) - exact) <= BFLOAT16_ERROR * vector_norm(exact))
+        return problem
+    return problem.subset(order[:count].sort().values)
 
 
 # Points of a grid at once, at most. On 2 cores a product of one of 16 points costs half of a lone one's.
@@ -171,12 +134,10 @@ def eigenpairs(
         start: the first vector of every search, (P,) or (P',) for a part; see :func:`.search_eigenpairs`.
         target: which eigenvalues, and how exactly.
         options: which matrix; see :class:`landscape.HessianOperator`. With a preconditioner K is 1.
-        search: "exact": every product has all samples, in the problem's precision; "auto": the search uses
-            cheaper products where that saves time, for tolerances from 1e-3 and 1,280 parameters on. With
-            cross-entropy these are of the samples with 99% of the sum of 1 − p, p the probability of the
-            target (a sample's part of the Hessian vanishes with 1 − p). For chains of linear layers in
-            float32 they are in bfloat16, if the hardware has it and the products of a few samples agree to
-            2%.
+        search: "exact": every product has all samples; "auto": the search uses cheaper products where that
+            saves time, for tolerances from 1e-3 and 1,280 parameters on: with cross-entropy those of the
+            samples with 99% of the sum of 1 − p, p the probability of the target (a sample's part of the
+            Hessian vanishes with 1 − p).
         done: called as each point ends.
 
     All points are searched in lockstep, so that on chains of linear layers one pass over the data serves all.
@@ -198,22 +159,21 @@ def eigenpairs(
     saved = _chain_bytes(problem, weights[0], options)
     is_chain = saved is not None and saved * len(weights) <= min(GRAPH_BYTES, spare())
     single = ChainHessian(problem, weights, matrix=matrix) if is_chain and len(weights) == 1 else None
-    whole = Approximation(problem, problem.dtype)
     small = problem.layout.size < MIN_PARAMETERS or target.residual_tol < MIN_RESIDUAL_TOL
     cheaper = search == "auto" and not small and problem.separable
-    chosen = cheapest(problem, weights, is_chain) if cheaper else whole
+    part = most_curved(problem, weights) if cheaper else problem
 
-    def search_batch(at: Tensor, starts: list[Tensor], near: Approximation) -> list[RitzPairs]:
+    def search_batch(at: Tensor, starts: list[Tensor], near: Problem) -> list[RitzPairs]:
         """Search at ``at`` with products of ``near``; verify and refine with exact ones."""
-        share, exact = near.problem.samples / problem.samples, near.problem is problem
+        share, exact = near.samples / problem.samples, near is problem
         verifying: Iterable[Products]
         if is_chain:
-            h = single if single and exact else ChainHessian(near.problem, at, matrix=matrix)
-            products = _in_lockstep(h, share, near.dtype)
+            h = single if single and exact else ChainHessian(near, at, matrix=matrix)
+            products = _in_lockstep(h, share)
             # Without one, one point at a time, as the verification asks for them.
             verifying = [single] if single else (ChainHessian(problem, t[None], matrix=matrix) for t in at)
         else:
-            operators = [exactly.at(near.problem, t) for t in at]
+            operators = [exactly.at(near, t) for t in at]
 
             def products(rows: Tensor, running: list[int]) -> Tensor:
                 return stacked(
@@ -224,14 +184,16 @@ def eigenpairs(
         results = run_in_lockstep([search_eigenpairs(s, target) for s in starts], products, done)
         exact_ones, tol = zip(results, verifying, strict=True), target.residual_tol
         refined = (verify_and_refine(r, h, tol) for r, h in exact_ones)
-        return [replace(pair, search=near.name(problem)) for pair in refined]
+        name = str(problem.dtype).removeprefix("torch.")
+        name += "" if exact else f", {near.samples:,} of {problem.samples:,} samples"
+        return [replace(pair, search=name) for pair in refined]
 
-    every = search_batch(weights, [start] * len(weights), chosen)
+    every = search_batch(weights, [start] * len(weights), part)
     missed = [i for i, p in enumerate(every) if not p.converged and p.products < target.max_products]
     missed = [i for i in missed if finite(every[i].residuals)]
-    if missed and chosen is not whole:
+    if missed and part is not problem:
         starts = [warm_start(every[i].vectors.sum(0), start) for i in missed]
-        for i, again in zip(missed, search_batch(weights[missed], starts, whole), strict=True):
+        for i, again in zip(missed, search_batch(weights[missed], starts, problem), strict=True):
             every[i] = replace(again, products=every[i].products + again.products)
     return every
 
@@ -253,7 +215,7 @@ def fast_hessian(
     return h
 
 
-def _in_lockstep(h: ChainHessian, share: float, dtype: torch.dtype) -> Callable[[Tensor, list[int]], Tensor]:
+def _in_lockstep(h: ChainHessian, share: float) -> Callable[[Tensor, list[int]], Tensor]:
     """``share`` of the products of the searches still running; the weights of the others are dropped."""
     present: list[int] = []
 
@@ -261,7 +223,7 @@ def _in_lockstep(h: ChainHessian, share: float, dtype: torch.dtype) -> Callable[
         if present and present != running:
             h.select([present.index(i) for i in running])
         present[:] = running
-        return h(vectors, dtype).mul_(share)
+        return h(vectors).mul_(share)
 
     return products
 
@@ -420,9 +382,9 @@ def extreme_eigenvalues(
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
-        search: "auto": the search may use cheaper products, with the samples that have most of the curvature
-            and the data in bfloat16, and its results are verified and refined with exact ones; "exact": all
-            products are exact.
+        search: "auto": the search may use cheaper products, with the samples that have most of the
+            curvature, and its results are verified and refined with exact ones; "exact": all products are
+            exact.
         max_products: Hessian-vector products, at most; where they end first, ``converged`` is False and the
             residuals show the error.
         seed: draws the starting vector.
@@ -499,9 +461,9 @@ def top_eigenvalues(
         precondition: P, a positive diagonal (P,), or what :func:`landscape.preconditioner` makes of a
             checkpoint: eigenvalues and vectors are those of P^{-1/2} H P^{-1/2}, on which the stability of
             Adam, RMSProp, LARS and LAMB depends. All products are then exact.
-        search: "auto": the search may use cheaper products, with the samples that have most of the curvature
-            and the data in bfloat16, and its results are verified and refined with exact ones; "exact": all
-            products are exact.
+        search: "auto": the search may use cheaper products, with the samples that have most of the
+            curvature, and its results are verified and refined with exact ones; "exact": all products are
+            exact.
         engine: "pyhessian" asks that package instead, for one eigenvalue: that of largest *magnitude*. Its
             residual is still from our own product.
         initial: (P,), such as the sum of eigenvectors at nearby weights, where the search begins. As much of

@@ -93,7 +93,7 @@ class Eigenvalues(MatrixResult, table="rank"):
         lowest: how many of ``values`` are the smallest ones.
         converged: whether all residuals met the tolerance.
         residual_tol: the largest residual that was allowed, relative to the eigenvalue.
-        search: the products with which the search was done, such as "bfloat16, 2,372 of 10,000 samples".
+        search: the products with which the search was done, such as "float32, 2,372 of 10,000 samples".
         bound_low, bound_high: all other eigenvalues lie between these, each with a probability of 99% over
             the random start; infinite where nothing is known.
         complete: no eigenvalue was missed that lies beyond the last of those wanted by more than the
