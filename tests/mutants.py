@@ -32,7 +32,7 @@ FILES = "tests/test_files.py", "tests/test_harm.py"
 MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
     ("tests/test_stability.py",): [("limits/__init__.py", "omega**2 if", "omega if")],
     MIXING: [
-        ("training/topology/finite_time.py", "rest //= factor", "rest //= rest"),
+        ("training/topology/finite_time.py", "quotient //= factor", "quotient //= quotient"),
         ("training/topology/finite_time.py", "done % len(cube)", "0"),
         ("training/topology/__init__.py", "product = m @ product", "product = m"),
     ],
@@ -53,7 +53,7 @@ MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
         ("training/algorithms/central.py", "+ self.sigma * draw", "+ self.sigma**2 * draw"),
         ("training/algorithms/dpsgd.py", "self._mixed(), directions, alpha=lr", "self._mixed(), directions, alpha=2 * lr"),
         ("training/algorithms/dpsgd.py", "torch.sub(weights, directions, alpha=lr)\n        return", "torch.sub(weights, directions, alpha=lr / 2)\n        return"),
-        ("training/algorithms/dpsgd.py", 'if self.order == "awc" else max_stable', 'if self.order == "atc" else max_stable'),
+        ("training/algorithms/dpsgd.py", 'if self.order == "awc" else limits.max_stable', 'if self.order == "atc" else limits.max_stable'),
         ("training/algorithms/dpsgd.py", "(1 + self._mixed_buffers)", "(1 - self._mixed_buffers)"),
         ("training/algorithms/central.py", "(step - self.first) % self.period == 0", "step % self.period == 0"),
         ("training/algorithms/central.py", "self.node_period == 0:\n            new.copy_", "self.node_period == 1:\n            new.copy_"),

@@ -243,9 +243,12 @@ class PreconditionedLambdaMax(OnSample):
         return super().measure(now)
 
     def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
-        pairs = self._now and self.sample.search(now.mean, 1, self.memory, self._now)
-        self.memory = pairs and pairs.vectors.sum(0)
-        if self._now is None or pairs is None:
+        if self._now is None:
+            self.memory = None
+            return ()
+        pairs = self.sample.search(now.mean, 1, self.memory, self._now)
+        self.memory = None if pairs is None else pairs.vectors.sum(0)
+        if pairs is None:
             return ()
         top = float(pairs.values[0])
         return top, float(pairs.residuals[0]), now.lr * top, self._now.limit
