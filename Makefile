@@ -18,7 +18,7 @@ OUTDATED := -W ignore::DeprecationWarning -W ignore::PendingDeprecationWarning
 # The tests start many processes, which would compile the package each time where this is set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-integrations test-lowest battery-huggingface ordinary-uses truth figures figures-smoke bench bench-smoke fuzz chaos lint docs coverage package clean
+.PHONY: demo test test-all test-integrations test-lowest battery-huggingface ordinary-uses truth figures figures-smoke bench bench-smoke gpu fuzz chaos lint docs coverage package clean
 
 demo: $(READY)  ## train on the bundled digits and draw the landscape around what comes out
 	$(BIN)/landscape demo -o demo
@@ -60,6 +60,11 @@ bench: $(PEERS)/ready  ## side-by-side timings, as ratios, in an environment wit
 
 bench-smoke: $(READY)  ## every benchmark once, as small as it runs, so that none breaks unseen
 	LANDSCAPE_BENCH=smoke OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks
+	LANDSCAPE_BENCH=smoke OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gpu --device cpu -o build/gpu
+
+# It sets nothing up: a machine with a GPU has a PyTorch of its own.
+gpu:  ## is it right on a GPU, and how fast? in at most six minutes, into gpu.json and gpu.md; ROW=NAME for one row
+	PYTHONPATH=. $(PYTHON) -m benchmarks.gpu $(if $(ROW),--only $(ROW))
 
 chaos: $(READY)  ## 500 kills and signals at random moments over all commands (about half an hour; Linux)
 	$(BIN)/python -m tests.harm commands
