@@ -272,8 +272,8 @@ class TopK(Rule):
         count = 0
         for columns_of, shape in shapes or [(slice(None), (weights.shape[1],))]:
             if len(shape) > 2:
-                words = f"{self.label} takes vectors and matrices, a parameter of this model has shape"
-                raise InputError(f"algorithm.name: {words} {tuple(shape)}")
+                reason = f"{self.label} needs vectors and matrices, this model has shape {tuple(shape)}"
+                raise InputError(f"algorithm.name: {reason}")
             rows, columns = (1, 1, *shape)[-2:]
             h, w = (
                 max(d for d in range(1, min(side, chunk) + 1) if side % d == 0) for side in (rows, columns)

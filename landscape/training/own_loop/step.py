@@ -394,7 +394,8 @@ class FlatParameters(Tracked):
         of_model = {id(p) for p in self._present.values()}
         for p in (p for group in self.optimizer.param_groups for p in group["params"]):
             if id(p) not in of_model:
-                raise InputError(f"optimizer: its parameter of shape {tuple(p.shape)} is not the model's")
+                shape = tuple(p.shape)
+                raise InputError(f"optimizer: its parameter of shape {shape} must be one of the model")
         for name, p in self.trained.items():
             if id(p) not in self._groups:
                 raise InputError(f"optimizer: parameter '{name}' is not in it; add it, or freeze it")

@@ -268,7 +268,9 @@ def table_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
     """
     if name not in _cells():
         if name.partition("/")[0] in SAMPLES and not name.endswith(".toml"):
-            raise InputError(f"recipe: '{name}' is not known{near(name, _cells())}; see landscape recipes")
+            raise InputError(
+                f"recipe: '{name}' is not known{near(name, _cells())}; landscape recipes lists all"
+            )
         return None
     series, model, batch, algorithm, rate = _cells()[name]
     epochs, batch = changes.get("epochs", EPOCHS[series.task]), changes.get("batch", batch)
