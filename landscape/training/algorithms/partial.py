@@ -272,8 +272,9 @@ class TopK(Rule):
         count = 0
         for columns_of, shape in shapes or [(slice(None), (weights.shape[1],))]:
             if len(shape) > 2:
-                reason = f"{self.label} needs vectors and matrices, this model has shape {tuple(shape)}"
-                raise InputError(f"algorithm.name: {reason}")
+                raise InputError(
+                    f"algorithm.name: {self.label} needs vectors or matrices, not {tuple(shape)}"
+                )
             rows, columns = (1, 1, *shape)[-2:]
             h, w = (
                 max(d for d in range(1, min(side, chunk) + 1) if side % d == 0) for side in (rows, columns)
