@@ -81,7 +81,7 @@ def _run(send: Any, variables: dict[str, str], timeout: float, function: Any, ar
     torch.set_num_threads(1)
     group = None
     try:
-        group = Group(torch.device("cpu"), timeout)
+        group = Group.join(torch.device("cpu"), timeout)
         result = function(group, *args)
         group.close()
     except BaseException as error:  # pytest.fail is none of Exception

@@ -237,7 +237,7 @@ def test_shares_train_the_runs_of_all_figures_and_the_command_without_them_draws
         assert not list((tmp_path / "g").glob("*.*"))
     code, out, err = command("figures", *options, "--share", "1/4", "--budget", "0.000001s")
     assert (code, "share 1/4: 2 of 2 runs have ended" in out) == (0, True), err
-    one_line(command("figures", *options, "--share", "1/9"), 2, "--share", "8 runs have as many shares")
+    one_line(command("figures", *options, "--share", "1/9"), 2, "--share", "N ≤ 8, the number of runs")
     one_line(command("figures", *options, "--share", "1/2", "--dry-run"), 2, "--share", "--dry-run")
     one_line(command("figures", "--share", "1/2"), 2, "--share", "without a NAME")
     code, _, err = command("figures", "noise-split", *options[2:])

@@ -315,7 +315,7 @@ def test_a_killed_process_ends_the_run_with_a_line_and_a_restart_loses_nothing(t
     assert run.returncode == 1
     last = [line for line in err.splitlines() if line.startswith("landscape:")]
     assert last == err.splitlines()[-1:]
-    assert "rank 1 of 2 was killed by SIGKILL; --resume goes on from" in last[0]
+    assert "rank 1 of 2 was killed by SIGKILL; a resumed run continues from" in last[0]
     wait_for(lambda: not any(map(lives, pids)))
     step = landscape.load(folder / "last.h5").step
     assert 20 <= step < 800
@@ -451,7 +451,7 @@ def test_a_process_alone_says_what_it_waits_for() -> None:
                 unittest.mock.patch.dict(os.environ, alone | variables),
                 pytest.raises(LandscapeError) as caught,
             ):
-                Group(torch.device("cpu"), 1.0)
+                Group.join(torch.device("cpu"), 1.0)
             assert str(caught.value).startswith(words)
 
 
@@ -488,7 +488,7 @@ def test_the_others_name_the_rank_that_is_lost(
     if lost:
         (line,) = lines
         assert line.startswith(f"rank {lost} of 3 lost, no sign of life for 4 s (")
-        assert line.endswith(f"; a resumed run goes on from {tmp_path}/last.h5")
+        assert line.endswith(f"; a resumed run continues from {tmp_path}/last.h5")
     else:
         assert all(line.startswith("rank 0 of 3 ") for line in lines)
     assert "not lost" not in found  # None: ended by its own watch
@@ -544,8 +544,8 @@ def test_what_does_not_fit_is_said_in_a_line(command: Command, tmp_path: Path) -
     code, _, err = command("train", path, "-o", tmp_path / "run", "-q")
     assert (code, err.strip()) == (
         2,
-        "landscape: --nproc: 1 is not allowed, algorithm.schedule 'measured' with delay 2 needs 4, a server and "
-        "3 workers",
+        "landscape: --nproc: 1 is not allowed, it must be 4 with algorithm.schedule 'measured': a server and "
+        "delay + 1 workers",
     )
     with pytest.raises(
         InputError, match="learners: 2 is not allowed, it must be 1 with algorithm.schedule 'measured'"

@@ -50,7 +50,7 @@ def test_a_finished_run_may_go_on_to_more_steps_with_the_same_bits(tiny: Path, t
     short, long = (recipe.read(str(tiny), [f"steps={n}", *settings]) for n in (17, 30))
     launch.launch(short, tmp_path / "a")
     same_bits(launch.launch(long, tmp_path / "a", resume=True), launch.launch(long, tmp_path / "b"))
-    with pytest.raises(OperationError, match="steps = 30, resuming it with 17"):
+    with pytest.raises(OperationError, match="steps = 30, resuming it with steps = 17"):
         launch.launch(short, tmp_path / "a", resume=True)
     with pytest.raises(OperationError, match=r"its run has lr = 0.2, resuming it with lr = 0.1"):
         launch.launch(recipe.read(str(tiny), ["lr=0.1", *settings]), tmp_path / "a", resume=True)
@@ -71,7 +71,7 @@ def test_a_run_keeps_the_mixing_matrix_that_it_began_with(
         np.savetxt("m.csv", pairs, delimiter=",")
         code, _, err = command("train", tiny, *settings, "-o", "run", "--resume")
         assert (code, len(err.splitlines())) == (1, 1)
-        assert "m.csv holds another matrix" in err
+        assert "m.csv has another matrix" in err
     else:
         Path("m.csv").unlink()
     if what == "elsewhere":
@@ -151,7 +151,7 @@ def test_another_runs_folder_is_refused_and_force_clears_it(tiny: Path, tmp_path
         launch.launch(recipe.read(str(tiny), ["steps=40"]), tmp_path / "run")
     with pytest.raises(OperationError, match=r"its run has lr = 0.2, .* with lr = 0.1"):
         launch.launch(recipe.read(str(tiny), ["lr=0.1"]), tmp_path / "run")
-    with pytest.raises(InputError, match="nproc: 99 is not allowed, the recipe's 4 learners"):
+    with pytest.raises(InputError, match="nproc: 99 is not allowed, it must be ≤ 4"):
         landscape.train(chosen, tmp_path / "new", nproc=99)
     assert not (tmp_path / "new").exists()  # no process was started
     short = recipe.read(str(tiny), ["steps=5"])

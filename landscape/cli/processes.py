@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import os
 import sys
 import traceback
@@ -26,7 +25,7 @@ from landscape.training.processes.comm import LostProcessError
 from landscape.training.processes.process_group import Group, number, started_by_launcher
 
 # A share of a grid may take long; a process that ends or is silent is noticed without this limit.
-WAIT = datetime.timedelta(days=7)
+EXCHANGE_TIMEOUT = 7 * 24 * 3600.0
 
 TIMEOUT_S = {
     "metavar": "S",
@@ -121,13 +120,13 @@ class Team:
             return
         if torch.cuda.is_available():
             torch.cuda.set_device(number("LOCAL_RANK", 0, 0) % torch.cuda.device_count())
-        with joined(torch.device("cpu"), self.timeout, WAIT) as group:
+        with joined(torch.device("cpu"), self.timeout, EXCHANGE_TIMEOUT) as group:
             group.agree({"command": " ".join(sys.argv[1:])})
             yield dist.group.WORLD
 
 
 @contextlib.contextmanager
-def joined(device: torch.device, timeout: float, wait: datetime.timedelta | None = None) -> Iterator[Group]:
+def joined(device: torch.device, timeout: float, exchange_timeout: float | None = None) -> Iterator[Group]:
     """The group of processes that a launcher started this one in.
 
     A failure ends this process here: only the first process to fail prints its line, and an orderly exit
@@ -135,7 +134,7 @@ def joined(device: torch.device, timeout: float, wait: datetime.timedelta | None
     """
     group = None
     try:
-        group = Group(device, timeout, wait)
+        group = Group.join(device, timeout, exchange_timeout)
         try:
             yield group
         except LostError as error:

@@ -102,8 +102,8 @@ def train(
     if (nproc > 1 or max_restarts) and (force or not complete(chosen, Path(folder))):
         now = current()
         flags = {"--quiet": now.quiet, "--json": now.as_json, "--verbose": now.verbose}
-        shown = [flag for flag, is_set in flags.items() if is_set]
-        end = in_processes(chosen, Path(folder), nproc, max_restarts, timeout, shown=shown, **about)
+        about["output_flags"] = [flag for flag, is_set in flags.items() if is_set]
+        end = in_processes(chosen, Path(folder), nproc, max_restarts, timeout, **about)
         _check_divergence(end, folder)
     else:
         _train(chosen, folder, timeout, about)

@@ -445,8 +445,6 @@ def measure_steps(
         try:
             children.Pool(processes, threads).run(f"{__name__}:_member", jobs, results.__setitem__)
         except children.JobError as error:
-            if error.known:
-                raise
             words = f"processes: {processes} cannot be measured here ({error})"
             raise OperationError(words) from error
     means = tree_map(lambda *numbers: statistics.mean(numbers), *results.values())
@@ -459,7 +457,7 @@ def _member(
     """The numbers of one process of :func:`measure_steps`: of each round costs, link and seconds."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", children.loopback())
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(processes), children.STORE: folder}
-    group = Group(torch.device("cpu"))
+    group = Group.join(torch.device("cpu"))
     recipes = {name: from_values(parse_toml(toml, name)) for name, toml in tomls.items()}
     runs = {name: Trainer(recipe, group=group) for name, recipe in recipes.items()}
     first, measurements = next(iter(recipes.values())), []

@@ -58,7 +58,7 @@ class FolderStore:
             return ""
 
     def first(self, name: str, text: str) -> bool:
-        """Write ``text`` if there is none yet, and say whether it is ``text`` then."""
+        """Write ``text`` if there is none yet, and return whether it is ``text`` then."""
         with contextlib.suppress(FileExistsError), open(self.folder / name, "x", encoding="utf-8") as file:
             file.write(text)
         return self.get(name) == text
@@ -115,24 +115,24 @@ class Children:
         return self
 
     def start(
-        self, module: str, words: Sequence[str], environment: Mapping[str, str], *, piped: bool, shown: bool
+        self, module: str, words: Sequence[str], environment: Mapping[str, str], *, piped: bool, show: bool
     ) -> Child:
         """Start ``module``'s main with ``words``.
 
-        With ``shown`` its output goes to this process's stdout and stderr; otherwise stderr goes to a file
-        and stdout is dropped. With ``piped`` its stdin and stdout are pipes to this process.
+        With ``show`` its output goes to this process's stdout and stderr; otherwise stderr goes to a file and
+        stdout is dropped. With ``piped`` its stdin and stdout are pipes to this process.
         """
         number = len(self.all)
         parent_end, child_end = socket.socketpair()
         parent_end.setblocking(False)
         errors = self.folder / f"errors-{number}"
         settings = {**environment, boot.LINK: str(child_end.fileno())}
-        with child_end, contextlib.nullcontext() if shown else errors.open("wb") as stderr:
+        with child_end, contextlib.nullcontext() if show else errors.open("wb") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-P", boot.__file__, module, *words],
                 env={**os.environ, **settings},
                 stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
-                stdout=subprocess.PIPE if piped else None if shown else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if piped else None if show else subprocess.DEVNULL,
                 stderr=stderr,
                 pass_fds=[child_end.fileno()],
             )
@@ -192,15 +192,15 @@ def threads_each(processes: int, threads: int | None) -> dict[str, str]:
 # How long a process may show no sign of life, and any exchange of a group may take (s): the default of
 # torch's NCCL groups.
 TIMEOUT = 600.0
-GOES_ON = "the same command goes on"
+RESUMES = "the same command resumes"
 
 
 class JobError(OperationError):
-    """A job that failed: its ``number`` among the jobs, and the reason; ``known``: an error for the user."""
+    """A job that failed: its ``number`` among the jobs, and the reason."""
 
-    def __init__(self, number: int, words: str, known: bool = False) -> None:
+    def __init__(self, number: int, words: str) -> None:
         super().__init__(words)
-        self.number, self.known = number, known
+        self.number = number
 
 
 @dataclass(frozen=True)
@@ -208,16 +208,16 @@ class Pool:
     """``nproc`` processes of this machine.
 
     Attributes:
-        nproc: how many jobs are done at a time.
+        nproc: number of jobs at a time.
         threads: shared by the processes; None: as the environment has it for each.
         timeout: limit of the time without a sign of life of a process (s).
-        place: gives further environment variables of a process, by its number.
+        environment: gives further environment variables of a process, by its number.
     """
 
     nproc: int = 1
     threads: int | None = None
     timeout: float = TIMEOUT
-    place: Callable[[int], dict[str, str]] = lambda number: {}
+    environment: Callable[[int], dict[str, str]] = lambda number: {}
 
     def run(self, function: str, jobs: Sequence[Sequence[Any]], done: Callable[[int, Any], None]) -> None:
         """Call ``function`` with the arguments of each job; JSON can represent these and the results.
@@ -234,14 +234,15 @@ class Pool:
         with Children() as children:
             shared = threads_each(self.nproc, self.threads)
             for number in range(min(self.nproc, len(jobs))):
-                children.start(__name__, [function], shared | self.place(number), piped=True, shown=False)
+                variables = shared | self.environment(number)
+                children.start(__name__, [function], variables, piped=True, show=False)
             busy = {child: _give(child, waiting) for child in children.all}
             for _ in jobs:
                 child, answer = self._next_answer(children, busy)
                 number = busy.pop(child)
                 if "failed" in answer:
                     sys.stderr.write(answer["trace"])
-                    raise JobError(number, answer["failed"], answer["known"])
+                    raise JobError(number, answer["failed"])
                 if waiting:
                     busy[child] = _give(child, waiting)
                 done(number, answer["result"])
@@ -255,32 +256,22 @@ class Pool:
                 if line := pipe.readline():
                     return child, json.loads(line)
                 child.process.wait()
-                ending = f"its process {child.exit_description()}; {_last_line(child)}"
-                raise JobError(busy[child], f"{ending}{GOES_ON}")
+                last_line = child.stderr_text().strip().splitlines()[-1:]
+                words = "; ".join([f"its process {child.exit_description()}", *last_line, RESUMES])
+                raise JobError(busy[child], words)
             for child, job in busy.items():
                 if child.silent > self.timeout:
                     raise JobError(job, f"its process was lost, no sign of life for {self.timeout:g} s")
 
 
-def reason(error: Exception) -> tuple[str, bool]:
-    """The reason why a job failed, and whether it is an error for the user, and none of this package."""
-    known = explain(error)
-    return (str(known), True) if known else (f"{type(error).__name__}: {error}", False)
-
-
 def _give(child: Child, waiting: list[tuple[int, Sequence[Any]]]) -> int:
+    """Give ``child`` the next job; its number."""
     number, arguments = waiting.pop()
     assert child.process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has ended, which is noticed when its answer is read
         child.process.stdin.write(json.dumps(list(arguments)).encode() + b"\n")
         child.process.stdin.flush()
     return number
-
-
-def _last_line(child: Child) -> str:
-    """The last line that a process wrote to stderr, with a semicolon."""
-    lines = child.stderr_text().strip().splitlines()
-    return f"{lines[-1]}; " if lines else ""
 
 
 def main() -> None:
@@ -292,9 +283,9 @@ def main() -> None:
             try:
                 answer: dict[str, Any] = {"result": function(*json.loads(line))}
             except Exception as error:
-                words, known = reason(error)
-                trace = "" if known else traceback.format_exc()
-                answer = {"failed": words, "known": known, "trace": trace}
+                users = explain(error)  # None: a defect of this package
+                words = str(users) if users else f"{type(error).__name__}: {error}"
+                answer = {"failed": words, "trace": "" if users else traceback.format_exc()}
             answers.write(json.dumps(answer) + "\n")
 
 
@@ -317,7 +308,7 @@ def start(
     restarts: int = 0,
     hint: Callable[[], str],
     log: Path | None = None,
-    shown: bool = True,
+    show_output: bool = True,
 ) -> int:
     """Run the command ``words`` in ``nproc`` processes; the exit code when all have ended.
 
@@ -325,9 +316,9 @@ def start(
         timeout: limit of the time without a sign of life of a process (s).
         threads: shared by the processes; None: as the environment has it for each.
         restarts: how often all processes are restarted after one was lost.
-        hint: gives the words that tell the user how to go on after a process was lost.
+        hint: gives the words that tell the user how to resume after a process was lost.
         log: a file for starts and failures, written if the parent of its folder exists.
-        shown: whether the first process writes to this one's stdout and stderr.
+        show_output: whether the first process writes to this one's stdout and stderr.
 
     Raises OperationError (InputError for bad usage) with the message of the process that failed first, or
     with the rank that was lost.
@@ -345,11 +336,9 @@ def start(
             }
             for rank in range(nproc):
                 ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                children.start(
-                    "landscape.cli", words, environment | ranks, piped=False, shown=shown and rank == 0
-                )
-            pids = ", ".join(str(child.process.pid) for child in children.all)
-            _log(log, f"start {attempt}: processes {pids}")
+                show = show_output and rank == 0
+                children.start("landscape.cli", words, environment | ranks, piped=False, show=show)
+            _log(log, f"start {attempt}: processes {', '.join(str(c.process.pid) for c in children.all)}")
             try:
                 return _watch(children, timeout)
             except LandscapeError as error:
@@ -367,24 +356,20 @@ def _watch(children: Children, timeout: float) -> int:
     failures, deadline = FolderStore(children.folder), 0.0
     while True:
         children.check()
-        lost = [child for child in children.all if (child.ended or 0) < 0]
-        if lost:
-            raise RestartableError(f"{_name(lost[0], children)} {lost[0].exit_description()}")
+        for child in children.all:
+            if (child.ended or 0) < 0:
+                raise RestartableError(f"{_name(child, children)} {child.exit_description()}")
         if line := failures.get("failure"):
             _, code, words = line.split(" ", 2)
             kinds = {InputError.exit_code: InputError, LOST: RestartableError}
             raise kinds.get(int(code), OperationError)(words)
-        ended = [child for child in children.all if child.ended is not None]
-        if len(ended) == len(children.all):
-            return _code(children)
-        if any(child.ended for child in ended):
+        running = [child for child in children.all if child.ended is None]
+        if any(child.ended for child in children.all):
             deadline = deadline or time.monotonic() + GRACE
-            if time.monotonic() > deadline:
-                return _code(children)
-        silent = [child for child in children.all if child.ended is None and child.silent > timeout]
-        if silent:
-            names = " and ".join(_name(child, children) for child in silent)
-            raise RestartableError(f"{names} lost, no sign of life for {timeout:g} s")
+        if not running or (deadline and time.monotonic() > deadline):
+            return _code(children)
+        if silent := [_name(child, children) for child in running if child.silent > timeout]:
+            raise RestartableError(f"{' and '.join(silent)} lost, no sign of life for {timeout:g} s")
 
 
 def _code(children: Children) -> int:

@@ -61,8 +61,8 @@ class Processes(ABC):
 
     def difference(self, facts: Mapping[str, str]) -> str:
         """The first of ``facts`` that is not the same on all ranks, in words; "" if there is none."""
-        first, *others = self.gathered(dict(facts))
-        for rank, theirs in enumerate(others, 1):
+        first, *rest = self.gathered(dict(facts))
+        for rank, theirs in enumerate(rest, 1):
             for name in {**first, **theirs}:
                 a, b = first.get(name, "missing"), theirs.get(name, "missing")
                 if a != b:
@@ -81,9 +81,7 @@ class Comm:
         self.learners, self.group = learners, group
         self.rank, self.size = (group.rank, group.size) if group else (0, 1)
         if learners < self.size:
-            raise InputError(
-                f"learners: {learners} cannot be spread over {self.size} processes, each holds at least one"
-            )
+            raise InputError("learners", learners, allowed=f"≥ {self.size}, the number of processes")
         self.bounds = _bounds(learners, self.size)
         self.local = slice(self.bounds[self.rank], self.bounds[self.rank + 1])
         #: The number of learners of this process.
@@ -245,13 +243,13 @@ class Comm:
         counts, widths = (np.diff(_bounds(k, self.size)) for k in (count, vectors.shape[1]))
         sent = torch.cat([part.flatten() for part in torch.split(vectors, widths.tolist(), 1)])
         gathered = vectors.new_empty(count, widths[self.rank])
-        received, given = counts * widths[self.rank], widths * len(vectors)
-        return self._all_to_all(gathered, sent, received.tolist(), given.tolist())
+        received, numbers = counts * widths[self.rank], widths * len(vectors)
+        return self._all_to_all(gathered, sent, received.tolist(), numbers.tolist())
 
-    def _all_to_all(self, out: Tensor, sent: Tensor, received: list[int], given: list[int]) -> Tensor:
-        """``out``, filled with as many numbers from each process as ``received`` says."""
+    def _all_to_all(self, out: Tensor, sent: Tensor, received: list[int], numbers: list[int]) -> Tensor:
+        """Exchange ``numbers`` of ``sent`` for ``out``, as many from each process as ``received`` says."""
         with self._naming():
-            work = dist.all_to_all_single(out.view(-1), sent, received, given, async_op=True)
+            work = dist.all_to_all_single(out.view(-1), sent, received, numbers, async_op=True)
         return self._finished([work], out)
 
     # Exchange with neighbors.
@@ -403,7 +401,7 @@ def first_line(error: BaseException) -> str:
 
 
 def averages_all(matrix: Array) -> bool:
-    """Say whether ``matrix`` (n, n) needs an all-reduce: all entries are equal.
+    """Return whether ``matrix`` (n, n) needs an all-reduce: all entries are equal.
 
     Two learners rather exchange their vectors: the traffic is the same, and the work is less.
     """

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from landscape import _version
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import within
+from landscape.core.options import Within, fit
 from landscape.core.progress import tolerant_stream
 from landscape.training.processes import children
 from landscape.training.processes.comm import LostProcessError, Processes, first_line
@@ -63,25 +64,25 @@ PAUSE = 0.05  # seconds between two attempts to connect
 class Group(Processes):
     """This process in the group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe.
 
-    Under ``--nproc`` the processes meet in a private folder of the launcher's, without an address.
+    The constructor only reads the environment; :meth:`join` connects. Under ``--nproc`` the processes meet in
+    a private folder of the launcher's, without an address.
 
     Args:
         device: that of the exchanged tensors: gloo on the CPU, NCCL on GPUs.
         timeout: limit of the rendezvous, and of the time without a sign of life of a rank (s).
-        wait: limit of an exchange; by default ``timeout``.
 
-    Raises InputError for variables that are missing or wrong, OperationError where a port is in use or a rank
-    does not come in time.
+    Raises InputError for variables that are missing or wrong.
     """
 
-    def __init__(
-        self, device: torch.device, timeout: float = children.TIMEOUT, wait: datetime.timedelta | None = None
-    ) -> None:
+    _store: Store
+
+    def __init__(self, device: torch.device, timeout: float = children.TIMEOUT) -> None:
         super().__init__(number("RANK", 0), number("WORLD_SIZE", 1), device)
         self.timeout, self.attempt = timeout, number("TORCHELASTIC_RESTART_COUNT", 0, 0)
         if self.rank >= self.size:
             raise InputError(f"RANK: {self.rank} is not allowed, WORLD_SIZE is {self.size}")
         self.backend = "nccl" if device.type == "cuda" else "gloo"
+        self._hosts = False  # whether this process holds the store
         self._stop, self._failure, self._failure_beats = threading.Event(), "", 0
         # Whether the store is lost, and the number of beats without an answer of it.
         self._store_lost, self._unanswered = False, 0
@@ -90,75 +91,84 @@ class Group(Processes):
         self._silent = dict.fromkeys(range(self.size), 0.0)
         self._changes = dict.fromkeys(range(self.size), 0)
         self._parent = os.getppid()
-        store, self._store, self._beats = self._join_store()
-        self._meet()
+
+    @classmethod
+    def join(
+        cls, device: torch.device, timeout: float = children.TIMEOUT, exchange_timeout: float | None = None
+    ) -> Group:
+        """Join the group that the environment describes, once all its processes have come.
+
+        Args:
+            device, timeout: as of the class.
+            exchange_timeout: limit of an exchange (s); by default ``timeout``.
+
+        Raises OperationError where a port is in use or a rank does not come in time.
+        """
+        group = cls(device, timeout)
+        torchs_store, group._store = group._connect()
+        group._meet()
         init = functools.partial(
             dist.init_process_group,
-            self.backend,
-            store=store,
-            rank=self.rank,
-            world_size=self.size,
-            timeout=wait or datetime.timedelta(seconds=timeout),
+            group.backend,
+            store=torchs_store,
+            rank=group.rank,
+            world_size=group.size,
+            timeout=datetime.timedelta(seconds=exchange_timeout or timeout),
             device_id=device if device.type == "cuda" else None,
         )
         try:  # NCCL belongs to the thread it is started in
-            init() if self.backend == "nccl" else within(timeout + LOST_AFTER, init)
+            init() if group.backend == "nccl" else within(timeout + LOST_AFTER, init)
         except (RuntimeError, TimeoutError) as error:
-            raise OperationError(
-                f"rank {self.rank}: the processes cannot meet ({first_line(error)})"
-            ) from error
-        threading.Thread(target=self._beat, daemon=True).start()
+            words = f"the processes cannot meet ({first_line(error)})"
+            raise OperationError(f"rank {group.rank}: {words}") from error
+        threading.Thread(target=group._beat, daemon=True).start()
+        return group
 
-    def _join_store(self) -> tuple[Any, Store, Store]:
-        """The store for torch, the store for facts and failures, and a separate connection for beats."""
-        self._hosts = False
+    def _connect(self) -> tuple[Any, Store]:
+        """The store for torch's exchanges, and a connection of its own for signs of life and failures."""
         if children.STORE in os.environ:
             folder = Path(os.environ[children.STORE])
-            texts = children.FolderStore(folder)
-            return FileStore(str(folder / "store"), self.size), texts, texts
+            return FileStore(str(folder / "store"), self.size), children.FolderStore(folder)
         address, port = os.environ.get("MASTER_ADDR", ""), number("MASTER_PORT", 1, most=65535)
         if not address:
             raise InputError("MASTER_ADDR: missing; it is the address of rank 0's machine")
+        address = "127.0.0.1" if address == "localhost" else address
         if is_loopback(address):  # the exchanges' own sockets, too
             for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
                 os.environ.setdefault(name, children.loopback())
         # torch's elastic agents hold a store there; without an agent, rank 0 holds one.
         self._hosts = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         stores = connect(address, port, self.rank, self._hosts, self.timeout)
-        first, second = (PrefixStore(f"landscape/{self.attempt}", store) for store in stores)
-        return PrefixStore("group", first), TorchStore(first), TorchStore(second)
+        torchs, own = (PrefixStore(f"landscape/{self.attempt}", store) for store in stores)
+        return PrefixStore("group", torchs), TorchStore(own)
 
     def _meet(self) -> None:
         """Wait for every rank; each writes the number of ranks that it expects."""
         self._ask(lambda: self._store.set(f"here-{self.rank}", str(self.size)))
         deadline = time.monotonic() + self.timeout
-        for rank in range(self.size):
-            size = self._wait(f"here-{rank}", deadline)
-            if not size:
-                missing = [r for r in range(self.size) if not self._wait(f"here-{r}", 0.0)]
-                raise OperationError(
-                    f"{_ranks(missing)} of {self.size} did not come within {self.timeout:g} s"
-                )
-            if size != str(self.size):
-                raise OperationError(
-                    f"WORLD_SIZE: {self.size} on rank {self.rank}, but {size} on rank {rank}"
-                )
-
-    def _wait(self, name: str, deadline: float) -> str:
-        """The text ``name`` in the store, "" if it does not come in time."""
-        while not (text := self._ask(lambda: self._store.get(name))) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return text
+        while True:
+            late = time.monotonic() > deadline
+            sizes = [self._ask(functools.partial(self._store.get, f"here-{r}")) for r in range(self.size)]
+            for rank, size in enumerate(sizes):
+                if size not in ("", str(self.size)):
+                    raise OperationError(
+                        f"WORLD_SIZE: {self.size} on rank {self.rank}, but {size} on rank {rank}"
+                    )
+            if all(sizes):
+                return
+            if late:
+                missing = _ranks([rank for rank, size in enumerate(sizes) if not size])
+                raise OperationError(f"{missing} of {self.size} did not come within {self.timeout:g} s")
+            time.sleep(PAUSE)
 
     def _ask(self, call: Callable[[], T]) -> T:
         """The result of ``call()`` to the store, which may not answer if rank 0 holds it."""
         try:
             return within(min(self.timeout, LOST_AFTER), call)
         except (RuntimeError, OSError) as error:  # a TimeoutError is an OSError
-            raise LostProcessError(self._no_answer(error)) from error
+            raise LostProcessError(self._no_answer(first_line(error))) from error
 
-    def _no_answer(self, error: BaseException | str) -> str:
-        words = error if isinstance(error, str) else first_line(error)
+    def _no_answer(self, words: str) -> str:
         return f"rank 0 of {self.size} was lost: its store does not answer ({words})"
 
     def wait_for_all(self) -> None:
@@ -168,7 +178,9 @@ class Group(Processes):
 
     def agree(self, facts: dict[str, str]) -> None:
         """Raise OperationError on every rank if ``facts`` (and the code) are not the same on all of them."""
-        if difference := self.difference(versions() | facts):
+        own = f"{_version.__version__} ({code_fingerprint()[:12]})"
+        versions = {"landscape": own, "torch": str(torch.__version__)}
+        if difference := self.difference(versions | facts):
             raise OperationError(difference)
 
     def _beat(self) -> None:
@@ -195,13 +207,13 @@ class Group(Processes):
         try:
             count = int(self._signs[self.rank].partition(" ")[0] or 0) + 1
             self._signs[self.rank] = f"{count} {self.step}"
-            self._beats.set(f"beat-{self.rank}", self._signs[self.rank])
+            self._store.set(f"beat-{self.rank}", self._signs[self.rank])
             for rank in set(self._silent) - {self.rank}:
-                sign = self._beats.get(f"beat-{rank}")
+                sign = self._store.get(f"beat-{rank}")
                 if sign != self._signs[rank]:
                     self._signs[rank], self._silent[rank] = sign, 0.0
                     self._changes[rank] += 1
-            self._failure = self._beats.get("failure")
+            self._failure = self._store.get("failure")
             self._failure_beats += bool(self._failure)
         except (RuntimeError, OSError):  # the store is lost, which the exchanges notice
             self._store_lost = True
@@ -271,12 +283,12 @@ class Group(Processes):
 
 
 def started_by_launcher() -> bool:
-    """Say whether a launcher (--nproc, torchrun, srun …) started this process as one of several."""
+    """Return whether a launcher (--nproc, torchrun, srun …) started this process as one of several."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 @contextlib.contextmanager
-def log_to(path: Path) -> Iterator[Callable[[str], None]]:
+def log_to(path: Path) -> Iterator[Callable[[str], object]]:
     """Open a log; the function that it yields appends a line with the time.
 
     Output of C libraries to stderr goes to the log, too; that of Python still goes to stderr.
@@ -287,19 +299,14 @@ def log_to(path: Path) -> Iterator[Callable[[str], None]]:
     except OSError as error:
         raise OperationError(f"{path}: cannot be written ({error.strerror})") from error
 
-    def log(line: str) -> None:
-        file.write(children.stamped(line))
-
-    file, console, before = tolerant_stream(opened.fileno()), os.dup(2), sys.stderr
-    with opened:
-        before.flush()
+    file, console = tolerant_stream(opened.fileno()), os.dup(2)
+    sys.stderr.flush()
+    with opened, contextlib.redirect_stderr(tolerant_stream(console)):
         os.dup2(opened.fileno(), 2)
-        sys.stderr = tolerant_stream(console)
         try:
-            yield log
+            yield lambda line: file.write(children.stamped(line))
         finally:
             os.dup2(console, 2)
-            sys.stderr = before
             os.close(console)
 
 
@@ -311,17 +318,6 @@ def code_fingerprint() -> str:
     return digest.hexdigest()
 
 
-def versions() -> dict[str, str]:
-    """The versions of this package, with its code, and of PyTorch, which decide about the numbers."""
-    own = f"{_version.__version__} ({code_fingerprint()[:12]})"
-    return {"landscape": own, "torch": str(torch.__version__)}
-
-
-def where() -> str:
-    """The names of this machine and process, for logs."""
-    return f"{socket.gethostname()}, process {os.getpid()}"
-
-
 def _ranks(ranks: list[int]) -> str:
     names = ", ".join(map(str, ranks))
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
@@ -330,11 +326,9 @@ def _ranks(ranks: list[int]) -> str:
 def number(name: str, least: int, usual: int | None = None, most: int | None = None) -> int:
     """The whole number in the environment variable ``name``; InputError where it is none, or not allowed."""
     text = os.environ.get(name, "" if usual is None else str(usual))
-    good = text.isascii() and text.isdigit() and len(text) < 10
-    if not good or not least <= int(text) <= (int(text) if most is None else most):
-        allowed = f"a whole number ≥ {least}" if most is None else f"a whole number from {least} to {most}"
-        raise InputError(f"{name}: {text!r} is not allowed, it must be {allowed}")
-    return int(text)
+    value = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
+    whole: int = fit(name, value, Annotated[int, Within(least, most)])
+    return whole
 
 
 def worker_device(name: str) -> torch.device:
@@ -343,28 +337,24 @@ def worker_device(name: str) -> torch.device:
     Raises InputError where more processes than GPUs are on this machine: NCCL needs a GPU for each, and for
     several processes on accelerators other than CUDA's.
     """
-    device = pick_device(name)
-    if device.type == "cpu":
+    device, alone = pick_device(name), number("WORLD_SIZE", 1, 1) == 1
+    if device.type == "cpu" or (alone and device.type != "cuda"):
         return device
-    processes, gpus = number("LOCAL_WORLD_SIZE", 1, 1), torch.cuda.device_count()
-    local = number("LOCAL_RANK", 0, 0)
     if device.type != "cuda":
-        if number("WORLD_SIZE", 1, 1) == 1:
-            return device
-        raise InputError(
-            f"device: '{name}' is {device.type} here, which several processes cannot share; use cpu"
-        )
-    if max(processes, local + 1) > gpus:
-        raise InputError(
-            f"device: '{name}' is not allowed, {processes} processes need a GPU each of {gpus}; use cpu"
-        )
+        words = f"is {device.type} here, which several processes cannot share"
+        raise InputError(f"device: '{name}' {words}; use cpu")
+    local, gpus = number("LOCAL_RANK", 0, 0), torch.cuda.device_count()
+    processes = max(number("LOCAL_WORLD_SIZE", 1, 1), local + 1)
+    if processes > gpus:
+        words = f"is not allowed, {processes} processes need a GPU each of {gpus}"
+        raise InputError(f"device: '{name}' {words}; use cpu")
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
 
 
-def is_loopback(host: str) -> bool:
-    """Say whether ``host`` is a loopback address, which only this machine can reach."""
-    return host == "localhost" or host == "::1" or host.startswith("127.")
+def is_loopback(address: str) -> bool:
+    """Return whether only this machine can reach ``address``."""
+    return address == "::1" or address.startswith("127.")
 
 
 def connect(host: str, port: int, rank: int, serve: bool, timeout: float) -> tuple[TCPStore, TCPStore]:
@@ -374,36 +364,29 @@ def connect(host: str, port: int, rank: int, serve: bool, timeout: float) -> tup
     and otherwise at all addresses of this machine, as ``host`` may be none of them. Raises OperationError if
     the port is in use, or no store answers within ``timeout`` seconds.
     """
-    deadline, listener = time.monotonic() + timeout, _listen(host, port) if serve else None
-
-    def store(hosts: bool, fd: int | None) -> TCPStore:
-        limit = datetime.timedelta(seconds=timeout)
-        return TCPStore(
-            address, port, None, hosts, limit, wait_for_workers=False, master_listen_fd=fd, use_libuv=True
-        )
-
-    try:
-        address = _reach(host, port, deadline)
-        first, second = (
-            within(max(0.1, deadline - time.monotonic()), functools.partial(store, hosts, fd))
-            for hosts, fd in ((serve, listener.detach() if listener else None), (False, None))
-        )
-    except (RuntimeError, OSError) as error:  # torch's are RuntimeErrors
-        where = f"{host}:{port} ({first_line(error)})"
-        raise OperationError(f"rank {rank}: rank 0 does not answer at {where}") from error
-    finally:
-        if listener:
-            listener.close()
-    return first, second
+    deadline = time.monotonic() + timeout
+    with _listen(host, port) if serve else contextlib.nullcontext() as listener:
+        try:
+            address = _reach(host, port, deadline)
+            limit, seconds = datetime.timedelta(seconds=timeout), max(0.1, deadline - time.monotonic())
+            store = functools.partial(
+                TCPStore, address, port, timeout=limit, wait_for_workers=False, use_libuv=True
+            )
+            descriptor = listener.detach() if listener else None
+            first = within(seconds, lambda: store(is_master=serve, master_listen_fd=descriptor))
+            return first, within(seconds, store)
+        except (RuntimeError, OSError) as error:  # torch's are RuntimeErrors
+            words = f"does not answer at {host}:{port} ({first_line(error)})"
+            raise OperationError(f"rank {rank}: rank 0 {words}") from error
 
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        own = is_loopback(host)
-        address = ("127.0.0.1" if host == "localhost" else host) if own else ""
-        dual = not own and socket.has_dualstack_ipv6()
+        local = is_loopback(host)
+        dual = not local and socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual or host == "::1" else socket.AF_INET
-        return socket.create_server((address, port), family=family, backlog=1024, dualstack_ipv6=dual)
+        address = (host if local else "", port)
+        return socket.create_server(address, family=family, backlog=1024, dualstack_ipv6=dual)
     except OSError as error:
         words = os.strerror(error.errno or 0)  # the error's own text would repeat the address
         raise OperationError(f"MASTER_PORT: {port} fails on {host} ({words}); choose another") from error
@@ -411,16 +394,12 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _reach(host: str, port: int, deadline: float) -> str:
     """The address of ``host`` at which a server listens; repeated here, as torch warns at each attempt."""
-    error: OSError = TimeoutError("no answer")
     while True:
         remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            raise error
         try:
-            name = "127.0.0.1" if host == "localhost" else host
-            with socket.create_connection((name, port), timeout=remaining) as reached:
-                return str(reached.getpeername()[0])
-        except OSError as latest:
-            error = latest
-            with contextlib.suppress(InterruptedError):
-                time.sleep(PAUSE)
+            with socket.create_connection((host, port), timeout=max(remaining, PAUSE)) as connection:
+                return str(connection.getpeername()[0])
+        except OSError:
+            if remaining <= 0:
+                raise
+            time.sleep(PAUSE)

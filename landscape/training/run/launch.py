@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import os
 import re
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from landscape.training.algorithms.central import AsyncSGD
 from landscape.training.processes import children
 from landscape.training.processes.children import TIMEOUT
 from landscape.training.processes.comm import Comm, LostProcessError
-from landscape.training.processes.process_group import Group, log_to, started_by_launcher, where
+from landscape.training.processes.process_group import Group, log_to, started_by_launcher
 from landscape.training.recipes import Evaluate
 from landscape.training.recipes.recipe import Recipe, file_values, from_values, recipe_of
 from landscape.training.run import package_of, row_writer
@@ -94,31 +95,29 @@ def launch(
             (hooks or Hooks()).message(f"{folder}: complete already, nothing is trained")
             return Checkpoint.load(folder / "last.h5")
         present = storage.check_folder(folder, resume=resume, force=force)
-
-        def local(learners: int) -> slice:
-            """This process's learners: all of them where they are fewer than processes, as with a server."""
-            return Comm(learners, group if group and learners >= group.size else None).local
-
-        checkpoint, chosen = _resumed(folder, recipe, local, allow_code) if resume else (None, recipe)
+        checkpoint, chosen = None, recipe
+        if resume:
+            checkpoint, chosen = _resumed(folder, recipe, functools.partial(_local, group), allow_code)
         if chosen is None:
             words = "a recipe's name (see 'landscape recipes') or a .toml file"
             raise InputError("recipe: missing", give={"resume": True}, otherwise=words)
         if chosen.scalars and first:
             package_of(chosen.scalars)
-        hooks, place = dataclasses.replace(hooks or Hooks()), group.device if group else pick_device(device)
+        hooks = dataclasses.replace(hooks or Hooks())
+        place = group.device if group else pick_device(device)
         trainer = trainer_class(chosen, group)(
             chosen, checkpoint=checkpoint, device=place, data_dir=data_dir, hooks=hooks, group=group
         )
         chosen = trainer.recipe
         samples = chosen.evaluate.bn_samples
         if checkpoint is None and samples != Evaluate.bn_samples and not trainer.buffers.local:
-            words = "it changes nothing without BatchNorm in the model; leave it out"
-            raise InputError(f"evaluate.bn_samples: {samples} is not allowed, {words}")
+            words = "is not allowed, it changes nothing without BatchNorm in the model; leave it out"
+            raise InputError(f"evaluate.bn_samples: {samples} {words}")
         hooks.save = functools.partial(_save, folder=folder, comm=trainer.comm, every=chosen.checkpoint.every)
         if group:
-            start = {"data": str(trainer.data["fingerprint"]), "first step": str(trainer.step + 1)}
-            start["mixing matrix"] = fingerprint(chosen.matrices.values())
-            group.agree(_flat(chosen.values()) | start)
+            facts = {"data": str(trainer.data["fingerprint"]), "first step": str(trainer.step + 1)}
+            facts["mixing matrix"] = fingerprint(chosen.matrices.values())
+            group.agree(_flat(chosen.values()) | facts)
         files.make_folder(folder)  # after all checks, so that a mistake leaves no file there
         if first:
             lock.acquire()
@@ -135,6 +134,11 @@ def launch(
             return trainer.run() if group is None else _run_in_group(trainer, folder, group)
 
 
+def _local(group: Group | None, learners: int) -> slice:
+    """This process's learners: all of them where they are fewer than processes, as with a server."""
+    return Comm(learners, group if group and learners >= group.size else None).local
+
+
 def _headline(trainer: Trainer) -> str:
     """The line that a run begins with."""
     recipe = trainer.recipe
@@ -149,29 +153,30 @@ def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
     """Run ``trainer``, that of one of several processes, with a log."""
     hooks = trainer.hooks
     with log_to(folder / "logs" / f"rank-{group.rank}.log") as log:
-        part, local = type(trainer).__name__.lower(), trainer.comm.local
-        who = f"rank {group.rank} of {group.size}, {part} of learners {local.start} to {local.stop - 1}"
-        log(f"{who}, on {group.device}; {where()}; {group.backend}")
-        tell, save = hooks.message, hooks.save
+        kind, local = type(trainer).__name__.lower(), trainer.comm.local
+        who = f"rank {group.rank} of {group.size}, {kind} of learners {local.start} to {local.stop - 1}"
+        where = f"{group.device}; {socket.gethostname()}, process {os.getpid()}; {group.backend}"
+        log(f"{who}, on {where}")
+        message, save = hooks.message, hooks.save
 
-        def message(line: str) -> None:
+        def message_and_log(line: str) -> None:
             log(line)
-            tell(line)
+            message(line)
 
         def save_and_log(checkpoint: Checkpoint) -> None:
             save(checkpoint)
-            log(f"step {checkpoint.step} is safe{trainer.history.pace(trainer.recipe.batch)}")
+            log(f"step {checkpoint.step} is saved{trainer.history.pace(trainer.recipe.batch)}")
 
-        hooks.message, hooks.save = message, save_and_log
+        hooks.message, hooks.save = message_and_log, save_and_log
         if group.attempt:
-            message(f"restart {group.attempt}: from step {trainer.step}")
+            hooks.message(f"restart {group.attempt}: from step {trainer.step}")
         try:
             end = trainer.run()
             if end.diverged:
                 log(divergence_message(end))
             return end
         except LostProcessError as error:
-            line = f"{error}; a resumed run goes on from {folder / 'last.h5'}"
+            line = f"{error}; a resumed run continues from {folder / 'last.h5'}"
             log(line)
             raise LostProcessError(line) from error
         except Exception as error:
@@ -195,15 +200,11 @@ def check_processes(recipe: Recipe, size: int) -> None:
     """Raise InputError unless ``size`` processes can share the learners of ``recipe``."""
     rule = recipe.rule()
     if isinstance(rule, AsyncSGD) and rule.measured:
-        workers = rule.delay + 1
-        if size != workers + 1:
-            raise InputError(
-                f"nproc: {size} is not allowed, algorithm.schedule 'measured' with delay {rule.delay} needs "
-                f"{workers + 1}, a server and {workers} worker{'s' * (workers > 1)}"
-            )
+        if size != rule.delay + 2:
+            allowed = f"{rule.delay + 2} with algorithm.schedule 'measured': a server and delay + 1 workers"
+            raise InputError("nproc", size, allowed=allowed)
     elif size > recipe.learners:
-        most = f"the recipe's {recipe.learners} learners are spread over {recipe.learners} processes at most"
-        raise InputError(f"nproc: {size} is not allowed, {most}")
+        raise InputError("nproc", size, allowed=f"≤ {recipe.learners}, the number of learners of the recipe")
 
 
 def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:
@@ -212,8 +213,9 @@ def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:
     Raises OperationError where ``folder`` holds a run of another recipe.
     """
     checkpoint, _ = _resumed(folder, recipe, _no_learners)
-    over = checkpoint is not None and (checkpoint.diverged or checkpoint.step == recipe.steps)
-    return checkpoint if over else None
+    if checkpoint and (checkpoint.diverged or checkpoint.step == recipe.steps):
+        return checkpoint
+    return None
 
 
 def _no_learners(learners: int) -> slice:
@@ -229,15 +231,15 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested values by dotted key, as text."""
     flat: dict[str, str] = {}
     for key, value in values.items():
-        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": str(value)}
-        flat |= inner
+        name = f"{prefix}{key}"
+        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: str(value)}
     return flat
 
 
 def _resumed(
     folder: Path, recipe: Recipe | None, learners: Callable[[int], slice], allow_code: bool = True
 ) -> tuple[Checkpoint | None, Recipe | None]:
-    """The checkpoint from which the run in ``folder`` goes on, None at its start; ``recipe`` or its own.
+    """The checkpoint from which the run in ``folder`` continues, None at its start; ``recipe`` or its own.
 
     ``learners`` as of :meth:`.Checkpoint.load`.
     """
@@ -260,32 +262,21 @@ def _resumed(
     return checkpoint, stored
 
 
-def _checked_recipe(stored: Recipe, given: Recipe, folder: Path) -> Recipe:
-    """``given``; OperationError with the key if more than ``steps`` differs from ``stored``."""
-    stored = dataclasses.replace(stored, scalars=given.scalars)
-    if given.init.checkpoint == stored.init.checkpoint and not given.init.sha256:
-        given = dataclasses.replace(given, init=stored.init)
-    if given.steps < stored.steps:
-        raise OperationError(
-            f"{folder}: its run has steps = {stored.steps}, resuming it with {given.steps} is not allowed",
-            give={"force": True},
-            otherwise="another folder",
-        )
-    before = dataclasses.replace(stored, steps=given.steps).to_toml().splitlines()
-    after = given.to_toml().splitlines()
-    for a, b in zip(before, after, strict=False):
+def _checked_recipe(stored: Recipe, recipe: Recipe, folder: Path) -> Recipe:
+    """``recipe``; OperationError with the key if more than a larger ``steps`` differs from ``stored``."""
+    if recipe.init.checkpoint == stored.init.checkpoint and not recipe.init.sha256:
+        recipe = dataclasses.replace(recipe, init=stored.init)
+    steps = max(stored.steps, recipe.steps)
+    before = dataclasses.replace(stored, scalars=recipe.scalars, steps=steps).to_toml().splitlines()
+    for a, b in zip(before, recipe.to_toml().splitlines(), strict=False):
         if a != b:
-            raise OperationError(
-                f"{folder}: its run has {a}, resuming it with {b} is not allowed, only steps may grow",
-                give={"force": True},
-                otherwise="another folder",
-            )
-    for path, matrix in given.matrices.items():
+            words = f"its run has {a}, resuming it with {b} is not allowed, only steps may grow"
+            raise OperationError(f"{folder}: {words}", give={"force": True}, otherwise="another folder")
+    for path, matrix in recipe.matrices.items():
         if not np.array_equal(stored.matrices[path], matrix):
-            raise OperationError(
-                f"{folder}: {path} holds another matrix than its run's; leave the recipe out to use that"
-            )
-    return given
+            words = f"{path} has another matrix than its run"
+            raise OperationError(f"{folder}: {words}; leave the recipe out to use the run's")
+    return recipe
 
 
 def _save(checkpoint: Checkpoint, folder: Path, comm: Comm, every: int) -> None:
@@ -299,13 +290,13 @@ def _save(checkpoint: Checkpoint, folder: Path, comm: Comm, every: int) -> None:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A run to be made or resumed: ``recipe`` in ``folder``."""
+    """A run to be started or resumed: ``recipe`` in ``folder``."""
 
     recipe: Recipe
     folder: Path
 
 
-#: Takes a run as it ends, and its seconds; None where the time was over before its end.
+#: Takes a run as it ends, and its seconds; None where its time was over first.
 Ended = Callable[[TrainingJob, float | None], None]
 
 
@@ -314,7 +305,7 @@ class _OutOfTime(Exception):
 
 
 def share_of(items: Sequence[T], share: str | None) -> list[T]:
-    """The items K, K + N, K + 2N, … of the share "K/N", which several commands have one each; None: all.
+    """The items K, K + N, K + 2N, … of the share "K/N", one of several commands; None: all.
 
     Raises:
         InputError: anything else than K/N with 1 ≤ K ≤ N, or more shares than items.
@@ -326,11 +317,9 @@ def share_of(items: Sequence[T], share: str | None) -> list[T]:
     if share is None:
         return list(items)
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", share, re.ASCII)
-    k, n = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= k <= n:
-        raise InputError(f"share: '{share}' is not allowed, it must be K/N with 1 ≤ K ≤ N, such as 1/8")
-    if n > len(items):
-        raise InputError(f"share: '{share}' is not allowed, {len(items)} runs have as many shares at most")
+    k, n = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= k <= n <= len(items):
+        raise InputError("share", share, allowed=f"K/N with 1 ≤ K ≤ N ≤ {len(items)}, the number of runs")
     return list(items[k - 1 :: n])
 
 
@@ -343,10 +332,10 @@ def pool(jobs: int, timeout: float, device: str) -> children.Pool:
     if gpus and "CUDA_VISIBLE_DEVICES" in os.environ:
         gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
 
-    def place(number: int) -> dict[str, str]:
+    def environment(number: int) -> dict[str, str]:
         return {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}
 
-    return children.Pool(jobs, torch.get_num_threads(), timeout, place)
+    return children.Pool(jobs, torch.get_num_threads(), timeout, environment)
 
 
 def train_runs(
@@ -359,11 +348,11 @@ def train_runs(
     data_dir: str | Path | None,
     until: float | None = None,
 ) -> None:
-    """Train ``runs`` by ``pool``, or go on with them; here, where that has one process to use.
+    """Start or resume ``runs`` by ``pool``; in this process, where that has one process to use.
 
     Args:
         ended: takes each run as it ends.
-        progress: takes the share of the present run that is done, where it is made here.
+        progress: takes the share of the present run that is done, where it runs in this process.
         until: as of :func:`train_one`.
 
     Raises:
@@ -375,10 +364,8 @@ def train_runs(
         return
     for run in runs:
         run.folder.parent.mkdir(parents=True, exist_ok=True)
-    jobs = [
-        [run.recipe.to_toml(), os.fspath(run.folder), device, data_dir and os.fspath(data_dir), until]
-        for run in runs
-    ]
+    options = [device, data_dir and os.fspath(data_dir), until]
+    jobs = [[run.recipe.to_toml(), os.fspath(run.folder), *options] for run in runs]
     try:
         pool.run(f"{__name__}:_train_job", jobs, lambda number, seconds: ended(runs[number], seconds))
     except children.JobError as error:
@@ -389,9 +376,8 @@ def _train_job(
     toml: str, folder: str, device: str, data_dir: str | None, until: float | None
 ) -> float | None:
     """:func:`train_one`, with the recipe as text: a job for a pool."""
-    return train_one(
-        TrainingJob(from_values(parse_toml(toml, folder)), Path(folder)), device, data_dir, until
-    )
+    run = TrainingJob(from_values(parse_toml(toml, folder)), Path(folder))
+    return train_one(run, device, data_dir, until)
 
 
 def train_one(
@@ -401,10 +387,10 @@ def train_one(
     until: float | None = None,
     step: Callable[[int, int], None] = lambda done, total: None,
 ) -> float | None:
-    """Train ``run``, or go on with it; seconds.
+    """Start or resume ``run``; seconds.
 
-    At the time ``until``, as time.time() has it, the run stops and the result is None: it goes on from its
-    last checkpoint. ``step`` takes, after each step, how many are done and how many there are.
+    At the time ``until``, as time.time() has it, the run stops and the result is None: it can be resumed from
+    its last checkpoint. ``step`` takes, after each step, the number of steps done and the total.
     """
 
     def after(done: int, total: int) -> None:
@@ -414,8 +400,7 @@ def train_one(
 
     clock = time.perf_counter()
     try:
-        if until is not None and time.time() > until:
-            raise _OutOfTime
+        after(0, 1)
         hooks = Hooks(step=after)
         launch(run.recipe, run.folder, resume=True, device=device, data_dir=data_dir, hooks=hooks)
     except _OutOfTime:
@@ -447,7 +432,7 @@ def train(
         recipe: a name (:func:`landscape.recipes` lists them), the path of a TOML file, or a
             :class:`landscape.Recipe`. None with ``resume``: that of the folder's run.
         folder: gets last.h5, step-NNNNNNN.h5 and recipe.toml. Default: runs/NAME-seedN.
-        resume: go on from last.h5, or start if there is none yet; the result is bit-identical to an
+        resume: resume from last.h5, or start if there is none yet; the result is bit-identical to an
             uninterrupted run. The recipe must equal the run's, except for ``scalars`` and a larger ``steps``.
         force: first delete the run in the folder.
         nproc: processes on this machine that share the learners; each writes logs/rank-R.log, and neither
@@ -481,13 +466,13 @@ def train(
         if chosen is None:
             raise InputError("recipe: missing; give one, or the folder of a run to resume")
         folder = default_folder(chosen)
-    about: dict[str, Any] = {"resume": resume, "force": force, "device": device, "data_dir": data_dir}
-    about["allow_code"] = allow_code
+    options: dict[str, Any] = {"resume": resume, "force": force, "device": device, "data_dir": data_dir}
+    options["allow_code"] = allow_code
     if (nproc != 1 or max_restarts) and (force or not complete(chosen, Path(folder))):
-        return in_processes(chosen, Path(folder), nproc, max_restarts, timeout, **about)
+        return in_processes(chosen, Path(folder), nproc, max_restarts, timeout, **options)
     hooks = Hooks(message=message or (lambda line: None))
     hooks.step = lambda done, total: taken(progress)(done / total)
-    end = launch(chosen, folder, hooks=hooks, **about)
+    end = launch(chosen, folder, hooks=hooks, **options)
     end.path = Path(folder) / "last.h5"
     return end
 
@@ -504,43 +489,43 @@ def in_processes(
     device: str,
     data_dir: str | Path | None,
     allow_code: bool,
-    shown: Sequence[str] | None = None,
+    output_flags: Sequence[str] | None = None,
 ) -> Checkpoint:
     """Train in ``nproc`` processes, each of which runs the command ``landscape train``; as :func:`train`.
 
-    ``shown``: flags of the output of the first one; None: it shows nothing.
+    ``output_flags``: of the output of the first one; None: it shows nothing.
     """
     if started_by_launcher():
         raise InputError("nproc, max_restarts: not allowed under torchrun, which has its own")
     if force and max_restarts:
         raise InputError("force, max_restarts: only one of the two is allowed")
     last = folder / "last.h5"
+    resumed = f"a resumed run continues from {last}"
     storage.check_folder(folder, resume=resume, force=force)
     chosen = _resumed(folder, recipe, _no_learners, allow_code)[1] if resume else recipe
     if chosen is not None:
         check_processes(chosen, nproc)
-    with tempfile.TemporaryDirectory(prefix="landscape-recipe-") as place:
-        words = ["train"]
+    words = ["train", "-o", str(folder), "--device", device, "--timeout", str(timeout)]
+    words += ["--data-dir", str(data_dir)] if data_dir else []
+    # A restart has to resume; where there is no run yet, --resume starts it.
+    words += ["--resume"] if resume or max_restarts else []
+    words += ["--force"] if force else []
+    # Code that a recipe names was allowed when it was read.
+    words += ["--allow-code"] if allow_code or (recipe and recipe.names_code) else []
+    words += ["--quiet"] if output_flags is None else output_flags
+    with tempfile.TemporaryDirectory(prefix="landscape-recipe-") as private:
         if recipe is not None:
-            words.append(str(Path(place, "recipe.toml")))
-            files.write_text(Path(words[1]), recipe.to_toml())
-        words += ["-o", str(folder), "--device", device, "--timeout", str(timeout)]
-        words += ["--data-dir", str(data_dir)] if data_dir else []
-        # A restart has to resume; where there is no run yet, --resume starts it.
-        flags = {"--resume": resume or max_restarts, "--force": force, "--quiet": shown is None}
-        # Code that a recipe names was allowed when it was read.
-        flags["--allow-code"] = allow_code or (recipe is not None and recipe.names_code)
+            words.append(f"{private}/recipe.toml")
+            files.write_text(Path(words[-1]), recipe.to_toml())
         code = children.start(
-            [*words, *(flag for flag, is_set in flags.items() if is_set), *(shown or ())],
+            words,
             nproc,
             timeout=timeout,
             threads=None if "OMP_NUM_THREADS" in os.environ else os.cpu_count(),
             restarts=max_restarts,
-            hint=lambda: (
-                f"a resumed run goes on from {last}" if last.exists() else "there is no checkpoint yet"
-            ),
+            hint=lambda: resumed if last.exists() else "no checkpoint exists yet",
             log=folder / "logs" / "launcher.log",
-            shown=shown is not None,
+            show_output=output_flags is not None,
         )
     if code:
         error = OperationError(f"{folder}: its processes ended with exit code {code}, the run can be resumed")
