@@ -249,9 +249,9 @@ def test_random_matching_is_stable_in_mean_square_up_to_its_limit(n: int) -> Non
 
 
 @pytest.mark.parametrize(("matrices", "words"), [
-    (lambda n: [np.eye(n)[:1]], r"matrices \(4, 4\)"),
-    (lambda n: np.eye(n).tolist(), r"matrices \(4, 4\)"),
-    (lambda n: [], r"matrices \(4, 4\)"),
+    (lambda n: [np.eye(n)[:1]], r"need \(4, 4\)"),
+    (lambda n: np.eye(n).tolist(), r"need \(4, 4\)"),
+    (lambda n: [], "at least one matrix"),
     (lambda n: [np.full((n, n), np.nan)], "finite"),
     (lambda n: [np.tri(n)], "doubly stochastic"),
 ])  # fmt: skip

@@ -74,9 +74,7 @@ class LocalSGD(Rule):
         if nodes > 1 and mixing != "none":
             raise InputError("algorithm.nodes, algorithm.mixing: only one of the two is allowed")
         if nodes > 1 and period % max(1, node_period):
-            raise InputError(
-                "algorithm.node_period", node_period, allowed=f"a divisor of {period}, the period"
-            )
+            raise InputError("algorithm.node_period", node_period, allowed=f"a divisor of period = {period}")
         self.period, self.first, self.buffers, self.node_period = period, start, buffers, max(1, node_period)
         self.nodes = Mixing(f"nodes({nodes})", learners, seed, "algorithm.nodes") if nodes > 1 else None
         self.base = DPSGD(learners, seed, mixing, order) if mixing != "none" else None

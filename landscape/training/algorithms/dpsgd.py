@@ -193,12 +193,11 @@ class SGP(Rule):
         self.graph = graph
         self.mixing, self.fixed = None, None
         if is_file(graph):
-            self.fixed = read_matrix("algorithm.graph", Path(graph), learners, sums=("column",))
+            self.fixed = read_matrix("algorithm.graph", Path(graph), learners, axes=(0,))
             components, _ = connected_components(self.fixed > 0, directed=True, connection="strong")
             if components > 1:
-                raise InputError(
-                    "algorithm.graph", graph, allowed=f"connected, it has {components} components"
-                )
+                words = f"connected, it has {components} components"
+                raise InputError("algorithm.graph", graph, allowed=words)
         elif graph != "random":
             self.mixing = Mixing(graph, learners, seed, where="algorithm.graph")
 

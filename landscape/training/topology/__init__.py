@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, TypedDict, get_args
 
 import numpy as np
 import torch
@@ -159,9 +159,9 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
     try:
         hints = type_hints(topology, bounds=True)
         values = (_value(p.name, text, hints[p.name]) for p, text in zip(parameters, texts, strict=False))
-        cycle = [np.asarray(m, dtype=float) for m in topology(n, *values)]
-        if topology is not random_matching:
-            _check(cycle, n)
+        cycle = [_checked(m, n, (1, 0), _ROUNDING) for m in topology(n, *values)]
+        if not cycle and topology is not random_matching:
+            raise InputError("it must give at least one matrix")
     except LandscapeError as reason:
         raise InputError(f"{where}: '{spec}' is not allowed with {n} learners, {reason}") from None
     return cycle
@@ -177,12 +177,23 @@ def _value(name: str, text: str, hint: Any) -> Any:
     return fit(name, value, hint)
 
 
-def _check(cycle: list[Array], n: int) -> None:
-    """Raise InputError unless ``cycle`` has mixing matrices: those of a plugin may be anything."""
-    if not cycle or any(m.shape != (n, n) or not np.isfinite(m).all() or m.min() < 0 for m in cycle):
-        raise InputError(f"it must give matrices ({n}, {n}) of finite numbers ≥ 0")
-    if not max(np.abs(m.sum(axis) - 1).max() for m in cycle for axis in (0, 1)) <= _ROUNDING:
-        raise InputError("it must give matrices whose rows and columns sum to 1 (doubly stochastic)")
+def _checked(matrix: Any, n: int, axes: tuple[int, ...], tolerance: float) -> Array:
+    """``matrix`` in float64; InputError unless it is (n, n), ≥ 0, and its sums along ``axes`` are 1.
+
+    What plugins give may be anything.
+    """
+    if np.shape(matrix) != (n, n):
+        raise InputError(f"it is a {np.shape(matrix)} matrix, {n} learners need ({n}, {n})")
+    m = np.asarray(matrix, dtype=float)
+    if not (np.isfinite(m).all() and m.min() >= 0):
+        raise InputError(f"{m.min()} is in it, every entry must be finite and ≥ 0")
+    for axis in axes:
+        sums = m.sum(axis)
+        worst = int(np.argmax(np.abs(sums - 1)))
+        if abs(sums[worst] - 1) > tolerance:
+            name, kind = ("column", "row")[axis], "doubly" if len(axes) > 1 else "column"
+            raise InputError(f"{name} {worst + 1} sums to {sums[worst]:.6g}, it must be {kind} stochastic")
+    return m
 
 
 def _powers(n: int) -> list[int]:
@@ -276,9 +287,8 @@ class Mixing:
         if len(self.cycle) > 1 and self.shares_modes:
             return np.array([np.fft.fft(m[:, 0])[1:] for m in self.cycle])
         if not self.cycle:  # two learners meet with probability 2⌊n/2⌋/(n(n − 1))
-            return np.full(
-                (1, self.learners - 1), 1 - self.learners // 2 / (self.learners - 1), dtype=complex
-            )
+            others = self.learners - 1
+            return np.full((1, others), 1 - self.learners // 2 / others, dtype=complex)
         modes = []
         for m in self.cycle:
             eigenvalues = np.linalg.eigvalsh(m) if np.array_equal(m, m.T) else np.linalg.eigvals(m)
@@ -378,29 +388,17 @@ def is_file(spec: object) -> bool:
     return isinstance(spec, str) and Path(spec).suffix in (".csv", ".txt", ".npy")
 
 
-def read_matrix(
-    where: str, path: Path, n: int, sums: tuple[Literal["row", "column"], ...] = ("row", "column")
-) -> Array:
-    """The n × n matrix in ``path``, whose rows or columns (``sums``) or both must sum to 1.
+def read_matrix(where: str, path: Path, n: int, axes: tuple[int, ...] = (1, 0)) -> Array:
+    """The n × n matrix in ``path``, whose sums along ``axes`` must be 1: 1 for its rows, 0 for its columns.
 
     ``where`` is the option that named it. Raises OperationError or InputError for any other.
     """
     matrices = _MATRICES.get()
     m = matrices[str(path)] if matrices and str(path) in matrices else _numbers(where, path)
-    if m.shape != (n, n):
-        raise InputError(f"{where}: {path} holds a {m.shape} matrix, {n} learners need ({n}, {n})")
-    m = np.asarray(m, dtype=float)
-    if not np.isfinite(m).all() or m.min() < 0:
-        raise InputError(f"{where}: {path} holds {m.min()}, every entry must be finite and ≥ 0")
-    axes = [1 if name == "row" else 0 for name in sums]
-    for name, axis in zip(sums, axes, strict=True):
-        totals = m.sum(axis)
-        worst = int(np.argmax(np.abs(totals - 1)))
-        if abs(totals[worst] - 1) > SUM_TOLERANCE:
-            raise InputError(
-                f"{where}: {path}: {name} {worst + 1} sums to {totals[worst]:.6g}; every "
-                f"{' and '.join(sums)} must sum to 1 ({'doubly' if len(sums) > 1 else sums[0]} stochastic)"
-            )
+    try:
+        m = _checked(m, n, axes, SUM_TOLERANCE)
+    except InputError as reason:
+        raise InputError(f"{where}: {path}: {reason}") from None
     if max(np.abs(m.sum(axis) - 1).max() for axis in axes) > 1e-12:
         for _ in range(100):  # the rounding to few decimals is scaled away (Sinkhorn)
             for axis in axes:
