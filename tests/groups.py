@@ -88,7 +88,7 @@ def _run(send: Any, variables: dict[str, str], timeout: float, function: Any, ar
         result = AssertionError(str(error)) if isinstance(error, pytest.fail.Exception) else error
         if group:
             process_group.BEAT = 0.5  # rank 0 waits four of them for the others to hear of it
-            group.tell(str(error))
+            group.report(str(error))
     send.send_bytes(
         pickle.dumps(result)
     )  # not send(): torch would pass tensors by shared memory, which goes with us

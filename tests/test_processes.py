@@ -353,7 +353,7 @@ def lose_one(group: Group, folder: str, settings: dict[str, Any], lost: int, how
     try:
         run_in(group, folder, settings)
     except LostProcessError as error:
-        return str(error) if group.tell(str(error)) else "told already"
+        return str(error) if group.report(str(error)) else "told already"
     return "not lost"
 
 

@@ -154,7 +154,7 @@ def joined(device: torch.device, timeout: float, exchange_timeout: float | None 
         line = name + (known.line(flags) if known else f"{type(error).__name__}: {error}")
         code = error.exit_code if isinstance(error, Stopped) else known.exit_code if known else 1
         if group:
-            first = group.tell(line, children.LOST if isinstance(error, LostProcessError) else code)
+            first = group.report(line, children.LOST if isinstance(error, LostProcessError) else code)
         else:
             first = not children.report(line, code)
         if known and first and not launched:

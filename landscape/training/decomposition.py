@@ -18,7 +18,7 @@ from landscape.problem.problem import Problem
 from landscape.training.processes.comm import Comm
 from landscape.training.run import generator
 
-# Number of independent estimates of g from a sample (ours; a standard error is then within about 20%).
+# Number of independent estimates of g from a sample (our choice: a standard error is then within about 20%).
 GROUPS = 16
 # The columns that are 0 if all gradients are taken at the mean.
 DELTA_2 = ("delta_2", "delta_2_se", "delta_2_full", "delta_cross", "delta_cross_se")
@@ -28,9 +28,9 @@ DELTA_2 = ("delta_2", "delta_2_se", "delta_2_full", "delta_cross", "delta_cross_
 Columns = Callable[[Tensor, float], dict[str, float]]
 # The columns of learners with data of their own.
 HETEROGENEITY = ("heterogeneity", "heterogeneity_se")
-# Samples of a learner's part that are gathered at a time (ours).
+# Samples of a learner's part that are gathered at a time (our choice: it bounds the memory).
 CHUNK = 1000
-# Coordinates converted to float64 at a time, so that they stay in cache (ours).
+# Coordinates converted to float64 at a time, our choice: they stay in cache.
 BLOCK = 2**16
 
 
@@ -55,11 +55,11 @@ class Gradient:
         products = self.comm.totals(_products([*self.rows, *vectors]))
         gg, dots, pairs = products[:k, :k], products[:k, k:].T, products[k:, k:]
         if not self.exact:
-            each = (dots[:, :, None] + dots[:, None, :]) / 2  # (m, k, k)
-            both = (dots[:, None, :, None] * dots[None, :, None, :]).expand(m, m, k, k)
-            along, along_se = quotient((both + both.mT) / 2, gg)
+            sums = (dots[:, :, None] + dots[:, None, :]) / 2  # (m, k, k)
+            products_of_dots = (dots[:, None, :, None] * dots[None, :, None, :]).expand(m, m, k, k)
+            along, along_se = quotient((products_of_dots + products_of_dots.mT) / 2, gg)
             norms = float(mean(gg)), float(standard_error(gg))
-            return Projection(*norms, *quotient(each, gg), pairs, pairs - along, along_se)
+            return Projection(*norms, *quotient(sums, gg), pairs, pairs - along, along_se)
         norm2 = float(gg) or float("nan")
         # The projections themselves, so that small ones are not lost in differences.
         along = dots[:, 0] / norm2
@@ -88,17 +88,17 @@ class Projection:
     across_se: Tensor
 
 
-def step_columns(loss: float, found: Projection) -> dict[str, float]:
+def step_columns(loss: float, d: Projection) -> dict[str, float]:
     """The history's columns of a step of any rule, from L(w_a) and the projection of d."""
     return {
         "train_loss": loss,
-        "alpha_e": 0.0 - float(found.along[0]),  # 0, and not −0, where nothing moved
-        "alpha_e_se": float(found.along_se[0]),
-        "grad_norm2": found.norm2,
-        "grad_norm2_se": found.norm2_se,
-        "displacement2": float(found.pairs[0, 0]),
-        "delta": float(found.across[0, 0]),
-        "delta_se": float(found.across_se[0, 0]),
+        "alpha_e": 0.0 - float(d.along[0]),  # 0, and not −0, where nothing moved
+        "alpha_e_se": float(d.along_se[0]),
+        "grad_norm2": d.norm2,
+        "grad_norm2_se": d.norm2_se,
+        "displacement2": float(d.pairs[0, 0]),
+        "delta": float(d.across[0, 0]),
+        "delta_se": float(d.across_se[0, 0]),
     }
 
 
@@ -173,43 +173,43 @@ class GradientEstimator:
                 part = self._part_gradient(weights, parts.indices[j], j)
                 squares += float(_products([part.sub_(g.rows[0])])[0, 0])
             return dict(zip(HETEROGENEITY, (self.comm.total(squares)[0] / n, 0.0), strict=True))
-        each = self.problem.data.each
-        terms = [float(len(own) if each is None else each[own].sum()) for own in parts.indices]
+        sizes = self.problem.data.each
+        terms = [float(len(i) if sizes is None else sizes[i].sum()) for i in parts.indices]
         mean_rows = weighted_rows = torch.zeros(())
         gram = torch.zeros(GROUPS, GROUPS, dtype=torch.float64)
-        for j, own in enumerate(parts.indices):
-            rows = self._part_estimates(weights, own, step, j, n)
+        for j, samples in enumerate(parts.indices):
+            rows = self._part_estimates(weights, samples, step, j, n)
             gram += _products([*rows]).cpu() / n
             mean_rows = mean_rows + rows / n
             weighted_rows = weighted_rows + rows * (terms[j] / sum(terms))
         # Σ_j ⟨R_j − S, R_j − S⟩/n for the rows R_j of the learners, S their weighted sum.
         pairs = _products([*mean_rows, *weighted_rows]).cpu()
-        cross, own = pairs[:GROUPS, GROUPS:], pairs[GROUPS:, GROUPS:]
-        kernel = self.comm.totals(gram - cross - cross.T + own)
+        cross, weighted = pairs[:GROUPS, GROUPS:], pairs[GROUPS:, GROUPS:]
+        kernel = self.comm.totals(gram - cross - cross.T + weighted)
         return dict(zip(HETEROGENEITY, (float(mean(kernel)), float(standard_error(kernel))), strict=True))
 
-    def _part_gradient(self, weights: Tensor, own: Tensor, learner: int) -> Tensor:
-        """∇L_j on the samples ``own``, this process's share of the coordinates; valid until the next call."""
+    def _part_gradient(self, weights: Tensor, samples: Tensor, learner: int) -> Tensor:
+        """∇L_j on ``samples``, this process's share of the coordinates; valid until the next call."""
         comm, gradient, terms = self.comm, self.comm.buffer("part", weights).zero_(), 0.0
         if self.batch:  # in fixed batches, as the whole training set is
             draw = generator(self.seed, "heterogeneity", 0, learner)
-            cut = _cut(own[torch.randperm(len(own), generator=draw)], self.batch)
+            cut = _cut(samples[torch.randperm(len(samples), generator=draw)], self.batch)
             cut = cut[comm.share(len(cut))]
         else:
-            own = own[comm.share(len(own))]
-            cut = _cut(own, CHUNK) if len(own) else ()
+            samples = samples[comm.share(len(samples))]
+            cut = _cut(samples, CHUNK) if len(samples) else ()
         for indices in cut:
             problem = self.problem.subset(indices.to(self.problem.device))
             gradient.add_(problem.loss_and_gradient(weights)[1], alpha=problem.terms)
             terms += problem.terms
         return comm.part_sum(gradient, "∇L_j").div_(comm.total(terms)[0])
 
-    def _part_estimates(self, weights: Tensor, own: Tensor, step: int, learner: int, n: int) -> Tensor:
-        """(GROUPS, P_share), independent estimates of ∇L_j from samples ``own``, drawn with replacement."""
+    def _part_estimates(self, weights: Tensor, samples: Tensor, step: int, learner: int, n: int) -> Tensor:
+        """(GROUPS, P_share), independent estimates of ∇L_j from ``samples``, drawn with replacement."""
         comm, draw = self.comm, generator(self.seed, "heterogeneity", step, learner)
         size = max(self.samples // (GROUPS * n), self.batch, 1)
-        drawn = own[torch.randint(len(own), (GROUPS, size), generator=draw)][comm.share(GROUPS)]
-        return self._estimates(weights, drawn, "estimates of ∇L_j")[1]
+        indices = torch.randint(len(samples), (GROUPS, size), generator=draw)
+        return self._estimates(weights, samples[indices][comm.share(GROUPS)], "estimates of ∇L_j")[1]
 
     def _estimates(self, weights: Tensor, groups: Tensor, use: str) -> tuple[float, Tensor]:
         """The gradients on all GROUPS groups of samples, (GROUPS, P_share), of which ``groups`` (k, size) are
@@ -231,7 +231,7 @@ class GradientEstimator:
 
     @functools.cached_property
     def _stack(self) -> Stack | None:
-        """Gradients of several groups at once; None where the model is no chain, or has a penalty besides."""
+        """Gradients of several groups at once; None where the model is no chain, or has a penalty."""
         stack = Stack(self.problem)
         return None if stack.layers is None or self.problem.regularised else stack
 
@@ -321,8 +321,8 @@ class Decomposer:
             self.stack.gradients(theta.expand_as(gradients), x, y, out=gradients_at_mean, training=training)
             delta = comm.part_mean(gradients, "δ", minus=gradients_at_mean)
             parts = [comm.part_mean(gradients_at_mean, "g_S"), delta]
-        known = self.gradient.heterogeneity(theta, step, g, self.divided) if self.divided else {}
-        return lambda new, lr: known | _columns(comm, weights, g, parts, new, lr)
+        columns = self.gradient.heterogeneity(theta, step, g, self.divided) if self.divided else {}
+        return lambda new, lr: columns | _columns(comm, weights, g, parts, new, lr)
 
 
 def _columns(
@@ -370,8 +370,9 @@ def standard_error(h: Tensor) -> Tensor:
     k, h = h.shape[-1], _off_diagonal(h)
     distinct, squares = _mean_of_distinct(h, h), h.square().sum((-1, -2))
     shared = (h.sum(-1).square().sum(-1) - squares) / (k * (k - 1) * (k - 2))
-    one, two = (shared - distinct).clamp(min=0), (squares / (k * (k - 1)) - distinct).clamp(min=0)
-    return ((4 * (k - 2) * one + 2 * two) / (k * (k - 1))).sqrt()
+    zeta_1 = (shared - distinct).clamp(min=0)
+    zeta_2 = (squares / (k * (k - 1)) - distinct).clamp(min=0)
+    return ((4 * (k - 2) * zeta_1 + 2 * zeta_2) / (k * (k - 1))).sqrt()
 
 
 def quotient(above: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
@@ -393,7 +394,7 @@ def _off_diagonal(h: Tensor) -> Tensor:
 
 def _mean_of_distinct(a: Tensor, b: Tensor) -> Tensor:
     """The mean of a_ij b_kl over i, j, k, l that all differ, by inclusion and exclusion."""
-    k, both = a.shape[-1], (-1, -2)
+    k, matrix = a.shape[-1], (-1, -2)
     shared = (a.sum(-1) * b.sum(-1)).sum(-1)
-    total = a.sum(both) * b.sum(both) - 4 * shared + 2 * (a * b).sum(both)
+    total = a.sum(matrix) * b.sum(matrix) - 4 * shared + 2 * (a * b).sum(matrix)
     return total / (k * (k - 1) * (k - 2) * (k - 3))

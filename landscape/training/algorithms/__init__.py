@@ -22,9 +22,8 @@ class Rule(ABC):
     """One step w(t) -> w(t+1) of n learners; weights are (n, P), one row per learner.
 
     A step calls :meth:`begin`, :meth:`gradient_points`, then, with the directions of the optimizer,
-    :meth:`finish` and :meth:`update_optimizer_state`. A process that holds some of the learners sees their
-    rows only; it gets data of the other learners by ``comm``, which the loop replaces if there are several
-    processes.
+    :meth:`finish` and :meth:`update_optimizer_state`. A process with some of the learners sees
+    only their rows; it exchanges with the other processes by ``comm``, which the loop sets.
 
     The memory of a rule from step to step is in ``state``, name -> (n, …), a row for each learner, and
     ``shared``, name -> (…), the same on all processes: both go into checkpoints. A step replaces the tensors
@@ -38,8 +37,8 @@ class Rule(ABC):
         class MyRule(Rule): ...
     """
 
-    #: Its name in pictures, by default that of recipes, and its one color in all of them, by default gray. A
-    #: subclass has its own.
+    #: Its name and its color in all pictures: by default the name in recipes, and gray. They are not
+    #: inherited.
     label: ClassVar[str] = ""
     color: ClassVar[str] = ""
     #: The history's columns that this rule adds to those of the loop: name -> unit.

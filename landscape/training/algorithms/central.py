@@ -435,7 +435,7 @@ class SNOO(OuterStep):
         self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
 
     def begin(self, weights: Tensor, step: int) -> None:
-        """There is nothing to send; of local SGD, whose steps are not synchronous, this says so."""
+        """Send nothing, and stay synchronous, which the steps of local SGD are not."""
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         new = torch.sub(weights, directions, alpha=lr, out=self._new_weights(weights))
@@ -456,7 +456,7 @@ class GPA(Rule):
 
     The learners' weights are x; gradients are taken at y (Defazio et al. 2025, GPA). μ_x = 0 is SGD. For μ_x
     = μ_y = μ, y follows Nesterov's method with momentum μ: SNOO's weights with K = 1, ν = 1 − μ. An
-    optimizer's weight decay is of y; the authors' program decays z unless told otherwise.
+    optimizer's weight decay is of y; the authors' program decays z by default.
 
     Args:
         mu_x: μ_x. Source: the authors' program, for DiLoCo's 32 local steps.

@@ -396,9 +396,8 @@ class NoLoCo(Rule):
             return new
         anchor = self.state["anchor"]
         mixed = self.comm.mix(new, self.mixing, step // self.period)()
-        slow = torch.add(
-            self.outer_momentum * self.state["slow_momentum"], mixed - anchor, alpha=self.outer_lr
-        )
+        slow = self.outer_momentum * self.state["slow_momentum"]
+        slow.add_(mixed - anchor, alpha=self.outer_lr)
         self.state = {"anchor": anchor + slow, "slow_momentum": slow}
         return new.copy_(self.state["anchor"])
 

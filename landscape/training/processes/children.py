@@ -86,8 +86,9 @@ class Child:
 
     def exit_description(self) -> str:
         """ "was killed by SIGNAL" or "ended with CODE", after it has ended."""
-        code = self.process.returncode
-        return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with {code}"
+        code, names = self.process.returncode, {int(number): number.name for number in signal.Signals}
+        killed = f"was killed by {names.get(-code, f'signal {-code}')}"
+        return killed if code < 0 else f"ended with {code}"
 
     def stderr_text(self) -> str:
         """The text that it wrote to stderr; "" if it shares this process's stderr."""
@@ -116,7 +117,7 @@ class Children:
 
     def start(
         self, module: str, words: Sequence[str], environment: Mapping[str, str], *, piped: bool, show: bool
-    ) -> Child:
+    ) -> None:
         """Start ``module``'s main with ``words``.
 
         With ``show`` its output goes to this process's stdout and stderr; otherwise stderr goes to a file and
@@ -136,9 +137,7 @@ class Children:
                 stderr=stderr,
                 pass_fds=[child_end.fileno()],
             )
-        child = Child(number, process, parent_end, errors)
-        self.all.append(child)
-        return child
+        self.all.append(Child(number, process, parent_end, errors))
 
     def check(self, *streams: IO[bytes]) -> list[IO[bytes]]:
         """Read the children's signs of life; the ``streams`` that can be read now, or within a moment."""
@@ -159,21 +158,9 @@ class Children:
             if child.ended is None:
                 child.process.kill()
         for child in self.all:
-            child.process.wait()
-            child.link.close()
-            for stream in (child.process.stdin, child.process.stdout):
-                if stream:
-                    with contextlib.suppress(OSError):
-                        stream.close()
+            with contextlib.suppress(OSError), child.process:  # which closes its pipes, and waits for its end
+                child.link.close()
         self._private.cleanup()
-
-
-def signal_name(number: int) -> str:
-    """The name of a signal, such as SIGKILL for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def loopback() -> str:

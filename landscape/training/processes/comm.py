@@ -178,7 +178,7 @@ class Comm:
     def start_learners_mean(self, *values: float) -> Callable[[], list[float]]:
         """Start the mean over all learners of numbers that are means over this process's learners.
 
-        The call returned waits and gives them.
+        A call of the result waits, and returns them.
         """
         if self.size == 1:
             return lambda: list(values)
@@ -255,7 +255,7 @@ class Comm:
     # Exchange with neighbors.
 
     def mix(self, weights: Tensor, mixing: Matrices, step: int) -> Exchange:
-        """Start the exchange that Σ_k M_jk w_k needs; what is returned waits and gives it, (n_local, P).
+        """Start the exchange for Σ_k M_jk w_k; a call of the result waits, and returns it, (n_local, P).
 
         ``weights`` (n_local, P) must stay as they are until then. Each row is sent once to each process that
         has a neighbor of it; a matrix that averages more than two is an all-reduce.
@@ -263,24 +263,22 @@ class Comm:
         turn = (mixing.spec, (step - 1) % len(mixing.cycle)) if mixing.cycle else None
         return self.combine(weights, mixing.matrix(step), turn)
 
-    def combine(self, weights: Tensor, matrix: Array, plan_of: tuple[str, int] | None = None) -> Exchange:
-        """:meth:`mix` by any ``matrix`` (n, n) whose rows sum to 1; ``plan_of`` names one that recurs."""
+    def combine(self, weights: Tensor, matrix: Array, key: tuple[str, int] | None = None) -> Exchange:
+        """:meth:`mix` by any ``matrix`` (n, n) whose rows sum to 1; ``key`` names one that recurs."""
         if averages_all(matrix):
             mean = self.start_mean(weights) if self.size == 1 else self._start_mean(weights, "mixed")
             return Exchange(weights, lambda: mean().expand_as(weights))
         if self.size == 1:
             return Exchange(weights, lambda: combine(weights, matrix))
-        plan = self._plans.get(plan_of) or Plan.of(matrix, self.bounds, self.rank)
-        if plan_of:
-            self._plans[plan_of] = plan
+        plan = self._plans.get(key) or Plan.of(matrix, self.bounds, self.rank)
+        if key:
+            self._plans[key] = plan
         received = self.buffer("received", weights[:1].expand(len(plan.receive), -1))
-        rows = dict(zip(plan.receive, received, strict=True))
-        transfers = [
-            dist.P2POp(dist.isend, weights[learner - self.local.start], peer, tag=learner)
-            if learner not in rows
-            else dist.P2POp(dist.irecv, rows[learner], peer, tag=learner)
-            for learner, peer in plan.transfers
-        ]
+        rows = dict(enumerate(weights, self.local.start)) | dict(zip(plan.receive, received, strict=True))
+        transfers = []
+        for learner, peer in plan.transfers:
+            kind = dist.irecv if learner in plan.receive else dist.isend
+            transfers.append(dist.P2POp(kind, rows[learner], peer, tag=learner))
         works = self._post(transfers)
         arrived = functools.partial(self._finished, works, received)
         return Exchange(

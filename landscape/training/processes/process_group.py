@@ -36,8 +36,8 @@ from landscape.training.processes.comm import LostProcessError, Processes, first
 
 T = TypeVar("T")
 
-# Interval of the signs of life, and the silence after which a process counts as lost (s). Ours: long enough
-# for writing one learner to a checkpoint, which holds Python's lock.
+# Interval of the signs of life, and the silence after which a process counts as lost (s). Our choice:
+# long enough for writing one learner to a checkpoint, which holds Python's lock.
 BEAT, LOST_AFTER = 1.0, 10.0
 
 
@@ -129,7 +129,7 @@ class Group(Processes):
         if children.STORE in os.environ:
             folder = Path(os.environ[children.STORE])
             return FileStore(str(folder / "store"), self.size), children.FolderStore(folder)
-        address, port = os.environ.get("MASTER_ADDR", ""), number("MASTER_PORT", 1, most=65535)
+        address, port = os.environ.get("MASTER_ADDR", ""), number("MASTER_PORT", 1, maximum=65535)
         if not address:
             raise InputError("MASTER_ADDR: missing; it is the address of rank 0's machine")
         address = "127.0.0.1" if address == "localhost" else address
@@ -151,9 +151,8 @@ class Group(Processes):
             sizes = [self._ask(functools.partial(self._store.get, f"here-{r}")) for r in range(self.size)]
             for rank, size in enumerate(sizes):
                 if size not in ("", str(self.size)):
-                    raise OperationError(
-                        f"WORLD_SIZE: {self.size} on rank {self.rank}, but {size} on rank {rank}"
-                    )
+                    words = f"{self.size} on rank {self.rank}, but {size} on rank {rank}"
+                    raise OperationError(f"WORLD_SIZE: {words}")
             if all(sizes):
                 return
             if late:
@@ -220,12 +219,12 @@ class Group(Processes):
 
     def _give_up(self) -> None:
         """End this process, with a message if no other rank has reported one."""
-        line = self._lost(max(self.timeout, LOST_AFTER))
-        if self.tell(line) and not children.launcher_store():
+        line = self._loss_line(max(self.timeout, LOST_AFTER))
+        if self.report(line) and not children.launcher_store():
             print(f"landscape: {line}", file=sys.stderr, flush=True)
         os._exit(1)
 
-    def _lost(self, limit: float, words: str = "") -> str:
+    def _loss_line(self, limit: float, words: str = "") -> str:
         """The line on a loss: rank 0 with the store, or ranks silent for ``limit`` seconds; "" for none."""
         silent = [rank for rank, seconds in self._silent.items() if seconds >= limit]
         if self._store_lost or (self._unanswered > 2 and 0 in silent):
@@ -245,14 +244,13 @@ class Group(Processes):
             time.sleep(BEAT / 4)
         if self._failure:
             return LostProcessError(self._failure.split(" ", 2)[2])
-        if lost := self._lost(LOST_AFTER, words):
-            return LostProcessError(lost)
+        if line := self._loss_line(LOST_AFTER, words):
+            return LostProcessError(line)
         steps = {rank: int(sign.partition(" ")[2] or -1) for rank, sign in self._signs.items()}
         behind = [rank for rank, step in steps.items() if step < max(steps.values())]
         late = f"; {_ranks(behind)} only at step {steps[behind[0]]}" if behind else ""
-        return LostProcessError(
-            f"an exchange of rank {self.rank} failed, though all ranks live ({words}){late}"
-        )
+        reason = f"failed, though all ranks live ({words}){late}"
+        return LostProcessError(f"an exchange of rank {self.rank} {reason}")
 
     @contextlib.contextmanager
     def naming(self) -> Iterator[None]:
@@ -262,12 +260,12 @@ class Group(Processes):
         except RuntimeError as error:
             raise self.diagnose(error) from error
 
-    def tell(self, message: str, code: int = 1) -> bool:
+    def report(self, message: str, code: int = 1) -> bool:
         """Report ``message`` to the other ranks; False if another failure was reported before."""
         self._stop.set()
-        report = children.failure(self.rank, code, message)
+        text = children.failure(self.rank, code, message)
         try:
-            first: bool = within(2 * BEAT, lambda: self._store.first("failure", report))
+            first: bool = within(2 * BEAT, lambda: self._store.first("failure", text))
         except (RuntimeError, OSError):
             return True  # no other rank is left
         if self._hosts:
@@ -323,11 +321,11 @@ def _ranks(ranks: list[int]) -> str:
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
 
 
-def number(name: str, least: int, usual: int | None = None, most: int | None = None) -> int:
+def number(name: str, minimum: int, default: int | None = None, maximum: int | None = None) -> int:
     """The whole number in the environment variable ``name``; InputError where it is none, or not allowed."""
-    text = os.environ.get(name, "" if usual is None else str(usual))
+    text = os.environ.get(name, "" if default is None else str(default))
     value = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
-    whole: int = fit(name, value, Annotated[int, Within(least, most)])
+    whole: int = fit(name, value, Annotated[int, Within(minimum, maximum)])
     return whole
 
 

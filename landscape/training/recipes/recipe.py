@@ -34,7 +34,7 @@ from landscape.training.recipes import (
 )
 from landscape.training.recipes import settings as keys
 from landscape.training.recipes.settings import NAMED, UNSET, changed, parsed, refuse_idle
-from landscape.training.topology import is_file, known_matrices
+from landscape.training.topology import is_file, stored_matrices
 
 MATRIX = "matrix"  # the name in a checkpoint of the mixing matrix that the run read from a file
 
@@ -205,7 +205,7 @@ class Recipe:
             >>> Recipe.read("digits-dpsgd").rule().label
             'DPSGD'
         """
-        with known_matrices(self.matrices):
+        with stored_matrices(self.matrices):
             name, values = self.part("algorithm")
             rule: Rule = registry.algorithms.make(name, values, learners=self.learners, seed=self.seed)
         rule.peak_lr = self.schedule.peak_lr(self.lr, self.batch)

@@ -1,10 +1,10 @@
 """The common parts of runs and loops of the user's own: random numbers, history, numbers for trackers.
 
-All randomness of a run is from its seed and the step alone.
+All randomness of a run follows from its seed and the step.
 
-Each draw has a generator of its own, made from (seed, purpose, step) and, for some, the learner. No state
-has to be saved to resume at a step, and every process of a distributed run can make the draws that it needs
-without an exchange.
+Each draw has its own generator, from (seed, purpose, step) and, where learners draw separately, the learner.
+No state has to be saved to resume at a step, and every process of a distributed run can make the draws that
+it needs without an exchange.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ Row = dict[str, float]
 
 
 def due(every: int, step: int) -> bool:
-    """Say whether ``step`` is one of every ``every``-th; 0: none is."""
+    """Return whether ``step`` is one of every ``every``-th; 0: none is."""
     return bool(every) and step % every == 0
 
 
-# Number of last rows for the mean speed in logs (ours).
+# Number of last rows for the mean speed in logs (our choice: seconds to minutes of a run).
 RECENT = 100
 
 
-# Rows of a block of the history (ours): a row in it takes 8 bytes a column, as a dict 1.2 kB.
+# Rows of a block of the history (our choice): a row in it takes 8 bytes a column, as a dict 1.2 kB.
 BLOCK = 1000
 
 
@@ -110,11 +110,9 @@ class History:
         Raises:
             OperationError: for a column that is not declared.
         """
-        for name in values:
-            if name not in self.units:
-                raise OperationError(
-                    f"algorithm.name: 'columns' of '{self.algorithm}' must declare '{name}' with a unit"
-                )
+        if undeclared := [name for name in values if name not in self.units]:
+            words = f"'columns' of '{self.algorithm}' must declare '{undeclared[0]}' with a unit"
+            raise OperationError(f"algorithm.name: {words}")
         row |= values
 
     def restore(self, columns: Mapping[str, Array], units: Mapping[str, str]) -> None:
@@ -155,7 +153,7 @@ def _column(rows: Sequence[Row], name: str) -> Array:
     return np.array([row.get(name, math.nan) for row in rows], dtype=np.float64)  # columns may be added later
 
 
-# Under which numbers stand in a run that the user's loop writes to as well.
+# Before the names of numbers in a run that the user's loop writes to as well.
 PREFIX = "landscape/"
 
 
@@ -167,11 +165,11 @@ WRITERS = ("tensorboard", "wandb", "trackio")
 
 
 def writer_names(scalars: str | Sequence[str] | None) -> list[str]:
-    """The writers asked for, none where it is None; InputError for a name that is not known."""
-    if scalars is not None and not isinstance(scalars, (str, list, tuple)):
-        raise InputError(f"scalars: {scalars!r} is not allowed, it must be one of {', '.join(WRITERS)}")
-    each = [scalars] if isinstance(scalars, str) else scalars or []
-    return [choose("scalars", name, WRITERS) for name in each]
+    """The names of the writers in ``scalars``; InputError for an unknown name."""
+    names = [] if scalars is None else [scalars] if isinstance(scalars, str) else scalars
+    if not isinstance(names, (list, tuple)):
+        raise InputError("scalars", scalars, allowed=f"one of {', '.join(WRITERS)}")
+    return [choose("scalars", name, WRITERS) for name in names]
 
 
 def package_of(name: str) -> Any:
@@ -215,7 +213,7 @@ def row_writer(
 def _tensorboard(folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
     """Event files in the folder "tensorboard" of the run."""
     module = optional("torch.utils.tensorboard", "scalars", "tensorboard, or leave scalars out")
-    # What an unbroken run has not written yet is taken back where one goes on from an earlier step.
+    # A run that is resumed from an earlier step first removes what was written after that step.
     writer = module.SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
     opened.callback(writer.close)
 
@@ -229,8 +227,8 @@ def _tensorboard(folder: Path, step: int, opened: contextlib.ExitStack) -> Write
 def _tracked(tracker: Any, folder: Path, opened: contextlib.ExitStack) -> Write:
     """A run of Weights & Biases, or of trackio, which has the same functions.
 
-    That of the user's loop where one is active, under names of their own and with the step beside them; else
-    a new one in the project "landscape", called as the folder.
+    The run of the user's loop where one is active, with a prefix to the names and the step as a number; else
+    a new one in the project "landscape" with the name of the folder.
     """
     current = getattr(getattr(tracker, "context_vars", None), "current_run", None)  # trackio's
     active = current.get() if current else getattr(tracker, "run", None)

@@ -212,14 +212,10 @@ def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:
 
     Raises OperationError where ``folder`` holds a run of another recipe.
     """
-    checkpoint, _ = _resumed(folder, recipe, _no_learners)
+    checkpoint, _ = _resumed(folder, recipe, lambda learners: slice(0))
     if checkpoint and (checkpoint.diverged or checkpoint.step == recipe.steps):
         return checkpoint
     return None
-
-
-def _no_learners(learners: int) -> slice:
-    return slice(0)
 
 
 def complete(recipe: Recipe | None, folder: Path) -> bool:
@@ -502,7 +498,7 @@ def in_processes(
     last = folder / "last.h5"
     resumed = f"a resumed run continues from {last}"
     storage.check_folder(folder, resume=resume, force=force)
-    chosen = _resumed(folder, recipe, _no_learners, allow_code)[1] if resume else recipe
+    chosen = _resumed(folder, recipe, lambda learners: slice(0), allow_code)[1] if resume else recipe
     if chosen is not None:
         check_processes(chosen, nproc)
     words = ["train", "-o", str(folder), "--device", device, "--timeout", str(timeout)]

@@ -27,7 +27,6 @@ from landscape.problem.problem import Problem
 from landscape.training import optimizer
 from landscape.training.algorithms.central import AsyncSGD
 from landscape.training.decomposition import Columns, Decomposer, GradientEstimator
-from landscape.training.instruments import Monitoring
 from landscape.training.processes.comm import Comm
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes.recipe import MATRIX, Recipe
@@ -96,7 +95,8 @@ class Trainer:
         self.comm = Comm(recipe.learners, group)
         recipe, start = (recipe, None) if checkpoint else setup.read(recipe)
         self.recipe, self.hooks = recipe, hooks or Hooks()
-        self._load_problems(start, checkpoint, device, data_dir, dataset)
+        data = dataset or user_code.load_data("data", recipe.spec("data"), data_dir)
+        self._make_problems(data, start, checkpoint, torch.device(device))
         self.algorithm, self.rule = recipe.part("algorithm")[0], recipe.rule()
         self.rule.comm, self.rule.layout = self.comm, self.train.layout
         self.weights = self.train.weights.repeat(self.comm.n_local, 1)
@@ -111,8 +111,7 @@ class Trainer:
             objective = self.train.with_batchnorm("train", batch)
         g = GradientEstimator(objective, self.comm, recipe.decompose.samples, recipe.seed, batch)
         self.decomposer = Decomposer(self.stack, g, self.parts)
-        second = functools.partial(self.minibatches.second_gradient, self.stack)
-        self.monitor: Monitoring = of_run(recipe, objective, self.comm, self.optimizer, second)
+        self.monitor = of_run(recipe, objective, self.comm, self.optimizer, self.minibatches, self.stack)
         self.history = History(self.algorithm, {**self.rule.columns, **self.monitor.columns})
         self.divergence = DivergenceTest(recipe.diverge, float(inner(self.train.weights, self.train.weights)))
         self.step, self.diverged, self.diverged_at = 0, "", -1
@@ -121,32 +120,23 @@ class Trainer:
         if checkpoint:
             self._restore(checkpoint)
 
-    def _load_problems(
-        self,
-        start: Checkpoint | None,
-        checkpoint: Checkpoint | None,
-        device: torch.device | str,
-        data_dir: Any,
-        given: Dataset | None,
+    def _make_problems(
+        self, dataset: Any, start: Checkpoint | None, checkpoint: Checkpoint | None, device: torch.device
     ) -> None:
-        """Load what is not given of data and model, and make the objects that use them."""
+        """Make the problems for training and test, and the objects that use them."""
         recipe = self.recipe
         source, self.model = recipe.spec("data"), recipe.spec("model")
-        dataset = given or user_code.load_data("data", source, data_dir)
         if checkpoint:
             checkpoint.check_data(dataset)
-        dtype = getattr(torch, recipe.dtype)
-        model = setup.network(recipe, dataset, start)
-        self.train, self.test = (
-            Problem(model, dataset.loss, dataset.split(split), device=device, dtype=dtype)
-            for split in ("train", "test")
-        )
+        model, dtype = setup.network(recipe, dataset, start), getattr(torch, recipe.dtype)
+        problem = functools.partial(Problem, model, dataset.loss, device=device, dtype=dtype)
+        self.train, self.test = problem(dataset.split("train")), problem(dataset.split("test"))
         self.stack = Stack(self.train, recipe.accumulate, recipe.autocast)
         self.trial = setup.BatchingChoice(self.stack, self.comm)
         self.buffers = Buffers(self.train, self.test, self.comm, recipe.seed, recipe.evaluate.bn_samples)
         if checkpoint:
             self.buffers.restore(checkpoint.buffers)
-        check_compatibility(recipe, self.model, dataset, self.train, self.stack, self.buffers)
+        check_compatibility(recipe, dataset, self.stack, self.buffers)
         self.parts = setup.divided(recipe, dataset, self.train, checkpoint)
         augment = getattr(dataset, "augment", None)
         self.minibatches = setup.Sampler(recipe, self.train, augment, self.parts)
@@ -216,7 +206,7 @@ class Trainer:
         x, y = self._minibatches(t)
         training = self.buffers.training(t)
         losses = self._compute_gradients(points, x, y, training)
-        if not self._previous_step_holds(t, state):
+        if self._diverged_before(t, state):
             return
         self.monitor.see(t, points, self._gradients)
         columns: Columns | None = None
@@ -264,22 +254,20 @@ class Trainer:
         self.trial.decide(points, x, y, training, self.recipe.model)
         return self.stack.gradients(points, x, y, out=self._gradients, training=training)
 
-    def _previous_step_holds(self, t: int, state: State) -> bool:
-        """Complete the step before ``t``; False if the run diverged in it.
+    def _diverged_before(self, t: int, state: State) -> bool:
+        """Complete the step before ``t``, and return whether the run diverged in it.
 
         Step ``t``, which has begun with ``state``, is then undone, once its exchanges are finished.
         """
-        if self._pending is None:
-            return True
         weights = self.weights
-        self._complete_pending()
-        if not self.diverged:
-            return True
-        self.weights = self.weights.clone()
-        after = state if self.step == t - 1 else self._state()
-        self.rule.finish(weights, self._gradients, 0.0, t)
-        self.optimizer.state, self.rule.state, self.rule.shared, self.buffers.local = after
-        return False
+        if self._pending:
+            self._complete_pending()
+        if self.diverged:
+            self.weights = self.weights.clone()
+            after = state if self.step == t - 1 else self._state()
+            self.rule.finish(weights, self._gradients, 0.0, t)
+            self.optimizer.state, self.rule.state, self.rule.shared, self.buffers.local = after
+        return bool(self.diverged)
 
     def _complete_pending(self) -> None:
         """Wait for the pending step's mean loss, and test the run for divergence."""
@@ -287,16 +275,16 @@ class Trainer:
         assert pending is not None
         row, (loss, squares) = pending.row, pending.results()
         row["loss"], row["consensus"] = loss, math.nan if pending.mean is None else squares
-        within = self.divergence.bounds_loss(loss) and math.isfinite(squares)
-        if within and not self.divergence.learners_apart(self.history.rows, pending.mean):
+        bounded = self.divergence.loss_is_bounded(loss) and math.isfinite(squares)
+        if bounded and not self.divergence.spread_exceeds_bound(self.history.rows, pending.mean):
             return
         # By the training loss of w_a: before the step, where the learners' loss was, or after it if only the
         # spread exceeds its bound.
         mean = self.comm.mean(self.weights)
-        if not self.divergence.bounds_loss(loss) or not bool(torch.isfinite(mean).all()):
+        if not self.divergence.loss_is_bounded(loss) or not bool(torch.isfinite(mean).all()):
             mean = self.comm.mean(pending.weights)
-        holds = self.divergence.bounds_loss(self.buffers.training_loss(mean))
-        self.diverged_at, self.diverged = self.step, "learners" if holds else "mean"
+        mean_is_bounded = self.divergence.loss_is_bounded(self.buffers.training_loss(mean))
+        self.diverged_at, self.diverged = self.step, "learners" if mean_is_bounded else "mean"
         if not math.isfinite(squares + loss):
             # The step ended in weights that are not finite: the last finite state stays.
             self.weights, self.step = pending.weights, self.step - 1
@@ -410,10 +398,8 @@ class _Part(Trainer):
         if self.train.device.type != "cpu":
             raise InputError("device: algorithm.schedule 'measured' is for the CPU", give={"device": "cpu"})
         if self.buffers.local:
-            raise InputError(
-                f"model: '{self.model.name}' has BatchNorm, whose statistics algorithm.schedule 'measured' "
-                "does not collect from its workers"
-            )
+            words = "has BatchNorm, whose statistics algorithm.schedule 'measured' does not collect"
+            raise InputError(f"model: '{self.model.name}' {words}")
 
     def _message(self) -> Tensor:
         """(P + 1,): memory for a gradient and the minibatch's loss."""

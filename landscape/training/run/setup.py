@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import Checkpoint, set_tensors
-from landscape.checkpoint.user_code import Spec, UserData
+from landscape.checkpoint.user_code import UserData
 from landscape.core import hdf5
 from landscape.core.devices import double, inner
 from landscape.core.errors import InputError, OperationError
@@ -36,13 +37,13 @@ from landscape.training.recipes.recipe import Recipe
 from landscape.training.recipes.settings import refuse_idle
 from landscape.training.run import Row, generator
 
-# Consecutive steps in which the spread must exceed its bound (ours): a burst, such as one huge gradient, is
-# shorter, and under SSGD the learners are equal again after one step.
+# Consecutive steps in which the spread must exceed its bound. Our choice: a burst, such as one huge gradient,
+# is shorter, and under SSGD the learners are equal again after one step.
 PERSISTENT = 10
 
 
 class DivergedError(OperationError):
-    """A run diverged: its files are whole, and end with the last finite state."""
+    """A run diverged: its files are complete, and end with the last finite state."""
 
     exit_code = 3
 
@@ -58,15 +59,15 @@ class DivergenceTest:
     start_norm2: float
 
     def needs_spread(self, rows: Sequence[Row]) -> bool:
-        """Say whether the last measured spread exceeds its bound, so that the next one must be measured."""
+        """Return whether the last measured spread exceeds its bound: the next one must be measured."""
         return bool(rows) and rows[-1]["consensus"] > self.bounds.consensus * self.start_norm2
 
-    def bounds_loss(self, loss: float) -> bool:
-        """Say whether ``loss`` is within its bound; NaN is not."""
+    def loss_is_bounded(self, loss: float) -> bool:
+        """Return whether ``loss`` is within its bound; NaN is not."""
         return loss <= self.bounds.loss
 
-    def learners_apart(self, rows: Sequence[Row], mean: Tensor | None) -> bool:
-        """Say whether the spread exceeded its bound in all of the last steps.
+    def spread_exceeds_bound(self, rows: Sequence[Row], mean: Tensor | None) -> bool:
+        """Return whether the spread exceeded its bound in all of the last steps.
 
         Args:
             rows: the history, the newest step included.
@@ -86,8 +87,8 @@ class DivergenceTest:
 def divergence_message(end: Checkpoint) -> str:
     """One line about a run that diverged."""
     reasons = {
-        "mean": "the mean's loss left all bounds",
-        "learners": "the learners drifted apart without bound while the mean's loss stays within its own",
+        "mean": "the mean's loss exceeded its bound",
+        "learners": "the learners' spread exceeded its bound, while the mean's loss stays within its own",
     }
     return f"diverged at step {end.diverged_at}: {reasons[end.diverged]}; the last finite state is kept"
 
@@ -102,18 +103,14 @@ class Buffers:
     def __init__(self, train: Problem, test: Problem, comm: Comm, seed: int, samples: int) -> None:
         self._train, self._test, self._comm = train, test, comm
         self._seed, self._samples = seed, samples
-        model, trained = train.model, {slot.name for slot in train.layout.slots}
-        state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        saved = model.state_dict().keys() - trained
-        saved_tensors = {name: t.detach() for name, t in state.items() if name in saved}
-        learners = set(buffer_names(model))
-        self.local = {
-            name: _rows(t, comm.n_local).clone() for name, t in saved_tensors.items() if name in learners
-        }
-        # The step whose mean the problems have the statistics of, and these.
-        self._step, self._statistics = -1, dict[str, Tensor]()
+        state = dict([*train.model.named_parameters(), *train.model.named_buffers()])
+        names = train.model.state_dict().keys() - {slot.name for slot in train.layout.slots}
         #: Frozen parameters and constants, the same for all learners.
-        self._fixed = {name: t for name, t in saved_tensors.items() if name not in learners}
+        self._fixed = {name: t.detach() for name, t in state.items() if name in names}
+        statistics = [name for name in buffer_names(train.model) if name in names]
+        self.local = {name: _rows(self._fixed.pop(name), comm.n_local).clone() for name in statistics}
+        # The statistics that the problems have, and the step of the mean that they belong to.
+        self._step, self._statistics = -1, dict[str, Tensor]()
 
     def check(self, model: nn.Module, samples: int) -> None:
         """Raise InputError if ``model``, in training mode, does not train by ``samples`` samples at a time.
@@ -125,17 +122,13 @@ class Buffers:
             with torch.no_grad(), fixed_randomness(self._train.device, 0, self._train.draws_elsewhere):
                 call(model, self._train.layout.views(self._train.weights), x)
         except ValueError as error:
-            raise InputError(
-                f"batch: {samples} sample{'s' * (samples > 1)} a learner at a time cannot be trained on "
-                f"({' '.join(str(error).split())[:120]})"
-            ) from error
+            words = f"a learner at a time cannot be trained on ({' '.join(str(error).split())[:120]})"
+            raise InputError(f"batch: {samples} sample{'s' * (samples > 1)} {words}") from error
         now = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         for name, tensor in self._fixed.items():
             if not torch.equal(now[name], tensor):
-                raise InputError(
-                    f"model: its buffer '{name}' changes in training, which learners of their own are not "
-                    "given; only the statistics of BatchNorm may"
-                )
+                words = "changes in training, only the statistics of BatchNorm may"
+                raise InputError(f"model: its buffer '{name}' {words}")
 
     def training(self, step: int) -> Training:
         """The options of a training pass of this process's learners at ``step``: buffers and seeds."""
@@ -155,13 +148,11 @@ class Buffers:
             return {}
         parts = sample_parts(self._train.samples, self._samples)
         share = parts[self._comm.share(len(parts))]
-        statistics = self._train.batchnorm_statistics(
-            weights, (self._train.gather(part)[0] for part in share)
-        )
+        batches = (self._train.gather(part)[0] for part in share)
         weight = len(share) / len(parts)
         statistics = {
             name: self._comm.totals(double(value) * weight).to(value.dtype)
-            for name, value in statistics.items()
+            for name, value in self._train.batchnorm_statistics(weights, batches).items()
             if value.is_floating_point()
         }
         self._set(statistics)
@@ -180,14 +171,11 @@ class Buffers:
     def test(self, weights: Tensor, step: int) -> Row:
         """The history's columns of w_a on the test set; arguments as of :meth:`statistics`."""
         self.statistics(weights, step)
-        mean, comm = self._comm.mean(weights), self._comm
-        if self._test.indexed or comm.size == 1:
-            loss, accuracy = comm.evaluate(self._test, mean)
-        else:
-            # Batches cannot be shared: all processes evaluate them, so that none waits, and rank 0's result
-            # counts.
-            result = self._test.evaluate(mean)
-            loss, accuracy = comm.total(*(result if comm.rank == 0 else (0.0, 0.0)))
+        mean = self._comm.mean(weights)
+        if self._test.indexed:
+            loss, accuracy = self._comm.evaluate(self._test, mean)
+        else:  # batches cannot be shared: all processes evaluate all of them
+            loss, accuracy = self._test.evaluate(mean)
         return {"test_loss": loss, "test_accuracy": accuracy}
 
     def training_loss(self, mean: Tensor) -> float:
@@ -223,21 +211,20 @@ def read(recipe: Recipe) -> tuple[Recipe, Checkpoint | None]:
         return recipe, None
     start, digest = Checkpoint.load(path), hdf5.sha256(path)
     if expected and digest != expected:
-        raise OperationError(
-            f"init.checkpoint: {path} has SHA-256 {digest[:12]}…, init.sha256 is {expected[:12]}…"
-        )
+        words = f"has SHA-256 {digest[:12]}…, init.sha256 is {expected[:12]}…"
+        raise OperationError(f"init.checkpoint: {path} {words}")
     return dataclasses.replace(recipe, init=dataclasses.replace(recipe.init, sha256=digest)), start
 
 
 def default_folder(recipe: Recipe) -> str:
-    """The folder of a run that is given none."""
+    """The folder of a run for which the user names none."""
     return f"runs/{recipe.name.replace('/', '-')}-seed{recipe.seed}"
 
 
 def chosen_recipe(
     recipe: Recipe | str | Path | None, settings: Mapping[str, Any], allow_code: bool
 ) -> Recipe | None:
-    """The recipe of what a user gave, changed by ``settings``; None for None."""
+    """The recipe that the user names, changed by ``settings``; None for None."""
     if isinstance(recipe, Recipe):
         return recipe.replace(**settings) if settings else refuse_idle(recipe)
     if recipe is None and settings:
@@ -291,59 +278,42 @@ class BatchingChoice:
             return
         pays = 0.0
         if comm.rank == 0:
-            shapes = [
-                [list(t.shape), str(t.dtype)] for tree in (weights, x, y) for _, t in named_tensors(tree)
-            ]
-            place = (
-                torch.cuda.get_device_name(weights.device) if weights.is_cuda else f"{os.cpu_count()} cores"
-            )
-            what = [model, shapes, stack.accumulate, stack.autocast, place, torch.get_num_threads()]
+            tensors = [t for tree in (weights, x, y) for _, t in named_tensors(tree)]
+            shapes = [[list(t.shape), str(t.dtype)] for t in tensors]
+            gpu = torch.cuda.get_device_name(weights.device) if weights.is_cuda else ""
+            machine = [gpu or f"{os.cpu_count()} cores", torch.get_num_threads(), str(torch.__version__)]
+            key = json.dumps([model, shapes, stack.accumulate, stack.autocast, *machine])
 
             def trial() -> dict[str, np.ndarray[Any, Any]]:
                 return {"batched": np.array([stack.batching_pays(weights, x, y, training)])}
 
-            result = cached("trial", Path(), [], json.dumps([*what, str(torch.__version__)]), trial)
-            pays = float(result["batched"][0])
+            pays = float(cached("trial", Path(), [], key, trial)["batched"][0])
         self._choose(bool(comm.total(pays)[0]))
 
 
-def check_compatibility(
-    recipe: Recipe,
-    model: Spec,
-    dataset: Dataset | UserData,
-    train: Problem,
-    stack: Stack,
-    buffers: Buffers,
-) -> None:
-    """Raise InputError where model, data (``train``) and device are not compatible."""
-    samples = recipe.decompose.samples
+def check_compatibility(recipe: Recipe, dataset: Dataset | UserData, stack: Stack, buffers: Buffers) -> None:
+    """Raise InputError where model, training set (those of ``stack``) and device are not compatible."""
+    train = stack.problem
+    samples, micro = recipe.decompose.samples, recipe.local_batch // recipe.accumulate
     if samples % GROUPS:
-        raise InputError(f"decompose.samples: {samples} is not allowed, it must be a multiple of {GROUPS}")
-    on_gpu = train.device.type == "cuda"
-    if recipe.autocast and on_gpu and not torch.cuda.is_bf16_supported(False):
-        raise InputError("autocast: 'bfloat16' is not allowed, this GPU does not compute in it; use ''")
-    micro = recipe.local_batch // recipe.accumulate
+        raise InputError("decompose.samples", samples, allowed=f"a multiple of {GROUPS}")
     if has_batchnorm(train.model) and 0 < samples < GROUPS * micro:
-        raise InputError(
-            f"decompose.samples: {samples} is not allowed with BatchNorm, it must be ≥ {GROUPS} × {micro}"
-        )
-    if isinstance(dataset, Dataset):
-        first, y = train.gather(torch.zeros(1, dtype=torch.long))
-        outputs = train.outputs(train.weights, first)
-        needed = (dataset.classes, *y.shape[1:])
-        if dataset.classes and outputs.shape[1:] != needed:
+        raise InputError("decompose.samples", samples, allowed=f"≥ {GROUPS} × {micro} with BatchNorm")
+    if recipe.autocast and train.device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
+        raise InputError("autocast: 'bfloat16' is not allowed, this GPU does not compute in it; use ''")
+    x, y = train.gather(torch.zeros(1, dtype=torch.long))  # refuses batches, which cannot be drawn from
+    if isinstance(dataset, Dataset) and dataset.classes:
+        shape = tuple(train.outputs(train.weights, x).shape[1:])
+        if shape != (dataset.classes, *y.shape[1:]):
+            words = f"'{recipe.part('data')[0]}' needs {(dataset.classes, *y.shape[1:])}"
             raise InputError(
-                f"model: '{model.name}' has outputs of shape {tuple(outputs.shape[1:])}, "
-                f"data '{recipe.part('data')[0]}' needs {needed}"
+                f"model: '{recipe.spec('model').name}' has outputs of shape {shape}, data {words}"
             )
-    else:
-        train.gather(torch.zeros(1, dtype=torch.long))  # refuses batches, which cannot be drawn from
     if stack.layers is None:
         buffers.check(stack.training_model, micro)
     if recipe.sampling == "all" and recipe.batch != train.samples:
-        raise InputError(
-            f"sampling: 'all' is not allowed with batch {recipe.batch}, it must be {train.samples} samples"
-        )
+        words = f"it must be {train.samples} samples"
+        raise InputError(f"sampling: 'all' is not allowed with batch {recipe.batch}, {words}")
 
 
 # Before the purposes of the draws of a step, for those of a second gradient.
@@ -358,17 +328,15 @@ def divided(
     if split.kind == IID:
         return None
     if recipe.rule().measured:
-        raise InputError(
-            f"data.split: '{split.text}' is not allowed with measured delays, whose workers share the data"
-        )
+        words = "is not allowed with measured delays, whose workers share the data"
+        raise InputError(f"data.split: '{split.text}' {words}")
     if checkpoint:
         return Parts.restored(split, checkpoint.shared, recipe.learners, train.samples)
     seed = generator(recipe.seed, "split").initial_seed()
     parts = Parts.drawn(split, train, dataset.columns, recipe.learners, recipe.local_batch, seed)
     if recipe.sampling == "all" and {len(part) for part in parts.indices} != {recipe.local_batch}:
-        raise InputError(
-            f"sampling: 'all' is not allowed with data.split '{split.text}', whose parts differ in size"
-        )
+        words = f"with data.split '{split.text}', whose parts differ in size"
+        raise InputError(f"sampling: 'all' is not allowed {words}")
     return parts
 
 
@@ -383,35 +351,30 @@ class Sampler:
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        train: Problem,
-        augment: Callable[..., Tensor] | None,
-        parts: Parts | None = None,
+        self, recipe: Recipe, train: Problem, augment: Callable[..., Tensor] | None, parts: Parts | None
     ) -> None:
         self._recipe, self._train, self.augment, self._parts = recipe, train, augment, parts
 
-    def draw(self, step: int, learners: int, local: slice, other: str = "") -> tuple[Any, Any]:
+    def draw(self, step: int, learners: int, local: slice, purpose: str = "") -> tuple[Any, Any]:
         """(x (n_local, B, …), y (n_local, B, …)) of ``step``, of the ``local`` ones of ``learners``.
 
-        The draws and the augmentation of a learner do not depend on the number of processes. ``other`` names
-        a further, independent draw at the same step.
+        The draws and the augmentation of a learner do not depend on the number of processes. ``purpose``
+        is that of a further, independent draw at the same step.
         """
         size, seed, samples = self._recipe.local_batch, self._recipe.seed, self._train.samples
+        parts, draws = self._parts, generator(seed, f"{purpose}batch", step)
         if self._recipe.sampling == "all":
-            drawn = torch.arange(samples).view(-1, size).expand(learners, size)
-            drawn = drawn if self._parts is None else torch.stack(self._parts.indices)
+            shared = torch.arange(samples).view(-1, size).expand(learners, size)
+            indices = shared if parts is None else torch.stack(parts.indices)
+        elif parts is None:
+            indices = torch.randint(samples, (learners, size), generator=draws)
         else:
-            draws = generator(seed, f"{other}batch", step)
-            if self._parts is None:
-                drawn = torch.randint(samples, (learners, size), generator=draws)
-            else:
-                own = self._parts.indices
-                drawn = torch.stack([i[torch.randint(len(i), (size,), generator=draws)] for i in own])
-        x, y = self._train.gather(drawn[local])
+            rows = [part[torch.randint(len(part), (size,), generator=draws)] for part in parts.indices]
+            indices = torch.stack(rows)
+        x, y = self._train.gather(indices[local])
         if self.augment is not None:
-            each = (generator(seed, f"{other}augment", step, j) for j in range(local.start, local.stop))
-            x = torch.stack([self.augment(rows, draw) for rows, draw in zip(x, each, strict=True)])
+            changes = [generator(seed, f"{purpose}augment", step, j) for j in range(local.start, local.stop)]
+            x = torch.stack([self.augment(rows, draw) for rows, draw in zip(x, changes, strict=True)])
         return x, y
 
     def second_gradient(self, stack: Stack, step: int, learner: int, point: Tensor) -> Tensor:
@@ -433,11 +396,7 @@ class Sampler:
 
 
 def of_run(
-    recipe: Recipe,
-    problem: Problem,
-    comm: Comm,
-    optimizer: Optimizer,
-    second: Callable[[int, int, Tensor], Tensor],
+    recipe: Recipe, problem: Problem, comm: Comm, optimizer: Optimizer, sampler: Sampler, stack: Stack
 ) -> Monitoring:
     """The instruments of a recipe's run.
 
@@ -446,7 +405,7 @@ def of_run(
         problem: the loss that its steps descend, on the training set.
         comm: its processes.
         optimizer: that makes its steps, whose state is read when it is measured.
-        second: as of :class:`MeasuredRun`.
+        sampler: draws the minibatches of second gradients, which ``stack`` computes.
 
     Raises:
         InputError: for an instrument that cannot measure this run.
@@ -464,7 +423,7 @@ def of_run(
         learners=recipe.learners,
         at_mean=rule.at_mean,
         synchronous=rule.synchronous,
-        second=second,
+        second=functools.partial(sampler.second_gradient, stack),
         geometry=optimizer.geometry,
         plain_limit=math.nan if plain is None else plain,
     )

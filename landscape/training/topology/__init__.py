@@ -2,7 +2,7 @@
 
 A topology is a function from the number of learners n to mixing matrices (n, n). Its name adds itself to the
 registry; the arguments after n stand in brackets in a recipe, ``ring(2)``. One matrix is that of every step;
-several are gone through in turn. The docstring begins with the forms that a user may write. InputError with
+several are used in turn. The docstring begins with the forms that a user may write. InputError with
 a reason refuses an n.
 
 M is doubly stochastic; row j: the weights that learner j uses.
@@ -100,7 +100,7 @@ def random_matching(n: int) -> list[Array]:
     """random-matching: drawn anew for every step; each pair averages, an odd learner sits out.
 
     The same on every process (DPSGD-2020, section 4: "a learner randomly picks a neighbor"). There are no
-    matrices to go through: :meth:`.Mixing.matrix` draws them.
+    matrices to use in turn: :meth:`.Mixing.matrix` draws them.
     """
     return []
 
@@ -210,15 +210,15 @@ def equal_weights(n: int, offsets: list[Array | int]) -> Array:
     return m
 
 
-# Row and column sums may miss 1 by this much: a matrix typed with four decimals passes (ours).
+# Row and column sums may miss 1 by this much: our choice: a matrix typed with four decimals passes.
 SUM_TOLERANCE = 1e-4
-# Most learners a matrix is made for, and largest file of a matrix: 128 MiB in memory (ours).
+# Most learners a matrix is made for, and largest file of a matrix: our choice: 128 MiB in memory.
 MAX_LEARNERS, MAX_FILE_BYTES = 4096, 1 << 27
 _MATRICES: ContextVar[dict[str, Array] | None] = ContextVar("matrices", default=None)
 
 
 @contextlib.contextmanager
-def known_matrices(matrices: dict[str, Array]) -> Iterator[None]:
+def stored_matrices(matrices: dict[str, Array]) -> Iterator[None]:
     """Use ``matrices`` inside in place of the files of their names; the matrix of any other file is added.
 
     So a run keeps the matrix that it began with, whatever becomes of the file.
@@ -260,7 +260,7 @@ class Mixing:
         if learners > MAX_LEARNERS:
             raise InputError(f"{where}: '{spec}' is not allowed with {learners} learners, > {MAX_LEARNERS:,}")
         self.spec, self.learners, self.seed = spec, learners, seed
-        #: The matrices (n, n) float64 that the steps go through in turn; none if each step draws its own.
+        #: The matrices (n, n) float64 that the steps use in turn; none if each step draws its own.
         self.cycle: list[Array] = (
             [read_matrix(where, Path(spec), learners)] if is_file(spec) else matrices(spec, learners, where)
         )
@@ -377,10 +377,8 @@ class Mixing:
             gap, omega = " of the mean of M_t", " of each M_t"
         elif len(self.cycle) > 1:
             gap = f" a step over a cycle of {len(self.cycle)}"
-        return (
-            f"mixing {self.spec}: spectral gap {self.gap:.4g}{gap}, smallest eigenvalue ω_min "
-            f"{self.omega_min:.4g}{omega}"
-        )
+        words = f"mixing {self.spec}: spectral gap {self.gap:.4g}{gap}"
+        return f"{words}, smallest eigenvalue ω_min {self.omega_min:.4g}{omega}"
 
 
 def is_file(spec: object) -> bool:
@@ -424,7 +422,7 @@ def _numbers(where: str, path: Path) -> Array:
         raise OperationError(f"{where}: {path} cannot be read as a matrix ({words})") from error
 
 
-#: Of the topologies that need a number, besides rings, one each in the list of all (ours).
+#: Of the topologies that need a number, besides rings, one each in the list of all (our choice).
 EXAMPLES = ("k-peer-exponential(2)", "hyper-hypercube(2)", "base(2)", "d-equistatic(4)", "u-equistatic(4)")
 
 
