@@ -439,6 +439,8 @@ def test_a_process_alone_says_what_it_waits_for() -> None:
             (error,) = together(1, nothing, environment={0: variables}, timeout=1.0)
             assert str(error).startswith(words)
         alone = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "1", "RANK": "0"}
+        with unittest.mock.patch.dict(os.environ, alone | {"MASTER_PORT": used}):
+            assert Group(torch.device("cpu"), 1.0).size == 1  # it reads the environment only
         for variables, words in (
             ({"MASTER_PORT": used}, f"MASTER_PORT: {used} fails on 127.0.0.1"),
             ({"RANK": "1"}, "RANK: 1 is not allowed, WORLD_SIZE is 1"),
