@@ -155,14 +155,14 @@ class OuterStep(LocalSGD):
         if step <= self.first:
             self.shared = self.shared | {"anchor": mean.clone()}
             return mean
-        moved = self.shared["anchor"] - mean
+        displacement = self.shared["anchor"] - mean
         slow = self.outer_momentum * self.shared["slow_momentum"]
         if self.outer == "nesterov":
-            slow += moved
-            anchor = self.shared["anchor"] - self.outer_lr * (moved + self.outer_momentum * slow)
+            slow += displacement
+            anchor = self.shared["anchor"] - self.outer_lr * (displacement + self.outer_momentum * slow)
         else:
             if lr:  # at the very end of a cosine schedule it is 0, and so is the step
-                slow += moved / lr
+                slow += displacement / lr
             anchor = self.shared["anchor"] - self.outer_lr * lr * slow
         self.shared = {"anchor": anchor, "slow_momentum": slow}
         return anchor

@@ -133,10 +133,10 @@ class StreamingDiLoCo(Rule):
         new = torch.sub(weights, directions, alpha=lr, out=self._new_weights(weights))
         for p in self._due(step):
             part = self.fragments[p]
-            moved = self._merged(new[:, part], p, step)
+            displacement = self._merged(new[:, part], p, step)
             anchor, slow = (self.shared[name].clone() for name in ("anchor", "slow_momentum"))
-            slow[part] = self.outer_momentum * slow[part] + moved
-            anchor[part] -= self.outer_lr * (moved + self.outer_momentum * slow[part])
+            slow[part] = self.outer_momentum * slow[part] + displacement
+            anchor[part] -= self.outer_lr * (displacement + self.outer_momentum * slow[part])
             self.shared = {"anchor": anchor, "slow_momentum": slow}
         for p in self._due(step - self.delay):
             part = self.fragments[p]
@@ -232,12 +232,12 @@ class DecoupledDiLoCo(StreamingDiLoCo):
         radial = [self.merge == "rda" and slot.layer != "embedding" for slot in self.tensors[p]]
         reached = self._reached(step)[self.comm.local].to(weights.device)
         weight = (self.state["steps"][:, p] * reached).to(weights)[:, None]
-        moved = torch.split(self.shared["anchor"][self.fragments[p]] - weights, sizes, 1)
+        displacements = torch.split(self.shared["anchor"][self.fragments[p]] - weights, sizes, 1)
         norms = [
             torch.linalg.vector_norm(delta, dim=1, keepdim=True) if r else torch.ones_like(weight)
-            for r, delta in zip(radial, moved, strict=True)
+            for r, delta in zip(radial, displacements, strict=True)
         ]
-        units = [delta / (norm + (norm == 0)) for delta, norm in zip(moved, norms, strict=True)]
+        units = [delta / (norm + (norm == 0)) for delta, norm in zip(displacements, norms, strict=True)]
         sent = weight * torch.cat([torch.ones_like(weight), *norms, *units], 1)
         mean = self.comm.fresh_mean(sent, "fragment")
         lengths, directions = torch.split(mean[1:] / mean[0], [len(sizes), sum(sizes)])

@@ -93,9 +93,9 @@ def make(name: str, table: dict[str, Any]) -> Optimizer:
     base: Optimizer = TorchOptimizer(name, checked) if is_torch(name) else optimizers[name](**checked)
     members = {}
     for pattern, group in groups.items():
-        frozen, factor, own = options_of(pattern, group)
+        frozen, factor, settings = options_of(pattern, group)
         with named(pattern):
-            members[pattern] = Member(None if frozen else make(str(own.pop("name")), own), factor)
+            members[pattern] = Member(None if frozen else make(str(settings.pop("name")), settings), factor)
     return Grouped(base, members) if members else base
 
 

@@ -61,8 +61,8 @@ class Processes(ABC):
 
     def difference(self, facts: Mapping[str, str]) -> str:
         """The first of ``facts`` that is not the same on all ranks, in words; "" if there is none."""
-        first, *rest = self.gathered(dict(facts))
-        for rank, theirs in enumerate(rest, 1):
+        first, *others_facts = self.gathered(dict(facts))
+        for rank, theirs in enumerate(others_facts, 1):
             for name in {**first, **theirs}:
                 a, b = first.get(name, "missing"), theirs.get(name, "missing")
                 if a != b:

@@ -71,7 +71,7 @@ class Group(Processes):
         device: that of the exchanged tensors: gloo on the CPU, NCCL on GPUs.
         timeout: limit of the rendezvous, and of the time without a sign of life of a rank (s).
 
-    Raises InputError for variables that are missing or wrong.
+    Raises InputError for a rank or size that is missing or wrong.
     """
 
     _store: Store
@@ -102,15 +102,16 @@ class Group(Processes):
             device, timeout: as of the class.
             exchange_timeout: limit of an exchange (s); by default ``timeout``.
 
-        Raises OperationError where a port is in use or a rank does not come in time.
+        Raises InputError for an address that is missing or wrong, OperationError where a port is in use or a
+        rank does not come in time.
         """
         group = cls(device, timeout)
-        torchs_store, group._store = group._connect()
+        exchange_store, group._store = group._connect()
         group._meet()
         init = functools.partial(
             dist.init_process_group,
             group.backend,
-            store=torchs_store,
+            store=exchange_store,
             rank=group.rank,
             world_size=group.size,
             timeout=datetime.timedelta(seconds=exchange_timeout or timeout),
@@ -139,8 +140,8 @@ class Group(Processes):
         # torch's elastic agents hold a store there; without an agent, rank 0 holds one.
         self._hosts = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         stores = connect(address, port, self.rank, self._hosts, self.timeout)
-        torchs, own = (PrefixStore(f"landscape/{self.attempt}", store) for store in stores)
-        return PrefixStore("group", torchs), TorchStore(own)
+        exchanges, signs = (PrefixStore(f"landscape/{self.attempt}", store) for store in stores)
+        return PrefixStore("group", exchanges), TorchStore(signs)
 
     def _meet(self) -> None:
         """Wait for every rank; each writes the number of ranks that it expects."""
@@ -177,8 +178,8 @@ class Group(Processes):
 
     def agree(self, facts: dict[str, str]) -> None:
         """Raise OperationError on every rank if ``facts`` (and the code) are not the same on all of them."""
-        own = f"{_version.__version__} ({code_fingerprint()[:12]})"
-        versions = {"landscape": own, "torch": str(torch.__version__)}
+        version = f"{_version.__version__} ({code_fingerprint()[:12]})"
+        versions = {"landscape": version, "torch": str(torch.__version__)}
         if difference := self.difference(versions | facts):
             raise OperationError(difference)
 

@@ -119,11 +119,11 @@ class History:
         """Take the rows of a checkpoint; columns that this run does not record are NaN in later rows."""
         self.units |= units
         length = len(next(iter(columns.values()), ()))
-        whole = {name: columns.get(name, np.full(length, np.nan)) for name in self.units}
+        all_columns = {name: columns.get(name, np.full(length, np.nan)) for name in self.units}
         first = max(0, length - RECENT)
-        self._blocks = [{name: column[:first] for name, column in whole.items()}] if first else []
-        last = zip(*(column[first:].tolist() for column in whole.values()), strict=True)
-        self.rows = [dict(zip(whole, row, strict=True)) for row in last]
+        self._blocks = [{name: column[:first] for name, column in all_columns.items()}] if first else []
+        last = zip(*(column[first:].tolist() for column in all_columns.values()), strict=True)
+        self.rows = [dict(zip(all_columns, row, strict=True)) for row in last]
 
     def column(self, name: str) -> Array:
         """The column (T,) float64, a copy."""

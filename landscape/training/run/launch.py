@@ -104,9 +104,9 @@ def launch(
         if chosen.scalars and first:
             package_of(chosen.scalars)
         hooks = dataclasses.replace(hooks or Hooks())
-        place = group.device if group else pick_device(device)
+        run_device = group.device if group else pick_device(device)
         trainer = trainer_class(chosen, group)(
-            chosen, checkpoint=checkpoint, device=place, data_dir=data_dir, hooks=hooks, group=group
+            chosen, checkpoint=checkpoint, device=run_device, data_dir=data_dir, hooks=hooks, group=group
         )
         chosen = trainer.recipe
         samples = chosen.evaluate.bn_samples

@@ -287,8 +287,8 @@ class Mixing:
         if len(self.cycle) > 1 and self.shares_modes:
             return np.array([np.fft.fft(m[:, 0])[1:] for m in self.cycle])
         if not self.cycle:  # two learners meet with probability 2⌊n/2⌋/(n(n − 1))
-            others = self.learners - 1
-            return np.full((1, others), 1 - self.learners // 2 / others, dtype=complex)
+            count = self.learners - 1
+            return np.full((1, count), 1 - self.learners // 2 / count, dtype=complex)
         modes = []
         for m in self.cycle:
             eigenvalues = np.linalg.eigvalsh(m) if np.array_equal(m, m.T) else np.linalg.eigvals(m)
