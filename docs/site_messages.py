@@ -46,14 +46,14 @@ AREAS = {
 }
 
 
-def texts(node: ast.expr, constants: dict[str, str]) -> list[str]:
+def texts(node: ast.expr, constants: dict[str, list[str]]) -> list[str]:
     """What a string may be, "…" for what is put in; several where it depends on a condition."""
     if isinstance(node, ast.Constant):
         return [str(node.value)]
     if isinstance(node, ast.Name):
-        return [constants.get(node.id, "…")]
+        return constants.get(node.id, ["…"])
     if isinstance(node, ast.FormattedValue):
-        return [constants.get(node.value.id, "…")] if isinstance(node.value, ast.Name) else ["…"]
+        return constants.get(node.value.id, ["…"]) if isinstance(node.value, ast.Name) else ["…"]
     if isinstance(node, ast.IfExp):
         return texts(node.body, constants) + texts(node.orelse, constants)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
@@ -82,7 +82,7 @@ def messages() -> Iterator[tuple[str, str]]:
     left out.
     """
     constants = {
-        target.id: node.value.value
+        target.id: [node.value.value]
         for nodes in trees().values()
         for node in nodes
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
@@ -93,10 +93,28 @@ def messages() -> Iterator[tuple[str, str]]:
         for node in nodes:
             if isinstance(node, ast.Call) and node.args:
                 name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-                for text in texts(node.args[0], constants) if name in ERRORS else ():
+                if name not in ERRORS:
+                    continue
+                words = _words(node, nodes) if isinstance(node.args[0], ast.JoinedStr) else {}
+                for text in texts(node.args[0], constants | words):
                     text = re.sub("…+", "…", text) + _ending(node)
                     if re.search(r"\w{2}", text):
                         yield path.relative_to(PACKAGE).parts[0], text
+
+
+def _words(call: ast.Call, nodes: list[ast.AST]) -> dict[str, list[str]]:
+    """The texts of the variables that the function around ``call`` has set before it."""
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    around = [node.lineno for node in functions if node.lineno <= call.lineno <= (node.end_lineno or 0)]
+    first = max(around, default=call.lineno)
+    words: dict[int, tuple[str, list[str]]] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and first < node.lineno < call.lineno:
+            target, value = node.targets[0], node.value
+            text = isinstance(value, ast.JoinedStr) or isinstance(getattr(value, "value", None), str)
+            if isinstance(target, ast.Name) and text:
+                words[node.lineno] = target.id, texts(value, {})
+    return dict(words[line] for line in sorted(words))
 
 
 def _ending(call: ast.Call) -> str:

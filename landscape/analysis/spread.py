@@ -524,7 +524,7 @@ def label_counts(run: Checkpoint, **about: Unpack[Provenance]) -> LabelCounts:
     """
     fit("run", run, Checkpoint)
     if not {*NAMES} <= {*run.shared}:
-        words = "its learners have no parts of their own; the recipe's key data.split makes them"
+        words = "its learners have no parts of their own; set the recipe's key data.split"
         raise OperationError(f"{run.path or 'run'}: {words}")
     _, counts, classes = (run.shared[name].cpu().numpy() for name in NAMES)
     division = str(run.settings.get("data", {}).get("split", IID))
