@@ -239,10 +239,7 @@ def test_losses_that_are_not_finite_are_above_all_others() -> None:
 def test_flatness_is_the_ratio_of_the_rises(ratio: float) -> None:
     flat, steep = valley(label="dpsgd, seed 0, step 9"), valley(ratio, label="ssgd, seed 0, step 9")
     assert geometry.median_rise(steep) / geometry.median_rise(flat) == pytest.approx(ratio)
-    assert (
-        finding([steep, flat])
-        == f"The loss rises {ratio:.2g} times as much around SSGD's weights as around DPSGD's"
-    )
+    assert finding([steep, flat]) == f"The loss rises {ratio:.2g} times as much around SSGD as around DPSGD"
     shared = geometry.shared_rise([flat, steep])
     assert shared == pytest.approx(geometry.shared_rise([flat]))
     for surface in (flat, steep):  # the contour at that rise is inside both
@@ -258,12 +255,11 @@ def test_findings_say_no_more_than_the_surfaces_show() -> None:
     larger = valley(2.0, np.pad(np.eye(2), ((0, 0), (0, 2))), label="ssgd")
     assert "as much" not in finding([flat, larger])  # another network
     named = [valley(label="VGG-19, DPSGD"), valley(2.0, label="VGG-19, SSGD")]
-    assert finding(named) == "The loss rises 2 times as much around SSGD's weights as around DPSGD's"
-    high = dataclasses.replace(flat, loss=flat.loss + 9)
-    said = "The loss rises 2 times as much around SSGD's weights as around DPSGD's, at 0.1 against 9.1 nat"
-    assert finding([high, valley(2.0, label="ssgd, seed 0")]) == said
+    assert finding(named) == "The loss rises 2 times as much around SSGD as around DPSGD"
+    high = dataclasses.replace(flat, loss=flat.loss + 9)  # weights that are not all at a minimum
+    assert "Median rise of the loss: DPSGD" in finding([high, valley(2.0, label="ssgd, seed 0")])
     hill = valley(-0.01, label="ssgd, seed 0")
-    assert finding([flat, hill]).startswith("Median rise of the loss around the center: DPSGD")
+    assert finding([flat, hill]).startswith("Median rise of the loss: DPSGD")
     assert np.isnan(geometry.shared_rise([hill]))
     path = valley(kind="pca", markers=np.zeros((2, 2)), labels=("a", "b"), marker_loss=np.array([2.0, 0.5]))
     assert finding([path]) == "Along the trajectory the loss goes from 2 to 0.5 nat"

@@ -11,7 +11,6 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 from seaborn import color_palette
 
@@ -28,8 +27,6 @@ from landscape.paper.figures import communication, edge, landscapes, noise
 from landscape.paper.record import POINTS
 from landscape.paper.run_times import Costs, Machines, predict
 from landscape.paper.verdicts import judged, outcome, rows_of, select
-from landscape.plots.picture import caption, panels
-from landscape.plots.style import style
 from landscape.training.recipes import Decompose, Evaluate, Monitor, recipe
 from landscape.training.recipes.recipe import Recipe
 from landscape.training.recipes.settings import NETWORKS
@@ -192,27 +189,7 @@ def test_a_figure_without_runs_is_made_with_data_and_a_page(tmp_path: Path, comm
         pages.page(tmp_path)
 
 
-@pytest.mark.parametrize("width", [5.6, pytest.param(11.7, marks=pytest.mark.slow)])
-def test_titles_are_no_wider_than_their_picture(tmp_path: Path, width: float) -> None:
-    with style():
-        picture, (axes,) = panels(1, 1, width, 3.0)
-    axes.set_axis_off()  # its ticks take most of the time
-    for name in figure.names():
-        entry = figure.get(name)
-        about = f"{entry.where}: {entry.title}. {entry.note(Context(tmp_path))}."
-        with style():
-            picture.suptitle(entry.claims)
-            caption(picture, about)
-        FigureCanvasAgg(picture).draw()
-        assert " ".join(picture.get_suptitle().split()) == " ".join(entry.claims.split())
-        assert picture.get_caption() == about  # type: ignore[attr-defined]
-        title, below = picture._suptitle, picture._caption  # type: ignore[attr-defined]
-        for box in (title.get_window_extent(), below.get_window_extent()):
-            assert box.x0 >= 0, name
-            assert box.x1 <= picture.bbox.width, name
-            assert box.y0 >= 0, name
-
-
+@pytest.mark.slow
 def test_every_run_of_the_figures_in_the_repository_has_its_record(tmp_path: Path) -> None:
     context = Context(tmp_path, records=ROOT / "figures" / "records")
     for name in figure.names():

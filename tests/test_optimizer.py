@@ -635,7 +635,7 @@ def test_the_preconditioner_by_command_and_what_it_refuses(
     result = landscape.load(tmp_path / "adam" / "last-spectrum-preconditioned.h5")
     assert (result.precondition, result.lr) == ("torch:Adam", 0.01)
     assert 0 < result.limit < 38  # of the ring
-    assert "preconditioned by torch:Adam; lr · λ_max" in " ".join(result.plot().get_suptitle().split())
+    assert "preconditioned by torch:Adam; lr · λ_max" in " ".join(result.plot().get_caption().split())
     run = landscape.load(tmp_path / "adam" / "step-0000000.h5")
     with pytest.raises(OperationError, match="step 0"):
         landscape.preconditioner(run, run.problem())

@@ -315,7 +315,7 @@ def test_networks_with_the_same_statistics_keep_them_and_vectors_have_none() -> 
     assert line.statistics_of == "A"
     np.testing.assert_allclose(line.own_loss, [p.loss(), q.loss()], rtol=1e-6)
     assert line.loss[0] == pytest.approx(p.loss(), rel=1e-5)
-    assert "the statistics of A" in str(line.plot().get_suptitle())
+    assert "the statistics of A" in str(line.plot().get_caption())
     # A problem that has a policy keeps it; of a plane from a file the networks are not known.
     again = landscape.contour(p.with_batchnorm("train", 100), plane, grid=2)
     assert again.bn == "train"

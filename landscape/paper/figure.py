@@ -328,7 +328,9 @@ def handle(label: str, **look: Any) -> Any:
     """An entry of a legend that is no curve of its own; gray where ``look`` has no color."""
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], label=label, **{"color": "#555555", **look})
+    from landscape.plots.style import DARK
+
+    return Line2D([], [], label=label, **{"color": DARK, **look})
 
 
 def last(run: Checkpoint | Point, column: str) -> float:

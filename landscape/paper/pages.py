@@ -17,16 +17,7 @@ from landscape.core.errors import OperationError
 from landscape.core.files import read_regular, write_text
 from landscape.paper.context import Context, OutOfTimeError, WeightsNeededError
 from landscape.paper.figure import Drawing, Figure, declared, get, names
-from landscape.paper.verdicts import (
-    CONFIDENCE,
-    OUTCOMES,
-    SEEDS,
-    finding,
-    judged,
-    outcome,
-    rows_of,
-    table,
-)
+from landscape.paper.verdicts import CONFIDENCE, OUTCOMES, SEEDS, finding, judged, outcome, rows_of, table
 
 # Colors a picture keeps, what a palette of 8 bits holds, and rounds that move each to the mean of the colors
 # that it stands for (our choice). A picture is a third of its size so.
@@ -151,13 +142,15 @@ def head(figure: Figure, context: Context, drawing: Drawing, title: str) -> None
     from landscape.plots.picture import Picture, caption
     from landscape.plots.style import style
 
-    about = f"{figure.where}: {figure.title}. {context.scale.capitalize()} scale: {figure.note(context)}."
+    about = f"{figure.where}, {context.scale} scale: {figure.title}."
+    if context.scale == "smoke":
+        about += " The numbers mean nothing."
     with style():
         for suffix, picture in drawing.pictures.items():
             if title and not suffix:
                 picture.suptitle(title)
             elif not picture.get_suptitle():
-                picture.suptitle(figure.title)
+                picture.suptitle(figure.title[0].upper() + figure.title[1:])
             own = picture.get_caption() if isinstance(picture, Picture) else ""
             caption(picture, f"{about} {own}".strip())
 

@@ -295,10 +295,7 @@ def predict(
     for w in workers:
         reduced = machines.all_reduce_s(w, costs.size)
         mean = [Exchange(reduced)]
-        cases = [
-            Case("ssgd", "", "before", mean, 0.0),
-            Case("ssgd*", "", "before", mean, costs.noise),
-        ]
+        cases = [Case("ssgd", "", "before", mean, 0.0), Case("ssgd*", "", "before", mean, costs.noise)]
         for spec in mixings:
             try:
                 cases += decentralized(spec, costs, w, machines, recipe.seed)

@@ -179,7 +179,7 @@ def outcome(effects: Sequence[Effect]) -> Outcome:
 
 
 def finding(effects: Sequence[Effect], sentence: str) -> str:
-    """``sentence`` as far as its effects allow it: as it is, or with how many tests decide what.
+    """``sentence`` as far as its effects allow it: as it is, or with the grade before it.
 
     Args:
         effects: on which it rests.
@@ -187,31 +187,13 @@ def finding(effects: Sequence[Effect], sentence: str) -> str:
 
     Example:
         >>> good, bad = Effect("a", "", (1.0, 1.1, 1.2)), Effect("b", "", (-1.0, -1.1, -1.2))
-        >>> open_ = Effect("c", "", (-1.0, 1.1, 1.2))
         >>> finding([good, good], "DPSGD is better")
         'DPSGD is better'
-        >>> finding([good, bad, open_], "DPSGD is better")
-        'Holds in 1 of 3 tests (1 not, 1 open): DPSGD is better'
-        >>> finding([bad, open_], "DPSGD is better")
-        'Does not hold (not in 1 of 2 tests, 1 open): DPSGD is better'
-        >>> finding([open_], "DPSGD is better")
-        'Undecided with 3 seeds: DPSGD is better'
+        >>> finding([good, bad], "DPSGD is better")
+        'Holds in part: DPSGD is better'
     """
-    grade, decided = outcome(effects), [effect.holds for effect in effects]
-    held, lost, left = (decided.count(value) for value in (True, False, None))
-    if grade == "holds":
-        return sentence
-    if grade == "holds in part":
-        others = ", ".join(f"{n} {word}" for n, word in ((lost, "not"), (left, "open")) if n)
-        words = f"Holds in {held} of {len(effects)} tests ({others})"
-    elif grade == "does not hold":
-        words = f"Does not hold (not in {lost} of {len(effects)} tests{f', {left} open' * bool(left)})"
-    elif grade == "undecided":
-        seeds = min(len(effect.values) for effect in effects)
-        words = f"Undecided with {seeds} seed{'s' * (seeds != 1)}"
-    else:
-        words = "Not tested here"
-    return f"{words}: {sentence}"
+    grade = outcome(effects)
+    return sentence if grade == "holds" else f"{grade.capitalize()}: {sentence}"
 
 
 def select(rows: Rows, /, **where: Any) -> Rows:

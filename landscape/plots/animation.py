@@ -27,7 +27,6 @@ from landscape.results.surfaces import Surface
 FORMATS = (".gif", ".mp4")
 LINES = 10  # of a frame (our choice)
 _LINE: dict[str, Any] = {"colors": "w", "linewidths": 0.6, "alpha": 0.8}
-_STABLE, _UNSTABLE = "#BBBBBB", "#D55E00"
 
 
 @dataclass(frozen=True)
@@ -72,9 +71,7 @@ def film(frames: Sequence[Frame], algorithm: str) -> tuple[Figure, Callable[[int
         surface.color_bar(
             figure, ax, copy.deepcopy(chosen.norm), surface.CMAP, f"loss{style.unit(surfaces[0], 'loss')}"
         )
-        lines = f"Lines: {LINES} levels between the lowest and the highest loss of the frame."
-        about = f"{surface.settings(surfaces[:1])} Colors: {chosen.why}."
-        caption(figure, f"{about} {lines} Center: w_a of the frame.")
+        caption(figure, f"{surface.settings(surfaces[:1], chosen.why)} Lines: levels of the frame.")
     values = [v for f in frames for v in (f.lr_lambda_max, f.limit) if np.isfinite(v)]
     top = 1.15 * max(values, default=2.0)
 
@@ -122,13 +119,13 @@ def _draw_dial(ax: Axes, frame: Frame, top: float, color: str) -> None:
 
     middle: dict[str, Any] = {"ha": "center", "va": "center"}
     limit = frame.limit if np.isfinite(frame.limit) else top
-    rim(0.0, limit, _STABLE)
+    rim(0.0, limit, style.PALE)
     if np.isfinite(frame.limit):
-        rim(limit, top, _UNSTABLE, alpha=0.75)
+        rim(limit, top, style.RED, alpha=0.75)
         ax.text(*at(limit, 1.17), f"limit\n{limit:.3g}", fontsize=8.5, **middle)
     for tick in ticker.MaxNLocator(4).tick_values(0, top):
         if tick <= top:
-            ax.text(*at(tick, 0.82), f"{tick:g}", fontsize=8, color="#555555", **middle)
+            ax.text(*at(tick, 0.82), f"{tick:g}", fontsize=8, color=style.DARK, **middle)
     words = r"$\eta\lambda_{max}$ not known"
     if np.isfinite(frame.lr_lambda_max):
         x, y = at(min(max(frame.lr_lambda_max, 0.0), top), 0.93)

@@ -17,7 +17,7 @@ from landscape.plots.picture import categories, finish, panels, points, wrapped_
 from landscape.results.base import unit_of
 from landscape.results.flatness import BatchSharpness, LearningCoefficient, Sharpness, Smoothing
 from landscape.results.noise import Disagreement
-from landscape.results.shown import in_words, logarithmic
+from landscape.results.shown import logarithmic
 from landscape.results.spectrum import (
     BatchSpectrum,
     CurvatureTable,
@@ -70,20 +70,19 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
         ax.set_yticks([])
         ax.spines["left"].set_visible(False)
         ax.margins(x=0.08)
+    ax.set_xlabel("eigenvalue λ")
     first = results[0]
-    matrix = _MATRICES.get(first.matrix, first.matrix)
-    ticks = "; ticks: computed eigenvalues" if any(r.values.size for r in results) else ""
-    ax.set_xlabel(f"eigenvalue λ of the {_owner(results)}{matrix}{ticks}")
-    part = f", parameters {first.part}" if first.part else ""
+    parts = [f"parameters {first.part}"] * bool(first.part)
     if by := dict.fromkeys(r.precondition for r in results if r.precondition):
-        rates = style.rows_of(results, "lr · λ_max")
-        part += f", preconditioned by {', '.join(by)}{f'; {rates}' if rates else ''}"
-    return finish(figure, title or f"Spectrum, {_size(results)}{part}", legend=[ax], ncols=3)
+        parts += [f"preconditioned by {', '.join(by)}", style.rows_of(results, "lr · λ_max")]
+    parts += ["ticks: computed eigenvalues"] * any(r.values.size for r in results)
+    text = "; ".join(filter(None, [_size(results), *parts]))
+    return finish(figure, title or f"Spectrum of the {_matrix(first)}", f"{text}.", [ax], ncols=3)
 
 
-def _owner(results: Sequence[Spectrum]) -> str:
-    """The loss whose matrix it is; "" for an operator that was given."""
-    return f"{style.loss_of(results)}'s " if results[0].samples else ""
+def _matrix(r: Spectrum) -> str:
+    """The matrix in words."""
+    return _MATRICES.get(r.matrix, r.matrix)
 
 
 def _size(results: Sequence[Spectrum]) -> str:
@@ -117,10 +116,8 @@ def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
         ax.annotate(text, (r.trace, k), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=9)
     ax.set_yticks(range(len(results)), style.names_of(results, "spectrum"))
     ax.margins(x=0.25)
-    matrix = f"Hessian{style.unit(results[0], 'trace')}" if results[0].samples else results[0].matrix
-    label = f"trace of the {_owner(results)}{matrix}"
-    ax.set(ylim=(len(results) - 0.4, -0.8), xlabel=f"{label}, 95% interval")
-    return finish(figure, title or f"Trace, {_size(results)}")
+    ax.set(ylim=(len(results) - 0.4, -0.8), xlabel=f"trace{style.unit(results[0], 'trace')}, 95% interval")
+    return finish(figure, title or f"Trace of the {_matrix(results[0])}", f"{_size(results)}.")
 
 
 @draws(BatchSpectrum)
@@ -133,7 +130,7 @@ def draw_batch_spectra(results: Sequence[BatchSpectrum], title: str = "") -> Fig
         share = np.full(len(values), 100 / len(values))
         ax.hist(values, bins, weights=share, color=color, alpha=0.55, label=label)
         ax.axvline(r.whole[0], color=color, ls="--", lw=1.5)
-    ax.set(xlabel=f"λ_max of a minibatch's Hessian{style.unit(results[0], 'values')}")
+    ax.set(xlabel=f"λ_max of a minibatch{style.unit(results[0], 'values')}")
     ax.set_ylabel("share of the minibatches (%)")
     decay = style.rows_of(results, "weight decay")
     text = (
@@ -172,14 +169,11 @@ def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") ->
         ends.set_xscale("symlog", linthresh=1e-3 * np.nanmax(largest))
     ends.set_xlabel(f"λ_min and λ_max of the block{style.unit(results[0], 'lambda_max')}")
     shares.set_xlabel("share of the trace (%)")
-    whole = style.joined(f"{in_words(float(r.trace[0]), float(r.trace_error[0]))}" for r in results)
-    matrix = _MATRICES[results[0].matrix]
     text = (
-        f"Diagonal blocks of the {matrix} of the {style.loss_of(results)}, "
-        f"{style.samples_of(results)}; dotted: λ_max and λ_min of the whole, whose trace is {whole}; error "
-        "bars: residuals, and one standard error of the shares."
+        f"{style.samples_of(results)}; dotted: λ_max and λ_min of the whole; bars: residuals, and one "
+        "standard error of the shares."
     )
-    usual = f"Where the curvature is: blocks of the {matrix}"
+    usual = f"Where the curvature is: blocks of the {_MATRICES[results[0].matrix]}"
     return finish(figure, title or usual, text, [shares] * (len(results) > 1))
 
 
@@ -192,7 +186,7 @@ def draw_loss_changes(results: Sequence[LossChange], title: str = "") -> Figure:
     height = 1.8 + 0.3 * max(len(r.groups) for r in results)
     figure, axes = wrapped_panels(len(results), 5.6, height, names="change")
     within, between = "curvature within the group", "curvature between groups"
-    parts = {"gradient": "#4477AA", within: "#CC6677", between: "#DDCC77"}
+    parts = {"gradient": style.SKY, within: style.PINK, between: style.YELLOW}
     for ax, r, name in zip(axes, results, style.names_of(results, ""), strict=True):
         terms = r.gradient, r.within, r.curvature - r.within
         signs, at = np.zeros((2, len(r.groups))), np.arange(len(r.groups))
@@ -201,16 +195,13 @@ def draw_loss_changes(results: Sequence[LossChange], title: str = "") -> Figure:
             ax.barh(at, values, left=signs[side, at], color=color, label=label, height=0.7)
             signs[side, at] += values
         ax.axvline(0, color="k", lw=0.8)
-        ax.axvline(r.loss_change, color="#444444", ls="--", lw=1.3, label="change of the loss")
+        ax.axvline(r.loss_change, color=style.DARK, ls="--", lw=1.3, label="change of the loss")
         ax.set_yticks(at, r.groups)
         ax.invert_yaxis()
         ax.grid(False, axis="y")
-        ax.set(title=name, xlabel=f"share of the change of the loss{style.unit(results[0], 'gradient')}")
+        ax.set(title=name, xlabel=f"change of the loss{style.unit(results[0], 'gradient')}")
     rests = style.joined(unit_of(r, f"{r.rest:.2g} nat") for r in results)
-    text = (
-        f"⟨g, d⟩ and ½ dᵀHd of a step d, {style.samples_of(results)}; the rest, of third order and more, is "
-        f"{rests}."
-    )
+    text = f"⟨g, d⟩ and ½ dᵀHd of a step d, {style.samples_of(results)}; the rest of the change is {rests}."
     return finish(figure, title or "What the step did to the loss", text, axes)
 
 
@@ -231,9 +222,8 @@ def draw_batch_sharpness(results: Sequence[BatchSharpness], title: str = "") -> 
         ylabel = "η · curvature" if scaled else f"curvature{style.unit(results[0], 'curvature')}"
         ax.set(title=style.paper_name(label) or "weights", xlabel="samples in a minibatch", ylabel=ylabel)
     text = (
-        "Batch sharpness is the mean of gᵀHg/‖g‖² over minibatches, g and H gradient and Hessian of the "
-        f"minibatch's loss; {style.joined(f'{len(r.curvature):,}' for r in results)} draws at w_a, error "
-        f"bars one standard error; {style.samples_of(results)}."
+        f"Mean of gᵀHg/‖g‖² over {style.joined(f'{len(r.curvature):,}' for r in results)} minibatches; bars: "
+        f"one standard error; {style.samples_of(results)}."
     )
     usual = style.headline([group[-1] for group in groups.values()])
     return finish(figure, title or usual, text, axes, ncols=min(2, len(axes)))
@@ -256,7 +246,7 @@ def _draw_group(ax: Axes, group: Sequence[BatchSharpness], scaled: bool) -> None
         name = "η λ_max at w_a, all samples" if scaled else "λ_max at w_a, all samples"
         ax.axhline(factor[-1] * last.lambda_max, color=color, ls="--", lw=1.3, label=name)
     if scaled and np.isfinite(last.limit):
-        ax.axhline(last.limit, color="#444444", lw=1.3, label="limit of the update rule")
+        ax.axhline(last.limit, color=style.DARK, lw=1.3, label="limit of the update rule")
     sizes = sorted({r.batch for r in group} | {r.local_batch for r in group if r.local_batch})
     ax.set(xscale="log", xlim=(sizes[0] / 1.6, sizes[-1] * 1.6), ylim=(min(0.0, ax.get_ylim()[0]), None))
     style.ticks_at(ax.xaxis, sizes, [f"{size:,}" for size in sizes])
@@ -275,9 +265,9 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
         spread = 100 * np.cumsum(r.spread_share)
         points(shares, rank, spread, error, color, f"spread, {name}", ls="-", ms=4, capsize=2)
         shares.plot(rank, 100 * np.cumsum(r.gradient_share), color=color, ls="--", label=f"gradient, {name}")
-        shares.plot(rank, 100 * rank / r.parameters, color="#777777", lw=0.9, ls=":")
+        shares.plot(rank, 100 * rank / r.parameters, color=style.OTHER, lw=0.9, ls=":")
     shares.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-    shares.set(ylim=(0, None), xlabel="eigenvectors of the Hessian, the sharpest first")
+    shares.set(ylim=(0, None), xlabel="eigenvectors, the sharpest first")
     shares.set_ylabel("share in their space (%)")
     positions = np.arange(len(results))
     errors = [r.cost_error if np.isfinite(r.cost_error) else 0.0 for r in results]
@@ -288,12 +278,9 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
     costs.axhline(0, color="k", lw=0.8)
     categories(costs, style.names_of(results, "result"))
     costs.set_ylabel(f"{style.loss_of(results)}{style.unit(results[0], 'loss')}")
-    costs.set_title("filled: ½ tr(HC); hatched: the learners'\nmean loss above that of $w_a$")
-    shared = style.rows_of(results, "of the gradient in the spread", "of its sharp part in the spread")
     text = (
-        f"{style.samples_of(results)}, Hessian and gradient at w_a, {results[0].learners} learners; error "
-        "bars: one standard error over the learners, by the jackknife; dotted: an isotropic spread; "
-        f"{shared}."
+        f"{style.samples_of(results)}; dotted: an isotropic spread; filled: ½ tr(HC); hatched: the mean loss "
+        f"of the {results[0].learners} learners above that of w_a; bars: one standard error."
     )
     return finish(figure, title or style.headline(results), text, [shares], ncols=2)
 
@@ -330,20 +317,18 @@ def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
 
 def _caption(results: Sequence[Sharpness]) -> str:
     r = results[0]
-    of = f"Minibatches of {r.m} from " if r.m else ""
+    of = f"minibatches of {r.m} from " if r.m else ""
     draws = style.rows_of(results, "draws")  # "" where nothing was drawn
-    draws_note = f"; {draws}, error bars: one standard error" if draws else ""
-    how = "mean over pairs of displacements ±δ"
-    if r.kind == "worst":
-        how = f"a lower bound, by at most {r.steps} gradients from each of {r.starts + 1} starts"
-    warning = "Sharpness of this kind predicts generalization poorly (arXiv 2302.07011)."
-    return f"{of}{style.samples_of(results)}; {how}{draws_note}. {warning}"
+    draws_note = f"; {draws}, bars: one standard error" if draws else ""
+    how = "A lower bound" if r.kind == "worst" else "Mean over pairs ±δ"
+    return f"{how}; {of}{style.samples_of(results)}{draws_note}."
 
 
 # The loss itself, and smoothed by the measured and by an isotropic spread.
 _NAMES = ("loss", "smoothed by the spread", "smoothed, isotropic")
 _MARKERS: list[dict[str, Any]] = [
-    {"marker": m, "ls": "none", "ms": 7, "capsize": 3, "color": f"C{c}"} for m, c in ("o3", "s1", "D0")
+    {"marker": marker, "ls": "none", "ms": 7, "capsize": 3, "color": color}
+    for marker, color in (("o", "k"), ("s", style.AMBER), ("D", style.SKY))
 ]
 
 
@@ -364,10 +349,9 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     rate.plot(positions, [r.lr for r in results], "k_", ms=26, mew=2, label=r"$\alpha$")
     rate.plot(positions, [r.alpha_e for r in results], "kx", ms=8, mew=2, label=r"$\alpha_e$")
     _draw_spread(spread, results)
-    steep = "sharpness; dashes: steepest gradient change"
     for ax, head, label in (
         (rate, "learning rates", "rate"),
-        (sharpness, steep, f"$\\lambda_{{max}}${style.unit(results[0], 'lambda_max')}"),
+        (sharpness, "sharpness", f"$\\lambda_{{max}}${style.unit(results[0], 'lambda_max')}"),
         (loss, "loss", f"{style.loss_of(results)}{style.unit(results[0], 'loss')}"),
         (spread, "the spread", "share of the spread along it"),
     ):
@@ -379,8 +363,8 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
             )
             ax.tick_params(axis="x", labelsize=8)
             ax.margins(x=0.15)
-    usual = f"Smoothing by the learners' spread, {style.samples_of(results)}"
-    return finish(figure, title or usual, legend=[rate], ncols=3)
+    text = f"{style.samples_of(results)}; dashes beside the sharpness: the steepest change of the gradient."
+    return finish(figure, title or "Smoothing by the learners' spread", text, [rate], ncols=3)
 
 
 def _draw_smoothed(rate: Axes, sharpness: Axes, loss: Axes, results: Sequence[Smoothing], k: int) -> None:
@@ -408,10 +392,10 @@ def _draw_spread(ax: Axes, results: Sequence[Smoothing]) -> None:
     for r, name, color in style.labeled(results, ""):
         rank, share = np.arange(1, len(r.share) + 1), np.maximum(r.share, 0.1 / r.parameters)
         ax.plot(rank, share, marker="o", ms=4, label=name, color=color)
-    ax.axhline(1 / results[0].parameters, color="#777777", lw=0.9, ls=":")
-    ax.annotate("isotropic", (1, 1 / results[0].parameters), va="bottom", fontsize=9, color="#555555")
+    ax.axhline(1 / results[0].parameters, color=style.OTHER, lw=0.9, ls=":")
+    ax.annotate("isotropic", (1, 1 / results[0].parameters), va="bottom", fontsize=9, color=style.OTHER)
     ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-    ax.set_xlabel("eigenvector of the Hessian, the sharpest first")
+    ax.set_xlabel("eigenvector, the sharpest first")
     ax.legend(fontsize=8)
 
 
@@ -424,9 +408,8 @@ def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str
     figure, axes = wrapped_panels(len(results), 4.8, 3.4, names="chains", sharey=True)
     for ax, result in zip(axes, results, strict=True):
         _draw_chains(ax, result)
-    chosen = ("chains", "nβ", "step size ε", "R̂", "effective draws", "taken off as heating")
-    text = f"SGLD from w* on {style.samples_of(results)}; {style.rows_of(results, *chosen)}; a point is "
-    text += f"the mean of {style.joined(str(r.steps_a_draw) for r in results)} steps."
+    checks = style.rows_of(results, "chains", "R̂", "effective draws")
+    text = f"SGLD from w* on {style.samples_of(results)}; {checks}."
     return finish(figure, title or style.headline(results), text, axes, ncols=3)
 
 

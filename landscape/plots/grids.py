@@ -16,7 +16,7 @@ from landscape.core.hdf5 import Array
 from landscape.core.options import choose, positive
 from landscape.plots import draws, style
 from landscape.plots.picture import finish, leading, panels, stacked_panels, wrapped, wrapped_panels
-from landscape.plots.surface import CENTER, CMAP, LOWEST, POINT, LevelScale, color_bar, map_axes, scale
+from landscape.plots.surface import CENTER, CMAP, EQUAL, LOWEST, POINT, LevelScale, color_bar, map_axes, scale
 from landscape.results.base import unit_of
 from landscape.results.comparison import PATHS, Connection
 from landscape.results.grids import HessianGrid, Line
@@ -43,7 +43,7 @@ def draw_hessian_grids(
     Args:
         vmax: the ratio of the darkest color, which larger ones have too. Default: the largest one, but at
             most 1, where both are equally strong: beyond there is no bound, as λ_max can be near 0.
-        cmap: a color map of matplotlib. Default: rocket_r of seaborn.
+        cmap: a color map of matplotlib. Default: that of contours.
 
     Raises:
         InputError: a vmax or color map that is not allowed.
@@ -56,7 +56,7 @@ def draw_hessian_grids(
     finite = np.concatenate([r.ratio[np.isfinite(r.ratio)] for r in results])
     largest = float(finite.max(initial=0.0))
     top = min(largest, 1.0) or 1.0 if vmax is None else vmax
-    shades = sns.color_palette("rocket_r", as_cmap=True) if cmap is None else colormaps[cmap]
+    shades = CMAP if cmap is None else colormaps[cmap]
     for ax, r, name in zip(axes, results, style.names_of(results, "grid"), strict=True):
         sns.heatmap(
             r.ratio[::-1],  # a heatmap's first row is its top; y grows upwards
@@ -70,12 +70,12 @@ def draw_hessian_grids(
         middle = f"{np.median(good):.3g}" if good.size else "–"
         few = f" ({good.size} of {r.ratio.size} points)" if good.size < r.ratio.size else ""
         ax.set_title(f"{wrapped(name, TITLE)}\nmedian {middle}{few}")
-        ax.set(xlabel="x (step along direction 1)", ylabel="y (step along direction 2)")
-    label = rf"$|\lambda_{{min}}| / |\lambda_{{max}}|$ ({style.loss_of(results)})"
+        ax.set(xlabel="x, along direction 1", ylabel="y, along direction 2")
+    label = r"$|\lambda_{min}| / |\lambda_{max}|$"
     beyond = "max" if largest > top else "neither"
     color_bar(figure, axes, colors.Normalize(0.0, top), shades, label, beyond)
-    about = style.samples_of(results) + style.interpolation_note(results)
-    return finish(figure, title or style.headline(results), f"Hessian ratio, {about}. Low: nearly convex.")
+    about = f"Low: nearly convex. {style.samples_of(results)}"
+    return finish(figure, title or style.headline(results), f"{about}{style.interpolation_note(results)}.")
 
 
 @draws(Line)
@@ -110,10 +110,11 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
         unit = " (%)" if quantity == "accuracy" else ""
         ax.set_ylabel(f"{style.split_names(results)} {quantity}{unit}")
     for ax in leading(axes[::-1]):
-        ax.set_xlabel("t (0: first end, 1: second end)" if between else "t (step along the direction)")
-    usual = "Loss between two sets of weights; dotted: the straight line" if between else "Loss along a line"
-    text = style.interpolation_note(results).removeprefix("; ").capitalize()
-    return finish(figure, title or usual + shared, text, [top], ncols=1)
+        ax.set_xlabel("t (0: first end, 1: second end)" if between else "t, along the direction")
+    usual = "Loss between two sets of weights" if between else "Loss along a line"
+    parts = ["dotted: between the ends"] * between + [shared.strip()] * bool(shared)
+    text = f"{'; '.join(parts)}{style.interpolation_note(results)}".removeprefix("; ")
+    return finish(figure, title or usual, text and f"{text[0].upper()}{text[1:]}.", [top], ncols=1)
 
 
 @draws(Connection)
@@ -126,7 +127,7 @@ def draw_connections(results: Sequence[Connection], title: str = "") -> Figure:
     )
     for k, (r, name) in enumerate(zip(results, style.names_of(results, "pair"), strict=True)):
         column = axes[k :: len(results)] if len(axes) > 1 else axes
-        for path, (label, color) in enumerate(zip(PATHS, ("#D55E00", "#0072B2", "#009E73"), strict=True)):
+        for path, (label, color) in enumerate(zip(PATHS, style.CYCLE, strict=False)):
             curve_label = f"{label} (barrier {r.barrier[path]:.3g})" if len(results) == 1 else label
             for ax, values in zip(column, (r.loss[path], 100 * r.accuracy[path]), strict=False):
                 ax.plot(r.t, np.where(np.isfinite(values), values, np.nan), color=color, label=curve_label)
@@ -142,7 +143,7 @@ def draw_connections(results: Sequence[Connection], title: str = "") -> Figure:
     return finish(figure, title or style.headline(results), text, [axes[0]], ncols=1)
 
 
-_SADDLE: dict[str, Any] = {**POINT, "marker": "X", "mfc": "#CC79A7", "ms": 7, "label": "its saddle"}
+_SADDLE: dict[str, Any] = {**POINT, "marker": "X", "mfc": style.PINK, "ms": 7, "label": "its saddle"}
 _NAMES = {"center": "center", "lowest": "lowest point"}
 
 
@@ -178,7 +179,7 @@ def _draw_panel(ax: Axes, r: Basins, chosen: LevelScale) -> None:
     widest = np.flatnonzero(~r.cut)
     if len(widest):
         level = r.reference_loss + r.rise[widest[-1]]
-        ax.contour(x, y, loss, [level], colors="#E69F00", linewidths=1.8)
+        ax.contour(x, y, loss, [level], **EQUAL)
     ax.plot(*(r.minimum * lengths).T, label="lowest point of a basin", **(LOWEST | {"ms": 7}))
     has_saddle = np.isfinite(r.saddle[:, 0])
     if has_saddle.any():
@@ -203,33 +204,28 @@ def _basins_finding(results: Sequence[Basins]) -> str:
     """One line with the number of basins and the width of the widest region that is not cut."""
     around = _NAMES[results[0].around]
     if len(results) > 1:
+        listed = f"Basins: {', '.join(str(len(r.minimum)) for r in results)}"
         shared = min(float(r.rise[~r.cut].max(initial=0.0)) for r in results)
         if shared > 0 and len({r.around for r in results}) == 1:
             names = style.short_names([r.label for r in results])
             widths = [np.interp(shared, [0, *r.rise], [0, *r.equivalent_width]) for r in results]
-            listed = ", ".join(f"{name} {width:.3g}" for name, width in zip(names, widths, strict=True))
-            return f"Width {shared:.3g} nat above the {around}: {listed}"
-        return f"Basins: {', '.join(str(len(r.minimum)) for r in results)}"
+            named = ", ".join(f"{name} {width:.3g}" for name, width in zip(names, widths, strict=True))
+            return style.fitting(f"Width {shared:.3g} nat above the {around}: {named}", listed)
+        return style.fitting(listed)
     (r,) = results
     number = "One basin" if len(r.minimum) == 1 else f"{len(r.minimum)} basins"
     if r.cut.all():
-        return f"{number}; the region around the {around} reaches the edge of the grid"
+        return f"{number}; the region of the {around} reaches the edge"
     last = int(np.flatnonzero(~r.cut)[-1])
-    return (
-        f"{number}; {r.rise[last]:.3g} nat above the {around} the region is "
-        f"{r.width[last, 0]:.3g} × {r.width[last, 1]:.3g}, {r.anisotropy[last]:.2g} times as long as wide"
-    )
+    size = f"{r.width[last, 0]:.3g} × {r.width[last, 1]:.3g}"
+    return f"{number}; {r.rise[last]:.3g} nat above the {around}: {size}"
 
 
 def _caption(results: Sequence[Basins]) -> str:
-    smad = ", ".join(f"{r.smad:.3g}" for r in results)
+    least = style.joined(f"{r.least:.3g}" for r in results)
     text = (
-        f"{style.split_names(results).capitalize()} loss. Basins with a persistence of "
-        f"{style.joined(f'{r.least:.3g}' for r in results)} nat and more, by the merge tree of the grid (8 "
-        "neighbors); white: their borders. Orange line: the largest measured region that the edge does not "
-        "cut. Below: its axes by second moments; dotted: cut by the edge, so that they are too small. "
-        f"Saddle-minimum average distance of all local minima: {smad} nat."
+        f"Basins of a persistence of {least} nat and more; white: their borders. Orange: the largest region "
+        "that is not cut. Below: its axes, dotted where cut."
     )
-    if any(r.at_edge.any() for r in results):
-        text += " A minimum on the edge of the grid belongs to a basin outside."
-    return text
+    at_edge = any(r.at_edge.any() for r in results)
+    return text + " A minimum on the edge belongs to a basin outside." * at_edge

@@ -34,7 +34,7 @@ def draw_noise(results: Sequence[Noise], title: str = "") -> Figure:
     positions = np.arange(len(ESTIMATES))
     for ax, r, rows in zip(axes, results, estimates, strict=True):
         heights, errors = np.transpose(rows)
-        ax.bar(positions, heights, yerr=errors, color="#56B4E9", ecolor="k", capsize=3, width=0.65)
+        ax.bar(positions, heights, yerr=errors, color=style.SKY, ecolor="k", capsize=3, width=0.65)
         for i, value in enumerate(heights):
             ax.annotate(
                 f"{value:.2g}", (i, max(value, smallest / 4)), ha="center", va="bottom", xytext=(0, 6),
@@ -44,12 +44,8 @@ def draw_noise(results: Sequence[Noise], title: str = "") -> Figure:
         draws_note = f"{len(r.direct)} draws of {r.learners} × {r.local_batch}"
         ax.set(yscale="log", ylim=(smallest / 5, max(*values, smallest) * 6))
         ax.set_title(f"{style.paper_name(r.label)}\nα = {r.lr:g}, {draws_note}")
-        ax.set_ylabel(f"Δ(2), {r.split or 'data'} (squared weights)")
-    text = (
-        "Δ(2) is what the learners' spread adds to the noise of a step. Direct: its definition, with "
-        "minibatches; full-batch: with the whole training set; Eq. 4: the Hessian form of DPSGD-2020; "
-        "first-order: with the Hessians of minibatches. Error bars: one standard error over draws."
-    )
+        ax.set_ylabel("Δ(2) (squared weights)")
+    text = "Δ(2), which the spread adds to the noise of a step, in four ways; bars: one standard error."
     return finish(figure, title or style.headline(results), text)
 
 
@@ -75,12 +71,9 @@ def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
     ax.margins(x=0.15)
     ax.set_yticks(range(len(results)), style.names_of(results, "weights"))
     ax.set(ylim=(len(results) - 0.4, -0.6), xlabel=NoiseScale.units["batch"])
-    how = {"whole": "‖g‖² exact", "draws": "‖g‖² from pairs of minibatches"}
-    method = style.joined(how.get(r.gradient, r.gradient) for r in results)
     text = (
-        "The noise scale tr Σ/‖g‖² is the batch at which noise and gradient are equal in size; "
-        f"{style.joined(f'{r.draws:,}' for r in results)} draws, {method}; error bars: one standard error; "
-        f"{style.samples_of(results)}."
+        f"tr Σ/‖g‖², {style.joined(f'{r.draws:,}' for r in results)} draws from {style.samples_of(results)}; "
+        "bars: one standard error."
     )
     return finish(figure, title or style.headline(results), text, [ax], ncols=3)
 
@@ -94,28 +87,27 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
     figure, (power, curvature) = panels(1, 2, 4.6, 3.8, ["power", "curvature"])
     for r, name, color in style.labeled(results, "result"):
         _draw_power(power, r, color, name)
-    power.set_xlabel(f"eigenvalue $\\lambda_i$ of the Hessian{style.unit(results[0], 'values')}")
+    power.set_xlabel(f"eigenvalue $\\lambda_i${style.unit(results[0], 'values')}")
     power.set_yscale("log")
-    power.set_ylabel(f"variance of the gradient along $v_i${style.unit(results[0], 'covariance')}")
+    power.set_ylabel(f"gradient noise along $v_i${style.unit(results[0], 'covariance')}")
     style.log_axis(power.xaxis)
     positions = np.arange(len(results))
     for shift, name, label, look in (
         (-0.25, "ias", "tr(HS)/tr S", {"color": "k"}),
-        (0.0, "noise_curvature", "tr(HC)/tr C", {"color": "#56B4E9", "marker": "s"}),
+        (0.0, "noise_curvature", "tr(HC)/tr C", {"color": style.SKY, "marker": "s"}),
     ):
         value, error = ([getattr(r, name + end) for r in results] for end in ("", "_error"))
         points(curvature, positions + shift, value, error, label=label, **look)
     top = [r.values[0] for r in results]
-    curvature.plot(positions + 0.25, top, "_", color="#D55E00", ms=18, mew=2.5, label="$\\lambda_{max}$")
+    curvature.plot(positions + 0.25, top, "_", color=style.AMBER, ms=18, mew=2.5, label="$\\lambda_{max}$")
     categories(curvature, style.names_of(results, "result"))
     curvature.margins(x=0.3)
     curvature.set_ylim(min(0.0, *(r.ias for r in results)), None)
     curvature.set_ylabel(f"curvature{style.unit(results[0], 'ias')}")
     curvature.legend(fontsize=8)
     text = (
-        f"{style.samples_of(results)}, H over all of them; {style.rows_of(results, 'minibatches')}, drawn "
-        "with replacement; error bars: one standard error over the draws. S: second moment, C: covariance of "
-        f"the gradients; {style.rows_of(results, 'γ in C_ii ∝ λ_i^γ')}."
+        "S: second moment, C: covariance of the gradients of minibatches; H: Hessian over "
+        f"{style.samples_of(results)}; bars: one standard error."
     )
     return finish(figure, title or style.headline(results), text, [power], ncols=2)
 
@@ -146,7 +138,7 @@ def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Fi
         points(ax, r.batch[seen], 100 * r.rise[seen], error, color, name, ls="-", ms=5)
         if np.isfinite(r.value):
             ax.axvline(r.value, color=color, ls="--", lw=1.2)
-    ax.axhline(allowed, color="#444444", lw=1.0, ls=":", label="allowed")
+    ax.axhline(allowed, color=style.DARK, lw=1.0, ls=":", label="allowed")
     ax.set(xscale="log", ylabel="rise of the training loss (%)")
     ax.set_xlabel(f"batch{style.unit(CriticalBatch, 'batch')}")
     # Linear up to what is allowed: far above the critical batch the loss is many times as large.
@@ -155,8 +147,7 @@ def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Fi
     sizes = sorted({int(batch) for r in results for batch in r.batch})
     style.ticks_at(ax.xaxis, sizes, [f"{size:,}" for size in sizes])
     text = (
-        f"Branches train on {first.trained_samples:,} samples each, {first.loss.shape[1]} seeds, rate "
-        f"{first.scaling} in the batch; loss at w_a over {first.samples:,} training samples, mean "
-        "over the last quarter of a branch; dashed: the critical batch."
+        f"Branches on {first.trained_samples:,} samples each, {first.loss.shape[1]} seeds; bars: one "
+        "standard error; dashed: the critical batch."
     )
     return finish(figure, title or style.headline(results), text, [ax], ncols=2)

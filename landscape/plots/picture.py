@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,11 +21,13 @@ from matplotlib.text import Text
 
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import choose
+from landscape.plots.style import DARK, LABEL, fitting
 
 # Characters of a title in an inch of a picture, at the size that style.mplstyle gives it.
-TITLE_CHARACTERS = 8.8
-# The caption's size in points, the height of its lines in inches, and characters in an inch of them.
-CAPTION_SIZE, CAPTION_LINE, CAPTION_CHARACTERS = 8.5, 0.155, 15.5
+TITLE_CHARACTERS = 9.4
+# The caption's size in points, the height of its lines in inches, characters in an inch of them, and the
+# largest number of lines (our choice: a page or a table says the rest).
+CAPTION_SIZE, CAPTION_LINE, CAPTION_CHARACTERS, CAPTION_LINES = 8.5, 0.155, 15.5, 2
 Names = Sequence[str]
 # The parts around the panels of a picture that can be changed or left out.
 VISUALS = ("title", "panel_titles", "legend", "colorbar", "caption")
@@ -60,19 +63,21 @@ class Picture(Figure):
         """Put ``text`` below everything else; the figure becomes higher by what it takes.
 
         Args:
-            text: it is broken into lines. In place of an earlier caption; "" removes that one. Legends of the
-                figure stand above it; they must be there already.
+            text: it is broken into two lines, without the sentences at its end that have no room. In place
+                of an earlier caption; "" removes that one. Legends of the figure stand above it; they must be
+                there already.
             options: properties of the text, as matplotlib has them.
         """
         width, height = self.get_size_inches()
         height -= self._caption_height
-        lines = textwrap.wrap(text, int(CAPTION_CHARACTERS * width), break_on_hyphens=False)
+        lines = _caption_lines(text, int(CAPTION_CHARACTERS * width))
+        text = " ".join(lines)
         self._caption_text, self._caption_height = text, CAPTION_LINE * len(lines) + 0.08 * bool(lines)
         self.set_size_inches(width, height + self._caption_height)
         share = self._caption_height / (height + self._caption_height)
         if self._caption is not None:
             self._caption.remove()
-        look = {"fontsize": CAPTION_SIZE, "color": "#444444", "linespacing": 1.25, "in_layout": False}
+        look = {"fontsize": CAPTION_SIZE, "color": DARK, "linespacing": 1.25, "in_layout": False}
         self._caption = self.text(0.06 / width, 0.04 / height, "\n".join(lines), ha="left", va="bottom")
         self._caption.set(**look | options)
         # matplotlib's layout leaves room for a legend, but only for one at the very edge of the figure.
@@ -85,6 +90,15 @@ class Picture(Figure):
         engine = self.get_layout_engine()
         if isinstance(engine, ConstrainedLayoutEngine):
             engine.set(rect=(0, below, 1, 1 - below))
+
+    def draw(self, renderer: Any) -> None:
+        """Draw as matplotlib does, with labels of axes that are cut where they are too long."""
+        for axis in (axis for ax in self.axes for axis in (ax.xaxis, ax.yaxis)):
+            lines = axis.label.get_text().split("\n")  # a formula has more characters than are seen
+            axis.label.set_text(
+                "\n".join(line if "$" in line else fitting(line, most=LABEL) for line in lines)
+            )
+        super().draw(renderer)
 
     def suptitle(self, t: str, **options: Any) -> Text:
         """Set the title as matplotlib does, with lines broken where the picture ends."""
@@ -239,6 +253,15 @@ def _parts(figure: Figure) -> dict[str, list[Any]]:
         "legend": [*figure.legends, *filter(None, (ax.get_legend() for ax in figure.axes))],
         "colorbar": [ax for ax in figure.axes if hasattr(ax, "_colorbar")],
     }
+
+
+def _caption_lines(text: str, width: int) -> list[str]:
+    """The lines of a caption: as many of its sentences as have room, but at least a part of the first one."""
+    sentences = re.split(r"(?<=\.) (?=[A-Z])", text)
+    while len(sentences) > 1 and len(textwrap.wrap(" ".join(sentences), width)) > CAPTION_LINES:
+        sentences.pop()
+    limits: dict[str, Any] = {"max_lines": CAPTION_LINES, "placeholder": " …", "break_on_hyphens": False}
+    return textwrap.wrap(" ".join(sentences), width, **limits)
 
 
 def wrapped(text: str, width: int) -> str:

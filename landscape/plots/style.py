@@ -12,23 +12,33 @@ from typing import Any
 
 import matplotlib.style
 import numpy as np
+from cycler import cycler
 from matplotlib import ticker
 from matplotlib.colors import to_hex, to_rgb
 
 from landscape.core import registry
 from landscape.results.base import unit_of
 
-# The colors of algorithms stand in their rules. DPSGD-2020's Figure 2 has DPSGD green, SSGD red, SSGD* blue;
-# these are its colors in the palette of Okabe and Ito, and so are most others; the rest are from Tol's muted
-# palette, which color-blind readers can tell apart, too.
+# The palette of all pictures: the colors of Okabe and Ito, and grays. The colors of algorithms stand in
+# their rules. DPSGD-2020's Figure 2 has DPSGD green, SSGD red, SSGD* blue; these are its colors in this
+# palette, and so are most others; the rest are from Tol's muted palette, which color-blind readers can tell
+# apart, too.
+SKY, AMBER, PINK, YELLOW, RED = "#56B4E9", "#E69F00", "#CC79A7", "#F0E442", "#D55E00"
+DARK, PALE = "#444444", "#BBBBBB"
 OTHER = "#777777"  # of what is no algorithm or has no color, and of lines for comparison
-CYCLE = tuple(f"C{k}" for k in range(7))  # of matplotlib, as style.mplstyle has it
+# Of what is no algorithm, without the colors of SSGD, SSGD* and DPSGD; the last four are Tol's.
+CYCLE = (SKY, AMBER, PINK, "#000000", "#332288", "#999933", "#882255")
+# Color maps of seaborn and matplotlib: dark where a value is high, monotone in lightness; and around zero.
+SEQUENTIAL, DIVERGING = "mako_r", "RdBu_r"
+# The largest number of characters of a title and of a line of an axis label (our choice: a title then has one
+# line in a picture of two panels, and a label ends within its panel).
+TITLE, LABEL = 60, 35
 _SETTINGS = str(Path(__file__).with_name("style.mplstyle"))
 
 
 def style() -> AbstractContextManager[None]:
-    """A context in which matplotlib draws with the settings of ``style.mplstyle``."""
-    return matplotlib.style.context(_SETTINGS)
+    """A context in which matplotlib draws with the settings of ``style.mplstyle`` and the palette."""
+    return matplotlib.style.context([_SETTINGS, {"axes.prop_cycle": cycler(color=CYCLE)}])
 
 
 def color_of(algorithm: str) -> str:
@@ -77,7 +87,9 @@ def _first_word(label: str) -> str:
 
 def in_order(count: int) -> list[str]:
     """``count`` colors from dark to light, of things that have an order, such as layers."""
-    return [to_hex(color) for color in matplotlib.colormaps["viridis"](np.linspace(0, 0.95, count))]
+    import seaborn  # only here: it takes longer to import than everything else
+
+    return [to_hex(color) for color in seaborn.color_palette(SEQUENTIAL, count)[::-1]]
 
 
 def shades(color: str, count: int) -> list[str]:
@@ -149,9 +161,6 @@ class _Decimal(ticker.LogFormatter):
         return f"{x:g}" if visible else ""
 
 
-MOST = 6  # results that a title names (our choice)
-
-
 def unit(of: Any, field: str) -> str:
     """The unit that a result, or all of a class, have for ``field``, for a label: " (nat)"; "" for none."""
     return in_brackets(unit_of(of, of.units[field]))
@@ -198,20 +207,33 @@ def joined(texts: Iterable[str]) -> str:
     return " / ".join(dict.fromkeys(texts))
 
 
+def fitting(*texts: str, most: int = TITLE) -> str:
+    """The first of ``texts`` with at most ``most`` characters; else the last one, cut."""
+    short = next((text for text in texts if len(text) <= most), texts[-1])
+    return short if len(short) <= most else f"{short[: most - 1].rstrip()}…"
+
+
 def headline(results: Sequence[Any]) -> str:
-    """The first row of each result's description: the title of a picture that has no other."""
+    """The first row of each result's description, of as many as fit: the usual title of a picture."""
     rows = [r.describe()[0] for r in results]
     labels = [getattr(r, "label", "") for r in results]  # a sweep is of many runs and has none
     labels = short_names(labels) if any(labels) else labels
-    named: dict[str, list[str]] = {}
-    for label, row in list(zip(labels, rows, strict=True))[:MOST]:
-        named.setdefault(row.name, []).append(f"{label} {row.number}".strip())
-    text = "; ".join(f"{name}: {', '.join(numbers)}" for name, numbers in named.items())
-    more = f", … ({len(results)} in all)" if len(results) > MOST else ""
+
+    def text(count: int) -> str:
+        named: dict[str, list[str]] = {}
+        for label, row in list(zip(labels, rows, strict=True))[:count]:
+            named.setdefault(row.name, []).append(f"{label} {row.number}".strip())
+        words = "; ".join(f"{name}: {', '.join(numbers)}" for name, numbers in named.items())
+        return words if count == len(rows) else f"{words}, … ({len(rows)} in all)"
+
     notes = {row.note for row in rows}
     note = notes.pop() if len(notes) == 1 else ""
-    first = text[0].upper() if text.split()[0].rstrip(":").isalpha() else text[0]  # no formula
-    return f"{first}{text[1:]}{more}{f' ({note})' if note else ''}"
+    texts = [f"{text(len(rows))} ({note})"] * bool(note) + [text(n) for n in range(len(rows), 0, -1)]
+    # A long label must not cut the number.
+    texts += [f"{rows[0].name}: {rows[0].number}" if len(rows) == 1 else f"{len(rows)} results"]
+    title = fitting(*texts)
+    is_word = title.split()[0].rstrip(":").replace("-", "").isalpha()  # and no formula
+    return title[0].upper() + title[1:] if is_word else title
 
 
 def rows_of(results: Sequence[Any], *names: str) -> str:

@@ -27,7 +27,7 @@ from landscape.results.shown import logarithmic
 from landscape.results.surfaces import Surface
 
 STYLES = ("contour", "hillshade", "surface", "difference")
-CMAP = sns.color_palette("mako_r", as_cmap=True)  # dark where the loss is high, and monotone in lightness
+CMAP = sns.color_palette(style.SEQUENTIAL, as_cmap=True)
 PAPER_SPACING = 0.005  # distance between contour lines in DPSGD-2020, Figure 3
 MAX_LEVELS = 40  # more lines than this run together at this size (our choice)
 LOG_LEVELS = 25  # at equal ratios (our choice)
@@ -36,15 +36,15 @@ PIXELS = 400  # along each axis of a hillshaded picture (our choice: as many as 
 # The light from the north-west, where maps have it; and the height of the highest loss relative to the width
 # of the picture (our choice).
 LIGHT, HEIGHT = LightSource(azdeg=315, altdeg=45), 1.0
-_EQUAL: dict[str, Any] = {"colors": "#E69F00", "linewidths": 1.8}
-# Markers, as keyword arguments of matplotlib's plot. Colors from Okabe and Ito's palette.
+EQUAL: dict[str, Any] = {"colors": style.AMBER, "linewidths": 1.8}
+# Markers, as keyword arguments of matplotlib's plot.
 POINT: dict[str, Any] = {"ls": "none", "mec": "k", "mew": 0.8, "zorder": 5}
-CENTER: dict[str, Any] = {"marker": "+", "ls": "none", "mec": "#E69F00", "ms": 9, "mew": 2, "zorder": 6}
+CENTER: dict[str, Any] = {"marker": "+", "ls": "none", "mec": style.AMBER, "ms": 9, "mew": 2, "zorder": 6}
 LOWEST: dict[str, Any] = {**POINT, "marker": "v", "mfc": "w", "ms": 6, "clip_on": False}
-LEARNER: dict[str, Any] = {**POINT, "marker": "o", "mfc": "#F0E442", "ms": 6}
-MEAN: dict[str, Any] = {**POINT, "marker": "*", "mfc": "#E69F00", "ms": 13}
-_PATH: dict[str, Any] = {**LEARNER, "color": "#F0E442", "mew": 0.6, "ms": 4.5, "ls": "-", "lw": 1.4}
-_ANCHORS = (("o", "#F0E442"), ("s", "#56B4E9"), ("D", "#CC79A7"))
+LEARNER: dict[str, Any] = {**POINT, "marker": "o", "mfc": style.YELLOW, "ms": 6}
+MEAN: dict[str, Any] = {**POINT, "marker": "*", "mfc": style.AMBER, "ms": 13}
+_PATH: dict[str, Any] = {**LEARNER, "color": style.YELLOW, "mew": 0.6, "ms": 4.5, "ls": "-", "lw": 1.4}
+_ANCHORS = (("o", style.YELLOW), ("s", style.SKY), ("D", style.PINK))
 #: Kinds of planes in words.
 PLANES = {
     "random": "random directions",
@@ -135,12 +135,11 @@ def _draw_3d(
         ax.set_box_aspect(None, zoom=0.85)
         label_axes(ax, r)
         ax.tick_params(labelsize=7.5, pad=0)
-        for axis, label in zip((ax.xaxis, ax.yaxis), _axis_labels(r), strict=True):
-            axis.set_label_text(label.partition("(weights")[0].strip(), fontsize=8)
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.label.set_size(8)
         ax.set(zlim=(chosen.levels[0], top), title=_panel_title(r))
     color_bar(figure, axes, chosen.norm, cmap, f"{results[0].loss_name}{style.unit(results[0], 'loss')}")
-    text = f"{settings(results)} Colors: {chosen.why}."
-    return finish(figure, title or finding(results), text, axes)
+    return finish(figure, title or finding(results), settings(results, chosen.why), axes)
 
 
 def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
@@ -164,16 +163,18 @@ def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
     norm = colors.Normalize(-reach, reach)
     map_axes(ax)
     label_axes(ax, a)
-    ax.contourf(a.x, a.y, change, np.linspace(-reach, reach, 25), cmap="RdBu_r", norm=norm)
-    label = f"difference of {style.split_names(results)} {a.loss_name}{style.unit(results[0], 'loss')}"
+    ax.contourf(a.x, a.y, change, np.linspace(-reach, reach, 25), cmap=style.DIVERGING, norm=norm)
     if float(change.min()) < 0 < float(change.max()):
         ax.contour(a.x, a.y, change, [0.0], colors="k", linewidths=1.0)
-        label += ", line: 0"
+        ax.plot([], [], color="k", lw=1.0, label="equal")
     ax.plot(0, 0, label="center", **CENTER)
-    color_bar(figure, [ax], norm, "RdBu_r", label)
+    label = f"difference of {a.loss_name}{style.unit(results[0], 'loss')}"
+    color_bar(figure, [ax], norm, style.DIVERGING, label)
     first, second = style.paper_name(a.label) or "the first", style.paper_name(b.label) or "the second"
-    higher = float((change > 0).sum() / change.count())
-    usual = f"The loss of {first} is higher than that\nof {second} at {higher:.0%} of points"
+    where = f"at {float((change > 0).sum() / change.count()):.0%} of points"
+    usual = style.fitting(
+        f"{first} has a higher loss than {second} {where}", f"{first} has the higher loss {where}"
+    )
     return finish(figure, title or usual, settings(results), [ax])
 
 
@@ -205,7 +206,9 @@ def _draw_contours(
             for text in ax.clabel(lines, labeled, fontsize=7.5, fmt=lambda v: f"{v:.3g}"):
                 text.set(color="k", path_effects=[withStroke(linewidth=2, foreground="w")])
         if np.isfinite(rise) and geometry.has_profile(r):
-            ax.contour(r.x, r.y, masked, [geometry.center_loss(r) + rise], **_EQUAL)
+            ax.contour(r.x, r.y, masked, [geometry.center_loss(r) + rise], **EQUAL)
+            above = unit_of(r, f"{rise:.3g} nat above the center")
+            ax.plot([], [], color=style.AMBER, lw=1.8, label=above)
         for points, label, look in marks(r):
             ax.plot(*points.T, label=label, **look)
         if r.kind == "pca" and len(r.markers):
@@ -216,8 +219,7 @@ def _draw_contours(
     color_bar(figure, axes, chosen.norm, cmap, f"{loss}, {chosen.step}", "max" if above else "neither")
     if below:
         _draw_profiles(below, results, chosen, rise)
-    text = _caption(results, chosen.why, rise, bool(below))
-    return finish(figure, title or finding(results), text, axes)
+    return finish(figure, title or finding(results), settings(results, chosen.why), axes)
 
 
 def _draw_relief(ax: Axes, r: Surface, norm: Any, cmap: Any) -> None:
@@ -244,14 +246,14 @@ def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: Lev
     for ax, r, curve in zip(axes, results, curves, strict=True):
         for p in curves:
             if p is not curve:
-                ax.plot(p.distance, np.where(np.isfinite(p.median), p.median, np.nan), color="#BBBBBB", lw=1)
+                ax.plot(p.distance, np.where(np.isfinite(p.median), p.median, np.nan), color=style.PALE, lw=1)
         low, median, high = (
             np.minimum(part, 1e3 * levels[-1]) for part in (curve.low, curve.median, curve.high)
         )
         ax.fill_between(curve.distance, low, high, color=style.color_of(r.label), alpha=0.25, lw=0)
         ax.plot(curve.distance, median, color=style.color_of(r.label))
         if np.isfinite(rise):
-            ax.axhline(geometry.center_loss(r) + rise, color="#E69F00", lw=1.2)
+            ax.axhline(geometry.center_loss(r) + rise, color=style.AMBER, lw=1.2)
         ax.set(
             yscale="log" if log else "linear", ylim=(levels[0], max(*highest, levels[1])),
             xlim=(0, max(p.distance[-1] for p in curves)), xlabel="distance from the center",
@@ -262,22 +264,6 @@ def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: Lev
             ax.yaxis.set_major_locator(ticker.MaxNLocator(4))
     for ax in leading(axes):
         ax.set_ylabel(f"{results[0].loss_name}{style.unit(results[0], 'loss')}")
-
-
-def _caption(results: Sequence[Surface], why: str, rise: float, profiled: bool) -> str:
-    parts = [settings(results), f"Colors: {why}."]
-    in_panels = " in all panels" if len(results) > 1 else ""
-    if profiled and np.isfinite(rise):
-        parts.append(
-            f"Orange line: {rise:.3g} nat above the center{in_panels}, half the median rise at the edge"
-            f"{' of the flattest one' if in_panels else ''}."
-        )
-    if profiled:
-        rises = ", ".join(f"{geometry.median_rise(r):.3g}" for r in results)
-        parts.append(f"Flatness: median rise over the plane, {rises} nat.")
-        gray_note = "; gray: the other panels' medians" if in_panels else ""
-        parts.append(f"Below: median and quartiles over directions{gray_note}.")
-    return unit_of(results[0], " ".join(parts))
 
 
 @dataclass(frozen=True)
@@ -326,7 +312,7 @@ def scale(
     chosen[-1] = max(chosen[-1], high)
     step = f"lines {float(chosen[1] - chosen[0]):.3g} apart"
     if ratios:
-        step = f"each line {100 * (chosen[1] / chosen[0] - 1):.0f}% above the last"
+        step = f"lines {100 * (chosen[1] / chosen[0] - 1):.0f}% apart"
     return LevelScale(chosen, (LogNorm if ratios else colors.Normalize)(chosen[0], chosen[-1]), step, why)
 
 
@@ -370,21 +356,20 @@ def _axis_labels(r: Surface) -> tuple[str, str]:
     if r.kind == "between":
         return r.axes[0], r.axes[1]
     usual = Plane.__dataclass_fields__["axes"].default
-    names = ("u", "v") if r.axes == usual else r.axes
-    gap = " " if names[0] == "u" else "\n"
-    norm = geometry.lengths(r)[2]
-    return f"distance along {names[0]}{gap}(weights' norm = {norm:.3g})", f"distance along {names[1]}"
+    u, v = ("u", "v") if r.axes == usual else r.axes
+    along_u, along_v = (style.fitting(f"distance along {name}", name, most=style.LABEL) for name in (u, v))
+    return along_u, along_v
 
 
 def map_axes(ax: Axes) -> None:
     """Axes of a map: both to one scale, and gray where a loss is not finite."""
     ax.grid(False)
-    ax.set(facecolor="#bbbbbb", aspect="equal")
+    ax.set(facecolor=style.PALE, aspect="equal")
 
 
 def label_axes(ax: Axes, r: Surface) -> None:
     """Label the axes with distances in weight space; coordinates stay those of the plane."""
-    lengths = (1.0, 1.0) if r.kind == "between" else geometry.lengths(r)[:2]
+    lengths = (1.0, 1.0) if r.kind == "between" else geometry.lengths(r)
     for axis, length, label in zip((ax.xaxis, ax.yaxis), lengths, _axis_labels(r), strict=True):
         if 0 < length < LARGEST:
             axis.set_major_locator(_Distances(length))
@@ -428,12 +413,8 @@ def color_bar(figure: Figure, axes: Any, norm: Any, cmap: Any, label: str, exten
 
 def _plane_note(r: Surface) -> str:
     """How the plane was chosen, and how far it reaches."""
-    note = PLANES.get(r.kind, r.kind)
-    if r.kind == "random":
-        u, v, _ = geometry.lengths(r)
-        fixed = ", bias and norm parameters fixed" if r.ignore == "bias+norm" else ""
-        note += f" u, v, normalization: {r.norm}{fixed}, ‖u‖ = {u:.3g}, ‖v‖ = {v:.3g}"
-    return f"{note}, span {r.span:.3g}"
+    norm = f", norm {r.norm}" if r.kind == "random" else ""
+    return f"{PLANES.get(r.kind, r.kind)}{norm}, span {r.span:.3g}"
 
 
 def _panel_title(r: Surface) -> str:
@@ -443,8 +424,11 @@ def _panel_title(r: Surface) -> str:
     return f"{style.paper_name(r.label) or 'surface'}\n{where} {center:.4g}, lowest {lowest:.4g}"
 
 
-def settings(results: Sequence[Surface]) -> str:
-    """The subject of the surfaces, for the caption; what differs is named in the order of the panels."""
+def settings(results: Sequence[Surface], colors: str = "") -> str:
+    """The subject of the surfaces, for the caption; what differs is named in the order of the panels.
+
+    ``colors``: what is said of their scale.
+    """
     parts = [
         style.joined(f"{r.samples:,}" for r in results) + " samples",
         style.joined(f"{len(r.x)} × {len(r.y)} points" for r in results),
@@ -453,28 +437,31 @@ def settings(results: Sequence[Surface]) -> str:
     if any(r.batchnorm for r in results):
         parts.append(style.joined(style.batchnorm_note(r) or "no BatchNorm" for r in results))
     loss = f"{style.split_names(results).capitalize()} {results[0].loss_name}"
+    parts += [f"colors: {colors}"] * bool(colors)
     return f"{loss} over {'; '.join(parts)}{style.interpolation_note(results)}."
 
 
 def finding(results: Sequence[Surface]) -> str:
     """One line that says what the surfaces show, with numbers from them."""
-    sentence = _flatness(results) if geometry.comparable(results) else _losses(results)
-    return unit_of(results[0], sentence)
+    sentences = _flatness(results) if geometry.comparable(results) else _losses(results)
+    return style.fitting(*(unit_of(results[0], sentence) for sentence in sentences))
 
 
-def _losses(results: Sequence[Surface]) -> str:
+def _losses(results: Sequence[Surface]) -> list[str]:
     name = results[0].loss_name
+    lowest = f"Lowest {name}"
     if len(results) == 1 and len(results[0].marker_loss):
         losses = results[0].marker_loss
         if results[0].kind == "pca":
-            return f"Along the trajectory the {name} goes from {losses[0]:.3g} to {losses[-1]:.3g} nat"
+            return [f"Along the trajectory the {name} goes from {losses[0]:.3g} to {losses[-1]:.3g} nat"]
         named = zip(results[0].labels, losses, strict=True)
         listed = ", ".join(f"{style.paper_name(label)}: {loss:.3g}" for label, loss in named)
-        return f"{name.capitalize()} at {listed} nat"
-    return f"Lowest {name} {', '.join(f'{r.describe()[1].value:.3g}' for r in results)} nat"
+        return [f"{name.capitalize()} at {listed} nat", f"{lowest} {results[0].describe()[1].value:.3g} nat"]
+    return [f"{lowest} {', '.join(f'{r.describe()[1].value:.3g}' for r in results)} nat", lowest]
 
 
-def _flatness(results: Sequence[Surface]) -> str:
+def _flatness(results: Sequence[Surface]) -> list[str]:
+    """Sentences on the rise of the loss around each algorithm's weights, the longest first."""
     loss = results[0].loss_name
     rises: dict[str, list[float]] = {}
     centers: dict[str, list[float]] = {}
@@ -486,21 +473,19 @@ def _flatness(results: Sequence[Surface]) -> str:
     middle = {name: float(np.median(values)) for name, values in rises.items()}
     if len(middle) == 1:
         ((name, rise),) = middle.items()
-        where = f"the weights of {name}" if results[0].label else "the center"
+        moves = f"the {loss} {'falls' if rise < 0 else 'rises'} by {abs(rise):.3g} nat"
+        where = name if results[0].label else "the center"
         count_note = f", {len(results)} surfaces" if len(results) > 1 else ""
-        moves = "falls" if rise < 0 else "rises"
-        return f"Around {where} the {loss} {moves} by {abs(rise):.3g} nat (median over the plane{count_note})"
+        return [f"Around {where} {moves} (median{count_note})", f"Around the center {moves}"]
     flat, steep = min(middle, key=middle.__getitem__), max(middle, key=middle.__getitem__)
-    if not middle[flat] > 0:
-        listed = ", ".join(f"{name} {rise:.3g}" for name, rise in middle.items())
-        return f"Median rise of the {loss} around the center: {listed} nat"
+    listed = ", ".join(f"{name} {rise:.3g}" for name, rise in middle.items())
+    rise = f"Median rise of the {loss}"
+    of_each = [f"{rise}: {listed} nat", f"Median rise: {listed} nat", rise]
+    at_center = {name: float(np.median(values)) for name, values in centers.items()}
+    # Weights of losses that far apart are not all at a minimum.
+    if not middle[flat] > 0 or abs(at_center[flat] - at_center[steep]) > middle[steep]:
+        return of_each
     # Of what is drawn, not of the minima: these surfaces have no interval over seeds and planes.
     ratio = middle[steep] / middle[flat]
     more = f"{ratio:.2g} times" if ratio >= 1.1 else "about"  # within 10%, by which seeds differ (our choice)
-    sentence = f"The {loss} rises {more} as much around {steep}'s weights as around {flat}'s"
-    flat_loss, steep_loss = float(np.median(centers[flat])), float(np.median(centers[steep]))
-    if (
-        abs(flat_loss - steep_loss) > middle[steep]
-    ):  # weights of losses that far apart are not all at a minimum
-        sentence += f", at {steep_loss:.3g} against {flat_loss:.3g} nat"
-    return sentence
+    return [f"The {loss} rises {more} as much around {steep} as around {flat}", *of_each]

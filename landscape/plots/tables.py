@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +20,6 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.plots import draws, literal, style
 from landscape.plots.picture import finish, leading, panels, points, wrapped_panels
-from landscape.results.base import unit_of
 from landscape.results.comparison import MANY, Comparison, WeightAverage, heading, summary, verdict
 from landscape.results.flatness import Stability, forms_with
 from landscape.results.grids import Sweep
@@ -41,7 +41,7 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
             for name, rate, marker in zip(forms_with(r.momentum), r.rates, "osD", strict=True):
                 ax.plot(*without_bridge(r.delay, rate), marker=marker, ms=4, label=name)
         if np.isfinite(r.lr):
-            star = {"marker": "*", "ms": 14, "mfc": "#E69F00", "mec": "k", "zorder": 5, "label": "the run"}
+            star = {"marker": "*", "ms": 14, "mfc": style.AMBER, "mec": "k", "zorder": 5, "label": "the run"}
             ax.plot(r.own_delay, r.lr, **run, **star)
             ax.axhline(r.lr, color=style.OTHER, lw=0.9, ls=":", zorder=0)
         if np.isfinite(r.own_limit) and finite:
@@ -49,9 +49,9 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
             ax.plot(r.own_delay, r.own_limit / r.lambda_max, **run, **dash)
         delay_axes(ax, r, max(1, r.delay.max(), r.own_delay))
     by = dict.fromkeys(r.precondition for r in results if r.precondition)
-    seen = f", preconditioned by {', '.join(by)}" if by else ""
-    usual = f"Above a line training leaves the minimum ({style.splits(results)}{seen})"
-    return finish(figure, title or usual, legend=axes, ncols=2 * min(3, len(axes)))
+    text = f"Preconditioned by {', '.join(by)}." if by else None
+    usual = f"Above a line training leaves the minimum ({style.splits(results)})"
+    return finish(figure, title or usual, text, axes, ncols=2 * min(3, len(axes)))
 
 
 def without_bridge(delay: Array, values: Array) -> tuple[Array, Array]:
@@ -80,7 +80,7 @@ def draw_label_counts(results: Sequence[LabelCounts], title: str = "") -> Figure
     top = max(float(r.counts.max()) for r in results)
     for ax, r, name in zip(axes, results, style.names_of(results, "run"), strict=True):
         sns.heatmap(
-            r.counts, ax=ax, vmin=0.0, vmax=top, cmap="Blues", cbar=False, linewidths=0.5,
+            r.counts, ax=ax, vmin=0.0, vmax=top, cmap=style.SEQUENTIAL, cbar=False, linewidths=0.5,
             annot=r.counts.size <= 400, fmt=".0f", annot_kws={"fontsize": 7},
             xticklabels=[f"{label:g}" for label in r.classes], yticklabels=True,
         )  # fmt: skip
@@ -112,7 +112,8 @@ def draw_sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
     counts = sorted({len(seeds) for r in results for seeds in r.seed_lists})
     seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
     note = "; open: some diverged" if any(r.diverged.any() for r in results) else ""
-    return finish(figure, title or f"After the last step: mean and standard deviation\nseeds: {seeds}{note}")
+    text = f"Bars: standard deviation over {seeds} seeds{note}."
+    return finish(figure, title or "After the last step: mean over the seeds", text)
 
 
 def _draw_sweep(ax: Axes, r: Sweep) -> None:
@@ -131,8 +132,7 @@ def _draw_sweep(ax: Axes, r: Sweep) -> None:
     for i, row in enumerate(rows):
         label = ", ".join(_setting(k, row[k]) for k in varying if k != x_key and row[k])
         lines.setdefault(label, []).append(i)
-    palette = sns.color_palette("colorblind", max(1, len(lines)))
-    for color, (label, chosen) in zip(palette, lines.items(), strict=True):
+    for color, (label, chosen) in zip(itertools.cycle(style.CYCLE), lines.items(), strict=False):
         x = np.array([position[texts[i]] for i in chosen])
         look = {"ls": "-", "lw": 1.6 if numbers else 0, "elinewidth": 1.2, "ms": 5}
         points(ax, x, mean[chosen], spread[chosen], color, label or None, **look)
@@ -173,7 +173,7 @@ def _numbers(words: list[str]) -> list[float]:
 
 COLUMNS = 4
 # Characters of a verdict in a line below its panel, at its size.
-CHARACTERS = 36
+CHARACTERS = style.LABEL
 
 
 @draws(Comparison)
@@ -197,9 +197,11 @@ def draw_comparisons(results: Sequence[Comparison], title: str = "") -> Figure:
         _draw_quantity(ax, c, q, tones)
         if ax not in leading(axes[q - q % COLUMNS :]):
             ax.set_yticklabels([])
-    lines = summary(c)
-    more = [f"… ({len(lines)} pairs)"] if len(lines) > 3 else []
-    return finish(figure, title or "\n".join([*lines[:3], *more]) or "No measure of flatness", _caption(c))
+    lines = summary(c) or ["No measure of flatness"]
+    usual = (
+        style.fitting(*lines, "Which is flatter") if len(lines) == 1 else f"Flatness of {len(lines)} pairs"
+    )
+    return finish(figure, title or usual, _caption(c))
 
 
 def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> None:
@@ -234,23 +236,13 @@ def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> No
 
 
 def _caption(c: Comparison) -> str:
-    counts = sorted(set(c.sample_counts.tolist()))
-    seeds = ", over the seeds, which are the open dots" if c.grouped else ""
-    parts = [
-        f"Thin lines: 95% intervals, by Student's t{seeds}",
-        "thick bars: 99% bounds on eigenvalues" if "bound" in c.kinds else "",
-        "bold: measures of flatness",
-        f"significant at a level of {c.significance:g} for all tests together (Holm)",
-    ]
-    about = f"{', '.join(f'{n:,}' for n in counts)} samples of {c.split}"
-    if c.batch:
-        about += f", minibatches of {c.batch:,}"
-    if np.isfinite(c.equal_loss):
-        about += f", at the training loss nearest to {c.equal_loss:.3g}{unit_of(c, ' nat')}"
-    if "basin-width" in c.quantities:
-        about += f"; width at a rise of {c.rise:g}{unit_of(c, ' nat')}"
-    notes = [note for note in c.notes if " was not measured" not in note]  # these have no panel
-    return " ".join(f"{part}." for part in ("; ".join(filter(None, parts)), about, *notes))
+    parts = ["Thin lines: 95% intervals", "thick bars: 99% bounds"][: 1 + ("bound" in c.kinds)]
+    parts += [f"bold: measures of flatness; level {c.significance:g} for all tests together"]
+    counts = ", ".join(f"{n:,}" for n in sorted(set(c.sample_counts.tolist())))
+    about = f"{'; '.join(parts)}; {counts} samples of {c.split}."
+    # They come first, since they can say that a comparison means nothing.
+    notes = "; ".join(note for note in c.notes if " was not measured" not in note)
+    return f"{notes[0].upper()}{notes[1:]}. {about}" if notes else about
 
 
 @draws(WeightAverage)
@@ -261,28 +253,25 @@ def draw_averages(results: Sequence[WeightAverage], title: str = "") -> Figure:
         n, count = len(r.members_loss), len(r.loss) - 1
         members, averages = np.arange(n), n + 0.5 + np.arange(count + 1)
         chosen = r.chosen.astype(bool)  # a file may have numbers
-        ax.plot(members, r.members_loss, "o", color="#56B4E9", label="member")
+        ax.plot(members, r.members_loss, "o", color=style.SKY, label="member")
         ax.plot(members[chosen], r.members_loss[chosen], "o", ms=11, mfc="none", color="k", label="chosen")
         has_interval = np.isfinite(r.high)
         ends = [(r.loss - r.low)[has_interval], (r.high - r.loss)[has_interval]]
-        look = {"color": "#D55E00", "capsize": 4, "label": f"predicted, {r.level:.0%} interval"}
+        look = {"color": style.AMBER, "capsize": 4, "label": f"predicted, {r.level:.0%} interval"}
         ax.errorbar(averages[has_interval], r.loss[has_interval], ends, fmt="s", mfc="white", **look)
         ax.plot(averages, r.exact, "x", color="k", ms=8, mew=1.8, zorder=5, label="exact")
         names = ["average"] if count == 1 else [f"average {k}" if count <= MANY else "" for k in range(count)]
         ax.set_xticks([*members, *averages], [*r.labels, *names, "chosen\naverage"], rotation=30, ha="right")
-        ax.axvline(n - 0.25, color="0.8", lw=1)
+        ax.axvline(n - 0.25, color=style.PALE, lw=1)
         ax.set_ylabel(f"loss{style.unit(results[0], 'loss')}")
         ax.set_title(style.paper_name(r.label))
-    text = (
-        "Predicted from losses, gradients and one Hessian product at each member; where no prediction is "
-        f"drawn, the members are too far apart for one; {style.samples_of(results)}."
-    )
+    text = f"{style.samples_of(results)}; without a prediction: the members are too far apart for one."
     return finish(figure, title or style.headline(results), text, list(axes[:1]), ncols=4)
 
 
 # Most steps of a cycle that are drawn, and most learners whose numbers are (our choice: they stay legible).
 STEPS, NUMBERED = 8, 32
-COLORS = "viridis_r"
+COLORS = style.SEQUENTIAL
 
 
 def draw_topologies(matrices: Mapping[str, Sequence[Array]]) -> Figure:

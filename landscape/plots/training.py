@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,15 +48,15 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
         usual = [c for c in usual if any(np.isfinite(column_of(r, c)).any() for r in runs)] or usual
     names = [*measured, *[""] * (-len(measured) % 3), *usual, *[""] * (-len(usual) % 3)]
     groups = [(literal(label), color, members) for label, color, members in groups_of(runs)]
-    figure, axes = panels(len(names) // 3, 3, 3.9, 2.75, names)
+    figure, axes = panels(len(names) // 3, 3, 3.9, 2.8, names)
     for ax, column in zip(axes, filter(None, names), strict=True):
         name, scale = PANELS[column]
         layers = layers_of(runs) if column == "loss_change" else {}
         scales = [_draw_layers(ax, runs[0], layers)] if layers else []
         scales = scales or [_draw_runs(ax, *group, column, scale) for group in groups]
-        unit = style.in_brackets(unit_of(column).replace(" ", "\N{NO-BREAK SPACE}"))
-        label = textwrap.fill(f"{name}{unit}", WIDTH)
-        ax.set(ylabel=label, xlabel="step", yscale=scale if any(scales) else "linear")
+        unit = style.in_brackets(unit_of(column))
+        ax.set_ylabel(f"{name}{unit}", fontsize=9)
+        ax.set(xlabel="step", yscale=scale if any(scales) else "linear")
         if column == "test_error":
             style.decimal_labels(ax.yaxis)
         if not any(scales):
@@ -79,33 +78,33 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     return finish(figure, heading, _caption(runs), [named], ncols=2 if wide else 4)
 
 
-#: Columns of the history that pictures show -> (title, scale of the axis).
+#: Columns of the history that pictures show -> (name, scale of the axis).
 PANELS = {
-    "train_loss": ("training loss at w_a", "log"),
+    "train_loss": ("training loss of w_a", "log"),
     "test_error": ("test error of w_a", "log"),
     "consensus": ("consensus distance", "log"),
-    "alpha_e": ("effective learning rate α_e and learning rate α (dots)", "linear"),
+    "alpha_e": ("α_e (line), α (dots)", "linear"),
     "delta": ("noise Δ of a step", "log"),
-    "delta_2_full": ("Δ(2), the part of the spread", "log"),
+    "delta_2_full": ("Δ(2), from the spread", "log"),
     "grad_norm2": ("‖g‖² of the training loss", "log"),
     "displacement2": ("‖d‖² of a step", "log"),
-    "heterogeneity": ("heterogeneity of the learners' data", "log"),
-    "lr_lambda_max": ("lr·λ_max of w_a and the limit of the rule", "linear"),
-    "lambda_max": ("sharpness λ_max of w_a", "log"),
-    "spread_share": ("share of the spread along the top eigenvectors", "linear"),
-    "lr_batch_sharpness": ("lr × batch sharpness at w_a and the limit of the rule", "linear"),
-    "lr_learner_batch_sharpness": ("lr × batch sharpness at the learners, and the limit", "linear"),
-    "noise_scale": ("gradient noise scale", "log"),
-    "gradient_share": ("share of the gradient along the top eigenvectors", "linear"),
-    "disagreement_cost": ("½ tr(HC), what the spread costs", "log"),
-    "noise_alignment": ("tr(HS)/tr S of minibatch gradients", "log"),
-    "loss_change": ("change of the loss in a step", "linear"),
-    "loss_change_gradient": ("⟨g, d⟩ of a step of w_a", "linear"),
-    "loss_change_curvature": ("½ dᵀHd of a step of w_a", "linear"),
-    "directional_sharpness": ("curvature dᵀHd/‖d‖² along the step of w_a", "log"),
-    "lr_preconditioned_lambda_max": ("lr·λ_max preconditioned, and its limit", "linear"),
-    "worst_sharpness": ("worst-case adaptive sharpness", "log"),
-    "average_sharpness": ("average-case adaptive sharpness", "log"),
+    "heterogeneity": ("heterogeneity of the data", "log"),
+    "lr_lambda_max": ("lr·λ_max of w_a, limit", "linear"),
+    "lambda_max": ("λ_max of w_a", "log"),
+    "spread_share": ("sharp share of the spread", "linear"),
+    "lr_batch_sharpness": ("lr × batch sharpness, limit", "linear"),
+    "lr_learner_batch_sharpness": ("lr × learners' batch sharpness", "linear"),
+    "noise_scale": ("noise scale", "log"),
+    "gradient_share": ("sharp share of the gradient", "linear"),
+    "disagreement_cost": ("½ tr(HC)", "log"),
+    "noise_alignment": ("tr(HS)/tr S", "log"),
+    "loss_change": ("change of the loss", "linear"),
+    "loss_change_gradient": ("⟨g, d⟩ of a step", "linear"),
+    "loss_change_curvature": ("½ dᵀHd of a step", "linear"),
+    "directional_sharpness": ("dᵀHd/‖d‖² of a step", "log"),
+    "lr_preconditioned_lambda_max": ("lr·λ_max preconditioned", "linear"),
+    "worst_sharpness": ("worst sharpness", "log"),
+    "average_sharpness": ("average sharpness", "log"),
 }
 # Those that every run has; a recorded loop has others in place of two of them. The rest are of instruments.
 _USUAL, _OF_ALL = tuple(PANELS)[:6], 8
@@ -119,38 +118,41 @@ LIMITS |= {"lr_preconditioned_lambda_max": "lr_preconditioned_limit"}
 _NOISY, _MANY = ("alpha_e", "delta", "delta_2_full"), 100
 # Columns in the unit of squared weights, which weights themselves do not have.
 _SQUARES = ("consensus", "delta", "delta_2_full", "displacement2")
-WIDTH = 30  # characters of a line of a label along y, at the height of a panel
 
 
 def _finding(groups: Sequence[tuple[str, Any, list[Checkpoint]]]) -> str:
     """The test errors after the last step, or the training losses; "" where neither was recorded."""
+    steps = sorted({run.step for _, _, runs in groups for run in runs})
+    after = f"after step {steps[-1]:,}" if len(steps) == 1 else "after the last step"
     for column, what, form, unit in (("test_error", "Test error", ".2f", "%"),
                                      ("train_loss", "Training loss", ".3g", "")):  # fmt: skip
-        texts = []
+        texts, ranges = [], []
         for label, _, runs in groups:
             recorded = [values[np.isfinite(values)] for values in (column_of(run, column) for run in runs)]
             last = [float(values[-1]) for values in recorded if len(values)]
             if last:
                 seeds = f" ({min(last):{form}} to {max(last):{form}})" if len(last) > 1 else ""
-                texts.append(f"{label} {np.median(last):{form}}{unit}{seeds}")
+                texts.append(f"{label} {np.median(last):{form}}{unit}")
+                ranges.append(f"{texts[-1]}{seeds}")
         if texts:
-            steps = sorted({run.step for _, _, runs in groups for run in runs})
-            after = f"step {steps[-1]:,}" if len(steps) == 1 else "the last step"
-            return f"{what} after {after}: {', '.join(texts)}"
+            lists = [", ".join(ranges), ", ".join(texts)]
+            return style.fitting(*(f"{what} {after}: {listed}" for listed in lists), f"{what} {after}")
     return ""
 
 
 def _caption(runs: Sequence[Checkpoint]) -> str:
     """The settings, and what lines and bands mean where there are any."""
     parts = [_run_title(runs)]
-    if any(np.isfinite(r.history[c]).sum() >= _MANY for r in runs for c in _NOISY):
-        parts.append("α_e and noise: running median over 5% of the steps of all seeds, and quartiles")
-    if estimated := _errors(runs):
-        parts.append(estimated)
     if len(runs) > len(groups_of(runs)):
-        parts.append("Thin lines are seeds, thick lines their median; numbers: median, lowest to highest")
+        parts.append("Thin lines: seeds; thick lines: their median")
     if any(r.diverged for r in runs):
         parts.append("Dashed: the step at which a run diverged")
+    if any(np.isfinite(r.history[c]).sum() >= _MANY for r in runs for c in _NOISY):
+        parts.append("Bands: quartiles over 5% of the steps and all seeds")
+    if any(np.isfinite(column_of(r, c)).any() for r in runs for c in ("spread_share", "gradient_share")):
+        parts.append("Sharp: along the top eigenvectors")
+    if estimated := _errors(runs):
+        parts.append(estimated)
     return ". ".join(parts) + "."
 
 
@@ -163,9 +165,7 @@ def _errors(runs: Sequence[Checkpoint]) -> str:
         positive = np.concatenate([e[np.isfinite(e) & (e > 0)] for e in errors])
         if len(positive):
             texts.append(f"{100 * np.median(positive):.2g}% of {name}")
-    if not texts:
-        return ""
-    return f"g is estimated from samples, products from independent groups: standard error {', '.join(texts)}"
+    return f"Estimated from samples, standard error {', '.join(texts)}" if texts else ""
 
 
 def _run_title(runs: Sequence[Checkpoint]) -> str:
@@ -225,7 +225,7 @@ def _draw_layers(ax: Axes, run: Checkpoint, layers: dict[str, Array]) -> bool:
     for sign, labels in ((-1, [*layers]), (1, [])):
         parts = sign * np.clip(sign * values, 0, None)
         ax.stackplot(steps, parts, colors=style.in_order(len(layers)), labels=labels)
-    ax.plot(steps, whole[finite], color="#222222", lw=1.0, label="in all")
+    ax.plot(steps, whole[finite], color=style.DARK, lw=1.0, label="in all")
     ax.legend(fontsize="x-small", ncols=2)
     return True
 
@@ -249,7 +249,7 @@ def _draw_rates(ax: Axes, runs: Sequence[Checkpoint]) -> None:
 
 def unit_of(column: str) -> str:
     """The unit of a drawn column of the history."""
-    units: dict[str, str] = UNITS | {"test_error": "%"} | dict.fromkeys(_SQUARES, "squared weights")
+    units: dict[str, str] = UNITS | {"test_error": "%"} | dict.fromkeys(_SQUARES, "weights²")
     for instrument in registry.instruments.names():
         units |= registry.instruments[instrument].columns
     return units.get(column, "1")

@@ -371,10 +371,10 @@ class Profile:
     high: Array
 
 
-def lengths(surface: Surface) -> tuple[float, float, float]:
-    """(‖u‖, ‖v‖, ‖center‖): the lengths of the directions and of the weights at the center."""
-    norms = [float(np.linalg.norm(v.astype(np.float64))) for v in (*surface.directions, surface.center)]
-    return norms[0], norms[1], norms[2]
+def lengths(surface: Surface) -> tuple[float, float]:
+    """(‖u‖, ‖v‖): the lengths of the directions."""
+    u, v = (float(np.linalg.norm(direction.astype(np.float64))) for direction in surface.directions)
+    return u, v
 
 
 def gram(surface: Surface) -> Array:

@@ -214,6 +214,13 @@ class Surface(Evaluated, schema="landscape.surface", axes="x y", table="y x"):
             Row("median rise above the lowest", middle - low, unit="nat"),
             Row("span", self.span, note=f"plane: {self.kind}"),
         ]
+        if self.kind == "random":
+            u, v, center = (
+                float(np.linalg.norm(w.astype(np.float64))) for w in (*self.directions, self.center)
+            )
+            fixed = ", bias and norm parameters fixed" if self.ignore == "bias+norm" else ""
+            note = f"of the directions {u:.3g} and {v:.3g}, normalization: {self.norm}{fixed}"
+            rows.append(Row("norm of the weights", center, note=note))
         if missing:
             rows.append(Row("points without a finite loss", missing, note=f"of {self.loss.size:,}"))
         if len(self.marker_loss) and self.kind == "learners":

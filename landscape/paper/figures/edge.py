@@ -38,8 +38,8 @@ from landscape.paper.verdicts import (
     select,
     settings,
 )
-from landscape.plots.picture import numbered, panels, shared_legend
-from landscape.plots.style import color_of, log_axis, shades, ticks_at
+from landscape.plots.picture import caption, numbered, panels, shared_legend
+from landscape.plots.style import DARK, OTHER, PALE, color_of, log_axis, shades, ticks_at
 from landscape.plots.training import column_of
 from landscape.training.topology import Mixing
 
@@ -228,7 +228,7 @@ def _lazy(context: Context) -> Drawing:
     for (family, table), (marker, color) in zip(rows.groupby("panel", sort=False), looks, strict=True):
         for ax, at in zip(axes, (1 + table["omega_min"], table["gap"]), strict=True):
             ax.plot(at, table[LEVEL], marker, color=color, mfc="none", ms=6, label=family)
-    axes[0].plot([0.5, 1.8], [0.5, 1.8], color="#777777", lw=0.9, ls=":", label="the limit 1 + ω_min")
+    axes[0].plot([0.5, 1.8], [0.5, 1.8], color=OTHER, lw=0.9, ls=":", label="the limit 1 + ω_min")
     axes[0].set(xlabel="1 + ω_min of the mixing matrix", ylabel=r"plateau of $\eta\lambda_{max}$")
     axes[1].set_xlabel("its spectral gap")
     shared_legend(picture, axes[:1], ncols=3)
@@ -278,7 +278,7 @@ def _geometries(context: Context) -> Drawing:
     optimizers, rules = settings(rows, "optimizer"), settings(rows, "rule")
     picture, axes = panels(2, len(optimizers) // 2, 3.0, 2.5, sharex=True, sharey=True)
     for ax, optimizer in zip(axes, optimizers, strict=True):
-        ax.axhspan(*SETTLED, color="#DDDDDD", lw=0, zorder=0)
+        ax.axhspan(*SETTLED, color=PALE, alpha=0.5, lw=0, zorder=0)
         for rule in rules:
             curves = select(rows, optimizer=optimizer, rule=rule).pivot_table("ratio", "step", "seed")
             color = color_of(rule)
@@ -364,7 +364,7 @@ def _picture(rows: Rows, ends: Rows, which: str) -> Any:
             if column.startswith("lr_"):
                 ax.axhline(ends["limit"][batch, name], color=color, lw=1.0, ls=":")
         if column == "noise_scale":
-            ax.axhline(batch, color="#555555", lw=1.0, ls=":")
+            ax.axhline(batch, color=DARK, lw=1.0, ls=":")
         ax.set_yscale(scale)
         position = ax.get_subplotspec()
         if position.is_first_col():
@@ -377,6 +377,8 @@ def _picture(rows: Rows, ends: Rows, which: str) -> Any:
     if which == "sharpness":
         lines.append(handle("limit; total batch", lw=1.0, ls=":"))
     settings_legend(picture, *lines, columns=6, lw=1.8)
+    if which == "spread":
+        caption(picture, "Sharp: along the 10 sharpest directions of the Hessian.")
     return picture
 
 
@@ -484,7 +486,7 @@ def _draw_task(ax: Any, rows: Rows, quantity: str) -> None:
         for limit in of_rule["limit"].dropna()[:1] if quantity == SHARPNESS else ():
             ax.axhline(limit, color=color, lw=1.0, ls="--")
     if quantity == ERROR:
-        ax.axhline(_bound(rows), color="#777777", lw=0.9, ls=":")
+        ax.axhline(_bound(rows), color=OTHER, lw=0.9, ls=":")
     rates = sorted(settings(rows, "lr"))
     ax.set_xscale("log")
     ticks_at(ax.xaxis, rates, [f"{rate:g}" for rate in rates])

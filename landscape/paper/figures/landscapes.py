@@ -28,17 +28,9 @@ from landscape.paper.figure import (
     test_error,
 )
 from landscape.paper.figures.large_batch import score
-from landscape.paper.verdicts import (
-    Effect,
-    Rows,
-    by_seed,
-    effect_of,
-    paired_effect,
-    select,
-    settings,
-)
-from landscape.plots.picture import panels
-from landscape.plots.style import decimal_labels
+from landscape.paper.verdicts import Effect, Rows, by_seed, effect_of, paired_effect, select, settings
+from landscape.plots.picture import caption, panels
+from landscape.plots.style import CYCLE, OTHER, decimal_labels
 from landscape.results.surfaces import Surface
 
 # Where an error in % counts as not having converged (our choice: far above what every other run reaches).
@@ -165,13 +157,13 @@ def _flatness(context: Context) -> Drawing:
     effects = _judge_flatness(rows)
     picture, (ax,) = panels(1, 1, 7.6, 3.6)
     for k, effect in enumerate(effects):
-        ax.plot(effect.values, np.full(len(effect.values), k), "o", color=f"C{k}", ms=6, mfc="none")
+        ax.plot(effect.values, np.full(len(effect.values), k), "o", color=CYCLE[k], ms=6, mfc="none")
         ax.plot(np.median(effect.values), k, "|", color="k", ms=18, mew=2)
-    ax.axvline(1, color="#777777", lw=0.9, ls=":")
+    ax.axvline(1, color=OTHER, lw=0.9, ls=":")
     ax.set_yticks(range(len(effects)), [effect.where for effect in effects])
-    label = "rise of the loss, SSGD / DPSGD (rings: seeds; bars: medians)"
-    ax.set(ylim=(len(effects) - 0.5, -0.5), xscale="log", xlabel=label)
+    ax.set(ylim=(len(effects) - 0.5, -0.5), xscale="log", xlabel="rise of the loss, SSGD / DPSGD")
     decimal_labels(ax.xaxis)
+    caption(picture, "Rings: seeds; bars: medians.")
     compared = [Compared(f"rise around SSGD / DPSGD: {e.where}", summary(e.values)) for e in effects]
     return Drawing({"": picture}, rows, compared)
 

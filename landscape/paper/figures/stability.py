@@ -382,7 +382,7 @@ def _boundary(context: Context) -> Drawing:
         limits = select(rows, momentum=m, form=form)["limit"].to_numpy()
         ax.plot(*without_bridge(np.array(DELAYS), limits), marker=marker, ms=4, label=label)
     line = [np.pi / (2 * tau + 1) for tau in DELAYS[1:]]
-    ax.plot(DELAYS[1:], line, color="#777777", lw=0.9, ls=":", label="π/(2τ + 1)")
+    ax.plot(DELAYS[1:], line, color=style.OTHER, lw=0.9, ls=":", label="π/(2τ + 1)")
     ax.set_xscale("symlog", base=2, linthresh=1)
     ticks = [0, 1, 2, 4, 8, 16, 32, 64]
     ticks_at(ax.xaxis, ticks, [*map(str, ticks)])
@@ -415,12 +415,12 @@ def _draw_minimum(r: Minima) -> Figure:
     """
     picture, (ax,) = panels(1, 1, 5.6, 4.2)
     for f, (name, marker) in enumerate(zip(forms_with(r.momentum), "osD", strict=True)):
-        ax.plot(*without_bridge(r.delay, r.predicted[f]), color=f"C{f}", label=f"{name}: predicted")
+        ax.plot(*without_bridge(r.delay, r.predicted[f]), color=style.CYCLE[f], label=f"{name}: predicted")
         # No line goes through delay 0.
-        ax.plot(r.delay[:1], r.predicted[f, :1], marker="_", ms=14, mew=1.6, color=f"C{f}")
+        ax.plot(r.delay[:1], r.predicted[f, :1], marker="_", ms=14, mew=1.6, color=style.CYCLE[f])
         bars = np.abs(np.stack([r.stays[f], r.leaves[f]]) - r.boundary[f])
         look: Any = {"marker": marker, "ms": 5, "mfc": "w", "capsize": 2}
-        points(ax, r.delay, r.boundary[f], bars, f"C{f}", f"{name}: measured", **look)
+        points(ax, r.delay, r.boundary[f], bars, style.CYCLE[f], f"{name}: measured", **look)
     delay_axes(ax, r, max(1, r.delay.max()))
     title = f"The largest rate at which training stays at its minimum\n{style.samples_of([r])}, full batch"
     return finish(picture, title, legend=[ax], ncols=2)

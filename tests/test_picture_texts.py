@@ -1,0 +1,160 @@
+"""The texts of pictures: their sizes, and that they lie on the canvas, on no panel and on no other text."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from landscape import plots
+from landscape.paper import figure as figures
+from landscape.paper import pages
+from landscape.paper.context import Context, Scale
+from landscape.plots import animation
+from landscape.plots.picture import CAPTION_LINES
+from landscape.plots.style import LABEL, TITLE, style
+from landscape.plots.tables import draw_topologies
+from landscape.training.topology import Mixing
+from tests.harm import samples
+
+ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "figures" / "records"
+RESULTS = samples.results()
+LONG = "VGG-19 with weight decay and a very long name, DPSGD in ATC order, seed 0"
+ALONE = ("comparison",)  # several cannot be drawn in one picture
+
+
+def seen(text: str) -> str:
+    """``text`` with a character for each command of a formula."""
+    return re.sub(r"\\[A-Za-z]+", "x", text).translate(str.maketrans("", "", "${}_^"))
+
+
+def boxes_of(picture: Any) -> list[tuple[str, Any]]:
+    """The texts around the panels with their extents."""
+    axes = [ax for ax in picture.axes if ax.get_visible() and ax.axison and ax.name != "3d"]
+    texts = [picture._suptitle, picture._caption]
+    texts += [text for ax in axes for text in (ax.title, ax.xaxis.label, ax.yaxis.label)]
+    named = [(text.get_text(), text) for text in texts if text and text.get_text() and text.get_visible()]
+    named += [("a legend", legend) for legend in picture.legends]
+    return [(name, artist.get_window_extent()) for name, artist in named]
+
+
+def apart(first: Any, second: Any, slack: float = 1.0) -> bool:
+    return (
+        first.x1 < second.x0 + slack
+        or second.x1 < first.x0 + slack
+        or first.y1 < second.y0 + slack
+        or second.y1 < first.y0 + slack
+    )
+
+
+def check(picture: Any, own_words: bool = True) -> None:
+    """Check the texts of a picture; ``own_words``: no name of the user is so long that a label is cut."""
+    FigureCanvasAgg(picture).draw()
+    picture.canvas.draw()  # panels of a fixed aspect get room for labels only now
+    title = picture._suptitle
+    assert len(title.get_text().replace("\n", " ")) <= TITLE, title.get_text()
+    assert (title.get_fontsize(), title.get_fontweight()) == (13, "normal")
+    assert picture._caption is None or picture._caption.get_text().count("\n") < CAPTION_LINES
+    for axis in (axis for ax in picture.axes for axis in (ax.xaxis, ax.yaxis)):
+        label = axis.label.get_text()
+        assert max(map(len, seen(label).split("\n"))) <= LABEL, label
+        assert not (own_words and label.endswith("…")), label
+    boxes = boxes_of(picture)
+    for name, box in boxes:
+        outside = (-box.x0, -box.y0, box.x1 - picture.bbox.width, box.y1 - picture.bbox.height)
+        assert max(outside) <= 1, f"{name!r} leaves the canvas"
+        for ax in picture.axes:
+            assert not ax.get_visible() or ax.name == "3d" or apart(box, ax.bbox), f"{name!r} is on a panel"
+    for (a, first), (b, second) in itertools.combinations(boxes, 2):
+        assert apart(first, second), f"{a!r} is on {b!r}"
+
+
+@pytest.mark.parametrize("name", sorted(RESULTS))
+def test_texts_of_every_kind_of_result(name: str) -> None:
+    check(plots.draw([RESULTS[name]]))
+
+
+@pytest.mark.parametrize("name", sorted({*RESULTS} - {*ALONE, "checkpoint"}))
+def test_texts_of_several_results(name: str) -> None:
+    labeled = "label" in {field.name for field in dataclasses.fields(RESULTS[name])}
+    labels = ("ssgd, seed 0", "dpsgd, seed 0")
+    results = [dataclasses.replace(RESULTS[name], label=label) for label in labels] if labeled else []
+    check(plots.draw(results or [RESULTS[name]] * 2))
+
+
+@pytest.mark.parametrize("name", ["surface", "basins", "noise_scale", "disagreement", "batch_sharpness"])
+def test_long_names_are_cut(name: str) -> None:
+    picture = plots.draw([dataclasses.replace(RESULTS[name], label=LONG)])
+    FigureCanvasAgg(picture).draw()
+    assert len(picture.get_suptitle()) <= TITLE
+    number = RESULTS[name].describe()[0].number
+    assert name in ("surface", "basins") or number in picture.get_suptitle().replace("\n", " ")
+
+
+@pytest.mark.parametrize("style_name", ["hillshade", "surface", "difference"])
+def test_texts_of_other_styles(style_name: str) -> None:
+    surface = dataclasses.replace(RESULTS["surface"], kind="random")
+    check(plots.draw([surface] * (1 + (style_name == "difference")), style=style_name))
+
+
+def test_texts_of_a_film_and_of_topologies() -> None:
+    surface = dataclasses.replace(RESULTS["surface"], kind="learners")
+    film, draw = animation.film([animation.Frame(surface, 1200, 0.4, 0.8, 0.1)], "dpsgd")
+    draw(0)
+    check(film)
+    check(draw_topologies({name: [Mixing(name, 5, 0).matrix(1)] for name in ("full", "ring(1)")}))
+
+
+def test_a_title_of_the_user_is_whole_and_a_caption_ends_with_a_sentence() -> None:
+    title = "A title of the user's own words, which may have more characters than one of ours"
+    picture: Any = plots.draw([RESULTS["noise"]], title=title)
+    assert picture.get_suptitle().replace("\n", " ") == title
+    FigureCanvasAgg(picture).draw()
+    box = picture._suptitle.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= picture.bbox.width
+    picture.set_caption("One sentence. " * 40)
+    assert picture.get_caption().endswith("One sentence.")
+    picture.set_caption("a " * 400)
+    assert picture.get_caption().endswith(" …")
+
+
+def drawn(name: str, scale: Scale, folder: Path) -> list[Any]:
+    """The pictures of a figure of the papers, from the records of the repository."""
+    entry = figures.get(name)
+    context = entry.of(Context(folder, scale, records=RECORDS))
+    with style():
+        drawing = entry.draw(context)
+        pages.head(entry, context, drawing, "Not tested here: " + entry.finding)
+    return [*drawing.pictures.values()]
+
+
+CHEAP = ("delay-boundary", "edge-lazy", "lamb", "local-sgd", "runtime", "saddles", "delay-minima")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in CHEAP)) for n in figures.names()]
+)
+def test_texts_of_the_papers_figures(name: str, tmp_path: Path) -> None:
+    for picture in drawn(name, "laptop", tmp_path):
+        check(picture)
+
+
+def test_titles_of_figures_have_room() -> None:
+    for entry in map(figures.get, figures.names()):
+        assert len(entry.title) <= TITLE, entry.name
+        assert len("Not tested here: " + entry.finding) <= TITLE, entry.name
+
+
+def test_colors_of_pictures_are_those_of_the_palette() -> None:
+    sources = [*(ROOT / "landscape" / "plots").glob("*.py"), *(ROOT / "landscape" / "paper").rglob("*.py")]
+    for path in sources:
+        text = "" if path.name == "style.py" else path.read_text(encoding="utf-8")
+        assert not re.findall(r'"#[0-9A-Fa-f]{6}"|color_palette\("|cmap="', text), path.name
+    assert np.all([len(color) == 7 for color in (plots.style.SKY, plots.style.OTHER)])
