@@ -192,16 +192,16 @@ def test_a_page_begins_with_the_verdicts_and_follows_the_csv(tmp_path: Path) -> 
 
 def test_what_we_found_rests_on_outcomes_that_the_figures_have(entries: dict[str, Any]) -> None:
     sentences = figure.declared()["findings"]
-    assert pages.found(entries) == [f"- {each['text']}" for each in sentences]
+    assert pages.findings(entries) == [f"- {each['text']}" for each in sentences]
     assert len(sentences) == 6
     for each in sentences:
         assert set(each["rests"]) <= set(figure.names())
-    assert pages.found({}) == []
+    assert pages.findings({}) == []
     for name in figure.names():
-        assert set(figure.get(name).found) <= set(OUTCOMES)
+        assert set(figure.get(name).results) <= set(OUTCOMES)
     # With another outcome a sentence is gone.
     (first, *_), name = sentences, next(iter(sentences[0]["rests"]))
-    assert f"- {first['text']}" not in pages.found(entries | {name: {"outcome": "undecided"}})
+    assert f"- {first['text']}" not in pages.findings(entries | {name: {"outcome": "undecided"}})
 
 
 def test_other_pages_have_the_numbers_of_the_figures(entries: dict[str, Any]) -> None:

@@ -97,7 +97,7 @@ def figures(
         message=lambda line: common.message(f"  {line}"),
         records=Path(records) if records else place / "records",
         until=time.time() + seconds,
-        kept=figure.with_weights(map(figure.get, figure.names()), scale) if prune else None,
+        runs_with_weights=figure.with_weights(map(figure.get, figure.names()), scale) if prune else None,
     )
     if jobs.share is not None:
         _share(chosen, context, jobs.share)

@@ -25,9 +25,8 @@ from landscape.analysis.planes import random_plane
 from landscape.checkpoint import storage
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.devices import pick_device
-from landscape.core.errors import OperationError, warn_caller
 from landscape.core.files import make_folder
-from landscape.core.hdf5 import Array, DamageWarning
+from landscape.core.hdf5 import Array
 from landscape.core.progress import Progress, progress_bar
 from landscape.core.registry import version_of
 from landscape.paper.record import Record, Store
@@ -131,8 +130,8 @@ class Context:
         records: the folder of archives that figures are drawn from; by default FOLDER/records.
         until: nothing is begun after this time, as time.time() has it, and a run that goes on then stops; it
             resumes from its last checkpoint.
-        kept: the runs, by their ``identity``, whose weights are not deleted once the record is written;
-            None keeps all.
+        runs_with_weights: the runs, by their ``identity``, whose weights are not deleted once the record is
+            written; None keeps all.
         cells: the runs of the figure.
         sizes: its numbers for this scale.
         seconds: of the analyses of the figure.
@@ -149,14 +148,14 @@ class Context:
     progress: Progress = lambda share: None
     records: Path | None = None
     until: float = math.inf
-    kept: set[str] | None = None
+    runs_with_weights: set[str] | None = None
     cells: Sequence[Cell] = ()
     sizes: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     versions: dict[str, int] = field(default_factory=dict)
     archives: tuple[str, str] = ("runs", "analyses")
     # The files of the analyses that were asked for.
-    _asked: set[str] = field(default_factory=set)
+    _requested: set[str] = field(default_factory=set)
     # Read once, for all figures.
     _data: dict[str, Any] = field(default_factory=dict)
     _records: dict[str, Record] = field(default_factory=dict)
@@ -164,7 +163,7 @@ class Context:
 
     def of(self, cells: Sequence[Cell], **changes: Any) -> Context:
         """The same for a figure with these ``cells``, of which nothing is computed yet."""
-        return dataclasses.replace(self, cells=cells, seconds=0.0, versions={}, _asked=set(), **changes)
+        return dataclasses.replace(self, cells=cells, seconds=0.0, versions={}, _requested=set(), **changes)
 
     def _store(self, name: str) -> Store:
         """The archive ``name``, and what is not packed yet."""
@@ -179,7 +178,7 @@ class Context:
         """
         runs, analyses = map(self._store, self.archives)
         runs.pack(f"{identity(cell.recipe)}.json" for cell in self.cells if self.record(cell.recipe))
-        analyses.pack(self._asked if complete else self._asked | {*analyses.packed})
+        analyses.pack(self._requested if complete else self._requested | {*analyses.packed})
 
     # ---- Runs
 
@@ -232,7 +231,7 @@ class Context:
                 return
             done, recipe = done + 1, run.recipe
             self.record(recipe)
-            if self.kept is not None and identity(recipe) not in self.kept:
+            if self.runs_with_weights is not None and identity(recipe) not in self.runs_with_weights:
                 shutil.rmtree(run.folder)
             self.message(
                 f"{done} of {len(todo)}: {recipe.algorithm['name']}, {recipe.model['name']}, lr "
@@ -326,6 +325,7 @@ class Context:
 
         Raises:
             OutOfTimeError: it is not stored, and the budget is used.
+            OperationError: its file is damaged; once that is deleted, it is computed again.
         """
         several = [points] if isinstance(points, Point) else list(points)
         versions = [version_of(function) for function in by]
@@ -333,9 +333,13 @@ class Context:
         what = {"of": [point.key for point in several], "numerics": versions, **settings}
         key, store = digest(kind.schema, what), self._store(self.archives[1])
         name, took = f"{key}.h5", f"{key}.seconds"
-        self._asked |= {name, took}
-        results = self._stored(store, name)
-        if results is None:
+        self._requested |= {name, took}
+        path, content = store.folder / name, store.packed.get(name)
+        if content is not None and not path.exists():
+            store.add(name, content)
+        if path.exists():
+            results = base.load_results(path)
+        else:
             self.check_time()
             clock = time.perf_counter()
             with progress_bar(kind.__name__):
@@ -344,23 +348,11 @@ class Context:
             results = [
                 result.compact() if isinstance(result, Surface) else result for result in computed_list
             ]
-            store.packed.pop(name, None)
             make_folder(store.folder)
-            base.save(results, store.folder / name)
+            base.save(results, path)
             store.add(took, f"{time.perf_counter() - clock:.1f}\n".encode())
         self.seconds += float(store.read(took) or 0)
         return [result for result in results if isinstance(result, kind)]
-
-    def _stored(self, store: Store, name: str) -> Sequence[base.Result] | None:
-        """Stored results; None, with a warning where they are damaged, if they must be computed."""
-        path, content = store.folder / name, store.packed.get(name)
-        if content is not None and not (path.exists() and path.read_bytes() == content):
-            store.add(name, content)
-        try:
-            return base.load_results(path) if path.exists() else None
-        except OperationError as error:
-            warn_caller(f"{error}; it is computed again", DamageWarning)
-            return None
 
     def contour(self, point: Point, label: str = "", **settings: Any) -> Surface:
         """The contour of the test loss around w_a: ``grid``, ``span``, ``norm`` and ``samples`` (0: all).

@@ -152,7 +152,7 @@ def _of_tables(scale: Scale, name: str, epochs: int) -> list[str]:
 def seconds_of(context: Context, runs: Iterable[Recipe], seconds: dict[str, float]) -> float:
     """Seconds that ``runs`` take here, one after another, from a short measurement of each kind.
 
-    ``known`` has the kinds that were measured before, and those that are now.
+    ``seconds`` has those of a sample by kind, and gets those that are measured now.
 
     Includes steps, evaluations, decompositions, λ_max and the instruments (as passes over their samples), but
     no checkpoints.
@@ -236,7 +236,7 @@ class Described:
     partial: bool = False
     cells: Any = ""
     sizes: dict[str, Any] = field(default_factory=dict)
-    found: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,9 +82,9 @@ def write(
     from landscape import plots  # and matplotlib: only where something is drawn
 
     name, scale, data = figure.name, context.scale, table(drawing.rows)
-    found = verdict(name, scale, data, drawing.remark)
+    judgement = verdict(name, scale, data, drawing.remark)
     folder.mkdir(parents=True, exist_ok=True)
-    head(figure, context, drawing, found["finding"])
+    head(figure, context, drawing, judgement["finding"])
     pictures = [folder / f"{name}{suffix}.png" for suffix in drawing.pictures]
     for path, picture in zip(pictures, drawing.pictures.values(), strict=True):
         plots.save_figure(picture, path)
@@ -101,8 +101,8 @@ def write(
         "compared": [dataclasses.asdict(entry) for entry in drawing.compared],
         "remark": drawing.remark,
     }
-    _write_entry(folder / f"{name}.json", entry | found)
-    return found["verdict"], pictures
+    _write_entry(folder / f"{name}.json", entry | judgement)
+    return judgement["verdict"], pictures
 
 
 def _write_entry(path: Path, entry: dict[str, Any]) -> None:
@@ -126,13 +126,13 @@ def verdict(name: str, scale: str, data: str, remark: str = "") -> dict[str, Any
     grade, title = outcome(effects), finding(effects, figure.finding)
     result, _ = result_of(name, scale, grade)
     sentence = f"{grade.capitalize()}: {result}" if result else f"{title}."
-    said = {"outcome": grade, "effects": [effect.entry() for effect in effects], "finding": title}
-    return said | {"verdict": f"{sentence} {remark}".strip()}
+    parts = {"outcome": grade, "effects": [effect.entry() for effect in effects], "finding": title}
+    return parts | {"verdict": f"{sentence} {remark}".strip()}
 
 
 def result_of(name: str, scale: str, grade: str) -> tuple[str, str]:
     """Return what came out of a figure, a sentence and details; "" where figures.toml says nothing."""
-    text = get(name).found.get(grade, "") if scale == "laptop" else ""
+    text = get(name).results.get(grade, "") if scale == "laptop" else ""
     sentence, _, detail = text.partition("\n")
     return sentence, " ".join(detail.split())
 
@@ -151,8 +151,8 @@ def head(figure: Figure, context: Context, drawing: Drawing, title: str) -> None
                 picture.suptitle(title)
             elif not picture.get_suptitle():
                 picture.suptitle(figure.title[0].upper() + figure.title[1:])
-            own = picture.get_caption() if isinstance(picture, Picture) else ""
-            caption(picture, f"{about} {own}".strip())
+            of_drawing = picture.get_caption() if isinstance(picture, Picture) else ""
+            caption(picture, f"{about} {of_drawing}".strip())
 
 
 def _shrink(path: Path) -> None:
@@ -181,17 +181,17 @@ def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
             try:
                 entry = json.loads(read_regular(path, MAX_BYTES).decode())
                 # What the page cannot show is damaged; the verdict does not stand in this file.
-                shown = entry | verdict(name, "smoke", "")
-                front({name: shown})
-                details(name, shown)
+                ungraded = entry | verdict(name, "smoke", "")
+                front({name: ungraded})
+                details(name, ungraded)
                 path = path.with_suffix(".csv")
                 data = read_regular(path, MAX_BYTES).decode()
                 entries[name] = entry | verdict(name, entry["scale"], data, entry.get("remark", ""))
             except OperationError:
                 raise
             except DAMAGED as error:
-                said = " ".join(str(error).split())
-                raise OperationError(f"{path}: damaged ({said}); make the figure again") from error
+                reason = " ".join(str(error).split())
+                raise OperationError(f"{path}: damaged ({reason}); make the figure again") from error
     return entries
 
 
@@ -223,8 +223,8 @@ def page(folder: Path) -> Path:
 def front(entries: dict[str, dict[str, Any]]) -> str:
     """The text of README.md: what we found, and a table of the claims of each paper."""
     parts = ["# The figures of the papers", words("introduction")]
-    if findings := found(entries):
-        parts += ["## What we found", "\n".join(findings)]
+    if lines := findings(entries):
+        parts += ["## What we found", "\n".join(lines)]
     parts += ["## The claims", counted(entries), words("words")]
     for paper, group in itertools.groupby(entries.items(), lambda pair: pair[1]["where"].partition(", ")[0]):
         title = declared()["papers"].get(paper)
@@ -233,11 +233,11 @@ def front(entries: dict[str, dict[str, Any]]) -> str:
     return "\n\n".join([*parts, "## How an outcome is decided", words("rules"), words("times")]) + "\n"
 
 
-def found(entries: dict[str, dict[str, Any]]) -> list[str]:
+def findings(entries: dict[str, dict[str, Any]]) -> list[str]:
     """Our findings about the papers: the sentences of figures.toml whose figures have these outcomes."""
     outcomes = {name: entry["outcome"] for name, entry in entries.items()}
     every = declared()["findings"]
-    return [f"- {each['text']}" for each in every if each["rests"].items() <= outcomes.items()]
+    return [f"- {one['text']}" for one in every if one["rests"].items() <= outcomes.items()]
 
 
 def counted(entries: dict[str, dict[str, Any]]) -> str:
@@ -260,17 +260,17 @@ def _row(name: str, entry: dict[str, Any]) -> tuple[str, ...]:
 def effect_cells(effect: dict[str, Any]) -> tuple[str, str, str, str]:
     """(where, effect with its interval, seeds, whether it is as claimed) of an entry in the JSON file."""
     claimed = {True: "as claimed", False: "not as claimed", None: f"open: {effect['reason']}"}
-    least, most = effect["least"], effect["most"]
-    border = "" if (least, most) == (0, None) else f" (claimed: {_between(least, most)})"
+    low, high = effect["least"], effect["most"]
+    border = "" if (low, high) == (0, None) else f" (claimed: {_between(low, high)})"
     text = f"{effect['what']}: {effect['text']}{border}" if effect["what"] else effect["text"]
     return effect["where"], text, str(effect["seeds"] or "–"), claimed[effect["holds"]]
 
 
-def _between(least: float | None, most: float | None) -> str:
+def _between(low: float | None, high: float | None) -> str:
     """An open interval in words; None: no border."""
-    if least is None or most is None:
-        return f"above {least:.3g}" if most is None else f"below {most:.3g}"
-    return f"{least:.3g} to {most:.3g}"
+    if low is None or high is None:
+        return f"above {low:.3g}" if high is None else f"below {high:.3g}"
+    return f"{low:.3g} to {high:.3g}"
 
 
 def details(name: str, entry: dict[str, Any]) -> str:
@@ -281,14 +281,14 @@ def details(name: str, entry: dict[str, Any]) -> str:
     parts += [f"{entry['where']}: {entry['title']}. [All figures](README.md)"]
     parts += [f"![{entry['title']}]({picture})" for picture in entry["pictures"]]
     parts += [f"**Claim.** {entry['claims']} {get(name).detail}".rstrip()]
-    said = (f"**{grade.capitalize()}.**", _counts(effects), detail, entry.get("remark", ""))
-    parts += [" ".join(filter(None, said)) if grade else entry["verdict"]]
-    parts += [f"**Setting.** {made(entry)} Data in [{name}.csv]({name}.csv)."]
+    sentences = (f"**{grade.capitalize()}.**", _counts(effects), detail, entry.get("remark", ""))
+    parts += [" ".join(filter(None, sentences)) if grade else entry["verdict"]]
+    parts += [f"**Setting.** {setting_of(entry)} Data in [{name}.csv]({name}.csv)."]
     if effects:
         parts += [_table(("where", "effect", "seeds", ""), map(effect_cells, effects))]
     if compared:
-        columns = [key for key in COMPARED if key != "paper" or any(each[key] for each in compared)]
-        rows = ([each[key] for key in columns] for each in compared)
+        columns = [key for key in COMPARED if key != "paper" or any(number[key] for number in compared)]
+        rows = ([number[key] for key in columns] for number in compared)
         parts += [_table([COMPARED[key] for key in columns], rows)]
     return "\n\n".join(parts) + "\n"
 
@@ -301,7 +301,7 @@ def _counts(effects: list[dict[str, Any]]) -> str:
     return f"Tests: {', '.join(counts)}."
 
 
-def made(entry: dict[str, Any]) -> str:
+def setting_of(entry: dict[str, Any]) -> str:
     """The settings, the command and the versions of the numerics of a figure, in one or two sentences."""
     numerics = ", ".join(f"{key} {value}" for key, value in entry.get("numerics", {}).items())
     return (

@@ -43,7 +43,6 @@ POINTS, DIGITS = 1000, 6
 NOISY, FEW = "loss", 100
 # Columns that follow from the recipe, or that say how busy a machine was.
 LEFT_OUT = ("step", "lr", "wall_s", "samples_per_s", "wait_s", "comm_rounds")
-FINAL = ("loss", "train_loss", "test_loss", "test_accuracy", "consensus", "lr_lambda_max", "lr_lambda_limit")
 
 
 @dataclass(frozen=True)
@@ -120,13 +119,10 @@ class Record:
 
     def to_json(self) -> bytes:
         """The record as JSON, a line for each key."""
-        end = self.checkpoint()
         values = vars(self) | {
             "recipe": self.recipe.to_toml(),  # not read again
             "curves": [{name: _digits(values) for name, values in curve.items()} for curve in self.curves],
         }
-        finite = {name: end.history[name][np.isfinite(end.history[name])] for name in FINAL}
-        values["final"] = {name: next(iter(_digits(column[-1:])), None) for name, column in finite.items()}
         lines = ",\n".join(f"{json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in values.items())
         return f"{{\n{lines}\n}}\n".encode()
 

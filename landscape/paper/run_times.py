@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from landscape.core.devices import synchronize
-from landscape.core.errors import LandscapeError, OperationError
+from landscape.core.errors import LandscapeError
 from landscape.core.hdf5 import Array
 from landscape.core.options import parse_toml
 from landscape.core.registry import numerics
@@ -439,11 +439,7 @@ def measure_steps(
     threads = None if "OMP_NUM_THREADS" in os.environ else os.cpu_count()
     with tempfile.TemporaryDirectory() as folder:
         jobs = [[rank, processes, folder, tomls, rounds, steps] for rank in range(processes)]
-        try:
-            children.Pool(processes, threads).run(f"{__name__}:_member", jobs, results.__setitem__)
-        except children.JobError as error:
-            words = f"processes: {processes} cannot be measured here ({error})"
-            raise OperationError(words) from error
+        children.Pool(processes, threads).run(f"{__name__}:_member", jobs, results.__setitem__)
     means = tree_map(lambda *numbers: statistics.mean(numbers), *results.values())
     return [(Costs(**costs), link, seconds) for costs, link, seconds in means]
 

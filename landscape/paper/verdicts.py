@@ -118,11 +118,11 @@ class Effect:
         """ "+1.5 (+0.26 to +2.7)": the mean and its interval."""
         mean, low, high = self.interval
         if math.isnan(low):
-            return "–" if math.isnan(mean) else self._shown(mean)
-        texts = [self._shown(value) for value in (mean, low, high)]
+            return "–" if math.isnan(mean) else self._number(mean)
+        texts = [self._number(value) for value in (mean, low, high)]
         return texts[0] if texts[0] == texts[1] == texts[2] else f"{texts[0]} ({texts[1]} to {texts[2]})"
 
-    def _shown(self, value: float) -> str:
+    def _number(self, value: float) -> str:
         """``value`` in a few digits, with a sign where zero is among the claimed sizes, or their border."""
         if self.ratio or not self.claimed[0] <= 0 <= self.claimed[1]:
             return f"{value:.3g}"
@@ -217,8 +217,10 @@ def settings(rows: Rows, *names: str) -> list[Any]:
         >>> settings(pd.DataFrame({"a": [2, 1, 2], "b": ["x", "y", "x"]}), "a", "b")
         [(2, 'x'), (1, 'y')]
     """
-    found = rows[list(names)].drop_duplicates()
-    return found[names[0]].tolist() if len(names) == 1 else list(found.itertuples(index=False, name=None))
+    distinct = rows[list(names)].drop_duplicates()
+    return (
+        distinct[names[0]].tolist() if len(names) == 1 else list(distinct.itertuples(index=False, name=None))
+    )
 
 
 def by_seed(rows: Rows, value: str, /, **where: Any) -> Numbers:
@@ -279,8 +281,8 @@ def paired_effect(
         >>> paired_effect("here", "times", rows, "x", a=("d", "s"), times=True).values
         (3.0,)
     """
-    ((name, both),) = ((n, v) for n, v in columns.items() if isinstance(v, tuple))
-    a, b = (by_seed(rows, value, **(columns | {name: each})) for each in both)
+    ((column, pair),) = ((name, values) for name, values in columns.items() if isinstance(values, tuple))
+    a, b = (by_seed(rows, value, **(columns | {column: setting})) for setting in pair)
     return effect_of(where, what, a, b, times=times, claimed=claimed)
 
 

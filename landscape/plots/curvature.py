@@ -77,12 +77,13 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
         parts += [f"preconditioned by {', '.join(by)}", style.rows_of(results, "lr · λ_max")]
     parts += ["ticks: computed eigenvalues"] * any(r.values.size for r in results)
     text = "; ".join(filter(None, [_size(results), *parts]))
-    return finish(figure, title or f"Spectrum of the {_matrix(first)}", f"{text}.", [ax], ncols=3)
-
-
-def _matrix(r: Spectrum) -> str:
-    """The matrix in words."""
-    return _MATRICES.get(r.matrix, r.matrix)
+    return finish(
+        figure,
+        title or f"Spectrum of the {_MATRICES.get(first.matrix, first.matrix)}",
+        f"{text}.",
+        [ax],
+        ncols=3,
+    )
 
 
 def _size(results: Sequence[Spectrum]) -> str:
@@ -117,7 +118,8 @@ def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
     ax.set_yticks(range(len(results)), style.names_of(results, "spectrum"))
     ax.margins(x=0.25)
     ax.set(ylim=(len(results) - 0.4, -0.8), xlabel=f"trace{style.unit(results[0], 'trace')}, 95% interval")
-    return finish(figure, title or f"Trace of the {_matrix(results[0])}", f"{_size(results)}.")
+    matrix = results[0].matrix
+    return finish(figure, title or f"Trace of the {_MATRICES.get(matrix, matrix)}", f"{_size(results)}.")
 
 
 @draws(BatchSpectrum)
@@ -277,7 +279,7 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
     costs.bar(positions + 0.2, extra, width=0.38, color="w", edgecolor=tones, hatch="//")
     costs.axhline(0, color="k", lw=0.8)
     categories(costs, style.names_of(results, "result"))
-    costs.set_ylabel(f"{style.loss_of(results)}{style.unit(results[0], 'loss')}")
+    costs.set_ylabel(style.loss_label(results))
     text = (
         f"{style.samples_of(results)}; dotted: an isotropic spread; filled: ½ tr(HC); hatched: the mean loss "
         f"of the {results[0].learners} learners above that of w_a; bars: one standard error."
@@ -352,7 +354,7 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     for ax, head, label in (
         (rate, "learning rates", "rate"),
         (sharpness, "sharpness", f"$\\lambda_{{max}}${style.unit(results[0], 'lambda_max')}"),
-        (loss, "loss", f"{style.loss_of(results)}{style.unit(results[0], 'loss')}"),
+        (loss, "loss", style.loss_label(results)),
         (spread, "the spread", "share of the spread along it"),
     ):
         ax.set(title=head, ylabel=label, yscale="log")

@@ -105,10 +105,9 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
             ax.plot(r.t, r.column(quantity) * (100 if quantity == "accuracy" else 1), color=color)
         if between and np.isfinite(r.barrier):
             top.plot([0, 1], r.loss[[0, -1]], color=color, lw=0.9, ls=":")
-    top.set_ylabel(f"{style.split_names(results)} {results[0].loss_name}{style.unit(results[0], 'loss')}")
+    top.set_ylabel(style.loss_label(results))
     for ax, quantity in zip(below, names[1:], strict=True):
-        unit = " (%)" if quantity == "accuracy" else ""
-        ax.set_ylabel(f"{style.split_names(results)} {quantity}{unit}")
+        ax.set_ylabel(f"{quantity} (%)" if quantity == "accuracy" else quantity)
     for ax in leading(axes[::-1]):
         ax.set_xlabel("t (0: first end, 1: second end)" if between else "t, along the direction")
     usual = "Loss between two sets of weights" if between else "Loss along a line"
@@ -126,7 +125,7 @@ def draw_connections(results: Sequence[Connection], title: str = "") -> Figure:
         len(names), len(results), 4.6, 2.6, whole, whole[len(results) :], sharex=True, sharey="row"
     )
     for k, (r, name) in enumerate(zip(results, style.names_of(results, "pair"), strict=True)):
-        column = axes[k :: len(results)] if len(axes) > 1 else axes
+        column = axes[k :: len(results)]
         for path, (label, color) in enumerate(zip(PATHS, style.CYCLE, strict=False)):
             curve_label = f"{label} (barrier {r.barrier[path]:.3g})" if len(results) == 1 else label
             for ax, values in zip(column, (r.loss[path], 100 * r.accuracy[path]), strict=False):
@@ -134,10 +133,8 @@ def draw_connections(results: Sequence[Connection], title: str = "") -> Figure:
         if len(results) > 1:
             column[0].set_title(name)
         column[-1].set_xlabel("t (0: a, 1: b)")
-    rows = zip((axes[0], *axes[len(results) :: len(results)]), ("loss", "accuracy"), strict=False)
-    for ax, quantity in rows:
-        unit = style.unit(results[0], "loss") if quantity == "loss" else " (%)"
-        ax.set_ylabel(f"{style.split_names(results)} {quantity}{unit}")
+    for ax, label in zip(axes[:: len(results)], (style.loss_label(results), "accuracy (%)"), strict=False):
+        ax.set_ylabel(label)
     first = results[0]
     text = f"Curve: {first.curve}; steps of t: {first.t[1]:.3g}; {style.samples_of(results)}."
     return finish(figure, title or style.headline(results), text, [axes[0]], ncols=1)
@@ -155,8 +152,8 @@ def draw_basins(results: Sequence[Basins], title: str = "") -> Figure:
     figure, axes, below = stacked_panels(len(results), width, {"basins": 4.4, "widths": 1.9})
     for ax, r in zip(axes, results, strict=True):
         _draw_panel(ax, r, chosen)
-    label = f"{style.split_names(results)} {results[0].loss_name}{style.unit(results[0], 'loss')}"
-    color_bar(figure, axes, chosen.norm, CMAP, f"{label}, {chosen.step}", "max")
+    label = f"{style.loss_label(results)}, {chosen.step}"
+    color_bar(figure, axes, chosen.norm, CMAP, label, "max")
     for ax, r, color in zip(below, results, style.colors_of([r.label for r in results]), strict=True):
         _draw_widths(ax, r, color)
     for ax in leading(below):
@@ -222,10 +219,10 @@ def _basins_finding(results: Sequence[Basins]) -> str:
 
 
 def _caption(results: Sequence[Basins]) -> str:
-    least = style.joined(f"{r.least:.3g}" for r in results)
+    persistence = style.joined(f"{r.least:.3g}" for r in results)
     text = (
-        f"Basins of a persistence of {least} nat and more; white: their borders. Orange: the largest region "
-        "that is not cut. Below: its axes, dotted where cut."
+        f"Basins of a persistence of {persistence} nat and more; white: their borders. Orange: the largest "
+        "region that is not cut. Below: its axes, dotted where cut."
     )
     at_edge = any(r.at_edge.any() for r in results)
     return text + " A minimum on the edge belongs to a basin outside." * at_edge

@@ -34,12 +34,8 @@ def draw_noise(results: Sequence[Noise], title: str = "") -> Figure:
     positions = np.arange(len(ESTIMATES))
     for ax, r, rows in zip(axes, results, estimates, strict=True):
         heights, errors = np.transpose(rows)
-        ax.bar(positions, heights, yerr=errors, color=style.SKY, ecolor="k", capsize=3, width=0.65)
-        for i, value in enumerate(heights):
-            ax.annotate(
-                f"{value:.2g}", (i, max(value, smallest / 4)), ha="center", va="bottom", xytext=(0, 6),
-                textcoords="offset points", fontsize=8.5,
-            )  # fmt: skip
+        bars = ax.bar(positions, heights, yerr=errors, color=style.SKY, ecolor="k", capsize=3, width=0.65)
+        ax.bar_label(bars, fmt="{:.2g}", padding=3, fontsize=8.5)
         categories(ax, list(ESTIMATES.values()))
         draws_note = f"{len(r.direct)} draws of {r.learners} × {r.local_batch}"
         ax.set(yscale="log", ylim=(smallest / 5, max(*values, smallest) * 6))

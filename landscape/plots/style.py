@@ -189,11 +189,9 @@ def loss_of(results: Sequence[Any]) -> str:
     return f"{splits(results)} {name}" if any(r.split for r in results) else name
 
 
-def split_names(results: Sequence[Any]) -> str:
-    """The split of the losses in ``results``, or "mean" where it is unknown; several by panels."""
-    if len({r.split for r in results}) > 1:
-        return ", ".join(r.split or "?" for r in results)
-    return results[0].split or "mean"
+def loss_label(results: Sequence[Any]) -> str:
+    """:func:`loss_of` with its unit, such as "train loss (nat)"."""
+    return f"{loss_of(results)}{unit(results[0], 'loss')}"
 
 
 def interpolation_note(results: Sequence[Any]) -> str:

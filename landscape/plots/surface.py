@@ -207,8 +207,8 @@ def _draw_contours(
                 text.set(color="k", path_effects=[withStroke(linewidth=2, foreground="w")])
         if np.isfinite(rise) and geometry.has_profile(r):
             ax.contour(r.x, r.y, masked, [geometry.center_loss(r) + rise], **EQUAL)
-            above = unit_of(r, f"{rise:.3g} nat above the center")
-            ax.plot([], [], color=style.AMBER, lw=1.8, label=above)
+            label = unit_of(r, f"{rise:.3g} nat above the center")
+            ax.plot([], [], color=style.AMBER, lw=1.8, label=label)
         for points, label, look in marks(r):
             ax.plot(*points.T, label=label, **look)
         if r.kind == "pca" and len(r.markers):
@@ -436,7 +436,7 @@ def settings(results: Sequence[Surface], colors: str = "") -> str:
     ]
     if any(r.batchnorm for r in results):
         parts.append(style.joined(style.batchnorm_note(r) or "no BatchNorm" for r in results))
-    loss = f"{style.split_names(results).capitalize()} {results[0].loss_name}"
+    loss = style.loss_of(results).capitalize()
     parts += [f"colors: {colors}"] * bool(colors)
     return f"{loss} over {'; '.join(parts)}{style.interpolation_note(results)}."
 
@@ -448,16 +448,12 @@ def finding(results: Sequence[Surface]) -> str:
 
 
 def _losses(results: Sequence[Surface]) -> list[str]:
-    name = results[0].loss_name
-    lowest = f"Lowest {name}"
-    if len(results) == 1 and len(results[0].marker_loss):
-        losses = results[0].marker_loss
-        if results[0].kind == "pca":
-            return [f"Along the trajectory the {name} goes from {losses[0]:.3g} to {losses[-1]:.3g} nat"]
-        named = zip(results[0].labels, losses, strict=True)
-        listed = ", ".join(f"{style.paper_name(label)}: {loss:.3g}" for label, loss in named)
-        return [f"{name.capitalize()} at {listed} nat", f"{lowest} {results[0].describe()[1].value:.3g} nat"]
-    return [f"{lowest} {', '.join(f'{r.describe()[1].value:.3g}' for r in results)} nat", lowest]
+    name, first = results[0].loss_name, results[0]
+    if len(results) == 1 and first.kind == "pca" and len(first.marker_loss):
+        start, end = first.marker_loss[0], first.marker_loss[-1]
+        return [f"Along the trajectory the {name} goes from {start:.3g} to {end:.3g} nat"]
+    lowest = ", ".join(f"{r.describe()[1].value:.3g}" for r in results)
+    return [f"Lowest {name} {lowest} nat", f"Lowest {name}"]
 
 
 def _flatness(results: Sequence[Surface]) -> list[str]:
@@ -479,8 +475,8 @@ def _flatness(results: Sequence[Surface]) -> list[str]:
         return [f"Around {where} {moves} (median{count_note})", f"Around the center {moves}"]
     flat, steep = min(middle, key=middle.__getitem__), max(middle, key=middle.__getitem__)
     listed = ", ".join(f"{name} {rise:.3g}" for name, rise in middle.items())
-    rise = f"Median rise of the {loss}"
-    of_each = [f"{rise}: {listed} nat", f"Median rise: {listed} nat", rise]
+    words = f"Median rise of the {loss}"
+    of_each = [f"{words}: {listed} nat", f"Median rise: {listed} nat", words]
     at_center = {name: float(np.median(values)) for name, values in centers.items()}
     # Weights of losses that far apart are not all at a minimum.
     if not middle[flat] > 0 or abs(at_center[flat] - at_center[steep]) > middle[steep]:

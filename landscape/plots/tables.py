@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import seaborn as sns
 from matplotlib import ticker
 from matplotlib.axes import Axes
@@ -126,24 +127,25 @@ def _draw_sweep(ax: Axes, r: Sweep) -> None:
     mean, spread = getattr(r, column), np.nan_to_num(getattr(r, f"{column}_std"))
     texts = [row[x_key] for row in rows]
     ticks = list(dict.fromkeys(texts))
-    numbers = _numbers(ticks)
-    position = dict(zip(ticks, numbers or range(len(ticks)), strict=True))
+    numbers = pd.to_numeric(ticks, errors="coerce")
+    is_numeric = bool(np.isfinite(numbers).all())
+    position = dict(zip(ticks, numbers if is_numeric else range(len(ticks)), strict=True))
     lines: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
         label = ", ".join(_setting(k, row[k]) for k in varying if k != x_key and row[k])
         lines.setdefault(label, []).append(i)
     for color, (label, chosen) in zip(itertools.cycle(style.CYCLE), lines.items(), strict=False):
         x = np.array([position[texts[i]] for i in chosen])
-        look = {"ls": "-", "lw": 1.6 if numbers else 0, "elinewidth": 1.2, "ms": 5}
+        look = {"ls": "-", "lw": 1.6 if is_numeric else 0, "elinewidth": 1.2, "ms": 5}
         points(ax, x, mean[chosen], spread[chosen], color, label or None, **look)
         diverged = r.diverged[chosen] > 0
         if diverged.any():
             ax.plot(x[diverged], mean[chosen][diverged], "o", ms=5, mfc="w", mec=color, zorder=5)
-    if not numbers:
+    if not is_numeric:
         ax.set_xticks(range(len(ticks)), ticks, rotation=20, ha="right")
     elif _is_wide(numbers):
         ax.set_xscale("log")
-    if 0 < len(numbers) <= 8:
+    if is_numeric and len(ticks) <= 8:
         style.ticks_at(ax.xaxis, numbers, ticks)
     if _is_wide(mean[np.isfinite(mean)]):
         style.log_axis(ax.yaxis)
@@ -161,14 +163,6 @@ def _is_wide(values: Any) -> bool:
 def _setting(key: str, value: str) -> str:
     """A key and its value, as the legend shows them."""
     return value if key in ("recipe", "algorithm.name") else f"{key.split('.')[-1]} {value}"
-
-
-def _numbers(words: list[str]) -> list[float]:
-    """``words`` as numbers; an empty list if one of them is no number."""
-    try:
-        return [float(word) for word in words]
-    except ValueError:
-        return []
 
 
 COLUMNS = 4

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
-from landscape.checkpoint.history import OF_LAYER, UNITS
+from landscape.checkpoint.history import OF_LAYER, UNITS, latest
 from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
@@ -126,17 +126,13 @@ def _finding(groups: Sequence[tuple[str, Any, list[Checkpoint]]]) -> str:
     after = f"after step {steps[-1]:,}" if len(steps) == 1 else "after the last step"
     for column, what, form, unit in (("test_error", "Test error", ".2f", "%"),
                                      ("train_loss", "Training loss", ".3g", "")):  # fmt: skip
-        texts, ranges = [], []
+        texts = []
         for label, _, runs in groups:
-            recorded = [values[np.isfinite(values)] for values in (column_of(run, column) for run in runs)]
-            last = [float(values[-1]) for values in recorded if len(values)]
-            if last:
-                seeds = f" ({min(last):{form}} to {max(last):{form}})" if len(last) > 1 else ""
-                texts.append(f"{label} {np.median(last):{form}}{unit}")
-                ranges.append(f"{texts[-1]}{seeds}")
+            ends = np.array([latest({column: column_of(run, column)}, column) for run in runs])
+            if np.isfinite(ends).any():
+                texts.append(f"{label} {np.nanmedian(ends):{form}}{unit}")
         if texts:
-            lists = [", ".join(ranges), ", ".join(texts)]
-            return style.fitting(*(f"{what} {after}: {listed}" for listed in lists), f"{what} {after}")
+            return style.fitting(f"{what} {after}: {', '.join(texts)}", f"{what} {after}")
     return ""
 
 
@@ -284,9 +280,9 @@ def _draw_runs(ax: Axes, label: str, color: Any, runs: Sequence[Checkpoint], col
     for run in runs:
         values = column_of(run, column)
         # A logarithmic scale cannot show zeros.
-        shown = np.isfinite(values) & ((values > 0) | (scale == "linear"))
-        if shown.any():
-            curves.append((run.history["step"][shown], values[shown]))
+        visible = np.isfinite(values) & ((values > 0) | (scale == "linear"))
+        if visible.any():
+            curves.append((run.history["step"][visible], values[visible]))
         if run.diverged and run.step:
             ax.axvline(run.step, color=color, lw=0.8, ls="--")
     if column in _NOISY and sum(len(steps) for steps, _ in curves) >= _MANY:

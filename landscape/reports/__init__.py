@@ -149,7 +149,7 @@ def read(sources: Any) -> Contents:
     """Read checkpoints, results and folders of runs; a folder brings the results that lie in it.
 
     Args:
-        given: one or several names of files or folders, runs that have a file, or results.
+        sources: one or several names of files or folders, runs that have a file, or results.
 
     Raises:
         InputError: something else, or a run that was not saved.
@@ -287,20 +287,20 @@ def report(runs: Any, path: str | Path, title: str = "") -> None:
     write(read(runs), path, title)
 
 
-def write(given: Contents, path: str | Path, title: str = "") -> None:
-    """Write the page about ``given``; a file that exists is replaced only once the new one is whole.
+def write(contents: Contents, path: str | Path, title: str = "") -> None:
+    """Write the page about ``contents``; a file that exists is replaced only once the new one is whole.
 
     Raises:
         OperationError: the file cannot be written; plotly or jinja2 is not installed.
     """
     groups: dict[str, list[Item]] = {}
-    for item in given.items:
+    for item in contents.items:
         groups.setdefault(item.heading, []).append(item)
     sections = [_section(heading, items) for heading, items in groups.items()]
-    write_text(path, render(title or _title(given), sections, given))
+    write_text(path, render(title or _title(contents), sections, contents))
 
 
-def render(title: str, sections: Sequence[Section], given: Contents) -> str:
+def render(title: str, sections: Sequence[Section], contents: Contents) -> str:
     """The HTML of a page. The code of Plotly is in it only if there is a surface that turns."""
     jinja2 = optional("jinja2", "a report", EXTRA)
     markup = optional("markupsafe", "a report", EXTRA).Markup
@@ -313,9 +313,9 @@ def render(title: str, sections: Sequence[Section], given: Contents) -> str:
         plotly = optional("plotly.offline", "a report", EXTRA).get_plotlyjs()
         scripts.insert(0, plotly.replace("</script", "<\\/script"))
     text: str = template.render(
-        title=title, sections=sections, given=given, version=__version__, style=markup(_part("report.css")),
-        scenes=markup(script_json(scenes)), scripts=[markup(script) for script in scripts],
-        hashes=markup(" ".join(map(_source, scripts))), base64=_base64,
+        title=title, sections=sections, contents=contents, version=__version__, base64=_base64,
+        style=markup(_part("report.css")), scenes=markup(script_json(scenes)),
+        scripts=[markup(script) for script in scripts], hashes=markup(" ".join(map(_source, scripts))),
     )  # fmt: skip
     return text
 
@@ -481,10 +481,10 @@ def _visible(value: Any) -> Any:
     return "\n".join(map(printable, value.split("\n"))) if text else value
 
 
-def _title(given: Contents) -> str:
+def _title(contents: Contents) -> str:
     """The algorithms and data of the runs; the names of runs without a recipe."""
-    if not all(run.has_recipe for run in given.runs):
-        return ", ".join(item.name for item in given.items[:3])
-    names = dict.fromkeys(paper_name(run.algorithm) for run in given.runs)
-    data = dict.fromkeys(run.data["name"] for run in given.runs)
+    if not all(run.has_recipe for run in contents.runs):
+        return ", ".join(item.name for item in contents.items[:3])
+    names = dict.fromkeys(paper_name(run.algorithm) for run in contents.runs)
+    data = dict.fromkeys(run.data["name"] for run in contents.runs)
     return " on ".join(filter(None, (" and ".join(names), ", ".join(data)))) or "Loss landscape"

@@ -49,6 +49,8 @@ COLORS = {"SSGD": color_of("ssgd"), **dict(zip(MIXINGS, shades(color_of("dpsgd")
 # choice).
 RESIDUAL, NEAR = 0.05, (0.67, 1.5)
 LEVEL, ERROR, RISE = "plateau_lr_lambda_max", "test_error_percent", "median_rise_nat"
+# The column with the largest stable ηλ of a run's rule, NaN where nobody has it.
+LIMIT, SHARPNESS = "lr_lambda_limit", "largest_lr_lambda_max"
 
 
 def named(setting: str) -> str:
@@ -70,11 +72,6 @@ def plateau(run: Checkpoint) -> float:
     unconverged = run.history["lambda_max_residual"] > RESIDUAL * np.abs(run.history["lambda_max"])
     late = values[np.isfinite(values) & ~unconverged & (steps > run.step / 2)]
     return float(np.median(late)) if len(late) else float("nan")
-
-
-def limit_of(run: Checkpoint) -> float:
-    """The largest stable ηλ of the run's rule; NaN where it is not known."""
-    return last(run, "lr_lambda_limit")
 
 
 def settings_legend(picture: Any, *more: Any, columns: int, **look: Any) -> None:
@@ -108,7 +105,7 @@ def _edge(context: Context) -> Drawing:
     """The seeds' ηλ_max as thin lines, their median as a thick one, the limit dashed."""
 
     def measure(run: Ended) -> dict[str, Any]:
-        values = {LEVEL: plateau(run.end), "limit": limit_of(run.end), ERROR: test_error(run.end)}
+        values = {LEVEL: plateau(run.end), "limit": last(run.end, LIMIT), ERROR: test_error(run.end)}
         return values | {"diverged": run.end.diverged}
 
     rows = context.table(measure)
@@ -123,7 +120,7 @@ def _edge(context: Context) -> Drawing:
             ax = axes[column + len(rates) * row]
             ax.plot(table, color=color, lw=0.4, alpha=0.4)
             ax.plot(table.median(axis=1), color=color, lw=1.7)
-            ax.axhline(limit_of(runs[0]), color=color, lw=1.2, ls="--")
+            ax.axhline(last(runs[0], LIMIT), color=color, lw=1.2, ls="--")
     for ax, (order, rate) in zip(axes, itertools.product(("AWC", "ATC"), rates), strict=True):
         ax.set(title=f"α = {rate:g}, DPSGD in {order} order", xlabel="step")
     for ax in axes[:: len(rates)]:
@@ -299,9 +296,9 @@ def _geometries(context: Context) -> Drawing:
 
 # Windows of the noise scale that are drawn as one (our choice: one alone does not resolve DPSGD's ‖g‖²).
 WINDOWS = 3
-SHOWN = declared()["instruments_shown"]
+LAYOUT = declared()["instruments_layout"]
 # The columns of the CSV after the step.
-COLUMNS: list[str] = SHOWN["columns"]
+COLUMNS: list[str] = LAYOUT["columns"]
 _RUN = "batch", "setting", "seed"
 
 
@@ -343,8 +340,8 @@ def _instruments(context: Context) -> Drawing:
     rows = context.table(_measured)
     ends, compared = _ends(rows), list[Compared]()
     for (batch, name), end in ends.iterrows():
-        values = [f"{end[c]:{form}}" if np.isfinite(end[c]) else "–" for c, form in SHOWN["forms"].values()]
-        what = f"nB = {batch}, {named(name)} (limit {end['limit']:.2f}): {'; '.join(SHOWN['forms'])}"
+        values = [f"{end[c]:{form}}" if np.isfinite(end[c]) else "–" for c, form in LAYOUT["forms"].values()]
+        what = f"nB = {batch}, {named(name)} (limit {end['limit']:.2f}): {'; '.join(LAYOUT['forms'])}"
         compared.append(Compared(what, "; ".join(values)))
     pictures = {"": _picture(rows, ends, "sharpness"), "-disagreement": _picture(rows, ends, "spread")}
     return Drawing(pictures, rows, compared)
@@ -352,7 +349,7 @@ def _instruments(context: Context) -> Drawing:
 
 def _picture(rows: Rows, ends: Rows, which: str) -> Any:
     """A row of panels for each quantity, a column for each batch, a line for each setting."""
-    batches, rows_of_panels = settings(rows, "batch"), SHOWN[which]
+    batches, rows_of_panels = settings(rows, "batch"), LAYOUT[which]
     picture, axes = panels(len(rows_of_panels), len(batches), 3.9, 2.6, sharey="row")
     for ax, ((column, label, scale), batch) in zip(
         axes, itertools.product(rows_of_panels, batches), strict=True
@@ -395,9 +392,6 @@ def _curve(rows: Rows, column: str) -> Any:
         agree = rows.groupby("seed")["spread_share"].transform("count") == 0
         return rows[column].mask(agree).groupby(rows["step"]).median().dropna()
     return by_step[column].median().dropna()
-
-
-ERROR, SHARPNESS = "test_error_percent", "largest_lr_lambda_max"
 
 
 def _draw(ax: Any, rows: Rows, column: str, offset: float = 1.0, **look: Any) -> None:
@@ -458,7 +452,7 @@ def _rates(context: Context) -> Drawing:
             ERROR: guess if end.diverged else test_error(end),
             "chance_percent": guess,
             SHARPNESS: float(pd.Series(end.history["lr_lambda_max"]).replace(np.inf, np.nan).max()),
-            "limit": limit_of(end),
+            "limit": last(end, LIMIT),
             "diverged": end.diverged,
         }
 

@@ -129,10 +129,13 @@ _MEASURES: dict[str, dict[str, Any]] = {
 
 def _judge_flatness(rows: Rows) -> list[Effect]:
     """The two rises by directions and point, those at the end first."""
-    what, two = "rise of the loss around SSGD / DPSGD", ("SSGD", "DPSGD")
-    every = sorted(settings(rows, "directions", "point"), key=lambda pair: pair[1] != "end")
+    what, pair = "rise of the loss around SSGD / DPSGD", ("SSGD", "DPSGD")
+    every = sorted(
+        settings(rows, "directions", "point"),
+        key=lambda directions_and_point: directions_and_point[1] != "end",
+    )
     return [
-        paired_effect(f"{how}, {at}", what, rows, RISE, directions=how, point=at, algorithm=two, times=True)
+        paired_effect(f"{how}, {at}", what, rows, RISE, directions=how, point=at, algorithm=pair, times=True)
         for how, at in every
     ]
 

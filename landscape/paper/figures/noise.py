@@ -202,7 +202,7 @@ def _smoothing(context: Context) -> Drawing:
     return Drawing({"": plots.draw(first)}, rows, compared)
 
 
-SHOWN: dict[str, Any] = declared()["rules_shown"]
+LAYOUT: dict[str, Any] = declared()["rules_layout"]
 # The bytes at which rules are compared are those of SSGD in this share of its steps (our choice).
 SHARE = 8
 SAMPLES, BYTES = "equal samples", "equal bytes"
@@ -227,7 +227,7 @@ def _sent(run: Ended) -> Array:
 
 def _derived(run: Ended) -> dict[str, Array]:
     """The columns of the history with those that follow from them; NaN where a column is not there."""
-    h = {name: column_of(run.end, name) for name in SHOWN["columns"]}
+    h = {name: column_of(run.end, name) for name in LAYOUT["columns"]}
     with np.errstate(divide="ignore", invalid="ignore"):  # a rate of zero; an estimate of ‖g‖² below zero
         return h | {
             "relative_rate": h["alpha_e"] / h["lr"],
@@ -258,8 +258,8 @@ def _measured(run: Ended, until: int) -> dict[str, Any]:
         "kilobytes_a_step": sent.mean() / 1e3,
         "kilobytes_burst": sent.max() / 1e3,
         "steps_apart": int(np.diff(ends, prepend=0).max()),
-        **{name: of(name, late, np.median) for name in SHOWN["medians"]},
-        **{name: of(name, late, np.mean) for name in SHOWN["means"]},
+        **{name: of(name, late, np.median) for name in LAYOUT["medians"]},
+        **{name: of(name, late, np.mean) for name in LAYOUT["means"]},
         "train_loss": of("train_loss", before, lambda values: values[-1]),
         ERROR: 100 * (1 - of("test_accuracy", before, lambda values: values[-1])),
         "diverged": run.end.diverged,
@@ -306,7 +306,7 @@ def _rules(context: Context) -> Drawing:
         tables.append(rows)
         pictures[f"-{network.split(',')[0].lower()}" if pictures else ""] = _picture(rows, network, colors)
         compared += _compared(rows)
-    return Drawing(pictures, pd.concat(tables, ignore_index=True), compared, SHOWN["remark"])
+    return Drawing(pictures, pd.concat(tables, ignore_index=True), compared, LAYOUT["remark"])
 
 
 def _interval(values: Any) -> tuple[float, float, float]:
@@ -326,15 +326,15 @@ def _compared(rows: Rows) -> list[Compared]:
     """A line for each network, split and rule: its numbers."""
     lines = []
     for key, group in rows.groupby(PLACE, sort=False):
-        texts = [f"{label} {_text(select(group, at=at)[c], form)}" for label, c, form, at in SHOWN["table"]]
+        texts = [f"{label} {_text(select(group, at=at)[c], form)}" for label, c, form, at in LAYOUT["table"]]
         lines.append(Compared(", ".join(key), "; ".join(texts)))
     return lines
 
 
 def _picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
-    """The numbers of SHOWN against the rules: filled for iid data, hollow for skewed."""
+    """The numbers of LAYOUT against the rules: filled for iid data, hollow for skewed."""
     rules = settings(rows, "rule")
-    chosen = [panel for panel in SHOWN["panels"] if rows[panel[0]].notna().any()]
+    chosen = [panel for panel in LAYOUT["panels"] if rows[panel[0]].notna().any()]
     picture, axes = panels(1, len(chosen), 2.15, 0.27 * len(rules) + 1.3, sharey=True)
     for ax, (column, label, scale, at) in zip(axes, chosen, strict=True):
         for (row, rule), split in itertools.product(enumerate(rules), (IID, SKEWED)):
@@ -361,7 +361,7 @@ def _picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
     gray = {"marker": "o", "ls": "none", "ms": 4}
     handles = [handle(IID, **gray), handle(SKEWED, mfc="white", **gray)]
     picture.legend(handles=handles, loc="outside lower center", ncols=2)
-    caption(picture, f"{network}. {SHOWN['caption']}")
+    caption(picture, f"{network}. {LAYOUT['caption']}")
     return picture
 
 
@@ -375,7 +375,7 @@ def _along(run: Ended) -> Rows:
     h = _derived(run)
     at = np.isfinite(h["spread_share"]) & np.isfinite(h["noise_share"])
     h = {name: column[at] for name, column in h.items()}
-    table = pd.DataFrame({name: h[name] for name in ("step", *SHOWN["shares"])})
+    table = pd.DataFrame({name: h[name] for name in ("step", *LAYOUT["shares"])})
     alignment = 2 * h["disagreement_cost"] / (h["consensus"] * h["lambda_max"])
     model = run.end.model
     size = sum(p.numel() for p in models.build(model["name"], **model["options"]).parameters())
@@ -410,7 +410,7 @@ def _disagreement(context: Context) -> Drawing:
     compared = []
     for key, group in rows.groupby(PLACE, sort=False):
         half = late(group).groupby("seed").mean(numeric_only=True)
-        names = (*SHOWN["shares"][:2], "random_share")
+        names = (*LAYOUT["shares"][:2], "random_share")
         texts = [_text(half[name], ".2g") for name in names]
         what = (
             f"{', '.join(key)}: share in the sharp space of the spread; of the noise; of a random direction"
@@ -426,7 +426,7 @@ def _shares_picture(rows: Rows, network: str) -> Any:
     looks = {IID: color_of("dpsgd"), SKEWED: color_of("ssgd")}
     for ax, rule in zip(axes, rules, strict=True):
         for split, color in looks.items():
-            middle = select(rows, rule=rule, split=split).groupby("step")[SHOWN["shares"][:2]].median()
+            middle = select(rows, rule=rule, split=split).groupby("step")[LAYOUT["shares"][:2]].median()
             for name, line in zip(middle, ("-", ":"), strict=True):
                 ax.plot(middle.index, middle[name], color=color, ls=line, lw=1.3)
         ax.set_title(rule)
@@ -438,5 +438,5 @@ def _shares_picture(rows: Rows, network: str) -> Any:
         ax.set_xlabel("step")
     for ax in axes[::COLUMNS]:
         ax.set_ylabel("share")
-    caption(picture, f"{network}. {SHOWN['shares_caption']}")
+    caption(picture, f"{network}. {LAYOUT['shares_caption']}")
     return picture

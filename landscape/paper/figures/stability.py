@@ -7,7 +7,6 @@ appendix that is not available.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from scipy.stats import binom
 from torch import Tensor
 
 from landscape.core.devices import vector_norm
@@ -106,8 +106,7 @@ def median_rank(samples: int) -> int:
     The largest r, counted from 0, for which the interval from the r-th smallest to the r-th largest sample
     contains the median with probability LEVEL or more.
     """
-    tails = itertools.accumulate(2 * math.comb(samples, k) / 2**samples for k in range((samples + 1) // 2))
-    rank = sum(1 for outside in tails if outside <= 1 - LEVEL) - 1
+    rank = int(binom.ppf((1 - LEVEL) / 2, samples, 0.5)) - 1
     assert rank >= 0, "fewer than six seeds"
     return rank
 
@@ -344,15 +343,11 @@ def search(stays_at: Callable[[float], bool], predicted: float, rate_tol: float)
 # ---- The boundary
 
 DELAYS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-FORMS = {
+FORMS: dict[tuple[float, Any], str] = {
     (0.0, "ordinary"): "no momentum",
     (0.9, "ordinary"): "momentum 0.9",
     (0.9, "shifted"): "shifted momentum 0.9",
 }
-
-
-def _limit(tau: int, m: float, form: Any) -> float:
-    return max_stable_step(delay=tau, momentum=m, form=form)
 
 
 def _judge_boundary(rows: Rows) -> list[Effect]:
@@ -373,7 +368,7 @@ def _judge_boundary(rows: Rows) -> list[Effect]:
 @figure("delay-boundary", _judge_boundary)
 def _boundary(context: Context) -> Drawing:
     rows = pd.DataFrame(
-        {"momentum": m, "form": form, "delay": tau, "limit": _limit(tau, m, form)}
+        {"momentum": m, "form": form, "delay": tau, "limit": max_stable_step(tau, m, form)}
         for m, form in FORMS
         for tau in DELAYS
     )
@@ -392,7 +387,7 @@ def _boundary(context: Context) -> Drawing:
     for row in printed("delay_limits").itertuples():
         m, tau = float(row.momentum), int(row.delay)
         what = f"largest ηλ, τ = {tau}, {FORMS[m, row.form]} (known value)"
-        compared.append(Compared(what, f"{_limit(tau, m, row.form):.4f}", f"{float(row.limit):.4f}"))
+        compared.append(Compared(what, f"{max_stable_step(tau, m, row.form):.4f}", f"{float(row.limit):.4f}"))
     return Drawing({"": picture}, rows, compared)
 
 
