@@ -25,7 +25,7 @@ import landscape
 from landscape import InputError, OperationError, Surface, plots
 from landscape.core import registry
 from landscape.plots import draw
-from landscape.plots.picture import caption, panels
+from landscape.plots.picture import panels
 from landscape.plots.style import OTHER, color_of, decimal_labels, paper_name
 from landscape.plots.surface import LOG_LEVELS, MAX_LEVELS, scale, settings
 from landscape.results import geometry
@@ -119,16 +119,6 @@ def test_surfaces_share_levels_and_mark_what_is_not_finite(surface: Surface) -> 
     assert low <= surface.loss.min() <= np.nanmax(other.loss) <= high
     below, above = scale([surface.loss, other.loss]).levels[1:3]
     assert bar.get_ylabel() == f"loss (nat), lines {above - below:.3g} apart"
-
-
-def test_labels_of_one_row_end_above_the_titles_of_the_next(tmp_path: Path) -> None:
-    grid = dataclasses.replace(samples.results()["hessian_grid"], label="ResNet-18, SSGD, epoch 9.01")
-    figure = plots.draw([grid] * 4)
-    figure.suptitle("A title of one line")
-    caption(figure, "Settings of the figure, " * 18)
-    plots.save_figure(figure, tmp_path / "four.png", dpi=figure.dpi)
-    upper, lower = figure.axes[0], figure.axes[2]
-    assert upper.xaxis.label.get_window_extent().y0 > lower.title.get_window_extent().y1
 
 
 def test_one_ratio_without_bound_leaves_the_colors_of_the_others_apart() -> None:

@@ -82,9 +82,9 @@ def write(
     from landscape import plots  # and matplotlib: only where something is drawn
 
     name, scale, data = figure.name, context.scale, table(drawing.rows)
-    judgement = verdict(name, scale, data, drawing.remark)
+    judgment = verdict(name, scale, data, drawing.remark)
     folder.mkdir(parents=True, exist_ok=True)
-    head(figure, context, drawing, judgement["finding"])
+    head(figure, context, drawing, judgment["finding"])
     pictures = [folder / f"{name}{suffix}.png" for suffix in drawing.pictures]
     for path, picture in zip(pictures, drawing.pictures.values(), strict=True):
         plots.save_figure(picture, path)
@@ -101,8 +101,8 @@ def write(
         "compared": [dataclasses.asdict(entry) for entry in drawing.compared],
         "remark": drawing.remark,
     }
-    _write_entry(folder / f"{name}.json", entry | judgement)
-    return judgement["verdict"], pictures
+    _write_entry(folder / f"{name}.json", entry | judgment)
+    return judgment["verdict"], pictures
 
 
 def _write_entry(path: Path, entry: dict[str, Any]) -> None:
