@@ -175,7 +175,7 @@ def _follows(context: Context) -> Drawing:
             color, atc = look_of(name)
             look = {"color": color, "marker": markers[rate], "mfc": "none" if atc else color}
             ax.plot(group["lambda_max_nat"], group[quantity], ls="none", ms=5, **look)
-        sharpness = r"$\lambda_{max}$ of $w_a$, second half of training (nat)"
+        sharpness = r"$\lambda_{max}$ of $w_a$, second half (nat)"
         ax.set(xlabel=sharpness, ylabel=label)
         log_axis(ax.xaxis)
         log_axis(ax.yaxis)
