@@ -254,7 +254,7 @@ REFUSED: list[tuple[str, int, tuple[str, ...]]] = [
     ("report . -o x.html", 1, ("last.h5",)),
     ("report cut.h5 -o x.html", 1, ("cut.h5",)),
     ("sweep digits-ssgd -o s --set lr=0.1,", 2, ("--set: lr=0.1, is not allowed, it lacks a value",)),
-    ("sweep digits-ssgd -o s --set lr=0.1,0.10", 2, ("it holds 0.1 twice",)),
+    ("sweep digits-ssgd -o s --set lr=0.1,0.10", 2, ("it has 0.1 twice",)),
     ("sweep digits-ssgd -o s --set lr=1 --set lr=2", 2, ("lr is given twice; give its values with commas",)),
     ("sweep digits-ssgd -o s --set seed=1,2", 2, ("'seed' is not a key of a sweep; give --seeds",)),
     ("sweep digits-ssgd -o s --seeds 3-1", 2, ("--seeds: '3-1' is not allowed",)),

@@ -561,8 +561,8 @@ def shared_model() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: (None, None), "model: a NoneType is not allowed"),
-        (lambda: (nn.Linear(2, 2), None), "optimizer: a NoneType is not allowed"),
+        (lambda: (None, None), "model: None is not allowed"),
+        (lambda: (nn.Linear(2, 2), None), "optimizer: None is not allowed"),
         (lambda: (nn.Linear(2, 2).requires_grad_(False), sgd(nn.Linear(2, 2))), "model: it has no trainable parameter"),
         (lambda: (nn.Linear(2, 2), sgd(nn.Linear(2, 2))), r"optimizer: its parameter of shape \(2, 2\) must be one of the model"),
         (lambda: ((m := nn.Linear(2, 2)), torch.optim.SGD([m.bias], lr=1)), "'weight' is not in it; add it, or freeze"),

@@ -539,11 +539,11 @@ def loader() -> torch.utils.data.DataLoader[Any]:
     ({"samples": 16, "data": [digits(8)]}, "samples: 16"),
     ({"save_every": True}, "save_every"),
     ({"batch": -1}, "batch: -1"),
-    ({"optimizer": 3}, "optimizer: a int"),
+    ({"optimizer": 3}, "optimizer: 3"),
     ({"resume": "yes"}, "resume"),
     ({"scalars": "tensorbord"}, "scalars: 'tensorbord'.*tensorboard"),
     ({"scalars": 3}, "scalars: 3"),
-    ({"model": Net}, "model: a type"),
+    ({"model": Net}, "model: the class Net"),
     ({"model": nn.LazyLinear(10)}, "model: parameter 'weight'"),
     ({"model": net(norm=True)}, "batch: 0.*BatchNorm"),
     (

@@ -21,7 +21,7 @@ from landscape.cli.train import split
 from landscape.core.files import Lock
 from landscape.core.options import toml_value
 from landscape.results.grids import COLUMNS, Sweep, texts
-from landscape.training.experiments.sweep import Setting, canonical, find_best, folder_name, grid
+from landscape.training.experiments.sweep import Runner, Setting, canonical, find_best, folder_name, grid
 from landscape.training.recipes import recipe
 from landscape.training.recipes.settings import NETWORKS, parse_value
 from landscape.training.run.launch import share_of
@@ -82,6 +82,25 @@ def test_the_grid_is_all_combinations_and_folders_are_named_from_them() -> None:
     names = {folder_name(s) for s in [*found, *grid(["a"], {"lr": range(1, 3), "algorithm.name": "ssgd~"})]}
     assert len(names) == 6
     assert all(len(folder_name((("recipe", "a"), ("k", "v" * n)))) < 200 for n in (1, 100, 1000))
+
+
+def test_a_table_has_infinite_losses(tmp_path: Path) -> None:
+    (setting,) = grid(["a"], {"lr": 1})
+    runner = Runner(tmp_path, [0, 1], ["lr"], *[lambda *args: None] * 4, share=None)  # type: ignore[misc,list-item]
+    ends = {
+        "test_loss": math.inf,
+        "test_error": 90.0,
+        "best_test_error": 5.0,
+        "diverged": 1.0,
+        "seconds": 1.0,
+    }
+    runner.outcomes[setting] = {0: ends, 1: ends | {"test_loss": 1.0, "test_error": 10.0, "diverged": 0.0}}
+    table = runner.result()
+    assert (table.test_loss[0], table.test_error[0], table.diverged[0]) == (math.inf, 50.0, 1.0)
+    assert math.isnan(table.test_loss_std[0])
+    assert table.test_error_std[0] == pytest.approx(math.sqrt(3200))
+    del runner.outcomes[setting][1]
+    assert math.isnan(runner.result().test_error_std[0])
 
 
 # The search.

@@ -301,6 +301,8 @@ _WORDS = {
     "float": "a finite number",
     "bool": "True or False",
     "Callable": "a function",
+    "Module": "a torch.nn.Module",
+    "Optimizer": "a torch.optim.Optimizer",
     "Checkpoint": "a Checkpoint (of landscape.load)",
     "Run": "a run",
 }

@@ -8,7 +8,7 @@ import functools
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -71,10 +71,12 @@ class Training:
         buffers: name -> (n, ...), the running statistics of each learner's BatchNorm layers, updated in place
             by its minibatch; empty: no running statistics.
         seed: ``seed(j, i)``, the seed of the random numbers of learner j's microbatch i.
+        microbatch: i.
     """
 
     buffers: Mapping[str, Tensor]
     seed: Callable[[int, int], int]
+    microbatch: int = 0
 
 
 class Stack:
@@ -139,11 +141,8 @@ class Stack:
             self._channels_last &= path != "channels last"
             # Many networks take a view that the layout "channels last" does not allow: no reason to warn.
             if path != "channels last" or error < float("inf"):
-                warn_caller(
-                    f"model: learners are computed one after the other, because the faster path '{path}' is "
-                    f"not right for this model ({reason})",
-                    PathWarning,
-                )
+                text = f"model: learners are computed one by one, the faster path '{path}' is not right here"
+                warn_caller(f"{text} ({reason})", PathWarning)
 
     def _dtype(self, weights: Tensor) -> torch.dtype:
         """The precision of the arithmetic inside the network."""
@@ -163,24 +162,19 @@ class Stack:
             size = 0.01 + 0.1 * part.square().mean().sqrt().nan_to_num()
             part.add_(torch.randn(part.shape, generator=draws, dtype=torch.float64).to(part) * size)
 
-        def few(tree: Any) -> Any:
-            return tree_map(lambda t: t[:2].chunk(self.accumulate, 1)[0], tree)
-
+        x, y = tree_map(lambda t: t[:2].chunk(self.accumulate, 1)[0], (x, y))
         results = []
         for way in ("loop", path):
             state, out = None, torch.full_like(pair, torch.nan)
             if path == "batched" and training is not None:
                 state = Training({k: t[:2].clone() for k, t in training.buffers.items()}, training.seed)
-            self._compute(way, pair, few(x), few(y), out, state)
+            self._compute(way, pair, x, y, out, state)
             results.append(out)
         loop, batched = results
         if not bool(loop.isfinite().all()):
             return float("nan")
-        return float(
-            (
-                vector_norm((batched - loop).flatten()) / vector_norm(loop.flatten()).clamp(min=1e-30)
-            ).nan_to_num(torch.inf)
-        )
+        size = vector_norm(loop.flatten()).clamp(min=1e-30)
+        return float((vector_norm((batched - loop).flatten()) / size).nan_to_num(torch.inf))
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         device = self.problem.device.type
@@ -209,25 +203,20 @@ class Stack:
             return self._compute(path, weights, x, y, out, training)
         losses, part = weights.new_zeros(len(weights)), torch.empty_like(out)
         out.zero_()
+
+        def microbatch(i: int) -> Any:
+            return tree_map(lambda t: t.chunk(self.accumulate, 1)[i], (x, y))
+
         for i in range(self.accumulate):
-
-            def micro(tensor: Tensor, i: int = i) -> Tensor:
-                return tensor.chunk(self.accumulate, 1)[i]
-
-            means = self._compute(path, weights, tree_map(micro, x), tree_map(micro, y), part, training, i)
-            losses += means / self.accumulate
+            inputs, targets = microbatch(i)
+            if training is not None:
+                training = replace(training, microbatch=i)
+            losses += self._compute(path, weights, inputs, targets, part, training) / self.accumulate
             out.add_(part, alpha=1 / self.accumulate)
         return losses
 
     def _compute(
-        self,
-        path: GradientPath,
-        weights: Tensor,
-        x: Any,
-        y: Any,
-        out: Tensor,
-        training: Training | None,
-        micro: int = 0,
+        self, path: GradientPath, weights: Tensor, x: Any, y: Any, out: Tensor, training: Training | None
     ) -> Tensor:
         """The gradients of one microbatch by ``path``, and its mean losses (n,)."""
         if path == "chain":
@@ -245,7 +234,7 @@ class Stack:
         for j, w in enumerate(weights):
             model, state, seeds = self.problem.model, {}, self._seeds
             if training is not None:
-                model, seeds = self.training_model, [training.seed(j, micro)]
+                model, seeds = self.training_model, [training.seed(j, training.microbatch)]
                 state = {name: buffer[j] for name, buffer in training.buffers.items()}
             inputs, leaves = take(x, j), self.problem.layout.leaves(w)
             if path == "channels last":
@@ -265,10 +254,8 @@ class Stack:
                 return self._chain_losses(weights, x, y)
             if path == "batched":
                 return self._all(model, views(weights), x, y)
-            losses = (
-                self._mean(model, views(w), self._seeds, *take((x, y), j)) for j, w in enumerate(weights)
-            )
-            return torch.stack([*losses])
+            rows = [self._mean(model, views(w), self._seeds, *take((x, y), j)) for j, w in enumerate(weights)]
+            return torch.stack(rows)
 
     @property
     def _seeds(self) -> Sequence[int | None]:

@@ -15,7 +15,7 @@ from landscape.core import statistics
 from landscape.core.devices import double, float64_device
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import Positive, Several, check_fields, fit, positive
+from landscape.core.options import Count, Positive, Several, check_fields, fit
 from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import concatenate, count_samples, named_tensors, take
 from landscape.problem.batchnorm import has_batchnorm
@@ -90,8 +90,8 @@ class Minibatches:
         own_statistics: bool = True,
     ) -> None:
         norm = own_statistics and has_batchnorm(problem.model)
-        positive("batch", batch, least=2 if norm else 1)
-        self.batch, self.learners, self._generator = int(batch), learners, generator
+        self.batch = fit("batch", batch, Several if norm else Count)
+        self.learners, self._generator = learners, generator
         divided = norm and problem.batchnorm.name == "center"
         self._data = problem.data
         self.whole = in_minibatches(problem, self.batch) if divided else problem
@@ -258,9 +258,8 @@ class JackknifeEstimator:
     def __init__(self, weights: Tensor, batch: int) -> None:
         groups = max(LEAST_GROUPS, min(GROUPS, GROUP_BYTES // (8 * len(weights))))
         self._batch, self.draws = batch, 0
-        self._sums = torch.zeros(
-            groups, len(weights), dtype=torch.float64, device=float64_device(weights.device)
-        )
+        device = float64_device(weights.device)
+        self._sums = torch.zeros(groups, len(weights), dtype=torch.float64, device=device)
         self._gram = np.zeros((groups, groups))
         self._squares, self._counts = np.zeros(groups), np.zeros(groups, dtype=int)
 
@@ -290,9 +289,8 @@ class JackknifeEstimator:
             # Of two draws each part has one, whose noise is infinite: errors are NaN.
             _, trace_error, norm2_error = (statistics.standard_error(values) for values in pseudo)
             covariance = statistics.covariance_of_means(pseudo[1], pseudo[2])
-        return GradientNoise(
-            pseudo[0], float(parts[0]), trace_error, float(parts[1]), norm2_error, covariance
-        )
+        trace, norm2 = map(float, parts)
+        return GradientNoise(pseudo[0], trace, trace_error, norm2, norm2_error, covariance)
 
 
 class LearnersEstimator(JackknifeEstimator):
@@ -346,16 +344,14 @@ class Precision:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.max_draws < self.min_draws:
-            raise InputError(
-                f"max_draws: {self.max_draws} is not allowed, it must be ≥ min_draws, {self.min_draws}"
-            )
+            raise InputError("max_draws", self.max_draws, allowed=f"≥ min_draws, {self.min_draws}")
 
     def met(self, value: float, error: float) -> bool:
-        """Say whether the standard error ``error`` of ``value`` is small enough."""
+        """Return whether the standard error ``error`` of ``value`` is small enough."""
         return error <= self.relative_error * abs(value)
 
     def enough(self, draws: int, value: float, error: float, progress: Progress = no_progress) -> bool:
-        """Say whether no further draw is needed, or allowed, and report the share of the work done."""
+        """Return whether no further draw is needed, or allowed, and report the share of the work done."""
         ended = draws >= self.max_draws or (draws >= self.min_draws and self.met(value, error))
         progress(1.0 if ended else self._share(draws, value, error))
         return ended
@@ -369,7 +365,7 @@ class Precision:
 
 
 def placed(problem: Problem, weights: Tensor | None, smallest: int = 1) -> Tensor:
-    """The learners' ``weights`` (n, P), n ≥ ``least``, on the problem's device; else InputError."""
+    """The learners' ``weights`` (n, P), n ≥ ``smallest``, on the problem's device; else InputError."""
     size = problem.layout.size
     if weights is None:
         raise InputError(f"weights: missing; a problem has no learners, give theirs (n, {size}), or the run")
@@ -377,10 +373,8 @@ def placed(problem: Problem, weights: Tensor | None, smallest: int = 1) -> Tenso
     if weights.dim() != 2 or weights.shape[1] != size:
         raise InputError(f"weights: shape {tuple(weights.shape)}, it must be (n, {size}) with n ≥ {smallest}")
     if len(weights) < smallest:
-        raise InputError(
-            f"weights: those of {len(weights)} network are not allowed, at least {smallest} are needed; give "
-            "more, or a run with more learners"
-        )
+        reason = f"at least {smallest} are needed; give more, or a run with more learners"
+        raise InputError(f"weights: those of {len(weights)} network are not allowed, {reason}")
     return weights.to(problem.device, problem.dtype)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -45,19 +45,19 @@ class Recorded:
         **settings: Any,
     ) -> None:
         self._folder, self._loss, self._data, self._test = Path(folder), loss, data, test
-        known = ("folder", "model", "loss", "data", "test", "optimizer")
-        self._settings = check_keywords("LandscapeCallback", settings, Recorder, given=known)
+        of_callback = ("folder", "model", "loss", "data", "test", "optimizer")
+        self._settings = check_keywords("LandscapeCallback", settings, Recorder, given=of_callback)
         self._recorder: Recorder | None = None
         self._steps = 0
         self._within = False  # a step
         self._step = contextlib.ExitStack()
         self._hooks = contextlib.ExitStack()  # of the trainer's, until the recorder is closed
 
-    def _splits(self, loader: Any, even: Iterable[str] = ()) -> tuple[Any, Any]:
-        """The training set and the test data, as :func:`given_or_own` has them; no test data: None."""
-        how: dict[str, Any] = {"whole": self._settings["samples"] > 0, "even": even}
-        test = None if self._test is None else given_or_own("test", self._test, loader, **how)
-        return given_or_own("data", self._data, loader, **how), test
+    def _splits(self, loader: Any) -> tuple[Any, Any]:
+        """The training set and the test data, as :func:`data_of` gives them; no test data: None."""
+        whole = self._settings["samples"] > 0
+        test = None if self._test is None else data_of("test", self._test, loader, whole=whole)
+        return data_of("data", self._data, loader, whole=whole), test
 
     def _begin(
         self, model: nn.Module, data: Any, test: Any, optimizer: Any, *, batch: int, resume: int,
@@ -68,18 +68,17 @@ class Recorded:
         Args:
             model: evaluated with the loss that was given, or its own; its weights are recorded.
             data, test: as the recorder takes them.
-            batch: the trainer's, 0 where it is not known.
-            resume: the step that the trainer goes on from; 0: none.
+            batch: the trainer's; 0: unknown.
+            resume: the step from which the trainer resumes; 0: none.
             terms: in place of the user's.
         """
         self._abort()
-        settings = {**self._settings, "batch": self._settings["batch"] or batch}
+        settings = {**self._settings, "test": test, "optimizer": optimizer}
+        settings["batch"] = settings["batch"] or batch
         settings["terms"] = terms or settings["terms"]
         if resume and isinstance(settings["resume"], bool):
             settings["resume"] = resume
-        self._recorder = Recorder(
-            self._folder, model, self._loss, data, test=test, optimizer=optimizer, **settings
-        )
+        self._recorder = Recorder(self._folder, model, self._loss, data, **settings)
         self._steps = self._recorder.steps
 
     def _before(self) -> None:
@@ -124,67 +123,64 @@ def shallow_copy(module: nn.Module) -> nn.Module:
     Methods that were put into the module, such as a ``forward`` of another trainer, are its own. So are its
     lists, as they are now, without what steps gathered there: tensors with a graph, which cannot be copied.
     """
-    own = copy.copy(module)
+    other = copy.copy(module)
     for name, value in vars(module).items():
         if isinstance(value, MethodType) and value.__self__ is module:
-            vars(own)[name] = MethodType(value.__func__, own)
+            vars(other)[name] = MethodType(value.__func__, other)
         elif type(value) is list:
-            vars(own)[name] = [each for each in value if not isinstance(each, Tensor) or each.is_leaf]
-    return own
+            vars(other)[name] = [item for item in value if not isinstance(item, Tensor) or item.is_leaf]
+    return other
 
 
-# Under these, and no others that are known, each sample is as likely as any other.
+# Under these samplers, of torch and, by name, of Hugging Face, each sample is as likely as any other.
 EVEN = (torch_data.SequentialSampler, torch_data.RandomSampler, torch_data.DistributedSampler)
+BY_LENGTH = ("LengthGroupedSampler", "DistributedLengthGroupedSampler", "BatchRebalanceSampler")
 
 
-def given_or_own(name: str, given: Any, loader: Any, *, whole: bool, even: Iterable[str] = ()) -> Any:
-    """Data as :class:`landscape.Problem` takes it: ``given``, or, where that is None, those of ``loader``.
+def data_of(name: str, of_user: Any, loader: Any, *, whole: bool) -> Any:
+    """Data as :class:`landscape.Problem` takes it: ``of_user``, or, where that is None, those of ``loader``.
 
     A loader of the trainer's is shuffled, cut into shares of processes, and busy with its own epoch: its data
-    set is read by another one, in order. So is a DataLoader among what was given, and a Dataset with the
-    trainer's collate function and batches.
+    set is read by another one, in order. So is a DataLoader of the user's, and a Dataset with the trainer's
+    collate function and batches.
 
     Args:
         name: "data" or "test", for messages.
         whole: as one batch, from which samples can be drawn, and not in batches.
-        even: names of classes of samplers that give each sample as often as any other.
 
     Raises:
         InputError: for what is no DataLoader, or one whose data set has no length, or whose sampler may weigh
             samples.
     """
-    own = loader if given is None else given
-    if isinstance(given, torch_data.Dataset) or type(given).__module__.partition(".")[0] == "datasets":
+    data = loader if of_user is None else of_user
+    if isinstance(of_user, torch_data.Dataset) or type(of_user).__module__.partition(".")[0] == "datasets":
         collate = getattr(loader, "collate_fn", None)
-        own, even = torch_data.DataLoader(given, batch_size=batch_size(loader) or 1, collate_fn=collate), ()
-    if isinstance(own, torch_data.DataLoader):
-        return in_order(name, own, whole=whole, even=even)
-    if given is None:
+        data = torch_data.DataLoader(of_user, batch_size(loader) or 1, collate_fn=collate)
+    if isinstance(data, torch_data.DataLoader):
+        return in_order(name, data, whole=whole)
+    if of_user is None:
         kind = type(loader).__name__
         raise InputError(f"{name}: the trainer's {kind} is not one DataLoader; give {name}=…")
-    return given
+    return of_user
 
 
 def batch_size(loader: Any) -> int:
-    """Samples in a batch of a process; 0 where that is not known."""
+    """Samples in a batch of a process; 0 for an unknown number."""
     if not isinstance(loader, torch_data.DataLoader) or loader.batch_sampler is None:
         return 0
     return int(getattr(_batch_sampler(loader), "batch_size", None) or 0)
 
 
-def in_order(name: str, loader: torch_data.DataLoader[Any], *, whole: bool, even: Iterable[str] = ()) -> Any:
+def in_order(name: str, loader: torch_data.DataLoader[Any], *, whole: bool) -> Any:
     """The data of ``loader`` in order: batches of its size, or, if ``whole``, one batch of all of it."""
     dataset, collate = loader.dataset, loader.collate_fn
     if isinstance(dataset, torch_data.IterableDataset) or not hasattr(dataset, "__len__"):
-        raise InputError(
-            f"{name}: a {type(dataset).__name__} has no length; give {name}=…, such as a list of batches"
-        )
+        raise InputError(f"{name}: a {type(dataset).__name__} has no length; give {name}=…, as batches")
     batches = _batch_sampler(loader)
     sampler = getattr(batches, "sampler", batches)
-    if not isinstance(sampler, EVEN) and type(sampler).__name__ not in even:
-        raise InputError(
-            f"{name}: a {type(sampler).__name__} may weigh samples or leave some out; give {name}=…"
-        )
+    if not isinstance(sampler, EVEN) and type(sampler).__name__ not in BY_LENGTH:
+        kind = type(sampler).__name__
+        raise InputError(f"{name}: a {kind} may weigh samples or leave some out; give {name}=…")
     size = batch_size(loader) or None
     if whole and size is None:
         raise InputError(f"{name}: its data set gives batches, from which no samples can be drawn; samples=0")

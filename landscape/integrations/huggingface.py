@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,16 +19,13 @@ except ImportError as error:
     why = "transformers is not installed; pip install 'sgd-landscape[huggingface]'"
     raise ImportError(why) from error
 
-# The Trainer's samplers that order all samples by their length.
-EVEN = ("LengthGroupedSampler", "DistributedLengthGroupedSampler", "BatchRebalanceSampler")
-
 
 class LandscapeCallback(Recorded, TrainerCallback):  # type: ignore[misc]  # Any, where it is not installed
     """Records a training of Hugging Face's Trainer as :class:`landscape.Recorder` records a loop.
 
     A step is one of the optimizer, the Trainer's global step: with gradient accumulation, clipping and mixed
     precision as the Trainer makes it. Under DDP rank 0 records, while the other ranks wait for it at their
-    next exchange. ``trainer.train(resume_from_checkpoint=…)`` goes on with the run in the folder, too, from
+    next exchange. ``trainer.train(resume_from_checkpoint=…)`` resumes the run in the folder, too, from
     the checkpoint's step. The Trainer's logged loss becomes the column ``loss``.
 
     Args:
@@ -56,52 +53,53 @@ class LandscapeCallback(Recorded, TrainerCallback):  # type: ignore[misc]  # Any
         Trainer(model, args, train_dataset=data, callbacks=[LandscapeCallback("runs/mine", every=50)]).train()
     """
 
-    _watch: LossWatch | None = None
+    _through_loss: list[Tensor] | None = None  # gradients that went through the model's own loss
     _begun = False
     _last: dict[str, Tensor] | None = None
 
     def on_train_begin(
-        self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any = None, **given: Any
+        self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any = None, **others: Any
     ) -> None:
         """Check what can be checked before the first step."""
         self._abort()  # of a training that an exception ended
-        if self._watch is not None:
-            self._watch.stop()
-        self._begun, self._last, self._watch = False, None, None
+        self._begun, self._last, self._through_loss = False, None, None
         _check(args, optimizer, own_loss=self._loss is None)
         if self._loss is None and not args.torch_compile:  # a hook would have it compiled again
-            self._watch = LossWatch(model)
+            self._through_loss = []
+            self._hooks.callback(watch_loss(model, self._through_loss))
 
     def on_pre_optimizer_step(
         self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any, train_dataloader: Any,
-        **given: Any,
+        **others: Any,
     ) -> None:  # fmt: skip
         """Measure what a step needs before it is made: the gradients are there, and clipped."""
         if not self._begun:  # the weights are still those of the training's start
-            if self._watch is not None:
-                self._watch.check()
-            data, test = self._splits(train_dataloader, EVEN)
-            own = getattr(optimizer, "optimizer", optimizer)
+            self._hooks.close()
+            if self._through_loss == []:
+                reason = "the Trainer trains another one than the model's own (compute_loss)"
+                raise InputError(f"loss: {reason}; give loss=…, of outputs and labels, a mean")
+            data, test = self._splits(train_dataloader)
+            inner = getattr(optimizer, "optimizer", optimizer)
             batch = batch_size(train_dataloader) if args.gradient_accumulation_steps == 1 else 0
-            self._begin(bare(model), data, test, own, batch=batch, resume=state.global_step)
+            self._begin(bare(model), data, test, inner, batch=batch, resume=state.global_step)
             self._begun = True
         self._before()
 
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Record a step after it is made."""
         self._after()
 
-    def on_log(self, args: Any, state: Any, control: Any, *, logs: Any = None, **given: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, *, logs: Any = None, **others: Any) -> None:
         """Record the training loss, the Trainer's mean since it logged last."""
         if self._recorder is not None and "loss" in (logs or {}):
             self._recorder.log(loss=logs["loss"])
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, *, model: Any, **given: Any) -> None:
+    def on_epoch_end(self, args: Any, state: Any, control: Any, *, model: Any, **others: Any) -> None:
         """Keep the weights where the Trainer may put others in their place at the end."""
         if args.load_best_model_at_end and self._recorder is not None:
             self._last = copy.deepcopy(model.state_dict())
 
-    def on_train_end(self, args: Any, state: Any, control: Any, *, model: Any, **given: Any) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, *, model: Any, **others: Any) -> None:
         """Close the recorder, with the weights of the last step."""
         best = copy.deepcopy(model.state_dict()) if self._last else None
         if self._last:
@@ -120,40 +118,29 @@ def _check(args: Any, optimizer: Any, *, own_loss: bool) -> None:
     if args.deepspeed or type(optimizer).__name__ == "DeepSpeedOptimizerWrapper":
         raise InputError("LandscapeCallback: DeepSpeed makes the steps itself; use a single device or DDP")
     if own_loss and args.label_smoothing_factor:
+        reason = f"label_smoothing_factor={args.label_smoothing_factor} makes it another than the model's own"
         raise InputError(
-            f"loss: label_smoothing_factor={args.label_smoothing_factor} makes it another one than the "
-            "model's own; give loss=…, of outputs and labels, with terms=… where samples have unequal numbers"
+            f"loss: {reason}; give loss=…, of outputs and labels, with terms=… where they differ"
         )
 
 
-class LossWatch:
-    """Sees whether gradients go through the loss that a model returns."""
+def watch_loss(model: nn.Module, gradients: list[Tensor]) -> Callable[[], None]:
+    """Gather in ``gradients`` those that go through the losses that a model returns; the result ends that."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._used: list[Tensor] = []
-        self.stop = model.register_forward_hook(self._forward).remove
-
-    def _forward(self, model: nn.Module, args: Any, outputs: Any) -> None:
+    def after(module: nn.Module, args: Any, outputs: Any) -> None:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
         if isinstance(loss, Tensor) and loss.requires_grad and torch.is_grad_enabled():
-            loss.register_hook(self._used.append)  # type: ignore[no-untyped-call]
+            loss.register_hook(gradients.append)  # type: ignore[no-untyped-call]
 
-    def check(self) -> None:
-        """Stop, and raise InputError where another loss was differentiated."""
-        self.stop()
-        if not self._used:
-            raise InputError(
-                "loss: the Trainer trains another one than the model's own (compute_loss_func, or a "
-                "compute_loss of its own); give loss=…, of outputs and labels, a mean"
-            )
+    return model.register_forward_hook(after).remove
 
 
 def bare(model: nn.Module) -> nn.Module:
     """``model`` with its own ``forward``, without accelerate's mixed precision; a sharded one as it is."""
     if is_sharded(model):
         return model
-    own = shallow_copy(model)
-    original = vars(own).pop("_original_forward", None)
+    copied = shallow_copy(model)
+    original = vars(copied).pop("_original_forward", None)
     if original is not None:
-        vars(own)["forward"] = original
-    return own
+        vars(copied)["forward"] = original
+    return copied

@@ -41,7 +41,7 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
 
     A step is one of the optimizer: with gradient accumulation, clipping and mixed precision as the Trainer
     makes it. Under DDP rank 0 records, while the other ranks wait for it at their next exchange. A run that
-    goes on from a checkpoint of Lightning's (``ckpt_path``) goes on in its folder, too.
+    is resumed from a checkpoint of Lightning's (``ckpt_path``) is resumed in its folder, too.
 
     Args:
         folder: where the files go.
@@ -93,27 +93,20 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
     def _ended(self, *step: Any) -> None:
         self._stepping = False
         if not self._within:
-            raise InputError(
-                "LandscapeCallback: a step went past Lightning; call step() on what self.optimizers() gives"
-            )
+            raise InputError("LandscapeCallback: a step went past Lightning; use step() of self.optimizers()")
         self._after()
 
     def _check(self, trainer: Any) -> None:
-        optimizers, strategy = trainer.optimizers, trainer.strategy
-        if len(optimizers) != 1:
-            raise InputError(
-                f"LandscapeCallback: {len(optimizers)} optimizers are not allowed, one step of one loss must "
-                "change all parameters; use landscape.Recorder in training_step"
-            )
+        number, strategy = len(trainer.optimizers), trainer.strategy
+        if number != 1:
+            remedy = "one step must change all parameters; use landscape.Recorder in training_step"
+            raise InputError(f"LandscapeCallback: {number} optimizers are not allowed, {remedy}")
         if strategy.handles_gradient_accumulation:
-            raise InputError(
-                f"LandscapeCallback: {type(strategy).__name__} is not allowed, a single device or DDP is"
-            )
+            allowed = "only a single device or DDP"
+            raise InputError(f"LandscapeCallback: {type(strategy).__name__} is not allowed, {allowed}")
         if is_sharded(trainer.lightning_module):
-            raise InputError(
-                "LandscapeCallback: parameters in shards are not allowed, a single device or DDP is needed; "
-                "use landscape.Recorder in hooks of the module, on all ranks"
-            )
+            remedy = "use a single device or DDP, or landscape.Recorder in hooks of the module, on all ranks"
+            raise InputError(f"LandscapeCallback: parameters in shards are not allowed; {remedy}")
         for callback in trainer.callbacks:
             if callback is self:
                 return
@@ -138,7 +131,7 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Close the recorder."""
         self._end()
-        self._resume = self._steps  # a second fit goes on
+        self._resume = self._steps  # a second fit resumes
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Close the recorder; after an exception within a step nothing is written."""
@@ -149,7 +142,7 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
         return {"steps": self._steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from the step of such a checkpoint."""
+        """Resume at the step of such a checkpoint."""
         self._resume = int(state_dict["steps"])
 
 
@@ -200,17 +193,17 @@ def step_model(module: Any) -> nn.Module:
 
     for attribute in ("__name__", "__qualname__", "__module__"):
         setattr(LossModule, attribute, getattr(kind, attribute))
-    own = shallow_copy(module)
-    own.__class__ = LossModule
-    return own
+    copied = shallow_copy(module)
+    copied.__class__ = LossModule
+    return copied
 
 
 def _loss_of_step(module: Any, batch: Any) -> Tensor:
-    kept = [(value, len(value)) for value in vars(module).values() if type(value) is list]
+    lengths = [(value, len(value)) for value in vars(module).values() if type(value) is list]
     try:
         result = module.training_step(batch, *[0][: _indices(module)])
     finally:
-        for value, length in kept:  # for the end of the epoch, which a copy never sees
+        for value, length in lengths:  # for the end of the epoch, which a copy never sees
             del value[length:]
         for part in module.modules():
             if hasattr(part, "_defaults") and hasattr(part, "reset"):  # a metric of torchmetrics
@@ -249,7 +242,7 @@ def _check_own_loss(trainer: Any, module: Any) -> None:
 
 
 def _overrides(part: Any, name: str) -> bool:
-    """Say whether the method ``name`` of a module or datamodule is not Lightning's own."""
+    """Return whether the method ``name`` of a module or datamodule is not Lightning's own."""
     method = getattr(type(part), name, None)
-    own = [package.partition(".")[0] for package in PACKAGES]
-    return method is not None and method.__module__.partition(".")[0] not in own
+    packages = [package.partition(".")[0] for package in PACKAGES]
+    return method is not None and method.__module__.partition(".")[0] not in packages

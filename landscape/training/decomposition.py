@@ -16,10 +16,9 @@ from landscape.data.base import Parts
 from landscape.gradients.learners import Stack, Training
 from landscape.problem.problem import Problem
 from landscape.training.processes.comm import Comm
+from landscape.training.recipes import GROUPS
 from landscape.training.run import generator
 
-# Number of independent estimates of g from a sample (our choice: a standard error is then within about 20%).
-GROUPS = 16
 # The columns that are 0 if all gradients are taken at the mean.
 DELTA_2 = ("delta_2", "delta_2_se", "delta_2_full", "delta_cross", "delta_cross_se")
 

@@ -1,10 +1,11 @@
-"""Runs that go on, and what their state says of the optimizer's preconditioner and of stability."""
+"""Runs that are continued, and what their state says of the optimizer's preconditioner and of stability."""
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -13,20 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint, check_learner
+from landscape.core import options
 from landscape.core.analysis import analysis
 from landscape.core.devices import Device, float64_device
 from landscape.core.errors import InputError, OperationError
-from landscape.core.options import (
-    BelowOne,
-    Count,
-    Natural,
-    NonNegative,
-    Positive,
-    Seed,
-    UpToOne,
-    checked,
-    fit,
-)
+from landscape.core.options import BelowOne, Count, Natural, NonNegative, Positive, Seed, UpToOne, checked
 from landscape.core.progress import ProgressOption, taken
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import top_eigenvalues
@@ -40,16 +32,15 @@ from landscape.results.base import Provenance
 from landscape.results.flatness import Stability
 from landscape.results.noise import CriticalBatch
 from landscape.training import optimizer as optimizers
-from landscape.training.optimizer.base import Optimizer
 from landscape.training.own_loop import rate, read_settings
 from landscape.training.recipes import Save, Schedule
 from landscape.training.recipes.recipe import Recipe, continued, recipe_of
 from landscape.training.run.loop import Hooks, Trainer
 
-# Batches in units of the run's own, seeds, and the allowed rise of the loss (ours).
+# Batches in units of the run's, seeds, and the allowed rise of the loss (our choice).
 FACTORS, SEEDS, LOSS_TOL = (1.0, 2.0, 4.0, 8.0, 16.0), 3, 0.01
-# The largest batch takes so many steps by default, and at least so many. The loss of a branch is its mean at
-# so many places evenly spread over the last quarter, which takes off most of its fluctuation (ours).
+# Steps of the largest batch by default, and at least. The loss of a branch is its mean at this number of
+# places, evenly spread over the last quarter, which takes off most of its fluctuation (our choice).
 STEPS, LEAST_STEPS, PLACES = 40, 8, 5
 # The exponent of the batch in the learning rate: 1 for SGD (Goyal et al. 2017), ½ for optimizers that divide
 # by the size of the gradient (Malladi et al. 2022).
@@ -84,7 +75,7 @@ def critical_batch(
 ) -> CriticalBatch:
     """Find the critical batch by branched training.
 
-    It is the largest with which training goes on as well, sample for sample, from a checkpoint.
+    It is the largest batch with which training continues as well, sample for sample, from a checkpoint.
 
     From the checkpoint, with the state of its optimizer and update rule, branches train on equally many
     samples in steps of other batches; the learning rate follows the batch. The critical batch is the one
@@ -94,8 +85,8 @@ def critical_batch(
     several seeds and interpolation between batches are ours.
 
     Args:
-        run: a checkpoint of ``landscape train``, which says how the run goes on (a :class:`landscape.Problem`
-            does not); its learning rate stays constant within a branch.
+        run: a checkpoint of ``landscape train``, which says how the run continues (a
+            :class:`landscape.Problem` does not); its learning rate stays constant within a branch.
         factors: batches of the branches in units of the run's; the smallest is the reference.
         trained_samples: of each branch; default: 40 steps of the largest batch.
         seeds: branches for each batch, with minibatches of their own.
@@ -123,7 +114,7 @@ def critical_batch(
         >>> result.batch.tolist(), result.steps.tolist()
         ([250, 500], [20, 10])
     """
-    fit("run", run, Checkpoint)
+    options.fit("run", run, Checkpoint)
     device, data_dir = device or run.source.get("device") or "cpu", data_dir or run.source.get("data_dir")
     # The run's, without its schedule and what is recorded along the way.
     recipe = continued(run, schedule=Schedule())
@@ -135,14 +126,10 @@ def critical_batch(
     rates = [run.lr * (batch / recipe.batch) ** SCALING[chosen] for batch in batches]
     steps = [round(total / batch) for batch in batches]
     if steps[-1] < LEAST_STEPS:
-        raise InputError(
-            f"trained_samples: {total} is not allowed, it must be at least {LEAST_STEPS * batches[-1]}"
-        )
+        raise InputError("trained_samples", total, allowed=f"at least {LEAST_STEPS * batches[-1]}")
     loss, report = np.empty((len(batches), seeds)), taken(progress)
     for done, (k, s) in enumerate(np.ndindex(loss.shape)):
-        branch = dataclasses.replace(
-            recipe, batch=batches[k], lr=rates[k], steps=run.step + steps[k], seed=seed + s
-        )
+        branch = replace(recipe, batch=batches[k], lr=rates[k], steps=run.step + steps[k], seed=seed + s)
         loss[k, s], trainer = _train(branch, run, device, data_dir)
         report((done + 1) / loss.size)
     return CriticalBatch(
@@ -167,11 +154,9 @@ def _batches(recipe: Recipe, factors: Sequence[float]) -> list[int]:
     if len(exact) < 2:
         raise InputError(f"factors: {list(factors)} is not allowed, at least two different ones are needed")
     for batch in exact:
-        if batch != round(batch) or round(batch) % (recipe.learners * recipe.accumulate):
-            raise InputError(
-                f"factors: {batch / recipe.batch:g} is not allowed, {recipe.learners} learners cannot share "
-                f"a batch of {batch:g}"
-            )
+        if batch % (recipe.learners * recipe.accumulate):
+            reason = f"{recipe.learners} learners cannot share {batch:g} samples"
+            raise InputError(f"factors: {batch / recipe.batch:g} is not allowed, {reason}")
     return [round(batch) for batch in exact]
 
 
@@ -187,14 +172,14 @@ def _train(
         if state.step > recipe.steps - length / 4:
             losses.append(trainer.buffers.training_loss(average(state.weights)))
 
-    recipe = dataclasses.replace(recipe, checkpoint=Save(every=every))
+    recipe = replace(recipe, checkpoint=Save(every=every))
     trainer = Trainer(recipe, checkpoint=run, device=device, data_dir=data_dir, hooks=Hooks(save=evaluate))
     end = trainer.run()
     return math.inf if end.diverged or not np.isfinite(losses).all() else float(np.mean(losses)), trainer
 
 
 # Steps along which the gradient's Lipschitz constant is estimated, and decomposed steps whose median is
-# called the run's α_e (ours).
+# called the run's α_e (our choice).
 PATH_STEPS = 5
 LAST = 10
 
@@ -224,7 +209,7 @@ def effective_rate(run: Checkpoint) -> float:
 
 
 def operating_point(run: Checkpoint) -> tuple[float, float | None, int]:
-    """The learning rate of a run, the limit on ηλ of its update rule if it is known, and its delay."""
+    """The learning rate of a run, the limit on ηλ of its update rule (None: unknown), and its delay."""
     if run.algorithm == IMPORTED:
         return math.nan, None, 0
     if run.algorithm == RECORDED:
@@ -235,7 +220,7 @@ def operating_point(run: Checkpoint) -> tuple[float, float | None, int]:
 
 @checked()
 def preconditioner(
-    run: Checkpoint, problem: Problem, learner: str | int = "mean", *, seed: int = 0
+    run: Checkpoint, problem: Problem, learner: str | int = "mean", *, seed: Seed = 0
 ) -> Preconditioner:
     """The diagonal P with which Adam, AdamW, RMSprop, LARS or LAMB makes its next step, and its limit.
 
@@ -264,24 +249,23 @@ def preconditioner(
         >>> landscape.Preconditioner(torch.tensor([1.0, 4.0]), name="torch:Adam", lr=0.1, limit=38.0).lr
         0.1
     """
+    path = run.path or "run"
     if not run.has_recipe:
-        raise OperationError(
-            f"{run.path or 'run'}: no run of landscape train; give a landscape.Preconditioner"
-        )
-    made = StatePreconditioner(recipe_of(run), problem, "precondition")
+        raise OperationError(f"{path}: no run of landscape train; give a landscape.Preconditioner")
+    of_state = StatePreconditioner(recipe_of(run), problem, "precondition")
     if run.step < 1:
-        raise OperationError(f"{run.path or 'run'}: of step 0, the optimizer has no state yet")
+        raise OperationError(f"{path}: of step 0, the optimizer has no state yet")
     check_learner(learner, run.learners)
     if isinstance(learner, int):
         weights = run.weights[learner]
         state = {key: rows[learner : learner + 1] for key, rows in run.optimizer.items()}
-    else:  # counters are equal, and may be whole numbers
-        weights, same = run.mean, made.counters
-        state = {k: t[:1] if k in same else t.mean(0, keepdim=True) for k, t in run.optimizer.items()}
-    return made.at(weights.to(problem.weights), state, run.step, run.lr, stream(seed, 0))
+    else:
+        weights, state = run.mean, of_state.mean_of(run.optimizer, lambda key, rows: average(rows))
+    return of_state.at(weights.to(problem.weights), state, run.step, run.lr, stream(seed, 0))
 
 
-# Minibatches over which LARS's preconditioner, which depends on the gradient's norm, is averaged (ours).
+# LARS's preconditioner depends on the gradient's norm: it is averaged over this number of minibatches (our
+# choice).
 DRAWS = 8
 
 
@@ -299,22 +283,25 @@ class StatePreconditioner:
 
     def __init__(self, recipe: Recipe, problem: Problem, where: str) -> None:
         self._recipe, self._problem = recipe, problem
-        self.name, options = recipe.part("optimizer")
-        self._optimizer: Optimizer = optimizers.make(self.name, options)
+        self.name, settings = recipe.part("optimizer")
+        self._optimizer = optimizers.make(self.name, settings)
         momentum = self._optimizer.preconditioned
         if momentum is None:
-            raise InputError(
-                f"{where}: the optimizer '{self.name}' has no preconditioner (allowed: adam, adamw, rmsprop, "
-                "lars, lamb)"
-            )
+            names = "adam, adamw, rmsprop, lars, lamb"
+            raise InputError(f"{where}: the optimizer '{self.name}' has no preconditioner, use {names}")
         m, form, factor = momentum
         limit = recipe.rule().stability_limit(m, form)
         self.limit = math.nan if limit is None else limit / factor
 
-    @property
-    def counters(self) -> frozenset[str]:
-        """The parts of a state that count steps: equal for all learners, and not to be averaged."""
-        return self._optimizer.counters
+    def mean_of(self, rows: Mapping[str, Tensor], mean: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
+        """The learners' mean state, name -> (1, …).
+
+        Args:
+            rows: the state of these learners, name -> (n, …).
+            mean: (name, (n, …)) -> the mean over all learners.
+        """
+        counters = self._optimizer.counters  # equal for all learners, and perhaps whole numbers
+        return {name: t[:1] if name in counters else mean(name, t)[None] for name, t in rows.items()}
 
     def at(
         self, weights: Tensor, state: Mapping[str, Tensor], step: int, lr: float, draws: torch.Generator
@@ -330,21 +317,19 @@ class StatePreconditioner:
         """
         self._optimizer.start(self._problem.layout, weights[None])
         self._optimizer.restore(state)
-        gradients = (
-            self._gradients(weights, draws)
-            if self._optimizer.gradient_scaled
-            else torch.zeros_like(weights)[None]
-        )
+        gradients = torch.zeros_like(weights)[None]
+        if self._optimizer.gradient_scaled:
+            gradients = self._gradients(weights, draws)
         diagonals = [self._optimizer.preconditioner(weights[None], g[None], step) for g in gradients]
-        known = torch.cat([d for d in diagonals if d is not None])
-        return Preconditioner(known.mean(0), name=self.name, lr=lr, limit=self.limit)
+        diagonal = torch.cat([d for d in diagonals if d is not None]).mean(0)
+        return Preconditioner(diagonal, name=self.name, lr=lr, limit=self.limit)
 
     def _gradients(self, weights: Tensor, draws: torch.Generator) -> Tensor:
         """(DRAWS, P), gradients of the minibatches that one state of the optimizer sees."""
         recipe = self._recipe
         size = recipe.local_batch * (recipe.learners if recipe.rule().synchronous else 1)
-        drawn = zip(range(DRAWS), Minibatches(self._problem, size, draws), strict=False)
-        return torch.stack([part.gradient(weights) for _, (part,) in drawn])
+        minibatches = itertools.islice(Minibatches(self._problem, size, draws), DRAWS)
+        return torch.stack([minibatch.gradient(weights) for (minibatch,) in minibatches])
 
 
 # The table of docs/explanation/stability.md.
@@ -398,21 +383,23 @@ def stability(
         >>> round(result.lambda_max, 4), result.limit[0].round(3).tolist()
         (9.0, [2.0, 1.0])
     """
-    table, run = limits(delays, momentum), problem if isinstance(problem, Checkpoint) else None
+    run = problem if isinstance(problem, Checkpoint) else None
     problem = problem_of(problem)
     own_lr, rule_limit, rule_delay = operating_point(run) if run else (math.nan, None, 0)
-    lr, own_limit = own_lr if lr is None else lr, rule_limit if own_limit is None else own_limit
+    lr = own_lr if lr is None else lr
+    own_limit = rule_limit if own_limit is None else own_limit
     own_delay = rule_delay if own_delay is None else own_delay
     if isinstance(precondition, bool):
         if precondition and run is None:
             raise InputError("precondition: True is not allowed for a problem, whose optimizer is not known")
         precondition = preconditioner(run, problem) if precondition and run else None
-    if given := as_preconditioner(precondition):
-        lr, own_limit = given.lr, given.limit
-    top = top_eigenvalues(problem, 1, residual_tol, seed=seed, precondition=given, progress=progress)
+    p = as_preconditioner(precondition)
+    if p:
+        lr, own_limit = p.lr, p.limit
+    top = top_eigenvalues(problem, 1, residual_tol, seed=seed, precondition=p, progress=progress)
     return Stability(
         np.asarray(delays, dtype=np.int64),
-        table,
+        limits(delays, momentum),
         momentum,
         float(top.values[0]),
         float(top.residuals[0]),
@@ -421,7 +408,7 @@ def stability(
         math.nan if own_limit is None else own_limit,
         own_delay,
         problem.data.samples,
-        precondition=given.name if given else "",
+        precondition=p.name if p else "",
         **named_loss(problem),
         **about,
     )
@@ -441,11 +428,10 @@ def loop_preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> P
     values = {name: groups[0][name] for name in names if name in groups[0]}
     form = optimizers.torch_preconditioned(kind, values)
     if form is None or any(group.get(name) != value for group in groups for name, value in values.items()):
-        words = "parameter groups with different options" if form else f"the optimizer '{kind.__name__}'"
-        raise InputError(
-            f"monitor.instruments: 'preconditioned-lambda-max' is not allowed with {words}, only with Adam, "
-            "AdamW or RMSprop of torch.optim with the same options for all parameters"
-        )
+        reason = "parameter groups with different options" if form else f"the optimizer '{kind.__name__}'"
+        allowed = "only with Adam, AdamW or RMSprop of torch, with the same options for all parameters"
+        name = "monitor.instruments: 'preconditioned-lambda-max'"
+        raise InputError(f"{name} is not allowed with {reason}, {allowed}")
     states = [optimizer.state.get(p, {}) for p in parameters]
     if not all("step" in state for state in states):
         return None
@@ -457,7 +443,7 @@ def loop_preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> P
     pairs = zip(parameters, states, strict=True)
     updates = torch.cat([torch.full((p.numel(),), float(state["step"])) for p, state in pairs])[None]
     m, momentum_form, factor = form
-    place = float64_device(parameters[0].device)
-    diagonal = optimizers.torch_preconditioner(kind, values, flat, updates.to(place, torch.float64))[0]
+    updates = updates.to(float64_device(parameters[0].device), torch.float64)
+    diagonal = optimizers.torch_preconditioner(kind, values, flat, updates)[0]
     limit = max_stable_step(0, m, momentum_form) / factor
     return Preconditioner(diagonal, name=kind.__name__, lr=rate(optimizer), limit=limit)

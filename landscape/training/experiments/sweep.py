@@ -30,7 +30,7 @@ from landscape.results.grids import texts as as_texts
 from landscape.training.processes.children import TIMEOUT
 from landscape.training.processes.process_group import started_by_launcher
 from landscape.training.recipes.recipe import Recipe, names
-from landscape.training.recipes.settings import parse_value, parsed
+from landscape.training.recipes.settings import parse_value, parsed, plain_value
 from landscape.training.run import launch
 from landscape.training.run.launch import Ended, TrainingJob, share_of
 
@@ -38,8 +38,6 @@ from landscape.training.run.launch import Ended, TrainingJob, share_of
 Setting = tuple[tuple[str, str], ...]
 # Longest name of a setting's folder in characters; file systems allow 255 bytes.
 MAX_NAME = 150
-#: Trains runs; takes what is called with each as it ends, and with the share of the present one.
-Execute = Callable[[Sequence[TrainingJob], Ended, Progress], None]
 
 
 def outcome_of(end: Checkpoint) -> dict[str, float]:
@@ -59,12 +57,9 @@ def canonical(value: Any) -> str:
     """One form of all values that mean the same, as text."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
-    if isinstance(value, str):  # bare where that reads back as the same
-        return value if parse_value(value) is value else toml_value(value)
-    try:
-        return toml_value(value)
-    except TypeError as error:  # a date
-        raise InputError(f"settings: '{value}' is not allowed as a value ({error})") from error
+    if isinstance(value, str) and parse_value(value) is value:  # it reads back as the same
+        return value
+    return toml_value(value)
 
 
 def grid(labels: Iterable[str], values: Mapping[str, Any]) -> list[Setting]:
@@ -74,17 +69,16 @@ def grid(labels: Iterable[str], values: Mapping[str, Any]) -> list[Setting]:
         InputError: for a key that is none of a sweep, and for a value that is missing or given twice.
     """
     axes: dict[str, list[str]] = {"recipe": list(labels)}
-    for key, given in values.items():
+    for key, value in values.items():
         if key in ("seed", "recipe", "name"):
             raise InputError(f"settings: '{key}' is not a key of a sweep", give={"seeds": ...})
-        plain = given.tolist() if isinstance(given, np.ndarray) else given
-        several = plain if isinstance(plain, (list, tuple, range)) else [plain]
-        axes[key] = [canonical(value.item() if isinstance(value, np.generic) else value) for value in several]
+        several = plain_value(key, value)
+        axes[key] = [canonical(item) for item in (several if isinstance(several, list) else [several])]
     for key, texts in axes.items():
         doubles = [v for v in texts if texts.count(v) > 1]
         if doubles or not texts or "" in texts:
-            what = f"holds {doubles[0]} twice" if doubles and doubles[0] else "lacks a value"
-            raise InputError(f"settings: {key}={','.join(texts)} is not allowed, it {what}")
+            reason = f"has {doubles[0]} twice" if doubles and doubles[0] else "lacks a value"
+            raise InputError(f"settings: {key}={','.join(texts)} is not allowed, it {reason}")
     pairs = itertools.product(*([(key, value) for value in texts] for key, texts in axes.items()))
     return [_setting(dict(combination)) for combination in pairs]
 
@@ -112,8 +106,9 @@ class Runner:
         folder: DIR.
         seeds: those of every setting.
         keys: the columns, in order; those of earlier sweeps follow.
-        read: makes a recipe of a label and KEY=VALUE settings.
-        execute: trains runs.
+        read: makes the recipe of a setting with a further KEY=VALUE.
+        execute: trains runs; takes what is called with each as it ends, and with the share of the present
+            one.
         message: takes a line for the user.
         progress: takes the number of runs that are done, with the part of the present one.
         share: K/N, of the runs; the table is then neither read nor written.
@@ -122,11 +117,11 @@ class Runner:
     folder: Path
     seeds: Sequence[int]
     keys: list[str]
-    read: Callable[[str, list[str]], Recipe]
-    execute: Execute
-    message: Callable[[str], None] = lambda line: None
-    progress: Progress = lambda runs: None
-    share: str | None = None
+    read: Callable[[Setting, str], Recipe]
+    execute: Callable[[Sequence[TrainingJob], Ended, Progress], None]
+    message: Callable[[str], None]
+    progress: Progress
+    share: str | None
     done: int = field(default=0, init=False)
     outcomes: dict[Setting, dict[int, dict[str, float]]] = field(default_factory=dict, init=False)
 
@@ -139,9 +134,7 @@ class Runner:
         for row, old_seeds in zip(old.rows, old.seed_lists, strict=True):
             setting = _setting({key: value for key, value in row.items() if value})
             ends = {seed: self._run_folder(setting, seed) / "last.h5" for seed in old_seeds}
-            outcomes = {seed: _outcome(path) for seed, path in ends.items() if path.exists()}
-            if outcomes:
-                self.outcomes[setting] = outcomes
+            self.outcomes[setting] = {seed: _outcome(path) for seed, path in ends.items() if path.exists()}
 
     def _run_folder(self, setting: Setting, seed: int) -> Path:
         return self.folder / folder_name(setting) / f"seed-{seed}"
@@ -153,12 +146,8 @@ class Runner:
         """
         waiting: dict[Path, tuple[TrainingJob, Setting, int]] = {}
         for setting, seed in share_of([*itertools.product(settings, self.seeds)], self.share):
-            (_, label), *rest = setting
-            changes = [*(f"{key}={value}" for key, value in rest), f"seed={seed}"]
-            recipe = self.read(label, changes)
-            folder = self._run_folder(setting, seed)
-            end = launch.ended(recipe, folder)
-            if end:
+            recipe, folder = self.read(setting, f"seed={seed}"), self._run_folder(setting, seed)
+            if end := launch.ended(recipe, folder):
                 self.outcomes.setdefault(setting, {})[seed] = outcome_of(end)
                 self.done += 1
             else:
@@ -177,9 +166,8 @@ class Runner:
             self.progress(self.done)
             self.save()
 
-        self.execute(
-            [run for run, _, _ in waiting.values()], record, lambda share: self.progress(self.done + share)
-        )
+        jobs = [job for job, _, _ in waiting.values()]
+        self.execute(jobs, record, lambda share: self.progress(self.done + share))
 
     def score(self, setting: Setting) -> tuple[int, float]:
         """(number of diverged seeds, mean final test loss of all); lower is better."""
@@ -189,21 +177,20 @@ class Runner:
 
     def result(self) -> Sweep:
         """The table now: sorted by its columns, numbers before words."""
+        import pandas  # takes half a second
 
         def order(setting: Setting) -> list[tuple[int, float, str]]:
             values = dict(setting)
             return [_rank(values.get(key, "")) for key in self.keys]
 
         rows = sorted((s for s, outcomes in self.outcomes.items() if outcomes), key=order)
-        arrays: dict[str, Any] = {name: np.full(len(rows), math.nan) for name in COLUMNS}
-        for row, setting in enumerate(rows):
-            outcomes = [*self.outcomes[setting].values()]
-            for name in outcomes[0]:
-                values = np.array([outcome[name] for outcome in outcomes], dtype=np.float64)
-                with np.errstate(invalid="ignore", over="ignore"):  # a diverged run's loss may be infinite
-                    arrays[name][row] = values.sum() if name == "diverged" else values.mean()
-                    if len(values) > 1 and f"{name}_std" in arrays:
-                        arrays[f"{name}_std"][row] = values.std(ddof=1)
+        ends = [pandas.DataFrame([*self.outcomes[setting].values()]) for setting in rows]
+        arrays: dict[str, Any] = {}
+        for name in COLUMNS:
+            reduction = "std" if name.endswith("_std") else "sum" if name == "diverged" else "mean"
+            columns = [end[name.removesuffix("_std")] for end in ends]
+            with np.errstate(invalid="ignore", over="ignore"):  # a diverged run's loss may be infinite
+                arrays[name] = np.array([column.agg(reduction, skipna=False) for column in columns])
         seeds = [" ".join(map(str, sorted(self.outcomes[s]))) for s in rows]
         table = [[dict(s).get(key, "") for key in self.keys] for s in rows]
         settings = as_texts(table).reshape(len(rows), len(self.keys))
@@ -309,11 +296,12 @@ def sweep(
         raise InputError("sweep: not allowed under torchrun; jobs are several runs at once")
     sources = _labeled(recipes)
 
-    def recipe_of(label: str, changes: list[str]) -> Recipe:
-        source = sources[label]
+    def recipe_of(setting: Setting, *changes: str) -> Recipe:
+        (_, label), *pairs = setting
+        source, values = sources[label], parsed([*(f"{key}={value}" for key, value in pairs), *changes])
         if isinstance(source, Recipe):
-            return source.replace(**parsed(changes))
-        return Recipe.read(source, allow_code=allow_code, **parsed(changes))
+            return source.replace(**values)
+        return Recipe.read(source, allow_code=allow_code, **values)
 
     bases, keys = grid(sources, settings), list(settings)
     total, first_value = len(share_of(range(len(bases) * len(seeds)), share)), list[str]()
@@ -328,24 +316,16 @@ def sweep(
         keys, total = [key, *keys], total * (3 + 2 * rounds)
         first_value = [f"{key}={low:g}"]
     for setting in bases:  # bad values are reported before the folder is made
-        recipe_of(setting[0][1], [*(f"{k}={v}" for k, v in setting[1:]), *first_value])
+        recipe_of(setting, *first_value)
     folder, report = Path(folder), taken(progress)
     make_folder(folder)
     with Lock(folder) as lock:
         if share is None:  # several may run at once; each run has a lock of its own
             lock.acquire()
-        runner = Runner(
-            folder,
-            seeds,
-            keys,
-            read=recipe_of,
-            execute=functools.partial(
-                launch.train_runs, pool=launch.pool(jobs, timeout, device), device=device, data_dir=data_dir
-            ),
-            message=message or (lambda line: None),
-            progress=lambda runs: report(runs / total),
-            share=share,
-        )  # fmt: skip
+        pool = launch.pool(jobs, timeout, device)
+        train = functools.partial(launch.train_runs, pool=pool, device=device, data_dir=data_dir)
+        tell = message or (lambda line: None)
+        runner = Runner(folder, seeds, keys, recipe_of, train, tell, lambda done: report(done / total), share)
         if search:
             find_best(runner, bases, key, low, high, rounds)
         else:
@@ -357,10 +337,9 @@ def _labeled(recipes: Source | Sequence[Source]) -> dict[str, Source]:
     """Label -> recipe: names and patterns as they are, files by their stem, recipes by their name."""
     sources: dict[str, Source] = {}
     several: Any = [recipes] if isinstance(recipes, (str, Path, Recipe)) else recipes
-    for given in several:
-        known = [name for name in names() if fnmatchcase(name, str(given))]
-        found: list[Any] = [given] if isinstance(given, Recipe) else known or [given]
-        for source in found:
+    for pattern in several:
+        matches: list[Any] = [name for name in names() if fnmatchcase(name, str(pattern))]
+        for source in [pattern] if isinstance(pattern, Recipe) else matches or [pattern]:
             name = source.name if isinstance(source, Recipe) else str(source)
             name = Path(name).stem if name.endswith(".toml") else name
             if name in sources:

@@ -51,11 +51,11 @@ class MeasuredRun:
         problem: the loss that the steps descend, on the training set.
         comm: the processes; all measure together, and have the same numbers.
         seed: of the run.
-        learners, batch: n, and the samples of a step, all learners together; 0 where that is not known.
-        limit: the largest stable ηλ of the rule with its optimizer, NaN where it is not known.
+        learners, batch: n, and the samples of a step, all learners together; 0: unknown.
+        limit: the largest stable ηλ of the rule with its optimizer; NaN: unknown.
         at_mean, synchronous: whether all learners take their gradients at w_a, or at another point together.
         geometry: of the optimizer's steps, as of :attr:`.Optimizer.geometry`.
-        plain_limit: the largest stable ηλ of the rule with plain steps, NaN where it is not known.
+        plain_limit: the largest stable ηλ of the rule with plain steps; NaN: unknown.
         second: (step, learner, its point) -> a minibatch gradient (P,) of a learner of this process that is
             independent of its gradient in that step; None where the steps are another's.
         optimizer: what makes the steps: an optimizer of a recipe, or of a loop of the user's own.
@@ -96,7 +96,7 @@ def instrument(name: str, *reads: str) -> Callable[[type[Kind]], type[Kind]]:
 
 
 class Instrument(ABC):
-    """Measures a run every so many steps; ``measure`` gives one number for each of ``columns``.
+    """Measures a run at intervals; ``measure`` gives one number for each of ``columns``.
 
     An instrument is added to the registry under the name that ``monitor.instruments`` has, in this package or
     in a plugin::
@@ -272,7 +272,7 @@ class Monitoring:
             row: the last of the history.
             column: gives the history's column of a name.
         """
-        if not row["lr_lambda_max"] > row["lr_lambda_limit"]:  # NaN where one is not known
+        if not row["lr_lambda_max"] > row["lr_lambda_limit"]:  # NaN: unknown
             return ""
         if np.any(column("lr_lambda_max")[:-1] > column("lr_lambda_limit")[:-1]):
             return ""

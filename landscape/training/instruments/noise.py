@@ -21,7 +21,7 @@ from landscape.gradients.minibatches import GradientNoise, JackknifeEstimator, M
 from landscape.training.instruments import Instrument, MeasuredRun, StepState, instrument, rounding
 from landscape.training.instruments.sharpness import OnSample
 
-# Of a step's cost, the most that second gradients may take on average: 1/40 (ours).
+# Of a step's cost, the most that second gradients may take on average: 1/40 (our choice).
 SHARE = 40
 
 
@@ -33,10 +33,10 @@ class NoiseScale(Instrument):
     all n learners take their gradients at one point, these give both parts at each step. Where learners have
     points of their own, g is the mean of their own gradients; their spread would count as noise, so tr Σ
     comes from a second gradient of one learner, in turn, every ⌈40/n⌉ steps: it takes 1/40 of the time of the
-    gradients (ours). The window is the steps since the last measurement. Errors come from the scatter within
-    it (of the ratio by the jackknife), in which changes of the weights count as noise, too. The ratio is NaN
-    where ‖g‖² is not significantly above 0: it has heavy tails there, and may come out as any number. The
-    ends of its 95% interval (Fieller's) have columns of their own; the upper one is then infinite.
+    gradients (our choice). The window is the steps since the last measurement. Errors come from the scatter
+    within it (of the ratio by the jackknife), in which changes of the weights count as noise, too. The ratio
+    is NaN where ‖g‖² is not significantly above 0: it has heavy tails there, and may come out as any number.
+    The ends of its 95% interval (Fieller's) have columns of their own; the upper one is then infinite.
 
     In a loop of the user's own both parts come from ``monitor.draws`` fresh minibatches after a step.
 
@@ -118,7 +118,8 @@ class NoiseScale(Instrument):
 
     def _window(self) -> tuple[Array, Array]:
         """tr Σ and ‖g‖² of each step, or each stretch of steps up to a second gradient; the rest is kept."""
-        n, table = self.run.learners, self._table().numpy() if self._sums else np.zeros((0, 2))
+        n = self.run.learners
+        table = self._table().numpy() if self._sums else np.zeros((0, 2))
         ends = np.flatnonzero(np.array(self._steps) % self._every == 0) + 1
         last = int(ends[-1]) if len(ends) else 0
         self._steps, self._sums = self._steps[last:], self._sums[last:]
@@ -130,10 +131,9 @@ class NoiseScale(Instrument):
         return traces, means / n**2 - traces / self.run.batch
 
     def _from_draws(self, now: StepState) -> dict[str, float]:
-        draws, estimator = self.run.monitor.draws, JackknifeEstimator(now.mean, self.run.batch)
-        minibatches = Minibatches(self.run.problem, self.run.batch, self.generator(now))
-        for (minibatch,) in itertools.islice(minibatches, draws):
-            estimator.add(minibatch.loss_and_gradient(now.mean)[1][None])
+        estimator = JackknifeEstimator(now.mean, self.run.batch)
+        for gradient in _gradients(self, now):
+            estimator.add(gradient[None])
         return self._row_of(estimator.estimate())
 
     def _row_of(self, scale: GradientNoise) -> dict[str, float]:
@@ -155,8 +155,8 @@ class NoiseAlignment(OnSample):
     on_minibatches = True
 
     def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
-        along = self.sample.curvature(now.mean)
-        pairs = [(along(g), float(double(g).square().sum())) for g in _gradients(self, now)]
+        curvatures = self.sample.curvatures(now.mean)
+        pairs = [(*curvatures(g), float(double(g).square().sum())) for g in _gradients(self, now)]
         return statistics.ratio(*np.array(pairs).T)
 
 
@@ -215,19 +215,17 @@ class Disagreement(OnSample):
     def __init__(self, run: MeasuredRun) -> None:
         super().__init__(run)
         if run.learners < 2:
-            raise InputError(
-                f"monitor.instruments: '{self.name}' is not allowed with 1 learner, only with more"
-            )
+            raise InputError(f"monitor.instruments: '{self.name}' is not allowed with 1 learner")
 
     def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
         pairs = self.sample.top(now.step, now.mean)
         if pairs is None:
             return ()
-        vectors, curvature = double(pairs.vectors), self.sample.curvature(now.mean)
+        vectors, curvatures_along = double(pairs.vectors), self.sample.curvatures(now.mean)
         curvatures, rows = list[float](), list[Tensor]()
         for weights in learners:
             spread = weights - now.mean
-            curvatures.append(curvature(spread))
+            curvatures += curvatures_along(spread)
             exact = double(spread)  # its squares along the eigenvectors, and its own
             rows.append(torch.cat((vectors @ exact, exact.norm()[None])).square())
         squares = torch.stack(rows).cpu().numpy()

@@ -15,31 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.analysis.connection import MEMBERS, average
+from landscape.analysis.connection import average
 from landscape.analysis.sharpness import sharpness
 from landscape.checkpoint.history import MONITORED, OF_LAYER, UNITS
 from landscape.core.devices import double, finite, inner, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import mean_and_error
+from landscape.curvature import hessian, search
 from landscape.curvature.double_backward import NoSecondDerivative
 from landscape.curvature.eigenvalues import fast_hessian
-from landscape.curvature.hessian import (
-    HessianOperator,
-    HessianOptions,
-    Preconditioner,
-    exact_only,
-    gradient_curvature,
-)
-from landscape.curvature.search import (
-    RESIDUAL_TOL,
-    RitzPairs,
-    SearchOptions,
-    ranks_of,
-    search_operator,
-    start_vector,
-    warm_start,
-)
+from landscape.curvature.hessian import HessianOperator, HessianOptions, Preconditioner, exact_only
 from landscape.gradients.minibatches import MIN_COSTLY, Minibatches
 from landscape.problem.problem import Problem
 from landscape.training.experiments import StatePreconditioner, loop_preconditioner
@@ -71,7 +57,7 @@ class Sample:
     def __init__(self, monitor: Monitor, problem: Problem, seed: int) -> None:
         self.count = min(monitor.k, problem.layout.size)
         self.state: dict[str, Tensor] = {}
-        self._last: tuple[int, RitzPairs | None] = -1, None
+        self._last: tuple[int, search.RitzPairs | None] = -1, None
         # This refuses a model whose gradient is wrong, before the first step.
         self._options = HessianOptions(derivatives=HessianOptions().at(problem).derivatives)
         batch, samples = problem.batchnorm.samples, min(monitor.samples or problem.samples, problem.samples)
@@ -81,20 +67,20 @@ class Sample:
             order = torch.randperm(problem.samples, generator=generator(seed, "monitor"))
             problem = problem.subset(order[:samples].sort().values)
         self.problem = problem
-        self._random = start_vector(problem, seed)
+        self._random = search.start_vector(problem, seed)
 
     def restore(self, shared: Mapping[str, Tensor]) -> None:
         """Take ``state`` from a checkpoint, if it has one."""
         if STATE in shared:
             self.state = {STATE: shared[STATE].to(self._random)}
 
-    def top(self, step: int, weights: Tensor) -> RitzPairs | None:
+    def top(self, step: int, weights: Tensor) -> search.RitzPairs | None:
         """The ``count`` largest eigenvalues at ``weights`` (P,) after ``step``, searched once a step.
 
         None where the Hessian is not finite.
         """
         if self._last[0] != step:
-            pairs = self.search(weights, self.count, self.state.get(STATE))
+            pairs = self.largest(weights, self.count, self.state.get(STATE))
             self.state = {} if pairs is None else {STATE: pairs.vectors.sum(0)}
             self._last = step, pairs
         return self._last[1]
@@ -103,33 +89,31 @@ class Sample:
         """∇L (P,) at ``weights`` over the sample."""
         return self.problem.loss_and_gradient(weights)[1]
 
-    def hessian(self, weights: Tensor, precondition: Preconditioner | None = None) -> HessianOperator:
+    def operator(self, weights: Tensor, precondition: Preconditioner | None = None) -> HessianOperator:
         """H at ``weights`` (P,), or P^{-1/2} H P^{-1/2}."""
         return fast_hessian(self.problem, weights, replace(self._options, precondition=precondition))
 
-    def curvature(self, weights: Tensor) -> Callable[[Tensor], float]:
-        """v ↦ vᵀHv for the Hessian at ``weights`` and a v (P,)."""
-        parts = self.curvatures(weights, ((slice(None),),))
-        return lambda v: parts(v)[0]
-
     def curvatures(
-        self, weights: Tensor, groups: Sequence[Sequence[slice]]
+        self, weights: Tensor, groups: Sequence[Sequence[slice]] = ((slice(None),),)
     ) -> Callable[[Tensor], list[float]]:
-        """v ↦ Σ v_i (Hv)_i over each of ``groups`` of coordinates; NaN where the error is too large."""
-        h = self.hessian(weights)
+        """v ↦ Σ v_i (Hv)_i over each of ``groups`` of coordinates; NaN where the error is too large.
+
+        The default is one group of all, whose sum is vᵀHv.
+        """
+        h = self.operator(weights)
 
         def along(v: Tensor) -> list[float]:
             (image,), (error,) = h._measured(v[None])
             curvature = abs(float(double(v) @ double(image)))
-            if error and not error * float(vector_norm(v)) <= RESIDUAL_TOL * curvature:
+            if error and not error * float(vector_norm(v)) <= search.RESIDUAL_TOL * curvature:
                 return [math.nan] * len(groups)
             return [sum(float(double(v[p]) @ double(image[p])) for p in parts) for parts in groups]
 
         return along
 
-    def search(
+    def largest(
         self, weights: Tensor, count: int, near: Tensor | None, precondition: Preconditioner | None = None
-    ) -> RitzPairs | None:
+    ) -> search.RitzPairs | None:
         """The largest eigenvalues of H, or of P^{-1/2} H P^{-1/2}; None where these are not finite.
 
         Args:
@@ -138,8 +122,10 @@ class Sample:
             near: the sum of eigenvectors at weights nearby; None: there are none yet.
             precondition: P.
         """
-        start = self._random if near is None else warm_start(near, self._random, ranks_of(self.problem))
-        pairs, _ = search_operator(self.hessian(weights, precondition), start, SearchOptions(high=count))
+        start, operator = self._random, self.operator(weights, precondition)
+        if near is not None:
+            start = search.warm_start(near, start, search.ranks_of(self.problem))
+        pairs, _ = search.search_operator(operator, start, search.SearchOptions(high=count))
         return pairs if finite(pairs.values) else None
 
 
@@ -176,7 +162,8 @@ class OnSample(Instrument):
         return {column: value for column, value in row.items() if math.isfinite(value)}
 
 
-# Layers of a model, or blocks, whose parts of a change of the loss are recorded: colors of a picture (ours).
+# The most layers of a model, or blocks, whose parts of a change of the loss are recorded (our choice: the
+# colors of a picture).
 LAYERS = 12
 
 
@@ -229,12 +216,9 @@ class PreconditionedLambdaMax(OnSample):
         run, of_state = self.run, self._of_state
         if of_state is None:
             return loop_preconditioner(run.optimizer, run.parameters())
-        state = {
-            name: rows[:1]
-            if name in of_state.counters
-            else run.comm.fresh_mean(rows, f"optimizer's {name}")[None]
-            for name, rows in run.optimizer.state.items()
-        }
+        state = of_state.mean_of(
+            run.optimizer.state, lambda key, rows: run.comm.fresh_mean(rows, f"optimizer's {key}")
+        )
         draws = generator(run.seed, "monitor_preconditioner", now.step)
         return of_state.at(now.mean, state, now.step, now.lr, draws)
 
@@ -246,7 +230,7 @@ class PreconditionedLambdaMax(OnSample):
         if self._now is None:
             self.memory = None
             return ()
-        pairs = self.sample.search(now.mean, 1, self.memory, self._now)
+        pairs = self.sample.largest(now.mean, 1, self.memory, self._now)
         self.memory = None if pairs is None else pairs.vectors.sum(0)
         if pairs is None:
             return ()
@@ -255,7 +239,7 @@ class PreconditionedLambdaMax(OnSample):
 
 
 # The instrument "generalized-sharpness" ends a search where the first-order gain left is below this share of
-# its value, or after so many products (ours).
+# its value, or after this number of products (our choice).
 GAIN, ASCENT = 0.01, 100
 
 
@@ -264,8 +248,8 @@ class GeneralizedSharpness(OnSample):
     """S = max dᵀHd over the unit ball of the norm of the optimizer's steps at w_a, and η S with its limit.
 
     For "steepest" (Islamov et al. 2026, arXiv 2603.05002), whose limit is 2 for one learner; of normalized
-    steps η is α/‖g‖_*. For other rules the limit is theirs on ηλ with plain steps (ours): where H = vvᵀ, the
-    steps along v are those of plain SGD with S in place of λ.
+    steps η is α/‖g‖_*. For other rules the limit is theirs on ηλ with plain steps (our choice): where
+    H = vvᵀ, the steps along v are those of plain SGD with S in place of λ.
 
     S is the largest of several local maxima, each found by Frank–Wolfe steps with exact line search, and so a
     lower bound: from that of the measurement before, from a random vector, and from the leading eigenvector,
@@ -280,10 +264,8 @@ class GeneralizedSharpness(OnSample):
 
     def __init__(self, run: MeasuredRun) -> None:
         if run.geometry is None:
-            raise InputError(
-                "monitor.instruments: 'generalized-sharpness' is not allowed with this optimizer (allowed: "
-                "steepest); 'lambda-max' is the sharpness of sgd, 'preconditioned-lambda-max' that of adam"
-            )
+            allowed = "only with steepest; use 'lambda-max' for sgd, 'preconditioned-lambda-max' for adam"
+            raise InputError(f"monitor.instruments: '{self.name}' is not allowed, optimizer {allowed}")
         super().__init__(run)
         exact_only(self.sample.problem, "monitor.instruments: 'generalized-sharpness'")
         self._norm, self._normalized = run.geometry
@@ -306,7 +288,7 @@ class GeneralizedSharpness(OnSample):
         points = [self._aligned(v)[0] for v in starts]
         if self.memory is not None:
             points.insert(0, self.memory)
-        h = self.sample.hessian(now.mean)
+        h = self.sample.operator(now.mean)
         maxima = [self._ascend(lambda v: h._images(v[None])[0], d) for d in points]
         value, self.memory = max(maxima, key=lambda pair: pair[0])
         rate = now.lr
@@ -361,11 +343,9 @@ class BatchSharpness(Instrument):
 
     def _curvatures(self, now: StepState, weights: Tensor, learners: int) -> Array:
         """(draws, learners); the processes share the draws at w_a, or measure their own learners."""
-        comm, draws = self.run.comm, self.run.monitor.draws
+        run, comm, draws = self.run, self.run.comm, self.run.monitor.draws
         part = "learners" if learners > 1 else "mean"
-        minibatches = Minibatches(
-            self.run.problem, self.run.batch // learners, self.generator(now, part), learners
-        )
+        minibatches = Minibatches(run.problem, run.batch // learners, self.generator(now, part), learners)
         local = comm.local if learners > 1 else slice(0, 1)
         share = range(draws)[slice(None) if learners > 1 else comm.share(draws)]
         table = torch.zeros(draws, learners, dtype=torch.float64)
@@ -379,10 +359,10 @@ class BatchSharpness(Instrument):
 def _curvature(minibatch: Problem, weights: Tensor) -> float:
     """gᵀHg/‖g‖²; NaN where it does not exist or has too large an error, since a run must not end for it."""
     try:
-        value, _, error = gradient_curvature(minibatch, weights, derivatives="auto")
+        value, _, error = hessian.gradient_curvature(minibatch, weights, derivatives="auto")
     except (OperationError, NoSecondDerivative):
         return math.nan
-    return value if error <= RESIDUAL_TOL * abs(value) else math.nan
+    return value if error <= search.RESIDUAL_TOL * abs(value) else math.nan
 
 
 @instrument("loss-change")
@@ -504,7 +484,7 @@ class RunningAverage(Along):
 
     It is on the run's sample, with the ends of a 90% interval. The gain is the loss at w_a now minus the
     predicted loss: where it is above 0, to stop here and average is predicted to be better than to stop here.
-    See :func:`landscape.average`. NaN until there are so many, and where there is no prediction.
+    See :func:`landscape.average`. NaN until that number were measured, and without a prediction.
     """
 
     columns: Mapping[str, str] = {
@@ -516,8 +496,6 @@ class RunningAverage(Along):
 
     def __init__(self, run: MeasuredRun) -> None:
         super().__init__(run)
-        if run.monitor.window > MEMBERS:
-            raise InputError(f"monitor.window: {run.monitor.window} is not allowed, at most {MEMBERS}")
         exact_only(self.sample.problem, f"monitor.instruments: '{self.name}'")
 
     def measure(self, now: StepState) -> dict[str, float]:

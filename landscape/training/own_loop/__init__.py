@@ -24,10 +24,8 @@ from landscape.training.processes.comm import LostProcessError, Processes, first
 REMEDY = "make the change first, then a new optimizer and a new DecentralizedDataParallel"
 
 
-def check_module(model: Any) -> None:
-    """Raise InputError unless ``model`` is a module with all of its parameters here."""
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model: a {type(model).__name__} is not allowed, it must be a torch.nn.Module")
+def check_module(model: nn.Module) -> None:
+    """Raise InputError unless ``model`` has all of its parameters here."""
     if any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules()):
         raise InputError("model: FSDP cuts its parameters into shards, they are needed whole (DDP)")
     for name, p in model.named_parameters():
@@ -100,8 +98,7 @@ class DefaultGroup(Processes):
 
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
         super().__init__(rank, size, device)
-        backends = str(dist.get_backend_config()) if size > 1 else ""
-        if device.type == "cuda" and "nccl" not in backends and size > 1:
+        if device.type == "cuda" and size > 1 and "nccl" not in (backends := str(dist.get_backend_config())):
             raise InputError(f"model: on {device}, its process group is {backends}; it must have 'nccl'")
 
     @contextlib.contextmanager
@@ -111,10 +108,9 @@ class DefaultGroup(Processes):
             yield
         except RuntimeError as error:
             words = first_line(error).split(". ")[0]
-            raise LostProcessError(
-                f"rank {self.rank} of {self.size}: an exchange of step {self.step} failed, another process "
-                f"is lost or made fewer steps ({words}); resume from the last checkpoint"
-            ) from error
+            text = f"rank {self.rank} of {self.size}: an exchange of step {self.step} failed ({words})"
+            remedy = "another process is lost or made fewer steps; resume from the last checkpoint"
+            raise LostProcessError(f"{text}, {remedy}") from error
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """``tensor`` of rank 0, in memory of its own; its shape and precision are the same on all ranks."""
@@ -157,14 +153,12 @@ def class_path(model: nn.Module) -> str:
 
 def rate(optimizer: Any) -> float:
     """The learning rate of all parameter groups; NaN where they differ, or there is no optimizer."""
-    if optimizer is None:
-        return math.nan
-    rates = {float(group.get("lr", math.nan)) for group in optimizer.param_groups}
+    rates = {float(group.get("lr", math.nan)) for group in getattr(optimizer, "param_groups", ())}
     return rates.pop() if len(rates) == 1 else math.nan
 
 
 def heavy_ball(optimizer: Any) -> tuple[float, str] | None:
-    """(momentum, form) of torch.optim.SGD, as limits of stability take them; None for what is not known."""
+    """(momentum, form) of torch.optim.SGD, as limits of stability take them; None for another optimizer."""
     if type(optimizer) is not torch.optim.SGD:
         return None
     keys = ("lr", "momentum", "dampening", "nesterov", "maximize")
@@ -176,7 +170,7 @@ def heavy_ball(optimizer: Any) -> tuple[float, str] | None:
 
 
 def stability_limit(optimizer: Any) -> float | None:
-    """The largest stable ηλ of torch.optim.SGD in its form; None for what is not known."""
+    """The largest stable ηλ of torch.optim.SGD in its form; None for another optimizer."""
     form = heavy_ball(optimizer)
     return limits.max_stable_step(0, *form) if form else None
 
@@ -209,7 +203,5 @@ def rank_and_size(what: str = "Recorder") -> tuple[int, int]:
         return dist.get_rank(), dist.get_world_size()
     size = os.environ.get("WORLD_SIZE", "1")
     if size.isdecimal() and int(size) > 1:
-        raise InputError(
-            f"{what}: WORLD_SIZE is {size}, but there is no group; call init_process_group first"
-        )
+        raise InputError(f"{what}: WORLD_SIZE is {size}; call init_process_group first")
     return 0, 1

@@ -14,7 +14,7 @@ from torch import nn
 from landscape._version import __version__
 from landscape.core import registry
 from landscape.core.errors import InputError
-from landscape.core.options import Positive, Seed, checked, positive
+from landscape.core.options import Positive, Seed, checked, fit
 from landscape.problem.layout import independent_copy
 from landscape.training.own_loop import DefaultGroup, check_module, kind, plain, rank_and_size
 from landscape.training.own_loop.step import FlatParameters, Stepper, average_buffers, load, save
@@ -83,7 +83,7 @@ class DecentralizedDataParallel(nn.Module):
         (3, True)
     """
 
-    @checked("model", "optimizer")
+    @checked()
     def __init__(
         self,
         model: nn.Module,
@@ -105,9 +105,8 @@ class DecentralizedDataParallel(nn.Module):
         self._algorithm = {"name": algorithm} | {k: v for k, v in options.items() if v is not None}
         if rule.uses_peak_lr:
             group = optimizer.param_groups[0]
-            rule.peak_lr = float(group.get("initial_lr", group["lr"]) if peak_lr is None else peak_lr)
-            positive("peak_lr", rule.peak_lr)
-            self._algorithm["peak_lr"] = rule.peak_lr
+            rate = peak_lr or group.get("initial_lr", group["lr"])
+            rule.peak_lr = self._algorithm["peak_lr"] = fit("peak_lr", rate, Positive)
         elif peak_lr is not None:
             raise InputError(f"peak_lr: {peak_lr} is not allowed, algorithm '{algorithm}' does not use it")
         self._seed = seed
@@ -296,17 +295,15 @@ class DecentralizedDataParallel(nn.Module):
         raise InputError("model: it cannot be copied or pickled; use its .module or state_dict()")
 
 
-def _check(model: Any, optimizer: Any) -> None:
+def _check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raise InputError for what cannot be wrapped."""
     check_module(model)
     for m in model.modules():
         if isinstance(m, (nn.DataParallel, nn.parallel.DistributedDataParallel, DecentralizedDataParallel)):
             raise InputError(f"model: a {type(m).__name__} is not allowed, give the module inside it")
-    kind = type(optimizer).__name__
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InputError(f"optimizer: a {kind} is not allowed, it must be a torch.optim.Optimizer")
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
-        raise InputError(f"optimizer: {kind} is not allowed, it needs a closure: several losses per step")
+        name = type(optimizer).__name__
+        raise InputError(f"optimizer: {name} is not allowed, it needs a closure: several losses per step")
     if optimizer in _wrapped:
         raise InputError("optimizer: it belongs to another DecentralizedDataParallel; make a new one")

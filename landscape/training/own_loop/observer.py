@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import random
 from collections.abc import Iterator, Mapping
@@ -21,19 +22,11 @@ from landscape.core.errors import InputError, LandscapeError
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Loss, Problem
 from landscape.problem.ranks import whole
+from landscape.training import own_loop as loop
 from landscape.training.decomposition import Gradient, GradientEstimator, fixed_batches, step_columns
 from landscape.training.instruments import MeasuredRun, Monitoring
-from landscape.training.own_loop import (
-    DefaultGroup,
-    Tracked,
-    check_module,
-    kind,
-    rank_and_size,
-    refusal,
-    stability_limit,
-)
 from landscape.training.processes.comm import Comm
-from landscape.training.recipes import Monitor, build_table
+from landscape.training.recipes import Monitor, table_of
 
 
 class Observer:
@@ -41,10 +34,10 @@ class Observer:
 
     Args:
         module: the user's, whose weights are read.
-        loss, data, test: as :class:`landscape.Problem` takes them; ``test`` None: there is none.
-        samples: g is estimated from so many; 0: all.
+        loss, data, test: as :class:`landscape.Problem` takes them; ``test`` None: no test data.
+        samples: the number of samples from which g is estimated; 0: all.
         monitor: the table ``monitor`` of a recipe: the further measurements.
-        batch, processes: a step has ``processes`` minibatches of ``batch`` samples; 0: an unknown number.
+        batch, ranks: a step has ``ranks`` minibatches of ``batch`` samples; 0: an unknown number.
         seed: draws the samples.
         optimizer: what makes the steps: one of torch's, or something else.
         how: ``terms`` and ``randomness`` as :class:`landscape.Problem` takes them.
@@ -62,19 +55,19 @@ class Observer:
         samples: int,
         monitor: Mapping[str, Any],
         batch: int,
-        processes: int,
+        ranks: int,
         seed: int,
         optimizer: Any,
         **how: Any,
     ) -> None:
-        check_module(module)
+        loop.check_module(module)
         for name, split in (("data", data), ("test", test)):
             _check_data(name, split)
         first = next((p for p in module.parameters() if p.requires_grad and p.numel()), None)
         half = first is not None and first.is_floating_point() and first.dtype.itemsize < 4
         how["dtype"] = torch.float32 if half else None
-        self._device = first.device if first is not None else torch.device("cpu")
-        self._data = data, test
+        device = first.device if first is not None else torch.device("cpu")
+        self._undisturbed = functools.partial(undisturbed, device, data, test)
         self._start: tuple[Tensor, Gradient] | None = None
         self._before: Tensor | None = None
         norm = has_batchnorm(module)
@@ -95,23 +88,19 @@ class Observer:
             if norm:
                 self._objective = self.train.with_batchnorm("train", max(2, batch))
             values = {"samples": Monitor.samples if self.train.indexed else 0, **monitor}
-            table = build_table(Monitor, values, "monitor.")
+            table = table_of(Monitor, values, "monitor.")
             _check_drawn("monitor.samples", table.samples, self.train)
-            self.monitor = self._monitoring(table, seed, batch * processes, optimizer)
+            self.monitor = self._monitoring(table, seed, batch * ranks, optimizer)
         cut = batch if norm and self.train.indexed else 0
         self._gradient = GradientEstimator(self._objective, Comm(1), samples, seed, cut)
 
     def _monitoring(self, table: Monitor, seed: int, batch: int, optimizer: Any) -> Monitoring:
         """The instruments; a step has ``batch`` samples."""
-        limit = stability_limit(optimizer)
-        limit = math.nan if limit is None else limit
+        limit = loop.stability_limit(optimizer) or math.nan
         parameters = self.parameters.trained
         return Monitoring(
             MeasuredRun(table, self._objective, Comm(1), seed, batch, limit, optimizer, parameters=parameters)
         )
-
-    def _undisturbed(self) -> contextlib.AbstractContextManager[None]:
-        return undisturbed(self._device, *self._data)
 
     def start(self, step: int) -> None:
         """Take w and g = ∇L(w) before ``step`` is made."""
@@ -120,7 +109,7 @@ class Observer:
             theta = self.parameters.flat()
             self._start = theta, self._gradient.at(theta, step)
 
-    def hold(self, step: int) -> None:
+    def keep_weights(self, step: int) -> None:
         """Take w before ``step`` is made, if an instrument that is due after it needs that."""
         self._before = self.parameters.flat()[None] if self.monitor.needs_before(step) else None
 
@@ -223,13 +212,11 @@ def _in_batches(data: Dataset[Any], batch: int, seed: int) -> DataLoader[Any]:
 def _check_data(name: str, data: Any) -> None:
     """Raise InputError for a DataLoader with workers that last: a pass over it would end the user's own."""
     if isinstance(data, DataLoader) and data.persistent_workers:
-        raise InputError(
-            f"{name}: a DataLoader with persistent_workers=True is not allowed; give another one"
-        )
+        raise InputError(f"{name}: a DataLoader with persistent_workers=True is not allowed")
 
 
-class Parameters(Tracked):
-    """The trainable parameters of the user's module, as one vector, and all else that it computes with.
+class Parameters(loop.Tracked):
+    """The trainable parameters of the user's module, as one vector, with its frozen ones and buffers.
 
     They have the names that they have in the model of ``problem``, a copy of the module in which nothing is
     wrapped by torch.compile and its like. Its layout must not change.
@@ -241,16 +228,16 @@ class Parameters(Tracked):
         names = {theirs: ours for pair in pairs for (theirs, _), (ours, _) in pair}
         super().__init__(module, problem.layout, lambda name: names.get(name, name))
         self._device, self._dtype = problem.device, problem.dtype
-        self._kinds = {name: kind(p) for name, p in self.named().items()}
+        self._kinds = {name: loop.kind(p) for name, p in self.named().items()}
 
     def check(self) -> None:
         """Raise InputError that names a parameter which is not what it was."""
-        now = {name: kind(p) for name, p in self.named().items()}
+        now = {name: loop.kind(p) for name, p in self.named().items()}
         for name in {**self._kinds, **now}:
             before, after = (kinds.get(name, "missing") for kinds in (self._kinds, now))
             if before != after:
                 remedy = "close the recorder, and make a new one in another folder"
-                raise refusal(name, f"was {before}, now {after}", remedy)
+                raise loop.refusal(name, f"was {before}, now {after}", remedy)
         if [*self._kinds] != [*now]:
             raise InputError("model: the order of its parameters has changed, a recorder needs the first one")
 
@@ -263,7 +250,7 @@ class Parameters(Tracked):
         return theta
 
     def recorded(self) -> Tensor:
-        """θ (1, P) now, as files hold it."""
+        """θ (1, P) now, for files."""
         return self.flat()[None]
 
     def trained(self) -> list[nn.Parameter]:
@@ -291,9 +278,9 @@ class ShardedObserver(Observer):
 
     def __init__(
         self, module: nn.Module, loss: Loss | None, data: Any, test: Any, *, samples: int,
-        monitor: Mapping[str, Any], batch: int, processes: int, seed: int, optimizer: Any, **how: Any,
+        monitor: Mapping[str, Any], batch: int, ranks: int, seed: int, optimizer: Any, **how: Any,
     ) -> None:  # fmt: skip
-        table = build_table(Monitor, {"samples": 0, **monitor}, "monitor.")
+        table = table_of(Monitor, {"samples": 0, **monitor}, "monitor.")
         refused = {
             "samples": samples,
             "monitor.samples": table.samples,
@@ -304,7 +291,8 @@ class ShardedObserver(Observer):
         for name, value in refused.items():
             if value:
                 raise InputError(f"{name}: not allowed in a recorder of a sharded model")
-        self._data, self._device = (data, test), next(module.parameters()).device
+        device = next(module.parameters()).device
+        self._undisturbed = functools.partial(undisturbed, device, data, test)
         self._start = None
         with self._undisturbed():
             self._shards: Any = Problem(module, loss, data, **how)
@@ -312,7 +300,7 @@ class ShardedObserver(Observer):
             self.test = None if test is None else Problem(module, loss, test, **how)
             self.parameters = ShardedParameters(module, self.train)
             self.monitor = self._monitoring(table, seed, 0, optimizer)
-        self._group = DefaultGroup(*rank_and_size(), self._device)
+        self._group = loop.DefaultGroup(*loop.rank_and_size(), device)
 
     def start(self, step: int) -> None:
         with self._undisturbed():

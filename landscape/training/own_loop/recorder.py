@@ -30,15 +30,16 @@ from landscape.problem.layout import Layout, unwrapped
 from landscape.problem.problem import Loss
 from landscape.problem.ranks import is_sharded
 from landscape.training import own_loop as loop
-from landscape.training.decomposition import GROUPS
 from landscape.training.own_loop.observer import Observer, ShardedObserver
+from landscape.training.recipes import GroupedSamples
 from landscape.training.run import History, due, open_writer, writer_names
 
 # Columns of the history that a user may fill; the recorder, or nobody, fills the others.
 OPEN = ("loss", "consensus", "samples_per_s", "wait_s", "test_loss", "test_accuracy")
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 NEVER = 2**63  # a step that no loop reaches
-# Measurements that take more than this share of a loop's time, and these seconds, are warned of (ours).
+# A warning says so where measurements take more than this share of a loop's time, and these seconds (our
+# choice).
 LARGE_SHARE, LONG = 0.5, 10.0
 
 
@@ -80,7 +81,7 @@ class Recorder:
         save_every: steps from one step-NNNNNNN.h5 to the next; 0: only at the end. As the trainer's (500).
         batch: samples in a minibatch of one process. Needed by most instruments, and by BatchNorm: g has the
             statistics of such batches, cut once at random; data in batches, which needs none, keeps its own.
-        resume: resume the run in ``folder``; begin one where there is none. True: from its last
+        resume: resume the run in ``folder``; begin one in an empty folder. True: from its last
             file. A number: from that step, which the loop's own checkpoint is of; what was recorded of later
             steps is deleted. The loop itself loads its weights.
         scalars: "tensorboard", "wandb" or "trackio", or a list of them: where the numbers go, too.
@@ -93,7 +94,7 @@ class Recorder:
         InputError: for an argument that is not allowed, and for a model, a loss or data that
             :class:`landscape.Problem` refuses, in one line; in :meth:`step`, for parameters that are no
             longer those of the start.
-        OperationError: for a folder that holds a run, that another process writes or that cannot be written;
+        OperationError: for a folder that has a run, that another process writes or that cannot be written;
             for a package for ``scalars`` that is not installed.
 
     Example:
@@ -111,7 +112,7 @@ class Recorder:
         [0.1, 0.1]
     """
 
-    @checked("model", "loss")
+    @checked("loss")
     def __init__(
         self,
         folder: str | Path,
@@ -122,7 +123,7 @@ class Recorder:
         every: Natural = 50,
         test: Any = None,
         optimizer: Any = None,
-        samples: Natural = 0,
+        samples: GroupedSamples = 0,
         sharpness: Natural = 0,
         monitor: Mapping[str, Any] | None = None,
         save_every: Natural = 500,
@@ -140,8 +141,8 @@ class Recorder:
         self._phase, self._broken, self._next = IDLE, False, 1
         self._process = os.getpid()
         self._rank, self._world = loop.rank_and_size()
-        module = unwrapped(model) if isinstance(model, nn.Module) else model  # type: ignore[redundant-expr]
-        self._sharded = isinstance(module, nn.Module) and is_sharded(module)  # type: ignore[redundant-expr]
+        module = unwrapped(model)
+        self._sharded = is_sharded(module)
         self._idle = self._closed = self._rank > 0 and not self._sharded
         if self._idle:
             return
@@ -149,19 +150,11 @@ class Recorder:
             storage.check_folder(self.folder, resume=resume is not False)
         elif resume is not False:
             raise InputError("resume: not allowed in a recorder of a sharded model; give another folder")
-        self._observer = (ShardedObserver if self._sharded else Observer)(
-            module,
-            loss,
-            data,
-            test,
-            samples=samples,
-            monitor={"sharpness": sharpness, **(monitor or {})},
-            batch=batch,
-            processes=self._world,
-            seed=seed,
-            optimizer=optimizer,
-            terms=terms,
-            randomness=randomness,
+        how: dict[str, Any] = {"optimizer": optimizer, "terms": terms, "randomness": randomness, "seed": seed}
+        kind = ShardedObserver if self._sharded else Observer
+        table = {"sharpness": sharpness, **(monitor or {})}
+        self._observer = kind(
+            module, loss, data, test, samples=samples, monitor=table, batch=batch, ranks=self._world, **how
         )
         with contextlib.ExitStack() as opened:
             self._open({"train": data} | ({} if test is None else {"test": test}), opened)
@@ -171,15 +164,11 @@ class Recorder:
         self._share_shown = self._rank > 0
         atexit.register(self._close_at_exit)
 
-    def _check_options(self, model: Any) -> None:
-        if self._samples % GROUPS:
-            allowed = f"it must be 0 (all) or a multiple of {GROUPS}"
-            raise InputError(f"samples: {self._samples} is not allowed, {allowed}")
+    def _check_options(self, model: nn.Module) -> None:
         if self._optimizer is not None and not hasattr(self._optimizer, "param_groups"):
-            name = type(self._optimizer).__name__
-            raise InputError(f"optimizer: a {name} is not allowed, it must be a torch.optim.Optimizer")
+            raise InputError("optimizer", self._optimizer, allowed="a torch.optim.Optimizer")
         trained = {id(p) for group in getattr(self._optimizer, "param_groups", ()) for p in group["params"]}
-        if trained and isinstance(model, nn.Module) and trained.isdisjoint(map(id, model.parameters())):
+        if trained and trained.isdisjoint(map(id, model.parameters())):
             raise InputError("optimizer: it has no parameter of the model; give the one that trains it")
         writer_names(self._scalars)
 
@@ -188,15 +177,14 @@ class Recorder:
         observer, train, test = self._observer, self._observer.train, self._observer.test
         with observer.together():
             before = None if self._rank else self._take(opened)
+        self._history = History(RECORDED, observer.monitor.columns)
+        self._columns = frozenset(self._history.units)
         if before is not None:
             self.steps = before.step if isinstance(self._resume, bool) else self._resume
             for path in storage.named_like_a_run(self.folder):
                 if path.stem[5:].isdecimal() and int(path.stem[5:]) > self.steps:
                     path.unlink()
             observer.monitor.restore(before.shared)
-        self._history = History(RECORDED, observer.monitor.columns)
-        self._columns = frozenset(self._history.units)
-        if before is not None:
             rows = before.history["step"] <= self.steps
             self._history.restore({name: c[rows] for name, c in before.history.items()}, before.units)
         last = self._history.rows[-1:]
@@ -302,8 +290,7 @@ class Recorder:
         steps = " and ".join(f"{turn:,}" for turn in turns)
         line = f"{self.folder}: what is measured every {steps} steps takes {share:.0%} of the time"
         if share > LARGE_SHARE and self._spent > LONG:
-            advice = "a larger every= or sharpness=, or samples=, takes less"
-            warn_caller(f"{line}; {advice}", RecorderWarning)
+            warn_caller(f"{line}; a larger every= or sharpness=, or samples=, takes less", RecorderWarning)
         elif self._spent > DELAY and os.environ.get("LANDSCAPE_PROGRESS") != "0":
             print(line, file=sys.stderr)
 
@@ -314,24 +301,21 @@ class Recorder:
         self._broken = False
         self._lr = loop.rate(self._optimizer)
         if self._resumed is not None:
-            self._go_on(self._resumed)
-        self._observer.hold(self.steps + 1)
+            self._check_resumed(self._resumed)
+        self._observer.keep_weights(self.steps + 1)
         if due(self._every, self.steps + 1):
             self._observer.start(self.steps + 1)
 
-    def _go_on(self, run: Checkpoint) -> None:
-        """Warn, at the first step after a resumption, of weights that are not the file's, or write them."""
+    def _check_resumed(self, run: Checkpoint) -> None:
+        """At the first step after a resumption: warn of weights that are not the file's, or write a file."""
         self._resumed = None
         if run.step != self.steps:
             self._write()
             return
         theta, recorded = self._observer.parameters.flat(), run.weights[0]
         if not torch.equal(theta.cpu().to(recorded.dtype), recorded):
-            warn_caller(
-                f"{self.folder}: the weights are not those recorded at step {self.steps}; load those, or "
-                "give resume=STEP, the step of these weights",
-                RecorderWarning,
-            )
+            text = f"{self.folder}: the weights are not those recorded at step {self.steps}"
+            warn_caller(f"{text}; load those, or give resume=STEP, that of these weights", RecorderWarning)
 
     def _after(self) -> None:
         """Record a due step after it is made."""
@@ -388,9 +372,7 @@ class Recorder:
         units = self._history.units
         for name in numbers:
             if not _NAME.fullmatch(name):
-                raise InputError(
-                    f"log: '{name}' is not allowed, use letters, digits, _, . and -, a letter first"
-                )
+                raise InputError("log", name, allowed="letters, digits, _, . and -, a letter first")
             if name in self._columns and name not in OPEN:
                 raise InputError(f"log: '{name}' is a column of the recorder's own, choose another name")
             units[name] = units.get(name) or unit or "1"  # "": a file did not say
@@ -534,13 +516,13 @@ def number(name: str, value: Any) -> float:
 
 
 def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint | None:
-    """The last state of the recorded run in ``folder``; None where there is none.
+    """The last state of the recorded run in ``folder``; None for a folder without a run.
 
-    Raises OperationError for a run of another kind or model, and where there is none to resume at a step.
+    Raises OperationError for a run of another kind or model, and for a step to resume at in such a folder.
     """
     if not storage.named_like_a_run(folder):
         if resume and not isinstance(resume, bool):
-            raise OperationError(f"resume: {resume} is not allowed, {folder} holds no run to resume")
+            raise OperationError(f"resume: {resume} is not allowed, {folder} has no run to resume")
         return None
     run = storage.last_sound(folder, learners=lambda n: slice(0, n))
     if run.algorithm != RECORDED:

@@ -26,15 +26,7 @@ from landscape.core.options import ends_in, toml_text
 from landscape.problem.layout import Layout, unwrapped
 from landscape.training import own_loop as loop
 from landscape.training.algorithms import Rule
-from landscape.training.own_loop import (
-    REMEDY,
-    DefaultGroup,
-    Tracked,
-    kind_and_place,
-    plain,
-    precision,
-    refusal,
-)
+from landscape.training.own_loop import DefaultGroup, Tracked, kind_and_place, plain, precision, refusal
 from landscape.training.processes.comm import Comm
 
 
@@ -44,15 +36,11 @@ class Stepper:
     Step t of learner j: at the first forward pass in training mode w_j is copied, the exchanges that do not
     need the gradient start, and the parameters are those at which the rule takes gradients. After
     ``optimizer.step`` the displacement is what the parameters have moved since, whoever moved them; the rule
-    makes w_j(t+1) from it, which the parameters then hold.
+    makes w_j(t+1) from it, which become the parameters.
     """
 
     def __init__(
-        self,
-        parameters: FlatParameters,
-        rule: Rule,
-        group: DefaultGroup,
-        average_buffers: bool,
+        self, parameters: FlatParameters, rule: Rule, group: DefaultGroup, average_buffers: bool
     ) -> None:
         self.parameters, self.rule, self.group = parameters, rule, group
         self.comm, self.state = Comm(group.size, group), OptimizerState(parameters, group)
@@ -97,8 +85,8 @@ class Stepper:
             self._points = self.rule.gradient_points(self.weights)
             if self._points.data_ptr() != self.weights.data_ptr():
                 if not in_forward:
-                    needed = "a forward pass of the DecentralizedDataParallel itself in training mode"
-                    raise InputError(f"model: this algorithm needs {needed} before each step")
+                    how = "the wrapper itself, in training mode, before each step"
+                    raise InputError(f"model: this algorithm takes gradients at older weights; call {how}")
                 self.parameters.flat.copy_(self._points)
             self.begun = True
 
@@ -226,10 +214,8 @@ class LearnerGradients:
             if p.grad is None:
                 views[name].zero_()
             elif p.grad.layout != torch.strided:
-                reason = "has a sparse gradient, which a synchronous step cannot average"
-                raise refusal(
-                    name, reason, "use sparse=False, torch.optim.SGD, or an algorithm such as dpsgd"
-                )
+                remedy = "use sparse=False, torch.optim.SGD or algorithm dpsgd"
+                raise refusal(name, "has a sparse gradient, which a synchronous step cannot average", remedy)
             else:
                 views[name].copy_(p.grad)
         mean = self._parameters.layout.views(self._comm.fresh_mean(flat, "gradients"))
@@ -257,20 +243,19 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
                 raise OperationError(f"{path}: is a folder, a file is needed")
     momentum = loop.heavy_ball(parameters.optimizer)
     limit = rule.stability_limit(*momentum) if momentum else None
+    settings = {
+        "name": path.resolve().parent.name,
+        "seed": seed,
+        "algorithm": algorithm,
+        "optimizer": loop.optimizer_table(parameters.optimizer),
+        "monitor": {} if limit is None else {"stability_limit": limit},
+    }
     state = Checkpoint(
         weights=storable(parameters.flat),
         layout=parameters.layout,
         step=stepper.steps,
         algorithm=RECORDED,
-        recipe=toml_text(
-            {
-                "name": path.resolve().parent.name,
-                "seed": seed,
-                "algorithm": algorithm,
-                "optimizer": loop.optimizer_table(parameters.optimizer),
-                "monitor": {} if limit is None else {"stability_limit": limit},
-            },
-        ),
+        recipe=toml_text(settings),
         model={"name": loop.class_path(unwrapped(parameters.module)), "options": {}},
         lr=loop.rate(parameters.optimizer),
         seed=seed,
@@ -280,7 +265,7 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
         rule={name: storable(t) for name, t in rule.state.items()},
         shared={name: storable(t) for name, t in rule.shared.items()},
     )
-    with stepper.group.together():  # nobody goes on before the file is there
+    with stepper.group.together():  # no rank continues before the file is there
         if comm.rank:
             for tensor in state.stacked().values():
                 comm.send_rows(tensor)
@@ -297,7 +282,8 @@ def _history(stepper: Stepper) -> dict[str, Array]:
         "consensus": comm.total(float(inner(spread, spread)))[0] / comm.learners,
         "lr": loop.rate(stepper.parameters.optimizer),
     }
-    rows = [{"step": 0.0, "consensus": 0.0}, values][0 if stepper.steps else 1 :]
+    start = [{"step": 0.0, "consensus": 0.0}] if stepper.steps else []
+    rows = [*start, values]
     return {column: np.array([row.get(column, math.nan) for row in rows]) for column in UNITS}
 
 
@@ -410,7 +396,7 @@ class FlatParameters(Tracked):
                 raise refusal(name, "was frozen, now it is trained")
         self._present = now
         if self._optimized() != self._groups:
-            raise InputError(f"optimizer: its parameters have changed; {REMEDY}")
+            raise InputError("optimizer: its parameters have changed; make a new DecentralizedDataParallel")
         self.check_memory()
 
     def check_memory(self) -> None:
@@ -472,13 +458,9 @@ class OptimizerState:
             shapes = [(name, key, tuple(v.shape)) for name, key, v in self._named()]
             digest = hashlib.sha256(repr(shapes).encode()).hexdigest()
             if len(set(self._group.gathered(digest))) > 1:
-                raise InputError(
-                    "optimizer: its state cannot be averaged, since on some process a parameter never had a "
-                    "gradient; use all parameters in the first step, or algorithm buffers='keep'"
-                )
-        return {
-            key: torch.cat([t.detach().flatten() for t in tensors])[None] for key, tensors in parts.items()
-        }
+                remedy = "use all parameters in the first step, or algorithm buffers='keep'"
+                raise InputError(f"optimizer: its state cannot be averaged, some rank lacks a part; {remedy}")
+        return {k: torch.cat([t.detach().flatten() for t in ts])[None] for k, ts in parts.items()}
 
     @state.setter
     def state(self, rows: dict[str, Tensor]) -> None:
@@ -515,12 +497,10 @@ class OptimizerState:
         for theirs in self._group.gathered({name: [precision(t), list(t.shape)] for name, t in mine.items()}):
             kinds |= theirs
         device = self._parameters.device
-        rows = {
-            name: mine[name].to(device)[None].clone()
-            if name in mine
-            else torch.zeros(1, *shape, dtype=getattr(torch, dtype), device=device)
-            for name, (dtype, shape) in sorted(kinds.items())
-        }
+        rows = {}
+        for name, (dtype, shape) in sorted(kinds.items()):
+            value = mine[name] if name in mine else torch.zeros(shape, dtype=getattr(torch, dtype))
+            rows[name] = value.to(device, copy=True)[None]
         has = [bool(state) for _, state in self._states()]
         return rows | {PRESENT: torch.tensor([has], dtype=torch.uint8, device=device)}
 

@@ -10,7 +10,18 @@ from typing import Annotated, Any, Literal
 
 from landscape.core import options, registry
 from landscape.core.errors import InputError
-from landscape.core.options import Natural, NonNegative, Positive
+from landscape.core.options import Natural, NonNegative, Positive, Within
+
+# Number of independent estimates of g from a sample (our choice: a standard error is then within about 20%).
+GROUPS = 16
+
+
+def _in_groups(where: str, samples: int) -> None:
+    if samples % GROUPS:
+        raise InputError(where, samples, allowed=f"a multiple of {GROUPS}")
+
+
+GroupedSamples = Annotated[Natural, _in_groups]
 
 
 @dataclass(frozen=True)
@@ -80,8 +91,8 @@ class Decompose:
     """The decomposition of steps into effective learning rate and noise: its interval and its samples.
 
     Attributes:
-        every: Decompose every so many steps; 0: none. Unit: steps. Source: ours; every 10th step costs about
-            as much as the training itself at Figure 2's size, and resolves its curves.
+        every: The interval of decomposed steps; 0: none. Unit: steps. Source: ours; every 10th step costs
+            about as much as the training itself at Figure 2's size, and resolves its curves.
         samples: Number of training samples from which g is estimated; 0: all, so that g is exact. Unit:
             samples. Source: ours; 0 is the definition.
         split: Record the terms of Eq. 4, too. They take one more gradient where learners have weights of
@@ -89,7 +100,7 @@ class Decompose:
     """
 
     every: options.Natural = 10
-    samples: options.Natural = 0
+    samples: GroupedSamples = 0
     split: bool = True
 
 
@@ -98,7 +109,8 @@ class Evaluate:
     """The evaluation of w_a on the test set.
 
     Attributes:
-        every: Evaluate loss and accuracy every so many steps; 0: only at the end. Unit: steps. Source: ours.
+        every: The interval of evaluations of loss and accuracy; 0: only at the end. Unit: steps. Source:
+            ours.
         bn_samples: Training samples, always the same ones, on which BatchNorm's statistics are re-estimated
             at w_a before an evaluation. Unit: samples. Source: ours; a statistic over 5,000 samples has a
             standard error of 1.4%.
@@ -113,7 +125,7 @@ class Save:
     """The writing of checkpoints along the run; one is always written at the end.
 
     Attributes:
-        every: Write a file step-NNNNNNN.h5 every so many steps; 0: only at the end. Unit: steps. Source:
+        every: The interval of the files step-NNNNNNN.h5; 0: only at the end. Unit: steps. Source:
             ours.
     """
 
@@ -129,8 +141,8 @@ class Monitor:
     """The measurements along the run besides its steps, at w_a and at the learners' weights.
 
     Attributes:
-        sharpness: Measure λ_max of the loss at w_a every so many steps; 0: never. Unit: steps. Source: ours;
-            at Figure 2's settings every 50 steps cost about an eighth of the run.
+        sharpness: The interval of measurements of λ_max of the loss at w_a; 0: none. Unit: steps. Source:
+            ours; at Figure 2's settings every 50 steps cost about an eighth of the run.
         samples: Training samples for Hessians, always the same ones; 0: all. Unit: samples. Source: ours; at
             Figure 2's settings λ_max on 2,000 samples is within 10% of that on 10,000.
         k: Number of leading eigenvectors, for the share of the learners' spread that lies along them.
@@ -152,7 +164,7 @@ class Monitor:
     every: options.Count = 50
     draws: options.Several = 16
     rho: options.NonNegative = 0.0
-    window: options.Several = 4
+    window: Annotated[int, Within(2, 32)] = 4  # the most that landscape.average takes
 
 
 @dataclass(frozen=True)
@@ -187,14 +199,14 @@ class Init:
     sha256: str = ""
 
 
-def build_table(kind: type[Any], values: dict[str, Any], prefix: str, **others: Any) -> Any:
+def table_of(kind: type[Any], values: dict[str, Any], prefix: str, **others: Any) -> Any:
     """A table of a recipe, a dataclass ``kind``, from its ``values``; ``others`` are no keys.
 
     Raises:
         InputError: for unknown keys and wrong types; it names the key, with ``prefix`` before it.
 
     Example:
-        >>> build_table(Monitor, {"every": 10}, "monitor.").every
+        >>> table_of(Monitor, {"every": 10}, "monitor.").every
         10
     """
     hints = options.type_hints(kind, bounds=True)
@@ -205,7 +217,7 @@ def build_table(kind: type[Any], values: dict[str, Any], prefix: str, **others: 
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, dict):
                 raise InputError(f"{prefix}{key}", value, allowed="a table")
-            value = build_table(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
+            value = table_of(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
         built[key] = value
     for name, f in fields.items():
         no_default = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING

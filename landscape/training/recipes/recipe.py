@@ -22,16 +22,7 @@ from landscape.core.options import parse_toml as parse
 from landscape.data import base
 from landscape.training import optimizer
 from landscape.training.algorithms import Rule
-from landscape.training.recipes import (
-    Decompose,
-    Diverge,
-    Evaluate,
-    Init,
-    Monitor,
-    Save,
-    Schedule,
-    build_table,
-)
+from landscape.training.recipes import Decompose, Diverge, Evaluate, Init, Monitor, Save, Schedule, table_of
 from landscape.training.recipes import settings as keys
 from landscape.training.recipes.settings import NAMED, UNSET, changed, parsed, refuse_idle
 from landscape.training.topology import is_file, stored_matrices
@@ -69,7 +60,7 @@ class Recipe:
         algorithm, model, data, optimizer: Tables with a ``name`` and the options of that part. ``data`` has
             the key ``split``, too: "iid": all learners draw from the whole training set. Otherwise each draws
             from a part of its own, of B samples or more: "dirichlet(0.1)": each label in shares drawn from
-            Dirichlet(α, …, α); "labels(2)": so many labels a learner; "sizes(0.5, 0.5)": shares of all
+            Dirichlet(α, …, α); "labels(2)": that number of labels a learner; "sizes(0.5, 0.5)": shares of all
             samples at random; "by(COLUMN)": the values of a column of the data, each to one learner.
         schedule, decompose, evaluate, checkpoint, monitor, diverge, init: Tables of further keys.
         matrices: Mixing matrices by the names of their files, each read once; no key.
@@ -107,19 +98,17 @@ class Recipe:
     def __post_init__(self) -> None:
         options.check_fields(self)
         if self.batch % self.learners:
-            near = max(1, self.local_batch) * self.learners
-            raise InputError(
-                "batch", self.batch, allowed=f"divisible by {self.learners} learners, as {near} is"
-            )
+            n, near = self.learners, max(1, self.local_batch) * self.learners
+            raise InputError("batch", self.batch, allowed=f"divisible by {n} learners, as {near} is")
         if self.local_batch % self.accumulate:
             raise InputError("accumulate", self.accumulate, allowed=f"a divisor of B, {self.local_batch}")
         if self.autocast and self.dtype == "float64":
             raise InputError("autocast: 'bfloat16' is not allowed with dtype 'float64', only with 'float32'")
         most = torch.finfo(getattr(torch, self.dtype)).max
         if self.schedule.peak_lr(self.lr, self.batch) > most:
-            raise InputError(f"lr: {self.lr} is not allowed, {self.dtype} holds numbers up to {most:.4g}")
+            raise InputError(f"lr: {self.lr} is not allowed, {self.dtype} has numbers up to {most:.4g}")
         if self.init.sha256 and not self.init.checkpoint:
-            raise InputError("init.sha256: not allowed without init.checkpoint, whose it is")
+            raise InputError("init.sha256: not allowed without init.checkpoint")
         # The options of the parts are checked here, before any data is read.
         self.rule()
         optimizer.make(*self.part("optimizer"))
@@ -129,7 +118,7 @@ class Recipe:
 
     def __repr__(self) -> str:
         """The arguments that differ from the defaults: the run's own in a line, and a line for each table."""
-        values: dict[str, Any] = {}
+        run, tables = list[str](), list[str]()
         for key in dataclasses.fields(self):
             value = getattr(self, key.name)
             default = key.default if key.default_factory is dataclasses.MISSING else key.default_factory()
@@ -137,9 +126,7 @@ class Recipe:
                 value = {name: v for name, v in vars(value).items() if v != getattr(default, name)}
                 default = {}
             if key.repr and value != default:
-                values[key.name] = value
-        tables = [f"{name}={value!r}" for name, value in values.items() if isinstance(value, dict)]
-        run = [f"{name}={value!r}" for name, value in values.items() if not isinstance(value, dict)]
+                (tables if isinstance(value, dict) else run).append(f"{key.name}={value!r}")
         return "Recipe(" + ",\n       ".join([", ".join(run), *tables]) + ")"
 
     def part(self, table: str) -> tuple[str, dict[str, Any]]:
@@ -215,7 +202,7 @@ class Recipe:
         """The largest ηλ at which the rule with its optimizer is stable on a quadratic loss.
 
         Returns:
-            The limit, without unit; None where it is not known.
+            The limit, without unit; None: unknown.
 
         Example:
             >>> Recipe.read("digits-dpsgd").stability_limit()
@@ -345,7 +332,7 @@ def built_in() -> list[str]:
 
 def names() -> list[str]:
     """The names of all built-in recipes: those in files, then those of DPSGD-2020's tables."""
-    return [*built_in(), *keys.table_names()]
+    return [*built_in(), *keys.cells()]
 
 
 @checked()
@@ -382,20 +369,16 @@ def read(
     recipe = str(recipe)
     by_key = dict(settings) if isinstance(settings, Mapping) else parsed(settings)
     typed = changed({}, {key: value for key, value in by_key.items() if not key.startswith(UNSET)})
-    values = keys.table_values(recipe, typed)
-    if values is None:
-        values = file_values(recipe)
-    else:
+    values = keys.table_values(recipe, typed) or file_values(recipe)
+    if recipe in keys.cells():
         by_key.pop("epochs", None)
     values = changed(values, by_key)
     for table in CODE if not allow_code else ():
         name = keys.table_name(values, table)
         if isinstance(name, str) and is_user_defined(name) and name != keys.table_name(typed, table):
-            raise InputError(
-                f"{recipe}: {table}.name = {options.toml_value(name)} is code, which a file may not name",
-                give={"allow_code": True},
-                otherwise=f"the setting {table}.name={name} yourself",
-            )
+            text = f"{recipe}: {table}.name = {options.toml_value(name)} is code, which a file may not name"
+            setting = f"the setting {table}.name={name} yourself"
+            raise InputError(text, give={"allow_code": True}, otherwise=setting)
     return from_values(values)
 
 
@@ -421,7 +404,7 @@ def from_values(values: dict[str, Any], matrix: Array | None = None) -> Recipe:
     rule = options.bounded_toml(values, "recipe").get("algorithm", {})
     files = [v for v in rule.values() if is_file(v)] if isinstance(rule, dict) else []
     matrices = {} if matrix is None else {str(Path(name)): matrix for name in files}
-    return typing.cast(Recipe, build_table(Recipe, values, "", matrices=matrices))
+    return typing.cast(Recipe, table_of(Recipe, values, "", matrices=matrices))
 
 
 def recipe_of(checkpoint: Checkpoint) -> Recipe:
@@ -437,9 +420,9 @@ def recipe_of(checkpoint: Checkpoint) -> Recipe:
 
 
 def continued(run: Checkpoint, /, **changes: Any) -> Recipe:
-    """The recipe of one that goes on from ``run``, without what is recorded along the way.
+    """The recipe of a run that continues ``run``, without the measurements along the way.
 
-    Raises OperationError where there is none, or where it names code, which a file cannot bring in.
+    Raises OperationError for a run without a recipe, and for a recipe that names code, which a file may not.
     """
     recipe = recipe_of(run)
     if recipe.names_code:

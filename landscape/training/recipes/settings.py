@@ -49,7 +49,7 @@ def changed(values: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, An
             inner = inner.setdefault(table, {})
             if not isinstance(inner, dict):
                 raise InputError(f"settings: '{key}' is not allowed, '{table}' is not a table")
-        inner[last] = _plain(key, value)
+        inner[last] = plain_value(key, value)
     for table, old in before.items():
         if f"{table}.name" in settings and old not in (None, table_name(values, table)):
             _drop_keys_of(old, table, values[table], settings)
@@ -57,7 +57,7 @@ def changed(values: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, An
 
 
 def table_name(values: Mapping[str, Any], table: str) -> Any:
-    """The name in a table of a recipe; None where there is none."""
+    """The name in a table of a recipe; None for a table without a name."""
     part = values.get(table)
     default = "sgd" if table == "optimizer" else None
     return part.get("name", default) if isinstance(part, dict) else None
@@ -92,17 +92,17 @@ def _drop_keys_of(old: str, table: str, values: dict[str, Any], settings: Mappin
         warn_caller(f"{keys}: left out, {old} has it and {name} does not", DataWarning)
 
 
-def _plain(key: str, value: Any) -> Any:
-    """``value`` of a key as TOML knows it; NumPy's numbers, paths and tuples become such values."""
+def plain_value(key: str, value: Any) -> Any:
+    """``value`` of a key as TOML has it; of NumPy's numbers and arrays, paths, tuples and ranges."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.tolist()
     if isinstance(value, Mapping):
-        return {str(name): _plain(f"{key}.{name}", inner) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(key, item) for item in value]
-    if isinstance(value, (np.generic, Path)):
-        return value.item() if isinstance(value, np.generic) else str(value)
-    if not isinstance(value, (bool, int, float, str)):
+        return {str(name): plain_value(f"{key}.{name}", inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple, range)):
+        return [plain_value(key, item) for item in value]
+    if not isinstance(value, (bool, int, float, str, Path)):
         raise InputError(key, value, allowed="text, a number, a list or a table")
-    return value
+    return str(value) if isinstance(value, Path) else value
 
 
 def parsed(settings: Iterable[str]) -> dict[str, Any]:
@@ -243,39 +243,32 @@ SERIES = (
 
 
 @functools.cache
-def _cells() -> dict[str, tuple[Series, str, int, str, float]]:
-    """The series, model, batch, algorithm and rate of each recipe, by its name."""
-    cells = {}
+def cells() -> dict[str, tuple[Series, str, int, str, float]]:
+    """The series, model, batch, algorithm and rate of each recipe, by its name, table by table."""
+    by_name = {}
     for s in SERIES:
         for model, batch, algorithm, rate in itertools.product(s.models, s.batches, s.algorithms, s.rates):
             suffix = f"-lr{rate:g}" if s.rate_in_name else ""
             name = f"{s.task}/{model}-b{batch}-{algorithm}{suffix}"
-            assert name not in cells
-            cells[name] = s, model, batch, algorithm, rate
-    return cells
-
-
-def table_names() -> list[str]:
-    """The names of the tables' recipes, table by table."""
-    return [*_cells()]
+            assert name not in by_name
+            by_name[name] = s, model, batch, algorithm, rate
+    return by_name
 
 
 def table_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
-    """The values of the recipe ``name``, without its ``changes``, for so many epochs; None for another name.
+    """The values of the recipe ``name``, for the epochs and batch of ``changes``; None for another name.
 
     The key ``epochs``, which only these recipes have, shortens the run with its schedule; ``batch`` keeps the
     epochs. Raises InputError for a name that is like one of theirs.
     """
-    if name not in _cells():
+    if name not in cells():
         if name.partition("/")[0] in SAMPLES and not name.endswith(".toml"):
-            raise InputError(
-                f"recipe: '{name}' is not known{near(name, _cells())}; landscape recipes lists all"
-            )
+            similar = near(name, cells())
+            raise InputError(f"recipe: '{name}' is not known{similar}; landscape recipes lists all")
         return None
-    series, model, batch, algorithm, rate = _cells()[name]
-    epochs, batch = changes.get("epochs", EPOCHS[series.task]), changes.get("batch", batch)
-    fit("epochs", epochs, Positive)
-    fit("batch", batch, Count)
+    series, model, batch, algorithm, rate = cells()[name]
+    epochs = fit("epochs", changes.get("epochs", EPOCHS[series.task]), Positive)
+    batch = fit("batch", changes.get("batch", batch), Count)
     data = changes.get("data", {})
     samples = data.get("subset") if isinstance(data, dict) else 0
     samples = samples if isinstance(samples, int) and samples > 0 else SAMPLES[series.task]

@@ -28,11 +28,10 @@ from landscape.gradients.learners import Stack, Training
 from landscape.problem.batches import call, fixed_randomness, named_tensors
 from landscape.problem.batchnorm import buffer_names, has_batchnorm, sample_parts
 from landscape.problem.problem import Problem
-from landscape.training.decomposition import GROUPS
 from landscape.training.instruments import MeasuredRun, Monitoring
 from landscape.training.optimizer.base import Optimizer
 from landscape.training.processes.comm import Comm
-from landscape.training.recipes import Diverge
+from landscape.training.recipes import GROUPS, Diverge
 from landscape.training.recipes.recipe import Recipe
 from landscape.training.recipes.settings import refuse_idle
 from landscape.training.run import Row, generator
@@ -295,8 +294,6 @@ def check_compatibility(recipe: Recipe, dataset: Dataset | UserData, stack: Stac
     """Raise InputError where model, training set (those of ``stack``) and device are not compatible."""
     train = stack.problem
     samples, micro = recipe.decompose.samples, recipe.local_batch // recipe.accumulate
-    if samples % GROUPS:
-        raise InputError("decompose.samples", samples, allowed=f"a multiple of {GROUPS}")
     if has_batchnorm(train.model) and 0 < samples < GROUPS * micro:
         raise InputError("decompose.samples", samples, allowed=f"≥ {GROUPS} × {micro} with BatchNorm")
     if recipe.autocast and train.device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
