@@ -211,18 +211,18 @@ class Net(nn.Linear):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (lambda x: x, "a function is not allowed.*; give the module that has the parameters"),
-        (linear()[0].forward, "a method is not allowed.*; give the module"),
-        (Net, "the class Net is not allowed.*; give an object"),
-        (None, "a NoneType is not allowed"),
-        (linear()[0].state_dict(), "a OrderedDict is not allowed.*; load a state dict into its model"),
-        (dict(linear()[0].state_dict()), "a dict is not allowed.*; load"),
-        ("model.pt", "a str is not allowed"),
-        (torch.zeros(8), "a Tensor is not allowed"),
+        (lambda x: x, "a function"),
+        (linear()[0].forward, "a method"),
+        (Net, "the class Net"),
+        (None, "None"),
+        (linear()[0].state_dict(), "a OrderedDict"),
+        ("model.pt", "'model.pt'"),
+        (torch.zeros(8), "a Tensor"),
     ],
 )
 def test_what_is_no_module_is_refused_as_the_model(given: Any, words: str) -> None:
     _, loss, data = linear()
+    words += " is not allowed, it must be an nn.Module, which has the parameters"
     refused(f"^model: {words}", lambda: Problem(given, loss, data))
 
 

@@ -267,9 +267,8 @@ def missing_named() -> Iterator[None]:
         match = MISSING.search(str(error))
         if match is None:
             raise
-        raise NoSecondDerivative(
-            f"model or loss: PyTorch has no second derivative of {match[1] or match[2]}{WHAT_TO_DO}"
-        ) from error
+        words = f"model or loss: PyTorch has no second derivative of {match[1] or match[2]}{WHAT_TO_DO}"
+        raise NoSecondDerivative(words) from error
 
 
 def check_graph(gradients: Sequence[Tensor]) -> None:
@@ -278,9 +277,8 @@ def check_graph(gradients: Sequence[Tensor]) -> None:
     PyTorch makes its results constants, whose derivatives would count as zero.
     """
     if any(node.name() == "torch::autograd::Error" for node in graph_nodes(gradients)):
-        raise NoSecondDerivative(
-            f"model or loss: one of its operations is marked once_differentiable{WHAT_TO_DO}"
-        )
+        words = "one of its operations is marked once_differentiable"
+        raise NoSecondDerivative(f"model or loss: {words}{WHAT_TO_DO}")
 
 
 def _slope(problem: Problem, at: Tensor, slots: Sequence[Slot]) -> tuple[float, Tensor]:

@@ -31,12 +31,7 @@ from landscape.curvature.hessian import (
     Preconditioner,
     as_preconditioner,
 )
-from landscape.curvature.operators import (
-    Products,
-    SymmetricMatrix,
-    SymmetricOperator,
-    as_operator,
-)
+from landscape.curvature.operators import Products, SymmetricMatrix, SymmetricOperator, as_operator
 from landscape.curvature.search import (
     MAX_PRODUCTS,
     RESIDUAL_TOL,
@@ -270,9 +265,8 @@ class Matrix:
             for name, value in options.items():
                 if value is not None and (name not in USUAL or value != USUAL[name]):
                     raise InputError(f"{name}: it is of a Problem, leave it out with an operator")
-            return cls(
-                operator, None, FULL_HESSIAN, operator.size, seed, {**_fields(operator, seed), **about}
-            )
+            fields = _fields(operator, seed) | about
+            return cls(operator, None, FULL_HESSIAN, operator.size, seed, fields)
         problem, weights, part = problem_of(given), options["weights"], options["part"]
         preconditioner = as_preconditioner(options.get("precondition"))
         chosen = HessianOptions(options["matrix"], part, preconditioner, options["derivatives"])
@@ -407,14 +401,8 @@ def extreme_eigenvalues(
         >>> round(ends.min, 4), round(ends.max, 4)
         (1.0, 9.0)
     """
-    options = {
-        "weights": weights,
-        "matrix": matrix,
-        "part": part,
-        "derivatives": derivatives,
-        "search": search,
-    }
-    operand = Matrix.of(problem, seed, about, **options, max_memory=max_memory)
+    options: dict[str, Any] = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
+    operand = Matrix.of(problem, seed, about, **options, search=search, max_memory=max_memory)
     target = SearchOptions(1, 1, residual_tol, max_products, taken(progress))
     return ExtremeEigenvalues(**operand.search(operand.start(), target, search))
 
@@ -490,15 +478,9 @@ def top_eigenvalues(
         >>> landscape.top_eigenvalues(problem, 2).values.round(3).tolist()
         [9.0, 1.0]
     """
-    options = {
-        "weights": weights,
-        "matrix": matrix,
-        "part": part,
-        "derivatives": derivatives,
-        "search": search,
-    }
-    more_options = {"max_memory": max_memory, "engine": engine, "precondition": precondition}
-    operand = Matrix.of(problem, seed, about, **options, **more_options)
+    options: dict[str, Any] = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
+    options |= {"search": search, "max_memory": max_memory, "engine": engine, "precondition": precondition}
+    operand = Matrix.of(problem, seed, about, **options)
     target = SearchOptions(0, k, residual_tol, max_products, taken(progress))
     first = operand.start()
     if initial is not None:

@@ -83,10 +83,7 @@ class GaussNewtonChunk:
         self.outputs = problem.call(leaves, x)
         self.gradients: Sequence[Tensor] = ()
         if not isinstance(self.outputs, Tensor):
-            kind = type(self.outputs).__name__
-            raise InputError(
-                f"matrix: 'gauss-newton' needs outputs of one tensor, not a {kind}; use 'hessian'"
-            )
+            raise InputError("matrix: 'gauss-newton' needs outputs of one tensor; use 'hessian'")
         self.live = self.outputs.requires_grad
         if not self.live:  # no parameter in question reaches the outputs
             return
@@ -325,13 +322,9 @@ def check_symmetric(problem: Problem, weights: Tensor, operator: HessianOperator
     is wrong, and otherwise by rounding. The gradient must be the loss's, too. Once a problem, part and
     matrix, and no part of a whole that was checked; not with ``check`` "off".
     """
-    whole = (
-        "symmetric",
-        operator.matrix,
-        problem.batchnorm.name,
-        tuple(s.name for s in problem.layout.slots),
-    )
-    key = (*whole[:3], tuple(slot.name for slot in operator.slots))
+    kind = "symmetric", operator.matrix, problem.batchnorm.name
+    whole = (*kind, *(slot.name for slot in problem.layout.slots))
+    key = (*kind, *(slot.name for slot in operator.slots))
     if {key, whole} & problem.checked.keys() or problem.check == "off":
         return
 
@@ -416,9 +409,8 @@ def exact_only(problem: Problem, who: str) -> None:
     try:
         FULL_HESSIAN.at(problem)
     except double_backward.NoSecondDerivative as error:
-        raise double_backward.NoSecondDerivative(
-            f"{str(error).split(';')[0]}; {who} takes exact products only"
-        ) from error
+        words = f"{str(error).split(';')[0]}; {who} takes exact products only"
+        raise double_backward.NoSecondDerivative(words) from error
 
 
 def gradient_curvature(

@@ -56,16 +56,12 @@ def _plain(
             if name in views:
                 parameter.copy_(views[name])
     chunks = list(problem.chunks())
-    whole = all(isinstance(x, Tensor) and isinstance(y, Tensor) and n == len(x) for x, y, n in chunks)
-    refused = {
-        "knows no penalty and no weight decay": problem.regularised,
-        "takes losses that are means over samples, without random numbers and derivatives of their own":
-            not problem.separable,
-        "takes inputs and targets of one tensor each, whose samples weigh the same": not whole,
-    }  # fmt: skip
-    for words, is_so in refused.items():
-        if is_so:
-            raise InputError(f"{who} {words}; {remedy}")
+    if problem.regularised:
+        raise InputError(f"{who} knows no penalty and no weight decay; use {remedy}")
+    if not problem.separable:
+        raise InputError(f"{who} takes means over samples without random numbers alone; use {remedy}")
+    if not all(isinstance(x, Tensor) and isinstance(y, Tensor) and n == len(x) for x, y, n in chunks):
+        raise InputError(f"{who} takes one tensor each whose samples weigh the same; use {remedy}")
     return model, [(x, y) for x, y, _ in chunks]
 
 
@@ -73,15 +69,12 @@ def _plain(
 def _engine(problem: Problem, weights: Tensor | None, seed: int) -> Iterator[tuple[Any, _CountedBatches]]:
     """A pyhessian object for a copy of the model at ``weights``, with random numbers from ``seed``."""
     hessian = optional("pyhessian", "engine 'pyhessian'", EXTRA).hessian
-    model, plain = _plain(problem, weights, "engine: 'pyhessian'", "use 'landscape'")
+    model, plain = _plain(problem, weights, "engine: 'pyhessian'", "'landscape'")
     batches = _CountedBatches(plain)
     cuda = problem.device.type == "cuda"
     # Its backward(create_graph=True) makes PyTorch warn of a reference cycle; the copy goes away with it.
-    with (
-        warnings.catch_warnings(action="ignore"),
-        kept_randomness(problem.device),
-        twice_differentiable(problem),
-    ):
+    quiet = warnings.catch_warnings(action="ignore")
+    with quiet, kept_randomness(problem.device), twice_differentiable(problem):
         torch.manual_seed(seed)
         try:
             yield hessian(model, problem.criterion, dataloader=batches, cuda=cuda), batches
@@ -94,15 +87,12 @@ def _engine(problem: Problem, weights: Tensor | None, seed: int) -> Iterator[tup
 
 def check(options: HessianOptions) -> None:
     """Raise InputError for options that pyhessian does not have."""
-    matrix, part = options.matrix, options.part
-    refused = {
-        "engine: 'pyhessian' knows no preconditioner; use 'landscape'": options.precondition is not None,
-        f"matrix: '{matrix}' is not allowed with engine 'pyhessian', it must be hessian": matrix != "hessian",
-        f"part: {part!r} is not allowed with engine 'pyhessian', which takes the whole model": bool(part),
-    }
-    for words, is_so in refused.items():
-        if is_so:
-            raise InputError(words)
+    if options.precondition is not None:
+        raise InputError("engine: 'pyhessian' knows no preconditioner; use 'landscape'")
+    if options.matrix != "hessian":
+        raise InputError(f"matrix: '{options.matrix}' is not allowed with engine 'pyhessian'; use 'hessian'")
+    if options.part:
+        raise InputError(f"part: {options.part!r} is not allowed with engine 'pyhessian'; use 'landscape'")
 
 
 def largest_magnitude(
@@ -137,7 +127,7 @@ LOSSES: dict[Any, type[nn.Module]] = {
 
 def to_curvlinops(problem: Problem, operator: str, weights: Tensor | None, **options: Any) -> Any:
     """An operator of curvlinops on ``problem``, see :meth:`landscape.Problem.to_curvlinops`."""
-    model, batches = _plain(problem, weights, "to_curvlinops: curvlinops", "use problem.hessian()")
+    model, batches = _plain(problem, weights, "to_curvlinops: curvlinops", "problem.hessian()")
     curvlinops = optional("curvlinops", "to_curvlinops", "'sgd-landscape[curvlinops]'")
     choose("operator", operator, [name for name in dir(curvlinops) if name.endswith("LinearOperator")])
     named, loss = dict(model.named_parameters()), problem.criterion

@@ -181,10 +181,9 @@ def check_parameters(
     if not follows:
         names = dict.fromkeys(type(original.get_submodule(name)).__name__ for name in custom(original))
         raise InputError(
-            "model: in eval mode its loss does not follow all of its parameters: it is "
-            f"{float([*deviating, ours][0]):.6g}, and {float(true_loss):.6g} of a copy that holds them; a "
-            f"module ({', '.join(names) or 'PyTorch'}) merges, caches or detaches some, or keeps what an "
-            "earlier pass computed; compute with self.NAME in each forward pass"
+            f"model: its loss {float([*deviating, ours][0]):.6g} in eval mode does not follow all of its "
+            f"parameters ({float(true_loss):.6g} of a copy): a module ({', '.join(names) or 'PyTorch'}) "
+            "merges, caches or detaches some, or uses an earlier pass; compute with self.NAME in each"
         )
 
 
@@ -563,28 +562,16 @@ def _unknown_leaf(leaf: Tensor, problem: MeanLoss, original: nn.Module, *, of_lo
     shape = tuple(leaf.shape)
     if of_loss and name:
         return (
-            f"loss: it uses the model's parameter '{name}' itself, whose values do not move with the "
-            "weights; a loss that calls the model belongs into the forward pass of a module around it; a "
-            "regularizer is given as Problem(…, penalty=lambda parameters: …), a dict of tensors by name, "
-            "or as weight_decay="
+            f"loss: it uses the model's parameter '{name}' itself, which does not follow the weights; give a "
+            "regularizer as penalty= or weight_decay=, and let a module around the model call it in forward"
         )
     if of_loss:
-        return (
-            f"loss: it depends on a tensor of shape {shape} that requires gradients and is none of the "
-            "model's parameters; freeze it (requires_grad_(False)) or make it a parameter of the model"
-        )
+        return f"loss: it depends on a tensor {shape} that requires gradients and is no parameter; freeze it"
     if name and name not in problem.layout.views(problem.weights):
-        return (
-            f"model: its first forward pass made parameter '{name}', which is no part of θ; run one batch "
-            "through it before, by model(x)"
-        )
+        return f"model: its first forward pass made parameter '{name}'; run one batch through it before"
     if name:
         return (
-            f"model: its forward pass reaches parameter '{name}' past the module's attributes (by a list, a "
-            "dict or a function made elsewhere), so that it does not follow other weights; use self.NAME, "
-            "nn.ParameterList or nn.ParameterDict"
+            f"model: its forward pass takes parameter '{name}' from a list, a dict or a function, so that it "
+            "does not follow the weights; use self.NAME, nn.ParameterList or nn.ParameterDict"
         )
-    return (
-        f"model: its outputs depend on a tensor of shape {shape} that requires gradients and is none of its "
-        "parameters; register it as nn.Parameter, or detach it"
-    )
+    return f"model: it depends on a tensor {shape} that requires gradients; register it as nn.Parameter"

@@ -349,9 +349,7 @@ def only(counts: Sequence[Count], totals: Tensor) -> Count:
     counts weigh batches differently.
     """
     if not bool(totals.any()):
-        raise InputError(
-            "data: all its targets are left out of the loss, or it is NaN; at least one must count"
-        )
+        raise InputError("data: all its targets are left out of the loss, or it is NaN; one must count")
     if counts[0] == ONES or not unlike(totals):
         return counts[0]
     codes = " or terms=".join(count.code for count in counts[:3])

@@ -247,10 +247,8 @@ class Layout:
             if not fits:
                 hint = near(name, [s.name for s in self.slots])
                 names = ", ".join(dict.fromkeys(s.name.split(".")[0] for s in self.slots))
-                raise InputError(
-                    f"part: '{name}' is no trainable parameter and no prefix of one{hint} (allowed: names "
-                    f"such as {self.slots[0].name}, prefixes such as {names})"
-                )
+                allowed = f"names such as {self.slots[0].name}, prefixes such as {names}"
+                raise InputError(f"part: '{name}' is no trainable parameter{hint} (allowed: {allowed})")
             chosen |= fits
         if not chosen:
             raise InputError("part: an empty list is not allowed, it must name at least one parameter")
@@ -275,9 +273,9 @@ class Layout:
             slots = tuple(s for s in rest if fnmatchcase(s.name, pattern) or s.name.startswith(f"{pattern}."))
             if not slots:
                 names = ", ".join(dict.fromkeys(_group_of(s.name, "block") for s in self.slots))
+                allowed = f"{', '.join(GROUPINGS)}; or names, prefixes and patterns, such as {names}"
                 raise InputError(
-                    f"by: '{pattern}' fits no trainable parameter that is left (allowed: "
-                    f"{', '.join(GROUPINGS)}; or names, prefixes and patterns, such as {names})"
+                    f"by: '{pattern}' fits no trainable parameter that is left (allowed: {allowed})"
                 )
             groups[pattern] = slots
             rest = [slot for slot in rest if slot not in slots]
@@ -340,11 +338,9 @@ def vector_of(weights: Any, like: Tensor, name: str = "weights") -> Tensor:
     """θ (P,), given as ``name``, with dtype and device of ``like`` (None: itself); else InputError."""
     if weights is None or weights is like:
         return like
-    vector = (
-        torch.as_tensor(weights)
-        if isinstance(weights, np.ndarray) and weights.dtype.kind in "fiu"
-        else weights
-    )
+    vector = weights
+    if isinstance(weights, np.ndarray) and weights.dtype.kind in "fiu":
+        vector = torch.as_tensor(weights)
     if not isinstance(vector, Tensor) or not vector.is_floating_point():
         kind = f"{weights.dtype} vector" if isinstance(vector, Tensor) else type(weights).__name__
         raise InputError(f"{name}: a {kind} is not allowed, it must be {A_VECTOR}")

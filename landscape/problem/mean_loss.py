@@ -215,9 +215,9 @@ class MeanLoss:
         """InputError under torch.autocast, with numbers of a lower precision, or a default device."""
         check_default_device()
         if torch.is_autocast_enabled(self.device.type):
+            kind = self.device.type
             raise InputError(
-                "torch.autocast: the numbers would not be those of the model's own precision; make the call "
-                f'outside of it, or under torch.autocast("{self.device.type}", enabled=False)'
+                f'torch.autocast: call outside of it, or use torch.autocast("{kind}", enabled=False)'
             )
 
     def at(self, weights: Tensor | None = None) -> Self:
@@ -260,8 +260,7 @@ class MeanLoss:
         target: Any = dtype
         if not (isinstance(target, torch.dtype) and target.is_floating_point):
             raise InputError(
-                f"dtype: {dtype!r} is not allowed, it must be a floating-point dtype such as torch.float64; "
-                "for another device, make the problem there: Problem(…, device=…)"
+                "dtype", dtype, allowed="a floating-point dtype; make a problem on another device"
             )
         check_dtype(self.device, dtype)
         converted = self.on(self.data.to(dtype))

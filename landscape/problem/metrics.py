@@ -152,10 +152,8 @@ def metrics_of(metrics: Metrics | None) -> tuple[Metric, ...]:
     if metrics is None:
         return ()
     if isinstance(metrics, str) or not isinstance(metrics, (Mapping, list, tuple)):
-        raise InputError(
-            f"metrics: {metrics!r} is not allowed, it must be a dict of names and functions, or a list of "
-            f"names ({', '.join(BY_NAME)})"
-        )
+        allowed = f"a dict of names and functions, or a list of names ({', '.join(BY_NAME)})"
+        raise InputError("metrics", metrics, allowed=allowed)
     pairs = metrics.items() if isinstance(metrics, Mapping) else ((name, name) for name in metrics)
     return tuple(_metric(name, value) for name, value in pairs)
 

@@ -333,20 +333,14 @@ class Problem(MeanLoss):
 
 def check_kinds(model: Any, loss: Any) -> None:
     """Raise InputError unless ``model`` is a module of known sizes, and ``loss`` a function or None."""
-    what = [
-        f"the class {k.__name__}" if isinstance(k, type) else f"a {type(k).__name__}" for k in (model, loss)
-    ]
     if not isinstance(model, nn.Module):
-        raise InputError(
-            f"model: {what[0]} is not allowed, it must be an nn.Module; give an object of a class; give the "
-            "module that has the parameters, and calls it in forward; load a state dict into its model"
-        )
+        raise InputError("model", model, allowed="an nn.Module, which has the parameters")
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError("model: a TorchScript module is not allowed; give the nn.Module it was made of")
     if any(nn.parameter.is_lazy(t) for t in (*model.parameters(), *model.buffers())):
         raise InputError("model: it has lazy layers; run one batch through it before, by model(x)")
     if isinstance(loss, type) or not (loss is None or callable(loss)):
-        raise InputError(f"loss: {what[1]} is not allowed, it must be a function, or None")
+        raise InputError("loss", loss, allowed="a function, or None")
 
 
 class Run(Protocol):

@@ -203,7 +203,7 @@ CASES = [
     classifier("writes to its input", writes_to_input),
     classifier("LeakyReLU in place first", in_place_first),
     classifier("list of parameters", list_of_parameters, refused="ParameterList"),
-    classifier("lambda over a weight", lambda_over_a_weight, dtype=None, refused="past the module"),
+    classifier("lambda over a weight", lambda_over_a_weight, dtype=None, refused="from a list, a dict or a function"),
     classifier("modules in a plain list", modules_in_a_plain_list),
     classifier("ParameterList", parameter_list),
     classifier("Sequential with a parameter of its own", own_parameter_in_sequential),
