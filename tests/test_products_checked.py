@@ -251,7 +251,7 @@ def test_a_chain_whose_fast_products_differ_goes_by_the_plain_ones(monkeypatch: 
         return a, slope, None if bend is None else 1.01 * bend
 
     monkeypatch.setattr(chain_hessian, "_derivatives", wrong)
-    with pytest.warns(PathWarning, match="fast Hessian products"):
+    with pytest.warns(PathWarning, match="fast Hessian products of this model"):
         same_ends(problem, expected)
     same_ends(problem, expected)  # told once a problem
     assert eigenvalues.points_at_once(problem) == 1

@@ -17,9 +17,9 @@ from landscape.core.options import choose
 
 _BUILT_FOR = torch.accelerator.current_accelerator()
 #: Names of devices; another accelerator that this PyTorch was built for is the last.
-DEVICES = tuple(
-    dict.fromkeys(("auto", "cpu", "cuda", "xpu", "mps", *([_BUILT_FOR.type] if _BUILT_FOR else [])))
-)
+DEVICES = ("auto", "cpu", "cuda", "xpu", "mps")
+if _BUILT_FOR and _BUILT_FOR.type not in DEVICES:
+    DEVICES += (_BUILT_FOR.type,)
 
 
 def check_device(where: str, device: torch.device | str) -> None:

@@ -57,10 +57,10 @@ class LandscapeError(Exception):
         for name, value in self.give.items():
             if name not in flags:
                 words.append(f"{name}={'…' if value is ... else repr(value)}")
+            elif value in (..., True):
+                words.append(flags[name])
             else:
-                words.append(
-                    flags[name] if value in (..., True) else f"{flags[name]} {shlex.quote(str(value))}"
-                )
+                words.append(f"{flags[name]} {shlex.quote(str(value))}")
         ways = " or ".join(filter(None, (", ".join(words), self.otherwise)))
         line = f"{subject}{colon}{rest}" + (f"; give {ways}" if ways else "")
         return f"{line}; use {self.remedy}" if self.remedy else line

@@ -173,9 +173,7 @@ def reading(path: str | Path, schema: str | None = None, warn: bool = True) -> I
                 raise OperationError(f"{path}: holds a {actual}, a {schema} is needed")
             newest = attribute(file, "version", int)
             if newest > VERSION:
-                raise OperationError(
-                    f"{path}: {actual} version {newest} is newer than {VERSION}; update landscape"
-                )
+                raise OperationError(f"{path}: version {newest} is newer than {VERSION}; update landscape")
             if warn and not sealed:
                 warn_caller(f"{printable(path)}: has no checksum, damage would not be seen", ChecksumWarning)
             yield file

@@ -187,10 +187,9 @@ class MemoryBudget:
         """
         if size > self.remaining:
             assert self.limit is not None
-            least, now = (f"{math.ceil(n / 2**20)} MiB" for n in (self.used + size, self.used))
-            raise InputError(
-                f"max_memory: {in_words(self.limit)} is not enough, at least {least} is needed ({now} in use)"
-            )
+            needed, used = (f"{math.ceil(n / 2**20)} MiB" for n in (self.used + size, self.used))
+            words = f"at least {needed} is needed ({used} in use)"
+            raise InputError(f"max_memory: {in_words(self.limit)} is not enough, {words}")
 
 
 def fits(size: int, device: torch.device) -> bool:

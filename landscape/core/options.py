@@ -402,11 +402,6 @@ def checked(*unchecked: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
     def declare(function: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(function)
-        rest = [
-            each.name
-            for each in signature.parameters.values()
-            if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-        ]
 
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -415,7 +410,7 @@ def checked(*unchecked: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
             except TypeError:
                 function(*args, **kwargs)  # says so itself, with its name
                 raise
-            check_arguments(function, call.arguments, *unchecked, *rest)
+            check_arguments(function, call.arguments, *unchecked)
             return function(*call.args, **call.kwargs)
 
         return called

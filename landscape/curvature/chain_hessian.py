@@ -218,9 +218,7 @@ def agrees(problem: Problem, weights: Tensor, matrix: Literal["hessian", "gauss-
 
     problem.checked[key] = holds_but_for_rounding(problem.on(problem.data.few()), same)
     if not problem.checked[key]:
-        warn_caller(
-            "the fast Hessian products of this model differ from PyTorch's, which are used", PathWarning
-        )
+        warn_caller("fast Hessian products of this model differ from PyTorch's, which are used", PathWarning)
     return problem.checked[key]
 
 

@@ -142,9 +142,8 @@ class Differences:
         v = image / (image.norm() or 1.0)
         other_image, other_error = small.measured(v)
         if not abs(float(v @ image - u @ other_image)) <= 10 * (error + other_error * float(u.norm())):
-            raise InputError(
-                f"model or loss: differences of its gradients are not symmetric: one is wrong{NO_GRADIENT}"
-            )
+            words = "differences of its gradients are not symmetric: one is wrong"
+            raise InputError(f"model or loss: {words}{NO_GRADIENT}")
 
     def _random(self, seed: int) -> Tensor:
         """A normal vector (P',)."""

@@ -82,19 +82,15 @@ def in_full_precision(problem: Problem) -> Problem:
     except Exception as error:  # the user's model raises any kind of error where dtypes do not fit
         if not low and not mode.seen & {*LOW}:
             raise
-        raise NoSecondDerivative(
-            f"model: it runs in half precision only ({first_words(error)}), too coarse for second "
-            f"derivatives; {FOLLOW}"
-        ) from error
+        words = f"it runs in half precision only ({first_words(error)}), too coarse for second derivatives"
+        raise NoSecondDerivative(f"model: {words}; {FOLLOW}") from error
     inside = mode.seen & {*LOW}
     problem.checked[INSIDE] = bool(inside)
     if low or inside:
         names = sorted(str(name).removeprefix("torch.") for name in inside | {problem.dtype} & {*LOW})
-        full_name = str(full.dtype).removeprefix("torch.")
-        warn_caller(
-            f"model: it computes in {' and '.join(names)}; second derivatives have {full_name} arithmetic",
-            ProblemWarning,
-        )
+        arithmetic = str(full.dtype).removeprefix("torch.")
+        words = f"it computes in {' and '.join(names)}; second derivatives have {arithmetic} arithmetic"
+        warn_caller(f"model: {words}", ProblemWarning)
     return full
 
 
@@ -277,7 +273,7 @@ def check_graph(gradients: Sequence[Tensor]) -> None:
     PyTorch makes its results constants, whose derivatives would count as zero.
     """
     if any(node.name() == "torch::autograd::Error" for node in graph_nodes(gradients)):
-        words = "one of its operations is marked once_differentiable"
+        words = "one of its operations has no second derivative (once_differentiable)"
         raise NoSecondDerivative(f"model or loss: {words}{WHAT_TO_DO}")
 
 
@@ -326,10 +322,8 @@ def check_gradient(few: Problem, weights: Tensor, slots: Sequence[Slot]) -> None
             if dtype == few.dtype:
                 raise
     if not agrees:
-        raise InputError(
-            "model or loss: its gradient is not the derivative of the loss (a straight-through estimator, a "
-            f"detached part, rounding?){NO_GRADIENT}"
-        )
+        words = "its gradient is not the derivative of the loss (a detached part, rounding?)"
+        raise InputError(f"model or loss: {words}{NO_GRADIENT}")
     few.checked[key] = True
 
 
@@ -346,10 +340,7 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
     def direction(k: int) -> Tensor:
         """Random for k = 1 and 2; for 0 along the gradient, where each tensor counts nearly the same."""
         random, chosen = move(max(k, 1)), torch.zeros_like(at)
-        sizes = [
-            (float(devices.vector_norm(gradient[piece])), float(devices.vector_norm(random[piece])))
-            for piece in pieces
-        ]
+        sizes = [[float(devices.vector_norm(v[piece])) for v in (gradient, random)] for piece in pieces]
         most = max(a * b for a, b in sizes)
         for piece, (size, length) in zip(pieces, sizes, strict=True):
             if k:

@@ -248,9 +248,8 @@ class GivenOperator(SymmetricOperator):
         try:
             *images, whole = double(self._images(rows))
         except Exception as error:  # the user's object raises any kind of error
-            raise InputError(
-                f"problem: a {self.matrix} fails ({first_words(error)}), A @ V must take a block V (P, m)"
-            ) from error
+            words = f"{self.matrix} fails ({first_words(error)})"
+            raise InputError(f"problem: a {words}, A @ V must take a block V (P, m)") from error
         products = self._finite(rows, torch.stack(images))
         pairs = products @ double(rows[:-1]).T
         asymmetry = float((pairs - pairs.T).abs().max())

@@ -272,13 +272,12 @@ def max_mixing_step(
         >>> round(max_mixing_step([0.2, -0.2]), 4)  # a ring of six with two neighbors per side
         0.8
     """
-    limits = [max_stable_step(delay, momentum, form)]
-    for omega in np.unique(np.round(np.asarray(omegas, dtype=complex), 12)):
-        if order == "atc" and omega == 0:
-            continue  # such a mode is gone after one step
-        p0, p1 = polynomials(delay, momentum, form, omega, mixed)
-        limits.append(first_crossing(p0, omega * p1 if order == "atc" else p1))
-    return min(limits)
+
+    def mode(omega: complex, m: float, _: Array) -> tuple[Array, Array]:
+        p0, p1 = polynomials(delay, m, form, omega, mixed)
+        return p0, omega * p1 if order == "atc" else p1
+
+    return _max_mode_step(omegas, momentum, form, mode, delay)
 
 
 @checked()
@@ -337,11 +336,12 @@ def max_d2_step(omegas: Any, momentum: BelowOne = 0.0, form: MixingForm = "ordin
     return _max_mode_step(omegas, momentum, form, mode)
 
 
-def _max_mode_step(
-    omegas: Any, momentum: float, form: str, mode: Callable[[complex, float, Array], tuple[Array, Array]]
-) -> float:
+Mode = Callable[[complex, float, Array], tuple[Array, Array]]
+
+
+def _max_mode_step(omegas: Any, momentum: float, form: str, mode: Mode, delay: int = 0) -> float:
     """The smallest limit of the mean's steps and of ``mode``s p₀ + h p₁, from ω, m and the momentum's p₁."""
-    limits, p1 = [max_stable_step(0, momentum, form)], polynomials(0, momentum, form)[1]
+    limits, p1 = [max_stable_step(delay, momentum, form)], polynomials(0, momentum, form)[1]
     for omega in np.unique(np.round(np.asarray(omegas, dtype=complex), 12)):
         fixed, changing = mode(omega, momentum, p1)
         if changing.any():  # otherwise the mode is gone after some steps

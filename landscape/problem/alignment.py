@@ -209,9 +209,8 @@ def _wide(problem: MeanLoss) -> MeanLoss:
         with torch.no_grad(), wide.evaluating(0):
             wide.criterion(wide.outputs(wide.weights, x), y)
     except RuntimeError as error:  # PyTorch's error where dtypes do not fit
-        raise InputError(
-            f"model: it does not run in {wide.dtype} ({first_words(error)}); {FOLLOW}"
-        ) from error
+        words = f"it does not run in {wide.dtype} ({first_words(error)}); {FOLLOW}"
+        raise InputError(f"model: {words}") from error
     return wide
 
 

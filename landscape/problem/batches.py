@@ -226,7 +226,9 @@ def is_resident(data: Any) -> bool:
         raise InputError(f"data: one tensor is not allowed, it must be (inputs, targets){FORMS}")
     pair = isinstance(data, (tuple, list)) and len(data) == 2
     if pair and isinstance(data, tuple) and (kinds := _kinds(data[0])) and kinds == _kinds(data[1]):
-        raise InputError("data: two pairs in a tuple are ambiguous; give batches as a list, inputs as a dict")
+        raise InputError(
+            "data: two pairs in a tuple may be two batches; give batches in a list, inputs in a dict"
+        )
     return isinstance(data, Mapping) or (
         pair and (isinstance(data, tuple) or all(isinstance(part, Tensor) for part in data))
     )
@@ -330,11 +332,8 @@ class HostStream(Stream):
 def random_state(device: torch.device) -> tuple[bytes, Any]:
     """The states of PyTorch's generators, also of that on ``device``, and of NumPy's and Python's."""
     numpy: Any = np.random.get_state()  # noqa: NPY002
-    return torch.cat(random_states(device)).numpy().tobytes(), (
-        numpy[1].tobytes(),
-        numpy[2:],
-        random.getstate(),
-    )
+    elsewhere = numpy[1].tobytes(), numpy[2:], random.getstate()
+    return torch.cat(random_states(device)).numpy().tobytes(), elsewhere
 
 
 @contextlib.contextmanager

@@ -159,8 +159,9 @@ def check_parameters(
     leaves, (inputs, targets) = problem.layout.leaves(weights), fresh(problem, x, y)
     losses = [] if all(map(of_torch, problem.model.modules())) else [_in_place(problem, leaves, x, y)]
     with problem.evaluating(0):
+        parameters = list(leaves.values())
         ours, gradient = _loss_and_gradient(
-            lambda: problem.call(leaves, inputs), problem, list(leaves.values()), targets
+            lambda: problem.call(leaves, inputs), problem, parameters, targets
         )
     true_loss, truth = truth_of(problem, original, x, y, weights, training)
     if training:
@@ -182,8 +183,8 @@ def check_parameters(
         names = dict.fromkeys(type(original.get_submodule(name)).__name__ for name in custom(original))
         raise InputError(
             f"model: its loss {float([*deviating, ours][0]):.6g} in eval mode does not follow all of its "
-            f"parameters ({float(true_loss):.6g} of a copy): a module ({', '.join(names) or 'PyTorch'}) "
-            "merges, caches or detaches some, or uses an earlier pass; compute with self.NAME in each"
+            f"parameters ({float(true_loss):.6g} of a copy): {', '.join(names) or 'PyTorch'} merges, caches "
+            "or detaches some, or uses an earlier pass; compute with self.NAME in each forward pass"
         )
 
 
@@ -471,9 +472,7 @@ def check_passes(problem: MeanLoss, before: Tensor, first: Tensor, x: Any, y: An
     It may differ by a buffer that each pass updates.
     """
     if not torch.equal(problem.weights, before):
-        raise InputError(
-            "model: its forward pass writes to its own parameters (max_norm?); move that to training steps"
-        )
+        raise InputError("model: its forward pass writes to its parameters (max_norm?); move that to steps")
     buffers = {name: buffer.clone() for name, buffer in problem.model.named_buffers()}
     second = loss_of(problem, x, y)
     if not equal(first, second, problem):
@@ -566,7 +565,9 @@ def _unknown_leaf(leaf: Tensor, problem: MeanLoss, original: nn.Module, *, of_lo
             "regularizer as penalty= or weight_decay=, and let a module around the model call it in forward"
         )
     if of_loss:
-        return f"loss: it depends on a tensor {shape} that requires gradients and is no parameter; freeze it"
+        return (
+            f"loss: it depends on a tensor {shape} that requires gradients; it must be frozen, or a parameter"
+        )
     if name and name not in problem.layout.views(problem.weights):
         return f"model: its first forward pass made parameter '{name}'; run one batch through it before"
     if name:

@@ -366,7 +366,7 @@ class Data:
     def _check_mean(self) -> None:
         """Raise InputError for samples of a loss that mixes them: a part has another loss than the whole."""
         if self.mixes:
-            raise InputError("data: the loss mixes its samples; minibatches need a mean over the samples")
+            raise InputError("data: the loss mixes its samples; give one that is a mean over the samples")
 
     def _gather(self, indices: Tensor) -> tuple[Any, Any]:
         flat = indices.flatten()

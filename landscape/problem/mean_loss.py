@@ -339,11 +339,8 @@ class MeanLoss:
             True
         """
         recorded = torch.enable_grad() if self.differentiates else contextlib.nullcontext()
-        with (
-            recorded,
-            fixed_randomness(self.device, seed, self.draws_elsewhere),
-            quiet(self.model, self.device),
-        ):
+        fixed = fixed_randomness(self.device, seed, self.draws_elsewhere)
+        with recorded, fixed, quiet(self.model, self.device):
             yield
 
     def saved_bytes(self, x: Any, y: Any) -> int:

@@ -78,12 +78,9 @@ class F1:
         """Take the outputs of some samples."""
         logits = opened_logits(outputs)
         classes, guess = logits.shape[1], logits.argmax(1)
-        self.counts = self.counts + torch.stack(
-            [
-                torch.bincount(t.flatten(), minlength=classes)
-                for t in (targets[guess == targets], guess, targets)
-            ]
-        )
+        three = (targets[guess == targets], guess, targets)
+        counts = [torch.bincount(t.flatten(), minlength=classes) for t in three]
+        self.counts = self.counts + torch.stack(counts)
 
     def compute(self) -> float:
         """The score of the samples that were taken."""
@@ -102,7 +99,7 @@ class Calibration:
         confidence, guess = opened_logits(outputs).softmax(1).max(1)
         bins = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
         gap = double(guess == targets) - double(confidence)
-        self.gaps += torch.zeros_like(gap, dtype=torch.float64).new_zeros(BINS).index_add(0, bins, gap).cpu()
+        self.gaps += gap.new_zeros(BINS).index_add(0, bins, gap).cpu()
         self.count += len(guess)
 
     def compute(self) -> float:
@@ -167,11 +164,9 @@ def _metric(name: Any, value: Any) -> Metric:
             return Metric(name, make=value)
     if hasattr(value, "update") and hasattr(value, "compute"):
         return Metric(name, make=lambda: _restarted(value))
-    kind = type(value).__name__
     if not callable(value) or isinstance(value, type):
-        raise InputError(
-            f"metrics: '{name}' is a {kind}, it must be a function, a name, or have update and compute"
-        )
+        allowed = "it must be a function, a name, or have update and compute"
+        raise InputError(f"metrics: '{name}' is a {type(value).__name__}, {allowed}")
     return Metric(name, value)
 
 
@@ -268,9 +263,8 @@ class Sums:
             self._kept.append((tree_map(Tensor.detach, outputs), y))
             if sum(t.nbytes for _, t in named_tensors(self._kept[-1])) * len(self._kept) > MAX_OUTPUTS:
                 name = next(metric.name for metric in self._metrics if metric.whole)
-                raise InputError(
-                    f"metrics: '{name}' needs all outputs at once, over 4 GiB; let it give (B,) values"
-                )
+                words = "needs all outputs at once, over 4 GiB; let it give (B,) values"
+                raise InputError(f"metrics: '{name}' {words}")
 
     def end(self) -> Tensor:
         """(2 + metrics,): the sums."""

@@ -15,19 +15,11 @@ from torch import Tensor, nn
 from landscape.core.devices import Device, Dtype, check_default_device, check_dtype
 from landscape.core.errors import InputError
 from landscape.core.options import NonNegative, checked, fit, of_run
-from landscape.problem import batchnorm, checks
+from landscape.problem import batchnorm, checks, layout
 from landscape.problem.batches import count_samples
 from landscape.problem.checks import Check, ignores_first_label, moved
 from landscape.problem.data import Data
-from landscape.problem.layout import (
-    Layout,
-    Vector,
-    evaluated,
-    independent_copy,
-    padding_rows,
-    unwrapped,
-    vector_of,
-)
+from landscape.problem.layout import Layout, Vector, unwrapped
 from landscape.problem.losses import Terms, describe_loss, is_softmax_loss, output_loss, placed_loss
 from landscape.problem.mean_check import check_mean, refuse_nan
 from landscape.problem.mean_loss import Loss as Loss
@@ -147,7 +139,7 @@ class Problem(MeanLoss):
         self.check = check
         check_kinds(model, loss)
         original = unwrapped(model)
-        self._set_model(independent_copy(original), device, dtype)
+        self._set_model(layout.independent_copy(original), device, dtype)
         self.criterion = output_loss if loss is None else placed_loss(loss, self.device, self.dtype)
         self.penalty, self.weight_decay = penalty, weight_decay
         self.randomness, self.draws = str(randomness), number_of_draws(randomness)
@@ -308,22 +300,22 @@ class Problem(MeanLoss):
             raise InputError("model: it is on the device 'meta'; call to_empty, and load its weights")
         self.layout = Layout.of(model)
         if self.layout.size == 0:
-            raise InputError("model: it has no trainable parameters; run one batch through it before")
+            raise InputError("model: no trainable parameters; make some, or run one batch through it before")
         first = next(p for p in model.parameters() if p.requires_grad and p.numel())
         if any(p.is_complex() for p in model.parameters() if p.requires_grad):
             raise InputError("model: it has complex parameters, they must be real; use two real ones each")
-        self.padding = padding_rows(model, self.layout)
+        self.padding = layout.padding_rows(model, self.layout)
         self.device = torch.device(device) if device is not None else first.device
         self.dtype = dtype or first.dtype
         check_dtype(self.device, self.dtype)
         model.to(self.device, self.dtype)
         named = dict(model.named_parameters())
         self.weights = self.layout.flatten({s.name: named[s.name].detach() for s in self.layout.slots})
-        self.model = evaluated(model)
+        self.model = layout.evaluated(model)
 
     def _set_center(self, weights: Tensor | None) -> None:
         default = self.weights
-        self.weights = vector_of(weights, default)
+        self.weights = layout.vector_of(weights, default)
         if self.weights.is_inference():
             self.weights = self.weights.clone()
         if not bool(torch.isfinite(self.weights).all()):

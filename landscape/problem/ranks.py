@@ -87,10 +87,8 @@ class Piece:
         kinds = getattr(sharded, "placements", ())
         if any(kind.is_partial() for kind in kinds):
             raise InputError(f"model: {slot.name} is a sum over ranks, it must be in shards or copies")
-        shards = math.prod(
-            sharded.device_mesh.size(i) for i, kind in enumerate(kinds) if not kind.is_replicate()
-        )
-        return cls(slot, parameter, shards / dist.get_world_size())
+        sizes = [sharded.device_mesh.size(i) for i, kind in enumerate(kinds) if not kind.is_replicate()]
+        return cls(slot, parameter, math.prod(sizes) / dist.get_world_size())
 
     @property
     def local(self) -> Tensor:
@@ -114,9 +112,8 @@ class Piece:
             return whole
         from torch.distributed.tensor import DTensor, Replicate  # takes a second, and is there already
 
-        copies = DTensor.from_local(
-            whole, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False
-        )
+        mesh = like.device_mesh
+        copies = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
         return copies.redistribute(placements=like.placements).to_local()
 
 
@@ -153,9 +150,8 @@ def all_ranks() -> Iterator[None]:
     except RuntimeError as error:
         if isinstance(error, LandscapeError) or not _LOST.search(f"{type(error).__name__} {error}"):
             raise
-        raise LostError(
-            f"rank {dist.get_rank()}: another rank is lost, or did not answer in time ({first_words(error)})"
-        ) from error
+        words = f"another rank is lost, or did not answer in time ({first_words(error)})"
+        raise LostError(f"rank {dist.get_rank()}: {words}") from error
 
 
 class Exchanges:
@@ -429,18 +425,14 @@ def check_mean(problem: Any, terms: Terms) -> None:
     if that_hold_everywhere([terms]):
         return
     listed = [[*vars(count).values()] for x, y in _placed(problem) for count in candidates(x, y)]
-    counts = {
-        values[0]: Count(*values)
-        for rank_counts in problem._gathered_objects(listed)
-        for values in rank_counts
-    }
+    gathered_counts = itertools.chain.from_iterable(problem._gathered_objects(listed))
+    counts = {values[0]: Count(*values) for values in gathered_counts}
     remaining = that_hold_everywhere([ONES, *counts.values()])
     if not remaining:
         batches = sum(1 for _ in problem.data.pieces())
         cuts = CUTS if models_own else -(-2 * MAX_CLASSES // batches)
-        remaining = that_hold_everywhere(
-            class_counts([*every, *equations(cuts)], gather=problem._gathered_objects)
-        )
+        by_class = class_counts([*every, *equations(cuts)], gather=problem._gathered_objects)
+        remaining = that_hold_everywhere(by_class)
     if not remaining:
         check_finite(problem, terms, every=True)
         raise InputError("loss: no mean over samples, or a standard count of targets; give terms=")

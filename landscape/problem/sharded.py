@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from landscape.core.devices import check_default_device, finite
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import fit
+from landscape.problem import ranks
 from landscape.problem.batches import call, count_samples, named_tensors, opened, take
 from landscape.problem.batchnorm import BatchNormPolicy
 from landscape.problem.checks import Check
@@ -31,19 +32,7 @@ from landscape.problem.losses import (
     placed_loss,
     with_other_first_labels,
 )
-from landscape.problem.ranks import (
-    Exchanges,
-    Piece,
-    all_ranks,
-    check_batches,
-    check_finite,
-    check_mean,
-    check_random,
-    check_ranks,
-    is_sharded,
-    local_part,
-    uninterrupted,
-)
+from landscape.problem.ranks import Exchanges, Piece
 
 #: Models whose state within a pass cannot be ended: before 2.13, PyTorch has no ``reset_iter_state``.
 ENDED = weakref.WeakSet[nn.Module]()
@@ -104,7 +93,7 @@ class ShardedProblem(Exchanges):
         inner = unwrapped(model)
         if not dist.is_initialized():
             raise InputError("model: no process group; call torch.distributed.init_process_group first")
-        if not (is_sharded(inner) or isinstance(model, nn.parallel.DistributedDataParallel)):
+        if not (ranks.is_sharded(inner) or isinstance(model, nn.parallel.DistributedDataParallel)):
             raise InputError(
                 f"model: a {type(model).__name__} on several ranks is not allowed, its parameters must be "
                 "DTensors (fully_shard, parallelize_module), or it a DistributedDataParallel"
@@ -134,18 +123,18 @@ class ShardedProblem(Exchanges):
         self.samples, self.draws, self.randomness = 1, 0, "refuse"  # the samples until they are counted
         x, y = self._on_all(lambda: self._read(data, count))
         if check != "off":
-            check_batches(self)
-            check_random(self, x, y)
+            ranks.check_batches(self)
+            ranks.check_random(self, x, y)
         if terms is None and (other := with_other_first_labels(self.criterion, x)):
             pair = [self._on(x, labels, 1.0).loss() for x, labels in ((x, y), (other, other["labels"]))]
             count.shifted = pair[0] == pair[1]
         self._weigh(count)
         self.coarse = self._coarsest(x, y)
         if check != "off" and terms is None:
-            check_mean(self, count)
+            ranks.check_mean(self, count)
             x, y = self._on_all(lambda: self._first(count))
         if check != "off":
-            check_finite(self, count, every=check == "full")
+            ranks.check_finite(self, count, every=check == "full")
         checksum = sum(float(t.double().sum()) for _, t in named_tensors((x, y)))
         shares = len(set(self._each(checksum).tolist())) / self.ranks  # others have the same data
         self.samples = round(float(self._each(self.data.samples).sum()) * shares)
@@ -153,7 +142,7 @@ class ShardedProblem(Exchanges):
         # As a problem whose data is in batches that no faster path may divide.
         self.batchnorm, self.separable, self.regularised = BatchNormPolicy(), False, False
         if check != "off":
-            check_ranks(self, x, y, count)
+            ranks.check_ranks(self, x, y, count)
 
     def _read(self, data: Any, count: Terms) -> tuple[Any, Any]:
         """Take the data, whose first batch, or the first with a target that counts, is returned."""
@@ -356,12 +345,12 @@ class ShardedProblem(Exchanges):
         if self.model in ENDED:
             raise OperationError("model: a pass of it ended in an error; build it anew, or use PyTorch 2.13")
         modes = {module: module.training for module in self.model.modules()}
-        with uninterrupted(), torch.no_grad():
+        with ranks.uninterrupted(), torch.no_grad():
             self._reshard()
             gradients = [piece.parameter.grad for piece in self.pieces]
-            kept = [*(piece.local for piece in self.pieces), *map(local_part, self.model.buffers())]
+            kept = [*(piece.local for piece in self.pieces), *map(ranks.local_part, self.model.buffers())]
             if self.model is not unwrapped(self.model):  # DistributedDataParallel may use their memory again
-                kept += [local_part(gradient) for gradient in gradients if gradient is not None]
+                kept += [ranks.local_part(gradient) for gradient in gradients if gradient is not None]
             before = [tensor.clone() for tensor in kept]
             try:
                 for module in modes:  # as landscape.Problem: cuDNN's backward pass needs it
@@ -372,7 +361,7 @@ class ShardedProblem(Exchanges):
                 parts = self._on_all(lambda: own if weights is None else self.parts(weights))
                 for piece, part in zip(self.chosen, parts, strict=True):
                     piece.local.copy_(part)
-                with all_ranks():
+                with ranks.all_ranks():
                     yield
             except BaseException:
                 self._reset()
@@ -534,10 +523,8 @@ class ShardedProblem(Exchanges):
         losses, gradient = self._losses_and_gradient(weights)
         wrong = (~losses.isfinite()).nonzero().flatten().tolist()
         if wrong and len(wrong) < self.ranks:
-            value = f"{losses[wrong[0]]:g}"
-            raise OperationError(
-                f'data: the loss on rank {wrong[0]} is {value}; give check="full", which names the batch'
-            )
+            words = f"the loss on rank {wrong[0]} is {losses[wrong[0]]:g}"
+            raise OperationError(f'data: {words}; give check="full", which names the batch')
         existing(float(losses.mean()), self._each(0.0 if finite(gradient) else torch.nan))
         return gradient
 
