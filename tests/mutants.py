@@ -86,8 +86,8 @@ MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
     FILES: [
         ("core/hdf5_check.py", "if depth > DEPTH:", "if depth > 99 * DEPTH:"),
         ("core/hdf5_check.py", "if group.links.get_info(name).type != h5py.h5l.TYPE_HARD:", "if False:"),
-        ("core/hdf5_check.py", "layout == h5py.h5d.VIRTUAL or made.", "made."),
-        ("core/hdf5_check.py", " or made.get_external_count():", ":"),
+        ("core/hdf5_check.py", "layout == h5py.h5d.VIRTUAL or properties.", "properties."),
+        ("core/hdf5_check.py", " or properties.get_external_count():", ":"),
         ("core/hdf5_check.py", " or filters.count(code) > 1", ""),
         ("core/hdf5_check.py", "if not inside or chunk.filter_mask or", "if chunk.filter_mask or"),
         ("core/hdf5_check.py", "if size != stored:", "if False:"),

@@ -23,8 +23,8 @@ def lazy(package: str, file: str) -> tuple[dict[str, str], Callable[[str], Any],
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
         if modules[name] == package:
             return importlib.import_module(f"{package}.{name}")
-        found = getattr(importlib.import_module(modules[name]), name)
-        setattr(sys.modules[package], name, found)  # the next use finds it at once
-        return found
+        value = getattr(importlib.import_module(modules[name]), name)
+        setattr(sys.modules[package], name, value)  # the next use finds it at once
+        return value
 
     return modules, find, lambda: sorted({*vars(sys.modules[package]), *modules})

@@ -91,7 +91,7 @@ def analysis(
     def declare(function: Callable[P, T]) -> Callable[P, T]:
         signature, name = inspect.signature(function), function.__name__
         subject = next(iter(signature.parameters))
-        shown = shows_progress(shorter)(function) if "progress" in signature.parameters else function
+        with_progress = shows_progress(shorter)(function) if "progress" in signature.parameters else function
 
         def bound(args: Any, kwargs: Any, checks: Callable[..., None] = check_arguments) -> BoundArguments:
             # Of a problem on several ranks, which else wait for each other.
@@ -101,45 +101,46 @@ def analysis(
             except TypeError as error:
                 agree(f"{name}() {error}", {})
                 raise TypeError(f"{name}() {error}") from None
-            given = call.arguments
-            compared = given | given.get("about", {})
+            arguments = call.arguments
+            compared = arguments | arguments.get("about", {})
             agree(name, {key: of for key, of in compared.items() if key not in ("progress", "about")})
-            checks(function, given, subject)  # which the function examines
-            run: Any = given.get(subject)
+            checks(function, arguments, subject)  # which the function examines
+            run: Any = arguments.get(subject)
             if is_run(run):
                 if "about" in signature.parameters:
-                    given["about"] = run.about() | given.get("about", {})
-                for each in of_the_run or ():
-                    own = getattr(run, each)
-                    # NaN and 0 are the numbers of imported weights: unknown.
-                    if given.get(each) is None and (not isinstance(own, (int, float)) or own > 0):
-                        given[each] = own
+                    arguments["about"] = run.about() | arguments.get("about", {})
+                for attribute in of_the_run or ():
+                    value = getattr(run, attribute)
+                    # NaN and 0 are the numbers of imported weights.
+                    is_unknown = isinstance(value, (int, float)) and not value > 0
+                    if arguments.get(attribute) is None and not is_unknown:
+                        arguments[attribute] = value
                 if of_the_run is not None:
-                    given[subject] = run.problem()  # which reads its data once
+                    arguments[subject] = run.problem()  # which reads its data once
             call.apply_defaults()
             return call
 
-        def needed(given: Mapping[str, Any]) -> Need | None:
-            problem = given[subject]
+        def needed(arguments: Mapping[str, Any]) -> Need | None:
+            problem = arguments[subject]
             if need is None or not hasattr(type(problem), "chunk_bytes"):
-                if hasattr(problem, "ranks") and given.get("max_memory") is not None:
+                if hasattr(problem, "ranks") and arguments.get("max_memory") is not None:
                     raise InputError("max_memory: not allowed for a problem on several ranks (no forecast)")
                 return None  # the function itself refuses what is no problem
-            return need(**given)
+            return need(**arguments)
 
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> T:
             call = bound(args, kwargs)
             bound_of_memory: Any = call.arguments.get("max_memory", kwargs.get("max_memory"))
             with admitted(name, bound_of_memory, lambda: needed(call.arguments)):
-                return shown(*call.args, **call.kwargs)
+                return with_progress(*call.args, **call.kwargs)
 
         def forecasted(*args: Any, **kwargs: Any) -> Need | None:
             left_out = [name for name, value in kwargs.items() if value is None]  # such as a plane
-            return needed(bound(args, kwargs, lambda *given: check_arguments(*given, *left_out)).arguments)
+            return needed(bound(args, kwargs, lambda *parts: check_arguments(*parts, *left_out)).arguments)
 
-        made = Analysis(called, group, options, variant, of_the_run is None, forecasted if need else None)
-        ANALYSES[called] = made
+        declaration = Analysis(called, group, options, variant, of_the_run is None, need and forecasted)
+        ANALYSES[called] = declaration
         return numerics(version)(called) if version else called
 
     return declare
@@ -169,9 +170,9 @@ def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
         >>> forecast(landscape.trace, problem) < 2**26
         True
     """
-    needs = {each: known.need for each, known in ANALYSES.items() if known.need}
+    needs = {public: declaration.need for public, declaration in ANALYSES.items() if declaration.need}
     if function not in needs:
-        allowed = ", ".join(sorted(each.__name__ for each in needs))
+        allowed = ", ".join(sorted(public.__name__ for public in needs))
         name = getattr(function, "__name__", function)
         raise InputError(f"function: {name} is not allowed, it must be one of {allowed}")
     need = needs[function](*args, **kwargs)

@@ -17,7 +17,7 @@ from landscape.core.options import choose
 
 _BUILT_FOR = torch.accelerator.current_accelerator()
 #: Names of devices; another accelerator that this PyTorch was built for is the last.
-DEVICES = ("auto", "cpu", "cuda", "xpu", "mps")
+DEVICES: tuple[str, ...] = ("auto", "cpu", "cuda", "xpu", "mps")
 if _BUILT_FOR and _BUILT_FOR.type not in DEVICES:
     DEVICES += (_BUILT_FOR.type,)
 
@@ -32,8 +32,8 @@ def check_device(where: str, device: torch.device | str) -> None:
         named = torch.device(device)
         torch.empty(0, device=named)
     except (RuntimeError, AssertionError, NotImplementedError):
-        own = accelerator()
-        allowed = " or ".join(["cpu", *([own.type] if own else [])])
+        present = accelerator()
+        allowed = " or ".join(["cpu", *([present.type] if present else [])])
         raise InputError(where, str(device), allowed=f"a device that PyTorch finds here: {allowed}") from None
 
 
@@ -49,8 +49,8 @@ def accelerator() -> torch.device | None:
 def check_device_name(where: str, name: str) -> None:
     """Raise InputError for a name of a device that is not one of DEVICES, or not here."""
     choose(where, name, DEVICES)
-    own = accelerator()
-    if name not in ("auto", "cpu") and (own is None or own.type != name):
+    present = accelerator()
+    if name not in ("auto", "cpu") and (present is None or present.type != name):
         raise InputError(where, name, allowed="auto or cpu, as PyTorch finds none here")
 
 
@@ -71,8 +71,8 @@ def pick_device(name: DeviceName) -> torch.device:
     """
     check_device_name("device", name)
     if name == "auto":
-        own = accelerator()
-        return own if own and has_float64(own) else torch.device("cpu")
+        present = accelerator()
+        return present if present and has_float64(present) else torch.device("cpu")
     return torch.device(name)
 
 

@@ -203,8 +203,8 @@ def explain(error: BaseException) -> LandscapeError | None:
     torch = sys.modules.get("torch")  # where it was not imported, the error is not its own
     memory = isinstance(error, (MemoryError, *([torch.OutOfMemoryError] if torch else [])))
     if memory or (isinstance(error, RuntimeError) and _NO_MEMORY.search(words.lower())):
-        wanted = re.search(r"(?:tried to allocate|allocate) (\d[\d.]* ?\w+)", words)
-        size = f", {wanted[1]} more were needed" if wanted else ""
+        request = re.search(r"(?:tried to allocate|allocate) (\d[\d.]* ?\w+)", words)
+        size = f", {request[1]} more were needed" if request else ""
         return OperationError(f"there is not enough memory{size}; {REMEDY}")
     if isinstance(error, OSError) and error.strerror:
         name = f"{error.filename}: " if error.filename is not None else ""

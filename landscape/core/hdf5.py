@@ -187,7 +187,7 @@ def reading(path: str | Path, schema: str | None = None, warn: bool = True) -> I
 def _opened(path: Path) -> Iterator[tuple[h5py.File, bool]]:
     """A context with the file at ``path``, open and checked, and whether it has a checksum."""
     with contextlib.ExitStack() as stack:
-        for left in reversed(range(ATTEMPTS)):
+        for attempts_left in reversed(range(ATTEMPTS)):
             raw, failure = stack.enter_context(open_regular(path)), None
             stamp = _stamp(raw.fileno())
             try:
@@ -201,7 +201,7 @@ def _opened(path: Path) -> Iterator[tuple[h5py.File, bool]]:
             replaced = failure and os.path.exists(path) and _stamp(path)[:2] != stamp[:2]
             if not replaced and not _changed(raw, stamp):
                 break
-            if not left:
+            if not attempts_left:
                 raise OperationError(f"{path}: is being replaced by another process; try again later")
             stack.close()
             time.sleep(PAUSE)
@@ -214,9 +214,9 @@ def _opened(path: Path) -> Iterator[tuple[h5py.File, bool]]:
                 raise OperationError(f"{path}: was changed while it was read; try again")
 
 
-def _stamp(place: int | Path) -> tuple[int, ...]:
+def _stamp(file: int | Path) -> tuple[int, ...]:
     """Numbers that change when the file changes; the last one changes when it loses its name, too."""
-    s = os.stat(place)
+    s = os.stat(file)
     return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
 
 
@@ -244,8 +244,8 @@ def _examine(raw: IO[bytes], path: Path, stamp: tuple[int, ...]) -> bool:
         except OSError:  # a file system without locks
             pass
     # The open file; where there is no /proc, its name, if that is still its own.
-    place = f"/proc/{os.getpid()}/fd/{raw.fileno()}"
-    if problem := _validator.ask(place if os.path.exists(place) else key, stamp):
+    name = f"/proc/{os.getpid()}/fd/{raw.fileno()}"
+    if problem := _validator.ask(name if os.path.exists(name) else key, stamp):
         damaged = problem.startswith(("damaged", "not a readable HDF5 file"))
         raise (DamagedError if damaged else OperationError)(f"{path}: {problem}")
     if time.time_ns() - stamp[-1] > TICK:
@@ -278,11 +278,11 @@ def _verify(raw: Any, path: Path) -> bytes | None:
     if raw.read(len(SIGNATURE)) != SIGNATURE:
         raise OperationError(f"{path}: not a readable HDF5 file (it does not begin as one)")
     if seal:
-        digest, left = hashlib.sha256(SIGNATURE), os.fstat(raw.fileno()).st_size - _SEAL_LENGTH - 8
+        digest, remaining = hashlib.sha256(SIGNATURE), os.fstat(raw.fileno()).st_size - _SEAL_LENGTH - 8
         buffer = memoryview(bytearray(1 << 18))  # small enough for the processor's cache
-        while left > 0 and (count := raw.readinto(buffer[: min(left, len(buffer))])):
+        while remaining > 0 and (count := raw.readinto(buffer[: min(remaining, len(buffer))])):
             digest.update(buffer[:count])
-            left -= count
+            remaining -= count
         if digest.hexdigest().encode() != seal:
             raise DamagedError(f"{path}: damaged, its checksum does not fit; take a copy, or make it again")
     return seal
@@ -390,13 +390,13 @@ def dataset(parent: h5py.Group, name: str, kinds: str = "fiub", dims: int | None
         ...     dataset(file, "loss", "f", dims=1).shape
         (2,)
     """
-    member, place = parent.get(name), location(parent, name)
+    member, where = parent.get(name), location(parent, name)
     if not isinstance(member, h5py.Dataset):
-        raise ValueError(f"{place} is {'missing' if member is None else 'a group'}, a data set is needed")
+        raise ValueError(f"{where} is {'missing' if member is None else 'a group'}, a data set is needed")
     if member.dtype.kind not in kinds or not member.dtype.isnative:
-        raise ValueError(f"{place} holds {member.dtype}, one of the kinds '{kinds}' is needed")
+        raise ValueError(f"{where} holds {member.dtype}, one of the kinds '{kinds}' is needed")
     if dims is not None and member.ndim != dims:
-        raise ValueError(f"{place} has shape {member.shape}, {dims} dimensions are needed")
+        raise ValueError(f"{where} has shape {member.shape}, {dims} dimensions are needed")
     return member
 
 
@@ -415,14 +415,14 @@ def attribute(parent: h5py.Group, name: str, kind: type[T]) -> T:
         ...     attribute(file, "lr", float)
         1.0
     """
-    place = f"attribute {location(parent, name)}"
+    where = f"attribute {location(parent, name)}"
     if name not in parent.attrs:
-        raise ValueError(f"{place} is missing")
+        raise ValueError(f"{where} is missing")
     value = parent.attrs[name]
     whole: Any = (int, np.integer)
     allowed: dict[type, Any] = {bool: (bool, np.bool_), int: whole, float: (*whole, float, np.floating)}
     if not isinstance(value, allowed.get(kind, kind)):
-        raise ValueError(f"{place} is {first_words(ValueError(repr(value)))}, {kind.__name__} is needed")
+        raise ValueError(f"{where} is {first_words(ValueError(repr(value)))}, {kind.__name__} is needed")
     return kind(value)
 
 

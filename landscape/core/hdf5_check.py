@@ -85,11 +85,11 @@ class _Walk:
 
     def dataset(self, dataset: Any, where: str) -> None:
         self.once(dataset, where)
-        made = dataset.get_create_plist()
-        layout = made.get_layout()
-        if layout == h5py.h5d.VIRTUAL or made.get_external_count():
+        properties = dataset.get_create_plist()
+        layout = properties.get_layout()
+        if layout == h5py.h5d.VIRTUAL or properties.get_external_count():
             raise UnsoundError(f"{where}: is virtual, or its data lie in another file, which is not followed")
-        filters = [made.get_filter(i)[0] for i in range(made.get_nfilters())]
+        filters = [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]
         for code in filters:
             if code not in FILTERS or filters.count(code) > 1:  # gzip of gzip expands a millionfold
                 allowed = ", ".join(FILTERS.values())
@@ -102,7 +102,7 @@ class _Walk:
         # In memory a text is a pointer, in the file 8 bytes more.
         size += math.prod(shape) * 8 * sum(map(is_text, members(kind)))
         if layout == h5py.h5d.CHUNKED and size:
-            chunk = made.get_chunk()
+            chunk = properties.get_chunk()
             if len(chunk) != len(shape) or min(chunk) < 1:
                 raise UnsoundError(f"{where}: chunks {chunk} do not fit shape {shape}")
             count = math.prod(-(-n // c) for n, c in zip(shape, chunk, strict=True))
@@ -112,8 +112,8 @@ class _Walk:
                 raise UnsoundError(f"{where}: shape {shape} is too much for its size; use h5repack -f NONE")
             if size > most or dataset.get_num_chunks() != count:
                 raise UnsoundError(f"{where}: shape {shape} is more than the file holds")
-            each = 0 if filters else math.prod(chunk) * kind.get_size()
-            dataset.chunk_iter(lambda c: self._chunk(c, each, where))
+            chunk_bytes = 0 if filters else math.prod(chunk) * kind.get_size()
+            dataset.chunk_iter(lambda c: self._chunk(c, chunk_bytes, where))
             if filters:
                 self.expanded += size
                 return
@@ -170,7 +170,7 @@ def check_type(kind: Any, where: str, depth: int = 0) -> None:
     size = kind.get_size()
     if of == h5py.h5t.INTEGER and size in (1, 2, 4, 8):
         return
-    if of == h5py.h5t.FLOAT and any(kind.equal(known) for known in FLOATS):
+    if of == h5py.h5t.FLOAT and any(kind.equal(float_kind) for float_kind in FLOATS):
         return
     if of == h5py.h5t.STRING and (kind.is_variable_str() or 0 < size < 1 << 16):
         return

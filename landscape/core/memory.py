@@ -43,16 +43,16 @@ SHARE = 0.5
 LARGE = 2**30
 
 
-class Room(NamedTuple):
+class MemoryAllowance(NamedTuple):
     """Bytes that a bounded call may take for graphs that it keeps, and for others, besides the ``fixed``."""
 
     graphs: float = math.inf
-    other: float = 0.0
+    extra: float = 0.0
     fixed: float = 0.0
 
 
 # That of the bounded call that is under way; None: none is.
-_ROOM: ContextVar[Room | None] = ContextVar("room", default=None)
+_ALLOWANCE: ContextVar[MemoryAllowance | None] = ContextVar("room", default=None)
 
 
 def quantity(where: str, text: str, units: Mapping[str, float]) -> float:
@@ -122,8 +122,8 @@ def memory_in_use(device: torch.device) -> int:
         >>> memory_in_use(torch.device("cpu")) > 1_000_000
         True
     """
-    if own := _of_module(device, "memory_reserved"):
-        return own(device)
+    if reserved := _of_module(device, "memory_reserved"):
+        return reserved(device)
     statm = Path("/proc/self/statm")
     if statm.exists():
         import resource
@@ -202,8 +202,8 @@ def fits(size: int, device: torch.device) -> bool:
         >>> fits(1 << 40, torch.device("cpu"))
         True
     """
-    own = _of_module(device, "mem_get_info")
-    return not own or size <= own(device)[0] // 2
+    free_and_total = _of_module(device, "mem_get_info")
+    return not free_and_total or size <= free_and_total(device)[0] // 2
 
 
 def available_memory(device: torch.device) -> int:
@@ -213,12 +213,12 @@ def available_memory(device: torch.device) -> int:
         >>> available_memory(torch.device("cpu")) > 0
         True
     """
-    if own := _of_module(device, "mem_get_info"):
-        return own(device)[0]
+    if free_and_total := _of_module(device, "mem_get_info"):
+        return free_and_total(device)[0]
     free = [sys.maxsize]
     meminfo = Path("/proc/meminfo")
-    if meminfo.exists() and (found := re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())):
-        free.append(int(found[1]) * 1024)
+    if meminfo.exists() and (match := re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())):
+        free.append(int(match[1]) * 1024)
     return min([*free, *_free_in_groups(Path("/proc/self/cgroup"))])
 
 
@@ -231,8 +231,8 @@ def _free_in_groups(membership: Path) -> Iterator[int]:
             for folder in (Path(path), *Path(path).parents):
                 group = CGROUPS / root / folder.relative_to("/")
                 if (group / limit).exists() and (text := (group / limit).read_text().strip()).isdigit():
-                    found = re.search(rf"^{cached} (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
-                    cache = int(found[1]) if found else 0
+                    match = re.search(rf"^{cached} (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
+                    cache = int(match[1]) if match else 0
                     yield max(0, int(text) - int((group / used).read_text()) + cache)
 
 
@@ -245,8 +245,8 @@ class _MadeBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
-        made = results if isinstance(results, (tuple, list)) else (results,)
-        self.bytes_ += sum(tensor.nbytes for tensor in made if isinstance(tensor, Tensor))
+        tensors = results if isinstance(results, (tuple, list)) else (results,)
+        self.bytes_ += sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
         return results
 
 
@@ -282,9 +282,9 @@ def with_saved_bytes(function: Callable[[], T], excluding: Iterable[Tensor] = ()
     except RuntimeError as error:
         if "saved tensor hooks" not in str(error):
             raise
-    made = _MadeBytes()
-    with made:
-        return function(), made.bytes_
+    counter = _MadeBytes()
+    with counter:
+        return function(), counter.bytes_
 
 
 @dataclass(frozen=True)
@@ -316,12 +316,12 @@ def limit() -> int | None:
 
 def spare() -> float:
     """The bytes of graphs that the call under way may keep; infinite outside of any."""
-    return (_ROOM.get() or Room()).graphs
+    return (_ALLOWANCE.get() or MemoryAllowance()).graphs
 
 
 def room() -> float:
     """The bytes that the call under way may take to be faster, as for a larger basis; 0 outside of any."""
-    return (_ROOM.get() or Room()).other
+    return (_ALLOWANCE.get() or MemoryAllowance()).extra
 
 
 @contextlib.contextmanager
@@ -334,16 +334,16 @@ def admitted(name: str, limit: int | None, need: Callable[[], Need | None]) -> I
         need: gives the need of the call, None where it is not known; not called inside another block, which
             states the need of all, unless there is a limit.
     """
-    wanted = None if limit is None and _ROOM.get() is not None else need()
-    if wanted is None:
+    needed = None if limit is None and _ALLOWANCE.get() is not None else need()
+    if needed is None:
         yield
         return
     with at_most(limit):
-        token = _ROOM.set(_admitted(name, wanted))
+        token = _ALLOWANCE.set(_admitted(name, needed))
         try:
             yield
         finally:
-            _ROOM.reset(token)
+            _ALLOWANCE.reset(token)
 
 
 def require_besides(name: str, device: torch.device, size: float) -> None:
@@ -352,7 +352,7 @@ def require_besides(name: str, device: torch.device, size: float) -> None:
     Raises:
         InputError: they are not there.
     """
-    _admitted(name, Need(device, (_ROOM.get() or Room()).fixed + size))
+    _admitted(name, Need(device, (_ALLOWANCE.get() or MemoryAllowance()).fixed + size))
 
 
 def _release_freed() -> None:
@@ -361,20 +361,21 @@ def _release_freed() -> None:
         trim(0)
 
 
-def _admitted(name: str, need: Need) -> Room:
+def _admitted(name: str, need: Need) -> MemoryAllowance:
     """The room for graphs, infinite if for all, and for others; InputError without room for the fixed."""
     if need.fixed > LARGE:  # for less, what the library keeps does not matter
         _release_freed()
     budget = MemoryBudget.on(need.device, limit())
     budget.require(need.fixed)
     if need.fixed + need.spare <= RESERVE and budget.limit is None:
-        return Room()
+        return MemoryAllowance()
     free = available_memory(need.device)
     if need.fixed > free:
         raise InputError(
             f"{name}: it takes about {need.fixed / 2**20:,.0f} MiB of memory, and {free / 2**20:,.0f} MiB "
             "are free; take a smaller grid, fewer points or eigenvalues"
         )
-    left = min(budget.remaining, free) - need.fixed
-    other = left if budget.limit is not None else SHARE * left
-    return Room(math.inf if need.spare <= left else left, max(0.0, other - need.spare), need.fixed)
+    remaining = min(budget.remaining, free) - need.fixed
+    extra = remaining if budget.limit is not None else SHARE * remaining
+    graphs = math.inf if need.spare <= remaining else remaining
+    return MemoryAllowance(graphs, max(0.0, extra - need.spare), need.fixed)

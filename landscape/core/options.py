@@ -47,21 +47,21 @@ def choose(where: str, name: str, allowed: Iterable[str]) -> str:
         Traceback (most recent call last):
         landscape.core.errors.InputError: norm: 'fliter' is not known; did you mean 'filter'? ...
     """
-    known = sorted(allowed)
-    if name in known:
+    names = sorted(allowed)
+    if name in names:
         return name
-    allowed = ", ".join(known) or "nothing here"
-    raise InputError(f"{where}: '{name}' is not known{near(name, known)} (allowed: {allowed})")
+    allowed = ", ".join(names) or "nothing here"
+    raise InputError(f"{where}: '{name}' is not known{near(name, names)} (allowed: {allowed})")
 
 
-def near(name: str, known: Iterable[str]) -> str:
-    """The text "; did you mean '…'?" with the most similar name in ``known``; "" if none is similar.
+def near(name: str, names: Iterable[str]) -> str:
+    """The text "; did you mean '…'?" with the most similar one of ``names``; "" if none is similar.
 
     Example:
         >>> near("fliter", ["none", "filter"])
         "; did you mean 'filter'?"
     """
-    similar = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    similar = difflib.get_close_matches(str(name), list(names), n=1, cutoff=0.5)
     return f"; did you mean '{similar[0]}'?" if similar else ""
 
 
@@ -107,7 +107,7 @@ class Within:
             if bound is not None
         )
 
-    def holds(self, value: float) -> bool:
+    def contains(self, value: float) -> bool:
         """Return whether the number lies within the bounds, which NaN does not."""
         return (
             (self.least is None or value >= self.least)
@@ -183,7 +183,7 @@ def _fitted(where: str, value: Any, annotation: Any) -> Any:
     if kind is Annotated:
         value = _fitted(where, value, args[0])
         for rule in args[1:]:
-            if isinstance(rule, Within) and not rule.holds(value):
+            if isinstance(rule, Within) and not rule.contains(value):
                 raise _UnfitError
             if callable(rule):
                 rule(where, value)
@@ -252,7 +252,7 @@ def _number(where: str, value: Any, kind: type) -> Any:
 
 def _several(where: str, value: Any, kind: Any, args: Sequence[Any]) -> Any:
     """The value as a list or tuple of items, each of which fits."""
-    given = value
+    original = value
     if getattr(value, "ndim", 0) and hasattr(value, "tolist"):
         value = list(value)
     if not isinstance(value, (list, tuple) if kind in (list, tuple) else kind) or isinstance(
@@ -260,14 +260,14 @@ def _several(where: str, value: Any, kind: Any, args: Sequence[Any]) -> Any:
     ):
         raise _UnfitError
     if not isinstance(value, (list, tuple, range)) or not args or args[0] is Any:
-        return given
+        return original
     if kind is tuple and args[-1] is not Ellipsis:
         if len(value) != len(args):
             raise _UnfitError
-        return tuple(_fitted(where, each, part) for each, part in zip(value, args, strict=True))
+        return tuple(_fitted(where, item, part) for item, part in zip(value, args, strict=True))
     base = get_args(args[0])[0] if get_origin(args[0]) is Annotated else args[0]
     plain = base in (int, float, str) or get_origin(base) is Literal
-    items = [fit(where if plain else f"{where}[{k}]", each, args[0]) for k, each in enumerate(value)]
+    items = [fit(where if plain else f"{where}[{k}]", item, args[0]) for k, item in enumerate(value)]
     return tuple(items) if isinstance(value, tuple) else items
 
 
@@ -280,13 +280,13 @@ def in_words(annotation: Any) -> str:
     """
     kind, args = get_origin(annotation) or annotation, get_args(annotation)
     if kind is Annotated:
-        said = [rule for rule in args[1:] if isinstance(rule, str)]
-        said += [in_words(Literal[rule.names]) for rule in args[1:] if isinstance(rule, OneOf)]
+        texts = [rule for rule in args[1:] if isinstance(rule, str)]
+        texts += [in_words(Literal[rule.names]) for rule in args[1:] if isinstance(rule, OneOf)]
         bounds = [rule.text for rule in args[1:] if isinstance(rule, Within)]
-        return said[0] if said else " ".join([in_words(args[0]), *bounds])
+        return texts[0] if texts else " ".join([in_words(args[0]), *bounds])
     if kind in (Union, types.UnionType):
-        each = [in_words(part) for part in args if part is not types.NoneType]
-        return " or ".join(dict.fromkeys(each))
+        parts = [in_words(part) for part in args if part is not types.NoneType]
+        return " or ".join(dict.fromkeys(parts))
     if kind is Literal:
         return f"one of {', '.join(map(repr, args))}"
     if kind in (list, tuple, Sequence, Iterable):
@@ -316,8 +316,8 @@ def _remedy(value: Any, allowed: str) -> str:
         of = {"a Checkpoint": "", "a Problem": ".problem()", "a Tensor": ".mean"}
         part = next((part for word, part in of.items() if allowed.startswith(word)), None)
         return "" if part is None else f"landscape.load({str(value)!r}){part}"
-    made = allowed.startswith("a Problem") and hasattr(value, "state_dict") and not isinstance(value, type)
-    return "landscape.Problem(model, loss, data)" if made else ""  # of a module
+    is_module = hasattr(value, "state_dict") and not isinstance(value, type)
+    return "landscape.Problem(model, loss, data)" if is_module and allowed.startswith("a Problem") else ""
 
 
 def positive(where: str, value: float, *, least: float | None = None) -> None:
@@ -337,21 +337,21 @@ def positive(where: str, value: float, *, least: float | None = None) -> None:
     fit(where, value, Positive if least is None else Annotated[float, Within(least)])
 
 
-def is_run(given: Any) -> bool:
-    """Return whether ``given`` is a run, which is whatever has a method ``problem``."""
-    return callable(getattr(type(given), "problem", None))
+def is_run(subject: Any) -> bool:
+    """Return whether ``subject`` is a run, which is whatever has a method ``problem``."""
+    return callable(getattr(type(subject), "problem", None))
 
 
-def of_run(given: Any) -> Any:
+def of_run(subject: Any) -> Any:
     """The problem of a run; anything else as it is."""
-    return given.problem() if is_run(given) else given
+    return subject.problem() if is_run(subject) else subject
 
 
-def check_arguments(function: Callable[..., Any], given: dict[str, Any], *unchecked: str) -> None:
+def check_arguments(function: Callable[..., Any], arguments: dict[str, Any], *unchecked: str) -> None:
     """Check the arguments of a call against the function's annotations, whose types they get.
 
     Args:
-        given: the arguments by name; those after ``**`` are a mapping.
+        arguments: by name; those after ``**`` are a mapping.
         unchecked: the names of those that the function itself examines.
 
     Raises:
@@ -365,16 +365,16 @@ def check_arguments(function: Callable[..., Any], given: dict[str, Any], *unchec
         landscape.core.errors.InputError: k: 0 is not allowed, it must be a whole number ≥ 1
     """
     for name, hint in type_hints(function, bounds=True).items():
-        if name not in given or name in unchecked or _is_unknown(function, name, given[name]):
+        if name not in arguments or name in unchecked or _is_unknown(function, name, arguments[name]):
             continue
         if get_origin(hint) is typing.Unpack:  # the keywords of a TypedDict
             kinds = type_hints(get_args(hint)[0])
-            for key, value in given[name].items():
+            for key, value in arguments[name].items():
                 if key not in kinds:
                     raise TypeError(f"{function.__name__}() got an unexpected keyword argument '{key}'")
                 fit(key, value, kinds[key])
         else:
-            given[name] = fit(name, given[name], hint)
+            arguments[name] = fit(name, arguments[name], hint)
 
 
 def _is_unknown(function: Callable[..., Any], name: str, value: Any) -> bool:
@@ -451,10 +451,10 @@ def type_hints(named: Callable[..., Any], *, bounds: bool = False) -> dict[str, 
 
     They are stored, because recipes ask for the same ones again and again, and each answer evaluates text.
     """
-    known: dict[bool, dict[str, Any]] = _type_hints.setdefault(named, {})
-    if bounds not in known:
-        known[bounds] = typing.get_type_hints(named, include_extras=bounds)
-    return known[bounds]
+    hints: dict[bool, dict[str, Any]] = _type_hints.setdefault(named, {})
+    if bounds not in hints:
+        hints[bounds] = typing.get_type_hints(named, include_extras=bounds)
+    return hints[bounds]
 
 
 def check_keywords(

@@ -139,7 +139,7 @@ def aside() -> contextlib.AbstractContextManager[None]:
 
 
 _open: list[bool] = []  # whether the work in progress is shown, the innermost last
-_said: set[str] = set()  # the hints that were shown
+_hints_shown: set[str] = set()
 
 
 @contextlib.contextmanager
@@ -162,17 +162,17 @@ def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str 
         >>> with progress_bar("contour", quiet=True) as progress:
         ...     progress(0.5)
     """
-    shown = not quiet and all(_open[-1:])
-    _open.append(shown)
+    visible = not quiet and all(_open[-1:])
+    _open.append(visible)
     try:
-        with _tqdm(title, delay) if shown else contextlib.nullcontext() as bar:
+        with _tqdm(title, delay) if visible else contextlib.nullcontext() as bar:
 
             def update(share: float, words: str = "") -> None:
                 if bar is None:
                     return
                 bar.set_postfix_str(words, refresh=False)
-                if bar.update(share - bar.n) and hint and hint not in _said:
-                    _said.add(hint)
+                if bar.update(share - bar.n) and hint and hint not in _hints_shown:
+                    _hints_shown.add(hint)
                     with aside():
                         print(hint, file=sys.stderr, flush=True)
 
@@ -197,14 +197,14 @@ def shows_progress(hint: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]
         about = f"{name} takes long: {hint} makes it shorter; progress=False hides this" if hint else ""
 
         @functools.wraps(function)
-        def shown(*args: P.args, **kwargs: P.kwargs) -> T:
-            asked = kwargs.get("progress")
-            quiet = callable(asked) or asked is False or (asked is None and _silent())
-            with progress_bar(name, quiet, 0.0 if asked else DELAY, about) as report:
-                kwargs["progress"] = asked if callable(asked) else report
+        def with_progress(*args: P.args, **kwargs: P.kwargs) -> T:
+            option = kwargs.get("progress")
+            quiet = callable(option) or option is False or (option is None and _silent())
+            with progress_bar(name, quiet, 0.0 if option else DELAY, about) as report:
+                kwargs["progress"] = option if callable(option) else report
                 return function(*args, **kwargs)
 
-        return shown
+        return with_progress
 
     return declare
 

@@ -265,8 +265,8 @@ class Registry:
         """The place where an entry is defined, "MODULE.NAME"."""
         if isinstance(entry, _Declared):
             return entry.place.replace(":", ".")
-        made = self._function(entry)
-        return f"{getattr(made, '__module__', '')}.{getattr(made, '__qualname__', type(made).__name__)}"
+        source = self._function(entry)
+        return f"{getattr(source, '__module__', '')}.{getattr(source, '__qualname__', type(source).__name__)}"
 
 
 @contextlib.contextmanager

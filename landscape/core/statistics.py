@@ -137,8 +137,8 @@ def paired(a: Array, b: Array) -> Difference:
         >>> round(d.value, 3), round(d.standard_error, 3), d.freedom, round(d.p, 3)
         (1.333, 0.167, 2, 0.015)
     """
-    each = Estimate.of(b - a)
-    return _tested(each.value, each.standard_error, each.freedom)
+    difference = Estimate.of(b - a)
+    return _tested(difference.value, difference.standard_error, difference.freedom)
 
 
 def welch(a: Estimate, b: Estimate) -> Difference:

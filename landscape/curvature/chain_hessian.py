@@ -190,8 +190,9 @@ class ChainHessian:
                 if second is not None:
                     r = torch.addcmul(r, second, rzs[k - 1])
         if self.penalties:
-            each = self.penalties * (count // len(self.penalties))  # one for all vectors, or one for each
-            out += torch.stack([penalty(v) for penalty, v in zip(each, vectors, strict=True)])
+            # One for all vectors, or one for each.
+            penalties = self.penalties * (count // len(self.penalties))
+            out += torch.stack([penalty(v) for penalty, v in zip(penalties, vectors, strict=True)])
         return out
 
 
@@ -210,11 +211,11 @@ def agrees(problem: Problem, weights: Tensor, matrix: Literal["hessian", "gauss-
         vectors = torch.randn(VECTORS, len(weights), dtype=torch.float64, generator=generator).to(at)
         exact = HessianOptions(matrix, derivatives="exact").at(few, at)
         expected = exact._images(vectors)
-        off = ChainHessian(few, at[None], matrix=matrix)(vectors) - expected
+        difference = ChainHessian(few, at[None], matrix=matrix)(vectors) - expected
         if not bool(expected.isfinite().all()):
             return True
         rounding = rounding_of(expected, exact(vectors.sum(0)), few.dtype)
-        return bool((off.norm(dim=1) <= rounding).all())
+        return bool((difference.norm(dim=1) <= rounding).all())
 
     problem.checked[key] = holds_but_for_rounding(problem.on(problem.data.few()), same)
     if not problem.checked[key]:

@@ -244,11 +244,11 @@ class Matrix:
     about: dict[str, Any]
 
     @classmethod
-    def of(cls, given: Any, seed: int, about: Mapping[str, Any], **options: Any) -> Matrix:
-        """The matrix of ``given``: a problem, a run or a symmetric operator.
+    def of(cls, subject: Any, seed: int, about: Mapping[str, Any], **options: Any) -> Matrix:
+        """The matrix of ``subject``: a problem, a run or a symmetric operator.
 
         Args:
-            given: what a public function got.
+            subject: what a public function got.
             seed: of its random draws.
             about: provenance, kept with the result.
             options: its keywords about the matrix, such as ``weights`` and ``part``.
@@ -257,17 +257,17 @@ class Matrix:
             InputError: another kind, an unknown option, or an option that the operator or pyhessian lacks.
         """
         engine = options.get("engine", "landscape")
-        if on_ranks(given):  # "differences" are all that it has
-            given, options["weights"] = given.hessian(options["weights"]), None
+        if on_ranks(subject):  # "differences" are all that it has
+            subject, options["weights"] = subject.hessian(options["weights"]), None
             if options["derivatives"] == "differences":
                 options["derivatives"] = None
-        if operator := as_operator(given):
+        if operator := as_operator(subject):
             for name, value in options.items():
                 if value is not None and (name not in USUAL or value != USUAL[name]):
                     raise InputError(f"{name}: it is of a Problem, leave it out with an operator")
-            fields = _fields(operator, seed) | about
+            fields = {**_fields(operator, seed), **about}
             return cls(operator, None, FULL_HESSIAN, operator.size, seed, fields)
-        problem, weights, part = problem_of(given), options["weights"], options["part"]
+        problem, weights, part = problem_of(subject), options["weights"], options["part"]
         preconditioner = as_preconditioner(options.get("precondition"))
         chosen = HessianOptions(options["matrix"], part, preconditioner, options["derivatives"])
         if engine == "pyhessian":

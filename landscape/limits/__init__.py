@@ -187,10 +187,10 @@ def polynomials(
         p0 = np.convolve(high, [1.0, -1.0])
     else:
         p0 = np.zeros(size, dtype=complex)
-        kept = momentum * omega if mixed else momentum
-        p0[:3] = np.convolve([1.0, -omega], [1.0, -kept])
+        decay = momentum * omega if mixed else momentum
+        p0[:3] = np.convolve([1.0, -omega], [1.0, -decay])
     p1 = np.zeros(size, dtype=complex)
-    p1[-2:] = (1 + momentum, -kept) if form == "nesterov" else (1.0, 0.0)
+    p1[-2:] = (1 + momentum, -decay) if form == "nesterov" else (1.0, 0.0)
     return p0, p1
 
 
@@ -213,8 +213,8 @@ def first_crossing(p0: Array, p1: Array) -> float:
     side = np.sign(ratio(low).imag)
     for _ in range(60):
         middle = (low + high) / 2
-        left = np.sign(ratio(middle).imag) == side
-        low, high = np.where(left, middle, low), np.where(left, high, middle)
+        same_side = np.sign(ratio(middle).imag) == side
+        low, high = np.where(same_side, middle, low), np.where(same_side, high, middle)
     ratios = np.concatenate([ratio((low + high) / 2).real, ratio(np.array([0.0, np.pi])).real])
     # At the angles 0 and π the ratio is real for real polynomials, but not for all others.
     real = np.abs(np.concatenate([np.zeros(len(change)), ratio(np.array([0.0, np.pi])).imag])) < 1e-9
@@ -374,7 +374,7 @@ def max_paired_outer_step(
     def radius(h: float) -> float:
         c = (1 - h) ** period
         maps = [kept + omega * c * mixed for omega in (1.0, *(() if drawn else np.atleast_1d(omegas)))]
-        largest = max(float(np.abs(np.linalg.eigvals(one)).max()) for one in maps)
+        largest = max(float(np.abs(np.linalg.eigvals(matrix)).max()) for matrix in maps)
         return max(largest, _second_moments(c * mixed, kept, float(np.real(omegas[0])))) if drawn else largest
 
     return first_unstable(radius, 1 + max(1.0, 2 * (1 + outer_momentum) / outer_lr))
@@ -401,8 +401,8 @@ def max_random_delay_step(workers: int) -> float:
         x2 = np.array([1.0, -2 * h, h**2, 0.0])
         xc = np.array([0.0, 1.0, 0.0, -h])  # E x' c_k of a worker that did not deliver
         same = np.array([0.0, 0.0, 1.0, 0.0])
-        others = np.array([0.0, 0.0, 0.0, 1.0])
-        rows = [x2, x2 / n + q * xc, x2 / n + q * same, 2 / n * xc + (1 - 2 / n) * others]
+        pairs = np.array([0.0, 0.0, 0.0, 1.0])
+        rows = [x2, x2 / n + q * xc, x2 / n + q * same, 2 / n * xc + (1 - 2 / n) * pairs]
         return float(np.abs(np.linalg.eigvals(np.array(rows))).max())
 
     return first_unstable(radius, 2.0)
@@ -475,8 +475,8 @@ def max_matching_momentum_step(
         x, v = np.array([1.0, 0.0]), np.array([h, momentum])
         u, none = v if form == "ordinary" else np.array([h, 0.0]) + momentum * v, np.zeros(2)
         parts = (x - u, none) if order == "atc" else (x, -u)
-        own = (v, none) if mixed else (none, v)
-        return _second_moments(np.array([parts[0], own[0]]), np.array([parts[1], own[1]]), rho)
+        v_parts = (v, none) if mixed else (none, v)
+        return _second_moments(np.array([parts[0], v_parts[0]]), np.array([parts[1], v_parts[1]]), rho)
 
     mean = max_stable_step(0, momentum, form)
     return min(mean, first_unstable(radius, mean))

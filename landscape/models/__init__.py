@@ -126,8 +126,8 @@ class Block(nn.Module):
         )  # fmt: skip
 
     def forward(self, h: Tensor) -> Tensor:
-        each = self.attention(self.norm(h)).unflatten(-1, (3, self.heads, -1))
-        q, k, v = each.permute(2, 0, 3, 1, 4)
+        qkv = self.attention(self.norm(h)).unflatten(-1, (3, self.heads, -1))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         h = h + self.projection(seen.transpose(1, 2).flatten(2))
         mixed: Tensor = h + self.mlp(h)

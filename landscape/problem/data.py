@@ -206,14 +206,14 @@ class Data:
     def place(self, tree: Any) -> Any:
         """``tree`` on the device, its floating-point tensors in the problem's precision."""
 
-        def place(tensor: Tensor) -> Tensor:
+        def move(tensor: Tensor) -> Tensor:
             if tensor.is_meta:
                 raise InputError("data: it is on the device 'meta' and has no numbers; give it on another")
             floating = self.dtype if tensor.is_floating_point() else None
             tensor = tensor.clone() if tensor.is_inference() else tensor  # which no gradient passes
             return tensor.detach().to(self.device, floating)
 
-        return tree_map(place, tree)
+        return tree_map(move, tree)
 
     def leaves(self, x: Any, y: Any) -> tuple[Any, Any]:
         """(x, y) for one pass; with ``leaf_inputs``, as leaves that require gradients.

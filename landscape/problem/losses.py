@@ -365,11 +365,11 @@ class _Pairs(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, a: Tensor, b: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.shapes, self.seen = {a.shape, b.shape}, False
-        self.both = torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
+        self.joint = torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.shape == self.both:
+        if isinstance(result, Tensor) and result.shape == self.joint:
             shapes = {t.shape for _, t in named_tensors(args)} & self.shapes
             self.seen |= len(shapes) == 2 or (len(shapes) == 1 and func is torch.ops.aten.expand.default)
         return result

@@ -339,7 +339,7 @@ class _Decision:
         self.data, self.first = problem.data, first
         self.definite = terms.given is None and is_mean(problem.criterion) and not self.data.ragged
         self.few: Samples | None = None
-        self.own: Equation | None = None  # of passes over the few samples and parts of them
+        self.by_passes: Equation | None = None  # of passes over the few samples and parts of them
         self.combine: bool | None = None  # whether that holds by the terms; None without
         some = self.data.some(*first)
         if some is not None and count_samples(*some, alike=False) > 1:
@@ -349,7 +349,7 @@ class _Decision:
                 self.few = None
         self.data.divisible = self.few is not None or self.data.indexed
         self.losses: Losses | None = None
-        self.holds = False  # all equations hold by the terms
+        self.terms_hold = False  # all equations hold by the terms
         self.hints: list[Equation] = []  # of the few samples, far away
 
     def as_it_is(self) -> bool:
@@ -368,16 +368,17 @@ class _Decision:
         if self.combine is False:
             return False
         # To the end, where two passes over the data are compared.
-        self.holds, ones, parts = True, self.data.ragged, [] if self.few is None else [self.few]
+        self.terms_hold, ones = True, self.data.ragged
+        parts = [self.few] if self.few else []
         for equation in self.losses.equations(self.batches()):
             parts += [part.rows(slice(1)) for _, part in equation.parts if len(parts) < PROBE]
             ones = ones and equation.weights(self.terms) == [part.size for _, part in equation.parts]
-            self.holds = self.holds and equation.holds(self.terms)
+            self.terms_hold = self.terms_hold and equation.holds(self.terms)
         if self.few is not None and self.terms.given is None:
             some = attempt(Samples.joined, parts) or self.few
             self.hints = self.losses.far(some, self.problem.weights)
-            self.holds = self.holds and all(far.holds(self.terms) for far in self.hints)
-        return self.holds and not ones  # where samples differ in length, their targets may count
+            self.terms_hold = self.terms_hold and all(far.holds(self.terms) for far in self.hints)
+        return self.terms_hold and not ones  # where samples differ in length, their targets may count
 
     def by_count(self) -> bool:
         """All equations hold by a standard count of targets, or by weights of their classes."""
@@ -387,12 +388,12 @@ class _Decision:
         if self.few is not None:
             self.hints += self.losses.equations([(self.few.x, self.few.y)], cuts=self.few.size)
         count = _count(self.losses, self.hints, self.batches)
-        if self.problem.draws and self.own is not None and count is not None and not self.own.holds(count):
+        if self.problem.draws and count and self.by_passes and not self.by_passes.holds(count):
             count = None  # the model mixes samples, of which outputs of one pass tell nothing
-        if count is not None and not (self.holds and count == ONES):
+        if count is not None and not (self.terms_hold and count == ONES):
             self.terms.count = count
             say_count(count)
-        return self.holds or count is not None
+        return self.terms_hold or count is not None
 
     def not_as_given(self) -> bool:
         """They do not hold by the terms of the user, of data that can be divided."""
@@ -479,15 +480,15 @@ class _Decision:
             models_own = self.problem.criterion is output_loss  # which no rows of outputs have
             return None if rows is None else passes if models_own else losses
         # A model that mixes samples has other outputs for parts of them.
-        alike = rows is not None and self.own is not None and rows.equals(self.own)
+        alike = rows is not None and self.by_passes is not None and rows.equals(self.by_passes)
         if alike and rows is not None and rows.holds(self.terms) is (self.combine is True):
             return losses
-        return None if self.own is None and (self.data.indexed or not passes.cuts(some)) else passes
+        return None if self.by_passes is None and (self.data.indexed or not passes.cuts(some)) else passes
 
     def _combine(self, few: Samples) -> bool:
         """Return whether passes over a few samples have losses that combine by the terms."""
         problem, losses = self.problem, Losses(self.problem, self.at)
-        self.own = first = losses.equation(few, few.ends)
+        self.by_passes = first = losses.equation(few, few.ends)
         if not math.isfinite(first.whole):
             losses = Losses(problem, problem.weights)
             first = losses.equation(few, few.ends)

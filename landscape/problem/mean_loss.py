@@ -559,8 +559,8 @@ class MeanLoss:
         weights = vector_of(weights, self.weights)
         problem, again = self.at(weights), recomputes(self.model)
         total, gradient = 0.0, torch.empty_like(weights) if out is None else out
-        own = placed(self.model, self.layout, weights) if again else None
-        with own or contextlib.nullcontext(self.layout.leaves(weights)) as leaves:
+        in_module = placed(self.model, self.layout, weights) if again else None
+        with in_module or contextlib.nullcontext(self.layout.leaves(weights)) as leaves:
             for i, (x, y, count, seed) in enumerate(self.parts()):
                 with self.evaluating(seed):
                     outputs = own_outputs(problem, x) if again else problem.call(leaves, x)

@@ -44,8 +44,8 @@ def _top5(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _margin(outputs: Tensor, targets: Tensor) -> Tensor:
-    others = outputs.scatter(1, targets[:, None], -math.inf).amax(1, keepdim=True)
-    return outputs.gather(1, targets[:, None]) - others
+    rivals = outputs.scatter(1, targets[:, None], -math.inf).amax(1, keepdim=True)
+    return outputs.gather(1, targets[:, None]) - rivals
 
 
 def _nll(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -247,7 +247,7 @@ class Sums:
         size = 2 + len(self._metrics)
         self._total = torch.zeros(size, dtype=torch.float64, device=float64_device(problem.device))
         self._objects = [metric.make() if metric.make else None for metric in self._metrics]
-        self._kept = list[tuple[Any, Any]]()
+        self._outputs = list[tuple[Any, Any]]()
 
     def add(self, outputs: Any, y: Any, loss: Tensor, weight: float) -> None:
         """Take a chunk of samples: its outputs, its mean ``loss``, and how many samples that stands for."""
@@ -260,15 +260,15 @@ class Sums:
             elif accumulator is not None:
                 accumulator.update(*_on_cpu(accumulator, outputs, y))
         if any(metric.whole for metric in self._metrics):
-            self._kept.append((tree_map(Tensor.detach, outputs), y))
-            if sum(t.nbytes for _, t in named_tensors(self._kept[-1])) * len(self._kept) > MAX_OUTPUTS:
+            self._outputs.append((tree_map(Tensor.detach, outputs), y))
+            if sum(t.nbytes for _, t in named_tensors(self._outputs[-1])) * len(self._outputs) > MAX_OUTPUTS:
                 name = next(metric.name for metric in self._metrics if metric.whole)
                 words = "needs all outputs at once, over 4 GiB; let it give (B,) values"
                 raise InputError(f"metrics: '{name}' {words}")
 
     def end(self) -> Tensor:
         """(2 + metrics,): the sums."""
-        whole = [concatenate(parts) for parts in zip(*self._kept, strict=True)]
+        whole = [concatenate(parts) for parts in zip(*self._outputs, strict=True)]
         for k, (metric, accumulator) in enumerate(zip(self._metrics, self._objects, strict=True), 2):
             if not metric.of_samples:
                 value = accumulator.compute() if accumulator is not None else called(metric, *whole)

@@ -349,7 +349,7 @@ def problem_of(subject: Any, *, sharded: bool = False) -> Problem:
     """The problem that a function is about: the one given, or that of a run.
 
     Args:
-        given: a problem or a run.
+        subject: a problem or a run.
         sharded: whether a :class:`landscape.ShardedProblem` is allowed, too: it has what these functions need
             of a problem.
 

@@ -216,9 +216,9 @@ class Exchanges:
         first, *others = self._gathered_objects({"call": call, **plain})
         for rank, theirs in enumerate(others, 1):
             for name in first | theirs:
-                here, there = first.get(name, "nothing"), theirs.get(name, "nothing")
-                if here != there:
-                    words = f"{there} on rank {rank}, but {here} on rank 0; all ranks need the same"
+                on_first, on_other = first.get(name, "nothing"), theirs.get(name, "nothing")
+                if on_first != on_other:
+                    words = f"{on_other} on rank {rank}, but {on_first} on rank 0; all ranks need the same"
                     raise SharedError(f"{name}: {words}")
 
     def _each(self, *values: float) -> Tensor:
@@ -282,8 +282,8 @@ def _text(value: Any) -> str:
         return f"({', '.join(map(_text, value))})"
     if isinstance(value, (bool, int, float, str, type(None))):
         return repr(value)
-    drawn = hasattr(value, "norm") and hasattr(value, "seed")
-    return f"seed {value.seed}, norm {value.norm}" if drawn else f"a {type(value).__name__}"
+    is_drawn = hasattr(value, "norm") and hasattr(value, "seed")
+    return f"seed {value.seed}, norm {value.norm}" if is_drawn else f"a {type(value).__name__}"
 
 
 # The check of the gradient moves the weights by so much of their norm, and allows so large a relative error:

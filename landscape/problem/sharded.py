@@ -162,8 +162,8 @@ class ShardedProblem(Exchanges):
         first, resident = self.data.first(count), self.data.resident
         counts = count(*resident) if resident else torch.zeros(1)
         if resident and counts.dim() == 1 and bool(counts[2:].any()) and not bool(counts[:2].any()):
-            place = int(counts.gt(0).nonzero()[0])
-            return take(resident, slice(place, place + 2))
+            index = int(counts.gt(0).nonzero()[0])
+            return take(resident, slice(index, index + 2))
         return first
 
     def _weigh(self, count: Terms) -> None:
@@ -319,8 +319,8 @@ class ShardedProblem(Exchanges):
         Example:
             >>> v = problem.draw(lambda piece: torch.randn(piece.slot.shape))  # doctest: +SKIP
         """
-        drawn = ((piece, function(piece).to(piece.local.device, self.dtype)) for piece in self.chosen)
-        return self.flatten(piece.cut(whole) for piece, whole in drawn)
+        pairs = ((piece, function(piece).to(piece.local.device, self.dtype)) for piece in self.chosen)
+        return self.flatten(piece.cut(whole) for piece, whole in pairs)
 
     def along_weights(self, directions: Tensor) -> Tensor:
         """Set ``directions`` to zero along the padding rows of embeddings, which training never moves.
@@ -348,17 +348,17 @@ class ShardedProblem(Exchanges):
         with ranks.uninterrupted(), torch.no_grad():
             self._reshard()
             gradients = [piece.parameter.grad for piece in self.pieces]
-            kept = [*(piece.local for piece in self.pieces), *map(ranks.local_part, self.model.buffers())]
+            tensors = [*(piece.local for piece in self.pieces), *map(ranks.local_part, self.model.buffers())]
             if self.model is not unwrapped(self.model):  # DistributedDataParallel may use their memory again
-                kept += [ranks.local_part(gradient) for gradient in gradients if gradient is not None]
-            before = [tensor.clone() for tensor in kept]
+                tensors += [ranks.local_part(gradient) for gradient in gradients if gradient is not None]
+            before = [tensor.clone() for tensor in tensors]
             try:
                 for module in modes:  # as landscape.Problem: cuDNN's backward pass needs it
                     module.training = isinstance(module, nn.RNNBase) and not module.dropout
                 for piece in self.pieces:
                     piece.parameter.grad = None
-                own = [piece.local for piece in self.chosen]
-                parts = self._on_all(lambda: own if weights is None else self.parts(weights))
+                local = [piece.local for piece in self.chosen]
+                parts = self._on_all(lambda: local if weights is None else self.parts(weights))
                 for piece, part in zip(self.chosen, parts, strict=True):
                     piece.local.copy_(part)
                 with ranks.all_ranks():
@@ -368,7 +368,7 @@ class ShardedProblem(Exchanges):
                 raise
             finally:
                 self._reshard()
-                for tensor, value in zip(kept, before, strict=True):
+                for tensor, value in zip(tensors, before, strict=True):
                     tensor.copy_(value)
                 for piece, gradient in zip(self.pieces, gradients, strict=True):
                     piece.parameter.grad = gradient
@@ -426,16 +426,16 @@ class ShardedProblem(Exchanges):
             >>> problem.totals(torch.tensor([1.0, 0.0, 0.0, 1.0]))[1].item()
             2.0
         """
-        found, errors = torch.zeros(3, dtype=torch.float64), list[Exception]()
+        sums, errors = torch.zeros(3, dtype=torch.float64), list[Exception]()
         with self._passes(weights):
             for x, y, weight in self._batches():
                 outputs, value = self._outputs_and_loss(x, y, errors)
-                found[0] += float(value) * weight if weight and value is not None else 0.0
-                found[1] += correct(outputs, y, self.criterion).cpu()
-                found[2] += count_samples(x, y, alike=False)
+                sums[0] += float(value) * weight if weight and value is not None else 0.0
+                sums[1] += correct(outputs, y, self.criterion).cpu()
+                sums[2] += count_samples(x, y, alike=False)
                 self._reshard()
         self._share(*errors[:1])
-        total = self.total(found)
+        total = self.total(sums)
         return torch.stack((total[0] / self.ranks, total[1] / total[2])) * self.samples
 
     def evaluate(self, weights: Tensor | None = None) -> tuple[float, float]:
@@ -490,7 +490,7 @@ class ShardedProblem(Exchanges):
         """The mean of the losses (ranks,) is that of all data; and its gradient."""
         total, errors = 0.0, list[Exception]()
         with self._passes(weights):
-            found = torch.zeros_like(self.weights)
+            gradient = torch.zeros_like(self.weights)
             for x, y, weight in self._batches():
                 with torch.enable_grad():
                     outputs, value = self._outputs_and_loss(x, y, errors)
@@ -498,11 +498,11 @@ class ShardedProblem(Exchanges):
                     value = differentiable(value)
                 value.backward()  # type: ignore[no-untyped-call]
                 total += float(value.detach())
-                found += self.flatten(piece.gradient() for piece in self.chosen)
+                gradient += self.flatten(piece.gradient() for piece in self.chosen)
                 for piece in self.pieces:
                     piece.parameter.grad = None
         self._share(*errors[:1])
-        return self._each(total).flatten(), found
+        return self._each(total).flatten(), gradient
 
     def gradient(self, weights: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss over the data of all ranks.
