@@ -21,7 +21,7 @@ from landscape.core.registry import algorithms
 from landscape.gradients.learners import Stack
 from landscape.limits import max_stable_step
 from landscape.problem.layout import Layout, Slot
-from landscape.testing.checks import RECIPE, lent
+from landscape.testing.checks import RECIPE, registered
 from landscape.training import decomposition
 from landscape.training import optimizer as optimizers
 from landscape.training.algorithms.central import SSGD, AsyncSGD
@@ -831,7 +831,7 @@ class Undeclared(Jittered):
 
 def test_a_rule_of_ones_own_is_resumed_with_its_column(tiny: Path) -> None:
     testing.check_rule(Jittered, {"width": 0.2}, refused={"width": "wide"}, only="resumes")
-    with lent(registry.algorithms, Jittered, "jittered"):
+    with registered(registry.algorithms, Jittered, "jittered"):
         end = Trainer(recipe.read(str(tiny), ["algorithm={name='jittered', width=0.2}"])).run()
     draws = [0.2 * torch.rand(1, generator=generator(0, "jitter", t)).item() for t in range(1, 31)]
     np.testing.assert_allclose(end.history["jitter"], draws)
@@ -840,7 +840,7 @@ def test_a_rule_of_ones_own_is_resumed_with_its_column(tiny: Path) -> None:
 
 def test_what_a_rule_declares_is_its_own_and_nothing_else_is_recorded(tiny: Path) -> None:
     with (
-        lent(registry.algorithms, Undeclared, "undeclared"),
+        registered(registry.algorithms, Undeclared, "undeclared"),
         pytest.raises(OperationError, match="'undeclared'.*'jitter'"),
     ):
         Trainer(recipe.read(str(tiny), ["algorithm={name='undeclared'}"])).run()

@@ -18,7 +18,7 @@ from landscape.core import registry
 from landscape.core.errors import OperationError
 from landscape.plots import draw
 from landscape.problem.layout import average
-from landscape.testing.checks import lent
+from landscape.testing.checks import registered
 from landscape.training.instruments import Instrument, StepState
 from landscape.training.own_loop.recorder import Recorder
 from landscape.training.recipes import recipe
@@ -245,7 +245,7 @@ def test_an_instrument_of_ones_own_declares_its_columns(tiny: Path) -> None:
         def measure(self, now: StepState) -> dict[str, float]:
             return {"norm": float(now.mean.norm())}
 
-    with lent(registry.instruments, Norm, "norm") as name:
+    with registered(registry.instruments, Norm, "norm") as name:
         chosen = recipe.from_values(values_of(tiny, steps=6, monitor={"instruments": [name], "every": 6}))
         with pytest.raises(OperationError, match="'columns' of 'norm' must declare 'norm'"):
             Trainer(chosen).run()

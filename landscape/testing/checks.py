@@ -59,46 +59,46 @@ def refuses(call: Callable[[Any], object], values: Mapping[str, Any], prefix: st
         try:
             call({option: value})
         except LandscapeError as error:
-            text, shown = str(error), str(value.get("name") if isinstance(value, dict) else value)
-            named = prefix + option in text and shown in text and "\n" not in text
+            text, words = str(error), str(value.get("name") if isinstance(value, dict) else value)
+            named = prefix + option in text and words in text and "\n" not in text
             require(named, f"{option} = {value!r} is not refused in one line with both: {text}")
         else:
             raise AssertionError(f"{option} = {value!r} is not refused")
 
 
 @contextmanager
-def lent(kind: registry.Registry, entry: Any, name: str) -> Iterator[str]:
+def registered(kind: registry.Registry, entry: Any, name: str) -> Iterator[str]:
     """The name of ``entry`` in a registry: itself if it is a name, or ``name`` while the block lasts."""
     kind.names()  # loads the room, which would otherwise add its entries to the copy
-    own = kind._entries
-    kind._entries = own if isinstance(entry, str) else {**own, name: entry}
+    entries = kind._entries
+    kind._entries = entries if isinstance(entry, str) else {**entries, name: entry}
     try:
         yield entry if isinstance(entry, str) else name
     finally:
-        kind._entries = own
+        kind._entries = entries
 
 
-def same_result(one: Any, other: Any, rtol: float = 0.0, leave: tuple[str, ...] = ()) -> None:
+def same_result(first: Any, second: Any, rtol: float = 0.0, leave: tuple[str, ...] = ()) -> None:
     """All fields of two results but some are equal, numbers up to ``rtol``."""
-    require(type(one) is type(other), f"{type(one).__name__} and {type(other).__name__}")
-    for name in vars(one).keys() - {*leave}:
-        a, b = getattr(one, name), getattr(other, name)
+    require(type(first) is type(second), f"{type(first).__name__} and {type(second).__name__}")
+    for name in vars(first).keys() - {*leave}:
+        a, b = getattr(first, name), getattr(second, name)
         if rtol and isinstance(a, np.ndarray | float):
             np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol, err_msg=name)
         else:
             np.testing.assert_equal(a, b, err_msg=name)
 
 
-def same_bits(one: Checkpoint, other: Checkpoint) -> None:
+def same_bits(first: Checkpoint, second: Checkpoint) -> None:
     """Two checkpoints are equal to the bit in all but the clock's columns."""
 
     def values(of: Checkpoint) -> dict[str, Any]:
         tensors = of.stacked() | {f"shared/{name}": t for name, t in of.shared.items()}
-        found = {name: t.cpu().numpy() for name, t in tensors.items()}
+        arrays = {name: t.cpu().numpy() for name, t in tensors.items()}
         facts = {"step": of.step, "recipe": of.recipe, "diverged": (of.diverged, of.diverged_at)}
-        return {**found, **{k: v for k, v in of.history.items() if k not in CLOCK}, **facts}
+        return {**arrays, **{k: v for k, v in of.history.items() if k not in CLOCK}, **facts}
 
-    np.testing.assert_equal(values(one), values(other))
+    np.testing.assert_equal(values(first), values(second))
 
 
 class OwnLoss(nn.Module):
@@ -172,8 +172,8 @@ def axes(results: list[Result]) -> None:
 
     figure = plots.draw(results, title=TITLE)
     require(TITLE in [text.get_text() for text in figure.findobj(Text)], "the title is not on the figure")
-    drawn = [ax for ax in figure.axes if ax.has_data()]
-    named = any(ax.get_xlabel() or ax.get_ylabel() for ax in drawn)
+    panels = [ax for ax in figure.axes if ax.has_data()]
+    named = any(ax.get_xlabel() or ax.get_ylabel() for ax in panels)
     require(named, "nothing is drawn, or no axis has a name")
     with tempfile.TemporaryDirectory() as folder:
         plots.save_figure(figure, Path(folder) / "drawing.png")
@@ -186,9 +186,9 @@ def effects(results: list[Result]) -> None:
 
     from landscape import plots
 
-    kept, settings = copy.deepcopy(results), {**matplotlib.rcParams}
+    copies, settings = copy.deepcopy(results), {**matplotlib.rcParams}
     plots.draw(results)
-    for mine, result in zip(kept, results, strict=True):
+    for mine, result in zip(copies, results, strict=True):
         same_result(mine, result)
     changed = [key for key in settings if key != "backend" and matplotlib.rcParams[key] != settings[key]]
     require(not changed, f"the drawing changes matplotlib's {changed}")
@@ -212,7 +212,7 @@ def check_command(
     Example:
         >>> check_command("info", ["{run}/last.h5"], refused={"none.h5": ["none.h5"]})
     """
-    with lent(registry.commands, command, str(getattr(command, "name", ""))) as name:
+    with registered(registry.commands, command, str(getattr(command, "name", ""))) as name:
         run("command", SimpleNamespace(name=name, arguments=arguments, refused=refused or {}), only)
 
 
@@ -230,9 +230,9 @@ def trained() -> tempfile.TemporaryDirectory[str]:
 def run_command(name: str, words: Sequence[object], folder: str) -> tuple[int, str, str]:
     """``landscape NAME WORDS`` in this process: its exit code, stdout and stderr."""
     program = importlib.import_module("landscape.cli")  # by name, as the registry has it: it lies above
-    given = [str(word).replace("{run}", trained().name).replace("{folder}", folder) for word in words]
+    argv_words = [str(word).replace("{run}", trained().name).replace("{folder}", folder) for word in words]
     out, err, code, argv = io.StringIO(), io.StringIO(), 0, sys.argv
-    sys.argv = ["landscape", name, *given]
+    sys.argv = ["landscape", name, *argv_words]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             program.main()
@@ -246,17 +246,17 @@ def run_command(name: str, words: Sequence[object], folder: str) -> tuple[int, s
 def output(case: Any) -> None:
     """The help has an example; -q leaves stdout as it is and stderr empty; --json prints JSON alone."""
     require("Example" in run_command(case.name, ["--help"], "")[1], "the help has no example")
-    shown: list[str] = []
+    outputs: list[str] = []
     for more in ([], ["-q"], ["-q", "--json"]):
         with tempfile.TemporaryDirectory() as folder:
             code, out, err = run_command(case.name, [*case.arguments, *more], folder)
             require(code == 0 and not (more and err), f"{more}: exit code {code}, stderr: {err}")
-            shown.append(out.replace(folder, ""))
-    require(shown[0] == shown[1], "-q changes stdout")
+            outputs.append(out.replace(folder, ""))
+    require(outputs[0] == outputs[1], "-q changes stdout")
     bad: list[str] = []
-    found = json.loads(shown[2], parse_constant=bad.append) if shown[2].startswith("{") else {}
-    right = found.get("command") == case.name and not bad
-    require(right, f"--json prints no JSON of it: {shown[2][:200]} {bad}")
+    answer = json.loads(outputs[2], parse_constant=bad.append) if outputs[2].startswith("{") else {}
+    right = answer.get("command") == case.name and not bad
+    require(right, f"--json prints no JSON of it: {outputs[2][:200]} {bad}")
 
 
 def one_line(case: Any) -> None:
@@ -276,16 +276,16 @@ def parts(results: list[Result]) -> None:
     from landscape.plots.picture import VISUALS
 
     bare: Any = plots.draw(results, visuals=dict.fromkeys(VISUALS, False))
-    left = [bare.get_suptitle(), *(ax.get_title() for ax in bare.axes), *bare.legends]
-    require(not any(left), f"visuals leave {left}")
+    texts = [bare.get_suptitle(), *(ax.get_title() for ax in bare.axes), *bare.legends]
+    require(not any(texts), f"visuals leave {texts}")
     usual: Any = plots.draw(results)
     named = getattr(usual, "axes_by_name", {})
     require(named, "its panels have no names: make them with landscape.plugins.panels")
     for name, ax in named.items():
         figure = Figure()
-        own = figure.add_subplot(projection=ax.name)
-        require(plots.draw(results, axes={name: own}) is figure, "the picture is not the figure of its axes")
-        require(own.has_data() == ax.has_data(), f"{name} is not drawn into axes of one's own")
+        panel = figure.add_subplot(projection=ax.name)
+        require(plots.draw(results, axes={name: panel}) is figure, "the picture is no figure of its axes")
+        require(panel.has_data() == ax.has_data(), f"{name} is not drawn into axes of one's own")
 
 
 CHECKS["drawing"] = {check.__name__: check for check in (axes, effects, parts)}
@@ -354,13 +354,13 @@ def check_analysis(
         >>> options = {"batch": 6, "k": 2, "min_draws": 4, "max_draws": 4}
         >>> check_analysis(landscape.noise_alignment, options, refused={"tol": 0.0}, only="seed")
     """
-    given = options or {}
+    settings = options or {}
 
     def call(changes: Mapping[str, Any], form: str = "tensors") -> Result:
-        return analysis(classification(device, form), **{**given, **changes})
+        return analysis(classification(device, form), **{**settings, **changes})
 
     case = SimpleNamespace(
-        call=call, analysis=analysis, options=given, refused=refused or {}, truth=truth, command=command,
+        call=call, analysis=analysis, options=settings, refused=refused or {}, truth=truth, command=command,
         seeded=seeded, rtol=rtol, forms=forms, device=device,
     )  # fmt: skip
     run("analysis", case, only)
@@ -369,12 +369,12 @@ def check_analysis(
 def seed(case: Any) -> None:
     """The same seed gives the same numbers and another one others; the global state stays as it was."""
     before = torch.get_rng_state()
-    one = case.call({})
+    first = case.call({})
     require(torch.equal(torch.get_rng_state(), before), "the analysis draws from the global generator")
-    same_result(one, case.call({}))
+    same_result(first, case.call({}))
     if case.seeded:
-        other = vars(case.call({"seed": 7})) | {"seed": one.seed}
-        require(str(other) != str(vars(one)), "another seed gives the same numbers")
+        another = vars(case.call({"seed": 7})) | {"seed": first.seed}
+        require(str(another) != str(vars(first)), "another seed gives the same numbers")
 
 
 def file(case: Any) -> None:
@@ -397,36 +397,35 @@ def batches(case: Any) -> None:
 def batchnorm(case: Any) -> None:
     """With BatchNorm the result says whose statistics it used; the model's own, and its weights, are left."""
     problem = classification(case.device, norm=True)
-    kept = copy.deepcopy(problem.model.state_dict())
+    before = copy.deepcopy(problem.model.state_dict())
     for policy in ("center", "recalibrate"):
         result: Any = case.analysis(problem.with_batchnorm(policy, 24), **case.options)
         # An analysis at several weights may estimate them again at each.
-        said = getattr(result, "bn", policy) in (policy, "train", "recalibrate") and getattr(
-            result, "batchnorm", True
-        )
-        require(said, f"the result does not say that BatchNorm has the statistics of {policy!r}")
+        is_named = getattr(result, "bn", policy) in (policy, "train", "recalibrate")
+        is_named &= getattr(result, "batchnorm", True)
+        require(is_named, f"the result does not say that BatchNorm has the statistics of {policy!r}")
     require(not problem.model.training, "the model is left in training mode")
     for name, tensor in problem.model.state_dict().items():
-        require(torch.equal(tensor, kept[name]), f"the model's {name} is changed")
+        require(torch.equal(tensor, before[name]), f"the model's {name} is changed")
 
 
 def truth(case: Any) -> None:
     """Exact numbers are the truth's; the others lie around it as their standard errors say."""
-    known: Truth | None = case.truth
-    if known is None:
+    of_case: Truth | None = case.truth
+    if of_case is None:
         return
-    problem, options = known.problem(case.device), {**case.options, **known.options}
-    seeds = [{"seed": s} if case.seeded else {} for s in range(known.draws if known.errors else 1)]
-    results = [case.analysis(problem, **options, **one) for one in seeds]
-    for name, value in known.values.items():
-        found = np.array([getattr(result, name) for result in results])
-        if name not in known.errors:
-            np.testing.assert_allclose(found[0], value, rtol=known.rtol, atol=known.rtol, err_msg=name)
+    problem, options = of_case.problem(case.device), {**case.options, **of_case.options}
+    seeds = [{"seed": s} if case.seeded else {} for s in range(of_case.draws if of_case.errors else 1)]
+    results = [case.analysis(problem, **options, **option) for option in seeds]
+    for name, value in of_case.values.items():
+        numbers = np.array([getattr(result, name) for result in results])
+        if name not in of_case.errors:
+            np.testing.assert_allclose(numbers[0], value, rtol=of_case.rtol, atol=of_case.rtol, err_msg=name)
             continue
-        pulls = (found - value) / np.array([getattr(result, known.errors[name]) for result in results])
-        size, off = float(np.sqrt(np.mean(pulls**2))), abs(float(pulls.mean())) * np.sqrt(pulls.size)
+        pulls = (numbers - value) / np.array([getattr(result, of_case.errors[name]) for result in results])
+        size, bias = float(np.sqrt(np.mean(pulls**2))), abs(float(pulls.mean())) * np.sqrt(pulls.size)
         require(0.65 < size < 1.5, f"{name} is {size:.2f} standard errors (rms) from the truth, not 1")
-        require(off < 4, f"{name} is biased: its mean is {off:.1f} standard errors of a mean from the truth")
+        require(bias < 4, f"{name} is biased: its mean is {bias:.1f} standard errors from the truth")
 
 
 def refusals(case: Any) -> None:
@@ -442,15 +441,15 @@ def command(case: Any) -> None:
 
     name, *words = case.command
     words = ["{run}/last.h5", *words, "-o", "{folder}/out.h5"]
-    flags = {flag for each in cli.as_command(registry.commands[name]).params for flag in each.opts}
+    flags = {flag for parameter in cli.as_command(registry.commands[name]).params for flag in parameter.opts}
     options = {option: f"--{option.replace('_', '-')}" for option in case.refused}
     refused = {flag: [*words, flag, case.refused[o]] for o, flag in options.items() if flag in flags}
     check_command(name, words, refused=refused)
     with tempfile.TemporaryDirectory() as folder:
         code, _, error = run_command(name, [*words, "--plot", "{folder}/out.png"], folder)
         require(code == 0, error)
-        found = load_results(f"{folder}/out.h5")[0]
-        require(type(found) is type(case.call({})), "the file has another result")
+        result = load_results(f"{folder}/out.h5")[0]
+        require(type(result) is type(case.call({})), "the file has another result")
 
 
 def picture(case: Any) -> None:

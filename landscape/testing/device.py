@@ -185,20 +185,20 @@ class Compared:
 def compared(device: str) -> Iterator[Compared]:
     """Every call on a device and on the CPU, as it is done."""
     with tempfile.TemporaryDirectory(prefix="landscape-doctor-") as folder:
-        here = Place("cpu", Path(folder))
+        on_cpu = Place("cpu", Path(folder))
         try:
-            there = Place(device, Path(folder))
+            on_device = Place(device, Path(folder))
         except Exception as error:  # whatever does not work there
             yield Compared("problems", error=one_line(error))
             return
         for name, call in calls().items():
-            expected, usual = timed(call, here)
+            expected, usual = timed(call, on_cpu)
             try:
-                found, seconds = timed(call, there)
+                values, seconds = timed(call, on_device)
             except Exception as error:
                 yield Compared(name, error=one_line(error))
             else:
-                yield Compared(name, difference(expected, found), seconds / usual)
+                yield Compared(name, difference(expected, values), seconds / usual)
 
 
 def one_line(error: Exception) -> str:
@@ -211,11 +211,11 @@ def timed(call: Compute, at: Place) -> tuple[dict[str, Array], float]:
     seconds = math.inf
     for _ in range(2):
         clock = time.perf_counter()
-        found = dict(numbers(call(at)))
+        values = dict(numbers(call(at)))
         seconds = min(seconds, time.perf_counter() - clock)
         if seconds > 0.5:
             break
-    return found, seconds
+    return values, seconds
 
 
 def numbers(value: Any, name: str = "") -> Iterator[tuple[str, Array]]:
@@ -225,26 +225,26 @@ def numbers(value: Any, name: str = "") -> Iterator[tuple[str, Array]]:
     elif dataclasses.is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     elif isinstance(value, (list, tuple)):
-        value = {str(k): each for k, each in enumerate(value)}
+        value = {str(k): part for k, part in enumerate(value)}
     if isinstance(value, Mapping):
-        for key, each in value.items():
+        for key, part in value.items():
             if not LEFT_OUT.fullmatch(key):
-                yield from numbers(each, f"{name}.{key}")
+                yield from numbers(part, f"{name}.{key}")
     elif isinstance(value, Tensor):
         yield name, value.detach().cpu().double().numpy()
     elif isinstance(value, (float, np.ndarray)) and np.asarray(value).dtype.kind == "f":
         yield name, np.asarray(value, float)
 
 
-def difference(expected: Mapping[str, Array], found: Mapping[str, Array]) -> float:
+def difference(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> float:
     """The largest relative difference of two values' numbers: of an array, by its largest number."""
     assert expected, "no number to compare"
-    worst = 0.0 if expected.keys() == found.keys() else math.inf
-    for name in expected.keys() & found.keys():
-        one, other = expected[name], found[name]
-        if one.shape != other.shape or (np.isfinite(one) != np.isfinite(other)).any():
+    worst = 0.0 if expected.keys() == actual.keys() else math.inf
+    for name in expected.keys() & actual.keys():
+        a, b = expected[name], actual[name]
+        if a.shape != b.shape or (np.isfinite(a) != np.isfinite(b)).any():
             return math.inf
-        one, other = one[np.isfinite(one)], other[np.isfinite(one)]
-        size, apart = (np.abs(each).max(initial=0.0) for each in (one, one - other))
+        a, b = a[np.isfinite(a)], b[np.isfinite(a)]
+        size, apart = (np.abs(each).max(initial=0.0) for each in (a, a - b))
         worst = max(worst, apart / size if size else (math.inf if apart else 0.0))
     return float(worst)

@@ -17,7 +17,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import registry
 from landscape.core.registry import algorithms
 from landscape.problem.layout import Layout, Slot
-from landscape.testing.checks import CHECKS, RECIPE, lent, refuses, require, run, same_bits
+from landscape.testing.checks import CHECKS, RECIPE, refuses, registered, require, run, same_bits
 from landscape.training import optimizer as optimizers
 from landscape.training.algorithms import Rule
 from landscape.training.instruments import Instrument
@@ -70,12 +70,12 @@ def check_rule(
         >>> from landscape.training.algorithms.dpsgd import DPSGD
         >>> check_rule(DPSGD, {"mixing": "ring(1)"}, refused={"order": "act"})
     """
-    with lent(registry.algorithms, rule, "rule-under-test") as name:
+    with registered(registry.algorithms, rule, "rule-under-test") as name:
 
         def make(changes: Mapping[str, Any] | None = None) -> Rule:
-            made: Rule = algorithms.make(name, {**(options or {}), **(changes or {})}, learners=4, seed=3)
-            made.peak_lr = 0.1
-            return made
+            new_rule: Rule = algorithms.make(name, {**(options or {}), **(changes or {})}, learners=4, seed=3)
+            new_rule.peak_lr = 0.1
+            return new_rule
 
         changes = {"algorithm": {"name": name, **(options or {})}}
         case = SimpleNamespace(make=make, changes=changes, refused=refused or {}, sharp=sharp, device=device)
@@ -88,8 +88,8 @@ def resumes(case: Any) -> None:
     require(len(end.weights) == 4 and end.weights.dtype == torch.float64, "weights (n, P) changed their form")
     require(end.weights.isfinite().all(), "the weights are not finite")
     for name, unit in case.make().columns.items():
-        found = end.units[name] == unit and np.isfinite(end.history[name]).any()
-        require(found, f"{name} has no number in any step, or not the unit {unit!r}")
+        has_numbers = end.units[name] == unit and np.isfinite(end.history[name]).any()
+        require(has_numbers, f"{name} has no number in any step, or not the unit {unit!r}")
 
 
 def rule_step(rule: Rule, weights: Tensor, lr: float, t: int, memory: SGD | None = None) -> Tensor:
@@ -106,13 +106,13 @@ def rule_step(rule: Rule, weights: Tensor, lr: float, t: int, memory: SGD | None
 def step(case: Any) -> None:
     """A step writes to no tensor that it is given, so that it can be undone, and repeated."""
     weights = torch.linspace(-1, 1, 12, dtype=torch.float64, device=case.device).reshape(4, 3)
-    rule, kept = case.make(), weights.clone()
+    rule, before_step = case.make(), weights.clone()
     rule.start(weights)
     before = {**rule.state}, {**rule.shared}
     values = copy.deepcopy(before)
     first = rule_step(rule, weights, 0.1, 1)
     require(first.shape == weights.shape, f"finish has shape {tuple(first.shape)}, not (n, P)")
-    require(torch.equal(weights, kept), "a step writes to the weights that it is given")
+    require(torch.equal(weights, before_step), "a step writes to the weights that it is given")
     for mine, then in zip(before, values, strict=True):
         changed = [name for name in mine if not torch.equal(mine[name], then[name])]
         require(not changed, f"a step writes to the state {changed} in place")
@@ -176,16 +176,16 @@ def check_optimizer(
     Example:
         >>> check_optimizer("sgd", reference=lambda parameters: torch.optim.SGD(parameters, lr=0.01))
     """
-    with lent(registry.optimizers, optimizer, "optimizer-under-test") as name:
-        given, weights = {"name": name, **(options or {})}, torch.linspace(-1, 1, 45, dtype=torch.float64)
+    with registered(registry.optimizers, optimizer, "optimizer-under-test") as name:
+        table, weights = {"name": name, **(options or {})}, torch.linspace(-1, 1, 45, dtype=torch.float64)
 
         def make(changes: Mapping[str, Any] | None = None, learners: int = 3) -> Optimizer:
-            made = optimizers.make(name, {**(options or {}), **(changes or {})})
-            made.start(LAYOUT, case.weights[:learners])
-            return made
+            new_optimizer = optimizers.make(name, {**(options or {}), **(changes or {})})
+            new_optimizer.start(LAYOUT, case.weights[:learners])
+            return new_optimizer
 
         case = SimpleNamespace(
-            make=make, changes={"optimizer": given, "lr": 0.01}, refused=refused or {}, reference=reference,
+            make=make, changes={"optimizer": table, "lr": 0.01}, refused=refused or {}, reference=reference,
             device=device, weights=weights.reshape(3, 15).to(device),
         )  # fmt: skip
         run("optimizer", case, only)
@@ -196,10 +196,10 @@ def path(of: Optimizer, weights: Tensor, first: int, last: int) -> Tensor:
     scale = torch.arange(1.0, len(weights) + 1).to(weights)[:, None]
     for t in range(first, last + 1):
         gradients = scale * (weights - 2)
-        given = {**of.state, "gradients": gradients}
-        kept = copy.deepcopy(given)
+        tensors = {**of.state, "gradients": gradients}
+        before = copy.deepcopy(tensors)
         weights = weights - 0.01 * of.directions(gradients, weights, 0.01, t)
-        changed = [name for name in given if not torch.equal(given[name], kept[name])]
+        changed = [name for name in tensors if not torch.equal(tensors[name], before[name])]
         require(not changed, f"a step writes to {changed} in place")
     return weights
 
@@ -213,13 +213,15 @@ def learners(case: Any) -> None:
 
 def restored(case: Any) -> None:
     """With the state of a checkpoint it goes on to the bit, in a run, too; after a reset as at the start."""
-    made, other = case.make(), case.make()
-    half = path(made, case.weights, 1, 3)
-    other.restore(copy.deepcopy(made.state))
-    require(torch.equal(path(other, half, 4, 7), path(made, half, 4, 7)), "restored it takes other steps")
-    made.reset()
+    original, copied = case.make(), case.make()
+    half = path(original, case.weights, 1, 3)
+    copied.restore(copy.deepcopy(original.state))
+    require(
+        torch.equal(path(copied, half, 4, 7), path(original, half, 4, 7)), "restored it takes other steps"
+    )
+    original.reset()
     first = path(case.make(), case.weights, 1, 2)
-    require(torch.equal(path(made, case.weights, 1, 2), first), "after a reset it takes other steps")
+    require(torch.equal(path(original, case.weights, 1, 2), first), "after a reset it takes other steps")
     resumed(case.changes, case.device)
 
 
@@ -285,8 +287,8 @@ def spectrum(case: tuple[Mixing, str]) -> None:
     np.testing.assert_allclose(mixing.omega_min, smallest, atol=1e-9)
     if mixing.cycle:
         product = np.linalg.multi_dot([np.eye(n), *cycle, np.eye(n)]) - np.full((n, n), 1 / n)
-        left = np.abs(np.linalg.eigvals(product)).max()
-        np.testing.assert_allclose((1 - mixing.gap) ** len(cycle), left, atol=1e-7)
+        radius = np.abs(np.linalg.eigvals(product)).max()
+        np.testing.assert_allclose((1 - mixing.gap) ** len(cycle), radius, atol=1e-7)
     if len(cycle) == 1 and np.array_equal(cycle[0], cycle[0].T):
         np.testing.assert_allclose(mixing.stability_limit, 1 + smallest, atol=1e-9)
 
@@ -312,11 +314,11 @@ def check_instrument(
     Example:
         >>> check_instrument("lambda-max")
     """
-    with lent(registry.instruments, instrument, "instrument-under-test") as name:
+    with registered(registry.instruments, instrument, "instrument-under-test") as name:
         usual = {"instruments": [name], "every": 4, "draws": 3, "samples": 90, "rho": 0.05}
         monitored = {**usual, **(monitor or {})}
-        given = {"changes": changes or {}, "monitor": monitored, "refused": refused or {}, "device": device}
-        run("instrument", SimpleNamespace(name=name, **given), only)
+        case = {"changes": changes or {}, "monitor": monitored, "refused": refused or {}, "device": device}
+        run("instrument", SimpleNamespace(name=name, **case), only)
 
 
 def measured(case: Any) -> None:
@@ -333,8 +335,8 @@ def measured(case: Any) -> None:
 def instrument_refusals(case: Any) -> None:
     """Runs that it cannot measure are refused in one line."""
 
-    def call(one: Mapping[str, Any]) -> Checkpoint:
-        ((key, value),) = one.items()
+    def call(change: Mapping[str, Any]) -> Checkpoint:
+        ((key, value),) = change.items()
         more = {key: value} if isinstance(value, dict) else {"monitor": {**case.monitor, key: value}}
         return end_of({**case.changes, "monitor": case.monitor, **more}, case.device)
 
