@@ -338,7 +338,7 @@ def test_a_long_call_shows_itself(
     counted(1)  # nothing before DELAY
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(progress, "EVERY", 0.0)
-    monkeypatch.setattr(progress, "_said", set())
+    monkeypatch.setattr(progress, "_hints_shown", set())
     assert counted(1) == counted(2) - 1 == 2
     line = r"counted: \d+%, (\?|\d\d:\d\d) left\n"
     hint = "counted takes long: a smaller n= makes it shorter; progress=False hides this\n"

@@ -188,8 +188,8 @@ class MemoryBudget:
         if size > self.remaining:
             assert self.limit is not None
             needed, used = (f"{math.ceil(n / 2**20)} MiB" for n in (self.used + size, self.used))
-            words = f"at least {needed} is needed ({used} in use)"
-            raise InputError(f"max_memory: {in_words(self.limit)} is not enough, {words}")
+            limit = in_words(self.limit)
+            raise InputError(f"max_memory: {limit} is not enough, at least {needed} is needed ({used} now)")
 
 
 def fits(size: int, device: torch.device) -> bool:

@@ -101,11 +101,8 @@ class Within:
     def text(self) -> str:
         """The bounds as a message has them."""
         signs = {"≥": self.least, ">": self.above, "≤": self.most, "<": self.below}
-        return " and ".join(
-            f"{sign} {bound:{',' if isinstance(bound, int) else 'g'}}"
-            for sign, bound in signs.items()
-            if bound is not None
-        )
+        bounds = [(sign, bound) for sign, bound in signs.items() if bound is not None]
+        return " and ".join(f"{sign} {b:{',' if isinstance(b, int) else 'g'}}" for sign, b in bounds)
 
     def contains(self, value: float) -> bool:
         """Return whether the number lies within the bounds, which NaN does not."""

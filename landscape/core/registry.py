@@ -298,10 +298,8 @@ def load_plugins() -> None:
             with others_code():
                 point.load()
         except Exception as error:  # the plugin is another's code, and must not stop what does not need it
-            warn_caller(
-                f"plugin '{point.name}' ({point.value}) cannot be loaded: {type(error).__name__}: {error}",
-                PluginWarning,
-            )
+            words = f"cannot be loaded: {type(error).__name__}: {error}"
+            warn_caller(f"plugin '{point.name}' ({point.value}) {words}", PluginWarning)
 
 
 algorithms = Registry(

@@ -159,9 +159,8 @@ class Differences:
         """
         image = self._difference(gradient, self._random(0), gradient.steps()[self._middle(gradient)])[0]
         v = self._masked(image / (image.norm() or 1.0))
-        differences = {
-            k: self._difference(gradient, v, gradient.steps()[k]) for k in range(self._middle(gradient) + 2)
-        }
+        steps = gradient.steps()[: self._middle(gradient) + 2]
+        differences = {k: self._difference(gradient, v, step) for k, step in enumerate(steps)}
         image, sides = differences[self._middle(gradient)]
         self.limit = OUTLIER * sides / (float(image.norm()) or 1.0)
         smooth = all(differences[k + 1][1] <= differences[k][1] / 2 for k in range(self._middle(gradient)))
@@ -266,9 +265,8 @@ class Differences:
     def _error(self, differences: dict[int, tuple[Tensor, float]], k: int) -> float:
         """The error of step number ``k``, from those beside it."""
         image, sides = differences[k]
-        beside = [
-            float(self.ranks.norm(image - differences[j][0])) for j in (k - 1, k + 1) if j in differences
-        ]
+        neighbors = [differences[j][0] for j in (k - 1, k + 1) if j in differences]
+        beside = [float(self.ranks.norm(image - neighbor)) for neighbor in neighbors]
         error = SAFETY * min(beside, default=math.inf)
         if k - 1 not in differences or not sides <= differences[k - 1][1] / 2:
             error = max(error, sides * math.sqrt(self.problem.samples))

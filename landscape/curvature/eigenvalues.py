@@ -171,9 +171,8 @@ def eigenpairs(
             operators = [exactly.at(near, t) for t in at]
 
             def products(rows: Tensor, running: list[int]) -> Tensor:
-                return stacked(
-                    [operators[i]._images(v[None])[0].mul_(share) for i, v in zip(running, rows, strict=True)]
-                )
+                pairs = zip(running, rows, strict=True)
+                return stacked([operators[i]._images(v[None])[0].mul_(share) for i, v in pairs])
 
             verifying = (h._images for h in (operators if exact else (exactly.at(problem, t) for t in at)))
         results = run_in_lockstep([search_eigenpairs(s, target) for s in starts], products, done)

@@ -53,9 +53,8 @@ def start_vector(problem: Any, seed: int, size: int | None = None) -> Tensor:
         return ranks.normal(torch.empty(0), generator, torch.float64)
     if size is None:
         size = problem.size if isinstance(problem, SymmetricOperator) else problem.layout.size
-    return torch.randn(size, dtype=torch.float64, generator=generator).to(
-        problem.device, torch.promote_types(problem.dtype, torch.float32)
-    )
+    normal = torch.randn(size, dtype=torch.float64, generator=generator)
+    return normal.to(problem.device, torch.promote_types(problem.dtype, torch.float32))
 
 
 def warm_start(near: Tensor, first: Tensor, ranks: Ranks = ALONE) -> Tensor:

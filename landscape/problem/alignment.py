@@ -98,9 +98,8 @@ class Symmetry:
         trace = traced(_wide(few))
         flat = {name: spaces(axes) for name, axes in trace.parameters.items()}
         read = {str(activation): spaces(axes) for activation, axes in trace.activations.items()}
-        shapes = {
-            name: tuple(space.size for space in its_spaces) for name, its_spaces in (flat | read).items()
-        }
+        every = (flat | read).items()
+        shapes = {name: tuple(space.size for space in its_spaces) for name, its_spaces in every}
         groups, fixed = [], dict[str, str]()
         for space in dict.fromkeys(space for its_spaces in flat.values() for space in its_spaces):
             group = _group(space, flat, read)
@@ -209,8 +208,8 @@ def _wide(problem: MeanLoss) -> MeanLoss:
         with torch.no_grad(), wide.evaluating(0):
             wide.criterion(wide.outputs(wide.weights, x), y)
     except RuntimeError as error:  # PyTorch's error where dtypes do not fit
-        words = f"it does not run in {wide.dtype} ({first_words(error)}); {FOLLOW}"
-        raise InputError(f"model: {words}") from error
+        reason = first_words(error)
+        raise InputError(f"model: it does not run in {wide.dtype} ({reason}); {FOLLOW}") from error
     return wide
 
 

@@ -34,12 +34,8 @@ def tracked(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
 
 def buffer_names(model: nn.Module) -> list[str]:
     """The names of BatchNorm's buffers in ``model``: running statistics, and counts of batches."""
-    return [
-        f"{name}.{key}" if name else key
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm)
-        for key in dict(layer.named_buffers(recurse=False))
-    ]
+    layers = [m for m in model.named_modules() if isinstance(m[1], nn.modules.batchnorm._BatchNorm)]
+    return [key for name, layer in layers for key, _ in layer.named_buffers(name, recurse=False)]
 
 
 def has_batchnorm(model: nn.Module) -> bool:

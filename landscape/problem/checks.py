@@ -8,6 +8,7 @@ copy of it, which gets θ before all that, tells.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
@@ -159,10 +160,8 @@ def check_parameters(
     leaves, (inputs, targets) = problem.layout.leaves(weights), fresh(problem, x, y)
     losses = [] if all(map(of_torch, problem.model.modules())) else [_in_place(problem, leaves, x, y)]
     with problem.evaluating(0):
-        parameters = list(leaves.values())
-        ours, gradient = _loss_and_gradient(
-            lambda: problem.call(leaves, inputs), problem, parameters, targets
-        )
+        pass_here = functools.partial(problem.call, leaves, inputs)
+        ours, gradient = _loss_and_gradient(pass_here, problem, list(leaves.values()), targets)
     true_loss, truth = truth_of(problem, original, x, y, weights, training)
     if training:
         true_loss, _ = truth_of(problem, original, x, y, weights)
@@ -565,9 +564,7 @@ def _unknown_leaf(leaf: Tensor, problem: MeanLoss, original: nn.Module, *, of_lo
             "regularizer as penalty= or weight_decay=, and let a module around the model call it in forward"
         )
     if of_loss:
-        return (
-            f"loss: it depends on a tensor {shape} that requires gradients; it must be frozen, or a parameter"
-        )
+        return f"loss: it depends on a tensor {shape} that requires gradients; it must be frozen"
     if name and name not in problem.layout.views(problem.weights):
         return f"model: its first forward pass made parameter '{name}'; run one batch through it before"
     if name:

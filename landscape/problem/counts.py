@@ -100,11 +100,9 @@ class Samples(NamedTuple):
 
     def cropped(self, other: Samples) -> Samples:
         """The samples, each tensor cut to the shape that those of ``other`` have, too."""
-        pairs = zip(named_tensors(self), named_tensors(other), strict=True)
-        sizes = {
-            id(t): [slice(min(n)) for n in zip(t.shape[1:], o.shape[1:], strict=True)]
-            for (_, t), (_, o) in pairs
-        }
+        sizes = {}
+        for (_, t), (_, o) in zip(named_tensors(self), named_tensors(other), strict=True):
+            sizes[id(t)] = [slice(min(n)) for n in zip(t.shape[1:], o.shape[1:], strict=True)]
         return Samples(*tree_map(lambda t: t[(slice(None), *sizes[id(t)])] if t.dim() else t, self))
 
 

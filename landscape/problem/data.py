@@ -480,18 +480,16 @@ def _checksum(tree: Any) -> Tensor:
         rows = rows.nan_to_num(*NUMBERS)
         weights = torch.arange(1, rows.shape[1] + 1, dtype=torch.float64).sqrt().frac() + 0.5
         products = rows @ weights
-        sums += [
-            torch.stack((part.sum(), part.abs().sum(), missing)) for part in (products, products.square())
-        ]
+        for part in (products, products.square()):
+            sums.append(torch.stack((part.sum(), part.abs().sum(), missing)))
     return torch.stack(sums, 1) if sums else torch.zeros(3, 1, dtype=torch.float64)
 
 
 def _total(sums: Sequence[Tensor]) -> Tensor:
     """The sum of checksums of batches, which may hold numbers of tensors of their own."""
     most = max(sums_of_batch.shape[1] for sums_of_batch in sums)
-    return torch.stack(
-        [F.pad(sums_of_batch, (0, most - sums_of_batch.shape[1])) for sums_of_batch in sums]
-    ).sum(0)
+    padded = [F.pad(sums_of_batch, (0, most - sums_of_batch.shape[1])) for sums_of_batch in sums]
+    return torch.stack(padded).sum(0)
 
 
 def _different(y: Any, samples: int, count: int) -> Tensor:

@@ -214,12 +214,10 @@ class Layout:
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
         """The layout of the trainable parameters of ``module``, in ``named_parameters`` order."""
-        norm_names = {
-            f"{prefix}.{name}" if prefix else name
-            for prefix, child in module.named_modules()
-            if isinstance(child, NORM_LAYERS)
-            for name, _ in child.named_parameters(recurse=False)
-        }
+        norms = [
+            (prefix, layer) for prefix, layer in module.named_modules() if isinstance(layer, NORM_LAYERS)
+        ]
+        norm_names = {name for prefix, m in norms for name, _ in m.named_parameters(prefix, recurse=False)}
         slots, offset, layers = [], 0, _layers(module)
         for name, parameter in module.named_parameters():
             if not parameter.requires_grad:

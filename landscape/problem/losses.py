@@ -27,7 +27,8 @@ def output_loss(outputs: Any, targets: Any) -> Tensor:
     """The loss in a model's output, ``outputs.loss`` or ``outputs["loss"]``."""
     value = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
     if not isinstance(value, Tensor) or value.dim() > 0:
-        raise InputError(f"loss: this {type(outputs).__name__} has no .loss that is one number; give a loss")
+        kind = type(outputs).__name__
+        raise InputError(f"loss: None needs a .loss of one number, this {kind} has none; give a loss")
     return value
 
 
@@ -339,9 +340,8 @@ def loss_name_and_unit(loss: Any) -> tuple[str, str]:
 
 
 # What moves numbers, without any rounding.
-_MOVES = tuple(
-    getattr(torch.ops.aten, name) for name in ("index", "masked_select", "where", "gather", "clone")
-)
+_ATEN = torch.ops.aten
+_MOVES = (_ATEN.index, _ATEN.masked_select, _ATEN.where, _ATEN.gather, _ATEN.clone)
 
 
 class Coarsest(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -165,8 +165,8 @@ def _metric(name: Any, value: Any) -> Metric:
     if hasattr(value, "update") and hasattr(value, "compute"):
         return Metric(name, make=lambda: _restarted(value))
     if not callable(value) or isinstance(value, type):
-        allowed = "it must be a function, a name, or have update and compute"
-        raise InputError(f"metrics: '{name}' is a {type(value).__name__}, {allowed}")
+        kind = type(value).__name__
+        raise InputError(f"metrics: '{name}' is a {kind}, it must be a function, or have update and compute")
     return Metric(name, value)
 
 
@@ -263,8 +263,7 @@ class Sums:
             self._outputs.append((tree_map(Tensor.detach, outputs), y))
             if sum(t.nbytes for _, t in named_tensors(self._outputs[-1])) * len(self._outputs) > MAX_OUTPUTS:
                 name = next(metric.name for metric in self._metrics if metric.whole)
-                words = "needs all outputs at once, over 4 GiB; let it give (B,) values"
-                raise InputError(f"metrics: '{name}' {words}")
+                raise InputError(f"metrics: '{name}' needs over 4 GiB of outputs; let it give (B,) values")
 
     def end(self) -> Tensor:
         """(2 + metrics,): the sums."""

@@ -328,9 +328,8 @@ def check_random(problem: Any, x: Any, y: Any) -> None:
         raise InputError("weights: some are NaN or infinite, all must be finite")
     value, again = (_loss(problem, x, y) for _ in range(2))
     differ = not (abs(again - value) <= _rounding(problem, value) or str(again) == str(value))
-    random = InputError(
-        f"model or loss: random even in eval mode: two passes over a batch give {value:.6g} and {again:.6g}"
-    )
+    words = f"two passes over a batch give {value:.6g} and {again:.6g}"
+    random = InputError(f"model or loss: random even in eval mode: {words}")
     problem._share(random if differ else None)
 
 
@@ -381,14 +380,9 @@ def check_mean(problem: Any, terms: Terms) -> None:
         except SharedError as error:
             raise (RuntimeError(str(error)) if models_own else error) from error  # a model takes no such part
 
-    few: Any = SimpleNamespace(
-        criterion=(lambda o, y: double(whole(output_loss(o, y)))) if models_own else problem.criterion,
-        data=problem.data,
-        device=problem.device,
-        draws=0,
-        evaluating=lambda seed: contextlib.nullcontext(),
-        outputs=outputs,
-    )
+    few: Any = SimpleNamespace(data=problem.data, device=problem.device, draws=0, outputs=outputs)
+    few.criterion = (lambda o, y: double(whole(output_loss(o, y)))) if models_own else problem.criterion
+    few.evaluating = lambda seed: contextlib.nullcontext()
     losses = Losses(few, problem.weights, by_outputs=not models_own)
     if models_own:
         losses.eps = max(losses.eps, COARSE * torch.finfo(problem.coarse).eps)

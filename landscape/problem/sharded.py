@@ -107,9 +107,8 @@ class ShardedProblem(Exchanges):
             raise InputError("model: it has no trainable parameters, at least one is needed")
         first = self.pieces[0].local
         # With its parameters offloaded to the CPU, FSDP2 still computes on the mesh's devices.
-        kinds = {
-            p.parameter.device_mesh.device_type for p in self.pieces if hasattr(p.parameter, "device_mesh")
-        }
+        parameters: list[Any] = [p.parameter for p in self.pieces if hasattr(p.parameter, "device_mesh")]
+        kinds = {parameter.device_mesh.device_type for parameter in parameters}
         away = next(iter(kinds - {first.device.type}), None)
         self.device = torch.device(away, torch.accelerator.current_device_index()) if away else first.device
         self.dtype = torch.promote_types(first.dtype, torch.float32)

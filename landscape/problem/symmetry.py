@@ -265,9 +265,8 @@ class Axes:
             return [self._broadcast(operands, outputs[0].dim())]
         if name in _VIEWS | _TURNS and outputs[0].dtype == step.tensors[0].dtype:
             other_arguments = {key: value for key, value in arguments.items() if key != "self"}
-            return [
-                viewed(first, view) for view in _tensors(func(torch.empty(step.shapes[0]), **other_arguments))
-            ]
+            views = _tensors(func(torch.empty(step.shapes[0]), **other_arguments))
+            return [viewed(first, view) for view in views]
         if name in _PRODUCTS:
             return [self._product(operands)]
         if name == "convolution":

@@ -216,9 +216,7 @@ def restored(case: Any) -> None:
     original, copied = case.make(), case.make()
     half = path(original, case.weights, 1, 3)
     copied.restore(copy.deepcopy(original.state))
-    require(
-        torch.equal(path(copied, half, 4, 7), path(original, half, 4, 7)), "restored it takes other steps"
-    )
+    require(torch.equal(path(copied, half, 4, 7), path(original, half, 4, 7)), "restored its steps differ")
     original.reset()
     first = path(case.make(), case.weights, 1, 2)
     require(torch.equal(path(original, case.weights, 1, 2), first), "after a reset it takes other steps")
