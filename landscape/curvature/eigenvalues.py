@@ -18,19 +18,11 @@ from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, spare
 from landscape.core.options import Count, Seed, UpToOne, positive
 from landscape.core.progress import ProgressOption, taken
-from landscape.curvature import peers
+from landscape.curvature import hessian, peers
 from landscape.curvature.chain_hessian import ChainHessian, agrees
 from landscape.curvature.differences import ShardedHessian
 from landscape.curvature.double_backward import INSIDE, in_full_precision
-from landscape.curvature.hessian import (
-    FULL_HESSIAN,
-    Derivatives,
-    HessianOperator,
-    HessianOptions,
-    Part,
-    Preconditioner,
-    as_preconditioner,
-)
+from landscape.curvature.hessian import Derivatives, Part, Preconditioner
 from landscape.curvature.operators import Products, SymmetricMatrix, SymmetricOperator, as_operator
 from landscape.curvature.search import (
     MAX_PRODUCTS,
@@ -94,19 +86,19 @@ def most_curved(problem: Problem, weights: Tensor) -> Problem:
 MAX_POINTS = 16
 
 
-def points_at_once(problem: Problem, options: HessianOptions = FULL_HESSIAN) -> int:
+def points_at_once(problem: Problem, options: hessian.HessianOptions = hessian.FULL_HESSIAN) -> int:
     """The number of sets of weights for one call of :func:`eigenpairs` with bounded memory."""
     if options.at(problem).derivatives == "differences":
         return 1
     problem = in_full_precision(problem)
-    saved = _chain_bytes(problem, problem.weights, FULL_HESSIAN)
+    saved = _chain_bytes(problem, problem.weights, hessian.FULL_HESSIAN)
     if saved is None:
         return 1
     basis = (MAX_BASIS + 1) * problem.weights.nbytes
     return max(1, min(MAX_POINTS, GRAPH_BYTES // saved, BASIS_BYTES // basis))
 
 
-def _chain_bytes(problem: Problem, weights: Tensor, options: HessianOptions) -> int | None:
+def _chain_bytes(problem: Problem, weights: Tensor, options: hessian.HessianOptions) -> int | None:
     """Bytes of a set of weights for the fast products of chains; None where these do not serve."""
     low = problem.checked.get(INSIDE)
     saved = ChainHessian.saved_bytes(problem) if options.part is None and not low else None
@@ -118,7 +110,7 @@ def eigenpairs(
     weights: Tensor,
     start: Tensor,
     target: SearchOptions,
-    options: HessianOptions = FULL_HESSIAN,
+    options: hessian.HessianOptions = hessian.FULL_HESSIAN,
     *,
     search: str = "auto",
     done: Callable[[], None] = lambda: None,
@@ -193,8 +185,8 @@ def eigenpairs(
 
 
 def fast_hessian(
-    problem: Problem, weights: Tensor | None = None, options: HessianOptions = FULL_HESSIAN
-) -> HessianOperator:
+    problem: Problem, weights: Tensor | None = None, options: hessian.HessianOptions = hessian.FULL_HESSIAN
+) -> hessian.HessianOperator:
     """The matrix at θ, with the fast products of a chain of linear layers where they serve.
 
     Raises InputError as :class:`landscape.HessianOperator`.
@@ -237,7 +229,7 @@ class Matrix:
 
     source: Problem | SymmetricOperator
     weights: Tensor | None
-    options: HessianOptions
+    options: hessian.HessianOptions
     size: int
     seed: int
     about: dict[str, Any]
@@ -265,10 +257,10 @@ class Matrix:
                 if value is not None and (name not in USUAL or value != USUAL[name]):
                     raise InputError(f"{name}: it is of a Problem, leave it out with an operator")
             fields = {**_fields(operator, seed), **about}
-            return cls(operator, None, FULL_HESSIAN, operator.size, seed, fields)
+            return cls(operator, None, hessian.FULL_HESSIAN, operator.size, seed, fields)
         problem, weights, part = problem_of(subject), options["weights"], options["part"]
-        preconditioner = as_preconditioner(options.get("precondition"))
-        chosen = HessianOptions(options["matrix"], part, preconditioner, options["derivatives"])
+        preconditioner = hessian.as_preconditioner(options.get("precondition"))
+        chosen = hessian.HessianOptions(options["matrix"], part, preconditioner, options["derivatives"])
         if engine == "pyhessian":
             peers.check(chosen)
         h = chosen.at(problem, weights)  # which refuses what is no vector
@@ -336,7 +328,7 @@ def _fields(operator: SymmetricOperator, seed: int) -> dict[str, Any]:
     if isinstance(operator, ShardedHessian):
         problem: Any = operator.problem
         return same | setting(problem) | {"derivatives": operator.derivatives, "parameters": problem.size}
-    if not isinstance(operator, HessianOperator):
+    if not isinstance(operator, hessian.HessianOperator):
         return same | {"samples": 0, "dtype": str(operator.dtype).removeprefix("torch.")}
     whole = operator.size == operator.problem.layout.size
     part = "" if whole else ",".join(slot.name for slot in operator.slots)

@@ -15,20 +15,8 @@ from landscape.core.devices import double
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.progress import Progress
-from landscape.curvature.operators import (
-    ALONE,
-    NEAR_ZERO,
-    KrylovSpace,
-    Ranks,
-    SymmetricOperator,
-    combine,
-    gram,
-    krylov,
-    orthogonalize,
-    outer_indices,
-    outermost,
-    small_eigh,
-)
+from landscape.curvature import operators
+from landscape.curvature.operators import ALONE, KrylovSpace, Ranks, SymmetricOperator
 from landscape.problem.sharded import on_ranks
 
 # Products of a second start, at most: as a share of the search's own, and the smallest number. The top 5 of
@@ -87,7 +75,7 @@ def second_start(
     size, basis = ranks.size(space.rest), len(space.basis)
     most = max(MIN_SECOND, int(SECOND_SHARE * space.products))
     steps = min(budget, max(MIN_SECOND // 2, basis // 2), most, size - len(locked) - basis)
-    values, s = small_eigh(sign * space.t)
+    values, s = operators.small_eigh(sign * space.t)
     under = values < floor
     weight = float((s[-1, under] ** 2 / (level - values[under])).sum())
 
@@ -106,12 +94,12 @@ def second_start(
     for j in range(steps):
         w = sign * (yield vectors[j])
         w = outside(torch.add(w, space.rest, alpha=weight * float(ranks.inner(space.rest, vectors[j]))))
-        w, beta = orthogonalize(w, vectors, t, j, ranks)
+        w, beta = operators.orthogonalize(w, vectors, t, j, ranks)
         w = outside(w)
-        ritz, turn = small_eigh(t[: j + 1, : j + 1])
+        ritz, turn = operators.small_eigh(t[: j + 1, : j + 1])
         if not np.isfinite(beta):
             break
-        bound = max(level, outermost(t[: j + 1, : j + 1], beta, size))
+        bound = max(level, operators.outermost(t[: j + 1, : j + 1], beta, size))
         if ritz[-1] > level:
             again = torch.from_numpy(turn[:, -1].copy()).to(start) @ vectors[: j + 1]
             return SecondStart(bound, j + 1, start + again)
@@ -238,19 +226,20 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
     good = finished = False
     while True:
         counts = low, high, residual_tol, most - products, ranks
-        space = yield from krylov(start, vectors, radius, *counts, report_ratio)
+        space = yield from operators.krylov(start, vectors, radius, *counts, report_ratio)
         locked = vectors
         values = np.concatenate((values, space.values))
         vectors = torch.cat((locked, space.vectors)) if len(locked) else space.vectors
         products, radius = products + space.products, space.radius
-        before, chosen = ends, outer_indices(values, low, high)
+        before, chosen = ends, operators.outer_indices(values, low, high)
         ends = values[chosen]
-        near = max(residual_tol * NEAR_ZERO, 100 * torch.finfo(start.dtype).eps) * radius
+        near = max(residual_tol * operators.NEAR_ZERO, 100 * torch.finfo(start.dtype).eps) * radius
         same = len(before) == len(ends) and bool(np.all(np.abs(before - ends) <= near))
         if not len(locked):
             steps, rest = space.first  # those before a restart bound the others, too
             for sign in bounds:
-                bounds[sign] = max(outermost(sign * steps, rest, size), float((sign * values).max()))
+                largest = float((sign * values).max())
+                bounds[sign] = max(operators.outermost(sign * steps, rest, size), largest)
         floors = {sign: float(np.sort(sign * ends)[-min(count, len(ends))]) for sign, count in sides}
         good = space.converged
         if space.invariant:
@@ -285,7 +274,7 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
 
 def _slack(value: float, residual_tol: float, radius: float) -> float:
     """The distance beyond ``value`` at which an eigenvalue may lie without counting as missed."""
-    return max(residual_tol * abs(value), NEAR_ZERO * radius)
+    return max(residual_tol * abs(value), operators.NEAR_ZERO * radius)
 
 
 class _Decline:
@@ -364,18 +353,18 @@ def verify_and_refine(
         return torch.sub(images[chosen[i]], vectors[chosen[i]], alpha=at[i])
 
     for step in range(CORRECTIONS + 1):
-        t = ranks.total(gram(vectors, images)).cpu().numpy()
-        values, turn = small_eigh((t + t.T) / 2)
-        combine(vectors, turn.T)
-        combine(images, turn.T)
+        t = ranks.total(operators.gram(vectors, images)).cpu().numpy()
+        values, turn = operators.small_eigh((t + t.T) / 2)
+        operators.combine(vectors, turn.T)
+        operators.combine(images, turn.T)
         mixing = mixing @ turn
-        chosen = outer_indices(values, result.target.low, result.target.high)
+        chosen = operators.outer_indices(values, result.target.low, result.target.high)
         at = values[chosen]
         norms = double(torch.stack([ranks.norm(gap(i)) for i in range(len(at))])).cpu()
         doubt = 0 * norms
         if errors and any(errors):  # which may be below the rounding of the vectors
             doubt = torch.from_numpy(np.abs(mixing[:, chosen]).T @ np.array(errors)) + rounding
-        allowed = residual_tol * np.maximum(np.abs(at), NEAR_ZERO * result.radius) + rounding
+        allowed = residual_tol * np.maximum(np.abs(at), operators.NEAR_ZERO * result.radius) + rounding
         met, residuals = norms.numpy() <= allowed, norms + doubt
         if met.all() or not result.converged or step == CORRECTIONS:
             break
@@ -403,7 +392,7 @@ def verify_and_refine(
 
 def _davidson(result: SearchResult, gap: Tensor, at: float, residual: float) -> Tensor:
     """(A − λ)⁻¹r with A the operator of the search in its last basis, zero outside of it."""
-    values, turn = small_eigh(result.t)
+    values, turn = operators.small_eigh(result.t)
     away = values - at
     away = np.where(np.abs(away) < residual, residual, away)  # smaller differences are not resolved
     beyond = -1 / (at if abs(at) > residual else residual)
