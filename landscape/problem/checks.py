@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError, first_words
 from landscape.core.options import OneOf
+from landscape.problem import losses
 from landscape.problem.batches import (
     attempt,
     call,
@@ -34,16 +35,6 @@ from landscape.problem.batches import (
 )
 from landscape.problem.data import PROBE
 from landscape.problem.layout import evaluated, independent_copy, own_mode, placed, set_back
-from landscape.problem.losses import (
-    ClonedTargets,
-    Metric,
-    check_labels,
-    is_mean,
-    output_loss,
-    refuse_broadcasting,
-    several_numbers,
-    with_other_first_labels,
-)
 from landscape.problem.mean_check import AT_ONCE, takes
 from landscape.problem.mean_loss import MeanLoss
 
@@ -157,18 +148,18 @@ def check_parameters(
     the parameters that the module itself has: activation checkpointing (:func:`.recomputes`). ``training``:
     the modules of the problem's model that are in training mode; the loss must be that of eval mode.
     """
-    leaves, (inputs, targets) = problem.layout.leaves(weights), fresh(problem, x, y)
-    losses = [] if all(map(of_torch, problem.model.modules())) else [_in_place(problem, leaves, x, y)]
+    tensors, (inputs, targets) = problem.layout.leaves(weights), fresh(problem, x, y)
+    in_place = [] if all(map(of_torch, problem.model.modules())) else [_in_place(problem, tensors, x, y)]
     with problem.evaluating(0):
-        pass_here = functools.partial(problem.call, leaves, inputs)
-        ours, gradient = _loss_and_gradient(pass_here, problem, list(leaves.values()), targets)
+        pass_here = functools.partial(problem.call, tensors, inputs)
+        ours, gradient = _loss_and_gradient(pass_here, problem, list(tensors.values()), targets)
     true_loss, truth = truth_of(problem, original, x, y, weights, training)
     if training:
         true_loss, _ = truth_of(problem, original, x, y, weights)
     smallest = 0.0 if problem.device.type == "cpu" else FUSED
-    if losses:
-        losses.append(loss_of(problem, x, y, weights=weights))  # which may keep something of another pass
-    deviating = [loss for loss in (ours, *losses) if not equal(loss, true_loss, problem, smallest)]
+    if in_place:
+        in_place.append(loss_of(problem, x, y, weights=weights))  # which may keep something of another pass
+    deviating = [loss for loss in (ours, *in_place) if not equal(loss, true_loss, problem, smallest)]
     follows = not deviating
     if follows and gradient is not None and truth is not None:
         # A part at a time: copies of all parts in double precision would take much memory.
@@ -193,14 +184,14 @@ def _in_place(problem: MeanLoss, parameters: dict[str, Tensor], x: Any, y: Any) 
 
     A module may keep what it computed by a parameter's identity, place in memory, or version.
     """
-    leaves, losses = problem.layout.leaves(ELSEWHERE * problem.weights), list[Tensor]()
+    tensors, values = problem.layout.leaves(ELSEWHERE * problem.weights), list[Tensor]()
     for _ in range(2):
         inputs, targets = fresh(problem, x, y)
         with problem.evaluating(0):
-            losses.append(problem.criterion(problem.call(leaves, inputs), targets).detach())
-        for name, tensor in leaves.items():
+            values.append(problem.criterion(problem.call(tensors, inputs), targets).detach())
+        for name, tensor in tensors.items():
             tensor.data.copy_(parameters[name])
-    return losses[1]
+    return values[1]
 
 
 def _flat(
@@ -269,7 +260,7 @@ def moved(problem: MeanLoss, seed: int = 0) -> Tensor:
 @torch.no_grad()
 def ignores_first_label(problem: MeanLoss, x: Any, y: Any) -> bool:
     """Return whether the model's own loss leaves out the first label of a sequence, as causal models do."""
-    changed = with_other_first_labels(problem.criterion, x)
+    changed = losses.with_other_first_labels(problem.criterion, x)
     if changed is None:
         return False
     check_fit(problem, x, y)
@@ -300,11 +291,11 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
             with problem.evaluating(0):
                 before = random_state(problem.device)
                 outputs = problem.outputs(problem.weights, inputs)
-                check_labels(problem.criterion, outputs, labels)
+                losses.check_labels(problem.criterion, outputs, labels)
                 value: object = problem.criterion(outputs, targets)  # whatever the user's function gives
                 number = isinstance(value, Real) or (isinstance(value, np.ndarray) and value.ndim == 0)
                 if number or (isinstance(value, Tensor) and not value.is_floating_point()):
-                    problem.criterion = Metric(problem.criterion)
+                    problem.criterion = losses.Metric(problem.criterion)
                     value = problem.criterion(outputs, targets)
                 after = random_state(problem.device)
             problem.draws_elsewhere = before[1] != after[1]
@@ -316,10 +307,10 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
     else:
         problem.differentiates = problem.draws_elsewhere = False
         data.leaf_inputs = needed
-        refuse_broadcasting(problem.criterion, outputs, y)
+        losses.refuse_broadcasting(problem.criterion, outputs, y)
         raise _no_fit(problem, causes, x, y) from causes[0]
     if not isinstance(value, Tensor) or value.dim() > 0:
-        raise several_numbers(value)
+        raise losses.several_numbers(value)
     return value.detach(), before != after
 
 
@@ -407,7 +398,7 @@ def check_problem(
             refusal = refusal or error
             if names or not custom(source):
                 raise refusal from refusal.__cause__
-    if len(away) > 1 or not (problem.criterion is output_loss or is_mean(problem.criterion)):
+    if len(away) > 1 or not (problem.criterion is losses.output_loss or losses.is_mean(problem.criterion)):
         check_original(problem, original, *few)
 
 
@@ -438,7 +429,7 @@ def _check_model(
             lambda _, args, kwargs: (clone(args), clone(kwargs)), with_kwargs=True
         )
     if writes(y, copied[1]):
-        problem.criterion = ClonedTargets(problem.criterion)
+        problem.criterion = losses.ClonedTargets(problem.criterion)
     check_passes(problem, before, loss, x, y)
     if draws_numbers and training:  # dropout may have no effect yet, as of what is multiplied by zero
         raise InputError("model: it draws random numbers in training mode; draw them in an nn.Dropout")

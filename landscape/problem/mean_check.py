@@ -509,24 +509,24 @@ class _Decision:
 
 def _count(losses: Losses, hints: Sequence[Equation], batches: Batches) -> Count | None:
     """A count of targets, or weights by class, by which all equations, and the hints, hold, or None."""
-    size, counts, ragged, uncut = 0, {ONES.code: ONES}, losses.problem.data.ragged, False
+    size, by_code, ragged, uncut = 0, {ONES.code: ONES}, losses.problem.data.ragged, False
     for x, y in batches():
         size += 1
-        counts |= {count.code: count for count in candidates(x, y)}
+        by_code |= {count.code: count for count in candidates(x, y)}
 
     def explain(counts: Iterable[Count], shift: int = 0) -> list[Count]:
-        candidates = that_hold(counts, hints)
+        remaining = that_hold(counts, hints)
         equations = losses.equations(batches(), ragged and not uncut, shift=shift, uncut=uncut)
-        while candidates and (equation := next(equations, None)) is not None:
-            candidates = that_hold(candidates, [equation])
-        return candidates
+        while remaining and (equation := next(equations, None)) is not None:
+            remaining = that_hold(remaining, [equation])
+        return remaining
 
-    remaining = explain(counts.values())
+    remaining = explain(by_code.values())
     if ragged and not remaining:
-        remaining = explain((count for count in counts.values() if count.cut), shift=1)
+        remaining = explain((count for count in by_code.values() if count.cut), shift=1)
     if ragged and not remaining:  # lengths among the inputs, which no cut changes
         uncut = True
-        remaining = explain(c for c in counts.values() if c.of_inputs and c.function == "numbers")
+        remaining = explain(c for c in by_code.values() if c.of_inputs and c.function == "numbers")
     if not remaining and (not hints or class_counts(hints, sure=False)):
         cuts = -(-2 * MAX_CLASSES // size) if losses.by_outputs else 1
         remaining = explain(class_counts(losses.equations(batches(), ragged, cuts)))
