@@ -23,19 +23,10 @@ from torch import Tensor, nn
 
 from landscape.core.devices import double, gather_bytes, inner
 from landscape.core.errors import InputError, LandscapeError, OperationError, first_words
+from landscape.problem import counts
 from landscape.problem.batches import attempt, call, named_tensors, tree_map
 from landscape.problem.checks import tolerance
-from landscape.problem.counts import (
-    MAX_CLASSES,
-    ONES,
-    Count,
-    Equation,
-    Samples,
-    candidates,
-    class_counts,
-    only,
-    that_hold,
-)
+from landscape.problem.counts import Count, Equation, Samples
 from landscape.problem.data import not_a_number
 from landscape.problem.layout import Slot
 from landscape.problem.losses import Terms, check_labels, is_mean, output_loss
@@ -301,11 +292,11 @@ MAX_ROWS, MAX_NUMBERS = 64, 1 << 22
 def check_batches(problem: Any) -> None:
     """Raise InputError unless all ranks have as many batches."""
     data = problem.data
-    counts = problem._each(1 if data.resident else sum(1 for _ in data.pairs())).flatten().tolist()
-    fewest, most = min(counts), max(counts)
+    numbers = problem._each(1 if data.resident else sum(1 for _ in data.pairs())).flatten().tolist()
+    fewest, most = min(numbers), max(numbers)
     if fewest < most:
         raise InputError(
-            f"data: rank {counts.index(fewest)} has {fewest:g} and rank {counts.index(most)} has {most:g} "
+            f"data: rank {numbers.index(fewest)} has {fewest:g} and rank {numbers.index(most)} has {most:g} "
             "batches; all ranks need as many, such as list(zip(x.tensor_split(8), y.tensor_split(8)))"
         )
 
@@ -410,28 +401,28 @@ def check_mean(problem: Any, terms: Terms) -> None:
         joined = attempt(losses.of_two, heads[dist.get_rank() - 1], heads[dist.get_rank()], 0)
     every = [*every, *([] if joined is None else [joined.without_outputs()])] or [Equation(0, 1.0, [], 0.0)]
 
-    def that_hold_everywhere(counts: Sequence[Any]) -> list[Any]:
-        if not counts:
+    def that_hold_everywhere(some_counts: Sequence[Any]) -> list[Any]:
+        if not some_counts:
             return []
-        verdicts = problem._each(*(bool(that_hold([count], every)) for count in counts))
-        return [*itertools.compress(counts, verdicts.view(problem.ranks, -1).all(0))]
+        verdicts = problem._each(*(bool(counts.that_hold([count], every)) for count in some_counts))
+        return [*itertools.compress(some_counts, verdicts.view(problem.ranks, -1).all(0))]
 
     if that_hold_everywhere([terms]):
         return
-    listed = [[*vars(count).values()] for x, y in _placed(problem) for count in candidates(x, y)]
+    listed = [[*vars(count).values()] for x, y in _placed(problem) for count in counts.candidates(x, y)]
     gathered_counts = itertools.chain.from_iterable(problem._gathered_objects(listed))
-    counts = {values[0]: Count(*values) for values in gathered_counts}
-    remaining = that_hold_everywhere([ONES, *counts.values()])
+    by_code = {values[0]: Count(*values) for values in gathered_counts}
+    remaining = that_hold_everywhere([counts.ONES, *by_code.values()])
     if not remaining:
         batches = sum(1 for _ in problem.data.pieces())
-        cuts = CUTS if models_own else -(-2 * MAX_CLASSES // batches)
-        by_class = class_counts([*every, *equations(cuts)], gather=problem._gathered_objects)
+        cuts = CUTS if models_own else -(-2 * counts.MAX_CLASSES // batches)
+        by_class = counts.class_counts([*every, *equations(cuts)], gather=problem._gathered_objects)
         remaining = that_hold_everywhere(by_class)
     if not remaining:
         check_finite(problem, terms, every=True)
         raise InputError("loss: no mean over samples, or a standard count of targets; give terms=")
     totals = problem._each(*(sum(float(c(x, y).sum()) for x, y in _placed(problem)) for c in remaining))
-    terms.count = only(remaining, totals.view(problem.ranks, -1))
+    terms.count = counts.only(remaining, totals.view(problem.ranks, -1))
     say_count(terms.count)
     problem._weigh(terms)
 
