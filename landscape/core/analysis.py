@@ -29,7 +29,7 @@ class Analysis:
     Attributes:
         function: the public function.
         group: the group of its command in ``landscape --help``; "" where none is made from it.
-        options: what the command is told of parameters; see :func:`analysis`.
+        options: what the command adds to parameters; see :func:`analysis`.
         variant: the parameter whose value is part of the name of the command's file; "": none.
         of_run: whether the function is about a run itself, and not about its problem.
         need: the need of a call with these arguments, None where it is not known.
@@ -72,7 +72,7 @@ def analysis(
             gets the run itself.
         version: as of :func:`landscape.core.registry.numerics`; 0: it has none.
         group: the group of the command that is made from the function; "": none is.
-        options: what click is told of a parameter, by its name, where signature and Args do not say it; None
+        options: what click needs for a parameter, by its name, beyond signature and Args; None
             for a parameter that is no option. ``each`` are examples of the values that a parameter without a
             default may have together: the command computes for each.
         variant: a parameter whose value is part of the name of the command's file.

@@ -33,7 +33,9 @@ _NO_LINK, _CLOSED, _NO_WAIT, _BINARY = (
     getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "O_BINARY")
 )
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK | _CLOSED | _BINARY
-_OLD = 86400.0  # seconds after which a temporary file is stale where open files cannot be removed (ours)
+_OLD = (
+    86400.0  # seconds after which a temporary file is stale where open files cannot be removed (our choice)
+)
 T = TypeVar("T")
 _cleaned: set[str] = set()  # folders in which this process has looked for stale files
 
@@ -240,7 +242,7 @@ def printable(text: object) -> str:
 
 # Seconds until a lock counts as taken: a process that was just killed has its locks for a moment longer.
 PATIENCE = 2.0
-TEXT = 4096  # bytes that are read of a lock's text (ours)
+TEXT = 4096  # bytes that are read of a lock's text (our choice)
 _ODD = "is a link, a folder, a pipe or a device, or has two names; no lock can lie there, remove it"
 
 
@@ -368,7 +370,7 @@ def make_folder(folder: Path) -> None:
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """The result of ``call()``; TimeoutError if it takes longer, while its thread goes on.
+    """The result of ``call()``; TimeoutError if it takes longer, while its thread continues.
 
     Args:
         seconds: the time that it may take.

@@ -40,7 +40,7 @@ from landscape.core.hdf5_check import first_words
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T", bool, int, float, str)
-# Larger coordinates cannot be drawn, because their differences overflow (ours).
+# Larger coordinates cannot be drawn, because their differences overflow (our choice).
 LARGEST = 1e100
 SCHEMA = r"landscape(\.\w+)+"  # the names of formats
 # The newest version of the formats: the one that is written.
@@ -55,8 +55,8 @@ ATTEMPTS, PAUSE = 50, 0.02
 # every 1 to 10 ms.
 TICK = 20_000_000
 # Time limit of the validator: seconds for its start, which took more than 10 on 2 cores with 14 processes,
-# and bytes per second, a tenth of the speed of a disk (ours). Its memory limit in bytes, plus twice the size
-# of the file: Python, numpy and HDF5 need half of it.
+# and bytes per second, a tenth of the speed of a disk (our choice). Its memory limit in bytes, plus twice
+# the size of the file: Python, numpy and HDF5 need half of it.
 PATIENCE, PACE, MEMORY = 25.0, 20e6, 1 << 29
 _examined: dict[str, tuple[int, ...]] = {}  # the stamp of the sound file at each path
 

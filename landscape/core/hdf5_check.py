@@ -19,7 +19,7 @@ import numpy as np
 
 # Filters that every build of HDF5 has. This project uses none, but a user may have compressed a file.
 FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
-# Limits on compressed data: bytes per byte of the file, and bytes that are allowed in every file (ours; a
+# Limits on compressed data: bytes per byte of the file, and bytes that every file may have (our choice; a
 # column of NaN is compressed a thousandfold, weights hardly at all).
 EXPANSION, ALWAYS = 16, 1 << 26
 DEPTH, OBJECTS, ATTRIBUTES, MEMBERS = 8, 1_000_000, 10_000, 16

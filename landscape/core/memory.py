@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 # Reserve for the code, thread stacks and buffers that libraries load when they are first used: up to 21 MiB
-# were measured on a CPU with small networks (ours).
+# were measured on a CPU with small networks (our choice).
 RESERVE = 32 * 2**20
 
 # Where control groups (a container's, a service's) have their limit, their use, and what of it is cache that
@@ -36,10 +36,10 @@ CGROUP_FILES = {
 }
 
 _LIMIT: ContextVar[int | None] = ContextVar("limit", default=None)
-# The share of the memory that is free, beyond what a call needs, that it takes to be faster (ours: others run
+# The share of the free memory, beyond what a call needs, that it takes to be faster (our choice: others run
 # beside it); all of it below a limit of the user's.
 SHARE = 0.5
-# Bytes beyond which a call first returns what was freed before (ours).
+# Bytes beyond which a call first returns what was freed before (our choice).
 LARGE = 2**30
 
 
@@ -195,8 +195,8 @@ class MemoryBudget:
 def fits(size: int, device: torch.device) -> bool:
     """True if ``size`` bytes of data may be placed on ``device``.
 
-    On a GPU, data may take half of the free memory (ours: weights and activations need memory, too). On the
-    CPU they are in memory already.
+    On a GPU, data may take half of the free memory (our choice: weights and activations need memory, too). On
+    the CPU they are in memory already.
 
     Example:
         >>> fits(1 << 40, torch.device("cpu"))

@@ -24,8 +24,8 @@ from landscape.core.errors import InputError, LandscapeError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# The default split of all analyses: the training set (ours). Training minimizes its loss, so that Δ(2), the
-# limits on ηλ_max, the smoothing by the spread and the minima that delay leaves are defined by it; the other
+# The default split of all analyses: the training set (our choice). Training minimizes its loss, so that Δ(2),
+# the limits on ηλ_max, the smoothing by the spread and the minima that delay leaves are defined by it. Other
 # analyses use it, too, so that results of two commands can be compared. The contours in the papers are of the
 # test loss: the papers' figures set that themselves, elsewhere it is --split test.
 SPLIT = "train"
@@ -491,8 +491,8 @@ def check_keywords(
     return checked
 
 
-# Bounds far above any recipe, within which any reader of TOML works (ours): characters, dots (a key with tens
-# of thousands takes tomllib gigabytes), tables within tables.
+# Bounds far above any recipe, within which any reader of TOML works (our choice): characters, dots (a key of
+# tens of thousands takes tomllib gigabytes), tables within tables.
 MAX_LENGTH, MAX_DOTS, MAX_DEPTH = 10**6, 5000, 20
 
 

@@ -82,9 +82,9 @@ def flush() -> OSError | None:
     return None
 
 
-# Seconds from one line to the next where there is no terminal: rare enough for the log of a night (ours).
+# Seconds between lines where there is no terminal: rare enough for the log of a night (our choice).
 EVERY = 30.0
-# Seconds before a call from Python shows that it takes long: a user begins to wonder (ours).
+# Seconds before a call from Python shows that it takes long: a user begins to wonder (our choice).
 DELAY = 2.0
 #: Takes the completed share of a piece of work.
 Progress = Callable[[float], None]

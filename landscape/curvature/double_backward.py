@@ -105,7 +105,7 @@ MISSING = re.compile(
 AGREEMENT, DISAGREEMENT = 0.05, 0.25
 # Differences of losses are trusted if they agree to the share SAME, and are UNITS of rounding at least. The
 # gradient is another one if it differs from them by OTHER times as much, and by the share LEAST: what is
-# detached may be a small part. BALANCE: how much a small part of the gradient counts at most (all ours).
+# detached may be a small part. BALANCE: how much a small part of the gradient counts at most (our choices).
 SAME, OTHER, LEAST, UNITS, BALANCE = 0.002, 10, 0.001, 1000, 30
 # Numbers that are converted to float64 at once (our choice: 8 MiB).
 SLICE = 2**20

@@ -30,9 +30,9 @@ MAX_CLASSES = 64
 # Weights of classes below this share of the largest are zero (our choice: they come from differences of
 # losses).
 ZERO = 1e-5
-# Weights of classes are orthogonal to equations within LIMIT times the rounding of these. What these say of
-# one class is rounding below the share LEAST of what they say of others. They determine no weights where
-# another combination of the classes has a singular value below SINGULAR, a share of the largest (all ours).
+# Our choices: weights of classes are orthogonal to equations within LIMIT times the rounding of these. What
+# these say of one class is rounding below the share LEAST of what they say of others. They determine none
+# where another combination of the classes has a singular value below SINGULAR, a share of the largest.
 LIMIT, LEAST, SINGULAR = 1e3, 1e-7, 1e-3
 
 # Targets whole, and without the first or last of each sequence, as code and index.

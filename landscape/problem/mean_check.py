@@ -210,7 +210,7 @@ class Losses:
     def far(self, few: Samples, center: Tensor) -> list[Equation]:
         """Equations of some samples at weights far from ``center``, if their loss is a number there.
 
-        A loss may count other samples at other weights, as one that leaves out those of which it is large.
+        A loss may count other samples at other weights, such as a loss without its largest terms.
         """
         moved = copy.copy(self)
         for times in FAR:

@@ -34,7 +34,7 @@ from landscape.problem.mean_check import Losses, say_count
 
 T = TypeVar("T")
 
-# Errors of torch.distributed about other ranks are RuntimeErrors, told from the model's own by their texts.
+# Errors of torch.distributed about other ranks are RuntimeErrors that only their texts distinguish.
 _LOST = re.compile(r"connection|socket|\bpeer|timed? ?out|remote|aborted", re.IGNORECASE)
 
 
@@ -278,7 +278,7 @@ def _text(value: Any) -> str:
 
 
 # The check of the gradient moves the weights by so much of their norm, and allows so large a relative error:
-# a gradient that is a sum over ranks instead of their mean is off by a factor of 2 at least (both ours).
+# a gradient that is a sum over ranks instead of their mean is off by a factor of 2 at least (our choices).
 STEP, ALLOWED = 1e-3, 0.2
 # How often batches are divided for weights of classes, where each part takes a pass of its own (our choice).
 CUTS = 4

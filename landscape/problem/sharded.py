@@ -46,9 +46,9 @@ class ShardedProblem(Exchanges):
     in place, and are afterwards what they were to the bit, also after an error or Ctrl-C (which waits for the
     pass under way).
 
-    A vector holds what belongs to the parameters on this rank, (n,), each number times √s, s = 1 of so many
-    ranks with the same one, so that an inner product is the sum of the ranks' own (:meth:`total`).
-    ``unflatten`` gives its parts by parameter.
+    A vector holds what belongs to the parameters on this rank, (n,), each number times √s, s = 1/n where n
+    ranks have it, so that an inner product is the sum of the ranks' own (:meth:`total`).
+    :meth:`parts` gives its parts by parameter.
 
     Args:
         model: with parameters as DTensors (``fully_shard``, ``parallelize_module``), or in a

@@ -211,7 +211,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class Axes:
     """The axes of tensors: those given, and those that operations on them make.
 
-    Tensors that no operation has made from these are constants, which are told apart along an axis, or are
+    Tensors that no operation has made from these are constants, whose units differ along an axis, or are
     the same all along it: then no permutation changes them.
     """
 

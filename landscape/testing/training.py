@@ -212,7 +212,7 @@ def learners(case: Any) -> None:
 
 
 def restored(case: Any) -> None:
-    """With the state of a checkpoint it goes on to the bit, in a run, too; after a reset as at the start."""
+    """It resumes from a checkpoint to the bit, in a run, too; after a reset it begins as at the start."""
     original, copied = case.make(), case.make()
     half = path(original, case.weights, 1, 3)
     copied.restore(copy.deepcopy(original.state))
