@@ -368,14 +368,16 @@ def max_paired_outer_step(
         >>> round(max_paired_outer_step(1, 1.0, 0.0, [0.5]), 6)  # averages of plain steps, in ATC order
         2.0
     """
-    kept = np.array([[1 - outer_lr, outer_momentum], [-outer_lr, outer_momentum]])
+    unmixed = np.array([[1 - outer_lr, outer_momentum], [-outer_lr, outer_momentum]])
     mixed = np.array([[outer_lr, 0.0], [outer_lr, 0.0]])
 
     def radius(h: float) -> float:
         c = (1 - h) ** period
-        maps = [kept + omega * c * mixed for omega in (1.0, *(() if drawn else np.atleast_1d(omegas)))]
+        maps = [unmixed + omega * c * mixed for omega in (1.0, *(() if drawn else np.atleast_1d(omegas)))]
         largest = max(float(np.abs(np.linalg.eigvals(matrix)).max()) for matrix in maps)
-        return max(largest, _second_moments(c * mixed, kept, float(np.real(omegas[0])))) if drawn else largest
+        if not drawn:
+            return largest
+        return max(largest, _second_moments(c * mixed, unmixed, float(np.real(omegas[0]))))
 
     return first_unstable(radius, 1 + max(1.0, 2 * (1 + outer_momentum) / outer_lr))
 
@@ -422,23 +424,23 @@ def max_matching_step(rho: float, delay: int = 0) -> float:
     """
 
     def radius(h: float) -> float:
-        mixed, kept = np.zeros((delay + 1, delay + 1)), np.eye(delay + 1, k=-1)
+        mixed, unmixed = np.zeros((delay + 1, delay + 1)), np.eye(delay + 1, k=-1)
         mixed[0, 0] = 1.0
-        kept[0, delay] = -h
-        return _second_moments(mixed, kept, rho)
+        unmixed[0, delay] = -h
+        return _second_moments(mixed, unmixed, rho)
 
     mean = max_stable_step(delay)
     return min(mean, first_unstable(radius, mean))
 
 
-def _second_moments(mixed: Array, kept: Array, rho: float) -> float:
-    """The growth of E⟨sᵢ, sⱼ⟩ in a step s ← M ``mixed`` s + ``kept`` s of vectors s (d, …): a linear map.
+def _second_moments(mixed: Array, unmixed: Array, rho: float) -> float:
+    """The growth of E⟨sᵢ, sⱼ⟩ in a step s ← M ``mixed`` s + ``unmixed`` s of vectors s (d, …): a linear map.
 
     M is a projection drawn anew, with E M = ``rho``: E⟨M a, M b⟩ = E⟨M a, b⟩ = ρ⟨a, b⟩. ``mixed`` and
-    ``kept`` are (d, d). The growth is the largest |eigenvalue|.
+    ``unmixed`` are (d, d). The growth is the largest |eigenvalue|.
     """
-    once = np.kron(mixed, mixed) + np.kron(mixed, kept) + np.kron(kept, mixed)
-    moments = rho * once + np.kron(kept, kept)
+    once = np.kron(mixed, mixed) + np.kron(mixed, unmixed) + np.kron(unmixed, mixed)
+    moments = rho * once + np.kron(unmixed, unmixed)
     i, j = np.triu_indices(len(mixed))  # of the symmetric matrix of moments, each once
     upper, lower = i * len(mixed) + j, j * len(mixed) + i
     symmetric = moments[np.ix_(upper, upper)] + (i != j) * moments[np.ix_(upper, lower)]

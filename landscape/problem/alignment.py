@@ -41,7 +41,7 @@ class Group:
     Attributes:
         name: the first parameter that has them.
         size: how many.
-        places: parameter or activation -> the axes, of its blocks, that run over them.
+        axes: parameter or activation -> the axes, of its blocks, that run over them.
         space: what :mod:`.symmetry` found.
         outer: the same -> the axis of the blocks in each of which they may be permuted in another way, as
             the numbers of a head may in each head; empty where there is none.
@@ -49,7 +49,7 @@ class Group:
 
     name: str
     size: int
-    places: Mapping[str, tuple[int, ...]]
+    axes: Mapping[str, tuple[int, ...]]
     space: Space
     outer: Mapping[str, int] = field(default_factory=dict)
 
@@ -59,9 +59,9 @@ class Group:
         ``index`` is (size,), or (blocks, size) with ``outer``.
         """
         new_blocks = {}
-        for name in [name for name in self.places if name in blocks]:
+        for name in [name for name in self.axes if name in blocks]:
             tensor = blocks[name]
-            for dim in self.places[name]:
+            for dim in self.axes[name]:
                 if not self.outer:
                     tensor = tensor.index_select(dim, index)
                     continue
@@ -120,7 +120,7 @@ class Symmetry:
     def of_activations(self) -> Symmetry:
         """The same without units that no activation has, such as those between two factors of a matrix."""
         names = {*map(str, self.read)}
-        lacking = {g.name: "no activation has them" for g in self.groups if names.isdisjoint(g.places)}
+        lacking = {g.name: "no activation has them" for g in self.groups if names.isdisjoint(g.axes)}
         groups = tuple(g for g in self.groups if g.name not in lacking)
         return replace(self, groups=groups, fixed={**self.fixed, **lacking})
 
@@ -317,7 +317,7 @@ def _activations(problem: MeanLoss, symmetry: Symmetry, ends: Sequence[Tensor]) 
 def _standardized(symmetry: Symmetry, name: str, parts: Sequence[Tensor]) -> Tensor:
     """The blocks of an activation, with all parts along the last axis; each unit with mean 0 and norm 1."""
     blocks = torch.stack([part.reshape(symmetry.shapes[name]) for part in parts], -1)
-    units = {dim for group in symmetry.groups for dim in group.places.get(name, ())}
+    units = {dim for group in symmetry.groups for dim in group.axes.get(name, ())}
     over = [dim for dim in range(blocks.dim()) if dim not in units]
     centered = blocks - blocks.mean(over, keepdim=True)
     size, whole = (torch.linalg.vector_norm(t, dim=over, keepdim=True) for t in (centered, blocks))
@@ -326,13 +326,13 @@ def _standardized(symmetry: Symmetry, name: str, parts: Sequence[Tensor]) -> Ten
 
 def _improved(group: Group, inner: list[Group], a: Blocks, b: Blocks) -> Blocks:
     """The blocks of ``b`` that have units of the group, with these matched to those of ``a``."""
-    own_names = [name for name in group.places if name in a]
+    own_names = [name for name in group.axes if name in a]
     if group.outer:
         return group.permute(b, _assigned(_similar(group, own_names, a, b, "inr,ikr->ink")))
     score = next(iter(a.values())).new_zeros(group.size, group.size)
     indices = dict[Group, Tensor]()
     for child in inner:
-        names = [name for name in own_names if name in child.places]
+        names = [name for name in own_names if name in child.axes]
         own_names = [name for name in own_names if name not in names]
         if not names:
             continue
@@ -340,7 +340,7 @@ def _improved(group: Group, inner: list[Group], a: Blocks, b: Blocks) -> Blocks:
         indices[child] = _assigned(pairs.flatten(0, 1)).view(pairs.shape[:3])
         score = score + pairs.take_along_dim(indices[child][..., None], -1).sum((-1, -2))
     for name in own_names:
-        for dim in group.places[name]:
+        for dim in group.axes[name]:
             score = score + _rows(a[name], dim) @ _rows(b[name], dim).T
     index = _assigned(score[None])[0]
     new = b | group.permute(b, index)
@@ -356,7 +356,7 @@ def _rows(tensor: Tensor, *dims: int) -> Tensor:
 
 def _similar(group: Group, names: Sequence[str], a: Blocks, b: Blocks, pairs: str) -> Tensor:
     """The inner products of the units of a and b in some blocks, as the equation says for which pairs."""
-    dims = {name: (group.outer[name], group.places[name][0]) for name in names}
+    dims = {name: (group.outer[name], group.axes[name][0]) for name in names}
     tables = [torch.einsum(pairs, _rows(a[name], *d), _rows(b[name], *d)) for name, d in dims.items()]
     return torch.stack(tables).sum(0)
 

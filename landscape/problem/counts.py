@@ -143,7 +143,7 @@ class Equation:
         total, largest = float(self.losses[1:].sum()), float(self.losses.abs().max())
         return bool(self.whole) and abs(total - self.whole) <= self.rounding * largest + self.error
 
-    def holds(self, count: Callable[[Any, Any], Tensor], share: float = 1.0) -> bool:
+    def combines_by(self, count: Callable[[Any, Any], Tensor], share: float = 1.0) -> bool:
         """Return whether the losses of the parts combine to the whole one by ``count``.
 
         Parts without a term must not matter. ``share``: of the difference that counts as rounding.
@@ -324,7 +324,7 @@ def that_hold(counts: Iterable[Count], equations: Sequence[Equation]) -> list[Co
 
     def hold(count: Count) -> bool:
         with contextlib.suppress(InputError):  # a class without a weight
-            return all(equation.holds(count) for equation in equations)
+            return all(equation.combines_by(count) for equation in equations)
         return False
 
     return [count for count in counts if attempt(hold, count)]

@@ -68,7 +68,7 @@ class Data:
     Attributes:
         samples: N, the number of samples.
         terms: the number of terms of the loss's mean that they contribute together.
-        each: (N,) terms of each sample; None where all have the same number.
+        sample_terms: (N,) terms of each sample; None where all have the same number.
         resident: (x, y) on the device; None where the data comes in batches.
         own_batches: the user gave none, but a data set that is read in batches.
         mixes: the loss is no mean over samples: it is taken of all at once, or is the mean over the batches.
@@ -86,12 +86,12 @@ class Data:
         self.batches: Iterable[Any] = ()
         self.mixes = self.leaf_inputs = self.ragged = False
         self.divisible = True
-        self.each: Tensor | None = None
+        self.sample_terms: Tensor | None = None
         self.chunk_size: int | None = None
         self.samples, self.terms = 0, 0.0
         self.checksum: Tensor | None = None  # of a pass over batches
         self._sums: list[Tensor] = []  # of each batch
-        self._known: dict[Any, Any] = {}  # the fingerprint, and what :meth:`some` picked, by count
+        self._cache: dict[Any, Any] = {}  # the fingerprint, and what :meth:`some` picked, by count
         self._terms_in: Terms = lambda x, y: torch.ones(count_samples(x, y, alike=False))
         self.own_batches = isinstance(data, Dataset)  # those of STREAM_BATCH samples
         data = batched(as_tensors(data))
@@ -228,7 +228,7 @@ class Data:
     @property
     def tensors(self) -> tuple[Tensor, Tensor] | None:
         """(x, y) where each is one tensor and all samples weigh the same: what batched paths work on."""
-        if self.resident is None or self.each is not None:
+        if self.resident is None or self.sample_terms is not None:
             return None
         x, y = self.resident
         return (x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else None
@@ -266,10 +266,10 @@ class Data:
     def some(self, x: Any, y: Any, count: int = PROBE) -> tuple[Any, Any] | None:
         """The samples of :meth:`pick`; None for a batch that cannot be divided."""
         if self.indexed:
-            if count not in self._known:
+            if count not in self._cache:
                 every = self._whole or (None, None)
-                self._known[count] = self._that_count(_different(every[1], self.samples, count), *every)
-            return self._gather(self._known[count])
+                self._cache[count] = self._that_count(_different(every[1], self.samples, count), *every)
+            return self._gather(self._cache[count])
         try:
             length = count_samples(x, y, alike=True)
         except LandscapeError:
@@ -291,21 +291,21 @@ class Data:
         part = self.in_chunks(count)  # the bytes of a sample are not measured for so few
         few = part._holding(x, y, self._terms_in(x, y))
         if not self.indexed:
-            few.resident, few.each, few.batches = None, None, [(x, y)]
+            few.resident, few.sample_terms, few.batches = None, None, [(x, y)]
         return few
 
-    def _holding(self, x: Any, y: Any, each: Tensor) -> Data:
-        """The samples (x, y), on the device, with the terms of ``each``, in place of its own."""
+    def _holding(self, x: Any, y: Any, terms: Tensor) -> Data:
+        """The samples (x, y), on the device, with these ``terms`` (N,), in place of its own."""
         part = copy.copy(self)
-        part._known, part.checksum = {}, None
-        part.resident, part.batches, part.samples = (x, y), (), len(each)
-        part._weigh(each)
+        part._cache, part.checksum = {}, None
+        part.resident, part.batches, part.samples = (x, y), (), len(terms)
+        part._weigh(terms)
         return part
 
-    def _weigh(self, each: Tensor) -> None:
-        """Take the terms of ``each`` sample (N,), as a number where all have the same."""
-        self.terms = float(each.sum())
-        self.each = each if bool((each != each[:1]).any()) else None
+    def _weigh(self, terms: Tensor) -> None:
+        """Take the ``terms`` of each sample (N,), as a number where all have the same."""
+        self.terms = float(terms.sum())
+        self.sample_terms = terms if bool((terms != terms[:1]).any()) else None
 
     def in_chunks(self, size: int) -> Data:
         """The same with ``size`` samples a chunk; data given as batches, or of a loss that mixes samples,
@@ -335,9 +335,11 @@ class Data:
         done = 0
         for x, y in self.pieces():
             samples = count_samples(x, y, alike=False)
+            terms = None if self.sample_terms is None else self.sample_terms[done : done + samples]
+            if terms is None and not self.indexed:
+                terms = self._terms_in(x, y)
             count = float(samples)
-            if self.each is not None or not self.indexed:
-                terms = self._terms_in(x, y) if self.each is None else self.each[done : done + samples]
+            if terms is not None:
                 count = float(terms.sum()) * self.samples / max(self.terms, 1e-300)
             done += samples
             if count > 0 or empty:
@@ -383,7 +385,7 @@ class Data:
         """The samples ``indices`` (repeats allowed; a slice copies nothing). Not of batches."""
         self._check_mean()
         part = copy.copy(self)
-        part._known = {}
+        part._cache = {}
         rows = indices if isinstance(indices, Tensor) else torch.arange(self.samples)[indices]
         part.samples = len(rows)
         if isinstance(indices, slice) and self.resident is not None:
@@ -393,9 +395,9 @@ class Data:
         else:
             part.resident = self._gather(rows)
         part.terms = self.terms * part.samples / self.samples
-        if self.each is not None:
-            part.each = self.each[indices if isinstance(indices, slice) else indices.cpu()]
-            part.terms = float(part.each.sum())
+        if self.sample_terms is not None:
+            part.sample_terms = self.sample_terms[indices if isinstance(indices, slice) else indices.cpu()]
+            part.terms = float(part.sample_terms.sum())
         return part._counted()
 
     def only(self, x: Any, y: Any) -> Data:
@@ -419,15 +421,15 @@ class Data:
             return " ".join(f"{value:.17g}" for value in self.checksum.flatten().tolist())
         if self.resident is None:
             return f"{self.samples} samples of a stream"
-        if "fingerprint" not in self._known:
+        if "fingerprint" not in self._cache:
             digest = 0
             x, y = self.resident
             for name, tensor in (*named_tensors(x, "x"), *named_tensors(y, "y")):
                 digest = zlib.crc32(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode(), digest)
                 rows = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
                 digest = zlib.crc32(rows.numpy().data, digest)
-            self._known["fingerprint"] = f"{digest:08x}"
-        return str(self._known["fingerprint"])
+            self._cache["fingerprint"] = f"{digest:08x}"
+        return str(self._cache["fingerprint"])
 
 
 def _require_gradients(x: Any) -> bool:

@@ -373,11 +373,11 @@ class _Decision:
         for equation in self.losses.equations(self.batches()):
             parts += [part.rows(slice(1)) for _, part in equation.parts if len(parts) < PROBE]
             ones = ones and equation.weights(self.terms) == [part.size for _, part in equation.parts]
-            self.terms_hold = self.terms_hold and equation.holds(self.terms)
+            self.terms_hold = self.terms_hold and equation.combines_by(self.terms)
         if self.few is not None and self.terms.given is None:
             some = attempt(Samples.joined, parts) or self.few
             self.hints = self.losses.far(some, self.problem.weights)
-            self.terms_hold = self.terms_hold and all(far.holds(self.terms) for far in self.hints)
+            self.terms_hold = self.terms_hold and all(far.combines_by(self.terms) for far in self.hints)
         return self.terms_hold and not ones  # where samples differ in length, their targets may count
 
     def by_count(self) -> bool:
@@ -388,7 +388,7 @@ class _Decision:
         if self.few is not None:
             self.hints += self.losses.equations([(self.few.x, self.few.y)], cuts=self.few.size)
         count = _count(self.losses, self.hints, self.batches)
-        if self.problem.draws and count and self.by_passes and not self.by_passes.holds(count):
+        if self.problem.draws and count and self.by_passes and not self.by_passes.combines_by(count):
             count = None  # the model mixes samples, of which outputs of one pass tell nothing
         if count is not None and not (self.terms_hold and count == ONES):
             self.terms.count = count
@@ -481,7 +481,7 @@ class _Decision:
             return None if rows is None else passes if models_own else losses
         # A model that mixes samples has other outputs for parts of them.
         alike = rows is not None and self.by_passes is not None and rows.equals(self.by_passes)
-        if alike and rows is not None and rows.holds(self.terms) is (self.combine is True):
+        if alike and rows is not None and rows.combines_by(self.terms) is (self.combine is True):
             return losses
         return None if self.by_passes is None and (self.data.indexed or not passes.cuts(some)) else passes
 
@@ -494,7 +494,7 @@ class _Decision:
             first = losses.equation(few, few.ends)
             if not math.isfinite(first.whole) and is_mean(problem.criterion):
                 return True  # such numbers tell nothing, and need not
-        if losses.eps <= FLOAT32 and first.holds(self.terms, SURE):
+        if losses.eps <= FLOAT32 and first.combines_by(self.terms, SURE):
             return True
         none = copy.copy(self.data)
         none.resident, none.batches = None, ()
@@ -504,7 +504,7 @@ class _Decision:
             equation = exact.equation(Samples(None, *problem.data.place((few.x, few.y))), few.ends)
             # A mark of missing targets, such as -99.9, is another number in float64.
             first = equation if exact.eps < losses.eps and equation.equals(first) else first
-        return first.holds(self.terms)
+        return first.combines_by(self.terms)
 
 
 def _count(losses: Losses, hints: Sequence[Equation], batches: Batches) -> Count | None:

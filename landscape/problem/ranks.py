@@ -212,13 +212,13 @@ class Exchanges:
                     words = f"{on_other} on rank {rank}, but {on_first} on rank 0; all ranks need the same"
                     raise SharedError(f"{name}: {words}")
 
-    def _each(self, *values: float) -> Tensor:
+    def _by_rank(self, *values: float) -> Tensor:
         """Numbers of each rank, (ranks, ...)."""
         return self.gathered(torch.tensor(values, dtype=torch.float64)).squeeze(1)
 
     def _mean(self, value: float) -> float:
         """The mean of a number over the ranks."""
-        return float(self._each(value).mean())
+        return float(self._by_rank(value).mean())
 
     def _on_all(self, function: Callable[[], T]) -> T:
         """``function()``; an error in it on one rank is raised on all of them, in one line."""
@@ -234,7 +234,7 @@ class Exchanges:
 
     def _share(self, error: Exception | None = None) -> None:
         """Raise the first rank's ``error`` on all ranks, in one line, if any has one."""
-        if not bool(self._each(error is not None).any()):
+        if not bool(self._by_rank(error is not None).any()):
             return
         prefix = "" if isinstance(error, LandscapeError) else f"model, loss or data: {type(error).__name__}: "
         texts = self._gathered_objects("" if error is None else " ".join(f"{prefix}{error}".split()))
@@ -292,7 +292,7 @@ MAX_ROWS, MAX_NUMBERS = 64, 1 << 22
 def check_batches(problem: Any) -> None:
     """Raise InputError unless all ranks have as many batches."""
     data = problem.data
-    numbers = problem._each(1 if data.resident else sum(1 for _ in data.pairs())).flatten().tolist()
+    numbers = problem._by_rank(1 if data.resident else sum(1 for _ in data.pairs())).flatten().tolist()
     fewest, most = min(numbers), max(numbers)
     if fewest < most:
         raise InputError(
@@ -342,7 +342,7 @@ def check_finite(problem: Any, terms: Terms, every: bool = False) -> None:
 
     Of the first batches, unless ``every`` one is asked for, or there is NaN in the data.
     """
-    refusal, every = None, bool(problem._each(every or problem.data.has_nan).any())
+    refusal, every = None, bool(problem._by_rank(every or problem.data.has_nan).any())
     for number, (x, y) in enumerate(_placed(problem)):
         value = _loss(problem, x, y)
         if refusal is None and not math.isfinite(value) and float(terms(x, y).sum()):
@@ -358,14 +358,14 @@ def check_mean(problem: Any, terms: Terms) -> None:
     Raises InputError, on all ranks, where none of the standard counts is right.
     """
     targets = next(_placed(problem))[1]
-    shapes = problem._each(problem.data.ragged, sum(t[:1].numel() for _, t in named_tensors(targets)))
+    shapes = problem._by_rank(problem.data.ragged, sum(t[:1].numel() for _, t in named_tensors(targets)))
     ragged = bool(shapes[:, 0].any()) or len(shapes.unique(dim=0)) > 1
     if is_mean(problem.criterion) and not ragged:
         return
     models_own = problem.criterion is output_loss
 
     def outputs(weights: Tensor, x: Any) -> Any:
-        problem._each(1)
+        problem._by_rank(1)
         try:
             return problem._pass_on_all(lambda: tree_map(whole, call(problem.model, {}, x)))
         except SharedError as error:
@@ -383,7 +383,7 @@ def check_mean(problem: Any, terms: Terms) -> None:
         """A block whose passes are made by all ranks together: after its own, each waits for the others'."""
         with problem._passes(None):
             yield
-            while bool(problem._each(0).any()):
+            while bool(problem._by_rank(0).any()):
                 with contextlib.suppress(SharedError):
                     problem._pass_on_all(lambda: call(problem.model, {}, next(_placed(problem))[0]))
 
@@ -404,7 +404,7 @@ def check_mean(problem: Any, terms: Terms) -> None:
     def that_hold_everywhere(some_counts: Sequence[Any]) -> list[Any]:
         if not some_counts:
             return []
-        verdicts = problem._each(*(bool(counts.that_hold([count], every)) for count in some_counts))
+        verdicts = problem._by_rank(*(bool(counts.that_hold([count], every)) for count in some_counts))
         return [*itertools.compress(some_counts, verdicts.view(problem.ranks, -1).all(0))]
 
     if that_hold_everywhere([terms]):
@@ -421,7 +421,7 @@ def check_mean(problem: Any, terms: Terms) -> None:
     if not remaining:
         check_finite(problem, terms, every=True)
         raise InputError("loss: no mean over samples, or a standard count of targets; give terms=")
-    totals = problem._each(*(sum(float(c(x, y).sum()) for x, y in _placed(problem)) for c in remaining))
+    totals = problem._by_rank(*(sum(float(c(x, y).sum()) for x, y in _placed(problem)) for c in remaining))
     terms.count = counts.only(remaining, totals.view(problem.ranks, -1))
     say_count(terms.count)
     problem._weigh(terms)
@@ -436,7 +436,7 @@ def _check_gradient(problem: Any, few: Any, g: Tensor, rounding: float) -> None:
     """Raise InputError unless g is the gradient of the loss of the ``few`` samples on all ranks."""
     triples = zip(problem.pieces, problem.parts(problem.weights), problem.parts(g), strict=True)
     copies = [t.double() for piece, *values in triples if piece.share * problem.ranks == 1 for t in values]
-    squares = problem._each(*(float(t.square().sum()) for t in copies))
+    squares = problem._by_rank(*(float(t.square().sum()) for t in copies))
     if not torch.allclose(squares.amin(0), squares.amax(0), rtol=tolerance(problem.dtype), atol=0):
         raise InputError("model: parameters that all ranks have differ from rank to rank; give the same data")
     generator = torch.Generator().manual_seed(0)

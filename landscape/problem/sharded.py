@@ -135,8 +135,8 @@ class ShardedProblem(Exchanges):
         if check != "off":
             ranks.check_finite(self, count, every=check == "full")
         checksum = sum(float(t.double().sum()) for _, t in named_tensors((x, y)))
-        shares = len(set(self._each(checksum).tolist())) / self.ranks  # others have the same data
-        self.samples = round(float(self._each(self.data.samples).sum()) * shares)
+        shares = len(set(self._by_rank(checksum).tolist())) / self.ranks  # others have the same data
+        self.samples = round(float(self._by_rank(self.data.samples).sum()) * shares)
         self.mask = self._trained()
         # As a problem whose data is in batches that no faster path may divide.
         self.batchnorm, self.separable, self.regularised = BatchNormPolicy(), False, False
@@ -501,7 +501,7 @@ class ShardedProblem(Exchanges):
                 for piece in self.pieces:
                     piece.parameter.grad = None
         self._share(*errors[:1])
-        return self._each(total).flatten(), gradient
+        return self._by_rank(total).flatten(), gradient
 
     def gradient(self, weights: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss over the data of all ranks.
@@ -524,7 +524,7 @@ class ShardedProblem(Exchanges):
         if wrong and len(wrong) < self.ranks:
             words = f"the loss on rank {wrong[0]} is {losses[wrong[0]]:g}"
             raise OperationError(f'data: {words}; give check="full", which names the batch')
-        existing(float(losses.mean()), self._each(0.0 if finite(gradient) else torch.nan))
+        existing(float(losses.mean()), self._by_rank(0.0 if finite(gradient) else torch.nan))
         return gradient
 
     def _coarsest(self, x: Any, y: Any) -> torch.dtype:
@@ -558,7 +558,7 @@ class ShardedProblem(Exchanges):
         """The same loss on one batch of each rank."""
         other = copy.copy(self)
         other.data = copy.copy(self.data)
-        other.data.resident, other.data.batches, other.data.each = (x, y), (), None
+        other.data.resident, other.data.batches, other.data.sample_terms = (x, y), (), None
         other.data.samples = other.data.chunk_size = count_samples(x, y, alike=False)
         other.data.terms, other._mean_terms = terms, self._mean(terms)
         return other

@@ -245,6 +245,6 @@ def difference(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> fl
         if a.shape != b.shape or (np.isfinite(a) != np.isfinite(b)).any():
             return math.inf
         a, b = a[np.isfinite(a)], b[np.isfinite(a)]
-        size, apart = (np.abs(each).max(initial=0.0) for each in (a, a - b))
+        size, apart = (np.abs(part).max(initial=0.0) for part in (a, a - b))
         worst = max(worst, apart / size if size else (math.inf if apart else 0.0))
     return float(worst)

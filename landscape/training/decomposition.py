@@ -172,7 +172,7 @@ class GradientEstimator:
                 part = self._part_gradient(weights, parts.indices[j], j)
                 squares += float(_products([part.sub_(g.rows[0])])[0, 0])
             return dict(zip(HETEROGENEITY, (self.comm.total(squares)[0] / n, 0.0), strict=True))
-        sizes = self.problem.data.each
+        sizes = self.problem.data.sample_terms
         terms = [float(len(i) if sizes is None else sizes[i].sum()) for i in parts.indices]
         mean_rows = weighted_rows = torch.zeros(())
         gram = torch.zeros(GROUPS, GROUPS, dtype=torch.float64)
