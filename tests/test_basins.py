@@ -186,7 +186,7 @@ def test_the_command(tmp_path: Path, command: Command) -> None:
     for name, options, status, *named in (
         ("c.h5", (), 1, "its --rise is [0.01] and not the default", "--force"),
         ("c.h5", ("--around", "top"), 2, "--around: 'top'", "center, lowest"),
-        ("c.h5", ("--rise", "-1", "--force"), 2, "--rise: '-1'"),
+        ("c.h5", ("--rise", "-1", "--force"), 2, "--rise: -1.0 is not allowed"),
         ("c-basins.h5", (), 1, "landscape.basins", "surface"),
         ("p.h5", (), 1, "p.h5", "not finished"),
     ):

@@ -130,4 +130,4 @@ def test_the_command_has_batch_rate_and_limit_of_the_run(
     assert command(*args, *more, "10,20")[0] == 0
     assert [(r.batch, r.local_batch) for r in landscape.load(tmp_path / "b.h5")] == [(10, 0), (20, 0)]
     one_line(command(*args, *more, "x"), 2, "--batch: 'x'")
-    one_line(command(*args, "--force", "--batch", "1"), 2, "no multiple of the 4 learners")
+    one_line(command(*args, "--force", "--batch", "1"), 2, "no multiple of 4 learners")

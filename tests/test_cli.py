@@ -432,6 +432,18 @@ def test_one_split_by_default_in_every_command(copy: Path, command: Command) -> 
             assert (code, "test loss" in out.splitlines()[0]) == (0, True), (name, out)
 
 
+def test_coefficients_belong_to_the_members_in_their_order(copy: Path, command: Command) -> None:
+    members = [copy / "step-0000010.h5", copy / "last.h5"]
+    for text, shares in (("0.9,0.1", [0.9, 0.1]), ("2,2", [0.5, 0.5]), ("1,0", [1.0, 0.0])):
+        out = copy / f"{text}.h5"
+        code, _, err = command("average", *members, "--coefficients", text, "-o", out)
+        assert code == 0, err
+        average = landscape.load(out)
+        assert average.coefficients[0].tolist() == pytest.approx(shares)
+        w = sum(share * landscape.load(path).mean for share, path in zip(shares, members, strict=True))
+        assert average.exact[0] == pytest.approx(landscape.load(members[1]).problem().loss(w), rel=1e-5)
+
+
 def test_names_tell_planes_and_norms_apart(copy: Path, command: Command) -> None:
     a, b = copy / "last.h5", copy / "step-0000010.h5"
     written = {}

@@ -234,9 +234,9 @@ def test_a_cache_that_cannot_be_written_warns_and_stops_nothing(tmp_path: Path, 
 
 
 def test_work_in_threads_keeps_the_order_and_the_first_error() -> None:
-    assert base.each("squares", lambda n: n * n, list(range(50))) == [n * n for n in range(50)]
+    assert base.in_threads("squares", lambda n: n * n, list(range(50))) == [n * n for n in range(50)]
     with pytest.raises(InputError, match="n: 0"):
-        base.each("errors", lambda n: positive("n", n), [3, 2, 1, 0, 1])
+        base.in_threads("errors", lambda n: positive("n", n), [3, 2, 1, 0, 1])
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # DataLoader forks, on Python 3.12 and 3.13

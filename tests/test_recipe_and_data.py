@@ -45,7 +45,7 @@ BUILT_IN = {
 
 @pytest.mark.parametrize("samples", [0, 1797])
 def test_digits_refuses_a_split_without_samples(samples: int) -> None:
-    with pytest.raises(InputError, match=rf"data.test_samples: {samples} is not allowed.*1…1796"):
+    with pytest.raises(InputError, match=rf"data.test_samples: {samples} is not allowed.*≥ 1 and ≤ 1,796"):
         landscape.data.load("digits", test_samples=samples)
 
 

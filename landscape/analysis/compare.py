@@ -228,10 +228,8 @@ def remarks(rows: Sequence[Row], sides: Sequence[str], side_of: Sequence[int]) -
         for index, side in enumerate(row.sides if row.quantity.kind == BOUND else ()):
             bound = max(cell.error for cell, of in zip(row.cells, side_of, strict=True) if of == index)
             if bound > side.error:
-                notes.append(
-                    f"{row.quantity.name}, {sides[index]}: the largest bound, {bound:.2g}, is above the "
-                    f"standard error over its seeds, {side.error:.2g}"
-                )
+                numbers = f"the largest bound, {bound:.2g}, is above the standard error, {side.error:.2g}"
+                notes.append(f"{row.quantity.name}, {sides[index]}: {numbers}")
     return notes
 
 
@@ -350,14 +348,14 @@ def compare(
     """
     source = {"model": model, "data": data, "data_dir": data_dir}
     source = {name: value for name, value in source.items() if value is not None}
-    source |= {} if isinstance(loss, str) and loss == "data" else {"loss": loss}
+    if not (isinstance(loss, str) and loss == "data"):
+        source["loss"] = loss
     sides, entries, grouped = _entries(problems, source)
     chosen = [BY_NAME[name] for name in dict.fromkeys(quantities)]
     chosen = chosen or [quantity for quantity in QUANTITIES if not quantity.by_name]
     size, chosen, left_out = _batch(entries, batch, chosen, bool(quantities))
-    settings = Settings(
-        size, draws, planes, float(rise), float(rho), float(rho_average), k, preconditioner_of
-    )
+    radii = float(rise), float(rho), float(rho_average)
+    settings = Settings(size, draws, planes, *radii, k, preconditioner_of)
     given_steps, target = [entry.step for entry in entries], math.nan
     if equal_loss:
         entries, target = _at_equal_loss(entries, loss_tol)
@@ -373,15 +371,15 @@ def compare(
     name, unit = names.pop() if len(names) == 1 else ("loss", "")
     side_of = [entry.side for entry in entries]
     rows = _rows(chosen, columns, bool(quantities), side_of, grouped)
-    labels, (sources, digests) = [e.label for e in entries], zip(*(e.source() for e in entries), strict=True)
+    labels, origins = tuple(entry.label for entry in entries), [entry.source() for entry in entries]
     return Comparison(
         **described(rows, name, len({c.loss for c in columns}) == 1),
         **differences(rows, len(sides), max(column.eps for column in columns), significance),
         **{name: value for name, value in vars(settings).items() if name != "preconditioner_of"},
         sides=tuple(sides),
-        labels=tuple(labels),
-        sources=sources,
-        sources_sha256=digests,
+        labels=labels,
+        sources=tuple(name for name, _ in origins),
+        sources_sha256=tuple(digest for _, digest in origins),
         side_of=np.array(side_of),
         steps=np.array([entry.step for entry in entries]),
         given_steps=np.array(given_steps),
@@ -427,12 +425,9 @@ def _measured(
 
 
 def _rows(
-    quantities: Sequence[Quantity],
-    columns: Sequence[_Column],
-    by_name: bool,
-    side_of: Sequence[int],
+    quantities: Sequence[Quantity], columns: Sequence[_Column], by_name: bool, side_of: Sequence[int],
     grouped: bool,
-) -> list[Row]:
+) -> list[Row]:  # fmt: skip
     """The rows that were measured at one checkpoint at least, NaN at the others.
 
     Raises the reason where none was, or, where they were chosen ``by_name``, any of them was not.
@@ -454,10 +449,8 @@ def _notes(quantities: Sequence[Quantity], columns: Sequence[_Column], labels: S
     notes = []
     losses = dict.fromkeys(column.loss for column in columns)
     if len(losses) > 1:
-        notes.append(
-            f"different losses ({', '.join(name for name, _ in losses)}): numbers of one are not comparable "
-            "with those of another"
-        )
+        names = ", ".join(name for name, _ in losses)
+        notes.append(f"different losses ({names}): their numbers are not comparable")
     for q, quantity in enumerate(quantities):
         cells = [(label, column.cells[q]) for label, column in zip(labels, columns, strict=True)]
         refused = [(label, str(cell)) for label, cell in cells if isinstance(cell, LandscapeError)]

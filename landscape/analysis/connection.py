@@ -111,7 +111,7 @@ def connect(
             that the curve is the aligned line.
         lr: of Adam.
         batch: samples in a minibatch, at most all.
-        bn_samples: as of :meth:`landscape.Problem.with_batchnorm`.
+        bn_samples: samples from which statistics of BatchNorm are estimated at each point.
         seed: of the order in which layers are aligned, and of minibatches and t.
         max_memory: bytes that the process may take, at most.
         progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
@@ -158,11 +158,12 @@ def connect(
         evaluation = run(coordinates, portion(report, 0.7 + k / 10, 0.8 + k / 10))
         confirm(run, a, directions, coordinates, evaluation["loss"].numpy())
         values.append(evaluation)
-    loss = np.stack([evaluation["loss"].numpy() for evaluation in values])
+    loss, accuracy = (np.stack([row[name].numpy() for row in values]) for name in ("loss", "accuracy"))
+    settings: dict[str, Any] = {"curve": curve, "align": align, "steps": steps, "lr": float(lr)}
     return Connection(
         t=t,
         loss=loss,
-        accuracy=np.stack([evaluation["accuracy"].numpy() for evaluation in values]),
+        accuracy=accuracy,
         barrier=np.array([barrier(t, row) for row in loss]),
         weights=np.stack([as_array(w) for w in (a, b, near, bend)]),
         distance=float((double(a) - double(b)).norm()),
@@ -172,10 +173,7 @@ def connect(
         fixed=tuple(f"{name}: {reason}" for name, reason in symmetry.fixed.items()),
         largest_change=change(problem, b, near),
         own_loss=np.array([network.own_loss(problem) for network in networks if tracked(problem.model)]),
-        curve=curve,
-        align=align,
-        steps=steps,
-        lr=float(lr),
+        **settings,
         batch=batch,
         seed=seed,
         **setting(measured),
@@ -431,7 +429,8 @@ def average(
         problem: the loss; or a run, on its training set.
         weights: the members, 2 to 32: (n, P), or a list of networks in any form that :func:`landscape.line`
             takes; default: the run's learners.
-        coefficients: a_j ≥ 0 (n,), or (K, n) for K averages, divided by their sum; default: uniform.
+        coefficients: one for each member, ≥ 0, divided by their sum; by default uniform. Of shape (n,), or
+            (K, n) for K averages.
         exact: whether the exact losses of the averages are computed beside it, a pass over the data each.
         bn_samples: samples from which statistics of BatchNorm are estimated.
         labels: names of the members; default: 0, 1, …

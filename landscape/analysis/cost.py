@@ -79,12 +79,9 @@ def _density(problem: Any, arguments: Mapping[str, Any]) -> float:
 
 def _spectrum(problem: Any, arguments: Mapping[str, Any]) -> float:
     quantities = {*arguments["quantities"]} or ({"extremes"} if not arguments["k"] else set())
-    pairs = (
-        max(_ends(problem, arguments), _top(problem, arguments))
-        if arguments["k"]
-        else _ends(problem, arguments)
-    )
-    products = pairs if "extremes" in quantities else _top(problem, arguments) if arguments["k"] else 0.0
+    products = _top(problem, arguments) if arguments["k"] else 0.0
+    if "extremes" in quantities:
+        products = max(products, _ends(problem, arguments))
     return products + sum(count(problem, arguments) for name, count in _PARTS.items() if name in quantities)
 
 
@@ -137,9 +134,8 @@ def cost(problem: Any, function: str, **options: Any) -> Cost:
 
 def _seconds_of_a_product(problem: Any, arguments: Mapping[str, Any]) -> float:
     """The time of a product after the first, which makes graphs that are kept."""
-    options = HessianOptions(
-        arguments.get("matrix", "hessian"), arguments.get("part"), None, arguments["derivatives"]
-    )
+    matrix, part = arguments.get("matrix", "hessian"), arguments.get("part")
+    options = HessianOptions(matrix, part, None, arguments["derivatives"])
     h = fast_hessian(problem, arguments.get("weights"), options)
     v = start_vector(h, 0)
     for _ in range(2):

@@ -108,22 +108,25 @@ def contour(
     Args:
         problem: the loss; its model is evaluated in eval mode. Or a run, on its training set.
         plane: center and directions, such as :func:`landscape.random_plane` gives.
-        grid, span: 50 × 50 points over x, y ∈ [−0.1, 0.1] by default (DPSGD-2020, section 4.1), over more if
-            the plane has markers further out (``plane.span``). One number: the same for both axes.
-        bn, bn_samples: whose statistics BatchNorm uses, "center", "recalibrate" or "train"; see
-            :meth:`landscape.Problem.with_batchnorm`. Default: "recalibrate" on a plane through several
-            networks, unless all are known to have those of the problem's model; else "center".
-        method: how the losses are computed. "batched" (chains of linear layers: many points at once),
+        grid: numbers of points (nx, ny), or one for both axes; 50 × 50 by default (DPSGD-2020, section 4.1).
+        span: x and y run over [−span, span]; by default 0.1, or what shows all markers. The 0.1 is that of
+            DPSGD-2020, section 4.1, the other ``plane.span``.
+        bn: statistics of BatchNorm, "center" (those of the problem's model), "recalibrate" (estimated again
+            at each point) or "train" (those of the batch); by default recalibrate through networks that
+            differ in them, else center. See :meth:`landscape.Problem.with_batchnorm`.
+        bn_samples: number of samples for "recalibrate", and in a batch for "train".
+        method: how points are evaluated. Paths are "batched" (chains of linear layers: many points at once),
             "folded" (BatchNorm folded into convolutions,
             channels-last layout), "pointwise" (any model, point by point) or "auto", the fastest that agrees
             with "pointwise" on a few samples.
-        autocast: None; or, faster, products in "tf32" or "bfloat16": the largest error at up to 16 points is
-            then measured and kept with the result.
+        autocast: faster arithmetic, "bfloat16" (networks that torch.fx can trace) or "tf32" (CUDA); by
+            default that of the problem. The largest error at up to 16 points is then measured and kept with
+            the result.
         max_memory: bytes that the process may take, at most.
-        interpolation_tol: None: all points are exact (as in the papers). "1%" or 0.005: exact points are
-            chosen, and the others interpolated, until the estimated error of the loss is everywhere below
-            this share of the range shown (that of the logarithm, if the losses differ by more than a factor
-            of 100), or this number of nats. Smooth surfaces of 51 × 51 points need 229 exact ones for 1%;
+        interpolation_tol: compute exact points only until the others can be interpolated with an error below
+            this: "1%" of the range shown, or a number such as 0.005; by default all points are exact. The
+            range is that of the logarithm, if the losses differ by more than a factor of 100; numbers are
+            nats. Smooth surfaces of 51 × 51 points need 229 exact ones for 1%;
             where half of the points would be needed, or the loss is flat but for rounding, all are computed.
             From 512 samples on these are of a twentieth of the samples, and some 30 to 100 of all. An island
             that covers less than 1.5% of the picture can be missed, and a larger one that no sample of the
@@ -288,9 +291,7 @@ def _own_losses(
     """The fields on the losses of networks with their own statistics, and on whose all points have."""
     if not tracked(original.model):
         return {}
-    of = [
-        label for label, member in zip(labels, networks, strict=False) if member.shares_statistics(original)
-    ]
+    of = [label for label, n in zip(labels, networks, strict=False) if n.shares_statistics(original)]
     whose = of[0] if of else "the problem's model"
     return {
         "own_loss": np.array([network.own_loss(original) for network in networks]),
@@ -353,16 +354,19 @@ def line(
             file of one; parameters are matched by name. Without b the line leads from the problem's center
             to a; but a vector alone is a direction, and a number after it is that of the points.
         points: how many, at least 2; 51 by default.
-        span: of a direction; default 0.1, as of planes (DPSGD-2020, section 4.1).
+        span: along a direction t runs over [−span, span]; by default 0.1, as for planes (DPSGD-2020, section
+            4.1).
         direction: (P,), in place of a and b: the line is center + t·direction, t ∈ [−span, span].
         weights: a and b as one list, or (2, P).
         labels: names of a and b for plots.
-        bn, bn_samples: whose statistics BatchNorm uses, "center", "recalibrate" or "train"; see
-            :meth:`landscape.Problem.with_batchnorm`. Default: "recalibrate" between networks, unless both are
-            known to have those of the problem's model; else "center".
+        bn: statistics of BatchNorm, "center" (those of the problem's model), "recalibrate" (estimated again
+            at each point) or "train" (those of the batch); by default recalibrate between networks that
+            differ in them, else center. See :meth:`landscape.Problem.with_batchnorm`.
+        bn_samples: number of samples for "recalibrate", and in a batch for "train".
         method: how the losses are computed; "auto" takes the fastest one that agrees with the model itself.
-        interpolation_tol: as for :func:`landscape.contour`; of 51 points a smooth line needs 25 exact ones.
-            Where half of them do not suffice, all are computed.
+        interpolation_tol: compute exact points only until the others can be interpolated with an error below
+            this: "1%" of the range shown, or a number such as 0.005; by default all points are exact. Of 51
+            points a smooth line needs 25 exact ones; where half of them do not suffice, all are computed.
         max_memory: bytes that the process may take, at most.
         progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -470,17 +474,23 @@ def hessian_grid(
     Args:
         problem: the loss; or a run, on its training set.
         plane: center and directions, such as :func:`landscape.random_plane` gives.
-        grid, span: 4 × 4 points over x, y ∈ [−0.1, 0.1] by default (DPSGD-2020, section 4.1), over more if
-            the plane has markers further out (``plane.span``). One number: the same for both axes.
+        grid: numbers of points (nx, ny), or one for both axes; 4 × 4 by default (DPSGD-2020, section 4.1).
+        span: x and y run over [−span, span]; by default 0.1, or what shows all markers. The 0.1 is that of
+            DPSGD-2020, section 4.1, the other ``plane.span``.
         residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
             zero.
         max_products: Hessian-vector products per point, at most.
         search: "auto" may search with cheaper products, whose results are verified and refined with exact
             ones; "exact": all products are exact.
-        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
-        bn, bn_samples: whose statistics BatchNorm uses, as for :func:`landscape.contour`.
-        interpolation_tol: as for :func:`landscape.contour`, of λ_min, λ_max and the ratio alike. It pays for
-            grids finer than about 20 × 20, and should not be below ``residual_tol``.
+        derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
+            exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
+        bn: statistics of BatchNorm, "center" (those of the problem's model), "recalibrate" (estimated again
+            at each point) or "train" (those of the batch). See :meth:`landscape.Problem.with_batchnorm`.
+        bn_samples: number of samples for "recalibrate", and in a batch for "train".
+        interpolation_tol: compute exact points only until the others can be interpolated with an error below
+            this: "1%" of the range shown, or a number such as 0.005; by default all points are exact. It is
+            of λ_min, λ_max and the ratio alike, pays for grids finer than about 20 × 20, and should not be
+            below ``residual_tol``.
         into, execution: as for :func:`landscape.contour`; points that did not converge are computed again
             with another ``max_products``.
         max_memory: bytes that the process may take, at most.

@@ -15,7 +15,6 @@ from landscape.core.analysis import analysis
 from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.memory import Need
 from landscape.core.options import Count, Positive, Seed, Several, Within, fit
 from landscape.core.progress import ProgressOption, taken
 from landscape.core.registry import optional
@@ -151,13 +150,9 @@ HEATING, MAX_HEATING = 0.1, 0.25
 TRIALS, SHRINK, SETTLED = 6, 1 / 16, 0.05
 
 
-def _learning_coefficient_need(problem: Any, chains: Any, **_: Any) -> Need:
-    """Weights, gradients, distances, drifts, noise and products of the chains."""
-    return needs.need(problem, 7 * chains + 2, 2 * chains)
-
-
 @analysis(
-    _learning_coefficient_need,
+    # Weights, gradients, distances, drifts, noise and products of the chains.
+    lambda problem, chains, **_: needs.need(problem, 7 * chains + 2, 2 * chains),
     shorter="a larger relative_error= or a smaller max_steps=",
     group="Measure curvature",
     options={"split": None},
@@ -254,7 +249,7 @@ def learning_coefficient(
 
     def run_of(size: float) -> Langevin:
         """Chains of step size ``size`` after LEAST steps."""
-        options = {"step_size": size, "nbeta": nbeta, "localization": localization}
+        options = {"step_size": size, "nbeta": nbeta, "localization": float(localization)}
         run = Langevin(problem, batch, chains, **options, seed=seed)
         extend(run, LEAST)
         return run
@@ -269,14 +264,9 @@ def learning_coefficient(
     return LearningCoefficient(
         **dict(zip(("rise", "heating", "distance2"), summary.draws, strict=True)),
         standard_error=summary.error,
-        r_hat=summary.r_hat,
-        r_hat_distance=summary.r_hat_distance,
-        ess=summary.ess,
-        nbeta=nbeta,
-        localization=float(localization),
-        step_size=run.step_size,
+        **{name: getattr(summary, name) for name in ("r_hat", "r_hat_distance", "ess")},
+        **{name: getattr(run, name) for name in ("nbeta", "localization", "step_size", "steps")},
         batch=batch,
-        steps=run.steps,
         burn_in=summary.draws.shape[2] // 2,
         loss=problem.loss(),
         weights_norm2=float(double(problem.weights).square().sum()),
@@ -359,35 +349,26 @@ def _tuned(run_of: Callable[[float], Langevin], size: float) -> Langevin:
 
 def _refuse(summary: _Summary, run: Langevin, max_rhat: float) -> None:
     """Raise OperationError where the chains give no estimate; the line says what to change."""
-    now, steps = f"(now {run.step_size:.3g})", f"{run.steps:,} steps"
-    localization = f"localization (now {run.localization:g})"
-    value = summary.rise - summary.heating
+    steps, value = f"{run.steps:,} steps", summary.rise - summary.heating
+    step_size = f"a smaller step_size (now {run.step_size:.3g})"
+    localization = f"a larger localization (now {run.localization:g})"
     if not run.finite:
-        reason = (
-            f"chains leave the weights: their loss is not finite after {steps}; choose a smaller "
-            f"step_size {now} or a larger {localization}"
-        )
+        reason = f"chains leave the weights: their loss is not finite after {steps}"
+        remedy = f"choose {step_size} or {localization}"
     elif value > 0 and abs(summary.heating) > MAX_HEATING * summary.rise:
-        reason = (
-            f"the chains heat up: step size and minibatches make {summary.heating:.3g} of the rise of "
-            f"{summary.rise:.3g}, at most {MAX_HEATING:.0%} are allowed; choose a smaller step_size {now}, a "
-            f"larger batch, or a larger {localization}"
-        )
+        share = f"{summary.heating:.3g} of the rise of {summary.rise:.3g}"
+        reason = f"the chains heat up: by {share}, at most {MAX_HEATING:.0%} are allowed"
+        remedy = f"choose {step_size}, a larger batch, or {localization}"
     elif value < -2 * summary.error:
-        reason = (
-            f"its estimate is negative, {value:.3g} ± {summary.error:.1g}: chains find lower losses than the "
-            f"weights have, which are no minimum; train further, or choose a larger {localization}"
-        )
+        reason = f"its estimate is negative, {value:.3g} ± {summary.error:.1g}: the weights are no minimum"
+        remedy = f"train further, or choose {localization}"
     elif not summary.r_hat <= max_rhat:
-        reason = (
-            f"the chains do not mix: R-hat is {summary.r_hat:.3f} after {steps}, it must be at "
-            f"most {max_rhat:g}; raise max_steps or {localization}"
-        )
+        reason = f"the chains do not mix: R-hat is {summary.r_hat:.3f} after {steps}, above {max_rhat:g}"
+        remedy = f"choose more max_steps or {localization}"
     elif not summary.settled:
-        reason = (
-            f"the chains still move away: ‖w − w*‖² grows by {summary.drift:.0%} over their last half of "
-            f"{steps}, at most {SETTLED:.0%} are allowed; raise max_steps or {localization}"
-        )
+        half = f"{summary.drift:.0%} over their last half of {steps}, at most {SETTLED:.0%} are allowed"
+        reason = f"the chains still move away: ‖w − w*‖² grows by {half}"
+        remedy = f"choose more max_steps or {localization}"
     else:
         return
-    raise OperationError(f"learning_coefficient: {reason}")
+    raise OperationError(f"learning_coefficient: {reason}; {remedy}")

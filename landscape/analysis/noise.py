@@ -51,13 +51,9 @@ from landscape.results.noise import Noise, NoiseAlignment, NoiseScale
 DRAWS = 32
 
 
-def _noise_need(problem: Any, weights: Any, **_: Any) -> Need:
-    """Gradients of the learners there and at the mean, deviations, and their products as rows and as one."""
-    return needs.curved(problem, 5 * needs.rows(weights) + 4 * needs.double(problem))
-
-
 @analysis(
-    _noise_need,
+    # Gradients of the learners there and at the mean, deviations, and their products as rows and as one.
+    lambda problem, weights, **_: needs.curved(problem, 5 * needs.rows(weights) + 4 * needs.double(problem)),
     shorter="a smaller draws=",
     of_the_run=("weights", "lr", "local_batch"),
     version=1,
@@ -259,9 +255,8 @@ def noise_scale(
     if thetas is not None:
         at_learners = Minibatches(problem, local, stream(seed, 1), len(thetas))
         own_gradients = LearnersEstimator(problem.weights, len(thetas), local)
-        measured.append(
-            _gradient_noise(at_learners, thetas, own_gradients, precision, portion(progress, middle, 1))
-        )
+        last = portion(progress, middle, 1)
+        measured.append(_gradient_noise(at_learners, thetas, own_gradients, precision, last))
         of_learners = {f"learner_{name}": value for name, value in vars(measured[1]).items()}
         of_learners |= own_gradients.rounds()
         of_learners |= {"learners": len(thetas), "local_batch": local, "learner_draws": own_gradients.draws}
@@ -379,13 +374,12 @@ def noise_alignment(
     exact_only(problem, "noise_alignment")
     minibatches = Minibatches(problem, batch, stream(seed, 0))
     problem, parts = minibatches.whole, iter(minibatches)
-    pairs = top_eigenvalues(
-        problem, k, derivatives="exact", search=search, seed=seed, progress=portion(progress, 0, 0.5)
-    )
+    first, drawing = portion(progress, 0, 0.5), portion(progress, 0.5, 1)
+    pairs = top_eigenvalues(problem, k, derivatives="exact", search=search, seed=seed, progress=first)
     products = row_products(fast_hessian(problem))
     gradient = double(existing(*problem.loss_and_gradient()))
     terms = _terms_in_curvature(problem, products, gradient, torch.from_numpy(pairs.vectors).to(gradient))
-    rows, drawing = np.zeros((0, 4 + k)), portion(progress, 0.5, 1)
+    rows = np.zeros((0, 4 + k))
     while True:
         block = itertools.islice(parts, min(BLOCK, max_draws - len(rows)))
         rows = np.concatenate([rows, terms([part for (part,) in block])])
@@ -393,11 +387,9 @@ def noise_alignment(
         if precision.enough(len(rows), ias, ias_error, drawing):
             break
     noise, noise_error = statistics.ratio(rows[:, 2], rows[:, 3])
-    values = pairs.values
-    gamma, gamma_error, scatter = exponent(values, rows[:, 4:])
+    gamma, gamma_error, scatter = exponent(pairs.values, rows[:, 4:])
     return NoiseAlignment(
-        values=values,
-        residuals=pairs.residuals,
+        **{name: getattr(pairs, name) for name in ("values", "residuals", "converged")},
         covariance=rows[:, 4:].mean(0),
         covariance_error=np.array([statistics.standard_error(column) for column in rows[:, 4:].T]),
         ias=ias,
@@ -416,7 +408,6 @@ def noise_alignment(
         draws_converged=precision.met(ias, ias_error),
         parameters=problem.layout.size,
         products=pairs.products + len(rows) + 1,
-        converged=pairs.converged,
         relative_error=relative_error,
         seed=seed,
         **setting(problem),

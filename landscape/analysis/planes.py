@@ -306,9 +306,8 @@ def eigen_plane(
         words = f"{ends.products} products bring no residual of {residual_tol:g}"
         raise OperationError(f"eigen: {words}; allow a larger residual_tol or more products")
     axes = f"eigenvector of λ_max = {ends.max:.3g}", f"eigenvector of λ_min = {ends.min:.3g}"
-    return Plane(
-        problem.weights, torch.from_numpy(ends.vectors).to(problem.device), "eigen", "none", seed, axes=axes
-    )
+    vectors = torch.from_numpy(ends.vectors).to(problem.device)
+    return Plane(problem.weights, vectors, "eigen", "none", seed, axes=axes)
 
 
 def _plane(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -228,9 +229,8 @@ class Subject:
         if not hasattr(self, "_spread"):
             if self.run is None:
                 raise InputError("learners: a problem alone has none, give the checkpoint")
-            self._spread = disagreement(
-                self.problem, self.run.weights, settings.k, seed=self.seed, progress=progress
-            )
+            weights, k = self.run.weights, settings.k
+            self._spread = disagreement(self.problem, weights, k, seed=self.seed, progress=progress)
         return self._spread
 
 
@@ -315,34 +315,23 @@ def _mean_of(
 
     def measure(subject: Subject, settings: Settings, progress: Progress) -> Measured:
         arguments = options(settings, subject.problem)
+        if (
+            "max_draws" in inspect.signature(analysis).parameters
+        ):  # as many as asked for, whatever their scatter
+            arguments |= {"min_draws": settings.draws, "max_draws": settings.draws}
         result = analysis(subject.problem, **arguments, seed=subject.seed, progress=progress)
         return Measured.mean(getattr(result, draws))
 
     return measure
 
 
-def _exactly(s: Settings) -> dict[str, int]:
-    """Return the options for as many draws as are asked for, whatever their scatter."""
-    return {"min_draws": s.draws, "max_draws": s.draws}
-
-
-_trace = _mean_of(trace, "draws", lambda s, problem: {})
-_batch_sharpness = _mean_of(
-    batch_sharpness, "curvature", lambda s, problem: {"batch": s.batch, "quantities": (), **_exactly(s)}
-)
-_noise_scale = _mean_of(noise_scale, "estimates", lambda s, problem: {"batch": s.batch, **_exactly(s)})
-_noise_alignment = _mean_of(
-    noise_alignment, "estimates", lambda s, problem: {"batch": s.batch, "k": 1, **_exactly(s)}
-)
+_trace = _mean_of(trace, "draws", lambda s, p: {})
+_batch_sharpness = _mean_of(batch_sharpness, "curvature", lambda s, p: {"batch": s.batch, "quantities": ()})
+_noise_scale = _mean_of(noise_scale, "estimates", lambda s, p: {"batch": s.batch})
+_noise_alignment = _mean_of(noise_alignment, "estimates", lambda s, p: {"batch": s.batch, "k": 1})
 # Over minibatches, whose scatter is its error; of all samples there would be none.
-_worst = _mean_of(
-    sharpness,
-    "values",
-    lambda s, problem: {"rho": s.rho, "m": min(s.batch, problem.samples), **_exactly(s)},
-)
-_average = _mean_of(
-    sharpness, "values", lambda s, problem: {"rho": s.rho_average, "kind": "average", **_exactly(s)}
-)
+_worst = _mean_of(sharpness, "values", lambda s, p: {"rho": s.rho, "m": min(s.batch, p.samples)})
+_average = _mean_of(sharpness, "values", lambda s, p: {"rho": s.rho_average, "kind": "average"})
 
 
 def _width(subject: Subject, settings: Settings, progress: Progress) -> Measured:

@@ -16,7 +16,6 @@ from landscape.core.analysis import analysis
 from landscape.core.devices import double, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.memory import Need
 from landscape.core.options import Count, Natural, NonNegative, Positive, Seed, Several, UpToOne
 from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.core.statistics import mean_and_error
@@ -131,16 +130,12 @@ def _angle(slope: Tensor, at: Tensor, rho: float) -> float:
 STEPS, STARTS = 20, 1
 
 
-def _sharpness_need(problem: Any, starts: Any, **_: Any) -> Need:
-    """Scale, starts, two displacements with their gradients, and moved weights."""
-    return needs.need(problem, 8 + starts + 2 * needs.double(problem), 2)
-
-
 @analysis(
-    _sharpness_need,
+    # Scale, starts, two displacements with their gradients, and moved weights.
+    lambda problem, starts, **_: needs.need(problem, 8 + starts + 2 * needs.double(problem), 2),
     shorter="a larger relative_error= or a smaller max_draws=",
     group="Measure curvature",
-    options={"rho": {"metavar": "ρ,…", "each": "0.05,0.1"}},
+    options={"rho": {"metavar": "ρ,…", "each": True}},
     variant="kind",
 )
 def sharpness(
@@ -232,14 +227,11 @@ def sharpness(
         if fixed or precision.enough(len(ascents), mean, error, report):
             break
     report(1.0)
+    settings: dict[str, Any] = {"kind": kind, "rho": rho, "adaptive": adaptive, "m": m or 0, "seed": seed}
     return Sharpness(
         values=rises,
         standard_error=0.0 if fixed else error,
         loss=float(np.mean([ascent.base for ascent in ascents])),
-        kind=kind,
-        rho=rho,
-        adaptive=adaptive,
-        m=m or 0,
         converged=fixed or precision.met(mean, error),
         residual=float(np.mean([ascent.residual for ascent in ascents])),
         gradients=sum(ascent.gradients for ascent in ascents) + (whole is not None),
@@ -247,7 +239,7 @@ def sharpness(
         starts=starts if worst else 0,
         fixed=0 if scale is None else int((scale == 0).sum()),
         parameters=len(theta),
-        seed=seed,
+        **settings,
         **setting(problem),
         **about,
     )
@@ -311,7 +303,8 @@ def batch_sharpness(
         lr, limit: η and the largest stable ηλ of the update rule, kept with the result.
         quantities: what is measured besides: "lambda-max" at w_a over all data, which is most of the work
             where the data is much larger than a minibatch; () for nothing.
-        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
+        derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
+            exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
             By differences a draw takes some twenty times as long: gradients at several steps, in float64.
         relative_error: draw until the standard error of the mean is at most this share of it.
         min_draws: the least number of draws. Each takes one gradient and one product over ``batch`` samples,
@@ -350,26 +343,20 @@ def batch_sharpness(
     curvatures = _curvatures(at_mean, problem.weights[None], by, precision, portion(progress, 0, part))
     measured, of_learners = [curvatures], dict[str, Any]()
     if thetas is not None:
-        of_learners_batches = Minibatches(problem, local, stream(seed, 1), len(thetas))
-        curvatures = _curvatures(
-            of_learners_batches, thetas, by, precision, portion(progress, part, 2 * part)
-        )
-        of_learners = {
-            "learner_curvature": curvatures[0],
-            "learner_norm2": curvatures[1],
-            "local_batch": local,
-        }
+        at_learners = Minibatches(problem, local, stream(seed, 1), len(thetas))
+        curvatures = _curvatures(at_learners, thetas, by, precision, portion(progress, part, 2 * part))
+        of_learners = {"learner_curvature": curvatures[0], "learner_norm2": curvatures[1]}
         measured.append(curvatures)
     top, residual = math.nan, math.nan
     if with_lambda_max:
-        pairs = top_eigenvalues(
-            at_mean.whole, derivatives=by, seed=seed, progress=portion(progress, 1 - part, 1)
-        )
+        last = portion(progress, 1 - part, 1)
+        pairs = top_eigenvalues(at_mean.whole, derivatives=by, seed=seed, progress=last)
         top, residual = float(pairs.values[0]), float(pairs.residuals[0])
     return BatchSharpness(
         curvature=measured[0][0, :, 0],
         norm2=measured[0][1, :, 0],
         **of_learners,
+        local_batch=0 if thetas is None else local,
         batch=batch,
         lambda_max=top,
         residual=residual,
@@ -450,7 +437,8 @@ def batch_spectrum(
         weight_decay: λ of a penalty λ/2·‖θ‖² that the problem does not have: its Hessian λI is added.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
-        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
+        derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
+            exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
         residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
             zero.
         max_products: Hessian-vector products of a search, at most.

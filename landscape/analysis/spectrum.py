@@ -54,9 +54,7 @@ def _spectrum_need(problem: Any, k: Any, quantities: Any, **options: Any) -> Nee
     """The largest of what was asked for, and the start that these share."""
     several = max(k or 1, 1 + ("extremes" in quantities))
     memory_needs = [top_need(problem, several, **options)] if k or "trace" not in quantities else []
-    counts = dict[str, Callable[..., Need]](
-        extremes=ends_need, trace=traces.trace_need, density=traces.density_need
-    )
+    counts = dict[str, Any](extremes=ends_need, trace=traces.trace_need, density=traces.density_need)
     memory_needs += [counts[name](problem, **options) for name in QUANTITIES if name in quantities]
     return max(memory_needs, key=lambda need: need.fixed)
 
@@ -96,7 +94,8 @@ def spectrum(
         steps: Lanczos steps, and so products, for each of these vectors.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
-        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
+        derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
+            exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
         precondition: P, a positive diagonal (P,), or what :func:`landscape.preconditioner` makes of a
             checkpoint: all is then of P^{-1/2} H P^{-1/2}, by exact products.
         engine: "pyhessian" gives one eigenvalue, that of largest magnitude, and the trace; no more.
@@ -245,7 +244,8 @@ def curvature_table(
             zero; the default 0.1 leaves errors of some 0.1 to 1% in λ_min and smaller ones in λ_max.
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
-        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
+        derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
+            exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
         draws: random vectors for the traces, at least 2; the default 20 gives their standard errors to about
             16%.
         max_products: products of a block's search, at most; where they end first, it is not converged.
@@ -357,9 +357,8 @@ def _traces(
         # Of the ratio of two means over the same draws (the delta method).
         rest = columns - np.outer(columns[:, 0], share)
         spread = [mean_and_error(column)[1] for column in rest.T]
-        share_error = np.hypot(
-            spread, np.append(0.0, errors_sum[1:] + np.abs(share[1:]) * errors_sum[0])
-        ) / abs(trace[0])
+        product_errors = np.append(0.0, errors_sum[1:] + np.abs(share[1:]) * errors_sum[0])
+        share_error = np.hypot(spread, product_errors) / abs(trace[0])
     fields = {"trace": trace, "trace_error": error, "share": share, "share_error": share_error}
     return fields | {"product_error": max(errors_sum[0], *errors)}
 
@@ -409,7 +408,8 @@ def loss_change(
         before, after: θ and θ + d, (P,) each, or in another form that :func:`landscape.line` takes.
         by: the groups, as in :func:`landscape.curvature_table`.
         lr: α; default: the critical sharpness is not known.
-        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
+        derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
+            exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
         max_memory: bytes that the process may take, at most.
         progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -437,10 +437,8 @@ def loss_change(
     if not norm:
         raise InputError("after: it is equal to before, there must be a step between them")
     groups = problem.layout.groups(by)
-    chosen = Matrix.of(
-        problem, 0, about, weights=before, matrix="hessian", part=None, derivatives=derivatives,
-        max_memory=max_memory,
-    )  # fmt: skip
+    options: dict[str, Any] = {"weights": before, "derivatives": derivatives, "max_memory": max_memory}
+    chosen = Matrix.of(problem, 0, about, **options, matrix="hessian", part=None)
     h = chosen.operator
     start, g = problem.loss_and_gradient(before)
     existing(start, g)

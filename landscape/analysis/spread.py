@@ -50,13 +50,11 @@ BLOCK = 2**20
 ROUNDING = 1e-10
 
 
-def _disagreement_need(problem: Any, weights: Any, k: Any, **_: Any) -> Need:
-    """Weights and deviations, a search and its vectors."""
-    return needs.curved(problem, 2 * needs.rows(weights) + needs.several(problem, k))
-
-
 @analysis(
-    _disagreement_need,
+    # Weights and deviations, a search and its vectors.
+    lambda problem, weights, k, **_: needs.curved(
+        problem, 2 * needs.rows(weights) + needs.several(problem, k)
+    ),
     shorter="a larger residual_tol=",
     of_the_run=("weights",),
     group="Measure noise and learners",
@@ -90,7 +88,8 @@ def disagreement(
         k: how many of the largest eigenvalues of the Hessian at w_a span the sharp space; at most P.
         residual_tol: the largest residual of the eigenvalues, relative to them.
         max_products: Hessian-vector products for the eigenvalues, at most; n more are for tr(HC).
-        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
+        derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
+            exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         seed: draws the vector that the search of eigenvalues starts from.
         max_memory: bytes that the process may take, at most.
@@ -137,8 +136,7 @@ def disagreement(
     share, share_error = shares(along.square().numpy(), spread.gram.diagonal().numpy())
     cost, cost_error = half_mean(bends)
     result = Disagreement(
-        values=pairs.values,
-        residuals=pairs.residuals,
+        **{name: getattr(pairs, name) for name in ("values", "residuals", "converged", "derivatives")},
         spread_share=share,
         spread_error=share_error,
         **_of_gradient(gradient, vectors, spread, along),
@@ -151,9 +149,7 @@ def disagreement(
         parameters=len(mean),
         learners=len(weights),
         products=pairs.products + len(weights),
-        converged=pairs.converged,
         residual_tol=residual_tol,
-        derivatives=pairs.derivatives,
         seed=seed,
         **setting(problem),
         **about,
@@ -373,6 +369,7 @@ def smoothing(
         portion(progress, began, ends)(1.0)
     columns: dict[str, Any] = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     changes = [float(vector_norm(b - a)) for a, b in itertools.pairwise(gradients)]
+    settings: dict[str, Any] = {"lr": lr, "alpha_e": alpha_e, "draws": draws, "seed": seed}
     return Smoothing(
         loss=problem.loss(mean),
         lambda_max=float(eigen.values[0]),
@@ -382,14 +379,11 @@ def smoothing(
         trace_hs=trace_hs,
         consensus=variance,
         lipschitz=np.array(changes) / lengths.cpu().numpy(),
-        lr=lr,
-        alpha_e=alpha_e,
         parameters=len(mean),
         learners=len(weights),
-        draws=draws,
         samples=problem.samples,
-        seed=seed,
         converged=converged,
+        **settings,
         **columns,
         **named_loss(problem),
         **about,
@@ -452,12 +446,8 @@ class _Smoothed:
                 total += image
             return total / self.draws
 
-        top = find_eigenpairs(
-            product,
-            warm_start(near, start_vector(self.problem, seed)),
-            residual_tol=residual_tol,
-            progress=progress,
-        )
+        start = warm_start(near, start_vector(self.problem, seed))
+        top = find_eigenpairs(product, start, residual_tol=residual_tol, progress=progress)
         v, value = top.vectors[0], float(top.values[0])
         center, along, across = product(v), np.zeros(self.draws), 0.0
         for i, product_of_one in enumerate(products(v)):

@@ -143,7 +143,7 @@ class Checkpoint(Shown):
 
     @property
     def has_recipe(self) -> bool:
-        """Say whether ``landscape train`` made it: ``recipe`` then says how the run goes on."""
+        """Return whether ``landscape train`` made it: ``recipe`` then says how the run goes on."""
         return self.algorithm not in (IMPORTED, RECORDED)
 
     @property
@@ -193,15 +193,13 @@ class Checkpoint(Shown):
             {'split': 'train', 'label': 'import (torch.nn.modules.linear:Linear)'}
         """
         origin = Provenance(split=split or self.source.get("split", SPLIT), label=self.label)
-        if self.path is not None and self.path.exists():
-            single_file = self.path.is_file() and (
-                self.path.suffix == ".h5" or self.recipe.count("[[import]]") == 1
-            )
-            # of several files of another program, whose digests the recipe has
-            digest = (
-                hdf5.sha256(self.path) if single_file else hashlib.sha256(self.recipe.encode()).hexdigest()
-            )
-            origin |= {"source": self.path.name, "source_sha256": digest}
+        path = self.path
+        if path is not None and path.exists():
+            digest = hashlib.sha256(self.recipe.encode()).hexdigest()
+            # Of several files of another program the recipe has the digests.
+            if path.is_file() and (path.suffix == ".h5" or self.recipe.count("[[import]]") == 1):
+                digest = hdf5.sha256(path)
+            origin |= {"source": path.name, "source_sha256": digest}
         return origin
 
     @checked("model", "loss")
@@ -318,10 +316,8 @@ class Checkpoint(Shown):
         """
         name, options = self.model["name"], self.model["options"]
         if given is None and is_user_defined(name):
-            raise OperationError(
-                f"{where}: its model is '{name}', code that a file cannot bring along",
-                give={"model": text_of(name, options)},
-            )
+            words = f"{where}: its model is '{name}', code that a file cannot bring along"
+            raise OperationError(words, give={"model": text_of(name, options)})
         if given is None:
             network = models.build(name, **options)
         else:
@@ -365,10 +361,9 @@ class Checkpoint(Shown):
             landscape.core.errors.OperationError: checkpoint: trained on data ...
         """
         if dataset.fingerprint != self.data["fingerprint"]:
-            raise OperationError(
-                f"{self.path or 'checkpoint'}: trained on data '{self.data['name']}' with fingerprint "
-                f"{self.data['fingerprint'][:12]}…, but this data has {dataset.fingerprint[:12]}…"
-            )
+            own, other = self.data["fingerprint"][:12], dataset.fingerprint[:12]
+            words = f"trained on data '{self.data['name']}' with fingerprint {own}…, this data has {other}…"
+            raise OperationError(f"{self.path or 'checkpoint'}: {words}")
 
     def stacked(self) -> dict[str, Tensor]:
         """The tensors with a row for each learner.

@@ -68,10 +68,8 @@ def read(group: h5py.Group) -> tuple[History, dict[str, str]]:
         ValueError: for a data set that is not a column.
     """
     columns = {name: np.asarray(hdf5.dataset(group, name, "f", 1)) for name in group}
-    units = {
-        name: hdf5.attribute(column, "unit", str) if "unit" in column.attrs else UNITS.get(name, "")
-        for name, column in group.items()
-    }
+    units = {name: UNITS.get(name, "") for name in group}
+    units |= {name: hdf5.attribute(c, "unit", str) for name, c in group.items() if "unit" in c.attrs}
     return columns, units
 
 
@@ -126,11 +124,9 @@ def completed(history: History, path: Path) -> History:
         with contextlib.suppress(OperationError), hdf5.reading(earlier, warn=False) as file:
             history = _joined(read(hdf5.group(file, "history"))[0], history)
     if len(history["step"]) and history["step"][0] > 1:
-        warn_caller(
-            f"{printable(path)}: its history begins at step {history['step'][0]:.0f}; the rows before are in "
-            "the last.h5 and step files of its run, which are not in its folder",
-            HistoryWarning,
-        )
+        missing = "the rows before are in other files of its run, which are not in its folder"
+        begin = f"its history begins at step {history['step'][0]:.0f}"
+        warn_caller(f"{printable(path)}: {begin}; {missing}", HistoryWarning)
     return history
 
 
@@ -146,9 +142,7 @@ def _joined(earlier: History, history: History) -> History:
     )
     if not same:
         return history
-    unknown = np.full(first, np.nan)  # a column that only one of the two has
-    names = [*history, *(name for name in earlier if name not in history)]
-    later = np.full(len(history["step"]), np.nan)
-    return {
-        name: np.concatenate([earlier.get(name, unknown)[:first], history.get(name, later)]) for name in names
-    }
+    # A column that only one of the two has is NaN in the other's rows.
+    before, after = np.full(first, np.nan), np.full(len(history["step"]), np.nan)
+    names = dict.fromkeys([*history, *earlier])
+    return {n: np.concatenate([earlier.get(n, before)[:first], history.get(n, after)]) for n in names}

@@ -88,14 +88,11 @@ def steps(folder: Path) -> list[Path]:
 
 def named_like_a_run(folder: Path) -> list[Path]:
     """The files in ``folder`` with a name that a run writes: they would be overwritten."""
-    places = [folder / name for name in _NAMES]
-    return sorted(
-        [p for p in places if p.exists()] + [p for p in folder.glob("*") if _STEP.fullmatch(p.name)]
-    )
+    return sorted(p for p in folder.glob("*") if p.name in _NAMES or _STEP.fullmatch(p.name))
 
 
 def of_a_run(path: Path) -> bool:
-    """Say whether ``path``, named as a run's file, is one: a checkpoint of a run, or its recipe."""
+    """Return whether ``path``, named as a run's file, is one: a checkpoint of a run, or its recipe."""
     if path.name == "recipe.toml":
         return True
     try:
@@ -207,12 +204,7 @@ class ResultFile:
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        mode: Mode = "r",
-        *,
-        replace: bool = False,
-        writes: bool = True,
+        self, path: str | Path, mode: Mode = "r", *, replace: bool = False, writes: bool = True
     ) -> None:
         self.path = Path(path)
         #: The earlier result that the latest computation went on with; None if it began from the start.
@@ -512,18 +504,14 @@ def _word(value: Any) -> str:
 
 
 def _different_sources(source: str, other: str) -> bool:
-    """Say whether two results come from different files, by the SHA-256 of these."""
+    """Return whether two results come from different files, by the SHA-256 of these."""
     own, theirs = (set(text.split(", ")) - {""} for text in (source, other))
     return bool(own and theirs) and own.isdisjoint(theirs)
 
 
 @checked()
 def open(
-    path: str | Path,
-    mode: Mode = "r",
-    *,
-    replace: bool = False,
-    group: dist.ProcessGroup | None = None,
+    path: str | Path, mode: Mode = "r", *, replace: bool = False, group: dist.ProcessGroup | None = None
 ) -> ResultFile:
     """Open a file of results, to read them, or for computations to add to it and to go on with.
 

@@ -45,14 +45,9 @@ class Spec:
     options: dict[str, Any]
     called: bool
 
-    @property
-    def user_defined(self) -> bool:
-        """Say whether it names the user's code."""
-        return is_user_defined(self.name)
-
 
 def is_user_defined(name: str) -> bool:
-    """Say whether the name of a model or data set is MODULE:NAME, and not a built-in one."""
+    """Return whether the name of a model or data set is MODULE:NAME, and not a built-in one."""
     return ":" in name
 
 
@@ -88,7 +83,7 @@ def command_text(name: str, options: Mapping[str, Any]) -> str:
 def known_spec(where: str, text: str, registry: Registry) -> Spec:
     """:func:`parse`; the options of a built-in model or data set are checked, and its defaults filled in."""
     spec = parse(where, text)
-    if spec.user_defined:
+    if is_user_defined(spec.name):
         return spec
     choose(where, spec.name, [*registry.names(), "MODULE:NAME"])
     return replace(spec, options=registry.options(spec.name, spec.options))
@@ -145,7 +140,7 @@ def build_model(where: str, spec: Spec) -> nn.Module:
 
     A model wrapped for several GPUs is unwrapped: here the learners are distributed.
     """
-    if not spec.user_defined:
+    if not is_user_defined(spec.name):
         return models.build(spec.name, **spec.options)
     model = _make(where, spec)
     while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
@@ -164,7 +159,7 @@ def load_loss(where: str, text: str) -> Loss | None:
     if text == "output":
         return None
     spec = parse(where, text)
-    if not spec.user_defined:
+    if not is_user_defined(spec.name):
         raise InputError(f"{where}: '{text}' is not allowed, it must be MODULE:NAME or output")
     value = find(where, spec.name)
     loss = _make(where, spec) if spec.called or inspect.isclass(value) else value
@@ -226,19 +221,16 @@ def as_data(data: Any) -> UserData | Dataset:
     """
     if isinstance(data, (Dataset, UserData)):
         return data
+    parts: Mapping[str, Any] = {"train": data, "test": data}
     if isinstance(data, Mapping) and {"train", "test"} & set(data):
-        splits = {str(name): split for name, split in data.items() if name not in ("loss", "columns")}
-        losses = {"loss": data["loss"]} if "loss" in data else {}
-        columns = data.get("columns", {})
+        parts = data
     elif hasattr(data, "train") and hasattr(data, "test"):
-        splits = {"train": data.train, "test": data.test}
-        losses = {"loss": data.loss} if hasattr(data, "loss") else {}
-        columns = getattr(data, "columns", {})
-    else:
-        splits, losses, columns = {"train": data, "test": data}, {}, {}
-    columns = columns if isinstance(columns, Mapping) else {}
-    loss = losses["loss"] if losses else _usual_loss(next(iter(splits.values())))
-    return UserData(splits, loss, columns)
+        names = ("train", "test", "loss", "columns")
+        parts = {name: getattr(data, name) for name in names if hasattr(data, name)}
+    splits = {str(name): split for name, split in parts.items() if name not in ("loss", "columns")}
+    loss = parts["loss"] if "loss" in parts else _usual_loss(next(iter(splits.values())))
+    columns = parts.get("columns")
+    return UserData(splits, loss, columns if isinstance(columns, Mapping) else {})
 
 
 def _usual_loss(split: Any) -> Loss | None:
@@ -252,7 +244,7 @@ def _usual_loss(split: Any) -> Loss | None:
 
 def load_data(where: str, spec: Spec, data_dir: str | Path | None) -> UserData | Dataset:
     """A built-in data set, or what a user's factory returns; see :func:`as_data`."""
-    if not spec.user_defined:
+    if not is_user_defined(spec.name):
         return datasets.load(spec.name, data_dir=data_dir, **spec.options)
     return as_data(_make(where, spec))
 

@@ -68,7 +68,7 @@ def names_state(path: Path) -> bool:
     return foreign and not (path / "last.h5").exists()
 
 
-def place(path: Path) -> Path:
+def name_beside(path: Path) -> Path:
     """``path``, with a name beside which results can lie: "." has none."""
     return path if path.name.strip(".") else path.resolve()
 
@@ -84,11 +84,9 @@ def files_of(path: Path) -> list[Path]:
     if not file.exists():
         raise OperationError(f"{file}: no such file or folder of weights")
     if file.name == METADATA or file.suffix == DISTRIBUTED:
-        raise OperationError(
-            f"{path}: of torch.distributed.checkpoint, whose index may hold code; if you trust it, use "
-            "python -m torch.distributed.checkpoint.format_utils dcp_to_torch "
-            f"{shlex.quote(str(file.parent))} FILE.pt"
-        )
+        convert = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
+        way = f"{convert} {shlex.quote(str(file.parent))} FILE.pt"
+        raise OperationError(f"{path}: of torch.distributed, which may hold code; if you trust it, use {way}")
     if part := PART.fullmatch(file.name):
         index = file.with_name(f"{part[1]}{part[2]}{INDEX}")
         raise OperationError(f"{path}: one part of a model; give its index, {index}")
@@ -216,12 +214,10 @@ def _load(path: Path) -> Any:
                 warnings.simplefilter("ignore")  # of torch about its own quantized tensors
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
         except pickle.UnpicklingError as error:
-            raise OperationError(
-                f"{path}: not a file of weights alone, and code from a file is never run; if you trust it, "
-                f"let saved = torch.load({str(path)!r}, weights_only=False), and torch.save("
-                f"saved.state_dict(), '{path.stem}-weights.pt') of a model, or saved['state_dict'] of a "
-                "checkpoint such as Lightning's"
-            ) from error
+            saved = f"saved = torch.load({str(path)!r}, weights_only=False)"
+            states = "saved.state_dict() of a model, or saved['state_dict'] of a checkpoint"
+            words = "not a file of weights alone, and code from a file is never run; if you trust it, let"
+            raise OperationError(f"{path}: {words} {saved}, and torch.save {states}") from error
 
 
 def _is_archive(path: Path, file: IO[bytes]) -> bool:
@@ -395,18 +391,15 @@ def import_state(
         rows.append(row)
         fixed.append(others)
     common = [key for key in fixed[0] if all(key in row for row in fixed)]
-    origin = "".join(
-        f'[[import]]\nfile = {json.dumps(file.name)}\nsha256 = "{hdf5.sha256(file)}"\n'
-        for path in given
-        for file in files_of(path)
-    )
+    files = [file for path in given for file in files_of(path)]
+    origin = [f'[[import]]\nfile = {json.dumps(f.name)}\nsha256 = "{hdf5.sha256(f)}"\n' for f in files]
     return Checkpoint(
         weights=torch.stack(rows) if rows[1:] else rows[0][None],
         layout=layout,
         step=0,
         epoch=0.0,
         algorithm=IMPORTED,
-        recipe=origin,
+        recipe="".join(origin),
         model={"name": name, "options": options or {}},
         buffers={key: torch.stack([row[key] for row in fixed]) for key in common},
         data=data or unknown_data(),
@@ -472,9 +465,6 @@ def networks_of(problem: Problem, given: Any, labels: Sequence[str] = ()) -> lis
         kind = "vector" if lone else type(given).__name__
         raise InputError(f"weights: a {kind} is not allowed, it must be a list, each entry {ALLOWED}")
     rows = list(given)
-    if not isinstance(labels, (list, tuple)):
-        kind = type(labels).__name__
-        raise InputError(f"labels: a {kind} is not allowed, it must be a list; give all weights in one, too")
     if labels and len(labels) != len(rows):
         raise InputError(f"labels: {len(labels)} for {len(rows)} weights, each needs one")
     names = labels or [f"weights[{k}]" for k in range(len(rows))]

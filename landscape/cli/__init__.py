@@ -79,16 +79,16 @@ class Commands(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
-        found = [CompletionItem(name, help=registry.commands.summary(name)) for name in names]
-        return found + click.Command.shell_complete(self, ctx, incomplete)
+        items = [CompletionItem(name, help=registry.commands.summary(name)) for name in names]
+        return items + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         names = self.list_commands(ctx)
         width = max(map(len, names))
         limit = formatter.width - 6 - width  # as in click
         grouped = [name for group in commands.GROUPS.values() for name in group]
-        others = {"Plugins": [name for name in names if name not in grouped]}
-        for title, group in {**commands.GROUPS, **others}.items():
+        plugins = {"Plugins": [name for name in names if name not in grouped]}
+        for title, group in {**commands.GROUPS, **plugins}.items():
             rows = []
             for name in group:
                 summary = registry.commands.summary(name)
@@ -153,9 +153,9 @@ def main() -> None:
 
 def _run() -> int:
     """The exit code of the command; errors are printed."""
-    shown = output.Output()
+    out = output.Output()
     try:
-        with output.collected(shown):
+        with output.collected(out):
             code = group.main(prog_name="landscape", standalone_mode=False)
     except click.UsageError as error:
         code = _fail(error.format_message(), 2)
@@ -170,12 +170,12 @@ def _run() -> int:
         code = 1
     except Exception as error:
         progress.flush()
-        known = explain(error)
-        if known is None:
+        failure = explain(error)
+        if failure is None:
             raise
-        if shown.verbose:
+        if out.verbose:
             traceback.print_exception(error)
-        code = _fail(known.line(flags_of(shown.command)), known.exit_code)
+        code = _fail(failure.line(flags_of(out.command)), failure.exit_code)
     else:
         if lost := progress.flush():
             code = 1 if isinstance(lost, BrokenPipeError) else _fail(str(explain(lost)), 1)
@@ -186,10 +186,10 @@ def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any
 ) -> None:
     """A warning as one line, with its place in the code only with -v; with -q only where data is lost."""
-    shown = output.current()
-    place = f"{filename}:{lineno}: {category.__name__}: " if shown.verbose else ""
-    if not shown.silent or (issubclass(category, DataWarning) and not shown.muted):
-        _say(place + " ".join(str(message).split()))
+    out = output.current()
+    where = f"{filename}:{lineno}: {category.__name__}: " if out.verbose else ""
+    if not out.silent or (issubclass(category, DataWarning) and not out.muted):
+        _say(where + " ".join(str(message).split()))
 
 
 def flags_of(name: str) -> dict[str, str]:

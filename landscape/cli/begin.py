@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.metadata
+import itertools
 import platform
 import shutil
 import tempfile
@@ -27,7 +28,7 @@ from landscape.analysis.noise import noise as compute_noise
 from landscape.analysis.planes import learners_plane, random_plane
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common, details, plot
-from landscape.cli.common import Source, about, each
+from landscape.cli.common import Source, message, with_progress
 from landscape.cli.options import FOLDER, Choice, command
 from landscape.core.devices import pick_device
 from landscape.core.errors import DataWarning, InputError, OperationError, warn_caller
@@ -35,8 +36,9 @@ from landscape.core.files import HAS_LOCKS
 from landscape.core.progress import Progress, no_progress
 from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.data.base import cache_folder, data_root
-from landscape.data.download import SOURCES, found
+from landscape.data.download import SOURCES, folder_of
 from landscape.data.download import fetch as download
+from landscape.problem.layout import Layout
 from landscape.problem.problem import Problem
 from landscape.results.base import save
 from landscape.results.noise import Noise
@@ -44,6 +46,7 @@ from landscape.results.surfaces import Surface
 from landscape.testing.device import Compared, calls, compared, networks, one_line
 from landscape.training.processes.children import Pool
 from landscape.training.recipes import recipe
+from landscape.training.run import WRITERS
 from landscape.training.run.launch import TrainingJob, train_runs
 
 # From our trials: at rate 1 the outcome on the digits hangs on rounding, and so on the machine. At 0.5, the
@@ -53,7 +56,6 @@ FRAME = 25  # steps from one frame of the film to the next (ours): 20 frames
 SETTINGS = (f"lr={LR}", f"steps={STEPS}", "decompose.every=5", "evaluate.every=50", "monitor.sharpness=20")
 NAMES = ("ssgd", "dpsgd")
 AT_ONCE = 5  # runs at once, at most (ours): each process takes 0.4 GB
-Runs = dict[str, list[Checkpoint]]
 
 
 @command(output=FOLDER)
@@ -78,12 +80,11 @@ def demo(*, output: str = "demo") -> None:
         noises = noise(folder)
         with common.progress_bar("film") as bar:
             learners = _film(folder, bar)
-    first = [of[0] for of in surfaces.values()]
-    save([surface for of in surfaces.values() for surface in of], folder / "contour.h5")
+    save(surfaces, folder / "contour.h5")
     save(noises, folder / "noise.h5")
-    plots.save_figure(plots.draw([run for of in runs.values() for run in of]), folder / "training.png")
-    plots.save_figure(plots.draw(first, style="hillshade"), folder / "contour.png")
-    plots.save_figure(plots.draw(noises), folder / "noise.png")
+    plots.draw(runs, folder / "training.png")
+    plots.draw(surfaces[:: len(SEEDS)], folder / "contour.png", style="hillshade")
+    plots.draw(noises, folder / "noise.png")
     common.files(*(folder / f"{name}.png" for name in ("training", "contour", "noise")), learners)
     _report(folder)
 
@@ -98,10 +99,9 @@ def _report(folder: Path) -> None:
     except OperationError as error:
         warn_caller(str(error), DataWarning)
         return
-    run = Checkpoint.load(folder / "dpsgd-0" / "last.h5")
-    problem, plane = run.problem("train"), folder / "learners.h5"
-    save([contour(problem, learners_plane(problem, run.weights), grid=31, **about(run, "train"))], plane)
-    paths = [folder / f"{name}-{seed}" for name in NAMES for seed in SEEDS]
+    run, plane = Checkpoint.load(folder / "dpsgd-0" / "last.h5"), folder / "learners.h5"
+    contour(run, learners_plane(run, run.weights), grid=31).save(plane)
+    paths = [folder / f"{name}-{seed}" for name, seed in itertools.product(NAMES, SEEDS)]
     reports.report([*paths, folder / "contour.h5", plane, folder / "noise.h5"], folder / "report.html")
     common.files(folder / "report.html")
 
@@ -120,52 +120,39 @@ def _one_thread() -> Iterator[int]:
         torch.set_num_threads(before)
 
 
-def train(folder: Path, at_once: int) -> Runs:
-    """The ends of the runs, by algorithm; ``at_once`` of them are trained at a time, with a thread each."""
-    runs = {}
-    for name, seed in ((name, seed) for name in NAMES for seed in SEEDS):
+def train(folder: Path, at_once: int) -> list[Checkpoint]:
+    """The ends of the runs, SSGD's first; ``at_once`` of them are trained at a time, with a thread each."""
+    jobs = []
+    for name, seed in itertools.product(NAMES, SEEDS):
         every = FRAME if (name, seed) == ("dpsgd", 0) else STEPS
-        chosen = recipe.read(f"digits-{name}", (*SETTINGS, f"seed={seed}", f"checkpoint.every={every}"))
-        runs[name, seed] = TrainingJob(chosen, folder / f"{name}-{seed}")
+        settings = recipe.read(f"digits-{name}", (*SETTINGS, f"seed={seed}", f"checkpoint.every={every}"))
+        jobs.append(TrainingJob(settings, folder / f"{name}-{seed}"))
     processes = min(at_once, AT_ONCE) if HAS_LOCKS else 1
-    ended: list[TrainingJob] = []
+    pool, ended = Pool(processes, threads=processes), list[TrainingJob]()
     with common.progress_bar("training") as bar:
 
         def count(run: TrainingJob, seconds: float | None) -> None:
             ended.append(run)
-            bar(len(ended) / len(runs))
+            bar(len(ended) / len(jobs))
 
-        train_runs(
-            [*runs.values()],
-            count,
-            lambda share: bar((len(ended) + share) / len(runs)),
-            pool=Pool(processes, threads=processes),
-            device="cpu",
-            data_dir=None,
-        )
-    return {name: [Checkpoint.load(runs[name, seed].folder / "last.h5") for seed in SEEDS] for name in NAMES}
+        def report(share: float) -> None:
+            bar((len(ended) + share) / len(jobs))
+
+        train_runs(jobs, count, report, pool=pool, device="cpu", data_dir=None)
+    return [Checkpoint.load(job.folder / "last.h5") for job in jobs]
 
 
-def contours(runs: Runs) -> dict[str, list[Surface]]:
+def contours(runs: list[Checkpoint]) -> list[Surface]:
     """The training loss around each run's end, over the directions of its seed."""
-    made: dict[str, list[Surface]] = {name: [] for name in runs}
-    ends = [(name, run) for name, of in runs.items() for run in of]
-    for (name, run), progress in each("contours", ends):
-        problem = run.problem("train")
-        plane = random_plane(problem)
-        made[name].append(contour(problem, plane, grid=31, progress=progress, **about(run, "train")))
-    return made
+    jobs = with_progress("contours", runs)
+    return [contour(run, random_plane(run), grid=31, progress=bar) for run, bar in jobs]
 
 
 def noise(folder: Path) -> list[Noise]:
     """Δ(2) of DPSGD, seed 0, early and at the end."""
-    estimates = []
-    for step, bar in each("noise", (EARLY, STEPS)):
-        run = Checkpoint.load(folder / "dpsgd-0" / f"step-{step:07d}.h5")
-        problem, batch = run.problem("train"), run.local_batch
-        of = about(run, "train")
-        estimates.append(compute_noise(problem, run.weights, run.lr, batch, progress=bar, **of))
-    return estimates
+    paths = [folder / "dpsgd-0" / f"step-{step:07d}.h5" for step in (EARLY, STEPS)]
+    jobs = with_progress("noise", paths)
+    return [compute_noise(Checkpoint.load(path), progress=bar) for path, bar in jobs]
 
 
 def _film(folder: Path, progress: Progress) -> Path:
@@ -188,9 +175,7 @@ OPTIONAL = {
     "torchvision": ("networks of ImageNet", "sgd-landscape[imagenet]"),
     "lightning": ("Lightning's callback", "sgd-landscape[lightning]"),
     "transformers": ("Hugging Face's callback", "sgd-landscape[huggingface]"),
-    "tensorboard": ("scalars of a run or Recorder", "tensorboard"),
-    "wandb": ("scalars of a run or Recorder", "wandb"),
-    "trackio": ("scalars of a run or Recorder", "trackio"),
+    **{name: ("scalars of a run or Recorder", name) for name in WRITERS},
 }
 # The self-test: 200 digits and a network of 330 parameters, whose dense Hessian takes a second (ours).
 SAMPLES, TOL = 200, 1e-4
@@ -238,8 +223,8 @@ def doctor(data_dir: str | None, device: str | None) -> None:
         "cache": _cache,
         "packages": _packages,
     }
-    places = [line.split(": ")[0] for line in details.devices()]
-    parts |= {f"Hessian on {place}": functools.partial(_hessian, place) for place in places}
+    names = [line.split(": ")[0] for line in details.devices()]
+    parts |= {f"Hessian on {name}": functools.partial(_hessian, name) for name in names}
     with common.progress_bar("checks"):
         for name, part in parts.items():
             for check in _caught(name, part):
@@ -268,15 +253,15 @@ def _compare(device: torch.device) -> None:
 
 
 def _versions_and_devices() -> Iterator[Check]:
-    known = {**details.packages(), **dict(line.split(": ", 1) for line in details.devices())}
-    yield from (Check(name, "ok", text) for name, text in known.items())
+    texts = {**details.packages(), **dict(line.split(": ", 1) for line in details.devices())}
+    yield from (Check(name, "ok", text) for name, text in texts.items())
 
 
 def _data(root: Path) -> Iterator[Check]:
     yield Check("digits", "ok", "bundled")
     for name in SOURCES:
         images = root / name / "train"
-        if folder := found(name, root):
+        if folder := folder_of(name, root):
             yield Check(name, "ok", str(folder))
         elif images.is_dir():
             yield Check(name, "ok", f"images in {images.parent}")
@@ -303,37 +288,34 @@ def _packages() -> Iterator[Check]:
             yield Check(name, "missing", f"for {purpose}; pip install '{install}'")
         except Exception as error:  # a package may fail with anything
             yield Check(name, "broken", f"{version}, its import fails ({one_line(error)}); for {purpose}")
-    found = shutil.which("ffmpeg")
-    yield Check("ffmpeg", "ok" if found else "missing", found or "for films as .mp4; .gif needs nothing")
+    program = shutil.which("ffmpeg")
+    yield Check("ffmpeg", "ok" if program else "missing", program or "for films as .mp4; .gif needs nothing")
 
 
-def _hessian(place: str) -> Iterator[Check]:
+def _hessian(device: str) -> Iterator[Check]:
     """Both ends of the spectrum by our products, on a device, against the dense Hessian in float64."""
     model, split = networks()["perceptron"], data.load("digits").train
     assert isinstance(split, tuple)
     x, y = (part[:SAMPLES] for part in split)
     low, high = _dense_ends(model, x, y)
     rounding = 1e-5 * max(abs(low), abs(high))  # of products in float32
-    ends = extreme_eigenvalues(Problem(model, cross_entropy, (x, y), device=place), TOL, search="exact")
+    ends = extreme_eigenvalues(Problem(model, cross_entropy, (x, y), device=device), TOL, search="exact")
     right = abs(ends.min - low) <= ends.residual_min + rounding
     right = right and abs(ends.max - high) <= ends.residual_max + rounding
     text = f"λ_min {ends.min:.6g}, λ_max {ends.max:.6g}; dense: {low:.6g}, {high:.6g}"
-    yield Check(f"Hessian on {place}", "ok" if right and ends.converged else "FAILED", text)
+    yield Check(f"Hessian on {device}", "ok" if right and ends.converged else "FAILED", text)
 
 
 def _dense_ends(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
     """λ_min and λ_max of the dense Hessian, by torch's own differentiation in float64."""
     copied = copy.deepcopy(model).double()
-    parameters = dict(copied.named_parameters())
-    sizes = [each.numel() for each in parameters.values()]
+    layout = Layout.of(copied)
 
-    def loss(flat: Tensor) -> Tensor:
-        parts = zip(parameters.items(), torch.split(flat, sizes), strict=True)
-        values = {name: part.view_as(like) for (name, like), part in parts}
-        return cross_entropy(torch.func.functional_call(copied, values, (x.double(),)), y)
+    def loss(theta: Tensor) -> Tensor:
+        return cross_entropy(torch.func.functional_call(copied, layout.views(theta), (x.double(),)), y)
 
-    flat = torch.cat([each.detach().flatten() for each in parameters.values()])
-    values = torch.linalg.eigvalsh(hessian(loss, flat, vectorize=True))  # type: ignore[no-untyped-call]
+    theta = nn.utils.parameters_to_vector(copied.parameters()).detach()
+    values = torch.linalg.eigvalsh(hessian(loss, theta, vectorize=True))  # type: ignore[no-untyped-call]
     return float(values[0]), float(values[-1])
 
 
@@ -360,9 +342,9 @@ def fetch(names: tuple[str, ...], data_dir: str | None, mirror: str | None, forc
         landscape fetch mnist cifar10 --data-dir ~/data
     """
     if not names:
-        known = [{"name": name, "megabytes": s.size, "from": s.mirrors} for name, s in SOURCES.items()]
-        lines = [f"{name:14} {each.size:4} MB from {each.mirrors[0]}" for name, each in SOURCES.items()]
-        common.values("\n".join(lines), data_sets=known)
+        entries = [{"name": name, "megabytes": s.size, "from": s.mirrors} for name, s in SOURCES.items()]
+        lines = [f"{name:14} {source.size:4} MB from {source.mirrors[0]}" for name, source in SOURCES.items()]
+        common.values("\n".join(lines), data_sets=entries)
         return
     if mirror and len(names) > 1:
         raise InputError(f"--mirror: not allowed with {len(names)} data sets, it is the address of one")
@@ -371,11 +353,9 @@ def fetch(names: tuple[str, ...], data_dir: str | None, mirror: str | None, forc
     done = {}
     for name in dict.fromkeys(names):
         with common.progress_bar(name) as bar:
-            done[name] = download(
-                name, root, mirror=mirror, force=force, progress=bar, message=common.message
-            )
+            done[name] = download(name, root, mirror=mirror, force=force, progress=bar, message=message)
         new = sum(done[name].values())
-        common.message(f"{name}: {new} files downloaded, {len(done[name]) - new} were there; all verified")
+        message(f"{name}: {new} files downloaded, {len(done[name]) - new} were there; all verified")
         common.files(*done[name])
     downloaded = {name: [str(path) for path, new in files.items() if new] for name, files in done.items()}
     common.values("", downloaded=downloaded)

@@ -37,20 +37,21 @@ def described(name: str) -> click.Command:
     """The command ``name`` as its words describe it: with its help and its completion, and no callback."""
     words = WORDS[name]
     params: list[click.Parameter] = []
-    for own in words["params"]:
-        known = dict(own)
-        declarations, complete = known.pop("declarations"), known.pop("complete", "")
+    for entry in words["params"]:
+        settings = dict(entry)
+        declarations, complete = settings.pop("declarations"), settings.pop("complete", "")
         if isinstance(complete, list):
-            known["shell_complete"] = names(lambda every=complete: every)  # type: ignore[misc]
-            if known.get("metavar", "").startswith("["):
-                known["type"] = Choice(complete)
+            settings["shell_complete"] = names(lambda every=complete: every)  # type: ignore[misc]
+            if settings.get("metavar", "").startswith("["):
+                settings["type"] = Choice(complete)
         elif complete:
-            known["shell_complete"] = paths(complete)
-        if "number" in known:
-            name, *bounds = known.pop("number")
+            settings["shell_complete"] = paths(complete)
+        if "number" in settings:
+            name, *bounds = settings.pop("number")
             kind: Any = {"integer": int, "float": float}[name]
-            known["type"] = Number(Annotated[kind, Within(*bounds)])
-        params.append((click.Option if declarations[0][0] == "-" else click.Argument)(declarations, **known))
+            settings["type"] = Number(Annotated[kind, Within(*bounds)])
+        form = click.Option if declarations[0][0] == "-" else click.Argument
+        params.append(form(declarations, **settings))
     return click.Command(name, params=params, help=words["help"], epilog=words["epilog"])
 
 

@@ -19,7 +19,7 @@ import torch
 
 from landscape.checkpoint import storage, user_code
 from landscape.checkpoint.checkpoint import SCHEMA, Checkpoint
-from landscape.checkpoint.weights import files_of, import_state, names_state, place
+from landscape.checkpoint.weights import files_of, import_state, name_beside, names_state
 from landscape.cli import options, output
 from landscape.cli.options import group
 from landscape.cli.output import files as files
@@ -46,7 +46,13 @@ def describe(result: base.Result) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """The file of the results (``output`` None: beside their source), and the picture of them, if any."""
+    """The file of the results, and the picture of them, if any.
+
+    Args:
+        output: Result file. [default: next to the checkpoint]
+        replace: Replace another result that the file holds.
+        picture: Draw it, too: .png, .pdf or .svg.
+    """
 
     output: str | None
     replace: bool
@@ -86,10 +92,10 @@ class Target:
         flags = {str(each.name): max(each.opts, key=len) for each in context.command.params}
         settings = {flags[name]: value for name, value in context.params.items() if name not in _ELSEWHERE}
         with self.opened(default) as file:
-            made = file.once({"command": context.command.name, "source": [*sources], **settings}, described)
-        for result in [] if file.written else made:
+            items = file.once({"command": context.command.name, "source": [*sources], **settings}, described)
+        for result in [] if file.written else items:
             describe(result)
-        show(made, file.path, self.picture)
+        show(items, file.path, self.picture)
 
 
 TARGET = group(Target)
@@ -132,15 +138,15 @@ def progress_bar(title: str) -> AbstractContextManager[Bar]:
     return progress.progress_bar(title, output.current().silent)
 
 
-def show(made: Sequence[base.Result], path: Path | None, picture: str | None) -> None:
+def show(drawn: Sequence[base.Result], path: Path | None, picture: str | None) -> None:
     """Draw the results if ``picture`` is given, and print the names of the files on stdout."""
-    results(made)
+    results(drawn)
     files(*([path] if path else []))
     if picture:
         from landscape import plots
 
         with progress_bar("picture"):
-            plots.save_figure(plots.draw(made), picture)
+            plots.draw(drawn, picture)
         files(picture)
 
 
@@ -172,26 +178,7 @@ class GridType(click.ParamType):  # type: ignore[type-arg]  # no generic class i
 #: of the options that commands share. A command adds to it, or replaces it.
 TABLE: Mapping[str, options.Settings] = {
     "grid": {"type": GridType(), "help": "Points: K, or KXxKY such as 51x25."},
-    "span": {"help": "x and y run over [−span, span]. [default: 0.1, or what shows all markers]"},
-    "interpolation_tol": {
-        "metavar": "SIZE",
-        "help": "Compute exact points only until the others can be interpolated with an error below SIZE: 1% "
-        "of the range shown, or a number such as 0.005. [default: all points are exact]",
-    },
-    "bn": {
-        "help": "BatchNorm statistics: center (the checkpoint's), recalibrate (estimated again at each "
-        "point) or train (those of the batch itself).",
-    },
-    "bn_samples": {"help": "Number of samples for recalibrate, and in a batch for train."},
-    "method": {"help": "How points are evaluated."},
-    "autocast": {
-        "help": "Faster arithmetic: bfloat16 (networks that torch.fx can trace) or tf32 (CUDA). [default: "
-        "that of --dtype]",
-    },
-    "derivatives": {
-        "help": "exact: double backward; differences: differences of gradients, with measured errors; auto: "
-        "exact where the model has second derivatives.",
-    },
+    "interpolation_tol": {"metavar": "SIZE"},
     "delays": {"flag": "--delay", "metavar": "τ,…"},
 }
 
@@ -228,27 +215,28 @@ class Source:
         """The user's data, made once."""
         return user_code.load_data("data", self.data_spec, self.data_dir) if self.data_spec else None
 
-    def other_data(self, checkpoint: Checkpoint) -> str:
+    def other_data(self, run: Checkpoint) -> str:
         """The name of the data if it is certainly not the checkpoint's data; "" otherwise.
 
         OperationError for data with the name of the checkpoint's data but another fingerprint.
         """
-        known = checkpoint.data
-        spec = self.data_spec
-        if spec is None or not known["name"]:
+        trained_on, spec = run.data, self.data_spec
+        if spec is None or not trained_on["name"]:
             return ""
         assert self.user_data is not None
         fingerprint = self.user_data.fingerprint
-        if fingerprint and fingerprint == known["fingerprint"]:
+        if fingerprint and fingerprint == trained_on["fingerprint"]:
             return ""
         typed = user_code.parse("data", str(self.data)).options  # without a built-in one's defaults
-        left_out = _left_out(spec, typed, known)
-        if not left_out and (spec.name != known["name"] or spec.options != known["options"]):
+        left_out = _left_out(spec, typed, trained_on)
+        if not left_out and (spec.name, spec.options) != (trained_on["name"], trained_on["options"]):
             return user_code.command_text(spec.name, typed)
-        if left_out or (fingerprint and known["fingerprint"]):
-            whole = user_code.command_text(known["name"], known["options"])
+        if left_out or (fingerprint and trained_on["fingerprint"]):
+            whole = user_code.command_text(trained_on["name"], trained_on["options"])
             cause = f"options are missing, give --data {whole}" if left_out else "random without a seed?"
-            raise OperationError(f"--data: not that of {checkpoint.path} by its fingerprint ({cause})")
+            raise OperationError(
+                f"--data: {spec.name} is not that of {run.path} by its fingerprint ({cause})"
+            )
         return ""
 
     def of(
@@ -279,35 +267,26 @@ class Source:
         return user_code.load_loss("loss", self.loss) if self.loss else "data"
 
 
-def _left_out(spec: user_code.Spec, typed: dict[str, Any], known: dict[str, Any]) -> bool:
-    """True if ``spec`` is the checkpoint's, except for options that were not ``typed``."""
-    same = all(known["options"].get(key) == value for key, value in typed.items())
-    return spec.name == known["name"] and spec.options != known["options"] and same
+def _left_out(spec: user_code.Spec, typed: dict[str, Any], recorded: dict[str, Any]) -> bool:
+    """Return whether ``spec`` is the checkpoint's, except for options that were not ``typed``."""
+    same = all(recorded["options"].get(key) == value for key, value in typed.items())
+    return spec.name == recorded["name"] and spec.options != recorded["options"] and same
 
 
-SOURCE = options.group(
-    Source,
-    **{name: {"metavar": "NAME"} for name in ("model", "data", "loss")},
-    randomness={"metavar": "refuse|seed|N"},
-)
-
-
-METRICS = {
-    "flag": "--metric",
-    "metavar": "NAME",
-    "multiple": True,
-    "help": "A metric besides the loss: accuracy, error, top5, mse, mae, nll, margin, perplexity, f1 or "
-    "calibration; or NAME=MODULE:FUNCTION of (outputs, targets). Can be repeated.",
-}
+_NAME = {"metavar": "NAME"}
+SOURCE = group(Source, model=_NAME, data=_NAME, loss=_NAME, randomness={"metavar": "refuse|seed|N"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Analysis:
+class AnalysisCommand:
     """The checkpoints of an analysis command, and the options that all of these commands have.
 
-    ``seed`` is the seed of whatever the command draws; ``dtype`` and ``device`` are where it computes.
-    ``settings`` are the options that are parameters of the function that the command calls, ``metrics`` those
-    of --metric, a name or NAME=MODULE:FUNCTION each.
+    ``settings`` are the options that are parameters of the function that the command calls.
+
+    Args:
+        seed: Of whatever the command draws.
+        metrics: A metric besides the loss: accuracy, error, top5, mse, mae, nll, margin, perplexity, f1 or
+            calibration; or NAME=MODULE:FUNCTION of (outputs, targets). Can be repeated.
     """
 
     checkpoints: tuple[str, ...]
@@ -381,7 +360,7 @@ class Analysis:
         runs = [[part for part in job if isinstance(part, Checkpoint)] for job in whole]
 
         def compute() -> Iterator[R]:
-            for (job, share), of in zip(each(kind, whole), runs, strict=True):
+            for (job, share), of in zip(with_progress(kind, whole), runs, strict=True):
                 known = {**self.settings, **self.about(*of), "seed": self.seed, "progress": share}
                 result = function(*job, **known)
                 self.say_other_data(job)  # when the problem has turned out to be one
@@ -408,16 +387,16 @@ def imported(states: Sequence[Path], source: Source) -> Checkpoint:
         raise InputError(f"--model: missing; {states[0]} has only weights; give MODULE:NAME or a name")
     model = user_code.build_model("model", spec)
     run = import_state(states, model, name=spec.name, options=spec.options, message=message)
-    run.path = place(states[0])
+    run.path = name_beside(states[0])
     return run
 
 
-def each(title: str, jobs: Sequence[Any]) -> Iterator[tuple[Any, Progress]]:
+def with_progress(title: str, jobs: Sequence[Any]) -> Iterator[tuple[Any, Progress]]:
     """``jobs`` with one progress bar: each with the function that takes the share of it that is done."""
 
     with progress_bar(title) as bar:
-        for done, job in enumerate(jobs):
-            yield job, portion(bar, done / len(jobs), (done + 1) / len(jobs))
+        for count, job in enumerate(jobs):
+            yield job, portion(bar, count / len(jobs), (count + 1) / len(jobs))
 
 
 # Parameters of analyses that are no settings of theirs, or that every analysis command has.
@@ -458,20 +437,17 @@ def analysis_options(
         and parameter.default is not parameter.empty
         and options.is_plain(hints[parameter.name])
     )
-    known_of = {
-        name: {**TABLE.get(name, {}), **known}
-        for name in {**names, **own}
-        if (known := own.get(name, {})) is not None
-    }
+    listed = [name for name in {**names, **own} if own.get(name, {}) is not None]
+    settings = {name: {**TABLE.get(name, {}), **(own.get(name) or {})} for name in listed}
     limit = [options.option("max_memory")] if problem else []
     return options.group(
-        Analysis,
+        AnalysisCommand,
         checkpoints=options.SHARED["files"] | {"metavar": metavar, "required": required},
-        settings=options.Group(dict, options.options_of(function, **known_of)),
+        settings=options.Group(dict, options.options_of(function, **settings)),
         split={} if split and problem else None,
         seed={"help": options.described(function).get("seed", "Draws the directions.")} if seed else None,
         dtype={} if problem else None,
-        metrics=METRICS if metrics else None,
+        metrics={"flag": "--metric", "metavar": "NAME"} if metrics else None,
         target=options.Group(TARGET.make, [*limit, *TARGET.options]),
         source=SOURCE if problem else options.Group(Source, [options.option("data_dir")]),
     )
@@ -482,8 +458,8 @@ def about(run: Checkpoint, split: str, other_data: str = "") -> base.Provenance:
 
     ``other_data``: what the data is called where it is not the checkpoint's.
     """
-    found = run.about(split)
-    return found | {"label": f"{run.label}, on {other_data}"} if other_data else found
+    label: Any = {"label": f"{run.label}, on {other_data}"} if other_data else {}
+    return run.about(split) | label
 
 
 @functools.cache
@@ -500,9 +476,9 @@ def command_of(function: Callable[..., Any]) -> click.Command:
     def compute(*job: Any, **known: Any) -> Any:
         return function(*job, **{key: value for key, value in known.items() if key not in left_out})
 
-    def run(analysis: Analysis) -> None:
+    def run(analysis: AnalysisCommand) -> None:
         settings = dict(analysis.settings)
-        values = [settings.pop(key) for key in several]
+        values = [dict.fromkeys(settings.pop(key)) for key in several]
         analysis = dataclasses.replace(analysis, settings=settings)
         variant = [settings[declared.variant]] if declared.variant else []
         analysis.compute(title, [*itertools.product(analysis.open(), *values)], compute, *variant)

@@ -61,11 +61,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return plain(value.tolist()) if value.size <= MOST else _summary(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if dataclasses.is_dataclass(value):
         return plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     if isinstance(value, Sequence):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     return str(value)
 
 
@@ -78,17 +78,17 @@ def _summary(array: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 def of_result(result: Result) -> dict[str, Any]:
     """The numbers of a result: its fields, its properties, its summary and its description."""
-    shown: dict[str, Any] = {"schema": result.schema}
-    shown |= {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    entries: dict[str, Any] = {"schema": result.schema}
+    entries |= {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     for kind in reversed(type(result).__mro__):
         for name, member in vars(kind).items():
-            made = member.fget.__annotations__ if isinstance(member, property) and member.fget else {}
-            if made.get("return") in _SHOWN and not name.startswith("_"):
-                shown[name] = getattr(result, name)
+            annotations = member.fget.__annotations__ if isinstance(member, property) and member.fget else {}
+            if annotations.get("return") in _SHOWN and not name.startswith("_"):
+                entries[name] = getattr(result, name)
     if isinstance(result, Noise):
-        shown["summary"] = result.means()
-    shown["describe"] = result.describe()
-    return {name: plain(value) for name, value in shown.items()}
+        entries["summary"] = result.means()
+    entries["describe"] = result.describe()
+    return {name: plain(value) for name, value in entries.items()}
 
 
 def packages() -> dict[str, str]:
@@ -98,14 +98,14 @@ def packages() -> dict[str, str]:
 
 def devices() -> list[str]:
     """The CPU with its threads, and the accelerators with what PyTorch says of them."""
-    found = [f"cpu: {torch.get_num_threads()} threads of torch, {os.cpu_count()} cores"]
-    if own := accelerator():
-        told = getattr(torch.get_device_module(own), "get_device_properties", lambda k: None)
+    lines = [f"cpu: {torch.get_num_threads()} threads of torch, {os.cpu_count()} cores"]
+    if device := accelerator():
+        properties_of = getattr(torch.get_device_module(device), "get_device_properties", lambda k: None)
         for k in range(torch.accelerator.device_count()):
-            known = told(k)
-            text = f"{known.name}, {known.total_memory / 2**30:.0f} GiB" if known else "memory of the CPU"
-            found.append(f"{own.type}:{k}: {text}{'' if has_float64(own) else ', no float64'}")
-    return found
+            gpu = properties_of(k)
+            text = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" if gpu else "memory of the CPU"
+            lines.append(f"{device.type}:{k}: {text}{'' if has_float64(device) else ', no float64'}")
+    return lines
 
 
 def line() -> str:

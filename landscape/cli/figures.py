@@ -82,12 +82,11 @@ def figures(
     chosen = [figure.get(name) for name in (figure.names() if every else dict.fromkeys(names))]
     if not chosen:
         entries = [figure.get(name) for name in figure.names()]
-        common.values(
-            "\n".join(f"{each.name:18} {each.where}: {each.title}" for each in entries),
-            figures=[{"name": each.name, "where": each.where, "title": each.title} for each in entries],
-        )
+        lines = [f"{entry.name:18} {entry.where}: {entry.title}" for entry in entries]
+        rows = [{key: getattr(entry, key) for key in ("name", "where", "title")} for entry in entries]
+        common.values("\n".join(lines), figures=rows)
         return
-    place = Path(output)
+    folder = Path(output)
     context = Context(
         Path(runs),
         scale,
@@ -95,7 +94,7 @@ def figures(
         jobs.data_dir,
         Pool() if dry_run else jobs.pool(),
         message=lambda line: common.message(f"  {line}"),
-        records=Path(records) if records else place / "records",
+        records=Path(records) if records else folder / "records",
         until=time.time() + seconds,
         runs_with_weights=figure.with_weights(map(figure.get, figure.names()), scale) if prune else None,
     )
@@ -109,8 +108,8 @@ def figures(
             if dry_run:
                 done.append(_plan(entry, context, timed))
             else:
-                made, ended = _make(entry, context, place)
-                done += made
+                conclusions, ended = _make(entry, context, folder)
+                done += conclusions
                 waiting += [] if ended else [entry.name]
             common.values("", figures=done)
         except OperationError as error:
@@ -118,8 +117,8 @@ def figures(
                 raise
             skipped.append(entry.name)
             click.echo(f"{entry.name}: skipped: {printable(error)}", err=True)
-    if not dry_run and any(place.glob("*.json")):
-        common.files(pages.page(place))
+    if not dry_run and any(folder.glob("*.json")):
+        common.files(pages.page(folder))
     if waiting:
         common.message(f"--budget: {budget} are used; the same command goes on with {', '.join(waiting)}")
     if skipped:
@@ -128,19 +127,19 @@ def figures(
 
 def _share(chosen: list[Figure], context: Context, share: str) -> None:
     """Train a share of the runs of all figures ``chosen`` together, as several have some in common."""
-    each = [entry.of(context) for entry in chosen]
-    recipes = {identity(cell.recipe): cell.recipe for own in each for cell in own.cells}
+    entries = [entry.of(context) for entry in chosen]
+    recipes = {identity(cell.recipe): cell.recipe for own in entries for cell in own.cells}
     runs = share_of([*recipes.values()], share)
-    missing = [recipe for recipe in runs if not any(own.record(recipe) for own in each)]
+    missing = [recipe for recipe in runs if not any(own.record(recipe) for own in entries)]
     _check_data(context, missing)
     common.make_folder(context.folder)
     with common.progress_bar("figures") as bar:
         dataclasses.replace(context, progress=bar).train(missing)
-    ended = sum(any(own.record(recipe) for own in each) for recipe in runs)
+    ended = sum(any(own.record(recipe) for own in entries) for recipe in runs)
     common.values(f"share {share}: {ended} of {len(runs)} runs have ended", runs=len(runs), ended=ended)
 
 
-def _plan(entry: Figure, context: Context, known: dict[str, float]) -> dict[str, Any]:
+def _plan(entry: Figure, context: Context, seconds_by_kind: dict[str, float]) -> dict[str, Any]:
     """Print and return the runs, the time and the data that ``entry`` needs."""
     context = entry.of(context)
     runs, missing, seconds = context.cells, context.missing(), math.nan
@@ -148,7 +147,7 @@ def _plan(entry: Figure, context: Context, known: dict[str, float]) -> dict[str,
     try:
         _check_data(context, missing)
         with common.progress_bar(entry.name):
-            seconds = figure.seconds_of(context, missing, known)
+            seconds = figure.seconds_of(context, missing, seconds_by_kind)
         took = f"about {pages.duration(seconds) if missing else 'no time'} of training one after another"
     except OperationError as absent:
         took, data = "for a time that is known once their data is there", f"{data} ({absent})"
@@ -176,9 +175,9 @@ def _make(entry: Figure, context: Context, output: Path) -> tuple[list[dict[str,
     if missing:
         with common.progress_bar(entry.name) as bar:
             dataclasses.replace(context, progress=bar).train(missing)
-    left = len(context.missing())
-    if left:
-        common.message(f"  {left} of {len(runs)} runs have not ended")
+    unfinished = len(context.missing())
+    if unfinished:
+        common.message(f"  {unfinished} of {len(runs)} runs have not ended")
     try:
         with common.progress_bar(f"{entry.name}: analyses"):
             conclusion, pictures = pages.draw(entry, context, output)
@@ -186,4 +185,4 @@ def _make(entry: Figure, context: Context, output: Path) -> tuple[list[dict[str,
         return [], False
     common.values(f"{entry.name}: {conclusion}")
     common.files(*pictures)
-    return [{"name": entry.name, "conclusion": conclusion}], not left
+    return [{"name": entry.name, "conclusion": conclusion}], not unfinished

@@ -11,12 +11,12 @@ from landscape.analysis import connection, grids, planes
 from landscape.checkpoint import storage, user_code
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common, processes
-from landscape.cli.common import TABLE, Analysis, analysis_options, each, say_cost
-from landscape.cli.options import Choice, ListType, command, group
+from landscape.cli.common import AnalysisCommand, analysis_options, say_cost, with_progress
+from landscape.cli.options import Choice, command, group
 from landscape.cli.processes import Processes
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.hdf5 import sha256
-from landscape.core.options import NonNegative
+from landscape.core.options import NonNegative, Positive
 from landscape.evaluation.grid import Execution, reused_points
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
@@ -30,7 +30,7 @@ KINDS = ("random", "between", "pca", "learners", "eigen")
 
 
 @dataclass(frozen=True)
-class Chosen:
+class PlaneOptions:
     """The kind of the planes; ``norm`` and ``ignore`` are of random ones.
 
     Args:
@@ -49,14 +49,10 @@ class Chosen:
     align: Literal["weights", "activations"] | None = None
 
 
-PLANE = group(Chosen, kind={"flag": "--plane", "type": Choice(KINDS)})
+PLANE = group(PlaneOptions, kind={"flag": "--plane", "type": Choice(KINDS)})
 
 
-#: Of contours and lines, whose default is None.
-BN = {"help": f"{TABLE['bn']['help']} [default: recalibrate through CKPTs that differ in them, else center]"}
-
-
-def chosen_groups(chosen: Chosen, runs: list[Checkpoint]) -> list[list[Checkpoint]]:
+def chosen_groups(chosen: PlaneOptions, runs: list[Checkpoint]) -> list[list[Checkpoint]]:
     """The checkpoints of each surface, its own first; all options are checked before any work."""
     kind, norm, ignore = chosen.kind, chosen.norm, chosen.ignore
     if kind != "random" and (norm != "none" or ignore is not None):
@@ -73,7 +69,7 @@ def chosen_groups(chosen: Chosen, runs: list[Checkpoint]) -> list[list[Checkpoin
     return [[run, *trajectory(run)] if kind == "pca" else [run] for run in runs]
 
 
-def make_plane(chosen: Chosen, problem: Problem, group: list[Checkpoint], seed: int) -> Plane:
+def make_plane(chosen: PlaneOptions, problem: Problem, group: list[Checkpoint], seed: int) -> Plane:
     """The plane around the problem of a group's checkpoint; errors name its file."""
     kind, run = chosen.kind, group[0]
     if kind == "random":
@@ -134,8 +130,8 @@ def titles(runs: list[Checkpoint]) -> list[str]:
 
 
 def compute_on_grid(
-    analysis: Analysis,
-    chosen: Chosen,
+    analysis: AnalysisCommand,
+    chosen: PlaneOptions,
     processes: Processes,
     name: str,
     kind: type[Interpolated],
@@ -152,28 +148,28 @@ def compute_on_grid(
         file.only([origin["source_sha256"] for origin in origins])
         with team.joined() as joined:
             execution = Execution(joined)
-            for i, (group, progress) in enumerate(each(name, groups)):
+            for i, (group, progress) in enumerate(with_progress(name, groups)):
                 source, problem = origins[i]["source_sha256"], group[0].problem()
-                known = next((each for each in file if getattr(each, "source_sha256", "") == source), None)
+                earlier = next((each for each in file if getattr(each, "source_sha256", "") == source), None)
                 center = has_batchnorm(problem.model) and analysis.settings["bn"] == "center"
                 if center and chosen.align:
                     raise InputError("--align: the center's statistics fit no other; give --bn recalibrate")
-                if chosen.kind == "eigen" and isinstance(known, Surface) and known.kind == "eigen":
-                    plane = known.plane(problem.weights)  # costly to find, and the same but for rounding
+                if chosen.kind == "eigen" and isinstance(earlier, Surface) and earlier.kind == "eigen":
+                    plane = earlier.plane(problem.weights)  # costly to find, and the same but for rounding
                 else:
                     plane = make_plane(chosen, problem, group, analysis.seed)
-                if kind is HessianGrid and known is None and joined is None:
+                if kind is HessianGrid and earlier is None and joined is None:
                     say_cost(problem, "hessian_grid", analysis.settings)  # losses show it after a few points
-                given = {**analysis.settings, **origins[i], "progress": progress}
-                result = compute(problem, plane, into=file, execution=execution, **given)
+                options = {**analysis.settings, **origins[i], "progress": progress}
+                result = compute(problem, plane, into=file, execution=execution, **options)
                 results.append(result)
                 analysis.say_other_data(group[:1])
                 common.describe(result)
                 if file.resumed is not None:
                     count = reused_points(file.resumed, result)
                     common.values(f"  {count:,} of {result.exact.size:,} points were in the file")
-        others = [] if replace else [each for each in file if not any(each is made for made in results)]
-        file.keep([*results, *others])  # in the order of the checkpoints
+        rest = [] if replace else [each for each in file if not any(each is made for made in results)]
+        file.keep([*results, *rest])  # in the order of the checkpoints
     if team.rank == 0:
         common.show(results, file.path, analysis.target.picture)
 
@@ -181,9 +177,9 @@ def compute_on_grid(
 @command(
     plane=PLANE,
     processes=processes.OPTIONS,
-    analysis=analysis_options(grids.contour, metrics=True, grid={"default": "50"}, bn=BN),
+    analysis=analysis_options(grids.contour, metrics=True, grid={"default": "50"}),
 )
-def contour(plane: Chosen, processes: Processes, analysis: Analysis) -> None:
+def contour(plane: PlaneOptions, processes: Processes, analysis: AnalysisCommand) -> None:
     """Draw the loss on a plane around each checkpoint.
 
     Planes go through w_a of each CKPT, the mean of its learners; all pictures have common levels.
@@ -208,13 +204,9 @@ def contour(plane: Chosen, processes: Processes, analysis: Analysis) -> None:
 @command(
     plane=PLANE,
     processes=processes.OPTIONS,
-    analysis=analysis_options(
-        grids.hessian_grid,
-        grid={"default": "4"},
-        max_products={"help": "Hessian-vector products per point, at most."},
-    ),
+    analysis=analysis_options(grids.hessian_grid, grid={"default": "4"}),
 )
-def hessian_grid(plane: Chosen, processes: Processes, analysis: Analysis) -> None:
+def hessian_grid(plane: PlaneOptions, processes: Processes, analysis: AnalysisCommand) -> None:
     """Compute extreme Hessian eigenvalues on a grid.
 
     The grid lies around w_a of each CKPT; the ratio |λ_min|/|λ_max| is computed at each point, too.
@@ -225,22 +217,12 @@ def hessian_grid(plane: Chosen, processes: Processes, analysis: Analysis) -> Non
     compute_on_grid(analysis, plane, processes, "hessian", HessianGrid, grids.hessian_grid)
 
 
-@command(
-    analysis=analysis_options(
-        grids.line,
-        metrics=True,
-        metavar="CKPT [CKPT]",
-        method=None,
-        labels=None,
-        bn=BN,
-        span={"help": "One CKPT: t runs over [−span, span]. [default: 0.1]"},
-    ),
-)
+@command(analysis=analysis_options(grids.line, metrics=True, metavar="CKPT [CKPT]", method=None, labels=None))
 def line(
     *,
     norm: Literal["none", "filter", "layer"] = "none",
     ignore: Literal["none", "bias+norm"] | None,
-    analysis: Analysis,
+    analysis: AnalysisCommand,
 ) -> None:
     """Compute loss and accuracy between two checkpoints.
 
@@ -263,9 +245,9 @@ def line(
     same_network(runs)
     kind = "between" if len(runs) == 2 else "random"
 
-    def compute(run: Checkpoint, *others: Checkpoint, seed: int, **settings: Any) -> Line:
+    def compute(run: Checkpoint, *more: Checkpoint, seed: int, **settings: Any) -> Line:
         problem = run.problem()
-        if others:
+        if more:
             return grids.line(problem, *runs, labels=titles(runs), **settings)
         direction = planes.random_plane(problem, norm=norm, seed=seed, ignore=ignore).directions[0]
         return grids.line(problem, direction, **settings)
@@ -273,14 +255,8 @@ def line(
     analysis.compute("line", [tuple(runs)], compute, kind, norm)
 
 
-@command(
-    analysis=analysis_options(
-        connection.connect,
-        metavar="CKPT CKPT",
-        split=False,
-    ),
-)
-def connect(analysis: Analysis) -> None:
+@command(analysis=analysis_options(connection.connect, metavar="CKPT CKPT", split=False))
+def connect(analysis: AnalysisCommand) -> None:
     """Compute the barrier between two checkpoints.
 
     It is that on the line between their w_a, on the line after alignment, and along a curve.
@@ -296,22 +272,22 @@ def connect(analysis: Analysis) -> None:
     runs = analysis.open()
     same_network(runs)
 
-    def compute(run: Checkpoint, *others: Checkpoint, **settings: Any) -> Connection:
+    def compute(run: Checkpoint, *more: Checkpoint, **settings: Any) -> Connection:
         problem = run.problem()
-        return connection.connect(problem, run, others[0], **settings)
+        return connection.connect(problem, run, more[0], **settings)
 
     analysis.compute("connect", [tuple(runs)], compute)
 
 
 @command(
-    rises={"flag": "--rise", "metavar": "NATS,…", "type": ListType(float, "0.01,0.1")},
+    rises={"flag": "--rise", "metavar": "NATS,…"},
     least={"metavar": "NATS"},
     around={"type": Choice(geometry.AROUND)},
     target=common.TARGET,
 )
 def basins(
     files: tuple[str, ...],
-    rises: Sequence[float] | None,
+    rises: Sequence[Positive] | None,
     least: NonNegative | None,
     around: str | None,
     target: common.Target,
@@ -331,21 +307,21 @@ def basins(
         landscape basins runs/dp/last-contour.h5 --rise 0.05 --plot basins.png
     """
     first = Path(files[0])
-    given = [surface for file in files for surface in _surfaces(Path(file))]
+    surfaces = [surface for file in files for surface in _surfaces(Path(file))]
     target.write(
         first.with_name(f"{first.stem}-basins.h5"),
         [f"{Path(file).name} ({sha256(file)[:16]})" for file in files],
-        lambda: (geometry.basins(surface, rises, least=least, around=around) for surface in given),
+        lambda: (geometry.basins(surface, rises, least=least, around=around) for surface in surfaces),
         common.describe,
     )
 
 
 def _surfaces(path: Path) -> list[Surface]:
     """The surfaces in a file, all points of which are computed."""
-    found = load_results(path)
-    for surface in found:
+    results = load_results(path)
+    for surface in results:
         if not isinstance(surface, Surface):
             raise OperationError(f"{path}: holds a {surface.schema}, a surface is needed")
         if not surface.done.all() and not surface.columns:
             raise OperationError(f"{path}: is not finished; its command, run again, computes the rest")
-    return [surface for surface in found if isinstance(surface, Surface)]
+    return [surface for surface in results if isinstance(surface, Surface)]

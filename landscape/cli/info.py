@@ -34,8 +34,8 @@ def info(file: str) -> None:
 
         path = storage.checkpoint_in(path)
     with hdf5.reading(path, warn=False) as raw:
-        known = ("schema", "version", "created", "landscape_version", "torch_version")
-        stamps = {key: raw.attrs[key] for key in known}
+        names = ("schema", "version", "created", "landscape_version", "torch_version")
+        stamps = {key: raw.attrs[key] for key in names}
     if stamps["schema"] in registry.results:
         results = base.load_results(path)
         _stamps(path, stamps)
@@ -84,14 +84,12 @@ def _checkpoint(c: Any) -> None:
     from landscape.checkpoint.checkpoint import IMPORTED  # and torch
     from landscape.cli.train import closing
 
-    history = {
-        name: {"rows": int(np.isfinite(column).sum()), "last": latest(c.history, name)}
-        for name, column in c.history.items()
-    }
+    rows = {name: int(np.isfinite(column).sum()) for name, column in c.history.items()}
+    history = {name: {"rows": count, "last": latest(c.history, name)} for name, count in rows.items()}
     finite = bool(np.isfinite(c.weights.numpy()).all())
     same = ("learners", "model", "data", "algorithm", "seed", "step", "epoch", "diverged_at", "recipe")
-    known = {"parameters": c.layout.size, "finite": finite, "history": history}
-    values("", checkpoint={name: getattr(c, name) for name in same} | known)
+    facts = {"parameters": c.layout.size, "finite": finite, "history": history}
+    values("", checkpoint={name: getattr(c, name) for name in same} | facts)
     n, size = c.weights.shape
     values(f"weights: {n} learners × {size:,} {c.weights.numpy().dtype}, {'' if finite else 'NOT '}finite")
     values(f"model: {c.model['name']} {c.model['options']}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import re
@@ -24,13 +23,12 @@ from landscape.analysis.spectrum import spectrum as compute_spectrum
 from landscape.analysis.spread import smoothing as compute_smoothing
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common
-from landscape.cli.common import Analysis, analysis_options, say_cost
+from landscape.cli.common import AnalysisCommand, analysis_options, say_cost
 from landscape.cli.grids import same_network, titles
-from landscape.cli.options import ListType, command, numbers
+from landscape.cli.options import ListType, command
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
 from landscape.core.options import BelowOne, Count, Natural, NonNegative, Positive
-from landscape.core.progress import Progress
 from landscape.gradients.minibatches import known_batch
 from landscape.problem.layout import GROUPINGS
 from landscape.results.comparison import Comparison, WeightAverage, footnotes, summary, table_of
@@ -45,13 +43,9 @@ from landscape.training.experiments import stability as compute_stability
 @command(
     by={"metavar": "block|layer|parameter|NAME,…"},
     parts={"flag": "--part", "metavar": "NAME"},
-    analysis=analysis_options(
-        compute_spectrum,
-        quantities={"metavar": "NAME,…"},
-        part=None,
-    ),
+    analysis=analysis_options(compute_spectrum, quantities={"metavar": "NAME,…"}, part=None),
 )
-def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysis: Analysis) -> None:
+def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysis: AnalysisCommand) -> None:
     """Compute the Hessian's eigenvalues, trace, density.
 
     The Hessian is that at w_a of each CKPT, over the whole split.
@@ -78,41 +72,36 @@ def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysi
     def compute(run: Checkpoint, **settings: Any) -> Spectrum:
         problem = run.problem()
         by = preconditioner(run, problem) if precondition else None
-        known = {**settings, "part": list(parts) or None}
+        options = {**settings, "part": list(parts) or None}
         if by is None and settings["engine"] == "landscape":
-            say_cost(problem, "spectrum", known)
-        return compute_spectrum(problem, precondition=by, **known)
+            say_cost(problem, "spectrum", options)
+        return compute_spectrum(problem, precondition=by, **options)
 
     variant = [analysis.settings["matrix"], *(["preconditioned"] if precondition else [])]
     analysis.compute("spectrum", analysis.open(), compute, *variant)
 
 
-def _table(by: str, analysis: Analysis, others: Mapping[str, Any]) -> None:
+def _table(by: str, analysis: AnalysisCommand, flags: Mapping[str, Any]) -> None:
     """``landscape spectrum --by``: the curvature of the blocks of each CKPT."""
-    known, usual = (inspect.signature(f).parameters for f in (curvature_table, compute_spectrum))
-    given = {k: v for k, v in analysis.settings.items() if v is not None and v != usual[k].default}
-    for name in [*(k for k in given if k not in known), *(k for k, v in others.items() if v)]:
+    allowed, usual = (inspect.signature(f).parameters for f in (curvature_table, compute_spectrum))
+    chosen = {k: v for k, v in analysis.settings.items() if v is not None and v != usual[k].default}
+    for name in [*(k for k in chosen if k not in allowed), *(k for k, v in flags.items() if v)]:
         raise InputError(f"--{name.replace('_', '-')}: not allowed with --by, whose table has no such number")
     groups = [by] if by in GROUPINGS else [name.strip() for name in by.split(",")]
 
     def compute(run: Checkpoint, **settings: Any) -> CurvatureTable:
-        problem, known = run.problem(), {**settings, "by": groups if len(groups) > 1 else groups[0]}
-        say_cost(problem, "curvature_table", known)
-        return curvature_table(problem, **known)
+        problem, options = run.problem(), {**settings, "by": groups if len(groups) > 1 else groups[0]}
+        say_cost(problem, "curvature_table", options)
+        return curvature_table(problem, **options)
 
-    analysis = replace(analysis, settings=given)
+    analysis = replace(analysis, settings=chosen)
     analysis.compute("curvature-table", analysis.open(), compute, *([by] if by in GROUPINGS[1:] else []))
 
 
 @command(
-    analysis=analysis_options(
-        compute_noise_scale,
-        split=False,
-        batch={"metavar": "B"},
-        local_batch=None,
-    )
+    analysis=analysis_options(compute_noise_scale, split=False, batch={"metavar": "B"}, local_batch=None)
 )
-def noise_scale(no_learners: bool, analysis: Analysis) -> None:
+def noise_scale(no_learners: bool, analysis: AnalysisCommand) -> None:
     """Estimate the gradient noise scale tr Σ/‖g‖².
 
     It is estimated at w_a of each CKPT, and from its learners.
@@ -151,7 +140,9 @@ def noise_scale(no_learners: bool, analysis: Analysis) -> None:
         quantities=None,
     ),
 )
-def batch_sharpness(batch: str | None, no_learners: bool, no_lambda_max: bool, analysis: Analysis) -> None:
+def batch_sharpness(
+    batch: Sequence[Count] | None, no_learners: bool, no_lambda_max: bool, analysis: AnalysisCommand
+) -> None:
     """Measure the curvature that minibatches meet.
 
     It is measured at w_a of each CKPT, and at its learners.
@@ -168,8 +159,8 @@ def batch_sharpness(batch: str | None, no_learners: bool, no_lambda_max: bool, a
     Example:
         landscape batch-sharpness runs/dp/last.h5 --batch 50,500 --plot sharpness.png
     """
-    asked = None if batch is None else numbers("--batch", batch, "64,512")
-    jobs = [(run, size) for run in analysis.open() for size in asked or [known_batch(run.batch or None)]]
+    sizes = dict.fromkeys(batch or ())
+    jobs = [(run, size) for run in analysis.open() for size in sizes or [known_batch(run.batch or None)]]
     check_learners(jobs, no_learners)
 
     def compute(run: Checkpoint, size: int, **settings: Any) -> BatchSharpness:
@@ -199,7 +190,7 @@ def gradient_points(run: Checkpoint) -> Tensor:
 
 
 @command(analysis=analysis_options(compute_smoothing, lr=None, alpha_e=None, k={}))
-def smoothing(*, steps: Natural = continued.PATH_STEPS, analysis: Analysis) -> None:
+def smoothing(*, steps: Natural = continued.PATH_STEPS, analysis: AnalysisCommand) -> None:
     """Smooth the loss over the spread of the learners.
 
     It is smoothed around w_a of each CKPT; its sharpness is measured, too.
@@ -234,7 +225,7 @@ def smoothing(*, steps: Natural = continued.PATH_STEPS, analysis: Analysis) -> N
 @command(
     analysis=analysis_options(
         compute_stability, metavar="[CKPT…]", required=False, lr=None, own_limit=None, own_delay=None
-    ),
+    )
 )
 def stability(
     *,
@@ -246,7 +237,7 @@ def stability(
     from_batch: Count = 1,
     noise: NonNegative = 0.0,
     precondition: bool,
-    analysis: Analysis,
+    analysis: AnalysisCommand,
 ) -> None:
     """Compute the largest stable learning rates.
 
@@ -271,13 +262,13 @@ def stability(
     Example:
         landscape stability runs/dp/last.h5 --delay 0,1,2,4,8,16,32 --plot edge.png
     """
-    chosen, momentum = analysis.settings["delays"], analysis.settings["momentum"]
+    delays, momentum = sorted({*analysis.settings["delays"]}), analysis.settings["momentum"]
     if not analysis.checkpoints:
         if analysis.target.picture or analysis.target.output or precondition:
             raise InputError("--plot, -o: not allowed without a CKPT, nor --precondition")
         title = f"largest stable lr·λ_max{' in mean square' if noise else ''}"
         stable = functools.partial(limits.max_stable_step, noise=noise / batch)
-        rows, text = limit_table(title, chosen, momentum, stable, ".4f")
+        rows, text = limit_table(title, delays, momentum, stable, ".4f")
         common.values(text, limits=rows)
         if lr is not None:
             before = limits.Hyperparameters(from_delay, from_momentum, from_form, from_batch)
@@ -288,7 +279,7 @@ def stability(
 
             base = f"lr {lr:g} with delay {from_delay}, momentum {from_momentum:g} ({from_form})"
             title = f"learning rates with the minima of {base}{f', batch {from_batch}' if noise else ''}"
-            rows, text = limit_table(title, chosen, momentum, rate, ".4g")
+            rows, text = limit_table(title, delays, momentum, rate, ".4g")
             common.values(text, rates=rows)
         return
     if lr is not None or noise:
@@ -322,7 +313,7 @@ WIDTH = 110  # characters of a line of the table, but for its last column (ours)
         equal_loss={"flag": "--at-equal-loss"},
     ),
 )
-def compare(groups: str | None, analysis: Analysis) -> None:
+def compare(groups: str | None, analysis: AnalysisCommand) -> None:
     """Compare how flat minima are, with tests.
 
     All instruments are in one table, which says whether this minimum is flatter than that one.
@@ -340,16 +331,14 @@ def compare(groups: str | None, analysis: Analysis) -> None:
         landscape compare runs/ss-*/ runs/dp-*/ --groups recipe --at-equal-loss --plot flat.png
     """
     runs = analysis.open()
-    given = runs if groups is None else grouped(runs, groups)
+    sides = runs if groups is None else grouped(runs, groups)
 
-    def compute(*_: Checkpoint, seed: int, progress: Progress, **about: Any) -> Comparison:
-        settings = {name: about[name] for name in analysis.settings}
-        result = compute_comparison(
-            given, **settings, preconditioner_of=preconditioner, seed=seed, progress=progress
-        )
-        others = dict.fromkeys(filter(None, map(analysis.source.other_data, runs)))
-        notes = [f"the data is {name}, not that of the checkpoints" for name in others]
-        return dataclasses.replace(result, notes=(*result.notes, *notes))
+    def compute(*_: Checkpoint, **options: Any) -> Comparison:
+        settings = {name: options[name] for name in (*analysis.settings, "seed", "progress")}
+        result = compute_comparison(sides, **settings, preconditioner_of=preconditioner)
+        names = dict.fromkeys(filter(None, map(analysis.source.other_data, runs)))
+        notes = [f"the data is {name}, not that of the checkpoints" for name in names]
+        return replace(result, notes=(*result.notes, *notes))
 
     analysis.compute("compare", [tuple(runs)], compute, describe=lambda made: common.values(table(made)))
 
@@ -363,17 +352,17 @@ def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]
         if unknown:
             raise InputError(f"--groups: recipe is not allowed, {unknown.path} has none; give NAME=COUNT,…")
         return {name: members for name, _, members in groups_of(runs)}
-    found: dict[str, list[Checkpoint]] = {}
+    groups: dict[str, list[Checkpoint]] = {}
     done = 0
     for word in text.split(","):
         match = re.fullmatch(r"\s*([^=]*[^=\s])\s*=\s*([1-9]\d{0,5})\s*", word)
-        if not match or match[1] in found:
+        if not match or match[1] in groups:
             raise InputError(f"--groups: '{text}' is not allowed, it must be recipe, or as SSGD=3,DPSGD=3")
-        found[match[1]] = list(runs[done : done + int(match[2])])
+        groups[match[1]] = list(runs[done : done + int(match[2])])
         done += int(match[2])
     if done != len(runs):
         raise InputError(f"--groups: '{text}' has {done} checkpoints, it must have {len(runs)}, those given")
-    return found
+    return groups
 
 
 @command(
@@ -382,14 +371,10 @@ def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]
         labels=None,
         exact=None,
         seed=False,
-        coefficients={
-            "metavar": "a,…",
-            "type": ListType(float, "0.5,0.3,0.2"),
-            "help": "One for each member, ≥ 0; they are divided by their sum. [default: uniform]",
-        },
+        coefficients={"metavar": "a,…", "type": ListType(NonNegative)},
     )
 )
-def average(analysis: Analysis) -> None:
+def average(analysis: AnalysisCommand) -> None:
     """Predict the loss of averaged weights.
 
     The average is of the w_a of several CKPTs, such as the files of a run or fine-tunings of one network; of
@@ -404,9 +389,9 @@ def average(analysis: Analysis) -> None:
     runs = analysis.open()
     same_network(runs)
 
-    def compute(first: Checkpoint, *others: Checkpoint, seed: int, **settings: Any) -> WeightAverage:
+    def compute(first: Checkpoint, *more: Checkpoint, seed: int, **settings: Any) -> WeightAverage:
         problem = first.problem()
-        if not others:
+        if not more:
             return compute_average(problem, first.weights, **settings)
         return compute_average(problem, runs, labels=titles(runs), **settings)
 
@@ -414,10 +399,7 @@ def average(analysis: Analysis) -> None:
 
 
 def table(result: Comparison) -> str:
-    """The whole table with what must be known of it."""
-    c = result
-    rows = [["", *c.sides, "error over", "difference"], *table_of(c)]
-    said = [
-        textwrap.fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False) for line in footnotes(c)
-    ]
-    return "\n".join([common.columns(rows, left=True), "", *summary(c), *said])
+    """The table of a comparison, its summary and its footnotes."""
+    rows = [["", *result.sides, "error over", "difference"], *table_of(result)]
+    wrap = functools.partial(textwrap.fill, width=WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join([common.columns(rows, left=True), "", *summary(result), *map(wrap, footnotes(result))])

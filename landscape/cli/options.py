@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import math
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,12 +54,12 @@ def paths(kind: str) -> Completion:
     return lambda context, parameter, incomplete: [CompletionItem(incomplete, type=kind)]
 
 
-def names(known: Callable[[], Iterable[str]]) -> Completion:
+def names(allowed: Callable[[], Iterable[str]]) -> Completion:
     """Completion by the ``known`` names that begin so; where none does, by files."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        found = [CompletionItem(name) for name in known() if name.startswith(incomplete)]
-        return found or [CompletionItem(incomplete, type="file")]
+        items = [CompletionItem(name) for name in allowed() if name.startswith(incomplete)]
+        return items or [CompletionItem(incomplete, type="file")]
 
     return complete
 
@@ -95,19 +94,9 @@ SHARED: Mapping[str, dict[str, Any]] = {
     "split": {"type": Choice(SPLITS), "help": "Part of the data."},
     "seed": {"default": 0},
     "dtype": {"type": Choice(("float32", "float64")), "help": "Precision."},
-    "output": {
-        "flag": "-o --output",
-        "metavar": "OUT.h5",
-        "shell_complete": paths("file"),
-        "help": "Result file. [default: next to the checkpoint]",
-    },
-    "replace": {"flag": "--force", "is_flag": True, "help": "Replace another result that the file holds."},
-    "picture": {
-        "flag": "--plot",
-        "metavar": "F.png",
-        "shell_complete": paths("file"),
-        "help": "Draw it, too: .png, .pdf or .svg.",
-    },
+    "output": {"flag": "-o --output", "metavar": "OUT.h5", "shell_complete": paths("file")},
+    "replace": {"flag": "--force"},
+    "picture": {"flag": "--plot", "metavar": "F.png", "shell_complete": paths("file")},
     "device": {
         "type": _devices,
         "default": "auto",
@@ -117,11 +106,6 @@ SHARED: Mapping[str, dict[str, Any]] = {
         "metavar": "D",
         "shell_complete": paths("dir"),
         "help": "Folder with the data sets that are not bundled. [default: $LANDSCAPE_DATA or data]",
-    },
-    "allow_code": {
-        "is_flag": True,
-        "help": "Run code that a file names as MODULE:NAME for its model or data; code named by --set always "
-        "runs.",
     },
     "max_memory": {
         "metavar": "SIZE",
@@ -137,22 +121,20 @@ FOLDER: dict[str, Any] = {"metavar": "DIR", "shell_complete": paths("dir")}
 
 def option(name: str, **settings: Any) -> click.Parameter:
     """The option, or argument, ``name``, of which click is told ``settings`` and what ``SHARED`` has."""
-    known = {**SHARED.get(name, {}), **settings}
-    if example := known.pop("each", None):
-        known |= {"type": ListType(float, example), "required": True}
-    if known.get("type") is _devices:
-        known["type"] = _devices()
-    flags = known.pop("flag", f"--{name.replace('_', '-')}")
-    if known.pop("argument", False):
-        if known.pop("multiple", False):
-            known["nargs"] = -1
-        known.pop("help", None)
-        return click.Argument([name], **known)
-    default = known.get("default")
-    known.setdefault("show_default", default not in (None, "") and default is not False)
-    listed = isinstance(known.get("type"), ListType) or str(known.get("metavar")).endswith(",…")
-    kind = ListOption if listed and not known.get("multiple") else click.Option
-    return kind([*flags.split(), name], **known)
+    words = {**SHARED.get(name, {}), **settings}
+    if words.get("type") is _devices:
+        words["type"] = _devices()
+    flags = words.pop("flag", f"--{name.replace('_', '-')}")
+    if words.pop("argument", False):
+        if words.pop("multiple", False):
+            words["nargs"] = -1
+        words.pop("help", None)
+        return click.Argument([name], **words)
+    default = words.get("default")
+    words.setdefault("show_default", default not in (None, "") and default is not False)
+    listed = isinstance(words.get("type"), ListType) or str(words.get("metavar")).endswith(",…")
+    kind = ListOption if listed and not words.get("multiple") else click.Option
+    return kind([*flags.split(), name], **words)
 
 
 class ListOption(click.Option):
@@ -171,26 +153,24 @@ class ListOption(click.Option):
 
 
 class ListType(click.ParamType):  # type: ignore[type-arg]  # no generic class in click 8.1
-    """Several values with commas between them: texts, or numbers in order."""
+    """Several values with commas between them, each of which the annotation of an item allows."""
 
     name = "list"
 
-    def __init__(self, kind: type, example: str) -> None:
-        self.kind, self.example = kind, example
+    def __init__(self, item: Any) -> None:
+        self.item = item
 
     def __repr__(self) -> str:
-        return f"LIST({self.kind.__name__})"
+        return f"LIST({base_of(self.item).__name__})"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The tuple that the text of the option stands for; a default is one already."""
+        """The tuple that the text of the option stands for, in its order; a default is one already."""
         if not isinstance(value, str):
             return value
-        if self.kind is str:
-            return tuple(name.strip() for name in value.split(",") if name)
-        where = param.opts[-1] if param else ""
-        if not value.strip():
-            return ()
-        return tuple(numbers(where, value, self.example, kind=self.kind, least=0))
+        words = value.split(",") if value.strip() else []
+        if base_of(self.item) is str:
+            return tuple(word.strip() for word in words if word)
+        return tuple(Number(self.item).convert(word, param, ctx) for word in words)
 
 
 def base_of(annotation: Any) -> Any:
@@ -219,32 +199,35 @@ def options_of(function: Callable[..., Any], *names: str, **own: Settings) -> li
     Default and type are those of the signature; the help is the first sentence of the parameter's Args. What
     ``own`` tells click comes before.
     """
-    parameters, said = inspect.signature(function).parameters, described(function)
+    parameters, sentences = inspect.signature(function).parameters, described(function)
     every, hints = dict.fromkeys((*names, *own)), type_hints(function, bounds=True)
-    return [_option(parameters[name], hints[name], said.get(name), own.get(name, {})) for name in every]
+    return [_option(parameters[name], hints[name], sentences.get(name), own.get(name, {})) for name in every]
 
 
-def _option(parameter: inspect.Parameter, hint: Any, said: str | None, own: Settings) -> click.Parameter:
-    """The option of a parameter, of which its Args have ``said`` something."""
+def _option(parameter: inspect.Parameter, hint: Any, sentence: str | None, own: Settings) -> click.Parameter:
+    """The option of a parameter, with the ``sentence`` of its Args as its help."""
     several = get_origin(base_of(hint)) is tuple
-    known = {**SHARED.get(parameter.name, {}), **own}
-    found: dict[str, Any] = {"help": said} if said else {}
+    shared = {**SHARED.get(parameter.name, {}), **own}
+    words: dict[str, Any] = {"help": sentence} if sentence else {}
     default = parameter.default
-    if "type" not in known and item_of(hint) and not several:
-        example = ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in default)
-        default, found["type"] = example, ListType(base_of(item_of(hint)), example)
-    elif "type" not in known:
-        found["type"] = _type_of(item_of(hint) or hint)
-    if found.get("type") is bool:
+    if own.get("each"):
+        words |= {"type": ListType(hint), "required": True}
+    elif "type" not in shared and item_of(hint) and not several:
+        words["type"] = ListType(item_of(hint))
+        if isinstance(default, tuple):
+            default = ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in default)
+    elif "type" not in shared:
+        words["type"] = _type_of(item_of(hint) or hint)
+    if words.get("type") is bool:
         flag = parameter.name.replace("_", "-")
-        found |= {"flag": f"--{flag}/--not-{flag}"} if default is True else {"is_flag": True}
+        words |= {"flag": f"--{flag}/--not-{flag}"} if default is True else {"is_flag": True}
     if several:
-        found["multiple"] = True
+        words["multiple"] = True
     if default not in (None, inspect.Parameter.empty, ()):
-        found["default"] = default
-    elif default is not None and not several and not {"default", "is_flag"} & {*known, *found}:
-        found["required"] = types.NoneType not in get_args(hint)
-    return option(parameter.name, **found | dict(own))
+        words["default"] = default
+    elif default is not None and not several and not {"default", "is_flag"} & {*shared, *words}:
+        words["required"] = types.NoneType not in get_args(hint)
+    return option(parameter.name, **words | {name: value for name, value in own.items() if name != "each"})
 
 
 def _type_of(annotation: Any) -> Any:
@@ -266,7 +249,7 @@ def plain(text: str) -> str:
 def described(function: Callable[..., Any], whole: bool = False) -> dict[str, str]:
     """The words of a docstring's Args by parameter: the first sentence without markup; all if ``whole``."""
     block = re.search(r"^Args:\n(.*?)(?:^\S|\Z)", inspect.getdoc(function) or "", re.M | re.S)
-    found: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     for entry in re.split(r"^    (?=\S)", block[1] if block else "", flags=re.M)[1:]:
         names, _, text = " ".join(entry.split()).partition(": ")
         if whole:
@@ -277,8 +260,8 @@ def described(function: Callable[..., Any], whole: bool = False) -> dict[str, st
             if not re.match(r"\w\b", sentence):  # γ and m stay small
                 sentence = sentence[:1].upper() + sentence[1:]
             sentence = sentence.replace('"', "")
-        found |= dict.fromkeys(names.split(", "), sentence)
-    return found
+        sentences |= dict.fromkeys(names.split(", "), sentence)
+    return sentences
 
 
 @dataclass(frozen=True)
@@ -295,20 +278,20 @@ def group(make: Callable[..., Any], **own: Settings | Group | None) -> Group:
     ``own`` has what click is told of a parameter, or the group of options that it stands for; None for a
     parameter that is no option.
     """
-    said, groups, hints = described(make, whole=True), dict[str, Group](), type_hints(make, bounds=True)
+    sentences, groups, hints = described(make, whole=True), dict[str, Group](), type_hints(make, bounds=True)
     options: list[click.Parameter] = []
     for name, parameter in inspect.signature(make).parameters.items():
-        known = own.get(name, {})
-        if isinstance(known, Group):
-            groups[name] = known
-            options += known.options
-        elif known is not None:
-            options.append(_option(parameter, hints[name], said.get(name), known))
+        settings_of = own.get(name, {})
+        if isinstance(settings_of, Group):
+            groups[name] = settings_of
+            options += settings_of.options
+        elif settings_of is not None:
+            options.append(_option(parameter, hints[name], sentences.get(name), settings_of))
 
     def from_values(**values: Any) -> Any:
-        for name, each in groups.items():
-            taken = [str(option.name) for option in each.options if option.expose_value]
-            values[name] = each.make(**{option: values.pop(option) for option in taken})
+        for name, part in groups.items():
+            names = [str(option.name) for option in part.options if option.expose_value]
+            values[name] = part.make(**{option: values.pop(option) for option in names})
         return make(**values)
 
     return Group(from_values, options)
@@ -325,32 +308,16 @@ def command(
     def decorate(function: Callable[..., Any]) -> click.Command:
         texts = re.split(r"^(Args|Example):\n", inspect.getdoc(function) or "", flags=re.M)
         example = " ".join(dict(zip(texts[1::2], texts[2::2], strict=True))["Example"].split())
-        made = group(function, **own)
+        options = group(function, **own)
         return click.Command(
             name or function.__name__.replace("_", "-"),
-            callback=functools.wraps(function)(made.make),
-            params=[*made.options],
+            callback=functools.wraps(function)(options.make),
+            params=[*options.options],
             help=texts[0].strip(),
             epilog=f"Example: {example}",
         )
 
     return decorate
-
-
-def numbers(where: str, text: str, example: str, *, kind: type = int, least: int = 1) -> list[Any]:
-    """[1, 8, 64] of "8,64,1,8": whole numbers from ``least`` to 2³¹ − 1, in order; other kinds above 0."""
-    most = 2**31 - 1
-    try:
-        found = sorted({kind(word) for word in text.split(",")})
-    except ValueError:
-        found = [-1]
-    if kind is int:
-        right, allowed = least <= found[0] <= found[-1] <= most, f"whole numbers from {least} to {most}"
-    else:
-        right, allowed = 0 < found[0] <= found[-1] < math.inf, "numbers > 0"
-    if not right:
-        raise InputError(f"{where}: '{text}' is not allowed, it must be {allowed}, such as {example}")
-    return found
 
 
 def parse_seeds(text: str) -> list[int]:

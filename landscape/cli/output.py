@@ -45,7 +45,7 @@ class Output:
 
     @property
     def silent(self) -> bool:
-        """True if there are no messages and no progress."""
+        """Return whether there are no messages and no progress."""
         return self.quiet or self.muted
 
     def end(self) -> None:
@@ -53,10 +53,10 @@ class Output:
         if self.as_json and not self.muted and (self.entries or self.results or self.names):
             from landscape.cli import details
 
-            shown = {"command": self.command, "landscape_version": __version__, **self.entries}
+            entries = {"command": self.command, "landscape_version": __version__, **self.entries}
             if self.results:
-                shown["results"] = [details.of_result(result) for result in self.results]
-            click.echo(details.text(shown | {"files": self.names}))
+                entries["results"] = [details.of_result(result) for result in self.results]
+            click.echo(details.text(entries | {"files": self.names}))
         if self.verbose and not self.muted:
             from landscape.cli import details
 
@@ -76,11 +76,11 @@ def collected(out: Output) -> Iterator[None]:
     """``out`` is the output of the command inside; it ends unless the command is interrupted."""
     token = _current.set(out)
     try:
-        try:
-            yield
-        except Exception:
-            out.end()
-            raise
+        yield
+    except Exception:
+        out.end()
+        raise
+    else:
         out.end()
     finally:
         _current.reset(token)
@@ -146,10 +146,10 @@ _EVERY = {
 
 def add_options(command: click.Command) -> None:
     """Add --json, -v and -q to a command, except for those whose names it has already."""
-    taken = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    flags_in_use = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
     for flags, text in _EVERY.items():
         option = click.Option(
             flags.split(), is_flag=True, is_eager=True, expose_value=False, callback=_keep, help=text
         )
-        if taken.isdisjoint(option.opts):
+        if flags_in_use.isdisjoint(option.opts):
             command.params.append(option)

@@ -113,20 +113,12 @@ def plot(
     Example:
         landscape plot runs/ss/last.h5 runs/dp/last.h5 -o training.png
     """
-    look = {
-        "quantity": quantity,
-        "log": log,
-        "levels": levels,
-        "vmax": vmax,
-        "cmap": cmap,
-        "labels": labels or None,
-    }
-    given: dict[str, Any] = {name: value for name, value in look.items() if value is not None}
-    given |= {"title": title} if title else {}
+    look: dict[str, Any] = {"quantity": quantity, "log": log, "levels": levels, "vmax": vmax, "cmap": cmap}
+    look |= {"labels": labels or None, "title": title or None}
+    options = {name: value for name, value in look.items() if value is not None}
     if film.animate is not None:
-        if given or style != "contour":
-            word = next(iter(given), "style")
-            raise InputError(f"--{word}: not allowed with --animate")
+        if options or style != "contour":
+            raise InputError(f"--{next(iter(options), 'style')}: not allowed with --animate")
         animate(files, output, film, dpi)
         return
     picture = Path(output or storage.checkpoint_in(Path(files[0])).with_suffix(".png"))
@@ -139,9 +131,8 @@ def plot(
         return
     common.make_folder(picture.parent)
     check_title("--title", title)
-    given["style"] = style
     try:
-        plots.draw(results, picture, dpi=dpi, **given)
+        plots.draw(results, picture, dpi=dpi, style=style, **options)
     except LandscapeError:
         raise
     except (ArithmeticError, LookupError, ValueError) as error:  # numbers that no axis takes
@@ -155,8 +146,8 @@ def _export(results: list[Any], path: Path) -> list[Path]:
         if not isinstance(result, Surface):
             raise InputError(f"{path}: only a surface becomes a .vts file, this is a {type(result).__name__}")
     common.make_folder(path.parent)
-    many = len(results) > 1
-    paths = [path.with_stem(f"{path.stem}-{i}") if many else path for i in range(len(results))]
+    several = len(results) > 1
+    paths = [path.with_stem(f"{path.stem}-{i}") if several else path for i in range(len(results))]
     for result, target in zip(results, paths, strict=True):
         save_vts(result, target)
     return paths
@@ -207,13 +198,13 @@ def frames(runs: list[Checkpoint], film: Film, progress: Progress) -> list[Frame
     rows = torch.cat([spread / spread.norm() for spread in spreads])
     first = film.source.of(runs[0], "cpu").problem()
     directions = learners_plane(first, rows).directions
-    places = [(spread.to(directions) @ directions.T).numpy() for spread in spreads]
-    span = WIDTH * float(np.median([np.abs(place).max() for place in places]))
+    positions = [(spread.to(directions) @ directions.T).numpy() for spread in spreads]
+    span = WIDTH * float(np.median([np.abs(position).max() for position in positions]))
     shots = []
-    for k, (run, place) in enumerate(zip(runs, places, strict=True)):
+    for k, (run, position) in enumerate(zip(runs, positions, strict=True)):
         problem = film.source.of(run, "cpu").problem()
-        markers = np.concatenate([place, np.zeros((1, 2))])
-        labels = tuple(f"learner {j}" for j in range(len(place)))
+        markers = np.concatenate([position, np.zeros((1, 2))])
+        labels = tuple(f"learner {j}" for j in range(len(position)))
         axes = ("direction 1 of the spread", "direction 2 of the spread")
         plane = Plane(
             problem.weights, directions, "learners", "none", 0, axes=axes, markers=markers,
@@ -269,24 +260,24 @@ def report(
     reports.check_installed()
     common.make_folder(path.parent)
     paths = [Path(file) for file in files]
-    given = reports.read(paths)
-    if analyse and (made := _analyze(given, path.parent, source)):
-        given = reports.read([*paths, *made])
-    reports.write(given, path, title)
+    contents = reports.read(paths)
+    if analyse and (new_files := _analyze(contents, path.parent, source)):
+        contents = reports.read([*paths, *new_files])
+    reports.write(contents, path, title)
     common.files(path)
 
 
-def _analyze(given: reports.Contents, folder: Path, values: dict[str, Any]) -> list[Path]:
+def _analyze(contents: reports.Contents, folder: Path, values: dict[str, Any]) -> list[Path]:
     """The files of what was missing: contours and spectra."""
     context = click.get_current_context()
-    made = []
+    new_files = []
     parts: dict[str, Any] = {"quantities": ("extremes", "trace")}
     for kind, analysis, chosen in ((Surface, grids.contour, {}), (Spectrum, measures.spectrum, parts)):
-        for path in given.lacking(kind):
+        for path in contents.lacking(kind):
             # Next to the checkpoint, where its folder can be written to; else next to the page.
             target = path.with_name(f"{path.stem}-{analysis.name}.h5")
             if not os.access(path.parent, os.W_OK):
                 target = folder / f"{path.resolve().parent.name}-{target.name}"
             context.invoke(analysis, checkpoints=(str(path),), output=str(target), **chosen, **values)
-            made.append(target)
-    return made
+            new_files.append(target)
+    return new_files

@@ -27,15 +27,7 @@ from landscape.training.processes.process_group import Group, number, started_by
 # A share of a grid may take long; a process that ends or is silent is noticed without this limit.
 EXCHANGE_TIMEOUT = 7 * 24 * 3600.0
 
-TIMEOUT_S = {
-    "metavar": "S",
-    "help": "Seconds that a process may be silent, or that an exchange in training may take.",
-}
-SHARE = {
-    "metavar": "K/N",
-    "help": "Make share K of N of the runs and nothing else: N commands, such as the tasks of a SLURM array, "
-    "make a share each, and the same command without it goes on from there (see docs/cluster.md).",
-}
+TIMEOUT_S = {"metavar": "S"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +36,7 @@ class Processes:
 
     Args:
         nproc: Processes (and GPUs) that share the points; under torchrun, which starts them, leave it out.
+        timeout: Seconds that a process may be silent.
     """
 
     nproc: Count = 1
@@ -65,12 +58,9 @@ class Processes:
             return Team()
         if not dist.is_available():
             raise InputError("--nproc: this build of PyTorch has no torch.distributed; use 1")
+        threads = torch.get_num_threads()
         code = children.start(
-            sys.argv[1:],
-            self.nproc,
-            timeout=self.timeout,
-            threads=torch.get_num_threads(),
-            hint=lambda: RESUMABLE,
+            sys.argv[1:], self.nproc, timeout=self.timeout, threads=threads, hint=lambda: RESUMABLE
         )
         raise click.exceptions.Exit(code)
 
@@ -83,10 +73,13 @@ class Jobs:
     """The runs of a command: so many at a time, each in its own process, of all or of a share.
 
     Args:
-        at_once: Number of runs at a time, each in its own process.
+        jobs: Number of runs at a time, each in its own process.
+        timeout: Seconds that a process may be silent, or that an exchange in training may take.
+        share: Make share K of N of the runs and nothing else: N commands, such as the tasks of a SLURM array,
+            make a share each, and the same command without it goes on from there (see docs/cluster.md).
     """
 
-    at_once: Count = 1
+    jobs: Count = 1
     timeout: Positive = TIMEOUT
     share: str | None
     device: str
@@ -96,10 +89,10 @@ class Jobs:
         """The pool of processes that does the runs."""
         from landscape.training.run import launch  # and the loop: only where something is trained
 
-        return launch.pool(self.at_once, self.timeout, self.device)
+        return launch.pool(self.jobs, self.timeout, self.device)
 
 
-JOBS = group(Jobs, at_once={"flag": "--jobs", "metavar": "N"}, timeout=TIMEOUT_S, share=SHARE)
+JOBS = group(Jobs, jobs={"metavar": "N"}, timeout=TIMEOUT_S, share={"metavar": "K/N"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,19 +140,19 @@ def joined(device: torch.device, timeout: float, exchange_timeout: float | None 
         raise
     except BaseException as error:
         launched = children.launcher_store() is not None
-        known = LostProcessError(str(error)) if isinstance(error, Stopped) else explain(error)
+        failure = LostProcessError(str(error)) if isinstance(error, Stopped) else explain(error)
         rank = group.rank if group else 0
         name = "" if launched or not rank or isinstance(error, LostProcessError) else f"rank {rank}: "
         flags = flags_of(output.current().command)
-        line = name + (known.line(flags) if known else f"{type(error).__name__}: {error}")
-        code = error.exit_code if isinstance(error, Stopped) else known.exit_code if known else 1
+        line = name + (failure.line(flags) if failure else f"{type(error).__name__}: {error}")
+        code = error.exit_code if isinstance(error, Stopped) else failure.exit_code if failure else 1
         if group:
             first = group.report(line, children.LOST if isinstance(error, LostProcessError) else code)
         else:
             first = not children.report(line, code)
-        if known and first and not launched:
+        if failure and first and not launched:
             click.echo(f"landscape: {printable(line)}", err=True)
-        if known is None:
+        if failure is None:
             traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()

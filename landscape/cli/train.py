@@ -17,7 +17,7 @@ import numpy as np
 from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.history import latest
-from landscape.checkpoint.weights import files_of, place
+from landscape.checkpoint.weights import files_of, name_beside
 from landscape.cli import common, processes
 from landscape.cli.common import SOURCE, Source, imported
 from landscape.cli.options import FOLDER, SHARED, Choice, command, names, parse_seeds
@@ -86,6 +86,9 @@ def train(
         nproc: Processes on this machine that share the learners.
         max_restarts: How often all processes are restarted from last.h5 after one is lost.
         scalars: Where each row of the history goes, too, as --set scalars=…; the package must be installed.
+        timeout: Seconds that a process may be silent, or that an exchange in training may take.
+        allow_code: Run code that a file names as MODULE:NAME for its model or data; code named by --set
+            always runs.
 
     Example:
         landscape train mnist-fig2a-dpsgd --set seed=1 --data-dir ~/data -o runs/dp-1
@@ -177,15 +180,9 @@ def recipes(name: str | None) -> None:
 def _row(name: str) -> dict[str, Any]:
     """The numbers of a recipe in the list, for --json; lr is the peak of the schedule."""
     chosen = recipe.read(name)
-    return {
-        "name": name,
-        "algorithm": chosen.part("algorithm")[0],
-        "data": chosen.part("data")[0],
-        "learners": chosen.learners,
-        "batch": chosen.batch,
-        "lr": chosen.schedule.peak_lr(chosen.lr, chosen.batch),
-        "steps": chosen.steps,
-    }
+    words = {"name": name, **{part: chosen.part(part)[0] for part in ("algorithm", "data")}}
+    peak = chosen.schedule.peak_lr(chosen.lr, chosen.batch)
+    return words | {"learners": chosen.learners, "batch": chosen.batch, "lr": peak, "steps": chosen.steps}
 
 
 @command(
@@ -226,48 +223,37 @@ def sweep(
         search: Find the value of KEY with the lowest final test loss, such as algorithm.sigma=1e-5..10.
         rounds: Halvings of --search: at most 3 + 2·ROUNDS values. DPSGD-2020 evaluates about 20.
         output: Folder of the runs and the table.
+        allow_code: Run code that a file names as MODULE:NAME for its model or data; code named by --set
+            always runs.
 
     Example:
         landscape sweep mnist-fig2a-ssgd mnist-fig2a-dpsgd --set lr=0.2,0.5,1 --seeds 0-2 -o lr
     """
-    folder, wanted = Path(output), parse_search(search) if search else None
+    folder, target = Path(output), parse_search(search) if search else None
     with common.progress_bar("sweep") as bar:
-        result = compute_sweep(
-            recipes,
-            folder,
-            seeds=parse_seeds(seeds),
-            search=wanted,
-            rounds=rounds,
-            jobs=jobs.at_once,
-            share=jobs.share,
-            timeout=jobs.timeout,
-            device=jobs.device,
-            data_dir=jobs.data_dir,
-            allow_code=allow_code,
-            message=common.message,
-            progress=bar,
-            **values_of(settings),
-        )
+        options: dict[str, Any] = {"seeds": parse_seeds(seeds), "search": target, "rounds": rounds}
+        options |= {"allow_code": allow_code, "message": common.message, "progress": bar}
+        result = compute_sweep(recipes, folder, **options, **vars(jobs), **values_of(settings))
     common.values(table(result))
     if jobs.share:
         common.message(f"share {jobs.share} has ended; the same command without --share makes the table")
         return
-    if wanted:
-        best = result.best(wanted[0])
-        common.values("\n".join(best_values(wanted[0], best)), best=best)
+    if target:
+        best = result.best(target[0])
+        common.values("\n".join(best_values(target[0], best)), best=best)
     common.results([result])
     common.files(folder / "sweep.csv", folder / "sweep.h5")
 
 
-def values_of(settings: Iterable[str]) -> dict[str, list[Any]]:
+def values_of(settings: Iterable[str]) -> dict[str, Any]:
     """The values of each key of "KEY=V1,V2" settings."""
-    found: dict[str, list[Any]] = {}
+    values: dict[str, Any] = {}
     for setting in settings:
         key, written = key_and_value(setting)
-        if key in found:
+        if key in values:
             raise InputError(f"settings: {key} is given twice; give its values with commas, {key}=V1,V2")
-        found[key] = [parse_value(value) for value in split(written)]
-    return found
+        values[key] = [parse_value(value) for value in split(written)]
+    return values
 
 
 def split(text: str) -> list[str]:
@@ -287,10 +273,10 @@ def _open(text: str) -> bool:
 
 def best_values(key: str, best: list[dict[str, str]]) -> list[str]:
     """The best value of ``key`` of each setting, a line each: the recipe, the keys that vary, the value."""
-    shown = {"recipe", *_varying(best)} - {key}
+    keys = {"recipe", *_varying(best)} - {key}
     lines = []
     for row in best:
-        words = [v if k == "recipe" else f"{k}={v}" for k, v in row.items() if k in shown]
+        words = [v if k == "recipe" else f"{k}={v}" for k, v in row.items() if k in keys]
         lines.append(f"{', '.join(words)}: best {key} of the values evaluated: {row[key]}")
     return lines
 
@@ -316,8 +302,8 @@ def table(result: Sweep) -> str:
     for i, (row, seeds) in enumerate(zip(rows, result.seed_lists, strict=True)):
         loss = _pm(result.test_loss[i], result.test_loss_std[i], ".4g", ".2g")
         error = _pm(result.test_error[i], result.test_error_std[i], ".2f", ".2f")
-        others = f"{result.best_test_error[i]:.2f}", f"{result.diverged[i]:.0f}", f"{result.seconds[i]:.1f}"
-        lines.append([*(row[k] for k in varying), str(len(seeds)), loss, error, *others])
+        rest = f"{result.best_test_error[i]:.2f}", f"{result.diverged[i]:.0f}", f"{result.seconds[i]:.1f}"
+        lines.append([*(row[k] for k in varying), str(len(seeds)), loss, error, *rest])
     return common.columns(lines)
 
 
@@ -352,6 +338,7 @@ def topologies(
     Args:
         learners: How many learners.
         parameters: How many parameters the network has, 4 bytes each.
+        picture: Draw it, too: .png, .pdf or .svg.
 
     Example:
         landscape topologies base 'ring(2)' --learners 25 --parameters 11000000 --plot graphs.png
@@ -359,15 +346,15 @@ def topologies(
     common.check_targets(None, picture)
     about: dict[str, Any] = {"learners": learners, "parameters": parameters, "picture": picture}
     with common.progress_bar("topologies") as bar:
-        found = compare(mixings or None, progress=bar, **about)
+        rows = compare(mixings or None, progress=bar, **about)
     lines = [["mixing", "gap", "ω_min", "ηλ <", "exact after", "bytes a step"]]
-    for spec, row in found.items():
+    for spec, row in rows.items():
         spectrum = f"{row['gap']:.4f}", f"{row['omega_min']:.4f}", f"{row['limit']:.4g}"
         lines.append([spec, *spectrum, str(row["rounds"] or "-"), f"{row['bytes']:,.0f}"])
-    common.values(common.columns(lines), topologies=found)
+    common.values(common.columns(lines), topologies=rows)
     if not mixings:
-        if others := [spec for spec in default_mixings() if spec not in found]:
-            common.message(f"not for {learners} learners: {', '.join(others)}")
+        if unfit := [spec for spec in default_mixings() if spec not in rows]:
+            common.message(f"not for {learners} learners: {', '.join(unfit)}")
         common.message(f"forms: {', '.join(forms())}; a file .csv, .txt or .npy")
     if picture:
         common.files(picture)
@@ -375,21 +362,15 @@ def topologies(
 
 def numbers(end: Checkpoint) -> dict[str, Any]:
     """The numbers of the summary, for --json; None where they are not known."""
-    sharpness, limit = latest(end.history, "lr_lambda_max"), latest(end.history, "lr_lambda_limit")
+    names = ("loss", "test_loss", "consensus", "lr_lambda_max", "lr_lambda_limit")
+    last = {name: latest(end.history, name) for name in names}
+    limit = last["lr_lambda_limit"]
     return {
-        "algorithm": end.algorithm,
-        "seed": end.seed,
-        "step": end.step,
-        "loss": latest(end.history, "loss"),
-        "test_loss": latest(end.history, "test_loss"),
+        **{name: getattr(end, name) for name in ("algorithm", "seed", "step", "diverged", "diverged_at")},
+        **last,
         "test_error": 1 - latest(end.history, "test_accuracy"),
-        "consensus": latest(end.history, "consensus"),
         "seconds": latest(end.history, "wall_s"),
-        "diverged": end.diverged,
-        "diverged_at": end.diverged_at,
-        "lr_lambda_max": sharpness,
-        "lr_lambda_limit": limit,
-        "share_of_limit": sharpness / limit if limit else math.nan,
+        "share_of_limit": last["lr_lambda_max"] / limit if limit else math.nan,
     }
 
 
@@ -401,10 +382,8 @@ def closing(end: Checkpoint) -> str:
     wrong = 1 - last["test_accuracy"]
     error = "" if math.isnan(wrong) else f", test error {100 * wrong:.2f}%"
     drift = f"diverged at step {end.diverged_at}: the {end.diverged}" if end.diverged else "did not diverge"
-    return (
-        f"step {end.step}: test loss {last['test_loss']:.4g}{error}, consensus distance "
-        f"{last['consensus']:.3g}{standing(end)}, {drift}, {last['wall_s']:.1f} s"
-    )
+    numbers = f"test loss {last['test_loss']:.4g}{error}, consensus distance {last['consensus']:.3g}"
+    return f"step {end.step}: {numbers}{standing(end)}, {drift}, {last['wall_s']:.1f} s"
 
 
 def standing(end: Checkpoint) -> str:
@@ -472,17 +451,17 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source) ->
     Example:
         landscape import net.pt --model nets:resnet20 --data nets:cifar -o net.h5
     """
-    given, data = [Path(state) for state in states], source.data_spec
-    for state in given:
+    paths, data = [Path(state) for state in states], source.data_spec
+    for state in paths:
         files_of(state)
-    path = Path(output) if output else place(given[0]).with_suffix(".h5")
+    path = Path(output) if output else name_beside(paths[0]).with_suffix(".h5")
     ends_in("-o", path, [".h5"])
-    checkpoint = imported(given, source)
+    checkpoint = imported(paths, source)
     if path.exists():
-        there, own = (
-            (each.recipe, each.model, each.data["name"]) for each in (Checkpoint.load(path), checkpoint)
-        )
-        for before, after in zip(there, (*own[:2], data.name if data else ""), strict=True):
+        old = Checkpoint.load(path)
+        recorded = old.recipe, old.model, old.data["name"]
+        asked = checkpoint.recipe, checkpoint.model, data.name if data else ""
+        for before, after in zip(recorded, asked, strict=True):
             if before != after:
                 raise OperationError(f"-o: {path} is of {before!r}, not of {after!r}; give another name")
         common.message(f"{path}: complete already, nothing is imported")
@@ -500,17 +479,17 @@ def _evaluated(checkpoint: Checkpoint, source: Source, spec: user_code.Spec) -> 
     """The entry of the data in the checkpoint; loss and accuracy on each split are printed."""
     data, sizes = source.user_data, dict.fromkeys(SPLITS, 0)
     splits = [name for name in sizes if not isinstance(data, user_code.UserData) or name in data.splits]
-    found: dict[str, dict[str, float]] = {}
+    losses: dict[str, dict[str, float]] = {}
     with common.progress_bar("evaluation") as bar:
         for k, split in enumerate(splits):
             problem = source.of(checkpoint, "cpu", split).problem()
             loss, accuracy = problem.evaluate()
             sizes[split] = problem.samples
-            found[split] = {"loss": loss, "accuracy": accuracy, "samples": problem.samples}
+            losses[split] = {"loss": loss, "accuracy": accuracy, "samples": problem.samples}
             bar((k + 1) / len(splits))
-    for split, of in found.items():  # so that a user sees whether the weights are right
+    for split, of in losses.items():  # so that a user sees whether the weights are right
         right = "" if math.isnan(of["accuracy"]) else f", accuracy {100 * of['accuracy']:.2f}%"
         common.values(f"{split}: loss {of['loss']:.6g}{right} ({of['samples']:,} samples)")
-    common.values("", splits=found)
+    common.values("", splits=losses)
     mark = data.fingerprint if data else ""
     return {"name": spec.name, "options": spec.options, **sizes, "fingerprint": mark}

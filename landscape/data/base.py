@@ -32,6 +32,7 @@ from landscape.problem.batches import HostStream, Stream
 from landscape.problem.problem import Problem
 
 Split = tuple[Tensor, Tensor] | Stream
+Pair = tuple[Array, Array]  # inputs and targets
 
 
 def samples_of(split: Split) -> int:
@@ -98,7 +99,7 @@ def data_root(data_dir: str | Path | None) -> Path:
     return Path(data_dir or os.environ.get("LANDSCAPE_DATA") or "data")
 
 
-def fingerprint(arrays: Iterable[np.ndarray[Any, Any]]) -> str:
+def fingerprint(arrays: Iterable[Array]) -> str:
     """SHA-256 (hex) over dtype, shape and bytes of each array, in order."""
     digest = hashlib.sha256()
     for array in arrays:
@@ -107,15 +108,15 @@ def fingerprint(arrays: Iterable[np.ndarray[Any, Any]]) -> str:
     return digest.hexdigest()
 
 
-def classification(
-    train: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]],
-    test: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]],
-    scale: float,
-    classes: int,
-) -> Dataset:
+def missing(name: str, words: str) -> OperationError:
+    """The error of a data set whose files are not there; ``words`` say which, and what to do."""
+    return OperationError(f"data {name}: {words}", give={"data_dir": ...}, otherwise="set LANDSCAPE_DATA")
+
+
+def classification(train: Pair, test: Pair, scale: float, classes: int) -> Dataset:
     """A cross-entropy data set from arrays: x becomes float32 and is divided by ``scale``, y int64."""
 
-    def tensors(pair: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]) -> tuple[Tensor, Tensor]:
+    def tensors(pair: Pair) -> tuple[Tensor, Tensor]:
         x = torch.from_numpy(np.ascontiguousarray(pair[0], dtype=np.float32)).div_(scale)
         return x, torch.from_numpy(np.ascontiguousarray(pair[1], dtype=np.int64))
 
@@ -124,7 +125,7 @@ def classification(
 
 
 SCHEMA = "landscape.cache"
-Arrays = dict[str, np.ndarray[Any, Any]]
+Arrays = dict[str, Array]
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -195,7 +196,7 @@ def _read(path: Path) -> Arrays | None:
         return None
 
 
-def each(title: str, work: Callable[[T], R], items: Sequence[T], task: int = 1) -> list[R]:
+def in_threads(title: str, work: Callable[[T], R], items: Sequence[T], task: int = 1) -> list[R]:
     """Apply ``work`` to every item, in order, in as many threads as there are cores, under a progress bar.
 
     A thread takes ``task`` items at once. Threads, because most of decoding leaves the interpreter free; for
@@ -306,6 +307,10 @@ class Division:
     numbers: tuple[float, ...] = ()
     column: str = ""
 
+    def refused(self, reason: str) -> InputError:
+        """The error of a division that the data does not allow."""
+        return InputError(f"data.split: '{self.text}' is not allowed, {reason}")
+
 
 def parse(text: str, learners: int) -> Division:
     """The split that ``text`` describes, checked as far as that needs no data.
@@ -409,20 +414,15 @@ class Parts:
         elif split.kind == "by":
             owner = _by_value(split, _column(split, known, samples), learners)
         elif labels is None:
-            raise InputError(
-                f"data.split: '{split.text}' is not allowed, it needs one whole number a sample as target; "
-                "sizes(…) needs none"
-            )
+            raise split.refused("it needs one whole number a sample as target; sizes(…) needs none")
         elif split.kind == "labels":
             owner = _owner(_by_labels(split, labels, learners, rng), samples)
         else:
             owner = _dirichlet(split, labels, learners, batch, rng)
         sizes = np.bincount(owner, minlength=learners)
         if sizes.min() < batch:
-            raise InputError(
-                f"data.split: '{split.text}' gives learner {sizes.argmin()} {sizes.min()} of {samples} "
-                f"samples, fewer than its minibatch of {batch}; use a smaller batch or another split"
-            )
+            part = f"learner {sizes.argmin()} gets {sizes.min()} of {samples} samples"
+            raise split.refused(f"{part}, fewer than its minibatch of {batch}; use a smaller batch")
         kinds, of = np.unique(np.zeros(samples, int) if labels is None else labels, return_inverse=True)
         counts = np.zeros((learners, len(kinds)), np.int64)
         np.add.at(counts, (owner, of), 1)
@@ -431,18 +431,15 @@ class Parts:
 
 def _columns(problem: Problem) -> dict[str, Array]:
     """The columns of whole numbers, one a sample: the label, and inputs or targets by name."""
-    data, found = problem.data, dict[str, Any]()
+    data, trees = problem.data, dict[str, Any]()
     x, y = data.resident or (None, getattr(data.batches, "labels", None))
     if isinstance(data.batches, HostStream):
         x, y = data.batches.x, data.batches.y
     for tree in (x, y):
-        found |= tree if isinstance(tree, Mapping) else {}
-    found[LABEL] = y
-    return {
-        name: t.cpu().numpy()
-        for name, t in found.items()
-        if isinstance(t, Tensor) and t.dim() == 1 and len(t) == problem.samples and not t.is_floating_point()
-    }
+        trees |= tree if isinstance(tree, Mapping) else {}
+    trees[LABEL] = y
+    vectors = {n: t for n, t in trees.items() if isinstance(t, Tensor) and t.shape == (problem.samples,)}
+    return {name: t.cpu().numpy() for name, t in vectors.items() if not t.is_floating_point()}
 
 
 def _column(split: Division, known: Mapping[str, Array], samples: int) -> Array:
@@ -450,10 +447,7 @@ def _column(split: Division, known: Mapping[str, Array], samples: int) -> Array:
     values = known.get(split.column)
     if values is None or values.shape != (samples,):
         why = "no such column" if values is None else f"one of shape {values.shape}, not ({samples},)"
-        raise InputError(
-            f"data.split: '{split.text}' is not allowed, the data has {why} "
-            f"(allowed: {', '.join(known) or 'none, it has no column'})"
-        )
+        raise split.refused(f"the data has {why} (allowed: {', '.join(known) or 'none, it has no column'})")
     return values
 
 
@@ -469,10 +463,7 @@ def _by_value(split: Division, values: Array, learners: int) -> Array:
     """Each value of a column to the learner with the fewest samples so far, the most frequent value first."""
     kinds, of, sizes = np.unique(values, return_inverse=True, return_counts=True)
     if len(kinds) < learners:
-        raise InputError(
-            f"data.split: '{split.text}' is not allowed, the column has {len(kinds)} different values for "
-            f"{learners} learners"
-        )
+        raise split.refused(f"the column has {len(kinds)} different values for {learners} learners")
     holder, filled = np.empty(len(kinds), int), np.zeros(learners, int)
     for kind in np.argsort(-sizes, kind="stable"):
         holder[kind] = filled.argmin()
@@ -483,15 +474,13 @@ def _by_value(split: Division, values: Array, learners: int) -> Array:
 def _by_labels(
     split: Division, labels: Array, learners: int, rng: np.random.Generator
 ) -> Iterator[tuple[int, Array]]:
-    """Pairs for :func:`_owner`: so many labels a learner, each label in equal parts to those that have it."""
-    kinds, each = np.unique(labels), int(split.numbers[0])
-    if not len(kinds) / learners <= each <= len(kinds):
-        raise InputError(
-            f"data.split: '{split.text}' is not allowed, {learners} learners can have from "
-            f"{math.ceil(len(kinds) / learners)} to {len(kinds)} of {len(kinds)} labels each"
-        )
-    for place, kind in enumerate(rng.permutation(kinds)):
-        holders = [j for j in range(learners) if (place - j * each) % len(kinds) < each]
+    """Pairs for :func:`_owner`: COUNT labels a learner, each label in equal parts to those that have it."""
+    kinds, count = np.unique(labels), int(split.numbers[0])
+    if not len(kinds) / learners <= count <= len(kinds):
+        least = math.ceil(len(kinds) / learners)
+        raise split.refused(f"{learners} learners can have from {least} to {len(kinds)} labels each")
+    for position, kind in enumerate(rng.permutation(kinds)):
+        holders = [j for j in range(learners) if (position - j * count) % len(kinds) < count]
         own = rng.permutation(np.flatnonzero(labels == kind))
         yield from zip(holders, np.array_split(own, len(holders)), strict=True)
 
@@ -514,4 +503,4 @@ def _dirichlet(split: Division, labels: Array, learners: int, batch: int, rng: n
         owner = _owner(draw(), len(labels))
         if np.bincount(owner, minlength=learners).min() >= batch:
             return owner
-    raise InputError(f"data.split: '{split.text}' leaves a learner fewer than {batch} samples; use less")
+    raise split.refused(f"a learner gets fewer than {batch} samples; use a smaller batch")

@@ -26,10 +26,11 @@ TIMEOUT, BLOCK, PACE = 30.0, 1 << 18, 2e4
 MOST = 1 << 30  # bytes of one file, unpacked or not: more than any of them has (ours)
 
 
-def places(root: Path, name: str, folder: str, file: str) -> list[Path]:
-    """The places where a loader looks for a file, in its order; a packed one may lie there unpacked."""
+def copies(root: Path, name: str, folder: str, file: str) -> list[Path]:
+    """The copies of a file that are there, in the order of a loader; a packed one may lie there unpacked."""
     folders = dict.fromkeys((root / folder, root / name / folder, root / name, root))
-    return [place / each for place in folders for each in dict.fromkeys((file, file.removesuffix(".gz")))]
+    names = dict.fromkeys((file, file.removesuffix(".gz")))
+    return [path for path in (below / n for below in folders for n in names) if path.is_file()]
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,11 @@ with Path(__file__).with_name("sources.toml").open("rb") as _file:
 FILES = tuple(file.name.removesuffix(".gz") for file in SOURCES["mnist"].files)
 
 
-def found(name: str, root: Path) -> Path | None:
+def folder_of(name: str, root: Path) -> Path | None:
     """The folder of a data set's files, if all are there and the checksum of the last one fits; else None."""
     source = SOURCES[name]
     for file in source.files:
-        paths = [path for path in places(root, name, source.folder, file.name) if path.is_file()]
-        if not paths:
+        if not (paths := copies(root, name, source.folder, file.name)):
             return None
     return next((path.parent for path in paths if _is(path, file)), None)
 
@@ -133,22 +133,19 @@ def fetch(
 def _existing(name: str, root: Path, file: File, force: bool) -> Path | None:
     """A file that is there and verified; None where it has to be downloaded."""
     target = root / SOURCES[name].folder / file.name
-    for path in places(root, name, SOURCES[name].folder, file.name):
-        if path.is_file():
-            if _is(path, file):
-                return path
-            if path.parent == target.parent and not force:
-                raise OperationError(
-                    f"{path}: is not the file of {name} (its checksum is another); move it away",
-                    give={"force": True},
-                )
-            if path.parent == target.parent and path != target:
-                path.unlink()  # or a loader might take it in place of the new one
+    for path in copies(root, name, SOURCES[name].folder, file.name):
+        if _is(path, file):
+            return path
+        if path.parent == target.parent and not force:
+            words = f"{path}: is not the file of {name} (its checksum is another); move it away"
+            raise OperationError(words, give={"force": True})
+        if path.parent == target.parent and path != target:
+            path.unlink()  # or a loader might take it in place of the new one
     return None
 
 
 def _is(path: Path, file: File) -> bool:
-    """Say whether a file is the one of the mirrors, or one with the same content."""
+    """Return whether a file is the one of the mirrors, or one with the same content."""
     with open_regular(path, MOST) as opened:
         if _digest("sha256", opened) == file.sha256:
             return True
@@ -207,10 +204,8 @@ def _download(
             failures.append(str(error))
             if mirror != mirrors[-1]:
                 message(f"{error}; trying the next mirror")
-    raise OperationError(
-        f"{'; '.join(failures)}; try again, or put {file.name} into {path.parent} yourself",
-        give={"mirror": ...},
-    )
+    words = f"{'; '.join(failures)}; try again, or put {file.name} into {path.parent} yourself"
+    raise OperationError(words, give={"mirror": ...})
 
 
 def _blocks(url: str, most: int, progress: Progress) -> Generator[bytes]:

@@ -10,7 +10,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -23,10 +23,10 @@ from landscape.core import registry
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import open_regular, read_regular
 from landscape.core.hdf5 import Array
-from landscape.core.options import Natural, choose
+from landscape.core.options import Natural, Within
 from landscape.data import base
-from landscape.data.base import Dataset
-from landscape.data.download import FILES, SOURCES, places
+from landscape.data.base import Dataset, Pair
+from landscape.data.download import FILES, SOURCES, copies
 from landscape.problem.batches import STREAM_BATCH, Stream
 
 
@@ -57,9 +57,7 @@ FORMATS = ("JPEG", "PNG")
 MAX_BYTES, MAX_PIXELS = 1 << 28, 1 << 25
 
 
-def image_set(
-    train: tuple[Array, Array], test: tuple[Array, Array], classes: int, normalize: bool, augment: bool
-) -> Dataset:
+def image_set(train: Pair, test: Pair, classes: int, normalize: bool, augment: bool) -> Dataset:
     """A cross-entropy data set from uint8 images (N, C, H, W) and labels (N,).
 
     Pixels become float32 in [0, 1].
@@ -74,7 +72,7 @@ def image_set(
     mean, std = channel_moments(train[0]) if normalize else (np.zeros(channels), np.ones(channels))
     center, scale = ((torch.from_numpy(v).float().view(-1, 1, 1)) for v in (mean, std))
 
-    def tensors(pair: tuple[Array, Array]) -> base.Split:
+    def tensors(pair: Pair) -> base.Split:
         x = torch.from_numpy(pair[0]).float().div_(255).sub_(center).div_(scale)
         return x, torch.from_numpy(pair[1].astype(np.int64))
 
@@ -228,16 +226,15 @@ def folder_arrays(
     def make() -> dict[str, Array]:
         shape = decode(root / paths[0], size, border).shape
 
-        def one(path: str) -> Array:
+        def decoded(path: str) -> Array:
             image = decode(root / path, size, border)
             if image.shape != shape:
-                raise OperationError(
-                    f"{root / path}: is {image.shape[2]} × {image.shape[1]} pixels where {paths[0]} is "
-                    f"{shape[2]} × {shape[1]}; give data.size to scale all to one"
-                )
+                size_of, first = (f"{w} × {h} pixels" for _, h, w in (image.shape, shape))
+                words = f"is {size_of} where {paths[0]} is {first}; give data.size to scale all to one"
+                raise OperationError(f"{root / path}: {words}")
             return image
 
-        images = np.stack(base.each(f"decoding {name}", one, paths, TASK))
+        images = np.stack(base.in_threads(f"decoding {name}", decoded, paths, TASK))
         cut = len(listed["train"])
         labels = {f"y_{split}": np.array([y for _, y in pairs]) for split, pairs in listed.items()}
         return {"x_train": images[:cut], "x_test": images[cut:], **labels}
@@ -250,7 +247,7 @@ def image_folder(
     folder: str,
     data_dir: str | Path | None = None,
     size: Natural = 0,
-    border: float = 0.0,
+    border: Annotated[float, Within(0, below=0.5)] = 0.0,
     normalize: bool = True,
     augment: bool = False,
     stream: bool = False,
@@ -270,8 +267,6 @@ def image_folder(
             and kept (see :mod:`landscape.data.base`). Source: ours.
         workers: Processes that decode a stream; 0: this one. Source: ours.
     """
-    if not 0 <= border < 0.5:
-        raise InputError(f"data.border: {border} is not allowed, it must be ≥ 0 and below 0.5")
     root = base.data_root(data_dir) / folder
     if not stream:
         classes, a = folder_arrays(Path(folder).name, root, size, border)
@@ -290,11 +285,15 @@ def image_folder(
 
 
 FILE = Path(__file__).with_name("digits.csv.gz")
-FORMS = ("flat", "image", "frames", "tokens")
+DIGITS = 1797  # images in the file
 
 
 @registry.data_sets.add("digits")
-def digits(data_dir: str | Path | None = None, test_samples: int = 360, form: str = "flat") -> Dataset:
+def digits(
+    data_dir: str | Path | None = None,
+    test_samples: Annotated[int, Within(1, DIGITS - 1)] = 360,
+    form: Literal["flat", "image", "frames", "tokens"] = "flat",
+) -> Dataset:
     """x (N, 64) in [0, 1] (pixels / 16), y in 0…9; shuffled; the last ``test_samples`` are the test set.
 
     The 1,797 digits come with the package (UCI, CC BY 4.0).
@@ -313,9 +312,6 @@ def digits(data_dir: str | Path | None = None, test_samples: int = 360, form: st
     rows = np.loadtxt(FILE, delimiter=",", dtype=np.uint8)
     rows = rows[np.random.default_rng(0).permutation(len(rows))]
     x, y = rows[:, :-1], rows[:, -1]
-    if not 1 <= test_samples < len(y):
-        raise InputError(f"data.test_samples: {test_samples} is not allowed, it must be 1…{len(y) - 1}")
-    choose("data.form", form, FORMS)
     if form in ("frames", "image"):
         x = x.reshape(-1, 8, 8)
     if form == "frames":
@@ -334,7 +330,7 @@ def digits(data_dir: str | Path | None = None, test_samples: int = 360, form: st
 CLASSES = 10
 
 
-def read_idx(path: Path) -> np.ndarray[Any, Any]:
+def read_idx(path: Path) -> Array:
     """The uint8 array in an IDX file (gzip if its name ends so). OperationError if damaged or too large.
 
     Of a compressed file, only the number of bytes in the header is unpacked.
@@ -355,24 +351,17 @@ def _load(name: str, samples: int, data_dir: str | Path | None) -> Dataset:
     root = base.data_root(data_dir)
     arrays = []
     for file in FILES:
-        here = (path for path in places(root, name, name, f"{file}.gz") if path.is_file())
-        if (path := next(here, None)) is None:
-            raise OperationError(
-                f"data {name}: {file}[.gz] is not in {root / name} or {root}; download the four IDX files of "
-                f"{name} ({', '.join(FILES)}), and put them there",
-                give={"data_dir": ...},
-                otherwise="the folder in LANDSCAPE_DATA",
-            )
-        arrays.append(read_idx(path))
+        if not (paths := copies(root, name, name, f"{file}.gz")):
+            remedy = f"download the four IDX files ({', '.join(FILES)}) and put them there"
+            raise base.missing(name, f"{file}[.gz] is not in {root / name} or {root}; {remedy}")
+        arrays.append(read_idx(paths[0]))
     for images, labels, file in ((arrays[0], arrays[1], FILES[0]), (arrays[2], arrays[3], FILES[2])):
         if images.ndim != 3 or not images.size or labels.shape != images.shape[:1] or labels.max() >= CLASSES:
-            raise OperationError(
-                f"data {name}: {file} has shape {images.shape} and its labels {labels.shape}, up to "
-                f"{labels.max(initial=0)}; they must be (N, height, width) and (N,), up to {CLASSES - 1}; "
-                "download them again"
-            )
+            shapes = f"shape {images.shape} and its labels {labels.shape}, up to {labels.max(initial=0)}"
+            needed = f"they must be (N, height, width) and (N,), up to {CLASSES - 1}"
+            raise OperationError(f"data {name}: {file} has {shapes}; {needed}; download them again")
     train, test = ((a.reshape(len(a), -1), b) for a, b in (arrays[:2], arrays[2:]))
-    if not 0 <= samples <= len(train[0]):
+    if samples > len(train[0]):
         raise InputError(f"data.samples: {samples} is not allowed, it must be 0 (all) to {len(train[0])}")
     if samples:
         train = train[0][:samples], train[1][:samples]
@@ -380,7 +369,7 @@ def _load(name: str, samples: int, data_dir: str | Path | None) -> Dataset:
 
 
 @registry.data_sets.add("mnist")
-def mnist(samples: int = 0, data_dir: str | Path | None = None) -> Dataset:
+def mnist(samples: Natural = 0, data_dir: str | Path | None = None) -> Dataset:
     """MNIST: x (60000 and 10000, 784) in [0, 1] with no further normalization, y in 0…9.
 
     Args:
@@ -390,7 +379,7 @@ def mnist(samples: int = 0, data_dir: str | Path | None = None) -> Dataset:
 
 
 @registry.data_sets.add("fashion-mnist")
-def fashion_mnist(samples: int = 0, data_dir: str | Path | None = None) -> Dataset:
+def fashion_mnist(samples: Natural = 0, data_dir: str | Path | None = None) -> Dataset:
     """Fashion-MNIST, in MNIST's format: x (60000 and 10000, 784) in [0, 1], y in 0…9.
 
     Args:
@@ -404,15 +393,13 @@ BINARY = {"cifar10": (1, 10), "cifar100": (2, 100)}
 PIXELS = 3 * 32 * 32
 
 
-def read_binary(path: Path, labels: int, classes: int) -> tuple[Array, Array]:
+def read_binary(path: Path, labels: int, classes: int) -> Pair:
     """(images (N, 3, 32, 32) uint8, labels (N,) uint8) of one binary file; OperationError if damaged."""
     raw = np.frombuffer(bytearray(read_regular(path, MAX_BYTES)), np.uint8)
     record = labels + PIXELS
     if not len(raw) or len(raw) % record or raw[labels - 1 :: record].max() >= classes:
-        raise OperationError(
-            f"{path}: holds {len(raw)} bytes; it must hold images of {record} with labels up to "
-            f"{classes - 1}; download it again"
-        )
+        needed = f"images of {record} with labels up to {classes - 1}"
+        raise OperationError(f"{path}: holds {len(raw)} bytes, not {needed}; download it again")
     rows = raw.reshape(-1, record)
     return rows[:, labels:].reshape(-1, 3, 32, 32), rows[:, labels - 1].copy()
 
@@ -424,7 +411,7 @@ def _smaller(images: Array, times: int) -> Array:
     return images if times == 1 else np.rint(blocks.mean((3, 5), dtype=np.float32)).astype(np.uint8)
 
 
-def _some(images: tuple[Array, Array], subset: int) -> tuple[Array, Array]:
+def _some(images: Pair, subset: int) -> Pair:
     """``subset`` of 50,000 images, and that share of the 10,000 for testing, in a fixed shuffle; 0: all."""
     if not subset:
         return images
@@ -433,12 +420,12 @@ def _some(images: tuple[Array, Array], subset: int) -> tuple[Array, Array]:
     return x[chosen], y[chosen]
 
 
-def _read_cifar(name: str, root: Path) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+def _read_cifar(name: str, root: Path) -> tuple[Pair, Pair]:
     """The images (N, 3, 32, 32) and labels of training and test, from binary files or folders of images."""
     (labels, classes), archive = BINARY[name], SOURCES[name].folder
     *train_files, test_file = (file.name for file in SOURCES[name].files)
     images = root / name
-    for folder in (path.parent for path in places(root, name, archive, test_file) if path.is_file()):
+    for folder in (path.parent for path in copies(root, name, archive, test_file)):
         missing = [file for file in train_files if not (folder / file).is_file()]
         if missing:
             raise OperationError(f"data {name}: {folder / missing[0]} is missing; download the archive again")
@@ -447,12 +434,9 @@ def _read_cifar(name: str, root: Path) -> tuple[tuple[Array, Array], tuple[Array
         break
     else:
         if not (images / "train").is_dir():
-            raise OperationError(
-                f"data {name}: neither {root / archive / test_file} nor {images / 'train'} exists; download "
-                f"the binary version, or put images into {images}/train/CLASS and {images}/test/CLASS",
-                give={"data_dir": ...},
-                otherwise="the folder in LANDSCAPE_DATA",
-            )
+            absent = f"neither {root / archive / test_file} nor {images / 'train'} exists"
+            remedy = f"download the binary version, or put images into {images}/{{train,test}}/CLASS"
+            raise base.missing(name, f"{absent}; {remedy}")
         names, a = folder_arrays(name, images, 32)
         if len(names) != classes:
             raise OperationError(f"{images / 'train'}: holds {len(names)} classes, {name} has {classes}")

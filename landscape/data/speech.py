@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import functools
 import io
 import os
 import re
@@ -20,8 +19,8 @@ from landscape.core import registry
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.files import open_regular
 from landscape.core.hdf5 import Array
-from landscape.core.options import AtLeastOne, Count, Natural, positive
-from landscape.data.base import Dataset, cached, data_root, each, fingerprint
+from landscape.core.options import AtLeastOne, Count, Natural, Within
+from landscape.data.base import Dataset, cached, data_root, fingerprint, in_threads, missing
 
 # A window of 25 ms every 10 ms, as in nearly all speech recognizers (Young et al., The HTK Book).
 WINDOW, SHIFT = 0.025, 0.010
@@ -33,7 +32,7 @@ LONGEST = 1 << 26
 LIST = 1 << 26  # bytes of a list of recordings (ours)
 
 
-Rate = Annotated[int, functools.partial(positive, least=1000)]  # below, a window holds next to nothing
+Rate = Annotated[int, Within(1000)]  # below, a window holds next to nothing
 # A recording, by its path below the data set's folder, and the number of its class.
 Utterance = tuple[str, int]
 
@@ -51,10 +50,8 @@ def read_wav(path: Path, rate: int) -> Array:
         why = str(error) or "it ends too soon"  # EOFError comes without a word
         raise OperationError(f"{path}: cannot be read as a wav file ({why})") from error
     if form != (rate, 1, 16):
-        raise OperationError(
-            f"{path}: has {form[0]} Hz, {form[1]} channels, {form[2]} bits; "
-            f"{rate} Hz, 1 channel, 16 bits are needed (the rate is data.rate)"
-        )
+        actual = f"has {form[0]} Hz, {form[1]} channels, {form[2]} bits"
+        raise OperationError(f"{path}: {actual}; {rate} Hz (data.rate), 1 channel, 16 bits are needed")
     if not raw or len(raw) != promised:
         raise OperationError(f"{path}: holds {len(raw)} bytes of sound where its header says {promised}")
     return np.frombuffer(raw, "<i2").astype(np.float32) / 2**15
@@ -122,7 +119,7 @@ class Features:
     """The way from recordings to inputs and labels: the options of :func:`spoken_digits` with these names.
 
     Attributes:
-        rate: Sampling rate to which recordings are brought. Unit: Hz. Source: that of the recordings.
+        rate: Sampling rate of the recordings; others are refused. Unit: Hz. Source: that of the data set.
         mels: Number of mel bands. Source: ours; with ``context`` it makes DPSGD-2020's 260 inputs.
         context: Frames before and after each frame that are part of its input. Unit: frames. Source: ours.
         positions: Number of positions in a word, each a class of its own. Source: ours.
@@ -186,7 +183,7 @@ def _log_mels(name: str, root: Path, files: list[str], features: Features) -> di
         def read(file: str) -> Array:
             return log_mel(read_wav(root / file, rate), rate, mels)
 
-        arrays = each(f"reading {name}", read, files, TASK)
+        arrays = in_threads(f"reading {name}", read, files, TASK)
         return {"frames": np.concatenate(arrays), "lengths": np.array([len(array) for array in arrays])}
 
     stored = cached(name, root, files, f"log-mel 1 {rate} {mels}", make)
@@ -231,11 +228,7 @@ def spoken_digits(
     names = (re.fullmatch(r"(\d)_(\w+)_(\d+)\.wav", path.name) for path in sorted(root.glob("*.wav")))
     parts = [(int(m[1]), m[2], int(m[3]), m[0]) for m in names if m]
     if not parts:
-        raise OperationError(
-            f"data spoken-digits: {root} holds no DIGIT_SPEAKER_INDEX.wav; put the recordings there",
-            give={"data_dir": ...},
-            otherwise="the folder above theirs in LANDSCAPE_DATA",
-        )
+        raise missing("spoken-digits", f"{root} holds no DIGIT_SPEAKER_INDEX.wav; put the recordings there")
     speakers = sorted({speaker for _, speaker, _, _ in parts})
     odd = sorted(set(test_speakers or []) - set(speakers))
     if odd:

@@ -333,7 +333,7 @@ class PlaneLoss:
 
     @torch.no_grad()
     def agrees(self, method: str, fast: Callable[[PlaneLoss], Totals], *, forced: bool) -> bool:
-        """Say whether ``fast`` gives the model's losses on a few samples, at three points of the plane.
+        """Return whether ``fast`` gives the model's losses on a few samples, at three points of the plane.
 
         If not, a PathWarning, or InputError with ``forced``.
         """
@@ -457,17 +457,16 @@ def evaluator(
         raise InputError(f"method: '{method}' needs {words}; use 'pointwise'")
     if method == "pointwise" and dtype != problem.dtype:
         raise InputError(f"method: 'pointwise' works in the model's own precision; leave out {autocast}")
-    found, wanted = None, method
     if layers is not None and takes and method not in ("pointwise", "folded"):
-        found = _by_blocks(loss, layers, count, method, budget)
-        wanted = "pointwise"
-    chosen, block, totals, parts = found or _by_points(loss, wanted, autocast, dtype, budget)
-    return Evaluator(chosen, block, problem.samples, autocast, totals, parts)
+        if by_blocks := _by_blocks(loss, layers, count, method, autocast, budget):
+            return by_blocks
+        method = "pointwise"
+    return _by_points(loss, method, autocast, dtype, budget)
 
 
 def _by_blocks(
-    loss: PlaneLoss, layers: list[Layer], count: int, method: str, budget: MemoryBudget
-) -> tuple[str, int, Totals, Problem] | None:
+    loss: PlaneLoss, layers: list[Layer], count: int, method: str, autocast: str | None, budget: MemoryBudget
+) -> Evaluator | None:
     """The batched path; None if it has too little memory or is wrong for the model."""
     problem, forced = loss.problem, method != "auto"
     size = block_size(problem, layers, count, budget, forced=forced)
@@ -476,12 +475,13 @@ def _by_blocks(
     ):
         return None
     parts = problem if budget.limit is None else problem.on(problem.data.in_chunks(size[0]))
-    return "batched", size[1], loss.with_penalty(batched(loss, layers, size)), parts
+    totals = loss.with_penalty(batched(loss, layers, size))
+    return Evaluator("batched", size[1], problem.samples, autocast, totals, parts)
 
 
 def _by_points(
     loss: PlaneLoss, method: str, autocast: str | None, dtype: torch.dtype, budget: MemoryBudget
-) -> tuple[str, int, Totals, Problem]:
+) -> Evaluator:
     """The folded path, or the pointwise one."""
     problem, same = loss.problem, dtype == loss.problem.dtype
     weights = problem.weights.nbytes  # the moved θ, one buffer for all points
@@ -503,8 +503,9 @@ def _by_points(
     parts = _bounded(problem, budget, weights + (low if folded else 0), smaller)
     bounded = replace(loss, problem=parts)
     if folded is None:
-        return "pointwise", 1, bounded.pointwise, parts
-    return "folded", 1, loss.with_penalty(folded_totals(bounded, folded)), parts
+        return Evaluator("pointwise", 1, problem.samples, autocast, bounded.pointwise, parts)
+    totals = loss.with_penalty(folded_totals(bounded, folded))
+    return Evaluator("folded", 1, problem.samples, autocast, totals, parts)
 
 
 def confirm(run: Evaluator, center: Tensor, directions: Tensor, points: Tensor, values: Array) -> None:

@@ -259,7 +259,7 @@ def compute_missing(
         known, _ = _gather({name: column[places] for name, column in every.items()}, [], group)[0]
         for name, column in every.items():
             column[places] = known[name]
-    missing = _missing(done[places], block)
+    missing = np.unique(np.flatnonzero(~done[places]) // block)  # numbers of blocks that are not all done
     least, whole = -(-dispatch.least // block), -(-len(places) // block)
     portion_of, saving = (len(missing) if save is None else least * size), 0.0
     while len(missing):
@@ -310,11 +310,6 @@ def _store(part: Mapping[str, Array], places: Array, done: Array, values: Mappin
     done[places] |= bool(part)
 
 
-def _missing(done: Array, block: int) -> Array:
-    """The numbers of the blocks of ``block`` points that are not all done."""
-    return np.unique(np.flatnonzero(~done) // block)
-
-
 def _points(blocks: Array, block: int, places: Array) -> Array:
     """The points in these blocks of ``block`` of the ``places``."""
     numbers = (blocks[:, None] * block + np.arange(block)).ravel()
@@ -356,7 +351,7 @@ PORTION = 0.75
 
 
 def meets(previous: Interpolated, tolerance: Tolerance | None) -> bool:
-    """Say whether the values of ``previous`` are all exact, or interpolated within ``tolerance``."""
+    """Return whether the values of ``previous`` are all exact, or interpolated within ``tolerance``."""
     if previous.exact.all():
         return True
     if tolerance is None or not previous.columns:
@@ -391,7 +386,7 @@ class Grid:
     Args:
         problem: whose values these are.
         axes: x (nx,) and y (ny,); or the coordinates of a line (nx,), for which y is 0.
-        interpolation_tol: the tolerance of interpolated values; None: all are exact.
+        tol: the tolerance of interpolated values; None: all are exact.
         kinds: column -> its type.
 
     Attributes:
@@ -399,28 +394,20 @@ class Grid:
         points: (K, 2), (x[j], y[i]) row by row: reshape(ny, nx) puts them back in a surface's order.
         columns: name -> (ny, nx), or (nx,) of a line.
         done: of the same shape.
-        tolerance: the parsed interpolation_tol.
+        tolerance: ``tol``, parsed.
         same: whether the points are those of the earlier result that was taken.
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        axes: Sequence[Array],
-        interpolation_tol: str | float | None,
-        kinds: Mapping[str, type],
+        self, problem: Problem, axes: Sequence[Array], tol: str | float | None, kinds: Mapping[str, type]
     ) -> None:
         self.dtype = problem.dtype
         self.x, self.y = (*axes, np.zeros(1))[:2]
-        self.tolerance = (
-            None if interpolation_tol is None else Tolerance.parse(interpolation_tol, problem.dtype)
-        )
+        self.tolerance = None if tol is None else Tolerance.parse(tol, problem.dtype)
         gx, gy = np.meshgrid(self.x, self.y)
         self.points = torch.from_numpy(np.stack((gx.ravel(), gy.ravel()), 1))
         shape = [len(axis) for axis in reversed(axes)]
-        self.columns: dict[str, Any] = {
-            name: np.full(shape, _unknown(kind), kind) for name, kind in kinds.items()
-        }
+        self.columns: dict[str, Any] = {n: np.full(shape, _unknown(k), k) for n, k in kinds.items()}
         self.metrics = tuple(metric.name for metric in problem.metrics if metric.name in kinds)
         self.done, self.same = np.zeros(shape, bool), False
 
@@ -496,9 +483,8 @@ class Grid:
             ends = began + (1 - began) * PORTION
             way = replace(dispatch, progress=portion(dispatch.progress, began, ends))
             if of_part and part is not None:
-                compute_missing(
-                    self.points, done, few, part, replace(way, least=part.block, save=None), places
-                )
+                way = replace(way, least=part.block, save=None)
+                compute_missing(self.points, done, few, part, way, places)
             else:
                 compute_missing(self.points, known, flat, evaluate, way, places)
             began = ends

@@ -239,23 +239,16 @@ class Result(shown.Shown):
         dimensions = (dims or self.table).split()
         for dimension in dimensions:
             choose("dims", dimension, sizes)
-        coordinates = {
-            d: ((d,), np.array(self.labels_of.get(d, np.arange(sizes[d]))))
-            for d in dimensions
-            if d not in named
-            and (d in self.labels_of or len(dimensions) > 1)  # the index of a table counts rows
-        }
-        at = dict(
-            zip(
-                dimensions,
-                np.indices([sizes[d] for d in dimensions]).reshape(len(dimensions), -1),
-                strict=True,
-            )
-        )
-        chosen = {
-            name: column for name, column in (coordinates | named).items() if {*column[0]} <= {*dimensions}
-        }
-        frame = pd.DataFrame({n: value[tuple(at[d] for d in of)] for n, (of, value) in chosen.items()})
+        counted = dimensions if len(dimensions) > 1 else []  # of one the index of the table counts rows
+        new = [d for d in dimensions if d not in named and (d in self.labels_of or d in counted)]
+        columns = {d: ((d,), np.array(self.labels_of.get(d, np.arange(sizes[d])))) for d in new}
+        indices = np.indices([sizes[d] for d in dimensions]).reshape(len(dimensions), -1)
+        at = dict(zip(dimensions, indices, strict=True))
+        values = {}
+        for name, (of, value) in (columns | named).items():
+            if {*of} <= {*dimensions}:
+                values[name] = value[tuple(at[d] for d in of)]
+        frame = pd.DataFrame(values)
         frame.attrs = self._attributes()
         return frame
 

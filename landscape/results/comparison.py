@@ -160,10 +160,9 @@ class Comparison(Result, schema="landscape.comparison", table="quantities sides"
 
 def table_of(comparison: Comparison) -> list[list[str]]:
     """A row for each quantity: name, numbers of the sides, what their errors are over, verdict."""
-    c = comparison
-    table = []
-    for q in range(len(c.quantities)):
-        over = c.over[q] or ("99% bound" if c.kinds[q] == "bound" else "–")
+    c, table = comparison, []
+    for q, (over, kind) in enumerate(zip(comparison.over, comparison.kinds, strict=True)):
+        over = over or ("99% bound" if kind == "bound" else "–")
         table.append([heading(c, q), *(cell(c, q, s) for s in range(len(c.sides))), over, verdict(c, q)])
     return table
 
@@ -282,24 +281,18 @@ def footnotes(comparison: Comparison) -> list[str]:
     """The meaning of the errors, how the differences were tested, at which loss, and the notes."""
     c = comparison
     lines = [f"{'; '.join(words for kind, words in ERRORS.items() if kind in c.kinds)}."]
-    named = {
-        test: ", ".join(
-            name for name, quantity_test in zip(c.quantities, c.tests, strict=True) if quantity_test == test
-        )
-        for test in dict.fromkeys(c.tests)
-    }
-    tests_named = [f"{test} ({names})" for test, names in named.items() if test not in ("bounds", "exact")]
-    count = int(np.isfinite(c.p).sum())
+    by_test: dict[str, str] = {}
+    for name, test in zip(c.quantities, c.tests, strict=True):
+        by_test[test] = f"{by_test[test]}, {name}" if test in by_test else name
+    bounds, exact = by_test.pop("bounds", ""), by_test.pop("exact", "")
     rules = []
-    if tests_named:
-        tests = f"{count} tests" if count > 1 else "1 test"
-        rules.append(
-            f"p ≤ {c.significance:g} by {' or '.join(tests_named)}, with Holm's correction for {tests}"
-        )
-    if "bounds" in named:
-        rules.append(f"bounds where they do not overlap ({named['bounds']})")
-    if "exact" in named:
-        rules.append(f"exact numbers where they differ by more than rounding ({named['exact']})")
+    if by_test:
+        count = int(np.isfinite(c.p).sum())
+        tests = " or ".join(f"{test} ({names})" for test, names in by_test.items())
+        correction = f"Holm's correction for {count} test{'s' * (count > 1)}"
+        rules.append(f"p ≤ {c.significance:g} by {tests}, with {correction}")
+    rules += [f"bounds where they do not overlap ({bounds})"] if bounds else []
+    rules += [f"exact numbers where they differ by more than rounding ({exact})"] if exact else []
     lines.append(f"Significant: {'; '.join(rules)}.")
     if math.isfinite(c.equal_loss):
         steps = zip(c.labels, c.given_steps.tolist(), strict=True)
@@ -376,12 +369,9 @@ class Connection(Measured, schema="landscape.connection", axes="t", table="path 
         trained = f"{self.curve}, {self.steps:,} steps"
         share = f"{self.removed:.0%} of it removed" if self.barrier[0] > 0 else "the line has none to remove"
         notes = step, f"{share}, matched by {self.align}", trained
-        rows = [
-            Row(f"barrier on the {name}", float(value), unit="nat", note=note)
-            for name, value, note in zip(PATHS, self.barrier, notes, strict=True)
-        ]
-        highest = zip(PATHS, self.loss.max(1).tolist(), strict=True)
-        rows += [Row(f"highest loss on the {name}", value, unit="nat") for name, value in highest]
+        barriers, highest = self.barrier, self.loss.max(1)
+        rows = rows_of_each([f"barrier on the {path}" for path in PATHS], barriers, unit="nat", notes=notes)
+        rows += rows_of_each([f"highest loss on the {path}" for path in PATHS], highest, unit="nat")
         rows += [
             Row("distance", self.distance, note="" if self.distance else "a and b are equal"),
             Row("distance after alignment", self.aligned_distance),
@@ -454,21 +444,18 @@ class WeightAverage(Measured, schema="landscape.weight_average", table="average"
         count = len(self.loss) - 1
         names = ["average"] if count == 1 else [f"average {k}" for k in range(min(count, MANY))]
         rows = [row for k, name in enumerate(names) for row in self._rows(k, name)]
-        chosen, omitted = (
-            [label for label, is_member in zip(self.labels, self.chosen, strict=True) if is_member == member]
-            for member in (True, False)
-        )
+        labels = np.array(self.labels, dtype=object)
+        chosen, omitted = labels[self.chosen.astype(bool)], labels[~self.chosen.astype(bool)]
         several = len(chosen) > 1
-        note = f"without {', '.join(omitted)}" if omitted else "all"
+        note = f"without {', '.join(omitted)}" if len(omitted) else "all"
         note = note if several else "no average is predicted to be better with certainty"
         rows.append(Row("members chosen by prediction", ", ".join(chosen), note=note))
         rows += self._rows(count, "chosen average") if several else []
         low, high = self.members_loss.min(), self.members_loss.max()
         rows.append(Row("losses of the members", f"{low:.6g} to {high:.6g}", unit="nat"))
         if self.batchnorm:
-            source = (
-                f"from {self.bn_samples:,} samples" if self.bn == "recalibrate" else "those of each batch"
-            )
+            samples = f"from {self.bn_samples:,} samples"
+            source = samples if self.bn == "recalibrate" else "those of each batch"
             rows.append(Row("BatchNorm statistics", "estimated again at each average", note=source))
         products = Row("Hessian products", self.products, note="one a member")
         return [*rows, products, Row("samples", self.samples)]

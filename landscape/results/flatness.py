@@ -182,10 +182,8 @@ class Smoothing(Sourced, schema="landscape.smoothing", table="spread"):
         if self.lipschitz.size:
             worst = self.lipschitz_smooth.argmax(1)
             steep, error = (a[[0, 1], worst] for a in (self.lipschitz_smooth, self.lipschitz_smooth_se))
-            rows += [
-                Row("steepest of the gradient", float(self.lipschitz.max()), unit="nat"),
-                *smoothed("steepest of the gradient", steep, error),
-            ]
+            rows.append(Row("steepest of the gradient", float(self.lipschitz.max()), unit="nat"))
+            rows += smoothed("steepest of the gradient", steep, error)
         shares = ", ".join(f"{100 * s:.3g}%" for s in self.share)
         bias = " and ".join(f"{b:.1e}" for b in self.lambda_smooth_bias)
         chance = f"isotropic: {100 / self.parameters:.2g}%"

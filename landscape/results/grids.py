@@ -169,18 +169,15 @@ class Interpolated(Measured):
         if not self.columns:
             return ""
         relative = self.interpolation_tol.endswith("%")
-        errors = [
-            f"{name.replace('_', ' ')} below " + (f"{100 * error:.2g}%" if relative else f"{error:.2g}")
-            for name, error in zip(self.columns, self.stated_error, strict=True)
-        ]
+        scale, sign = (100, "%") if relative else (1, "")
+        stated = zip(self.columns, self.stated_error, strict=True)
+        errors = [f"{name.replace('_', ' ')} below {scale * error:.2g}{sign}" for name, error in stated]
         unit = " of the range shown" if relative else ""
-        of = f"interpolated from {self.evaluations:,} of {self.exact.size:,} points"
+        evaluations, points = f"{self.evaluations:,}", f"{self.exact.size:,}"
+        of = f"interpolated from {evaluations} of {points} points"
         if self.part_samples:
-            share = f"{100 * self.part_samples / self.samples:.2g}%"
-            count = (
-                f"{self.evaluations:,} evaluations of all samples and {self.part_evaluations:,} of {share}"
-            )
-            of = f"{self.exact.size:,} points interpolated from {count}"
+            part = f"{self.part_evaluations:,} of {100 * self.part_samples / self.samples:.2g}%"
+            of = f"{points} points interpolated from {evaluations} evaluations of all samples and {part}"
         return f"{of}, error of {', '.join(errors)}{unit}"
 
 
@@ -222,10 +219,8 @@ class Evaluated(Interpolated):
         if name in self.metric_names:
             values: Array = vars(self)["metrics"][self.metric_names.index(name)]
             return values
-        own = [
-            field for field, dims in self.shapes.items() if dims == self.shapes["done"] and field != "done"
-        ]
-        choose("column", name, [*own, *self.metric_names])
+        columns = [key for key, dims in self.shapes.items() if dims == self.shapes["done"] and key != "done"]
+        choose("column", name, [*columns, *self.metric_names])
         return np.asarray(getattr(self, name))
 
     def _arrays(self) -> dict[str, tuple[tuple[str, ...], Array]]:
@@ -366,11 +361,9 @@ class HessianGrid(Interpolated, schema="landscape.hessian_grid", axes="x y", tab
     def describe(self) -> list[Row]:
         good = self.ratio[self.usable & np.isfinite(self.ratio)]
         low, middle, high = (float(f(good)) if good.size else np.nan for f in (np.min, np.median, np.max))
+        ends = ((self.residual_min, self.lambda_min), (self.residual_max, self.lambda_max))
         with np.errstate(divide="ignore", invalid="ignore"):
-            relative = [
-                e[self.done] / abs(v[self.done])
-                for e, v in ((self.residual_min, self.lambda_min), (self.residual_max, self.lambda_max))
-            ]
+            relative = [residual[self.done] / abs(value[self.done]) for residual, value in ends]
         top = self.lambda_max[np.isfinite(self.lambda_max)]
         bad = int((self.done & ~np.isfinite(self.lambda_max)).sum())
         note = f"{bad} without: loss, gradient or products are NaN or infinite there" if bad else ""

@@ -177,13 +177,11 @@ class NoiseScale(Measurement, schema="landscape.noise_scale", table="replicate")
             >>> result.interval(), result.value
             ((0.0, inf), nan)
         """
-        prefix = "learner_" if learners else ""
-        freedom = len(getattr(self, f"{prefix}estimates")) - 1
-        above, below = (
-            Estimate(getattr(self, f"{prefix}{name}"), getattr(self, f"{prefix}{name}_error"), freedom)
-            for name in ("trace", "norm2")
-        )
-        return statistics.ratio_interval(above, below, getattr(self, f"{prefix}covariance"), level)
+        names = ("estimates", "trace", "trace_error", "norm2", "norm2_error", "covariance")
+        of = {name: getattr(self, f"learner_{name}" if learners else name) for name in names}
+        above = Estimate(of["trace"], of["trace_error"], len(of["estimates"]) - 1)
+        below = Estimate(of["norm2"], of["norm2_error"], len(of["estimates"]) - 1)
+        return statistics.ratio_interval(above, below, of["covariance"], level)
 
     @property
     def standard_error(self) -> float:
@@ -392,11 +390,8 @@ class CriticalBatch(
         """
         n = self.loss.shape[1]
         estimates = np.array([self._crossing(np.delete(self.loss, k, 1)) for k in range(n)] if n > 1 else [])
-        return (
-            float(statistics.error_of(estimates))
-            if estimates.size and np.isfinite(estimates).all()
-            else math.nan
-        )
+        usable = estimates.size and np.isfinite(estimates).all()
+        return float(statistics.error_of(estimates)) if usable else math.nan
 
     @property
     def bracket(self) -> tuple[float, float]:

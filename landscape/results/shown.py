@@ -128,10 +128,9 @@ def own_losses(losses: Array, evaluated: Array) -> list[Row]:
         return []
     with np.errstate(invalid="ignore"):
         gap = np.abs(losses - evaluated)[finite].max()
-    texts = [f"{loss:.4g}" if math.isfinite(loss) else "–" for loss in losses]
-    listed = (
-        ", ".join(texts) if len(texts) <= 3 else f"{losses[finite].min():.4g} to {losses[finite].max():.4g}"
-    )
+    listed = f"{losses[finite].min():.4g} to {losses[finite].max():.4g}"
+    if len(losses) <= 3:
+        listed = ", ".join(f"{loss:.4g}" if math.isfinite(loss) else "–" for loss in losses)
     note = f"each network by its own BatchNorm statistics; here up to {gap:.2g} away"
     return [Row("own losses", listed, unit="nat", note=note)]
 

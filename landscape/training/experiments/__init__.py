@@ -383,6 +383,7 @@ def stability(
         >>> round(result.lambda_max, 4), result.limit[0].round(3).tolist()
         (9.0, [2.0, 1.0])
     """
+    delays = sorted({*delays})
     run = problem if isinstance(problem, Checkpoint) else None
     problem = problem_of(problem)
     own_lr, rule_limit, rule_delay = operating_point(run) if run else (math.nan, None, 0)

@@ -180,7 +180,7 @@ class Recipe:
     @property
     def names_code(self) -> bool:
         """Return whether its model or data is MODULE:NAME."""
-        return any(self.spec(table).user_defined for table in CODE)
+        return any(is_user_defined(self.spec(table).name) for table in CODE)
 
     def rule(self) -> Rule:
         """Make the update rule that the table "algorithm" describes.
