@@ -477,7 +477,7 @@ def test_labels_that_are_no_class_are_found_before_the_first_step() -> None:
     for y in (torch.arange(9), classes - 1):
         with pytest.raises(InputError) as caught:
             Problem(model, torch.nn.functional.cross_entropy, (x, y))
-        one_line(caught, "data:", "0…2 are allowed")
+        one_line(caught, "data:", "they must lie in 0…2")
 
 
 def write_wav(path: Path, sound: np.ndarray, rate: int = 8000, channels: int = 1, width: int = 2) -> None:

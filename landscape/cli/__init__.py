@@ -227,12 +227,7 @@ class Stopped(KeyboardInterrupt):
 
     def __init__(self, number: int) -> None:
         super().__init__()
-        self.number = number
-
-    @property
-    def exit_code(self) -> int:
-        """128 plus the signal's number, as in shells."""
-        return 128 + self.number
+        self.number, self.exit_code = number, 128 + number  # as in shells
 
     def __str__(self) -> str:
         name = "" if self.number == signal.SIGINT else f" by {signal.Signals(self.number).name}"
