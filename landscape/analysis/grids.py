@@ -127,8 +127,8 @@ def contour(
             this: "1%" of the range shown, or a number such as 0.005; by default all points are exact. The
             range is that of the logarithm, if the losses differ by more than a factor of 100; numbers are
             nats. Smooth surfaces of 51 × 51 points need 229 exact ones for 1%;
-            where half of the points would be needed, or the loss is flat but for rounding, all are computed.
-            From 512 samples on these are of a twentieth of the samples, and some 30 to 100 of all. An island
+            where 70% of the points would be needed, or the loss is flat but for rounding, all are computed.
+            From 512 samples on these are of a twentieth of the samples, and some 40 to 100 of all. An island
             that covers less than 1.5% of the picture can be missed, and a larger one that no sample of the
             part has. See ``landscape.evaluation.adaptive``.
         into: a file of :func:`landscape.open`, into which the surface is written, about every ten seconds and
@@ -185,7 +185,7 @@ def contour(
         return Surface(span=span, autocast_error=error, **at.fields(), **fields, **about)
 
     dispatch = _dispatch(execution, save, surface, progress=taken(progress), least=run.block)
-    part = _part(problem, at, plane, run, autocast)
+    part = _part(problem, at, plane.center, plane.directions, run, autocast)
     fields |= at.complete(run, dispatch, ("loss",), [*at.columns][1:], plane.seed, part)
     if autocast is None:
         confirm(run, plane.center, plane.directions, at.points, at.exact("loss"))
@@ -194,12 +194,14 @@ def contour(
     return _ended(surface(), into)
 
 
-def _part(problem: Problem, at: Grid, plane: Plane, run: Evaluator, autocast: str | None) -> Evaluator | None:
+def _part(
+    problem: Problem, at: Grid, center: Tensor, directions: Tensor, run: Evaluator, autocast: str | None
+) -> Evaluator | None:
     """The same path as ``run``'s for a part of the samples, where points are interpolated and it pays."""
     part = part_of(problem) if at.tolerance is not None and 2 * at.first <= at.done.size else None
     if part is None:
         return None
-    return evaluator(part, plane.center, plane.directions, at.first, method=run.method, autocast=autocast)
+    return evaluator(part, center, directions, at.first, method=run.method, autocast=autocast)
 
 
 def _check_sharded(problem: Any, into: ResultFile | None, execution: Execution | None) -> None:
@@ -366,7 +368,8 @@ def line(
         method: how the losses are computed; "auto" takes the fastest one that agrees with the model itself.
         interpolation_tol: compute exact points only until the others can be interpolated with an error below
             this: "1%" of the range shown, or a number such as 0.005; by default all points are exact. Of 51
-            points a smooth line needs 25 exact ones; where half of them do not suffice, all are computed.
+            points a smooth line needs 25 exact ones, with a part of the samples 15. Where 70% of them do not
+            suffice, all are computed.
         max_memory: bytes that the process may take, at most.
         progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -419,7 +422,9 @@ def line(
     at = Grid(problem, (t,), interpolation_tol, _columns(problem))
     directions = torch.stack((direction, torch.zeros_like(direction)))
     run = evaluator(problem, start, directions, at.first, method=method)
-    errors = at.complete(run, Dispatch(progress=taken(progress)), ("loss",), [*at.columns][1:])
+    part = _part(problem, at, start, directions, run, None)
+    dispatch = Dispatch(progress=taken(progress))
+    errors = at.complete(run, dispatch, ("loss",), [*at.columns][1:], part=part)
     confirm(run, start, directions, at.points, at.exact("loss"))
     return Line(
         t=t,

@@ -4,8 +4,8 @@ A coarse level is computed first. Then, in rounds, an interpolant is fitted to a
 exact points and checked at points that it has not seen, drawn in the widest holes between exact points and
 where the error is expected to be large. If the estimated error is within the tolerance, the interpolant
 through all points fills the rest; if not, the points where the error is expected to be largest are computed
-as well. Where half of the grid is reached, or where the tolerance is finer than the rounding of the values,
-all of it is computed. Between points with finite and with other values, all points are computed.
+as well. Where a share FULL of the grid is reached, or where the tolerance is finer than the rounding of the
+values, all of it is computed. Between points with finite and with other values, all points are computed.
 
 The expected error at a point is that of leaving its exact neighbors out, which shrinks with the distance to
 them; the checks measure by how much. It is one of what is fitted, the values or their logarithms, and is then
@@ -17,9 +17,10 @@ was known before: an interrupted computation, run again, asks for the same ones.
 
 With a part of the samples all this is done for the part. Its values, which are then known everywhere, guide
 the others: all samples are computed where a function through few points follows the part's values, and what
-is interpolated is the difference. The error is measured at points that were not chosen, of all samples.
-Where the part is rough, or values are not finite, all samples do without it. What no sample of the part has,
-such as an island of NaN that only others have, can be missed if it lies between the fewer points of all.
+is interpolated is the difference from a multiple of these. The error is measured at points that were not
+chosen, of all samples. Where the part is rough, or values are not finite, all samples do without it. What no
+sample of the part has, such as an island of NaN that only others have, can be missed if it lies between the
+fewer points of all.
 """
 
 from __future__ import annotations
@@ -50,21 +51,21 @@ EARLY = 2  # rounds
 MOST = 1e6  # no larger error is expected: a negative value on a logarithmic scale is infinitely wrong
 WIDER = 2.0  # how many times the estimated error is stated
 LEAST = 0.1  # no smaller error is stated, in units of the tolerance
-FULL = 0.5  # the share of exact points from which on all are computed
-# The estimated error that ends a long refinement, in units of the tolerance: at kinks it is less sure.
-ROUGHLY = 0.7
+FULL = 0.7  # the share of exact points from which on all are computed
+# The estimated errors that end a long refinement, and one by a part that is not smooth, in units of the
+# tolerance: at kinks they are less sure.
+ROUGHLY, GUIDED = 0.7, 0.85
 DIAGONALS = tuple(itertools.product((1, -1), repeat=2))
 
-# With a part of the samples: its tolerance, and the error with which the places for all of them follow the
-# part's values, as shares of the whole tolerance.
-PART_TOLERANCE, FOLLOWED = 1.0, 0.35
-PART_FULL = 0.3  # the share of points from which on a part is too rough to be a guide
-PLACES = 16, 40, 160  # chosen by the part's values: at least, usually and at most
-PART_CHECKS = {1: 6, 2: 12}  # of all samples in a round
-# The estimated error is so many times the largest at the checks and this share of the part's stated one;
-# so many times the estimate is stated.
-PART_SAFETY, PART_SHARE, PART_WIDER = 2.5, 0.25, 3.0
-PAYS = 0.75  # the share of the part's points from which on all samples do without it
+# With a part of the samples: the points along an axis that all samples have at least; the error with which
+# the places for all samples follow the part's values, in units of the tolerance; how many places are chosen
+# at least, usually and at most, by dimension.
+FIRST, FOLLOWED, PLACES = 5, 0.35, {1: (8, 16, 40), 2: (16, 32, 160)}
+# A part is smooth if it takes no more than SMOOTH times the least number of points, and is followed through
+# FEW places: the largest error is then estimated from so many checks alone, for so many rounds.
+SMOOTH, FEW, FEW_CHECKS, FEW_ROUNDS = 2.0, 64, {1: 6, 2: 12}, 3
+PART_FULL = 0.5  # the share of points from which on a part is too rough to be a guide
+HOPELESS = 5.0  # a part is, too, whose estimated error is so large and not a third of that two rounds before
 
 Compute = Callable[[Array], None]
 
@@ -80,19 +81,15 @@ class Part:
 
 @dataclass(frozen=True)
 class _Guide:
-    """The values of a part of the samples at all points, which those of all samples differ from.
+    """The values of a part of the samples at all points, of which those of all samples are a share and more.
 
     Attributes:
         columns: name -> values (K,).
-        scales: name -> the scale of what is shown.
-        stated: name -> the stated error of the values, on that scale, times its limit.
-        points: the number of exact ones.
+        smooth: whether few of them are exact.
     """
 
     columns: Mapping[str, Array]
-    scales: Mapping[str, ErrorScale]
-    stated: Mapping[str, float]
-    points: int
+    smooth: bool
 
 
 def first_points(shape: Sequence[int]) -> int:
@@ -117,15 +114,15 @@ class Outcome:
     log: frozenset[str]
 
 
-def base_places(shape: Sequence[int]) -> Array:
-    """The numbers of the coarsest level's points on a grid of ``shape``, the last axis fastest.
+def base_places(shape: Sequence[int], base: int = BASE) -> Array:
+    """The numbers of the ``base`` × ``base`` points of the coarsest level, the last axis fastest.
 
     They are denser toward the ends, where an interpolant has neighbors on one side only.
     """
     chosen = np.zeros(shape, bool)
     along = []
     for count in shape:
-        even = np.linspace(-1, 1, min(BASE, count))
+        even = np.linspace(-1, 1, min(base, count))
         bent = np.sin(np.pi / 2 * even)
         along.append(np.unique(np.rint((0.5 * (even + bent) + 1) / 2 * (count - 1)).astype(int)))
     chosen[np.ix_(*along)] = True
@@ -151,34 +148,30 @@ class _Fit:
     ) -> None:
         exact, candidates = values[places], []
         self._at, self._values, self.scale = at, values, scale
-        least = exact.min() if guide is None else min(exact.min(), np.nanmin(guide))
+        least = exact.min() if guide is None else min(exact.min(), guide.min())
         for interpolant in through:
             for log in (False, True) if least > 0 else (False,):
                 fitted = np.log(exact) if log else exact
-                base = _base(guide, log, len(at))
-                middle = float((fitted - base[places]).mean())
-                coefficients = interpolant.coefficients(fitted - base[places] - middle)
-                missed = np.abs(interpolant.left_out(coefficients))
+                middle = float(fitted.mean())
+                coefficients = interpolant.coefficients(fitted - middle)
+                missed, base = interpolant.left_out(coefficients), np.full(len(at), middle)
+                astray = np.zeros(len(at))
+                if guide is not None:
+                    like = np.log(guide) if log else guide
+                    like = like - like[places].mean()
+                    others = interpolant.coefficients(like[places])
+                    missed_others = interpolant.left_out(others)
+                    share = float(missed @ missed_others / max(missed_others @ missed_others, 1e-300))
+                    coefficients, base = coefficients - share * others, base + share * like
+                    missed = missed - share * missed_others
+                    # Errors are expected where the function through the places leaves the guide.
+                    ratio = float(np.abs(missed).mean() / max(np.abs(missed_others).mean(), 1e-300))
+                    astray = np.nan_to_num(ratio * np.abs(interpolant(others, at) - like))
+                missed = np.abs(missed)
                 usual = np.sort(self._shown(fitted, missed, log))[int(0.9 * len(missed))]
-                candidates.append((float(usual), log, interpolant, coefficients, middle, missed))
+                candidates.append((float(usual), log, interpolant, coefficients, missed, base, astray))
         best = min(candidates, key=lambda candidate: candidate[0])
-        self._log, self._through, self._coefficients, middle, self._missed = best[1:]
-        self._base = _base(guide, self._log, len(at)) + middle
-        self._astray = np.zeros(len(at))
-        if guide is not None:
-            self._follow(_base(guide, self._log, len(at)), places)
-
-    def _follow(self, guide: Array, places: Array) -> None:
-        """Expect errors where the function through the places leaves the guide.
-
-        They are those of the guide times the ratio of the errors of leaving one place out.
-        """
-        middle = float(guide[places].mean())
-        coefficients = self._through.coefficients(guide[places] - middle)
-        missed = float(np.abs(self._through.left_out(coefficients)).mean())
-        ratio = float(self._missed.mean()) / missed if missed else 0.0
-        astray = np.abs(self._through(coefficients, self._at) + middle - guide)
-        self._astray = ratio * np.nan_to_num(astray)
+        self._log, self._through, self._coefficients, self._missed, self._base, self._astray = best[1:]
 
     def _shown(self, fitted: Array, errors: Array, log: bool) -> Array:
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
@@ -222,13 +215,6 @@ class _Fit:
         return np.maximum((self._missed[nearest] * holes**self._through.order).max(1), self._astray[places])
 
 
-def _base(guide: Array | None, log: bool, count: int) -> Array:
-    """Return what is subtracted from values before they are fitted: the guide's, or nothing."""
-    if guide is None:
-        return np.zeros(count)
-    return np.log(guide) if log else guide
-
-
 class _Grid:
     """The points of a grid, which of them are exact, and the fits through these.
 
@@ -238,7 +224,7 @@ class _Grid:
     def __init__(
         self,
         shape: Sequence[int],
-        columns: Mapping[str, Array],
+        level: Part,
         tolerance: Tolerance,
         guide: _Guide | None = None,
     ) -> None:
@@ -247,13 +233,18 @@ class _Grid:
         self.step = 2.0 / max(1, at.max())
         self.at = self.step * at - 1.0  # (K, d)
         self.exact = np.zeros(len(at), bool)
-        self._columns, self._tolerance, self.guide = columns, tolerance, guide
+        self._level, self._columns, self._tolerance, self.guide = level, level.columns, tolerance, guide
+
+    def compute(self, places: Array) -> None:
+        """Make the points ``places`` exact."""
+        self._level.compute(places)
+        self.exact[places] = True
 
     def fit(self, deciding: Sequence[str]) -> bool:
         """Fit the columns to the exact points; False where those that decide cannot be interpolated."""
         finite = _finite(self._columns, deciding)
         good, bad = np.flatnonzero(self.exact & finite), np.flatnonzero(self.exact & ~finite)
-        if len(good) < BASE:
+        if len(good) < min(BASE, PLACES[self.at.shape[1]][0]):
             return False
         self._tree = scipy.spatial.cKDTree(self.at[good])
         self._spacing = self._tree.query(self.at[good], k=2)[0][:, 1]
@@ -299,6 +290,42 @@ class _Grid:
         first = np.unique(triangles[order], return_index=True)[1]
         self.border = places[order][first]
 
+    def settle(self, deciding: Sequence[str]) -> bool:
+        """Fit, and compute all points between finite and other values; False where that is not possible."""
+        while fits := self.fit(deciding):
+            if not len(self.border):
+                break
+            self.compute(self.border)
+        return fits
+
+    def like_guide(self, deciding: Sequence[str]) -> bool:
+        """Return whether all values are finite, and shown on the scale on which the guide's are."""
+        return not self.outside.any() and all(
+            self.fits[name].scale.log == self._scale(name).log for name in deciding
+        )
+
+    def _scale(self, name: str) -> ErrorScale:
+        assert self.guide is not None
+        return ErrorScale.of(self.guide.columns[name], self._tolerance)
+
+    def first_places(self, shape: Sequence[int], deciding: Sequence[str]) -> Array:
+        """The first places for all samples: a function through them follows the guide's values."""
+        assert self.guide is not None
+        chosen = base_places(shape, FIRST)
+        for name in deciding:
+            values, scale = self.guide.columns[name], self._scale(name)
+            ways = [(scale(values), np.ones(len(values)))]
+            if scale.log:  # by errors of the values, which are larger in the logarithm where these are small
+                ways.append((values, 1 / (scale.limit * values)))
+            chosen = np.union1d(chosen, [values.argmin(), values.argmax()])
+            tries = [
+                follow(self.at, *way, kernel, chosen, FOLLOWED, *PLACES[self.at.shape[1]])
+                for way in ways
+                for kernel in ("cubic", "quintic")
+            ]
+            chosen = np.union1d(chosen, min(tries, key=len))
+        return chosen
+
     def expected(self) -> dict[str, Array]:
         """Column -> (M,): the error of what is fitted to be expected at the open points, up to a factor."""
         distance, nearest = self._tree.query(self.at[self.open], k=NEIGHBORS)
@@ -325,12 +352,10 @@ class _Grid:
                 errors[self.outside[places] == finite] = math.inf
         return found
 
-    def of_guide(self, name: str) -> float:
-        """The stated error of the guide's values, in units of the tolerance; infinite on another scale."""
-        if self.guide is None or name not in self.guide.columns:
-            return 0.0
-        mine, its = self.fits[name].scale, self.guide.scales[name]
-        return self.guide.stated[name] / mine.limit if mine.log == its.log else math.inf
+    def extremes(self, deciding: Sequence[str]) -> Array:
+        """The places of the lowest and the highest finite values of the columns that decide."""
+        columns = [self._columns[name] for name in deciding]
+        return np.unique([place for c in columns for place in (np.nanargmin(c), np.nanargmax(c))])
 
     def worst(self, expected: Array, enough: float, count: int) -> Array:
         """Places, at most ``count``, where the largest errors above ``enough`` are expected, far apart."""
@@ -380,10 +405,12 @@ def interpolate(
         seed: of the check points.
         part: the columns of a part of the samples, which are computed first and guide the others.
     """
-    guide = _guided(shape, part, tolerance, deciding, seed) if part else None
-    outcome = _refined(shape, columns, done, compute, tolerance, deciding, seed, guide)
-    if outcome is None and guide:
-        outcome = _refined(shape, columns, done, compute, tolerance, deciding, seed, None)
+    whole, guide = Part(columns, done, compute), None
+    if part is not None:
+        compute(first := base_places(shape, FIRST))  # which all samples have with any guide
+        if _finite(columns, deciding)[first].all():
+            guide = _guided(shape, part, tolerance, deciding, seed)
+    outcome = _refined(shape, whole, tolerance, deciding, seed, guide, sparing=part is not None)
     if outcome is None:
         compute(np.arange(len(done)))
         return Outcome(dict.fromkeys(columns, 0.0), dict.fromkeys(columns, 0.0), 0, frozenset())
@@ -394,90 +421,79 @@ def _guided(
     shape: Sequence[int], part: Part, tolerance: Tolerance, deciding: Sequence[str], seed: int
 ) -> _Guide | None:
     """The values of a part of the samples at all points; None where they cannot be interpolated."""
-    finer = replace(tolerance, size=PART_TOLERANCE * tolerance.size)
-    outcome = _refined(shape, part.columns, part.done, part.compute, finer, deciding, seed, None, PART_FULL)
+    outcome = _refined(shape, part, tolerance, deciding, seed, sparing=True, of_part=True)
     if outcome is None:
         return None
-    good = {name for name, stated in outcome.stated.items() if name in deciding or stated <= 1.0}
+    good = (name for name, stated in outcome.stated.items() if name in deciding or stated <= 1.0)
     columns = {name: part.columns[name] for name in good if np.isfinite(part.columns[name]).all()}
-    scales = {name: ErrorScale.of(column, tolerance) for name, column in columns.items()}
-    stated = {name: outcome.stated[name] * PART_TOLERANCE * scales[name].limit for name in columns}
-    return _Guide(columns, scales, stated, int(part.done.sum()))
-
-
-def _first_places(grid: _Grid, deciding: Sequence[str]) -> Array:
-    """The places for all samples: those through which a function follows the part's values."""
-    assert grid.guide is not None
-    chosen = np.zeros(0, int)
-    for name in deciding:
-        values, scale = grid.guide.columns[name], grid.guide.scales[name]
-        ways = [(scale(values), np.ones(len(values)))]
-        if scale.log:  # by errors of the values, which are larger in the logarithm where these are small
-            ways.append((values, 1 / (scale.limit * values)))
-        tries = [
-            follow(grid.at, *way, kernel, chosen, FOLLOWED, *PLACES)
-            for way in ways
-            for kernel in ("cubic", "quintic")
-        ]
-        chosen = np.union1d(chosen, min(tries, key=len))
-    return chosen
+    if not columns.keys() >= set(deciding):
+        return None
+    return _Guide(columns, bool(part.done.sum() <= SMOOTH * first_points(shape)))
 
 
 def _refined(
     shape: Sequence[int],
-    columns: Mapping[str, Array],
-    done: Array,
-    compute: Compute,
+    level: Part,
     tolerance: Tolerance,
     deciding: Sequence[str],
     seed: int,
-    guide: _Guide | None,
-    full: float = FULL,
+    guide: _Guide | None = None,
+    sparing: bool = False,
+    of_part: bool = False,
 ) -> Outcome | None:
-    """:func:`interpolate` by the coarsest level, or by a ``guide``; None where these are not enough.
+    """:func:`interpolate` from the coarsest level on, or by a ``guide``; None where these are not enough.
 
-    They are not where a share of ``full`` of the points would be needed.
+    They are not where a share of FULL of the points would be needed. A part of the samples is not where a
+    share of PART_FULL would be, where values are not finite, which others are elsewhere, or where it is
+    HOPELESS. Later rounds are ``sparing`` of checks where a part looks for islands, too.
     """
-    if first_points(shape) > FULL * len(done):
+    if 2 * first_points(shape) > len(level.done):
         return None
-    grid, draw = _Grid(shape, columns, tolerance, guide), np.random.default_rng([seed, *shape])
-    wanted = _first_places(grid, deciding) if guide else base_places(shape)
-    most = _checks(shape, guide)
-    enough = full * len(done) if guide is None else PAYS * guide.points
-    checks = most
+    grid, draw = _Grid(shape, level, tolerance, guide), np.random.default_rng([seed, *shape])
+    wanted = grid.first_places(shape, deciding) if guide else base_places(shape)
+    smooth = guide is not None and guide.smooth and len(wanted) <= FEW
+    most, estimates = _checks(shape), list[float]()
     for round_ in itertools.count():
-        grid.exact[wanted] = True
-        if grid.exact.sum() + checks > enough:
+        grid.compute(wanted)
+        if (of_part and not _finite(level.columns, deciding)[grid.exact].all()) or not grid.settle(deciding):
             return None
-        compute(wanted)
-        if not grid.fit(deciding):
-            return None
-        # Where values end is refined by all samples alone: others of them end elsewhere.
-        sure = not len(grid.border) and max(map(grid.of_guide, deciding)) < math.inf
-        if (guide or full < FULL) and not (sure and not grid.outside.any()):
-            return None
-        limit, margin = (1.0, MARGIN) if round_ < EARLY or guide else (ROUGHLY, LATE_MARGIN)
-        outcome, expected = _checked(grid, checks, compute, deciding, draw, margin)
-        if not len(grid.border) and max(outcome.stated[name] for name in deciding) <= limit:
-            break
-        if round_ == 0:  # a little is often enough
-            checks, count = 2 * most // 3, most // 3
+        few = smooth and round_ < FEW_ROUNDS and grid.like_guide(deciding)
+        late = guide is None and len(estimates) >= EARLY
+        limit = ROUGHLY if late else GUIDED if guide and not few else 1.0
+        if few:
+            checks = FEW_CHECKS[grid.at.shape[1]]
         else:
-            checks = most
-            count = max(checks, int(GROWTH * grid.exact.sum()))
-        wanted = np.union1d(grid.border, grid.worst(expected, 0.5, count))
-    scales = {name: fit.scale for name, fit in grid.fits.items()}
-    while (fits := grid.fit(deciding)) and len(grid.border):  # through the check points, too
-        compute(grid.border)
-        grid.exact[grid.border] = True
-    if not fits:
-        return None
-    shown = grid.fill(done)
-    # Where the scale that is shown hangs on interpolated values, none of these is kept.
-    if any(shown[name].log != scales[name].log for name in deciding):
-        return None
-    wider = PART_WIDER if guide else WIDER
-    return _stated(outcome, scales, shown, LEAST if round_ < EARLY else 1.0, wider)
+            checks = (
+                most // 2 if guide or (late and sparing) else 2 * most // 3 if len(estimates) == 1 else most
+            )
+        if grid.exact.sum() + checks > (PART_FULL if of_part else FULL) * len(level.done):
+            return None
+        margin = LATE_MARGIN if late and not of_part else MARGIN
+        outcome, expected = _checked(grid, checks, deciding, draw, None if few else margin)
+        estimate = max(outcome.stated[name] for name in deciding)
+        if estimate <= limit:
+            scales = {name: fit.scale for name, fit in grid.fits.items()}
+            if not grid.settle(deciding):
+                return None
+            shown = grid.fill(level.done)
+            if all(shown[name].log == scales[name].log for name in deciding):
+                break
+            # The scale that is shown hangs on interpolated values: on these.
+            wanted = grid.extremes(deciding)
+            if grid.exact[wanted].all():
+                return None
+            continue
+        if few:
+            count = checks // 2
+        elif not estimates:  # a little is often enough
+            count = most // 3
+        else:
+            count = max(most // 2 if guide else most, int(GROWTH * grid.exact.sum()))
+        estimates += [] if few else [estimate]
+        if of_part and len(estimates) > 3 and HOPELESS < estimate > estimates[-3] / 3:
+            return None
+        wanted = grid.worst(expected, 0.5, count)
+    return _stated(outcome, scales, shown, 1.0 if guide or late else LEAST)
 
 
 def _stated(
@@ -485,11 +501,10 @@ def _stated(
     scales: Mapping[str, ErrorScale],
     shown: Mapping[str, ErrorScale],
     least: float,
-    wider: float,
 ) -> Outcome:
     """``outcome``, of errors on ``scales``, with the errors that are stated on those of what is ``shown``.
 
-    That an estimate is within the tolerance is surer than the estimate itself: ``wider`` times as much is
+    That an estimate is within the tolerance is surer than the estimate itself: WIDER times as much is
     stated, though no more than the tolerance, nor less than ``least``. Another scale would be another error:
     the columns that have one, which do not decide, have an infinite error.
     """
@@ -498,43 +513,38 @@ def _stated(
         estimate, before = outcome.stated.get(name, math.inf), scales.get(name, scale)
         share = before.limit / scale.limit if before.log == scale.log else math.inf
         largest[name] = share * outcome.largest.get(name, math.inf)
-        stated[name] = max(share * estimate, min(max(wider * share * estimate, least), 1.0))
+        stated[name] = max(share * estimate, min(max(WIDER * share * estimate, least), 1.0))
     return replace(outcome, stated=stated, largest=largest)
 
 
 def _checked(
     grid: _Grid,
     count: int,
-    compute: Compute,
     deciding: Sequence[str],
     draw: np.random.Generator,
-    margin: float,
+    margin: float | None,
 ) -> tuple[Outcome, Array]:
     """Compute ``count`` points that are not exact: the errors there, and those expected at all points (K,).
 
     The largest error of all is estimated as SAFETY times the largest at the checks, or as the largest that is
-    expected, if that is more. Expected ones are scaled by ``margin`` times the ratio of the means of
-    measured and expected errors at the checks.
+    expected, if that is more and there is a ``margin``. Expected ones are scaled by the margin times the
+    ratio of the means of measured and expected errors at the checks.
     """
     expected = grid.expected()
     fitted = {name: fit.fitted(grid.open) for name, fit in grid.fits.items()}
     worst = np.max([grid.fits[name].shown(fitted[name], expected[name]) for name in deciding], axis=0)
     drawn = _drawn(draw, grid, worst, count)  # among the open ones
     checks = grid.open[drawn]
-    compute(checks)
-    grid.exact[checks] = True
+    grid.compute(checks)
     stated, largest, shown = {}, {}, {}
     guesses = {name: guess[drawn] for name, guess in fitted.items()}
     for name, (errors, seen) in grid.errors(guesses, checks, deciding).items():
         finite, largest[name] = np.isfinite(errors), float(seen.max())
         total = float(expected[name][drawn][finite].sum())
-        factor = margin * float(errors[finite].sum()) / total if total else 0.0
+        factor = (margin or MARGIN) * float(errors[finite].sum()) / total if total else 0.0
         shown[name] = grid.fits[name].shown(fitted[name], factor * expected[name])
         shown[name][drawn] = 0.0
-        if grid.guide:
-            stated[name] = PART_SAFETY * largest[name] + PART_SHARE * grid.of_guide(name)
-        else:
-            stated[name] = max(SAFETY * largest[name], float(shown[name].max()))
+        stated[name] = max(SAFETY * largest[name], float(shown[name].max()) if margin else 0.0)
     log = frozenset(name for name, fit in grid.fits.items() if fit.scale.log)
     most = np.zeros(len(grid.at))
     most[grid.open] = np.max([shown[name] for name in deciding], axis=0)
@@ -546,9 +556,9 @@ def _finite(columns: Mapping[str, Array], deciding: Sequence[str]) -> Array:
     return np.all([np.isfinite(columns[name]) for name in deciding], axis=0)
 
 
-def _checks(shape: Sequence[int], guide: _Guide | None = None) -> int:
+def _checks(shape: Sequence[int]) -> int:
     """The number of points that are drawn to measure the error on a grid of ``shape``."""
-    return (PART_CHECKS if guide else CHECKS)[sum(count > 1 for count in shape) or 1]
+    return CHECKS[sum(count > 1 for count in shape) or 1]
 
 
 def _drawn(draw: np.random.Generator, grid: _Grid, expected: Array, count: int) -> Array:
