@@ -52,9 +52,9 @@ MOST = 1e6  # no larger error is expected: a negative value on a logarithmic sca
 WIDER = 2.0  # how many times the estimated error is stated
 LEAST = 0.1  # no smaller error is stated, in units of the tolerance
 FULL = 0.7  # the share of exact points from which on all are computed
-# The estimated errors that end a long refinement, and one by a part that is not smooth, in units of the
-# tolerance: at kinks they are less sure.
-ROUGHLY, GUIDED = 0.7, 0.85
+# The estimated error that ends a long refinement, and those that end one by a part that is not smooth, in the
+# first round and later, in units of the tolerance: at kinks they are less sure.
+ROUGHLY, GUIDED = 0.7, (0.5, 0.85)
 DIAGONALS = tuple(itertools.product((1, -1), repeat=2))
 
 # With a part of the samples: the points along an axis that all samples have at least; the error with which
@@ -65,7 +65,7 @@ FIRST, FOLLOWED, PLACES = 5, 0.35, {1: (8, 16, 40), 2: (16, 32, 160)}
 # FEW places: the largest error is then estimated from so many checks alone, for so many rounds.
 SMOOTH, FEW, FEW_CHECKS, FEW_ROUNDS = 2.0, 64, {1: 6, 2: 12}, 3
 PART_FULL = 0.5  # the share of points from which on a part is too rough to be a guide
-HOPELESS = 5.0  # a part is, too, whose estimated error is so large and not a third of that two rounds before
+HOPELESS = 2.0  # a part is, too, whose estimated error is so large and not a third of that two rounds before
 
 Compute = Callable[[Array], None]
 
@@ -155,21 +155,22 @@ class _Fit:
                 middle = float(fitted.mean())
                 coefficients = interpolant.coefficients(fitted - middle)
                 missed, base = interpolant.left_out(coefficients), np.full(len(at), middle)
-                astray = np.zeros(len(at))
-                if guide is not None:
+                fits = [(coefficients, missed, base, np.zeros(len(at)))]
+                if guide is not None:  # a share of which is subtracted
                     like = np.log(guide) if log else guide
                     like = like - like[places].mean()
                     others = interpolant.coefficients(like[places])
                     missed_others = interpolant.left_out(others)
                     share = float(missed @ missed_others / max(missed_others @ missed_others, 1e-300))
-                    coefficients, base = coefficients - share * others, base + share * like
-                    missed = missed - share * missed_others
+                    less = missed - share * missed_others
                     # Errors are expected where the function through the places leaves the guide.
-                    ratio = float(np.abs(missed).mean() / max(np.abs(missed_others).mean(), 1e-300))
+                    ratio = float(np.abs(less).mean() / max(np.abs(missed_others).mean(), 1e-300))
                     astray = np.nan_to_num(ratio * np.abs(interpolant(others, at) - like))
-                missed = np.abs(missed)
-                usual = np.sort(self._shown(fitted, missed, log))[int(0.9 * len(missed))]
-                candidates.append((float(usual), log, interpolant, coefficients, missed, base, astray))
+                    fits.append((coefficients - share * others, less, base + share * like, astray))
+                for coefficients, missed, base, astray in fits:
+                    missed = np.abs(missed)
+                    usual = np.sort(self._shown(fitted, missed, log))[int(0.9 * len(missed))]
+                    candidates.append((float(usual), log, interpolant, coefficients, missed, base, astray))
         best = min(candidates, key=lambda candidate: candidate[0])
         self._log, self._through, self._coefficients, self._missed, self._base, self._astray = best[1:]
 
@@ -355,6 +356,7 @@ class _Grid:
     def extremes(self, deciding: Sequence[str]) -> Array:
         """The places of the lowest and the highest finite values of the columns that decide."""
         columns = [self._columns[name] for name in deciding]
+        columns = [np.where(np.isfinite(c), c, np.nan) for c in columns]
         return np.unique([place for c in columns for place in (np.nanargmin(c), np.nanargmax(c))])
 
     def worst(self, expected: Array, enough: float, count: int) -> Array:
@@ -410,7 +412,7 @@ def interpolate(
         compute(first := base_places(shape, FIRST))  # which all samples have with any guide
         if _finite(columns, deciding)[first].all():
             guide = _guided(shape, part, tolerance, deciding, seed)
-    outcome = _refined(shape, whole, tolerance, deciding, seed, guide, sparing=part is not None)
+    outcome = _refined(shape, whole, tolerance, deciding, seed, guide)
     if outcome is None:
         compute(np.arange(len(done)))
         return Outcome(dict.fromkeys(columns, 0.0), dict.fromkeys(columns, 0.0), 0, frozenset())
@@ -421,7 +423,7 @@ def _guided(
     shape: Sequence[int], part: Part, tolerance: Tolerance, deciding: Sequence[str], seed: int
 ) -> _Guide | None:
     """The values of a part of the samples at all points; None where they cannot be interpolated."""
-    outcome = _refined(shape, part, tolerance, deciding, seed, sparing=True, of_part=True)
+    outcome = _refined(shape, part, tolerance, deciding, seed, of_part=True)
     if outcome is None:
         return None
     good = (name for name, stated in outcome.stated.items() if name in deciding or stated <= 1.0)
@@ -438,14 +440,13 @@ def _refined(
     deciding: Sequence[str],
     seed: int,
     guide: _Guide | None = None,
-    sparing: bool = False,
     of_part: bool = False,
 ) -> Outcome | None:
     """:func:`interpolate` from the coarsest level on, or by a ``guide``; None where these are not enough.
 
     They are not where a share of FULL of the points would be needed. A part of the samples is not where a
     share of PART_FULL would be, where values are not finite, which others are elsewhere, or where it is
-    HOPELESS. Later rounds are ``sparing`` of checks where a part looks for islands, too.
+    HOPELESS.
     """
     if 2 * first_points(shape) > len(level.done):
         return None
@@ -459,13 +460,13 @@ def _refined(
             return None
         few = smooth and round_ < FEW_ROUNDS and grid.like_guide(deciding)
         late = guide is None and len(estimates) >= EARLY
-        limit = ROUGHLY if late else GUIDED if guide and not few else 1.0
+        limit = ROUGHLY if late else GUIDED[bool(estimates)] if guide and not few else 1.0
         if few:
             checks = FEW_CHECKS[grid.at.shape[1]]
+        elif guide or (late and of_part):
+            checks = most // 2
         else:
-            checks = (
-                most // 2 if guide or (late and sparing) else 2 * most // 3 if len(estimates) == 1 else most
-            )
+            checks = 2 * most // 3 if len(estimates) == 1 else most
         if grid.exact.sum() + checks > (PART_FULL if of_part else FULL) * len(level.done):
             return None
         margin = LATE_MARGIN if late and not of_part else MARGIN
