@@ -90,7 +90,8 @@ class Interpolated(Measured):
         stated_error: (columns,), a bound on the error at any point: a share of the range of the values as
             they are here if the tolerance is one, else in the unit of the values. It is twice the estimate
             that rests on the measured errors, but no more than the tolerance, which is stated after a long
-            refinement. It held on at least 99% of 200 surfaces (benchmarks/surfaces.py); it is no guarantee.
+            refinement or with a part of the samples. It held on at least 99% of 300 surfaces
+            (benchmarks/surfaces.py); it is no guarantee.
         largest_error: (columns,), the largest measured error, at the last ``checks`` points, which were drawn
             at random, most in the widest holes between exact points, and unknown to the interpolation. In
             the end it passes through them as well.
