@@ -93,13 +93,8 @@ def compare(
 ) -> None:
     """Processor time of the same work of this version and of an earlier one.
 
-    Args:
-        title: of the row, to which the version is added.
-        version: the earlier one.
-        worker: code and its arguments.
-        modules: further arguments for this version and for the earlier one.
-        amount: of work in a round, and the number of rounds after one to warm up.
-        need: the ratio that is needed.
+    ``worker`` is code and its arguments, to which each version adds its ``modules``; ``amount`` the work of a
+    round, and the number of rounds.
     """
     archive = subprocess.run(
         ["git", "archive", "--format=tar", COMMITS[version], "landscape"], cwd=ROOT, capture_output=True
