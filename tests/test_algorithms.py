@@ -433,7 +433,9 @@ def test_rules_that_send_a_part_refuse_tensors_that_are_no_matrices(
 ) -> None:
     rule = algorithms.make(name, options, learners=2, seed=0)
     rule.layout = Layout((Slot("conv", (2, 2, 3, 3), 0, 36, "weight"),))
-    with pytest.raises(InputError, match=r"algorithm\.name: \w+ takes vectors .* shape \(2, 2, 3, 3\)"):
+    with pytest.raises(
+        InputError, match=r"algorithm\.name: \w+ needs vectors or matrices, not \(2, 2, 3, 3\)"
+    ):
         rule.start(torch.zeros(2, 36))
 
 

@@ -365,7 +365,7 @@ COMMANDS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "compare": (["{run}/step-0000005.h5", "{run}/last.h5", "--quantities", "loss", "-o", "{folder}/c.h5"], {"no": ["{run}", "--quantities", "no"]}),
     "critical-batch": (
         ["{run}", "--factors", "1,2", "--branches", "2", "--samples", "640", "-o", "{folder}/c.h5", "--plot", "{folder}/c.png"],
-        {"'1,x'": ["{run}", "--factors", "1,x"]}),
+        {"--factors: 'x'": ["{run}", "--factors", "1,x"]}),
     "smoothing": (
         ["{run}/step-0000005.h5", "{run}/last.h5", "--draws", "3", "--steps", "2", "-o", "{folder}/s.h5"],
         {"there is no spread": ["{run}/step-0000000.h5", "--steps", "0", "-o", "{folder}/s.h5"],

@@ -150,7 +150,7 @@ def test_an_estimate_counts_the_samples_of_all_that_runs_do(
 ) -> None:
     monkeypatch.setattr(figure, "seconds_a_sample", lambda *args: 0.001)
     plain = small(steps=300, decompose=Decompose(every=0), evaluate=Evaluate(every=0))
-    decomposed = dataclasses.replace(plain, decompose=Decompose(every=3, samples=60))
+    decomposed = dataclasses.replace(plain, decompose=Decompose(every=3, samples=64))
     measured = dataclasses.replace(plain, monitor=Monitor(sharpness=30, samples=10))
     shown = dataclasses.replace(plain, monitor=Monitor(instruments=["path"], every=30, samples=10, k=2))
     one, two, three, four, five = (
@@ -158,7 +158,7 @@ def test_an_estimate_counts_the_samples_of_all_that_runs_do(
         for runs in ([plain], [plain, plain], [decomposed], [measured], [shown])
     )
     assert (one, two) == (pytest.approx(300 * plain.batch / 1000), pytest.approx(2 * one))
-    assert three - one == pytest.approx(300 * 60 / 3 / 1000)
+    assert three - one == pytest.approx(300 * 64 / 3 / 1000)
     assert four - one == pytest.approx(300 / 30 * figure.SHARPNESS_PASSES * 10 / 1000)
     assert five - one == pytest.approx(300 / 30 * figure.EIGENVECTOR_PASSES * 2 * 10 / 1000)
 

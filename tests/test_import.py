@@ -347,7 +347,7 @@ def test_bad_names_and_factories_are_one_line(folder: Path, command: Command) ->
     for loss, *words in (
         ("cross_entropy", "--loss", "MODULE:NAME or output"),
         ("mine:number", "--loss", "gives a int"),
-        ("output", "--loss: this Tensor has no .loss"),
+        ("output", "--loss: missing, and this Tensor has no .loss"),
     ):
         one_line(command(*own, "--data", "mine:images", "--loss", loss), 2, *words)
     assert list(folder.glob("*.h5")) == []

@@ -181,7 +181,8 @@ def checkpoints(last: Path, most: int) -> list[Checkpoint]:
     saved = [run for run in before if run.step < end.step and run.weights.shape == end.weights.shape]
     moving = [run for run in [*saved, end] if bool((run.weights != run.weights[0]).any())]
     if len(moving) < 2:
-        raise OperationError(f"{last}: {len(moving)} checkpoints with learners that differ, a film needs 2")
+        words = f"{len(moving)} checkpoints of its run have learners that differ, a film needs 2"
+        raise OperationError(f"{last}: {words}; train with --set checkpoint.every=N")
     chosen = np.unique(np.linspace(0, len(moving) - 1, min(most, len(moving))).round().astype(int))
     return [moving[k] for k in chosen]
 

@@ -497,8 +497,9 @@ def _by_points(
         if not loss.agrees("folded", lambda few: folded_totals(few, exact), forced=method != "auto"):
             folded = None
     if folded is None and (method == "folded" or not same):
-        words = "a model that torch.fx can trace, the center's statistics and a loss that is a mean"
-        raise InputError(f"method: '{method}', autocast {autocast}: needs {words}; use 'pointwise' without")
+        option = "method: 'folded'" if same else f"autocast: '{autocast}'"
+        words = "a model that torch.fx can trace, BatchNorm statistics of the center, and a mean as loss"
+        raise InputError(f"{option} needs {words}; leave it out")
     smaller = max(1, problem.dtype.itemsize // dtype.itemsize)
     parts = _bounded(problem, budget, weights + (low if folded else 0), smaller)
     bounded = replace(loss, problem=parts)

@@ -28,7 +28,7 @@ def output_loss(outputs: Any, targets: Any) -> Tensor:
     value = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
     if not isinstance(value, Tensor) or value.dim() > 0:
         kind = type(outputs).__name__
-        raise InputError(f"loss: None needs a .loss of one number, this {kind} has none; give a loss")
+        raise InputError(f"loss: missing, and this {kind} has no .loss of one number; give a loss")
     return value
 
 
