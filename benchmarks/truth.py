@@ -239,7 +239,7 @@ class Outcome:
     """What a tool gives for a model.
 
     Attributes:
-        kind: of the product: "right", "wrong" (without a word), "refused" or "fails".
+        kind: of the product: "right", "wrong" (without error or warning), "refused" or "fails".
         top: whether λ_max is right.
         cell: the relative errors of both.
         reason: why there is no number, or "".
@@ -298,7 +298,7 @@ def page(rows: dict[str, list[Outcome]]) -> str:
     packages = ("torch", "curvlinops-for-pytorch", "hessian-eigenthings", "PyHessian")
     versions = ", ".join(f"{name} {version(name)}" for name in packages)
     counts = [
-        "| package | right | wrong, without a word | refused | fails | λ_max right |",
+        "| package | right | wrong, without error or warning | refused | fails | λ_max right |",
         "|" + " --- |" * 6,
     ]
     for tool, own in zip(TOOLS, zip(*rows.values(), strict=True), strict=True):
@@ -316,7 +316,7 @@ def page(rows: dict[str, list[Outcome]]) -> str:
     parts = (
         [f"{len(rows)} models, {versions}. Products:"],
         counts,
-        ["Relative error of a product; of λ_max:"],
+        ["Each cell: the relative error of the product; the relative error of λ_max."],
         table,
         ["The reasons, as the packages and PyTorch give them:"],
         reasons,
