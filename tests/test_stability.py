@@ -142,6 +142,7 @@ def test_noisy_curvature_against_the_second_moments_operator(delay: int, momentu
     limit = max_stable_step(delay, momentum, form, noise)
     if (delay, momentum) == (0, 0.0):
         assert limit == pytest.approx(2 / (1 + noise))  # Wu et al.: (1−h)² + noise·h² = 1
+    assert max_stable_step(delay, momentum, form, 4 * noise, batch=4) == pytest.approx(limit)
     p0, p1 = (p.real for p in polynomials(delay, momentum, form))
     d = np.zeros((len(p0) - 1,) * 2)
     d[0] = -p1[1:]

@@ -267,7 +267,7 @@ def stability(
         if analysis.target.picture or analysis.target.output or precondition:
             raise InputError("--plot, -o: not allowed without a CKPT, nor --precondition")
         title = f"largest stable lr·λ_max{' in mean square' if noise else ''}"
-        stable = functools.partial(limits.max_stable_step, noise=noise / batch)
+        stable = functools.partial(limits.max_stable_step, noise=noise, batch=batch)
         rows, text = limit_table(title, delays, momentum, stable, ".4f")
         common.values(text, limits=rows)
         if lr is not None:

@@ -39,7 +39,11 @@ _POINTS, _POINTS_A_STEP = 8192, 512
 
 @checked()
 def max_stable_step(
-    delay: Natural = 0, momentum: BelowOne = 0.0, form: Form = "ordinary", noise: NonNegative = 0.0
+    delay: Natural = 0,
+    momentum: BelowOne = 0.0,
+    form: Form = "ordinary",
+    noise: NonNegative = 0.0,
+    batch: Count = 1,
 ) -> float:
     """The largest stable ηλ with gradients ``delay`` τ steps old and ``momentum`` m.
 
@@ -51,16 +55,18 @@ def max_stable_step(
         delay: τ ≥ 0, in steps.
         momentum: m, 0 ≤ m < 1.
         form: "ordinary", "nesterov" or "shifted".
-        noise: s²/(λ²B) > 0 asks for stability in mean square, if the minibatch's curvature along the
-            eigenvector has mean λ and variance s²/B, independent from step to step (Wu, Ma, E 2018, for
-            τ = m = 0: (1−h)² + h² s²/(λ²B) < 1; here q‖G‖² < 1 with q = h² × noise and ‖G‖² the sum of
-            squares of the impulse response from the noise to the weights).
+        noise: s²/λ², the relative variance of one sample's curvature. Above 0 it asks for stability in mean
+            square, if a minibatch's curvature along the eigenvector has mean λ and variance s²/B,
+            independent from step to step (Wu, Ma, E 2018, for τ = m = 0: (1−h)² + h² s²/(λ²B) < 1; here
+            q‖G‖² < 1 with q = h² × noise/B and ‖G‖² the sum of squares of the impulse response from the
+            noise to the weights).
+        batch: B, samples per step.
 
     Returns:
         The largest h = ηλ at which all roots lie in the closed unit disc, without a unit.
 
     Raises:
-        InputError: a negative delay, m outside [0, 1), an unknown form or negative noise.
+        InputError: a negative delay, m outside [0, 1), an unknown form, negative noise or no sample.
 
     Example:
         >>> from landscape.limits import max_stable_step
@@ -73,7 +79,7 @@ def max_stable_step(
         return limit
 
     def growth(h: float) -> float:
-        return noise * h**2 * _impulse_power(p0 + h * p1, p1)
+        return noise / batch * h**2 * _impulse_power(p0 + h * p1, p1)
 
     low, high = 0.0, limit
     for _ in range(60):
@@ -121,7 +127,7 @@ class Hyperparameters:
             >>> Hyperparameters(momentum=0.9).limit() == 2 * (1 + 0.9)
             True
         """
-        return max_stable_step(self.delay, self.momentum, self.form, noise / self.batch)
+        return max_stable_step(self.delay, self.momentum, self.form, noise, self.batch)
 
 
 @checked()
