@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import landscape
-from benchmarks.harness import DEVICE, MATCHING, compare, few, mnist, say, synthetic, trained
+from benchmarks.harness import DEVICE, MATCHING, SMOKE, compare, few, mnist, say, synthetic, trained
 from landscape.training.recipes import recipe
 from landscape.training.run import generator
 from landscape.training.run.loop import Trainer
@@ -105,7 +105,8 @@ def six_learners(what: str, need: float, settings: list[str]) -> None:
 
 def resnet18() -> nn.Module:
     """CIFAR's ResNet-18 for rows of numbers, such as the synthetic data set's."""
-    return nn.Sequential(nn.Unflatten(1, (3, 32, 32)), landscape.models.build("resnet-18"))
+    network = landscape.models.build("resnet-18", width=0.25 if SMOKE else 1.0)
+    return nn.Sequential(nn.Unflatten(1, (3, 32, 32)), network)
 
 
 def convolutional() -> None:
