@@ -18,16 +18,8 @@ from landscape.training.processes.process_group import Group
 # The server imports these once, and every process is a fork of it: starting one takes no time. Test modules
 # import the last ones, and torch.optim imports torch._dynamo in its first step.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    [
-        "tests.groups",
-        "landscape.training.run.launch",
-        "torch._dynamo",
-        "hypothesis",
-        "matplotlib.figure",
-        "pytest",
-    ]
-)
+PRELOADED = "tests.groups landscape.training.run.launch torch._dynamo hypothesis matplotlib.figure pytest"
+CONTEXT.set_forkserver_preload(PRELOADED.split())
 
 
 def free_port() -> int:

@@ -12,16 +12,8 @@ from torch.utils.data import Dataset
 
 def norm_net(inputs: int = 6, classes: int = 3, dropout: float = 0.0) -> nn.Sequential:
     """BatchNorm twice, once without an average that decays; perhaps dropout; a frozen layer and a constant."""
-    net = nn.Sequential(
-        nn.Linear(inputs, 8),
-        nn.BatchNorm1d(8),
-        nn.Tanh(),
-        nn.Dropout(dropout),
-        nn.Linear(8, 5),
-        nn.BatchNorm1d(5, momentum=None),
-        nn.Linear(5, classes),
-        Scale(classes),
-    )
+    layers = nn.Linear(inputs, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 5)
+    net = nn.Sequential(*layers, nn.BatchNorm1d(5, momentum=None), nn.Linear(5, classes), Scale(classes))
     net[4].bias.requires_grad_(False)
     return net
 

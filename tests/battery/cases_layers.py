@@ -40,18 +40,13 @@ def _conv(**options: Any) -> Callable[[], nn.Module]:
 
 
 def _of_dimension(dimension: int) -> Case:
-    convolution, norm = {1: (nn.Conv1d, nn.BatchNorm1d), 3: (nn.Conv3d, nn.BatchNorm3d)}[dimension]
+    conv, norm = {1: (nn.Conv1d, nn.BatchNorm1d), 3: (nn.Conv3d, nn.BatchNorm3d)}[dimension]
     shape = (9, 2, *[4] * dimension)
 
     def build() -> Parts:
-        model = nn.Sequential(
-            convolution(2, 2, 2), norm(2), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 3**dimension, 3)
-        )
-        return (
-            warmed(model, torch.randn(shape)),
-            F.cross_entropy,
-            (torch.randn(shape), torch.randint(3, (9,))),
-        )
+        model = nn.Sequential(conv(2, 2, 2), norm(2), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 3**dimension, 3))
+        model = warmed(model, torch.randn(shape))
+        return model, F.cross_entropy, (torch.randn(shape), torch.randint(3, (9,)))
 
     return Case(f"convolution {dimension}d with BatchNorm{dimension}d", build)
 
@@ -99,9 +94,8 @@ def tied_after_batchnorm() -> Parts:
 def tied_each_with_batchnorm() -> Parts:
     a, b = nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1)
     b.weight, b.bias = a.weight, a.bias
-    model = nn.Sequential(
-        a, nn.BatchNorm2d(2), nn.ReLU(), b, nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 3)
-    )
+    layers = a, nn.BatchNorm2d(2), nn.ReLU(), b, nn.BatchNorm2d(2)
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(72, 3))
     return warmed(model, torch.randn(8, 2, 6, 6)), F.cross_entropy, images()
 
 

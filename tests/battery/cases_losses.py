@@ -93,11 +93,8 @@ def with_temperature() -> Parts:
 
 def with_buffer() -> Parts:
     scale = torch.rand(3) + 0.5
-    return (
-        chain(),
-        net(lambda m, o, y: F.mse_loss(o * m.scale, F.one_hot(y, 3).to(o)), scale=scale),
-        classes(),
-    )
+    model = chain()
+    return model, net(lambda m, o, y: F.mse_loss(o * m.scale, F.one_hot(y, 3).to(o)), scale=scale), classes()
 
 
 def ctc() -> Parts:

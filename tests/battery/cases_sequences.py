@@ -60,21 +60,15 @@ def attention_with_weights() -> Parts:
 
 def encoder() -> Parts:
     layer = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True, activation="gelu")
-    return (
-        net(lambda m, x: m.head(m.e(x).mean(1)), e=layer, head=nn.Linear(4, 3)),
-        F.cross_entropy,
-        sequences(7, 3, 4),
-    )
+    model = net(lambda m, x: m.head(m.e(x).mean(1)), e=layer, head=nn.Linear(4, 3))
+    return model, F.cross_entropy, sequences(7, 3, 4)
 
 
 def encoder_norm_first() -> Parts:
     layer = nn.TransformerEncoderLayer(4, 1, 4, dropout=0.1, batch_first=True, norm_first=True)
     body = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
-    return (
-        net(lambda m, x: m.head(m.e(x)[:, 0]), e=body, head=nn.Linear(4, 3)),
-        F.cross_entropy,
-        sequences(7, 3, 4),
-    )
+    model = net(lambda m, x: m.head(m.e(x)[:, 0]), e=body, head=nn.Linear(4, 3))
+    return model, F.cross_entropy, sequences(7, 3, 4)
 
 
 def padded_encoder(nested: bool) -> Callable[[], Parts]:

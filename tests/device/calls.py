@@ -40,12 +40,8 @@ def terms_found(at: Place, weighted: bool) -> list[float]:
     weight = torch.linspace(0.5, 2, 10).to(at.device) if weighted else None
     batches = [(at.x[k : k + 70], at.y[k : k + 70]) for k in (0, 70, 140)]
     with warnings.catch_warnings(action="ignore"):  # it says which terms it found
-        problem = landscape.Problem(
-            networks()["perceptron"],
-            lambda o, y: cross_entropy(o, y, weight, ignore_index=0),
-            batches,
-            device=at.device,
-        )
+        loss = lambda o, y: cross_entropy(o, y, weight, ignore_index=0)  # noqa: E731
+        problem = landscape.Problem(networks()["perceptron"], loss, batches, device=at.device)
     return [problem.loss(), float(problem.gradient().norm())]
 
 
@@ -89,13 +85,8 @@ RULES: dict[str, dict[str, Any]] = {
     "sparseloco": {"period": 2}, "decoupled-diloco": {"period": 2, "fragments": 2, "availability": 0.5},
     "streaming-diloco": {"period": 2, "fragments": 2},
 }  # fmt: skip
-OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "sgd": {"momentum": 0.9},
-    "lars": {},
-    "lamb": {},
-    "muon": {"groups": {"bias": {"name": "sgd"}}},
-    "steepest": {"norm": "spectral"},
-}
+OPTIMIZERS: dict[str, dict[str, Any]] = {"sgd": {"momentum": 0.9}, "lars": {}, "lamb": {}}
+OPTIMIZERS |= {"muon": {"groups": {"bias": {"name": "sgd"}}}, "steepest": {"norm": "spectral"}}
 MORE: dict[str, Compute] = {
     "loss and gradient in batches": lambda at: in_batches(at).loss_and_gradient(),
     "classes left out": lambda at: terms_found(at, False),

@@ -258,9 +258,7 @@ class Endless(torch.utils.data.IterableDataset[Any]):
     ({"collator": masked}, "data: two passes.*list"),
     ({"data": Endless(), "kind": transformers.Trainer, "max_steps": 2}, "Endless has no length.*data="),
 ], ids=["smoothing", "function", "subclass", "random", "endless"])  # fmt: skip
-def test_another_loss_than_the_recorded_one_is_refused(
-    tmp_path: Path, options: dict[str, Any], words: str
-) -> None:
+def test_a_loss_that_was_not_recorded_is_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     model = gpt2()
     with pytest.raises(InputError, match=words) as error:
         train(model, LandscapeCallback(tmp_path / "a"), folder=tmp_path, **options)

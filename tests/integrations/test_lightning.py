@@ -62,20 +62,9 @@ class Module(L.LightningModule):  # type: ignore[misc, name-defined]
 def fit(
     module: Any, *callbacks: Any, folder: Path, loader: Any = None, ckpt: Any = None, **options: Any
 ) -> Any:
-    trainer = L.Trainer(
-        **{
-            "max_epochs": EPOCHS,
-            "accelerator": "cpu",
-            "devices": 1,
-            "logger": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "enable_checkpointing": False,
-            "default_root_dir": folder,
-            **options,
-        },
-        callbacks=[*callbacks],
-    )
+    off = "logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"
+    usual = {"max_epochs": EPOCHS, "accelerator": "cpu", "devices": 1, "default_root_dir": folder}
+    trainer = L.Trainer(**dict.fromkeys(off, False) | usual | options, callbacks=[*callbacks])
     trainer.fit(module, DataLoader(data(), BATCH) if loader is None else loader, ckpt_path=ckpt)
     return trainer
 
@@ -106,9 +95,7 @@ def same(first: Path, second: Path, columns: tuple[str, ...] = COLUMNS) -> dict[
 
 
 @pytest.mark.parametrize(("accumulate", "clip", "own"), [(1, 0.0, True), (2, 0.5, True), (1, 0.5, False)])
-def test_the_numbers_are_those_of_a_plain_loop(
-    tmp_path: Path, accumulate: int, clip: float, own: bool
-) -> None:
+def test_the_numbers_of_a_plain_loop(tmp_path: Path, accumulate: int, clip: float, own: bool) -> None:
     x, y = digits(50)
     plain = Module()
     optimizer = plain.configure_optimizers()

@@ -221,12 +221,8 @@ def parametrized() -> Parts:
         def forward(self, x: Tensor) -> Tensor:
             return x.triu() + x.triu(1).transpose(-1, -2)
 
-    model = nn.Sequential(
-        parametrizations.orthogonal(nn.Linear(6, 4), orthogonal_map="cayley"),
-        nn.Tanh(),
-        nn.Linear(4, 4),
-        nn.Linear(4, 3),
-    )
+    layers = parametrizations.orthogonal(nn.Linear(6, 4), orthogonal_map="cayley"), nn.Tanh(), nn.Linear(4, 4)
+    model = nn.Sequential(*layers, nn.Linear(4, 3))
     parametrize.register_parametrization(model[2], "weight", Symmetric())
     return model, nn.CrossEntropyLoss(), digits()
 

@@ -134,11 +134,8 @@ def byol() -> Parts:
     def loss_fn(x: Tensor, y: Tensor) -> Tensor:
         return 2 - 2 * (F.normalize(x, dim=-1) * F.normalize(y, dim=-1)).sum(dim=-1)
 
-    return (
-        model,
-        lambda o, _: (loss_fn(o[0], o[3]) + loss_fn(o[1], o[2])).mean(),
-        (two_views(), torch.zeros(N)),
-    )
+    data = (two_views(), torch.zeros(N))
+    return model, lambda o, _: (loss_fn(o[0], o[3]) + loss_fn(o[1], o[2])).mean(), data
 
 
 @contrastive.no_hessian("SimSiam: negative cosine similarity with a stop-gradient",
@@ -303,11 +300,8 @@ def dino() -> Parts:
             teacher = F.softmax((self.teacher(global_view) - self.center) / 0.2, dim=-1)
         return self.student(local_view) / 0.5, teacher
 
-    return (
-        model,
-        lambda o, _: torch.sum(-o[1] * F.log_softmax(o[0], dim=-1), dim=-1).mean(),
-        (two_views(), torch.zeros(N)),
-    )
+    data = (two_views(), torch.zeros(N))
+    return model, lambda o, _: torch.sum(-o[1] * F.log_softmax(o[0], dim=-1), dim=-1).mean(), data
 
 
 @contrastive("alignment and uniformity (Wang & Isola): log of a mean over pairs", says=TOGETHER)

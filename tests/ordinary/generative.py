@@ -218,11 +218,8 @@ def wgan_gp_random() -> Parts:
 
 @generative("hinge loss of a discriminator with spectral normalization")
 def hinge_gan() -> Parts:
-    net = nn.Sequential(
-        nn.utils.parametrizations.spectral_norm(nn.Linear(5, 6)),
-        nn.LeakyReLU(0.1),
-        nn.utils.parametrizations.spectral_norm(nn.Linear(6, 1)),
-    )
+    layers = nn.utils.parametrizations.spectral_norm(nn.Linear(5, 6)), nn.LeakyReLU(0.1)
+    net = nn.Sequential(*layers, nn.utils.parametrizations.spectral_norm(nn.Linear(6, 1)))
     net.eval()
     x, sign = points(2 * N), torch.ones(2 * N, 1)
     sign[N:] = -1
@@ -305,11 +302,8 @@ def score_matching() -> Parts:
         return -torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
 
     x, noise, sigma = points(N, 4), points(N, 4), 0.5
-    return (
-        model,
-        lambda score, noise: 0.5 * ((score * sigma + noise) ** 2).sum(1).mean(),
-        (x + sigma * noise, noise),
-    )
+    data = (x + sigma * noise, noise)
+    return model, lambda score, noise: 0.5 * ((score * sigma + noise) ** 2).sum(1).mean(), data
 
 
 @generative("PixelCNN: masked convolutions, cross-entropy of 4 gray levels")
@@ -325,13 +319,8 @@ def pixel_cnn() -> Parts:
         def forward(self, x: Tensor) -> Tensor:
             return self._conv_forward(x, self.weight * self.mask, self.bias)
 
-    model = nn.Sequential(
-        MaskedConv2d("A", 1, 3, 3, padding=1),
-        nn.ReLU(),
-        MaskedConv2d("B", 3, 3, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(3, 4, 1),
-    )
+    first, second = MaskedConv2d("A", 1, 3, 3, padding=1), MaskedConv2d("B", 3, 3, 3, padding=1)
+    model = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Conv2d(3, 4, 1))
     levels = torch.randint(4, (N, 5, 5))
     return model, nn.CrossEntropyLoss(), (levels[:, None] / 3.0, levels)
 

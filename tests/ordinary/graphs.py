@@ -241,11 +241,8 @@ class SchNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.filter, self.out = (
-            nn.Embedding(4, 3),
-            nn.Sequential(nn.Linear(4, 3), nn.Softplus()),
-            nn.Linear(3, 1),
-        )
+        self.embedding, self.out = nn.Embedding(4, 3), nn.Linear(3, 1)
+        self.filter = nn.Sequential(nn.Linear(4, 3), nn.Softplus())
 
     def energy(self, z: Tensor, pos: Tensor) -> Tensor:
         d = ((pos[:, :, None] - pos[:, None]).pow(2).sum(-1) + 1e-3).sqrt()

@@ -174,9 +174,8 @@ def dict_batches() -> Parts:
 
 @habits("a model that returns its loss, in training mode, with BatchNorm and Dropout")
 def training_mode() -> Parts:
-    model = nn.Sequential(
-        nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 3)
-    ).train()
+    layers = nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3)
+    model = nn.Sequential(*layers, nn.Linear(6, 3)).train()
     x, y = samples()
     model(x)
     return model, nn.CrossEntropyLoss(), (x, y)

@@ -108,12 +108,8 @@ def t5() -> Parts:
 
 
 def pixels(model: nn.Module, loss: Any, data: Any) -> Tensor:
-    logits = F.interpolate(
-        model(data["pixel_values"]).logits,
-        size=data["labels"].shape[-2:],
-        mode="bilinear",
-        align_corners=False,
-    )
+    logits, size = model(data["pixel_values"]).logits, data["labels"].shape[-2:]
+    logits = F.interpolate(logits, size=size, mode="bilinear", align_corners=False)
     return F.cross_entropy(logits, data["labels"], ignore_index=255)
 
 
@@ -142,29 +138,15 @@ def adapted(model: Any, config: str, **options: Any) -> Any:
 
 @peft("LoRA on GPT-2", total=next_words)
 def lora_gpt2() -> Parts:
-    model = adapted(
-        made("gpt2"),
-        "LoraConfig",
-        r=2,
-        lora_alpha=4,
-        lora_dropout=0.1,
-        target_modules=["c_attn"],
-        fan_in_fan_out=True,
-        task_type="CAUSAL_LM",
-    )
+    where: dict[str, Any] = {"target_modules": ["c_attn"], "fan_in_fan_out": True, "task_type": "CAUSAL_LM"}
+    model = adapted(made("gpt2"), "LoraConfig", r=2, lora_alpha=4, lora_dropout=0.1, **where)
     return model, None, causal()
 
 
 @peft("LoRA on BERT for classes, modules_to_save", total=of_logits(F.cross_entropy))
 def lora_bert() -> Parts:
-    model = adapted(
-        made("SequenceClassification"),
-        "LoraConfig",
-        r=2,
-        target_modules=["query", "value"],
-        modules_to_save=["classifier"],
-        task_type="SEQ_CLS",
-    )
+    where = {"target_modules": ["query", "value"], "modules_to_save": ["classifier"]}
+    model = adapted(made("SequenceClassification"), "LoraConfig", r=2, **where, task_type="SEQ_CLS")
     return model, None, {**text(), "labels": torch.randint(3, (N,))}
 
 
@@ -180,31 +162,16 @@ def lora_fresh() -> Parts:
     "peft detaches the norm of the weights, as the paper on DoRA proposes: the gradient is not that of the loss",
     total=of_logits(F.cross_entropy))  # fmt: skip
 def dora_bert() -> Parts:
-    model = adapted(
-        made("SequenceClassification"),
-        "LoraConfig",
-        r=2,
-        use_dora=True,
-        target_modules=["query"],
-        task_type="SEQ_CLS",
-    )
+    options: dict[str, Any] = {"r": 2, "use_dora": True, "target_modules": ["query"], "task_type": "SEQ_CLS"}
+    model = adapted(made("SequenceClassification"), "LoraConfig", **options)
     return model, None, {**text(), "labels": torch.randint(3, (N,))}
 
 
 @peft("IA³ on T5", total=answers, inside=torch.float32)
 def ia3_t5() -> Parts:
     model, _, data = t5()
-    return (
-        adapted(
-            model,
-            "IA3Config",
-            target_modules=["k", "v", "wo"],
-            feedforward_modules=["wo"],
-            task_type="SEQ_2_SEQ_LM",
-        ),
-        None,
-        data,
-    )
+    parts = {"target_modules": ["k", "v", "wo"], "feedforward_modules": ["wo"]}
+    return adapted(model, "IA3Config", **parts, task_type="SEQ_2_SEQ_LM"), None, data
 
 
 # fmt: off

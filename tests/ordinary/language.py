@@ -137,11 +137,8 @@ def transformer_tutorial() -> Parts:
         return self.linear(self.transformer_encoder(src, mask, is_causal=True))
 
     ids = torch.randint(WORDS, (SAMPLES, LENGTH + 1))
-    return (
-        model,
-        lambda o, y: F.cross_entropy(o.reshape(-1, WORDS), y.reshape(-1)),
-        (ids[:, :-1], ids[:, 1:]),
-    )
+    data = (ids[:, :-1], ids[:, 1:])
+    return model, lambda o, y: F.cross_entropy(o.reshape(-1, WORDS), y.reshape(-1)), data
 
 
 @language(
@@ -161,11 +158,8 @@ def translation() -> Parts:
     loss_fn = nn.CrossEntropyLoss(ignore_index=0)
     src, tgt = padded(), padded()
     model.transformer.encoder.enable_nested_tensor = False
-    return (
-        model,
-        lambda logits, y: loss_fn(logits.reshape(-1, WORDS), y.reshape(-1)),
-        ((src, tgt[:, :-1]), tgt[:, 1:]),
-    )
+    data = ((src, tgt[:, :-1]), tgt[:, 1:])
+    return model, lambda logits, y: loss_fn(logits.reshape(-1, WORDS), y.reshape(-1)), data
 
 
 @language("text classification tutorial: EmbeddingBag with offsets, a list of batches", total=by_size,
@@ -208,9 +202,8 @@ def packed_lstm() -> Parts:
     @module(embedding=nn.Embedding(WORDS, 3, padding_idx=0),
         rnn=nn.LSTM(3, 2, bidirectional=True, batch_first=True), fc=nn.Linear(4, 1))  # fmt: skip
     def model(self, text: Tensor, lengths: Tensor) -> Tensor:
-        packed = pack_padded_sequence(
-            self.embedding(text), lengths.cpu(), batch_first=True, enforce_sorted=False
-        )
+        words = self.embedding(text)
+        packed = pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)
         _, (hidden, _) = self.rnn(packed)
         return self.fc(torch.cat((hidden[-2], hidden[-1]), dim=1)).squeeze(1)
 
@@ -294,17 +287,9 @@ def llama_parts() -> Parts:
             super().__init__()
             self.tok = nn.Embedding(WORDS, d)
             self.wq, self.wk, self.wv, self.wo = (nn.Linear(d, o, bias=False) for o in (d, 2, 2, d))
-            self.w1, self.w2, self.w3 = (
-                nn.Linear(d, 6, bias=False),
-                nn.Linear(6, d, bias=False),
-                nn.Linear(d, 6, bias=False),
-            )
-            self.norm1, self.norm2, self.norm, self.output = (
-                RMSNorm(d),
-                RMSNorm(d),
-                RMSNorm(d),
-                nn.Linear(d, WORDS, bias=False),
-            )
+            self.w1, self.w2, self.w3 = (nn.Linear(*of, bias=False) for of in ((d, 6), (6, d), (d, 6)))
+            self.norm1, self.norm2, self.norm = (RMSNorm(d) for _ in range(3))
+            self.output = nn.Linear(d, WORDS, bias=False)
 
         def forward(self, ids: Tensor) -> Tensor:
             x = self.tok(ids)
@@ -342,11 +327,8 @@ def mixture_of_experts() -> Parts:
         return self.head(x + chosen * y), balance
 
     ids = torch.randint(WORDS, (SAMPLES, LENGTH + 1))
-    return (
-        model,
-        lambda out, y: F.cross_entropy(out[0].transpose(1, 2), y) + 0.1 * out[1],
-        (ids[:, :-1], ids[:, 1:]),
-    )
+    data = (ids[:, :-1], ids[:, 1:])
+    return model, lambda out, y: F.cross_entropy(out[0].transpose(1, 2), y) + 0.1 * out[1], data
 
 
 @language("DPO: log-probabilities of chosen and rejected answers against a frozen reference")
@@ -391,9 +373,8 @@ def distillation() -> Parts:
         )
         return alpha * temperature**2 * soft + (1 - alpha) * F.cross_entropy(student, labels)
 
-    model = nn.Sequential(
-        nn.Embedding(WORDS, 3), nn.Flatten(), nn.Linear(3 * LENGTH, 4), nn.ReLU(), nn.Linear(4, 3)
-    )
+    layers = nn.Embedding(WORDS, 3), nn.Flatten(), nn.Linear(3 * LENGTH, 4)
+    model = nn.Sequential(*layers, nn.ReLU(), nn.Linear(4, 3))
     return model, loss, (tokens(), (torch.randn(SAMPLES, 3), torch.randint(3, (SAMPLES,))))
 
 

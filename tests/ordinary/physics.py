@@ -254,11 +254,8 @@ def siren() -> Parts:
         def forward(self, x: Tensor) -> Tensor:
             return torch.sin(30 * self.linear(x))
 
-    return (
-        nn.Sequential(SineLayer(2, 5, True), SineLayer(5, 5), nn.Linear(5, 1)),
-        nn.MSELoss(),
-        (2 * torch.rand(16, 2) - 1, torch.rand(16, 1)),
-    )
+    model = nn.Sequential(SineLayer(2, 5, True), SineLayer(5, 5), nn.Linear(5, 1))
+    return model, nn.MSELoss(), (2 * torch.rand(16, 2) - 1, torch.rand(16, 1))
 
 
 @physics("NeRF: Fourier features, volume rendering along rays")
@@ -290,11 +287,8 @@ def kan() -> Parts:
             )
 
     x = torch.rand(16, 2)
-    return (
-        nn.Sequential(KANLayer(2, 3), KANLayer(3, 1)),
-        nn.MSELoss(),
-        (x, (x[:, :1] * PI).sin() + x[:, 1:] ** 2),
-    )
+    model = nn.Sequential(KANLayer(2, 3), KANLayer(3, 1))
+    return model, nn.MSELoss(), (x, (x[:, :1] * PI).sin() + x[:, 1:] ** 2)
 
 
 @physics.random(

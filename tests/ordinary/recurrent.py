@@ -211,18 +211,13 @@ def ppo() -> Parts:
     def loss(out: Any, batch: dict[str, Tensor], clip: float = 0.2) -> Tensor:
         dist, value = out
         ratio = torch.exp(dist.log_prob(batch["actions"]) - batch["log_probs"])
-        surrogate = torch.min(
-            ratio * batch["advantages"], ratio.clamp(1 - clip, 1 + clip) * batch["advantages"]
-        )
+        a = batch["advantages"]
+        surrogate = torch.min(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
         return -surrogate.mean() + 0.5 * F.mse_loss(value, batch["returns"]) - 0.01 * dist.entropy().mean()
 
     n = 16
-    batch = {
-        "actions": torch.randint(3, (n,)),
-        "log_probs": -1 - 0.2 * torch.rand(n),
-        "advantages": torch.randn(n),
-        "returns": torch.randn(n),
-    }
+    batch = {"actions": torch.randint(3, (n,)), "log_probs": -1 - 0.2 * torch.rand(n)}
+    batch |= {name: torch.randn(n) for name in ("advantages", "returns")}
     return model, loss, (torch.randn(n, 4), batch)
 
 

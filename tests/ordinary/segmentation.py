@@ -21,13 +21,8 @@ class UNet(nn.Module):
         super().__init__()
 
         def double_conv(i: int, o: int) -> nn.Sequential:
-            return nn.Sequential(
-                nn.Conv2d(i, o, 3, padding=1),
-                nn.BatchNorm2d(o),
-                nn.ReLU(inplace=True),
-                nn.Conv2d(o, o, 3, padding=1),
-                nn.ReLU(inplace=True),
-            )
+            layers = nn.Conv2d(i, o, 3, padding=1), nn.BatchNorm2d(o), nn.ReLU(inplace=True)
+            return nn.Sequential(*layers, nn.Conv2d(o, o, 3, padding=1), nn.ReLU(inplace=True))
 
         self.down1, self.down2 = double_conv(1, 2), double_conv(2, 3)
         self.up, self.conv = nn.ConvTranspose2d(3, 2, 2, 2), double_conv(4, 2)
@@ -193,13 +188,8 @@ def masked_mse() -> Parts:
 
 @segmentation("V-Net: volumes and soft Dice, one batch", total=per_batch)
 def volumes() -> Parts:
-    model = nn.Sequential(
-        nn.Conv3d(1, 2, 3, padding=1),
-        nn.InstanceNorm3d(2, affine=True),
-        nn.LeakyReLU(),
-        nn.Conv3d(2, 1, 1),
-        nn.Sigmoid(),
-    )
+    layers = nn.Conv3d(1, 2, 3, padding=1), nn.InstanceNorm3d(2, affine=True), nn.LeakyReLU()
+    model = nn.Sequential(*layers, nn.Conv3d(2, 1, 1), nn.Sigmoid())
     data = [(torch.randn(2, 1, 4, 4, 4), (torch.rand(2, 1, 4, 4, 4) < 0.3).float())]
     return model, lambda o, y: 1 - (2 * (o * y).sum() + 1) / ((o**2).sum() + (y**2).sum() + 1), data
 

@@ -239,17 +239,8 @@ def ranknet_lists() -> Parts:
         scores = (preds[:, :, 0] - preds[:, :, 1])[chosen]
         return nn.BCEWithLogitsLoss()(scores, torch.ones_like(scores))
 
-    true = torch.tensor(
-        [
-            [2, 1, 0, 0],
-            [0, 1, 2, 1],
-            [1, 0, 0, -1],
-            [2, 0, -1, -1],
-            [1, 1, 1, 1],
-            [0, 0, -1, -1],
-            [2, 1, 0, 3],
-        ]
-    ).float()
+    rows = [2, 1, 0, 0], [0, 1, 2, 1], [1, 0, 0, -1], [2, 0, -1, -1], [1, 1, 1, 1], [0, 0, -1, -1]
+    true = torch.tensor([*rows, [2, 1, 0, 3]]).float()
     model = module(net=net(3, 1))(lambda self, x: self.net(x).squeeze(-1))
     return model, loss, (torch.randn(7, 4, 3), true)
 
@@ -291,11 +282,8 @@ def lightgcn() -> Parts:
         return torch.mean(F.softplus(neg - pos)) + 1e-2 * 0.5 * norms.sum() / len(norms)
 
     columns = torch.randint(4, (7,)), torch.randint(5, (7,)), torch.randint(5, (7,))
-    return (
-        model,
-        loss,
-        [((u, p, n), torch.zeros(len(u))) for u, p, n in zip(*(c.split(3) for c in columns), strict=True)],
-    )
+    data = [((u, p, n), torch.zeros(len(u))) for u, p, n in zip(*(c.split(3) for c in columns), strict=True)]
+    return model, loss, data
 
 
 class ActNorm(nn.Module):

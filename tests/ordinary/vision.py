@@ -62,9 +62,8 @@ def resnet() -> Parts:
             self.bn2 = nn.BatchNorm2d(planes)
             self.shortcut = nn.Sequential()
             if stride != 1 or inputs != planes:
-                self.shortcut = nn.Sequential(
-                    nn.Conv2d(inputs, planes, 1, stride, bias=False), nn.BatchNorm2d(planes)
-                )
+                shortcut = nn.Conv2d(inputs, planes, 1, stride, bias=False)
+                self.shortcut = nn.Sequential(shortcut, nn.BatchNorm2d(planes))
 
         def forward(self, x: Tensor) -> Tensor:
             out = F.relu(self.bn1(self.conv1(x)))
@@ -153,33 +152,20 @@ def convnext() -> Parts:
 @vision("MobileNet: inverted residual, ReLU6, BatchNorm in eval mode")
 def mobilenet() -> Parts:
     def conv(i: int, o: int, kernel: int, groups: int = 1) -> nn.Sequential:
-        return nn.Sequential(
-            nn.Conv2d(i, o, kernel, padding=kernel // 2, groups=groups, bias=False),
-            nn.BatchNorm2d(o),
-            nn.ReLU6(inplace=True),
-        )
+        layers = nn.Conv2d(i, o, kernel, padding=kernel // 2, groups=groups, bias=False), nn.BatchNorm2d(o)
+        return nn.Sequential(*layers, nn.ReLU6(inplace=True))
 
     class InvertedResidual(nn.Module):
         def __init__(self, dim: int, expand: int) -> None:
             super().__init__()
-            self.conv = nn.Sequential(
-                conv(dim, expand, 1),
-                conv(expand, expand, 3, expand),
-                nn.Conv2d(expand, dim, 1, bias=False),
-                nn.BatchNorm2d(dim),
-            )
+            layers = conv(dim, expand, 1), conv(expand, expand, 3, expand)
+            self.conv = nn.Sequential(*layers, nn.Conv2d(expand, dim, 1, bias=False), nn.BatchNorm2d(dim))
 
         def forward(self, x: Tensor) -> Tensor:
             return x + self.conv(x)
 
-    model = nn.Sequential(
-        conv(1, 2, 3),
-        InvertedResidual(2, 4),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Dropout(0.2),
-        nn.Linear(2, 4),
-    )
+    layers = conv(1, 2, 3), InvertedResidual(2, 4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2)
+    model = nn.Sequential(*layers, nn.Linear(2, 4))
     return model.eval(), F.cross_entropy, pictures()
 
 
