@@ -55,9 +55,8 @@ def test_frames_are_the_checkpoints(run: Path) -> None:
 
 def test_a_gif_has_a_frame_for_each(run: Path, tmp_path: Path, command: Command) -> None:
     path = tmp_path / "new" / "run.gif"
-    code, out, err = command(
-        "plot", run, "--animate", "learners", "--film-grid", "5", "--frames", "2", "-o", path
-    )
+    options = "--animate", "learners", "--film-grid", "5", "--frames", "2"
+    code, out, err = command("plot", run, *options, "-o", path)
     assert (code, out.strip()) == (0, str(path)), err
     with Image.open(path) as picture:
         assert (picture.format, picture.n_frames) == ("GIF", 2)  # type: ignore[attr-defined]
@@ -84,13 +83,11 @@ def test_the_dial_shows_the_limit_and_learners_outside() -> None:
 def test_one_checkpoint_is_no_film(run: Path, tmp_path: Path, command: Command) -> None:
     alone = Path(shutil.copytree(run, tmp_path / "dp", ignore=shutil.ignore_patterns("step-*.h5")))
     film = command("plot", alone, "--animate", "learners", "-o", tmp_path / "a.gif")
-    one_line(film, 1, "checkpoint.every=N")
+    one_line(film, 1, "a film needs 2")
     one_line(command("plot", run, run, "--animate", "learners"), 2, "takes one run")
 
 
-def test_mp4_needs_ffmpeg(
-    run: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mp4_by_ffmpeg(run: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.mp4"
     if shutil.which("ffmpeg"):
         assert command("plot", run, "--animate", "learners", "--film-grid", "3", "-o", path)[0] == 0

@@ -37,14 +37,9 @@ def test_layout_is_the_order_of_parameters_to_vector() -> None:
     flat = nn.utils.parameters_to_vector(model.parameters())
     for name, view in layout.views(flat).items():
         assert torch.equal(view, dict(model.named_parameters())[name])
-    assert {s.name: s.role for s in layout.slots} == {
-        "conv.weight": "weight",
-        "conv.bias": "bias",
-        "norm.weight": "norm",
-        "norm.bias": "norm",
-        "head.weight": "weight",
-        "head.bias": "bias",
-    }
+    roles = {f"{layer}.{role}": role for layer in ("conv", "head") for role in ("weight", "bias")}
+    expected = roles | {"norm.weight": "norm", "norm.bias": "norm"}
+    assert {s.name: s.role for s in layout.slots} == expected
 
 
 def test_gradients_have_no_graph_and_are_zero_where_nothing_depends() -> None:
@@ -268,9 +263,7 @@ NAN = torch.tensor([1.0, 2, 3, float("nan"), 5, 6])
         (ONE, F.cross_entropy, (FOUR, Y), {"check": "some"}, "check: 'some'"),
     ],
 )
-def test_what_does_not_fit_is_one_line(
-    model: nn.Module, loss: Any, data: Any, options: dict[str, Any], words: str
-) -> None:
+def test_what_is_wrong(model: nn.Module, loss: Any, data: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words) as caught:
         Problem(model, loss, data, **options)
     assert "\n" not in str(caught.value)
@@ -291,9 +284,8 @@ def test_a_module_that_is_used_twice_keeps_its_parameters() -> None:
     v = torch.randn_like(problem.weights)
     problem.loss(problem.weights + v)
     assert all(place.weight is weight for place, weight in own.items())
-    exact, differences = (
-        landscape.extreme_eigenvalues(problem, derivatives=way) for way in ("exact", "differences")
-    )
+    exact = landscape.extreme_eigenvalues(problem, derivatives="exact")
+    differences = landscape.extreme_eigenvalues(problem, derivatives="differences")
     assert differences.max == pytest.approx(exact.max, rel=1e-5)
 
 
@@ -529,21 +521,14 @@ class ByKey(nn.Module):
         return x @ self.kept.T
 
 
-KEYS: dict[str, Callable[[Tensor], Any]] = {
-    "identity": id,
-    "place": Tensor.data_ptr,
-    "version": lambda v: v._version,
-    "identity and version": lambda v: (id(v), v._version),
-    "hash": hash,
-}
+KEYS: dict[str, Callable[[Tensor], Any]] = {"identity": id, "place": Tensor.data_ptr, "hash": hash}
+KEYS |= {"version": lambda v: v._version, "identity and version": lambda v: (id(v), v._version)}
 
 
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize(("recorded", "detached"), [(False, True), (False, False), (True, True)])
 @pytest.mark.parametrize("passes", [0, 1])
-def test_what_is_kept_by_a_key_of_a_parameter_is_refused(
-    key: str, recorded: bool, detached: bool, passes: int
-) -> None:
+def test_what_is_kept_by_a_key_is_refused(key: str, recorded: bool, detached: bool, passes: int) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(ByKey(KEYS[key], recorded, detached), nn.Tanh(), nn.Linear(6, 3))
     x, y = torch.randn(24, 4), torch.randint(3, (24,))
@@ -623,9 +608,7 @@ def test_a_model_differentiates_in_its_own_parameters() -> None:
 
 @pytest.mark.parametrize("model_dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("given_dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_weights_of_another_precision_are_converted(
-    model_dtype: torch.dtype, given_dtype: torch.dtype
-) -> None:
+def test_weights_of_any_precision_are_converted(model_dtype: torch.dtype, given_dtype: torch.dtype) -> None:
     model = nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3)).to(model_dtype)
     problem = Problem(model, F.cross_entropy, (X, LABELS), weight_decay=0.1)
     theta = torch.randn(problem.layout.size).to(given_dtype)

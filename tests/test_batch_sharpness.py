@@ -116,9 +116,7 @@ def test_batchnorm_takes_the_statistics_of_minibatches_unless_it_is_told_otherwi
     assert (result.bn, result.bn_samples) == (("train", batch) if bn == "center" else ("recalibrate", 23))
 
 
-def test_the_command_has_batch_rate_and_limit_of_the_run(
-    trained: Path, tmp_path: Path, command: Command
-) -> None:
+def test_the_command_has_a_runs_batch_rate_and_limit(trained: Path, tmp_path: Path, command: Command) -> None:
     args = ("batch-sharpness", trained / "last.h5", "--max-draws", "16", "-o", tmp_path / "b.h5")
     code, _, err = command(*args)
     assert code == 0, err

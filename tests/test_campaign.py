@@ -74,12 +74,8 @@ def test_long_curves_are_thinned_and_keep_their_ends(tmp_path: Path) -> None:
     long = 5 * POINTS
     end.step, end.recipe = long, dataclasses.replace(run, steps=long).to_toml()
     end.history = {name: np.full(long, np.nan) for name in end.history}
-    end.history |= {
-        "step": np.arange(1.0, long + 1),
-        "loss": np.linspace(2, 1, long),
-        "consensus": np.linspace(2, 1, long),
-        "wall_s": np.ones(long),
-    }
+    end.history |= {name: np.linspace(2, 1, long) for name in ("loss", "consensus")}
+    end.history |= {"step": np.arange(1.0, long + 1), "wall_s": np.ones(long)}
     end.history["test_loss"][[9, long - 1]] = 0.5, np.inf
     thin = Record.of(end, [0, long]).checkpoint().history
     assert len(thin["step"]) <= POINTS + FEW + 2
@@ -105,9 +101,7 @@ def _entry(**more: Any) -> Figure:
     return Figure(**texts, **(made | more))
 
 
-def test_runs_and_analyses_are_made_again_once_their_numerics_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numerics_that_change_make_everything_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = Context(tmp_path)
     context.train([small()])
     assert with_runs(context, small()).missing() == []
@@ -205,9 +199,7 @@ def test_an_archive_is_left_alone_where_nothing_is_new(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_budget_stops_and_the_same_command_goes_on_and_repeats_no_run(
-    tmp_path: Path, command: Command
-) -> None:
+def test_a_budget_stops_and_the_same_command_goes_on(tmp_path: Path, command: Command) -> None:
     options = ("noise-split", "--scale", "smoke", "-o", tmp_path / "g", "--runs", tmp_path / "r")
     code, out, err = command("figures", *options, "--budget", "0.000001s")
     assert (code, out) == (0, "")
@@ -224,9 +216,7 @@ def test_a_budget_stops_and_the_same_command_goes_on_and_repeats_no_run(
     assert (code, "fig2a: 4 of 6 runs to train" in out) == (0, True), err
 
 
-def test_shares_train_the_runs_of_all_figures_and_the_command_without_them_draws(
-    tmp_path: Path, command: Command
-) -> None:
+def test_shares_train_all_runs_and_the_command_without_them_draws(tmp_path: Path, command: Command) -> None:
     options = ("noise-split", "fig2a", "--scale", "smoke", "-o", tmp_path / "g", "--runs", tmp_path / "r")
     for share, ended in (("2/2", 4), ("1/2", 8)):  # two runs are in both figures
         code, out, err = command("figures", *options, "--share", share)
@@ -252,9 +242,8 @@ def test_a_run_stops_at_its_time_and_resumes(tmp_path: Path, monkeypatch: pytest
     assert train_one(TrainingJob(run, folder), "cpu", None, time.time() - 1) is None
     assert not folder.exists()
     clock = iter([0.0, *np.arange(30.0)])  # the time is over in step 29, after the checkpoint of step 20
-    monkeypatch.setattr(
-        launch, "time", SimpleNamespace(time=lambda: next(clock), perf_counter=time.perf_counter)
-    )
+    stopped = SimpleNamespace(time=lambda: next(clock), perf_counter=time.perf_counter)
+    monkeypatch.setattr(launch, "time", stopped)
     assert train_one(TrainingJob(run, folder), "cpu", None, 27.5) is None
     assert landscape.load(folder / "last.h5").step == 20
     monkeypatch.undo()

@@ -60,9 +60,7 @@ def one_line(result: tuple[int, str, str], code: int, *words: str) -> None:
         assert word in result[2]
 
 
-def test_train_writes_its_files_and_names_the_checkpoint(
-    tiny: Path, tmp_path: Path, command: Command
-) -> None:
+def test_train_writes_its_files_and_names_the_last(tiny: Path, tmp_path: Path, command: Command) -> None:
     code, out, err = command("train", tiny, "-o", tmp_path / "r", "--set", "seed=3")
     assert code == 0
     assert out.splitlines()[-1] == f"{tmp_path}/r/last.h5"
@@ -96,9 +94,7 @@ def test_a_run_that_diverged_always_says_so(more: tuple[str, ...], tmp_path: Pat
     assert command("train", "-o", tmp_path / "r", "--resume", "-q")[0] == 3
 
 
-def test_contour_of_several_checkpoints_shares_directions(
-    runs: Path, tmp_path: Path, command: Command
-) -> None:
+def test_contours_of_several_checkpoints_share_axes(runs: Path, tmp_path: Path, command: Command) -> None:
     out_file, picture = tmp_path / "sub" / "c.h5", tmp_path / "c.png"
     files = [runs / "ss" / "last.h5", runs / "dp" / "last.h5"]
     code, out, _ = command("contour", *files, "--grid", "4x3", "-o", out_file, "--plot", picture)
@@ -309,9 +305,8 @@ def test_what_is_refused_is_one_line(
 def test_no_permission(tmp_path: Path, runs: Path, command: Command) -> None:
     folder = tmp_path / "locked"
     folder.mkdir(mode=0o500)
-    one_line(
-        command("contour", runs / "dp" / "last.h5", "--grid", "2", "-o", folder / "x.h5"), 1, "Permission"
-    )
+    contour = command("contour", runs / "dp" / "last.h5", "--grid", "2", "-o", folder / "x.h5")
+    one_line(contour, 1, "Permission")
     one_line(command("train", "digits-ssgd", "-o", folder / "run"), 1, "Permission")
 
 
@@ -351,9 +346,7 @@ def test_bare_landscape_prints_its_help_line_by_line(command: Command) -> None:
     assert "\nTrain:\n" in err
 
 
-def test_a_warning_is_one_line(
-    copy: Path, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_warning_is_one_line(copy: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Checkpoint.problem
 
     def warns(*args: object, **options: object) -> object:
@@ -469,18 +462,13 @@ def test_finished_results_are_replaced_with_force_only(copy: Path, command: Comm
     surface = copy / "last-contour.h5"
     assert command("contour", last, other, "--grid", "3")[0] == 0
     one_line(command("contour", last, "--grid", "3"), 1, "of other checkpoints", "step 10", "--force")
-    one_line(
-        command("contour", last, other, "--grid", "4"), 1, "9 points of a grid of 3 × 3", "5 × 5", "--force"
-    )
+    coarser = command("contour", last, other, "--grid", "4")
+    one_line(coarser, 1, "9 points of a grid of 3 × 3", "5 × 5", "--force")
     one_line(command("contour", last, other, "--grid", "2"), 1, "5 would be lost", "--force")
     code, out, _ = command("contour", last, other, "--grid", "5")
     assert (code, "9 of 25 points" in out) == (0, True)
-    one_line(
-        command("spectrum", last, "-o", surface),
-        1,
-        "landscape.surface with settings that are not known",
-        "--force",
-    )
+    spectrum = command("spectrum", last, "-o", surface)
+    one_line(spectrum, 1, "landscape.surface with settings that are not known", "--force")
     assert len(landscape.load(surface)) == 2
     warnings.simplefilter("always", DataWarning)  # pytest undoes it
     assert command("contour", last, "--grid", "4", "--force")[0] == 0
@@ -554,9 +542,7 @@ def test_data_that_is_not_the_runs_is_refused_or_said(folder: Path, command: Com
         assert abs(found.loss - own.loss).max() > 1e-3
 
 
-def test_pictures_show_themselves_and_leave_nothing_open(
-    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pictures_leave_nothing_open(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = landscape.load(copy / "last.h5").problem()
     surface = landscape.contour(problem, landscape.random_plane(problem), 3, split="train")
     before = pyplot.get_fignums()

@@ -78,13 +78,9 @@ def every() -> dict[str, dict[str, Any]]:
     for name, (place, group) in sorted(places.items()):
         module, _, attribute = place.partition(":")
         command = landscape.cli.as_command(getattr(importlib.import_module(module), attribute))
-        texts[name] = {
-            "place": place,
-            "group": group,
-            "help": command.help,
-            "epilog": command.epilog,
-            "params": [words_of(each) for each in command.params if each.name not in EVERY],
-        }
+        params = [words_of(each) for each in command.params if each.name not in EVERY]
+        texts[name] = {"place": place, "group": group, "help": command.help, "epilog": command.epilog}
+        texts[name]["params"] = params
     return texts
 
 

@@ -314,9 +314,7 @@ def test_equal_loss_takes_the_nearest_saved_checkpoint(runs: dict[str, list[Path
             landscape.compare(these, quantities=["loss"], equal_loss=True, loss_tol=tolerance)
 
 
-def test_the_preconditioner_of_an_optimizer_that_has_one(
-    tmp_path: Path, tiny: Path, command: Command
-) -> None:
+def test_the_preconditioner_of_an_optimizer_with_one(tmp_path: Path, tiny: Path, command: Command) -> None:
     for name in ("a", "b"):
         changes = ("--set", "optimizer={name='torch:Adam'}", "--set", "lr=0.01", "--set", f"seed={ord(name)}")
         assert command("train", tiny, "-o", tmp_path / name, "-q", *changes)[0] == 0
@@ -376,13 +374,7 @@ def test_bad_input_is_named(runs: dict[str, list[Path]]) -> None:
         ("batch: 0", both, {"batch": 0}),
         *(
             (f"{name}: {value}", both, {"quantities": loss, name: value})
-            for name, value in {
-                "draws": 1,
-                "planes": 1,
-                "rise": -1.0,
-                "significance": 1.0,
-                "loss_tol": 0.0,
-            }.items()
+            for name, value in (("draws", 1), ("planes", 1), ("significance", 1.0), ("loss_tol", 0.0))
         ),
         ("test error: a problem alone has no test set", both, {"quantities": ["loss", "test-error"]}),
         ("preconditioner_of: not given", [run, run], {"quantities": ["preconditioned"]}),
@@ -397,9 +389,8 @@ def test_bad_input_is_named(runs: dict[str, list[Path]]) -> None:
 def test_pictures_and_pages(tmp_path: Path, runs: dict[str, list[Path]]) -> None:
     groups = {name: [loaded(path) for path in paths] for name, paths in runs.items()}
     result = landscape.compare(groups, quantities=["loss", "lambda-max", "trace"])
-    many = landscape.compare(
-        [run for group in groups.values() for run in group], quantities=["loss", "trace"]
-    )
+    every = [run for group in groups.values() for run in group]
+    many = landscape.compare(every, quantities=["loss", "trace"])
     for each in (result, many):
         assert sum(ax.get_visible() for ax in plots.draw([each]).axes) == len(each.quantities)
     assert "pairs significant" in verdict(many, 0) or "all significant" in verdict(many, 0)

@@ -76,9 +76,8 @@ def traces_of_blocks(problem: Problem) -> np.ndarray[Any, Any]:
     """The traces of the Hessian and of its blocks."""
     diagonal = problems.textbook_hessian(problem).diag().numpy()
     blocks = problem.layout.groups("block").values()
-    return np.array(
-        [diagonal.sum(), *(sum(diagonal[s.offset : s.offset + s.size].sum() for s in b) for b in blocks)]
-    )
+    parts = [sum(diagonal[s.offset : s.offset + s.size].sum() for s in block) for block in blocks]
+    return np.array([diagonal.sum(), *parts])
 
 
 def of_plane(function: Callable[..., Any]) -> Callable[..., Any]:

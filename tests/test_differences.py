@@ -162,13 +162,11 @@ def test_parts_padding_penalties_and_draws(name: str) -> None:
             b=nn.Linear(5, 3),
         )
         options = {"randomness": 2}
-    problem = Problem(
-        model.double(), F.cross_entropy, (x.double() if x.is_floating_point() else x, y), **options
-    )
+    x = x.double() if x.is_floating_point() else x
+    problem = Problem(model.double(), F.cross_entropy, (x, y), **options)
     part = "0" if name == "part" else None
-    by_double, made = (
-        HessianOperator(problem, part=part, derivatives=each) for each in ("exact", "differences")
-    )
+    by_double = HessianOperator(problem, part=part, derivatives="exact")
+    made = HessianOperator(problem, part=part, derivatives="differences")
     eye = torch.eye(made.size, dtype=torch.float64)
     torch.testing.assert_close(made @ eye, by_double @ eye, rtol=1e-6, atol=1e-8)
 

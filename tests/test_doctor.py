@@ -50,9 +50,7 @@ def test_wrong_eigenvalues_fail(command: Command, monkeypatch: pytest.MonkeyPatc
     assert checks(command, 1)["Hessian on cpu"]["state"] == "FAILED"
 
 
-def test_an_error_is_a_check_that_failed(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_fails_a_check(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LANDSCAPE_CACHE", str(tmp_path / "file" / "cache"))
 
@@ -67,9 +65,7 @@ def test_an_error_is_a_check_that_failed(
     assert (code, err) == (1, "landscape: doctor: failed: cache, Hessian on cpu\n")
 
 
-def test_a_package_that_cannot_be_imported_is_broken(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_that_is_broken(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "brittle.py").write_text("raise RuntimeError('operator does not exist')")
     information = tmp_path / "brittle-1.2.dist-info"
     information.mkdir()
