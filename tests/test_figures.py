@@ -89,10 +89,9 @@ def test_the_papers_numbers_are_of_our_networks() -> None:
 
 def test_a_table_of_a_figure_is_checked() -> None:
     texts = dict.fromkeys(("where", "title", "claims", "finding", "laptop"), "x")
+    decorate = figure.figure("mine", lambda rows: [], texts | {"titles": "x"})
     with pytest.raises(landscape.InputError, match=r"mine: 'titles' is not known; did you mean 'title'"):
-        figure.figure("mine", lambda rows: [], texts | {"titles": "x"})(
-            lambda context: Drawing({}, pd.DataFrame(), [])
-        )
+        decorate(lambda context: Drawing({}, pd.DataFrame(), []))
     for cells, words in (
         ({"recipe": "digits-ssgd", "seeds": [1, 1, 1], "sets": []}, r"cells: 'sets' is not known"),
         ({"recipe": "digits-ssgd", "seeds": 1}, r"cells\.seeds: 1 is not allowed"),
@@ -145,9 +144,7 @@ def test_runs_are_trained_once(tmp_path: Path) -> None:
     assert with_runs(context, small(), small(seed=1)).missing() == []
 
 
-def test_an_estimate_counts_the_samples_of_all_that_runs_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_estimate_counts_the_samples_of_all_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figure, "seconds_a_sample", lambda *args: 0.001)
     plain = small(steps=300, decompose=Decompose(every=0), evaluate=Evaluate(every=0))
     decomposed = dataclasses.replace(plain, decompose=Decompose(every=3, samples=64))
@@ -265,9 +262,7 @@ def test_the_digits_in_other_forms_are_the_same_digits() -> None:
         data.load("digits", form="round")
 
 
-def test_every_figure_can_be_estimated(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_figure_is_estimated(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def checks(plain: Recipe, local: int, **options: Any) -> Costs:
         assert plain.sampling != "all"  # a short batch has not all samples
         return Costs(0.0625 * local, 0.0, 0.0, 0.0, 0.0, 1)
@@ -280,9 +275,7 @@ def test_every_figure_can_be_estimated(
     assert "delay-boundary: 0 of 0 runs to train, about no time" in out
 
 
-def test_the_time_of_long_steps_is_extrapolated_from_short_ones(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_time_of_long_steps_is_of_short_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     timed = []
 
     def measured(plain: Recipe, local: int, **options: Any) -> Costs:
@@ -298,9 +291,8 @@ def test_the_time_of_long_steps_is_extrapolated_from_short_ones(
 
 
 def _grid(ratio: list[float], converged: list[bool], label: str) -> landscape.HessianGrid:
-    columns = {
-        n: np.ones((2, 2)) for n in ("lambda_min", "lambda_max", "residual_min", "residual_max", "products")
-    }
+    names = "lambda_min", "lambda_max", "residual_min", "residual_max", "products"
+    columns = {name: np.ones((2, 2)) for name in names}
     return landscape.HessianGrid(
         x=np.array([-1.0, 1]), y=np.array([-1.0, 1]), ratio=np.array(ratio).reshape(2, 2),
         converged=np.array(converged).reshape(2, 2), kind="random", norm="none", seed=0, span=1.0, residual_tol=0.01,

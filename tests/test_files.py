@@ -86,9 +86,8 @@ def test_nothing_but_the_data_in_a_file_is_read(name: str, sound: Path, tmp_path
     for seal in (False, True):
         change = instead("weights", lambda file: make(file, "weights"))
         path = changed(sound / "checkpoint.h5", tmp_path / "x.h5", change, seal)
-        with pytest.raises(
-            OperationError, match=f"x.h5.*/weights.*{re.escape(words)}|x.h5.*{words}.*/weights"
-        ):
+        lines = f"x.h5.*/weights.*{re.escape(words)}|x.h5.*{words}.*/weights"
+        with pytest.raises(OperationError, match=lines):
             landscape.load(path)
 
 
@@ -184,9 +183,7 @@ def test_a_forged_checksum_opens_no_door(sound: Path, tmp_path: Path, command: C
     assert 0 < int(done.stdout) <= hdf5.MEMORY >> 10
 
 
-def test_a_file_is_examined_once_in_each_state(
-    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_state_is_examined_once(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever wrote it, and also where its content is another one of the same size and time."""
     asked, path, raw = [], tmp_path / "a.h5", (sound / "line.h5").read_bytes()
     landscape.load(sound / "line.h5").save(path)
@@ -315,9 +312,7 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_any_recipe_in_a_checkpoint_is_one_line(
-    name: str, sound: Path, tmp_path: Path, command: Command
-) -> None:
+def test_any_recipe_in_a_file_is_one_line(name: str, sound: Path, tmp_path: Path, command: Command) -> None:
     text, words = RECIPES[name]
     changed(sound / "checkpoint.h5", tmp_path / "last.h5", attribute("recipe", text), seal=True)
     one_line(command("plot", tmp_path / "last.h5"), 1, words)
@@ -390,9 +385,7 @@ def test_stale_temporary_files_are_removed_and_those_in_use_are_not(tmp_path: Pa
         assert sorted(p.name for p in tmp_path.iterdir()) == [live.name, mine.name, "x.txt"]
 
 
-def test_no_temporary_file_is_taken_for_a_stale_one_before_it_is_locked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_unlocked_temporary_file_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process looks for stale ones between the opening of the file and its lock, three times."""
     lock, removed = filelock.lock_descriptor, []
 
@@ -453,9 +446,7 @@ def test_a_lock_is_believed_only_while_it_is_held(tmp_path: Path) -> None:
     assert not (tmp_path / ".lock").exists()
 
 
-def test_no_lock_file_is_left_where_there_are_no_locks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_lock_file_is_left_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(descriptor: int, how: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -550,14 +541,8 @@ def test_only_regular_files_are_read(kind: str, tmp_path: Path) -> None:
 def test_matrices_of_damaged_headers(tmp_path: Path) -> None:
     good, objects, whole = samples.written(np.save, np.full((4, 4), 0.25)), io.BytesIO(), tmp_path / "m.npy"
     np.save(objects, np.array([[print]], dtype=object), allow_pickle=True)
-    for raw in (
-        b"",
-        good[:40],
-        good[:-1],
-        b"PK\3\4" + good,
-        objects.getvalue(),
-        good.replace(b"<f8", b"<c8"),
-    ):
+    damaged = good[:40], good[:-1], b"PK\3\4" + good, good.replace(b"<f8", b"<c8")
+    for raw in (b"", *damaged, objects.getvalue()):
         whole.write_bytes(raw)
         with pytest.raises(LandscapeError, match="mixing: .*m.npy"):
             read_matrix("mixing", whole, 4)
@@ -580,9 +565,8 @@ def test_tensors_that_are_not_plain_numbers_are_refused(tmp_path: Path) -> None:
     safetensors.torch.save_file({**state, "0.weight": zeros.to(torch.int8)}, tmp_path / "n.safetensors")
     with pytest.raises(OperationError, match="'0.weight' holds int8"):
         landscape.import_state(tmp_path / "n.safetensors", samples.net())
-    torch.save(
-        {key: value.double() if value.is_floating_point() else value for key, value in state.items()}, path
-    )
+    doubled = {key: value.double() for key, value in state.items() if value.is_floating_point()}
+    torch.save(state | doubled, path)
     assert landscape.import_state(path, samples.net()).weights.shape[0] == 1
 
 
@@ -604,9 +588,7 @@ def test_what_is_named_as_weights_is_read_or_told_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("form", ["model", "checkpoint"])
-def test_the_remedy_for_a_file_with_code_makes_one_of_weights(
-    form: str, zipped: bool, tmp_path: Path
-) -> None:
+def test_the_remedy_for_a_file_with_code_keeps_its_weights(form: str, zipped: bool, tmp_path: Path) -> None:
     model, path = samples.net(), tmp_path / "n.pt"
     saved = model if form == "model" else {"state_dict": model.state_dict(), "model": model}
     torch.save(saved, path, _use_new_zipfile_serialization=zipped)
@@ -691,17 +673,14 @@ def test_the_last_checkpoint_of_a_run_in_progress_is_read(
     tiny: Path, tmp_path: Path, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     last = tmp_path / "run" / "last.h5"
-    with beside(
-        start("train", tiny, "--set", "checkpoint.every=1", "--set", "steps=1000000", "-o", last.parent)
-    ):
+    settings = "--set", "checkpoint.every=1", "--set", "steps=1000000"
+    with beside(start("train", tiny, *settings, "-o", last.parent)):
         wait_for(last.exists)
         for _ in range(1000):
             landscape.load(last)
 
 
-def test_what_is_examined_is_what_is_read(
-    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_read_is_examined(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hostile file takes the name before the examination; one that is written in place is refused."""
     ask, path = hdf5._validator.ask, tmp_path / "a.h5"
     shutil.copy(sound / "line.h5", path)
@@ -732,9 +711,8 @@ def test_the_surface_schema_is_the_documented_one(sound: Path, tmp_path: Path) -
         assert sorted(file) == ["0", "1"]
     with pytest.raises(OperationError, match="one landscape"):
         landscape.Surface.load(tmp_path / "two.h5")
-    landscape.contour(problems.mlp(), landscape.random_plane(problems.mlp()), grid=(3, 2)).save(
-        tmp_path / "s.h5"
-    )
+    problem = problems.mlp()
+    landscape.contour(problem, landscape.random_plane(problem), grid=(3, 2)).save(tmp_path / "s.h5")
     with h5py.File(tmp_path / "s.h5") as file:
         assert (file.attrs["schema"], file.attrs["version"]) == ("landscape.surface", 1)
         assert {"x", "y", "loss", "accuracy", "done", "directions", "center"} == set(file)

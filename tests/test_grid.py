@@ -22,14 +22,6 @@ from torch import nn
 import landscape
 from landscape import Problem, Surface
 from landscape.evaluation import evaluate, grid
-from landscape.evaluation.grid import (
-    Dispatch,
-    MismatchError,
-    coarse_first,
-    coincide,
-    compute_missing,
-    reused_points,
-)
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from tests import problems
@@ -52,9 +44,7 @@ def on_from(previous: Surface) -> landscape.Execution:
 
 @pytest.mark.parametrize("name", ["saddle", "mlp tanh", "conv"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_surface_gone_on_with_has_the_bits_of_an_unbroken_one(
-    name: str, dtype: torch.dtype, often: None
-) -> None:
+def test_a_resumed_surface_has_the_bits_of_a_whole(name: str, dtype: torch.dtype, often: None) -> None:
     own = problems.ALL[name]()
     problem, saved = Problem(own.model, own.criterion, own.resident, dtype=dtype), list[Surface]()
     plane = landscape.random_plane(problem)
@@ -79,7 +69,7 @@ def test_refining_computes_only_new_points() -> None:
     coarse.loss[0, 0] += 1e-9  # too little to be taken for another loss, and seen if it is computed again
     for size, span, reused in (((9, 7), 0.1, 20), ((10, 8), 0.1, 4), ((9, 13), 0.2, 20)):
         fine = landscape.contour(problem, plane, size, span, execution=on_from(coarse))
-        assert reused_points(coarse, fine) == reused
+        assert grid.reused_points(coarse, fine) == reused
         np.testing.assert_allclose(fine.loss, landscape.contour(problem, plane, size, span).loss, atol=1e-8)
         if size == (9, 7):
             np.testing.assert_array_equal(fine.loss[::2, ::2], coarse.loss)
@@ -90,7 +80,7 @@ def test_refining_computes_only_new_points() -> None:
 @given(st.integers(2, 40), st.integers(2, 40), st.floats(1e-6, 1e6))
 def test_coordinates_coincide_where_fractions_do(k: int, m: int, span: float) -> None:
     a, b = np.linspace(-span, span, k), np.linspace(-span, span, m)
-    mine, theirs = coincide(a, b)
+    mine, theirs = grid.coincide(a, b)
     expected = [(i, j) for i in range(k) for j in range(m) if i * (m - 1) == j * (k - 1)]
     assert list(zip(mine.tolist(), theirs.tolist(), strict=True)) == expected
 
@@ -131,7 +121,7 @@ def test_what_is_of_something_else_is_refused_with_the_reason() -> None:
         ("penalty", model(weight_decay=1e-3)),
     ):
         given: dict[str, Any] = {"problem": problem, "plane": plane, **usual, **other}
-        with pytest.raises(MismatchError, match=words):
+        with pytest.raises(grid.MismatchError, match=words):
             landscape.contour(**given, grid=(2, 2), execution=on_from(before))
 
 
@@ -150,7 +140,7 @@ def test_portions_take_ten_seconds_and_saving_a_tenth_of_the_time(monkeypatch: p
 
     points = torch.arange(2000.0, dtype=torch.float64).view(1000, 2)
     done, v = np.zeros(1000, bool), np.zeros(1000)
-    compute_missing(points, done, {"v": v}, compute, Dispatch(least=8, save=save))
+    grid.compute_missing(points, done, {"v": v}, compute, grid.Dispatch(least=8, save=save))
     assert calls == [8, 100, 300, 300, 292]  # 10 s; then 30 s, ten times what a save takes
     assert len(saves) == 4  # the whole result is the caller's to save
     np.testing.assert_array_equal(v, points[:, 0])
@@ -166,10 +156,9 @@ def test_what_was_done_is_kept_when_a_portion_fails() -> None:
         return {"v": points[:, 1]}
 
     points = torch.tensor([[0.0, 1.0]] * 4 + [[1.0, 1.0]] * 6)
+    dispatch = grid.Dispatch(4, save=lambda: saved.append(int(done.sum())))
     with pytest.raises(MemoryError):
-        compute_missing(
-            points, done, {"v": v}, compute, Dispatch(4, save=lambda: saved.append(int(done.sum())))
-        )
+        grid.compute_missing(points, done, {"v": v}, compute, dispatch)
     assert saved == [4]
     assert np.flatnonzero(done).tolist() == [0, 1, 2, 3]
 
@@ -189,9 +178,9 @@ def member(group: Group, ending: str) -> tuple[Any, ...]:
         return {"v": 2 * points[:, 0]}
 
     grid.PORTION_SECONDS = grid.SAVE_SHARE = 0.0
-    portions = Dispatch(2, save=lambda: saved.append(int(done.sum())), group=dist.group.WORLD)
+    portions = grid.Dispatch(2, save=lambda: saved.append(int(done.sum())), group=dist.group.WORLD)
     try:
-        compute_missing(torch.arange(20.0).view(20, 1), done, {"v": v}, compute, portions)
+        grid.compute_missing(torch.arange(20.0).view(20, 1), done, {"v": v}, compute, portions)
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
     return done, v, saved, said
@@ -227,9 +216,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.filterwarnings("default:.* cannot be resumed")
-def test_a_file_of_something_else_is_replaced_and_says_why(
-    run: Path, tmp_path: Path, command: Command
-) -> None:
+def test_a_file_of_another_kind_is_replaced_with_a_word(run: Path, tmp_path: Path, command: Command) -> None:
     out, last, early = tmp_path / "c.h5", run / "last.h5", run / "step-0000010.h5"
     wanted = ("contour", "--grid", "3", "-o", out)
     assert command(*wanted, last)[0] == 0
@@ -261,9 +248,7 @@ def test_processes_that_are_not_allowed_are_one_line(
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_named_and_what_is_done_is_kept(
-    run: Path, tmp_path: Path, command: Command
-) -> None:
+def test_a_killed_worker_is_named_and_what_is_done_is_kept(run: Path, tmp_path: Path) -> None:
     if not Path("/proc/self/task").exists():
         pytest.skip("finds the worker in /proc, which only Linux has")
     out = tmp_path / "c.h5"
@@ -296,9 +281,7 @@ def test_a_hessian_grid_is_the_same_in_portions_and_over_processes(
         np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
 
 
-def test_a_hessian_grid_takes_the_planes_and_the_statistics_of_a_contour(
-    run: Path, tmp_path: Path, command: Command
-) -> None:
+def test_a_hessian_grid_has_the_planes_of_a_contour(run: Path, tmp_path: Path, command: Command) -> None:
     wanted = ("hessian-grid", run / "last.h5", "--grid", "1", "--plane", "eigen", "-o", tmp_path / "h.h5")
     assert command(*wanted)[0] == 0
     assert landscape.load(tmp_path / "h.h5").kind == "eigen"
@@ -314,7 +297,7 @@ def test_a_hessian_grid_takes_the_planes_and_the_statistics_of_a_contour(
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=2), st.integers(0, 5))
 def test_coarse_grids_come_first(shape: list[int], k: int) -> None:
     """The first points are those of every 2ᵏ-th row and column, for every k."""
-    order = coarse_first(shape)
+    order = grid.coarse_first(shape)
     assert sorted(order) == list(range(math.prod(shape)))
     coarse = np.arange(math.prod(shape)).reshape(shape)[(slice(None, None, 2**k),) * len(shape)]
     assert sorted(order[: coarse.size]) == coarse.ravel().tolist()
@@ -325,7 +308,7 @@ def test_an_unfinished_surface_shows_its_coarse_part(known: int, step: int) -> N
     problem = problems.mlp()
     whole = landscape.contour(problem, landscape.random_plane(problem), grid=(9, 7))
     done = np.zeros(63, bool)
-    done[coarse_first((7, 9))[:known]] = True
+    done[grid.coarse_first((7, 9))[:known]] = True
     done = done.reshape(7, 9)
     part = dataclasses.replace(whole, done=done, loss=np.where(done, whole.loss, np.nan))
     seen, every = part.nested(), slice(None, None, step or 1)

@@ -98,9 +98,8 @@ def test_cifars_binary_files_read_back(tmp_path: Path, name: str) -> None:
     np.testing.assert_array_equal(half.train[1], whole[chosen, labels - 1])
     small = landscape.data.load(name, data_dir=tmp_path, normalize=False, size=16)
     square = rows[test][:, labels:].reshape(-1, 3, 32, 32)[:, :, :2, 2:4]  # of the first row's second pixel
-    np.testing.assert_allclose(
-        small.test[0][:, :, 0, 1].numpy(), np.rint(square.mean((2, 3))) / 255, rtol=1e-6
-    )
+    means = np.rint(square.mean((2, 3))) / 255
+    np.testing.assert_allclose(small.test[0][:, :, 0, 1].numpy(), means, rtol=1e-6)
     refused(name, "data.size", "15", "32, 16, 8, 4", data_dir=tmp_path, size=15)
     normal = landscape.data.load(name, data_dir=tmp_path)
     assert normal.fingerprint != data.fingerprint
@@ -115,20 +114,15 @@ def test_damaged_or_missing_cifar_files_are_one_line(tmp_path: Path) -> None:
     write_binary(tmp_path, "cifar10")
     third = tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin"
     whole = third.read_bytes()
-    for raw, word in (
-        (whole[:-5], "images of 3073"),
-        (b"", "holds 0 bytes"),
-        (b"\xff" + whole[1:], "labels up to 9"),
-    ):
+    label = b"\xff" + whole[1:]
+    for raw, word in ((whole[:-5], "images of 3073"), (b"", "holds 0 bytes"), (label, "labels up to 9")):
         third.write_bytes(raw)
         refused("cifar10", str(third), word, data_dir=tmp_path)
     third.unlink()
     refused("cifar10", f"{third} is missing", data_dir=tmp_path)
 
 
-def test_folders_of_images_are_decoded_once(
-    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_are_decoded_once(tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = write_images(tmp_path / "mine")
     load = lambda: landscape.data.load("image-folder", data_dir=tmp_path, folder="mine", normalize=False)  # noqa: E731
     data = load()
@@ -201,9 +195,7 @@ def link_to_nothing(path: Path) -> None:
     (lambda image: (image.parents[2] / "test/dog").mkdir(), "train and test have different classes (dog)"),
     (lambda image: (image.parents[2] / "test").rename(image.parents[2] / "val"), "test: cannot be read"),
 ])  # fmt: skip
-def test_bad_folders_of_images_are_one_line(
-    tmp_path: Path, kept: Path, harm: Callable[[Path], Any], words: str
-) -> None:
+def test_bad_folders_of_images(tmp_path: Path, kept: Path, harm: Callable[[Path], Any], words: str) -> None:
     write_images(tmp_path)
     harm(tmp_path / "train" / "bee" / "2.png")
     refused("image-folder", words, folder=str(tmp_path))
@@ -241,9 +233,7 @@ def test_work_in_threads_keeps_the_order_and_the_first_error() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # DataLoader forks, on Python 3.12 and 3.13
 @pytest.mark.parametrize("workers", [0, 2])
-def test_streamed_images_are_those_in_memory(
-    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_are_streamed_exactly(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     write_images(tmp_path)
     options: dict[str, Any] = {"folder": str(tmp_path), "size": 16, "normalize": False}
     held = landscape.data.load("image-folder", **options)
@@ -447,9 +437,7 @@ decompose = { every = 10 }
 """
 
 
-def test_text_of_ones_own_is_trained_on_and_analyzed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
-) -> None:
+def test_text_is_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     Path("mytext.py").write_text(TEXT)
@@ -554,9 +542,7 @@ def test_log_mel_finds_a_tone_in_its_band_and_is_the_textbooks() -> None:
 
 
 @given(st.integers(1, 60), st.integers(1, 12), st.integers(0, 4), st.integers(1, 9))
-def test_windows_hold_every_frame_and_states_are_in_order(
-    frames: int, length: int, label: int, positions: int
-) -> None:
+def test_windows_hold_all_frames_in_order(frames: int, length: int, label: int, positions: int) -> None:
     chosen = speech.windows(frames, length)
     assert chosen.shape == (-(-frames // length), length)
     assert set(chosen.flatten().tolist()) == set(range(frames))

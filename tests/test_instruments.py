@@ -143,9 +143,7 @@ MUON = {"name": "muon", "groups": {"bias": {"name": "sgd"}}}
     ({"name": "diloco", "period": 3}, {"name": "adamw"}),
     ({"name": "async-sgd", "delay": 2}, {"name": "sgd"}),
 ])  # fmt: skip
-def test_the_loss_change_is_that_of_the_step_of_w_a(
-    tiny: Path, algorithm: dict[str, Any], optimizer: dict[str, Any]
-) -> None:
+def test_the_loss_change_of_a_step(tiny: Path, algorithm: dict[str, Any], optimizer: dict[str, Any]) -> None:
     """Of any rule and optimizer; step 3 is DiLoCo's outer step, 4 is none."""
     monitor = {"instruments": ["loss-change"], "every": 1, "samples": 90}
     changes = {"algorithm": algorithm, "optimizer": optimizer, "lr": 0.02, "steps": 4}
@@ -187,9 +185,8 @@ def test_the_running_average_is_that_of_the_last_measured_weights(tiny: Path) ->
 
 def test_the_noise_scale_of_a_window_is_that_of_its_gradients(tiny: Path) -> None:
     """SSGD's from the gradients of each step; the ratio of averages, not the average of ratios."""
-    values = values_of(
-        tiny, algorithm={"name": "ssgd"}, steps=12, monitor=ALL | {"instruments": ["noise-scale"]}
-    )
+    monitor = ALL | {"instruments": ["noise-scale"]}
+    values = values_of(tiny, algorithm={"name": "ssgd"}, steps=12, monitor=monitor)
     trainer = Trainer(recipe.from_values(values))
     seen: list[tuple[float, float]] = []
     compute = trainer._compute_gradients

@@ -65,9 +65,7 @@ def in_memory(name: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["loader", "streamed"])
-def test_data_in_parts_gives_the_numbers_of_data_in_memory(
-    form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_in_parts_give_the_numbers_of_all_at_once(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dict batches of unequal weight; a loader has no numbered samples, a stream fetches each by its own."""
     expected = {name: in_memory(name) for name in INSTRUMENTS}
     whole, data = problems.language_model(), problems.tokens()

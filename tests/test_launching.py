@@ -199,9 +199,7 @@ def test_messages_to_a_terminal_that_is_gone_are_lost(tmp_path: Path) -> None:
     os.close(say)
 
 
-def test_a_cache_that_cannot_be_written_stops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_is_read_only_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -251,9 +249,7 @@ def test_a_folder_that_cannot_be_read_is_a_line(
 @linux
 @pytest.mark.slow
 @pytest.mark.parametrize("stopped", [(1,), (0, 1)])
-def test_a_frozen_process_ends_all_in_time_and_is_named(
-    stopped: tuple[int, ...], tiny: Path, tmp_path: Path
-) -> None:
+def test_a_frozen_process_is_named_in_time(stopped: tuple[int, ...], tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with running("train", tiny, *LONG, "--nproc", "2", "--timeout", "12", "-o", run, "-q") as process:
         wait_for((run / "step-0000020.h5").exists)
@@ -278,9 +274,7 @@ def test_a_frozen_process_ends_all_in_time_and_is_named(
     pytest.param("sweep", signal.SIGKILL, marks=pytest.mark.slow),
     pytest.param("figures", signal.SIGINT, marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_a_signal_leaves_no_process_and_no_traceback(
-    kind: str, number: signal.Signals, tiny: Path, tmp_path: Path
-) -> None:
+def test_a_signal_leaves_no_process(kind: str, number: signal.Signals, tiny: Path, tmp_path: Path) -> None:
     words: dict[str, tuple[object, ...]] = {
         "train": ("train", tiny, *LONG, "--nproc", "2", "-o", tmp_path / "run"),
         "sweep": ("sweep", tiny, *LONG, "--set", "lr=0.1,0.2", "--jobs", "2", "-o", tmp_path),

@@ -68,9 +68,7 @@ def dice(o: Tensor, t: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("loss", "check"), [(nt_xent, "quick"), (dice, "quick"), (dice, "full")])
-def test_a_loss_that_mixes_samples_is_taken_of_all_at_once_or_by_batches(
-    loss: Callable[[Any, Any], Tensor], check: str
-) -> None:
+def test_a_loss_that_mixes_samples_is_taken_at_once(loss: Callable[[Any, Any], Tensor], check: str) -> None:
     x = inputs(44)
     model, y = net(), (x[:, 0] > 0).double()
     with pytest.warns(ProblemWarning, match="all 44 are evaluated at once"):
@@ -103,13 +101,10 @@ def test_it_is_so_beyond_the_samples_of_a_chunk() -> None:
 def test_minibatches_of_such_a_loss_are_refused() -> None:
     with pytest.warns(ProblemWarning):
         problem = Problem(net(), nt_xent, (inputs(40), torch.zeros(40)))
-    for call in (
-        lambda: problem.subset(slice(10)),
-        lambda: problem.gather(torch.arange(4)),
-        lambda: landscape.noise_scale(problem, 10),
-    ):
+    calls = (Problem.subset, slice(10)), (Problem.gather, torch.arange(4)), (landscape.noise_scale, 10)
+    for function, argument in calls:
         with pytest.raises(InputError, match="mixes its samples"):
-            call()
+            function(problem, argument)  # type: ignore[operator]
 
 
 def test_what_does_not_fit_in_memory_at_once_names_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,9 +236,8 @@ def residual(m: Any, x: Tensor) -> Tensor:
 def test_a_model_that_differentiates_in_its_inputs() -> None:
     torch.manual_seed(0)
     model, x = network(residual, u=net(1, 1)), inputs(25, 1)
-    agrees(
-        Problem(model, F.mse_loss, (x, torch.zeros_like(x))), model, lambda: model(x.clone()).square().mean()
-    )
+    problem = Problem(model, F.mse_loss, (x, torch.zeros_like(x)))
+    agrees(problem, model, lambda: model(x.clone()).square().mean())
     assert not x.requires_grad
 
 
@@ -255,11 +249,8 @@ def test_a_loss_that_differentiates_in_inputs_that_are_its_targets() -> None:
         return (du + u - x.sin()).square().mean()
 
     plain = x.detach()
-    for data in (
-        (x, x),
-        (plain, plain),
-        [(x[:10].detach().requires_grad_(),) * 2, (x[10:].detach().requires_grad_(),) * 2],
-    ):
+    batches = [(part.detach().requires_grad_(),) * 2 for part in (x[:10], x[10:])]
+    for data in ((x, x), (plain, plain), batches):
         agrees(Problem(model, loss, data), model, lambda: loss(model(x), x))
     problem = Problem(model, loss, (x, x))
     with pytest.raises(InputError, match="gauss-newton"):
@@ -290,11 +281,7 @@ def _flat(o: Tensor, y: Tensor, ignored: int = -100) -> Tensor:
 COUNTED: dict[str, tuple[Callable[[Any, Any], Tensor], Callable[[], Any], str]] = {
     "padding": (lambda o, y: _flat(o, y, 0), tokens, "(y != 0).flatten(1).sum(1)"),
     "-100": (_flat, lambda: tokens(pad=-100), "(y != -100).flatten(1).sum(1)"),
-    "shifted": (
-        lambda o, y: _flat(o[:, :-1], y[:, 1:], 0),
-        tokens,
-        "(y[:, 1:] != 0).flatten(1).sum(1)",
-    ),
+    "shifted": (lambda o, y: _flat(o[:, :-1], y[:, 1:], 0), tokens, "(y[:, 1:] != 0).flatten(1).sum(1)"),
     "a mask beside": (
         lambda o, y: (F.cross_entropy(o.transpose(1, 2), y[0], reduction="none") * y[1]).sum() / y[1].sum(),
         lambda: (tokens(), tokens(pad=0) > 1),
@@ -563,9 +550,7 @@ def test_a_number_is_right_announced_or_refused_wherever_the_special_samples_are
     shift=st.integers(0, 1),
     seed=st.integers(0, 1000),
 )
-def test_packed_sequences_of_unequal_length_count_their_words(
-    lengths: list[int], shift: int, seed: int
-) -> None:
+def test_packed_sequences_of_any_length_count_their_words(lengths: list[int], shift: int, seed: int) -> None:
     """``shift``: outputs are compared with the next words."""
     torch.manual_seed(seed)
     model, batches = sequence(), []
@@ -689,9 +674,7 @@ FORMS = st.sampled_from(["tensors", "Dataset", "list"])
     size=st.integers(3, 40),
     seed=st.integers(0, 1000),
 )
-def test_a_mark_of_missing_targets_that_float32_cannot_hold(
-    mark: float, form: str, size: int, seed: int
-) -> None:
+def test_a_mark_of_missing_targets_beyond_float32(mark: float, form: str, size: int, seed: int) -> None:
     torch.manual_seed(seed)
     x, y, model = torch.randn(80, 8), torch.rand(80, 1) * 3 + 0.5, net(outputs=1, dtype=torch.float32)
     y[-15:][torch.rand(15) < 0.7] = mark
@@ -773,9 +756,7 @@ def plain_net(outputs: int = 3, seed: int = 0) -> nn.Sequential:
     form=FORMS, size=st.sampled_from([2, 3, 32]), limit=st.floats(2.5, 20.0), seed=st.integers(0, 999),
     hard=st.booleans(),
 )  # fmt: skip
-def test_a_count_that_depends_on_the_weights(
-    form: str, size: int, limit: float, seed: int, hard: bool
-) -> None:
+def test_a_count_that_depends_on_weights(form: str, size: int, limit: float, seed: int, hard: bool) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, y = torch.randn(120, 5, generator=generator), torch.randint(3, (120,), generator=generator)
 
@@ -944,9 +925,7 @@ def test_a_gradient_in_eval_mode_that_frees_the_graph_is_refused() -> None:
 
 @settings(max_examples=15)
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=5), st.integers(0, 99))
-def test_outputs_with_a_loss_of_the_models_own_are_counted_in_batches_of_one(
-    sizes: list[int], seed: int
-) -> None:
+def test_outputs_with_a_models_own_loss_are_counted_in_batches_of_one(sizes: list[int], seed: int) -> None:
     generator, model = torch.Generator().manual_seed(seed), net(4, 3)
     samples, rare = sum(sizes), torch.tensor([1.0, 2.0, 9.0], dtype=torch.float64)
     x = torch.randn(samples, 4, dtype=torch.float64, generator=generator)

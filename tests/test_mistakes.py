@@ -210,9 +210,8 @@ RUNS: list[tuple[Callable[[], object], str]] = [
 def noisy(**std: float) -> Problem:
     """½ Σ λ_i w_i² with samples whose gradients or curvatures differ."""
     model = landscape.models.build("quadratic", eigenvalues=[4.0, 3.0, 2.0, 1.0])
-    return Problem(
-        model, mean_output, landscape.data.load("quadratic", dimension=4, samples=500, **std).train
-    )
+    data = landscape.data.load("quadratic", dimension=4, samples=500, **std)
+    return Problem(model, mean_output, data.train)
 
 
 def other(of: Problem, weights: Tensor | None = None, batches: bool = False, check: str = "full") -> Problem:

@@ -255,9 +255,7 @@ def test_random_matching_is_stable_in_mean_square_up_to_its_limit(n: int) -> Non
     (lambda n: [np.full((n, n), np.nan)], "finite"),
     (lambda n: [np.tri(n)], "doubly stochastic"),
 ])  # fmt: skip
-def test_a_topology_of_ones_own(
-    matrices: Callable[[int], Any], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_own_topology(matrices: Callable[[int], Any], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry.topologies, "_entries", dict(registry.topologies._entries))
 
     @registry.topologies.add("two-steps")
