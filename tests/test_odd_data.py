@@ -33,12 +33,8 @@ def test_pairs_of_unequal_length_are_no_graph() -> None:
     data = torch.randn(9, 5), torch.zeros(8)
     assert not refused("inputs: 9 samples, but targets: 8", nn.Linear(5, 3), F.cross_entropy, data).remedy
     data = torch.randn(8, 5).to_sparse(), torch.zeros(8)
-    refused(
-        r"inputs: a sparse_coo tensor \(.to_dense\(\) makes a plain one",
-        nn.Linear(5, 3),
-        F.cross_entropy,
-        data,
-    )
+    words = r"inputs: a sparse_coo tensor \(.to_dense\(\) makes a plain one"
+    refused(words, nn.Linear(5, 3), F.cross_entropy, data)
 
 
 class Dense(nn.Module):

@@ -25,9 +25,7 @@ KINDS: dict[str, Callable[[], Problem]] = {"chain": problems.mlp, "conv": proble
     ("name", "options"),
     [("chain", {}), ("conv", {"matrix": "gauss-newton"}), ("conv", {"part": "conv"})],
 )
-def test_a_block_of_vectors_has_the_products_of_its_columns(
-    name: str, graph_bytes: int, options: dict[str, Any]
-) -> None:
+def test_a_block_has_the_products_of_columns(name: str, graph_bytes: int, options: dict[str, Any]) -> None:
     problem = KINDS[name]()
     problem.data.chunk_size = 7
     h = problem.hessian(graph_bytes=graph_bytes, **options)
@@ -124,11 +122,8 @@ GIVEN: dict[str, Callable[[], Any]] = {
 def test_estimators_take_any_symmetric_matrix(name: str) -> None:
     given = GIVEN[name]()
     ends = landscape.extreme_eigenvalues(given, 1e-5)
-    assert (ends.min, ends.max, ends.converged) == (
-        pytest.approx(-1, abs=1e-5),
-        pytest.approx(4, rel=1e-6),
-        True,
-    )
+    assert (ends.min, ends.max) == (pytest.approx(-1, abs=1e-5), pytest.approx(4, rel=1e-6))
+    assert ends.converged
     np.testing.assert_allclose(turned(MATRIX).numpy() @ ends.vectors[0], 4 * ends.vectors[0], atol=1e-4)
     top = landscape.top_eigenvalues(given, 2, 1e-5)
     assert top.values.tolist() == pytest.approx([4, 0.5], rel=1e-5)

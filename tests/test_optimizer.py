@@ -419,9 +419,8 @@ def test_muon_with_adamw_on_a_two_layer_gpt(tmp_path: Path) -> None:
         for seed in range(3):
             history = landscape.load(tmp_path / f"{name}-{seed}").history
             problems.assert_identity(history, rtol=1e-4)  # in float32
-            columns = np.array(
-                [history[c][49::50] for c in ("alpha_e", "grad_norm2", "displacement2", "delta")]
-            )
+            names = "alpha_e", "grad_norm2", "displacement2", "delta"
+            columns = np.array([history[name][49::50] for name in names])
             assert columns.shape == (4, 6)
             assert np.isfinite(columns).all()
             losses.append(float(history["loss"][-50:].mean()))
@@ -523,13 +522,8 @@ def test_eigenvalues_and_all_else_are_those_of_the_dense_matrix(name: str) -> No
     for value, v in zip(pairs.values, torch.from_numpy(pairs.vectors), strict=True):
         assert float((dense @ v - value * v).norm()) < 1e-4 * float(truth.abs().max())
     given = landscape.Preconditioner(p, name="mine", lr=0.5, limit=2.0)
-    result = landscape.spectrum(
-        problem,
-        quantities=("extremes", "trace", "density"),
-        precondition=given,
-        residual_tol=1e-6,
-        products=3 * len(p),
-    )
+    options = {"precondition": given, "residual_tol": 1e-6, "products": 3 * len(p)}
+    result = landscape.spectrum(problem, quantities=("extremes", "trace", "density"), **options)
     np.testing.assert_allclose(result.values, truth[[0, -1]], rtol=1e-5, atol=1e-9)
     assert result.trace == pytest.approx(float(dense.trace()), rel=1e-6)
     assert result.density is not None
@@ -622,9 +616,7 @@ def test_a_run_gives_its_preconditioner_and_limit(name: str, limit: float) -> No
         landscape.preconditioner(run, problem, 3)
 
 
-def test_the_preconditioner_by_command_and_what_it_refuses(
-    tiny: Path, tmp_path: Path, command: Command
-) -> None:
+def test_the_preconditioner_by_command_and_refusals(tiny: Path, tmp_path: Path, command: Command) -> None:
     launch.launch(recipe.read(str(tiny), ["optimizer.name=adam", "lr=0.01"]), tmp_path / "adam")
     picture = tmp_path / "s.png"
     code, out, err = command("stability", tmp_path / "adam", "--precondition", "-o", tmp_path / "limits.h5")

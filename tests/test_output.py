@@ -95,9 +95,7 @@ def test_details_with_v(run: Path, tmp_path: Path, command: Command) -> None:
     one_line(command("info", run, "-v", "-q"), 2, "-q and -v")
 
 
-def test_the_end_of_a_run_and_the_command_to_try_next(
-    run: Path, tiny: Path, tmp_path: Path, command: Command
-) -> None:
+def test_a_runs_end_and_the_next_command(run: Path, tiny: Path, tmp_path: Path, command: Command) -> None:
     end = landscape.load(run / "last.h5")
     value, limit = (end.history[name][-1] for name in ("lr_lambda_max", "lr_lambda_limit"))
     code, out, _ = command("info", run)
@@ -331,9 +329,7 @@ def inner(progress: progress.ProgressOption = None) -> int:
     return 1
 
 
-def test_a_long_call_shows_itself(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_long_call_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Not where it is short, was silenced or takes the share itself, and not what it calls; the hint once."""
     counted(1)  # nothing before DELAY
     assert capsys.readouterr().err == ""

@@ -267,9 +267,7 @@ def of(problem: Problem, form: str) -> nn.Module | dict[str, Tensor] | Problem:
 @given(st.lists(st.integers(0, 5), min_size=3, max_size=3, unique=True), st.sampled_from(["model", "state", "problem"]),
        st.sampled_from(["between", "pca", "learners"]))  # fmt: skip
 @settings(max_examples=8)
-def test_networks_with_batchnorm_have_statistics_of_their_own_on_a_plane(
-    seeds: list[int], form: str, kind: str
-) -> None:
+def test_networks_on_a_plane_have_statistics_of_their_own(seeds: list[int], form: str, kind: str) -> None:
     nets = [trained(seed) for seed in seeds]
     own = [net.loss() for net in nets]
     make = {"between": landscape.between, "pca": landscape.pca_plane, "learners": landscape.learners_plane}[
@@ -343,9 +341,7 @@ def low(seed: int, kind: str, dtype: torch.dtype) -> nn.Module:
     st.sampled_from(["MLP", "BatchNorm"]),
 )
 @settings(max_examples=10)
-def test_the_middle_of_networks_in_half_precision_is_one_number(
-    seed: int, dtype: torch.dtype, kind: str
-) -> None:
+def test_the_middle_of_networks_in_half_precision_is_one(seed: int, dtype: torch.dtype, kind: str) -> None:
     a, b = low(seed, kind, dtype), low(seed + 1, kind, dtype)
     x, y = torch.randn(40, 6).to(dtype), torch.randint(3, (40,))
     problem = Problem(a, nn.CrossEntropyLoss(), (x, y), check="off")
@@ -361,7 +357,6 @@ def test_the_middle_of_networks_in_half_precision_is_one_number(
     assert average.exact[0] == middle
     assert average.inside.all()
     assert {line.dtype, average.dtype} == {str(dtype).removeprefix("torch.")}
-    surface = landscape.contour(
-        problem, landscape.between(problem, [a, b]), grid=(3, 1), span=0.5, bn="recalibrate"
-    )
+    plane = landscape.between(problem, [a, b])
+    surface = landscape.contour(problem, plane, grid=(3, 1), span=0.5, bn="recalibrate")
     assert surface.loss[0, 1] == middle

@@ -152,9 +152,7 @@ def test_levels_are_the_papers_or_at_equal_ratios_or_end_below_what_few_points_r
 @pytest.mark.parametrize(
     ("low", "high", "height"), [(0.03, 0.6, 3.0), (0.0011, 0.62, 1.4), (0.002, 400.0, 1.4), (42, 92, 1.0)]
 )
-def test_labels_of_log_axes_are_decimal_numbers_that_do_not_touch(
-    low: float, high: float, height: float
-) -> None:
+def test_labels_of_log_axes_are_decimals_that_do_not_touch(low: float, high: float, height: float) -> None:
     figure, (ax,) = panels(1, 1, 4.0, height)
     ax.set(yscale="log", ylim=(low, high))
     decimal_labels(ax.yaxis)
@@ -382,9 +380,7 @@ def test_lines_show_loss_accuracy_and_barrier() -> None:
         (lambda s: landscape.save_vts(changed(s, loss=s.loss * np.nan), "t.vts"), "no value is finite"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_drawn_is_refused(
-    surface: Surface, make: Callable[[Surface], object], words: str
-) -> None:
+def test_what_cannot_be_a_plot(surface: Surface, make: Callable[[Surface], object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         make(surface)
 
@@ -455,9 +451,8 @@ def test_each_algorithm_has_one_color() -> None:
 
 
 def test_limits_at_delay_0_are_joined_to_nothing() -> None:
-    result = dataclasses.replace(
-        samples.results()["stability"], delay=np.array([0, 1, 2]), limit=np.ones((3, 3))
-    )
+    result = samples.results()["stability"]
+    result = dataclasses.replace(result, delay=np.array([0, 1, 2]), limit=np.ones((3, 3)))
     for limit in plots.draw([result]).axes[0].lines[:3]:
         x, y = limit.get_xydata().T
         assert np.isnan(y[1])

@@ -149,19 +149,16 @@ def test_the_names_of_a_plugin_pass_the_checks_of_the_package(once: tuple[Path, 
 
 
 @pytest.mark.parametrize("end", ["raise SystemExit(3)", "import sys; sys.exit()", "raise ImportError"])
-def test_a_plugin_that_ends_at_its_import_is_left_out(
-    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plugin_that_ends_is_left_out(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ended_plugin.py").write_text(end)
     (tmp_path / "sound_plugin.py").write_text("loaded = True")
     monkeypatch.syspath_prepend(tmp_path)
-    points = [
-        importlib.metadata.EntryPoint(name, f"{name}_plugin", registry.GROUP) for name in ("ended", "sound")
-    ]
+    point = importlib.metadata.EntryPoint
+    points = [point(name, f"{name}_plugin", registry.GROUP) for name in ("ended", "sound")]
     monkeypatch.setattr(registry, "_entry_points", lambda path: tuple(points))
     monkeypatch.setattr(registry, "_loaded", set())
     with pytest.warns(
-        registry.PluginWarning, match=r"plugin 'ended' \(ended_plugin\) cannot be loaded: ImportError"
+        registry.PluginWarning, match=r"'ended' \(ended_plugin\) cannot be loaded: ImportError"
     ):
         registry.load_plugins()
     assert sys.modules.pop("sound_plugin").loaded

@@ -183,9 +183,7 @@ def test_any_number_of_processes_gives_the_trajectory_of_one(size: int, trained:
 
 
 @pytest.mark.parametrize("name", slow_but(RESUMED[:3], RESUMED))
-def test_a_run_from_each_of_its_checkpoints_has_the_bits_of_one_that_never_stopped(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_run_from_each_checkpoint_has_the_bits_of_an_unbroken_one(name: str, tmp_path: Path) -> None:
     shorter = {"steps": 12, "checkpoint": {"every": 4}, "learners": 3, "batch": 36}
     run = recipe.from_values(BASE | CASES[name] | shorter)
     whole = Trainer(run, hooks=Hooks(save=lambda state: state.save(tmp_path / f"{state.step}.h5"))).run()
@@ -242,9 +240,7 @@ def test_shares_of_a_training_set_weigh_by_their_terms_of_the_loss() -> None:
 
 
 @given(st.integers(1, 9), st.integers(1, 5), st.floats(0, 1), st.integers(0, 10_000))
-def test_each_row_goes_once_to_each_process_that_needs_it(
-    n: int, size: int, density: float, seed: int
-) -> None:
+def test_each_row_goes_once_to_each_process_in_need(n: int, size: int, density: float, seed: int) -> None:
     """Plans of all ranks together: matching orders, nothing superfluous, and Σ_k M_jk w_k."""
     size, rng = min(size, n), np.random.default_rng(seed)
     matrix = rng.random((n, n)) * (rng.random((n, n)) < density) + np.eye(n)
@@ -395,9 +391,8 @@ def resume_late(group: Group, folder: str, steps: int) -> int:
             super().acquire()
 
     with unittest.mock.patch.object(launch, "Lock", Late):
-        return launch.launch(
-            recipe.from_values(BASE | SHORT | {"steps": steps}), folder, resume=True, group=group
-        ).step
+        chosen = recipe.from_values(BASE | SHORT | {"steps": steps})
+        return launch.launch(chosen, folder, resume=True, group=group).step
 
 
 SHORT = {"algorithm": RING, "steps": 4, "checkpoint": {"every": 2}}
@@ -479,9 +474,7 @@ def measured(delay: int, **changes: Any) -> dict[str, Any]:
         pytest.param("measured", 2, signal.SIGKILL, marks=pytest.mark.slow),  # a worker
     ],
 )
-def test_the_others_name_the_rank_that_is_lost(
-    kind: str, lost: int, how: signal.Signals, tmp_path: Path
-) -> None:
+def test_the_others_name_the_lost_rank(kind: str, lost: int, how: signal.Signals, tmp_path: Path) -> None:
     """Rank 0 has the store: without it, each of the others ends by itself, within the timeout and 15 s."""
     settings = LONG if kind == "dpsgd" else measured(1, steps=10**7, decompose={"every": 0})
     found = together(
@@ -501,9 +494,8 @@ def test_the_others_name_the_rank_that_is_lost(
 @pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 def test_one_worker_is_plain_sgd_and_resumes_to_the_bit(momentum: float, tmp_path: Path) -> None:
     optimizer = {"name": "sgd", "momentum": momentum}
-    plain = Trainer(
-        recipe.from_values(MEASURED | {"algorithm": {"name": "ssgd"}, "optimizer": optimizer})
-    ).run()
+    values = MEASURED | {"algorithm": {"name": "ssgd"}, "optimizer": optimizer}
+    plain = Trainer(recipe.from_values(values)).run()
     settings = measured(0, optimizer=optimizer)
     found = together(2, run_and_resume, str(tmp_path / "a"), settings, 20, settings)
     assert all(torch.equal(each.weights, plain.weights) for ends in found for each in ends), found

@@ -379,9 +379,8 @@ def test_every_function_of_curvature_has_float32_arithmetic_and_says_so_once(how
         moments = landscape.density(problem, 3, 20).moment(2)[0] * p
         assert moments == pytest.approx(float(values.square().sum()), rel=0.5)
         assert landscape.spectrum(problem, 1, residual_tol=1e-3).values[0] == top
-        grid = landscape.hessian_grid(
-            problem, landscape.random_plane(problem), grid=(1, 1), residual_tol=1e-3
-        )
+        plane = landscape.random_plane(problem)
+        grid = landscape.hessian_grid(problem, plane, grid=(1, 1), residual_tol=1e-3)
         assert grid.lambda_max.item() == top
     assert len([w for w in seen if "float32 arithmetic" in str(w.message)]) == 1
 
@@ -444,9 +443,7 @@ DERIVATIVES: dict[str, Callable[[Any, Tensor], Tensor]] = {
         ),
     ],
 )
-def test_a_gradient_that_is_not_the_loss_s_is_refused_and_any_other_taken(
-    name: str, dtype: torch.dtype, width: int
-) -> None:
+def test_gradients_are_refused_unless_of_the_loss(name: str, dtype: torch.dtype, width: int) -> None:
     torch.manual_seed(0)
     model = made_with({**SURROGATES, **DERIVATIVES}[name], width)
     problem = Problem(model, F.cross_entropy, eight(), dtype=dtype)
@@ -588,9 +585,8 @@ def test_where_the_gradient_is_nan_every_function_refuses(name: str, place: int)
     x = torch.randn(70, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x[place, 0] = 10
     torch.manual_seed(0)
-    problem = Problem(
-        network(forward, a=nn.Linear(4, 3)).double(), F.cross_entropy, (x, torch.arange(70) % 3)
-    )
+    model = network(forward, a=nn.Linear(4, 3)).double()
+    problem = Problem(model, F.cross_entropy, (x, torch.arange(70) % 3))
     assert math.isfinite(problem.loss())
     assert not problem.loss_and_gradient()[1].isfinite().all()
     with pytest.raises(OperationError, match="gradient is NaN or infinite"):

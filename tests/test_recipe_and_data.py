@@ -78,9 +78,7 @@ def test_a_whole_number_that_no_float_holds_is_refused() -> None:
     st.integers(2, 9), st.integers(1, 50), st.floats(1e-8, 1e8), st.text(max_size=20),
     st.lists(st.integers(1, 100), max_size=3),
 )  # fmt: skip
-def test_toml_reads_back_to_the_same_recipe(
-    learners: int, local: int, lr: float, name: str, milestones: list[int]
-) -> None:
+def test_toml_is_read_back(learners: int, local: int, lr: float, name: str, milestones: list[int]) -> None:
     values = tomllib.loads(recipe.read("digits-ssgd").to_toml())
     values |= {"name": name, "learners": learners, "batch": learners * local, "lr": lr}
     r = recipe.from_values(values | {"schedule": {"milestones": milestones}})
@@ -251,14 +249,11 @@ def test_the_quadratic_has_exactly_its_hessian_and_moments() -> None:
     np.testing.assert_allclose(x.mean(0), [1, 0, 0, 0], atol=1e-12)
     np.testing.assert_allclose(x.std(0), [0.2, 0.5, 0.5, 0.5], rtol=1e-12)
     model = landscape.models.build("quadratic", eigenvalues=[1.0, -2.0, 5.0], center=0.5)
-    np.testing.assert_allclose(
-        np.linalg.eigvalsh(model.get_buffer("hessian").numpy()), [-2, 1, 5], atol=1e-12
-    )
+    values = np.linalg.eigvalsh(model.get_buffer("hessian").numpy())
+    np.testing.assert_allclose(values, [-2, 1, 5], atol=1e-12)
 
 
-def test_a_recipe_file_names_code_only_where_that_is_allowed(
-    tiny: Path, tmp_path: Path, command: Command
-) -> None:
+def test_a_recipe_file_names_code_only_where_allowed(tiny: Path, tmp_path: Path, command: Command) -> None:
     bad = tiny.read_text().replace(
         'data = { name = "synthetic", samples = 200, dimension = 6, classes = 3 }',
         f'data = {{ name = "subprocess:getoutput", cmd = "touch {tmp_path}/ran" }}',

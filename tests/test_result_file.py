@@ -98,13 +98,7 @@ def test_what_does_not_fit_is_refused_or_replaced(problem: Problem, path: Path) 
         (landscape.contour, problem, seeded, {"grid": 3}, "another result, its seed is 0 and not 1"),
         (landscape.contour, other, plane, {}, "another result, its loss is"),
         (landscape.contour, problem, plane, {"grid": 3, "bn": "train"}, "its bn is 'center'"),
-        (
-            landscape.contour,
-            problem,
-            plane,
-            {"grid": 2},
-            "9 points of a grid of 3 × 3.* 5 would be lost; a grid of 5 × 5 keeps",
-        ),
+        (landscape.contour, problem, plane, {"grid": 2}, "9 points .* 3 × 3.* 5 would be lost; .* 5 × 5"),
         (landscape.hessian_grid, problem, plane, {"grid": 2}, "it holds a landscape.surface"),
     ):
         with landscape.open(path, "a") as file, pytest.raises(OperationError, match=words) as refusal:
@@ -263,9 +257,7 @@ QUICK = ("spectrum", "average", "connect", "compare", "line")
 
 
 @pytest.mark.parametrize("name", slow_but(QUICK, [*ONE_FILE, "critical-batch"]))
-def test_a_command_whose_result_is_there_is_done(
-    name: str, trained: Path, tmp_path: Path, command: Command
-) -> None:
+def test_commands_with_a_result_are_done(name: str, trained: Path, tmp_path: Path, command: Command) -> None:
     words = [word.format(run=trained, folder=tmp_path) for word in CASES[name] if word != "-q"]
     words = [word.replace("0000005", "0000010").replace("120x80", "4") for word in words]
     code, out, err = command(*words)

@@ -31,19 +31,8 @@ from landscape.core import registry
 from landscape.plots import drawing_of, draws
 from landscape.plots.picture import panels
 from landscape.plots.style import headline
+from landscape.results import shown
 from landscape.results.base import Measurement, Result
-from landscape.results.shown import (
-    LINES,
-    POINTS,
-    WINDOW,
-    Row,
-    eigenvalue,
-    in_words,
-    logarithmic,
-    percent,
-    running_quartiles,
-    text_of,
-)
 from tests.conftest import slow_but
 from tests.harm import samples
 
@@ -231,14 +220,14 @@ def test_what_is_a_result_shows_its_numbers_at_one_glance(name: str) -> None:
     result: Any = SHOWN[name]
     lines = repr(result).splitlines()
     rows = [row for row in result.describe() if row.value == row.value]
-    assert 2 <= len(lines) <= LINES
+    assert 2 <= len(lines) <= shown.LINES
     assert lines[0].startswith(type(result).__name__)
     assert lines[1].startswith(f"  {rows[0].name}")
-    assert len(rows) <= LINES - 1 or "more in summary()" in lines[-1]
+    assert len(rows) <= shown.LINES - 1 or "more in summary()" in lines[-1]
     text = repr(result) + result.summary()
     assert not re.search(r"\(\d+,\)|\[\d|tensor\(|array\(|[0-9a-f]{64}", text)
     assert not any(f"{name} (" in text for name in getattr(result, "shapes", ()))
-    assert result.summary() == text_of(result)
+    assert result.summary() == shown.text_of(result)
     assert len(result.to_dataframe())
     assert drawing_of(type(result))  # tests/test_plots.py calls it
 
@@ -246,7 +235,7 @@ def test_what_is_a_result_shows_its_numbers_at_one_glance(name: str) -> None:
 def test_a_tolerance_that_was_missed_is_shown_at_one_glance() -> None:
     result = dataclasses.replace(RESULTS["spectrum"], converged=False)
     assert "converged  NO" in repr(result).splitlines()[4]
-    assert len(repr(result).splitlines()) == LINES
+    assert len(repr(result).splitlines()) == shown.LINES
 
 
 @pytest.mark.parametrize("kind", RESULTS)
@@ -254,7 +243,7 @@ def test_a_description_has_the_numbers_that_are_printed(kind: str) -> None:
     result = RESULTS[kind]
     rows = result.describe()
     assert len({row.name for row in rows}) == len(rows)
-    lines = text_of(result).splitlines()[1:]
+    lines = shown.text_of(result).splitlines()[1:]
     assert [line.split("  ")[1] for line in lines] == [row.name for row in rows]
     assert details.of_result(result)["describe"][0]["name"] == rows[0].name
     if isinstance(result, Measurement) and np.isfinite(result.value):
@@ -266,16 +255,16 @@ def test_a_description_has_the_numbers_that_are_printed(kind: str) -> None:
 @pytest.mark.parametrize(
     ("row", "number", "text"),
     [
-        (Row("a", 12.3456, 0.21, "nat", "8 draws"), "12.3 ± 0.2 nat", "12.3456 ± 0.21 nat   8 draws"),
-        (Row("a", 0.5, 0.0), "0.5", "0.5   exact"),
-        (Row("a", 12345, unit="samples"), "12,345 samples", "12,345 samples"),
-        (Row("a", math.nan, unit="nat"), "–", "– nat"),
-        (Row("a", "NO", note="raise it"), "NO", "NO   raise it"),
-        (percent("a", 0.25, 0.01), "25.0 ± 1.0%", "25 ± 1%"),
-        (eigenvalue("a", -4.0, 0.5), "-4.0 ± 0.5 nat", "-4 ± 0.5 nat   ±: residual, relative residual 1.2e-01"),
+        (shown.Row("a", 12.3456, 0.21, "nat", "8 draws"), "12.3 ± 0.2 nat", "12.3456 ± 0.21 nat   8 draws"),
+        (shown.Row("a", 0.5, 0.0), "0.5", "0.5   exact"),
+        (shown.Row("a", 12345, unit="samples"), "12,345 samples", "12,345 samples"),
+        (shown.Row("a", math.nan, unit="nat"), "–", "– nat"),
+        (shown.Row("a", "NO", note="raise it"), "NO", "NO   raise it"),
+        (shown.percent("a", 0.25, 0.01), "25.0 ± 1.0%", "25 ± 1%"),
+        (shown.eigenvalue("a", -4.0, 0.5), "-4.0 ± 0.5 nat", "-4 ± 0.5 nat   ±: residual, relative residual 1.2e-01"),
     ],
 )  # fmt: skip
-def test_rows_in_words(row: Row, number: str, text: str) -> None:
+def test_rows_in_words(row: shown.Row, number: str, text: str) -> None:
     assert (row.number, row.text) == (number, text)
 
 
@@ -310,10 +299,10 @@ def test_arrays_must_fit_their_dimensions() -> None:
 
 @given(st.floats(-1e300, 1e300), st.floats(0, 1e300))
 def test_every_number_has_words(value: float, error: float) -> None:
-    words = in_words(value, error)
+    words = shown.in_words(value, error)
     if error > 0:
-        shown, wrong = (float(part.replace(",", "")) for part in words.split(" ± "))
-        assert abs(shown - value) <= max(error, 1e-15 * abs(value))
+        number, wrong = (float(part.replace(",", "")) for part in words.split(" ± "))
+        assert abs(number - value) <= max(error, 1e-15 * abs(value))
         assert wrong == pytest.approx(error, rel=0.3, abs=1e-320)
 
 
@@ -325,7 +314,7 @@ def test_every_number_has_words(value: float, error: float) -> None:
     ],
 )  # fmt: skip
 def test_scales_are_logarithmic_above_a_ratio_of_100(values: list[float], expected: bool) -> None:
-    assert logarithmic(np.array(values)) == expected
+    assert shown.logarithmic(np.array(values)) == expected
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=400), st.integers(0, 3))
@@ -333,10 +322,10 @@ def test_scales_are_logarithmic_above_a_ratio_of_100(values: list[float], expect
 def test_running_quartiles_are_quantiles_of_the_window(values: list[float], holes: int) -> None:
     steps, column = np.arange(len(values), dtype=float), np.array(values)
     column[:holes] = np.nan
-    at, quartiles = running_quartiles(steps, column)
+    at, quartiles = shown.running_quartiles(steps, column)
     known = np.isfinite(column)
-    assert len(at) == min(POINTS, known.sum())
-    reach = WINDOW / 2 * np.ptp(steps[known]) if known.any() else 0
+    assert len(at) == min(shown.POINTS, known.sum())
+    reach = shown.WINDOW / 2 * np.ptp(steps[known]) if known.any() else 0
     for place, quartile in list(zip(at, quartiles.T, strict=True))[:: max(1, len(at) // 5)]:
         inside = column[known & (np.abs(steps - place) <= reach)]
         np.testing.assert_allclose(quartile, np.quantile(inside, (0.25, 0.5, 0.75)))
@@ -419,6 +408,6 @@ def test_a_window_of_absurd_losses_is_not_fine(top: float) -> None:
 
 def test_the_format_of_a_result_stands_in_its_class_line() -> None:
     with pytest.raises(
-        InputError, match=r"schema: a variable of its own, it must be in the class line: class Mine"
+        InputError, match="schema: a variable of its own, it must be in the class line: class"
     ):
         type("Mine", (Heights,), {"schema": "landscape.tests.mine"})

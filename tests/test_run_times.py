@@ -10,17 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from landscape import LandscapeError
-from landscape.paper.run_times import (
-    Costs,
-    Exchange,
-    Machines,
-    Order,
-    calibrate,
-    measure_steps,
-    messages,
-    predict,
-    step_time,
-)
+from landscape.paper import run_times
 from landscape.training.processes.comm import Plan
 from landscape.training.recipes import recipe
 from landscape.training.topology import Mixing, default_mixings
@@ -28,22 +18,24 @@ from landscape.training.topology import Mixing, default_mixings
 
 @pytest.fixture(autouse=True)
 def _short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(calibrate.__kwdefaults__, "seconds", 0.0)
+    monkeypatch.setitem(run_times.calibrate.__kwdefaults__, "seconds", 0.0)
 
 
-ORDERS: tuple[Order, ...] = ("before", "during", "after")
+ORDERS: tuple[run_times.Order, ...] = ("before", "during", "after")
 
 
-def neighbors(spec: str, workers: int, size: float, link: Machines, step: int = 1) -> Exchange:
-    waits, sent, received = messages(Mixing(spec, workers, 0).matrix(step))
-    return Exchange.between(waits, np.maximum(sent, received) * link.message(size))
+def neighbors(
+    spec: str, workers: int, size: float, link: run_times.Machines, step: int = 1
+) -> run_times.Exchange:
+    waits, sent, received = run_times.messages(Mixing(spec, workers, 0).matrix(step))
+    return run_times.Exchange.between(waits, np.maximum(sent, received) * link.message(size))
 
 
 # Costs.
 
 
 def test_an_all_reduce_costs_what_the_textbook_says() -> None:
-    assert Machines(1e-3, 100.0).all_reduce_s(4, 1000.0) == pytest.approx(6e-3 + 1.5 * 10.0)
+    assert run_times.Machines(1e-3, 100.0).all_reduce_s(4, 1000.0) == pytest.approx(6e-3 + 1.5 * 10.0)
 
 
 @given(st.integers(2, 12), st.sampled_from(default_mixings()), st.integers(1, 4))
@@ -52,7 +44,7 @@ def test_messages_are_those_that_the_processes_plan(workers: int, spec: str, ste
         matrix = Mixing(spec, workers, 3).matrix(step)
     except LandscapeError:
         return
-    waits, sent, received = messages(matrix)
+    waits, sent, received = run_times.messages(matrix)
     for rank in range(workers):
         own = Plan.of(matrix, list(range(workers + 1)), rank)
         assert received[rank] == len(own.receive)
@@ -65,7 +57,9 @@ def test_messages_are_those_that_the_processes_plan(workers: int, spec: str, ste
 
 @pytest.mark.parametrize("workers", [1, 4, 64])
 def test_all_wait_for_the_slowest_whose_mean_is_a_harmonic_number(workers: int) -> None:
-    mean, error = step_time("before", [Exchange(0.1)], 1.0, 0.5, workers, 0.7, loss_exchange_s=0.0)
+    mean, error = run_times.step_time(
+        "before", [run_times.Exchange(0.1)], 1.0, 0.5, workers, 0.7, loss_exchange_s=0.0
+    )
     expected = 0.1 + 1.5 * (1 + 0.7 * sum(1 / i for i in range(1, workers + 1)))
     assert 0 < error < 0.02 * expected
     assert abs(mean - expected) < 4 * error
@@ -73,10 +67,10 @@ def test_all_wait_for_the_slowest_whose_mean_is_a_harmonic_number(workers: int) 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("spec", ["ring(1)", "star", "exponential", "one-peer-exponential"])
-def test_the_recurrence_is_that_of_a_plain_loop(order: Order, spec: str) -> None:
-    workers, steps, g, u, late = 8, 40, 1.0, 0.25, Machines(0.3, 50.0)
+def test_the_recurrence_is_that_of_a_plain_loop(order: run_times.Order, spec: str) -> None:
+    workers, steps, g, u, late = 8, 40, 1.0, 0.25, run_times.Machines(0.3, 50.0)
     turns = [neighbors(spec, workers, 5.0, late, step) for step in (1, 2, 3)]
-    found, _ = step_time(order, turns, g, u, workers, 0.5, loss_exchange_s=1.4, seed=5, steps=steps)
+    found, _ = run_times.step_time(order, turns, g, u, workers, 0.5, loss_exchange_s=1.4, seed=5, steps=steps)
 
     rng = np.random.default_rng(5)
     draws = [rng.standard_exponential((8, workers)) for _ in range(steps)]
@@ -110,8 +104,8 @@ def test_the_recurrence_is_that_of_a_plain_loop(order: Order, spec: str) -> None
 
 
 def test_neighbors_hide_a_part_of_the_waiting_for_stragglers() -> None:
-    ring = [neighbors("ring(1)", 64, 0.0, Machines(1e-3, 1.0))]
-    mean, error = step_time("during", ring, 1.0, 0.0, 64, 0.5, loss_exchange_s=0.0)
+    ring = [neighbors("ring(1)", 64, 0.0, run_times.Machines(1e-3, 1.0))]
+    mean, error = run_times.step_time("during", ring, 1.0, 0.0, 64, 0.5, loss_exchange_s=0.0)
     # The news of the loss hold everyone back to within a gradient of the slowest, but not to its pace.
     assert 1.5 < mean < 1 + 0.5 * sum(1 / i for i in range(1, 65)) - 10 * error
 
@@ -120,31 +114,21 @@ def test_neighbors_hide_a_part_of_the_waiting_for_stragglers() -> None:
 
 
 def test_predicted_rows_are_all_cases_that_the_workers_allow(tiny: Path) -> None:
-    chosen, costs = recipe.read(str(tiny)), Costs(0.01, 5e-3, 1e-4, 1e-3, 0.0, 1000)
-    times = predict(chosen, [2, 6], costs, Machines(1e-4, 1e6), ["full", "ring(1)"])
+    chosen, costs = recipe.read(str(tiny)), run_times.Costs(0.01, 5e-3, 1e-4, 1e-3, 0.0, 1000)
+    times = run_times.predict(chosen, [2, 6], costs, run_times.Machines(1e-4, 1e6), ["full", "ring(1)"])
     cases = list(zip(times.workers, times.algorithm, times.mixing, strict=True))
-    assert cases[:4] == [
-        (2, "ssgd", ""),
-        (2, "ssgd*", ""),
-        (2, "dpsgd awc", "full"),
-        (2, "dpsgd atc", "full"),
-    ]
-    assert cases[4:8] == [
-        (6, "ssgd", ""),
-        (6, "ssgd*", ""),
-        (6, "dpsgd awc", "full"),
-        (6, "dpsgd atc", "full"),
-    ]
+    rules = ("ssgd", ""), ("ssgd*", ""), ("dpsgd awc", "full"), ("dpsgd atc", "full")
+    assert cases[:8] == [(workers, *rule) for workers in (2, 6) for rule in rules]
     assert cases[8:] == [(6, "dpsgd awc", "ring(1)"), (6, "dpsgd atc", "ring(1)")]
     # Without stragglers: the all-reduce, the gradient or the loss, the update.
-    reduced = Machines(1e-4, 1e6).all_reduce_s(6, 4000)
+    reduced = run_times.Machines(1e-4, 1e6).all_reduce_s(6, 4000)
     assert times.step_s[4] == pytest.approx(reduced + 0.01 + 5e-3)
     assert times.step_s[5] == pytest.approx(reduced + 0.01 + 6e-3)
     assert not times.step_error.any()
 
 
 def test_a_worker_is_measured(tiny: Path) -> None:
-    costs = calibrate(recipe.read(str(tiny)), 10)
+    costs = run_times.calibrate(recipe.read(str(tiny)), 10)
     assert costs.parameters == 6 * 8 + 8 + 8 * 3 + 3
     assert costs.size == 4 * costs.parameters
     assert 0 < costs.gradient < 1
@@ -155,7 +139,7 @@ def test_a_worker_is_measured(tiny: Path) -> None:
 def test_processes_are_measured_at_once() -> None:
     two = {order: recipe.read("digits-dpsgd", ["learners=2", "batch=20", f"algorithm.order='{order}'"])
            for order in ("awc", "atc")}  # fmt: skip
-    rounds = measure_steps(two, 2, 2, 3)
+    rounds = run_times.measure_steps(two, 2, 2, 3)
     assert len(rounds) == 2
     for of_round, between, seconds in rounds:
         assert of_round.parameters == 6310

@@ -40,9 +40,7 @@ def largest(h: np.ndarray, g: np.ndarray, rho: float) -> float:
     st.floats(0.05, 2),
     st.booleans(),
 )
-def test_a_quadratic_has_the_maximum_of_its_trust_region(
-    spectrum: list[float], rho: float, adaptive: bool
-) -> None:
+def test_a_quadratic_has_its_trust_regions_maximum(spectrum: list[float], rho: float, adaptive: bool) -> None:
     problem = problems.quadratic(spectrum)
     problem.weights.copy_(torch.linspace(0.4, 1.3, len(spectrum)))
     h, w = problem.model.get_buffer("hessian").numpy(), problem.weights.numpy()

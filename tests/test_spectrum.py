@@ -53,9 +53,7 @@ def dense(problem: Problem, kind: str = "hessian") -> Tensor:
 @pytest.mark.parametrize("name", slow_but(["saddle", "mlp tanh", "conv"], problems.ALL))
 @pytest.mark.parametrize("kind", MATRICES)
 @pytest.mark.parametrize("graph_bytes", [pytest.param(0, marks=pytest.mark.slow), 2**30])
-def test_products_of_both_kinds_are_those_of_the_averaged_matrix(
-    name: str, kind: str, graph_bytes: int
-) -> None:
+def test_products_of_both_kinds_are_of_the_averaged_matrix(name: str, kind: str, graph_bytes: int) -> None:
     problem = problems.ALL[name]()
     problem.data.chunk_size = 7  # ragged chunks: sums that are not averages, or one batch for all, would show
     matrix = dense(problem, kind)
@@ -89,12 +87,7 @@ def test_a_part_is_a_diagonal_block(kind: str, part: str | list[str], names: lis
 
 TABLES: dict[str, tuple[Callable[[], Problem], str | list[str], list[str], dict[str, Any]]] = {
     "mlp": (problems.mlp, "block", ["1", "3", "5"], {}),
-    "mlp, by patterns": (
-        problems.mlp,
-        ["*.bias", "5"],
-        ["*.bias", "5", "others"],
-        {"matrix": "gauss-newton"},
-    ),
+    "mlp, patterns": (problems.mlp, ["*.bias", "5"], ["*.bias", "5", "others"], {"matrix": "gauss-newton"}),
     "mlp, differences": (problems.mlp, "layer", ["1", "3", "5"], {"derivatives": "differences"}),
     "convolution, BatchNorm": (problems.conv, "layer", ["conv", "norm", "head"], {}),
     "frozen and unused": (problems.linear_regression, "parameter", ["w", "unused"], {}),
@@ -163,9 +156,7 @@ FORECASTS: list[tuple[str, dict[str, Any], bool]] = [
 
 
 @pytest.mark.parametrize(("name", "options", "known"), FORECASTS)
-def test_the_forecast_of_products_is_right_to_a_factor_of_two(
-    name: str, options: dict[str, Any], known: bool
-) -> None:
+def test_products_are_forecast_to_a_factor_of_two(name: str, options: dict[str, Any], known: bool) -> None:
     problem = problems.mlp(widths=(20, 30, 20, 5), activation="relu", samples=100)
     cost = problem.cost(name, **options)
     found = getattr(landscape, name)(problem, **options).products
@@ -457,9 +448,7 @@ def checkpoint(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(trained / "last.h5", tmp_path))
 
 
-def test_the_command_prints_numbers_with_their_errors(
-    checkpoint: Path, tmp_path: Path, command: Command
-) -> None:
+def test_the_command_prints_numbers_and_errors(checkpoint: Path, tmp_path: Path, command: Command) -> None:
     out_file = tmp_path / "s.h5"
     quantities = ("--quantities", "trace,density", "--steps", 20, "--draws", 3)
     flags = ("--k", 2, *quantities, "--part", "1", "--part", "3.bias")

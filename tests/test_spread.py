@@ -177,9 +177,8 @@ def test_the_fast_path_is_the_mean_of_dense_hessians(name: str) -> None:
         assert found.lambda_smooth[k] == pytest.approx(float(torch.linalg.eigvalsh(h)[-1]), rel=1e-5)
         assert found.loss_smooth[k] == pytest.approx(np.mean([problem.loss(p) for p in points]))
         around = [torch.stack([problem.gradient(w + p - mean) for p in points]).mean(0) for w in weights]
-        slope = [
-            float((around[i + 1] - around[i]).norm() / (weights[i + 1] - weights[i]).norm()) for i in (0, 1)
-        ]
+        changes, steps = (torch.stack([*x]).diff(dim=0).norm(dim=1) for x in (around, weights))
+        slope = (changes / steps).tolist()
         np.testing.assert_allclose(found.lipschitz_smooth[k], slope, rtol=1e-6)
 
 

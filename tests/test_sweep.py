@@ -87,13 +87,8 @@ def test_the_grid_is_all_combinations_and_folders_are_named_from_them() -> None:
 def test_a_table_has_infinite_losses(tmp_path: Path) -> None:
     (setting,) = grid(["a"], {"lr": 1})
     runner = Runner(tmp_path, [0, 1], ["lr"], *[lambda *args: None] * 4, share=None)  # type: ignore[misc,list-item]
-    ends = {
-        "test_loss": math.inf,
-        "test_error": 90.0,
-        "best_test_error": 5.0,
-        "diverged": 1.0,
-        "seconds": 1.0,
-    }
+    ends = {"test_loss": math.inf, "test_error": 90.0, "best_test_error": 5.0}
+    ends |= {"diverged": 1.0, "seconds": 1.0}
     runner.outcomes[setting] = {0: ends, 1: ends | {"test_loss": 1.0, "test_error": 10.0, "diverged": 0.0}}
     table = runner.result()
     assert (table.test_loss[0], table.test_error[0], table.diverged[0]) == (math.inf, 50.0, 1.0)
@@ -183,9 +178,7 @@ def test_the_table_is_what_a_hand_computes(tiny: Path, tmp_path: Path, command: 
             assert float(table[i][name]) == pytest.approx(value)
 
 
-def test_more_values_and_seeds_are_added_and_nothing_is_repeated(
-    tiny: Path, tmp_path: Path, command: Command
-) -> None:
+def test_more_values_and_seeds_are_added_once(tiny: Path, tmp_path: Path, command: Command) -> None:
     args = ("sweep", tiny, *SMALL, "-o", tmp_path / "s")
     assert command(*args, "--set", "lr=0.1,0.2", "--seeds", "0")[0] == 0
     assert command("train", tiny, *SMALL, "--set", "lr=0.1", "-o", tmp_path / "t")[0] == 0
@@ -226,9 +219,7 @@ def test_shares_are_disjoint_and_all_of_the_runs(items: int, shares: int) -> Non
     assert share_of(range(items), None) == list(range(items))
 
 
-def test_shares_make_the_runs_and_the_command_without_them_the_table(
-    tiny: Path, tmp_path: Path, command: Command
-) -> None:
+def test_shares_make_runs_and_the_command_a_table(tiny: Path, tmp_path: Path, command: Command) -> None:
     args = ("sweep", tiny, *SMALL, "--set", "lr=0.1,0.2,0.3", "--seeds", "0,1")
     one, two = tmp_path / "one", tmp_path / "two"
     assert command(*args, "-o", one)[0] == 0
@@ -263,9 +254,7 @@ def test_shares_make_the_runs_and_the_command_without_them_the_table(
 
 @linux
 @pytest.mark.slow
-def test_shares_at_once_lose_nothing_and_go_on_after_an_end(
-    tiny: Path, tmp_path: Path, command: Command
-) -> None:
+def test_shares_at_once_lose_nothing_after_an_end(tiny: Path, tmp_path: Path, command: Command) -> None:
     several = ("--set", "steps=800", "--set", "lr=0.1,0.2,0.3", "--set", "checkpoint.every=40")
     args, one, two = ("sweep", tiny, *several, "-q"), tmp_path / "one", tmp_path / "two"
     with (
@@ -310,11 +299,8 @@ def made(keys: tuple[str, ...], settings: list[tuple[str, ...]], errors: list[fl
 
 
 def test_a_sweep_is_drawn_against_the_first_key_that_varies(tmp_path: Path) -> None:
-    table = made(
-        ("recipe", "steps", "lr"),
-        [("α", "5", "0.1"), ("α", "5", "1"), ("b", "5", "0.1"), ("b", "5", "1")],
-        [3.0, 40.0, 2.0, 4.0],
-    )
+    settings = [("α", "5", "0.1"), ("α", "5", "1"), ("b", "5", "0.1"), ("b", "5", "1")]
+    table = made(("recipe", "steps", "lr"), settings, [3.0, 40.0, 2.0, 4.0])
     table.save(tmp_path / "s.h5")
     figure = plots.draw([Sweep.load(tmp_path / "s.h5")])
     (ax,) = figure.axes

@@ -180,9 +180,7 @@ def test_a_page_begins_with_the_verdicts_and_follows_the_csv(tmp_path: Path) -> 
     assert detail not in (tmp_path / "flatness.md").read_text(encoding="utf-8")
     assert json.loads((tmp_path / "flatness.json").read_text())["outcome"] == "undecided"
     (tmp_path / "flatness.csv").write_text("a,b\n1,2,3\n4,5,6,7\n")
-    with pytest.raises(
-        OperationError, match=r"flatness.csv: damaged \(Error tokenizing data.*\); make"
-    ) as caught:
+    with pytest.raises(OperationError, match=r"flatness.csv: damaged \(Error tokenizing.*\); make") as caught:
         pages.page(tmp_path)
     assert "\n" not in str(caught.value)
     (tmp_path / "flatness.csv").unlink()
@@ -235,15 +233,9 @@ def test_ends_of_runs_that_diverged() -> None:
 
 def test_the_largest_rate_that_converges_is_the_last_without_a_failure_before() -> None:
     errors = {"SSGD": (10.0, 11.0, 90.0, 12.0), "DPSGD": (10.0, 12.0, 13.0, 90.0)}
+    same = {"task": "MLP", "chance_percent": 90.0}
     rows = [
-        {
-            "task": "MLP",
-            "algorithm": a,
-            "lr": 0.5 * 2**k,
-            "seed": s,
-            "test_error_percent": e + s,
-            "chance_percent": 90.0,
-        }
+        same | {"algorithm": a, "lr": 0.5 * 2**k, "seed": s, "test_error_percent": e + s}
         for a, values in errors.items()
         for k, e in enumerate(values)
         for s in range(3)

@@ -51,9 +51,8 @@ landscape.cli.main()
 @pytest.mark.slow
 def test_the_package_works_without_what_windows_lacks(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", CODE, tmp_path / "run"], capture_output=True, text=True
-    )
+    argv = [sys.executable, "-W", "error", "-c", CODE, tmp_path / "run"]
+    done = subprocess.run(argv, capture_output=True, text=True)
     assert done.stderr == "landscape: processes: this system has no processes that share sockets; use 1\n"
     assert done.returncode == 2
     assert (tmp_path / "run" / "c.h5").exists()

@@ -204,18 +204,14 @@ def test_nan_that_reaches_the_loss_is_refused(where: str, batches: bool) -> None
 # What is no model, no loss, no pair.
 
 
-class Net(nn.Linear):
-    pass
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         (lambda x: x, "a function"),
         (linear()[0].forward, "a method"),
-        (Net, "the class Net"),
-        (None, "None"),
+        (nn.Linear, "the class Linear"),
         (linear()[0].state_dict(), "a OrderedDict"),
+        (None, "None"),
         ("model.pt", "'model.pt'"),
         (torch.zeros(8), "a Tensor"),
     ],
@@ -317,9 +313,7 @@ A, B, C = torch.randn(20, 3), torch.randn(20, 3), torch.arange(20) % 2
         ("two", {"a": A, "b": B, "species": C}, "give ((d['a'], d['b']), d['species'])"),
     ],
 )
-def test_data_in_another_form_is_refused_with_the_form_that_works(
-    way: str, data: Any, words: str, batches: bool
-) -> None:
+def test_data_of_another_form_name_the_right_one(way: str, data: Any, words: str, batches: bool) -> None:
     model = Named(way)
     refused(re.escape(words), lambda: Problem(model, F.cross_entropy, [data] if batches else data))
     d = data if isinstance(data, dict) else {}
@@ -333,9 +327,8 @@ def test_data_in_another_form_is_refused_with_the_form_that_works(
 
 def test_one_input_in_a_dict_of_other_names() -> None:
     model, loss, _ = linear()
-    refused(
-        re.escape("give (d['image'], d['label'])"), lambda: Problem(model, loss, {"image": A, "label": C})
-    )
+    data = {"image": A, "label": C}
+    refused(re.escape("give (d['image'], d['label'])"), lambda: Problem(model, loss, data))
 
 
 # Metrics of NumPy and Python.
@@ -393,9 +386,7 @@ class Summed(nn.Module):
 @pytest.mark.parametrize("number", [None, 20, torch.tensor(20), torch.tensor(20.0)])
 @pytest.mark.parametrize("mean", [False, True])
 @pytest.mark.parametrize("batches", [False, True])
-def test_a_models_own_sum_is_refused_with_a_remedy_and_a_trainers_number_left_out(
-    mean: bool, batches: bool, number: Any
-) -> None:
+def test_a_sum_is_refused_and_a_number_of_items_left_out(mean: bool, batches: bool, number: Any) -> None:
     model, more = Summed(mean), {} if number is None else {"num_items_in_batch": number}
     parts = [slice(7), slice(7, 20)] if batches else [slice(20)]
     data: Any = [{"x": A[part], "labels": C[part], **more} for part in parts]
