@@ -79,8 +79,8 @@ MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
         ("evaluation/interpolant.py", "coefficients[:n] / np.diagonal", "coefficients[:n] * np.diagonal"),
         ("evaluation/interpolant.py", "if sum(e) <= degree", "if sum(e) < degree"),
         ("evaluation/grid.py", "asked.size <= tolerance.size", "asked.size >= tolerance.size"),
-        ("evaluation/adaptive.py", "np.exp(fitted) * np.expm1(errors)", "np.expm1(errors)"),
-        ("evaluation/adaptive.py", "holes**self._through.order).max(1)", "holes**self._through.order).min(1)"),
+        ("evaluation/fit.py", "np.exp(predicted) * np.expm1(errors)", "np.expm1(errors)"),
+        ("evaluation/fit.py", "holes**self._function.interpolant.order).max(1)", "holes**self._function.interpolant.order).min(1)"),
         ("evaluation/adaptive.py", "(corners > 0) & (corners < 3)", "corners > 3"),
     ],
     FILES: [

@@ -30,6 +30,7 @@ from benchmarks.surfaces import (
 from landscape import InputError, Problem, Surface
 from landscape.core.hdf5 import Array
 from landscape.evaluation import adaptive, grid
+from landscape.evaluation.fit import Fit
 from landscape.evaluation.interpolant import KERNELS, ErrorScale, Interpolant, Tolerance, follow
 from landscape.evaluation.part import part_of
 from landscape.results.shown import logarithmic
@@ -96,10 +97,12 @@ def test_an_error_of_the_logarithm_is_shown_as_one_of_the_value() -> None:
     at = np.linspace(-1.0, 1.0, 21)[:, None]
     values, places = np.exp(2 * at[:, 0]), np.arange(0, 21, 2)  # linear in its logarithm, which is fitted
     scale = ErrorScale.of(values, Tolerance.parse("0.01"))
-    fit = adaptive._Fit(at, values, places, scale, [Interpolant(at[places], kernel) for kernel in KERNELS])
+    fit = Fit(at, values, places, scale, [Interpolant(at[places], kernel) for kernel in KERNELS])
     fitted, errors = np.log(values), np.full(21, 0.1)
-    np.testing.assert_allclose(fit.fitted(np.arange(21)), fitted, atol=1e-9)
-    np.testing.assert_allclose(fit.shown(fitted, errors), values * np.expm1(errors) / 0.01, rtol=1e-12)
+    np.testing.assert_allclose(fit.quantity(np.arange(21)), fitted, atol=1e-9)
+    np.testing.assert_allclose(
+        fit.in_tolerances(fitted, errors), values * np.expm1(errors) / 0.01, rtol=1e-12
+    )
 
 
 def test_a_network_that_is_flat_but_for_rounding_is_computed_at_all_points() -> None:
@@ -226,7 +229,7 @@ def test_grids_of_any_shape(shape: tuple[int, int]) -> None:
     found, done, outcome = interpolated(truth, Tolerance.parse(0.01), 0)
     assert done.sum() >= adaptive.first_points(shape) or done.all()
     assert np.abs(found - truth).max() <= 0.01 * max(outcome.stated["loss"], 1e-12)
-    assert set(np.flatnonzero(done)) >= set(adaptive.base_places(shape))
+    assert set(np.flatnonzero(done)) >= set(adaptive.coarse_indices(shape))
 
 
 @settings(max_examples=20)

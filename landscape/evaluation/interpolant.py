@@ -80,8 +80,8 @@ class ErrorScale:
     def __call__(self, values: Array) -> Array:
         """``values`` in units of the largest error that is allowed; NaN for a logarithm of none."""
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            shown: Array = (np.log(values) if self.log else values) / self.limit
-        return np.where(np.isfinite(shown), shown, np.nan)
+            scaled: Array = (np.log(values) if self.log else values) / self.limit
+        return np.where(np.isfinite(scaled), scaled, np.nan)
 
 
 # φ, the degree of the polynomial, and the power of the size of a hole with which an error shrinks, at least.
@@ -91,7 +91,7 @@ KERNELS: dict[str, tuple[Callable[[Array], Array], int, float]] = {
     "cubic": (lambda r: r * r * r, 1, 2.0),
     "quintic": (lambda r: r * r * r * r * r, 2, 3.0),
 }
-DISTANCES = 2**21  # so many are in memory at once: 16 MiB (ours)
+DISTANCES = 2**21  # the number in memory at once, 16 MiB (our choice: little beside a grid's values)
 
 
 class Interpolant:
@@ -140,14 +140,14 @@ class Interpolant:
     def __call__(self, coefficients: Array, at: Array) -> Array:
         """The values (K,) at the points ``at`` (K, d)."""
         n = len(self._at)
-        found = np.empty(len(at))
+        values = np.empty(len(at))
         step = max(1, DISTANCES // n)
         for k in range(0, len(at), step):  # a bound on memory, however fine the grid
             part = at[k : k + step]
             distances = scipy.spatial.distance.cdist(part, self._at)
-            found[k : k + step] = _product(self._phi(distances), coefficients[:n])
-            found[k : k + step] += _product(self._powers(part), coefficients[n:])
-        return found
+            values[k : k + step] = _product(self._phi(distances), coefficients[:n])
+            values[k : k + step] += _product(self._powers(part), coefficients[n:])
+        return values
 
 
 def _product(matrix: Array, vector: Array) -> Array:
@@ -166,21 +166,21 @@ def follow(
     weights: Array,
     kernel: str,
     start: Array,
-    enough: float,
-    least: int,
+    tolerance: float,
+    minimum: int,
     usual: int,
-    most: int,
+    maximum: int,
 ) -> Array:
-    """Places through which a function of ``kernel`` follows ``values``, each chosen where it errs most.
+    """Indices of points through which a function of ``kernel`` follows ``values``, each of the largest error.
 
-    Each new place updates a Newton basis: no system is solved anew.
+    Each new point updates a Newton basis: no system is solved anew.
 
     Args:
         at, values: points (K, d) and finite values (K,).
         weights: (K,), of the errors.
-        start: places that are taken first.
-        enough: the error at which no more are chosen.
-        least, most: so many are chosen in all; from ``usual`` on twice the error is enough.
+        start: the points that are taken first.
+        tolerance: the error at which the choice ends; from ``usual`` points on, twice as much.
+        minimum, maximum: of the number of points.
     """
     phi, degree, _ = KERNELS[kernel]
     powers = monomials(at, degree)
@@ -189,22 +189,24 @@ def follow(
     first = pool[pivots[: powers.shape[1]]]  # through which there is one polynomial
     lagrange = powers @ np.linalg.inv(powers[first])
     to_first = phi(scipy.spatial.distance.cdist(at, at[first]))
-    rest = to_first - lagrange @ to_first[first]
-    left, basis, chosen = values - lagrange @ values[first], np.zeros((most, len(at))), [*first.tolist()]
-    given = [place for place in start.tolist() if place not in chosen]
+    kernel_rest = to_first - lagrange @ to_first[first]
+    residual, basis = values - lagrange @ values[first], np.zeros((maximum, len(at)))
+    chosen: list[int] = first.tolist()
+    required = [index for index in start.tolist() if index not in chosen]
     sign = -1.0 if degree % 2 == 0 else 1.0
-    for row in range(most - len(chosen)):
-        place = given[row] if row < len(given) else int(np.abs(weights * left).argmax())
-        allowed = 0.0 if len(chosen) < least else enough if len(chosen) < usual else 2 * enough
-        if row >= len(given) and abs(weights[place] * left[place]) <= allowed:
+    for row in range(maximum - len(chosen)):
+        index = required[row] if row < len(required) else int(np.abs(weights * residual).argmax())
+        if row >= len(required) and len(chosen) >= minimum:
+            allowed = tolerance if len(chosen) < usual else 2 * tolerance
+            if abs(weights[index] * residual[index]) <= allowed:
+                break
+        column = phi(np.linalg.norm(at - at[index], axis=1))
+        column -= lagrange @ to_first[index] + kernel_rest @ lagrange[index]
+        column = sign * column - basis[:row, index] @ basis[:row]
+        if not column[index] > 0:  # by rounding: it is as good as chosen
             break
-        column = phi(np.linalg.norm(at - at[place], axis=1))
-        column -= lagrange @ to_first[place] + rest @ lagrange[place]
-        column = sign * column - basis[:row, place] @ basis[:row]
-        if not column[place] > 0:  # by rounding: it is as good as chosen
-            break
-        basis[row] = column / np.sqrt(column[place])
-        left -= left[place] / basis[row, place] * basis[row]
-        left[place] = 0.0
-        chosen.append(place)
+        basis[row] = column / np.sqrt(column[index])
+        residual -= residual[index] / basis[row, index] * basis[row]
+        residual[index] = 0.0
+        chosen.append(index)
     return np.array(chosen, dtype=int)

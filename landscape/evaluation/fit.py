@@ -1,0 +1,152 @@
+"""Fits of one column of values at some points of a grid, with the errors to be expected elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from landscape.core.hdf5 import Array
+from landscape.evaluation.interpolant import ErrorScale, Interpolant
+
+# The largest expected error, in units of the tolerance: a negative value on a logarithmic scale has an
+# infinite one.
+ERROR_CAP = 1e6
+
+
+@dataclass(frozen=True)
+class _Function:
+    """A function through N exact points of K: an interpolant, added to a base.
+
+    Attributes:
+        log: whether its values are logarithms.
+        interpolant: of one kernel, through the exact points.
+        coefficients: of the interpolant.
+        base: (K,), a constant, or with a guide this plus a multiple of the guide.
+        leave_one_out: (N,), at each exact point, the error of the function through all others.
+        guide_error: (K,), the error expected where the interpolant does not follow the guide; 0 without one.
+    """
+
+    log: bool
+    interpolant: Interpolant
+    coefficients: Array
+    base: Array
+    leave_one_out: Array
+    guide_error: Array
+
+    @classmethod
+    def through(cls, values: Array, interpolant: Interpolant, log: bool, size: int) -> _Function:
+        """The function through ``values`` (N,), on a base (``size``,) of their mean."""
+        mean = float(values.mean())
+        coefficients = interpolant.coefficients(values - mean)
+        leave_one_out = interpolant.left_out(coefficients)
+        return cls(log, interpolant, coefficients, np.full(size, mean), leave_one_out, np.zeros(size))
+
+    def guided(self, guide: Array, at: Array, exact: Array) -> _Function:
+        """The function with a multiple of ``guide`` (K,) in its base, which the interpolant corrects.
+
+        The multiple is that with the least leave-one-out errors. Errors are expected where the interpolant of
+        the guide's values at the exact points leaves the guide.
+        """
+        coefficients = self.interpolant.coefficients(guide[exact])
+        guide_left_out = self.interpolant.left_out(coefficients)
+        share = float(self.leave_one_out @ guide_left_out / max(guide_left_out @ guide_left_out, 1e-300))
+        leave_one_out = self.leave_one_out - share * guide_left_out
+        ratio = float(np.abs(leave_one_out).mean() / max(np.abs(guide_left_out).mean(), 1e-300))
+        return replace(
+            self,
+            coefficients=self.coefficients - share * coefficients,
+            base=self.base + share * guide,
+            leave_one_out=leave_one_out,
+            guide_error=np.nan_to_num(ratio * np.abs(self.interpolant(coefficients, at) - guide)),
+        )
+
+
+class Fit:
+    """One column, fitted at its exact points by the function with the smallest leave-one-out errors.
+
+    Candidates are all kernels, for the values and, where these are positive, for their logarithms, each
+    without and with the guide. Errors are those of the fitted quantity, which change little from point to
+    point; ``in_tolerances`` converts them to units of the tolerance.
+    """
+
+    def __init__(
+        self,
+        at: Array,
+        values: Array,
+        exact: Array,
+        scale: ErrorScale,
+        interpolants: Sequence[Interpolant],
+        guide: Array | None = None,
+    ) -> None:
+        self._at, self._values, self.scale = at, values, scale
+        lowest = values[exact].min()
+        if guide is not None:
+            lowest = min(lowest, guide.min())
+        candidates: list[_Function] = []
+        for interpolant in interpolants:
+            for log in (False, True) if lowest > 0 else (False,):
+                transform = np.log if log else np.asarray
+                function = _Function.through(transform(values[exact]), interpolant, log, len(at))
+                candidates.append(function)
+                if guide is not None:
+                    centered = transform(guide)
+                    centered = centered - centered[exact].mean()
+                    candidates.append(function.guided(centered, at, exact))
+        self._function = min(candidates, key=functools.partial(self._usual_error, values[exact]))
+
+    def _usual_error(self, values: Array, function: _Function) -> float:
+        """The leave-one-out error, in units of the tolerance, that nine of ten exact points stay below."""
+        predicted = np.log(values) if function.log else values
+        errors = self._in_tolerances(predicted, np.abs(function.leave_one_out), function.log)
+        return float(np.sort(errors)[int(0.9 * len(errors))])
+
+    def _in_tolerances(self, predicted: Array, errors: Array, log: bool) -> Array:
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            if log == self.scale.log:
+                converted = errors
+            elif log:
+                converted = np.exp(predicted) * np.expm1(errors)
+            else:  # to first order
+                converted = np.where(errors > 0, errors / np.maximum(predicted, 0.0), 0.0)
+        return np.minimum(np.nan_to_num(converted / self.scale.limit, nan=ERROR_CAP), ERROR_CAP)
+
+    def in_tolerances(self, predicted: Array, errors: Array) -> Array:
+        """``errors`` of the fitted quantity where it is ``predicted``, in units of the tolerance."""
+        return self._in_tolerances(predicted, errors, self._function.log)
+
+    def quantity(self, indices: Array) -> Array:
+        """The fitted quantity at the points ``indices``: the values, or their logarithms."""
+        function = self._function
+        return function.interpolant(function.coefficients, self._at[indices]) + function.base[indices]
+
+    def predict(self, indices: Array) -> Array:
+        """The values at the points ``indices``."""
+        quantity = self.quantity(indices)
+        with np.errstate(over="ignore"):
+            return np.exp(quantity) if self._function.log else quantity
+
+    def errors(self, predicted: Array, indices: Array) -> tuple[Array, Array]:
+        """|errors| of the quantity ``predicted`` at exact points, and these in units of the tolerance."""
+        values = self._values[indices]
+        true, predicted_values = values, predicted
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            if self._function.log:
+                true, predicted_values = np.log(values), np.exp(predicted)
+            errors = np.abs(predicted - true)
+            in_tolerances = np.abs(self.scale(predicted_values) - self.scale(values))
+        return np.nan_to_num(errors, nan=math.inf), np.nan_to_num(in_tolerances, nan=math.inf)
+
+    def expected(self, indices: Array, distance: Array, nearest: Array, spacing: Array) -> Array:
+        """The expected errors at the points ``indices`` (M,), up to a common factor.
+
+        Leaving out one of the ``nearest`` (M, k) exact points opens a hole of its ``spacing`` (N,). Its error
+        is scaled to the smaller hole around the point, whose ``distance`` from exact ones is given.
+        """
+        holes = np.minimum(distance[:, None] / spacing[nearest], 1.0)
+        errors = np.abs(self._function.leave_one_out)[nearest]
+        largest = (errors * holes**self._function.interpolant.order).max(1)
+        return np.maximum(largest, self._function.guide_error[indices])
