@@ -78,7 +78,7 @@ MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
     FILLING: [
         ("evaluation/interpolant.py", "coefficients[:n] / np.diagonal", "coefficients[:n] * np.diagonal"),
         ("evaluation/interpolant.py", "if sum(e) <= degree", "if sum(e) < degree"),
-        ("evaluation/grid.py", "asked.size <= tolerance.size", "asked.size >= tolerance.size"),
+        ("evaluation/grid.py", "previous_tolerance.size <= tolerance.size", "previous_tolerance.size >= tolerance.size"),
         ("evaluation/fit.py", "np.exp(predicted) * np.expm1(errors)", "np.expm1(errors)"),
         ("evaluation/fit.py", "holes**self._function.interpolant.order).max(1)", "holes**self._function.interpolant.order).min(1)"),
         ("evaluation/adaptive.py", "(corners > 0) & (corners < 3)", "corners > 3"),

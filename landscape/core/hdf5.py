@@ -260,7 +260,7 @@ def schema_of(path: Path) -> str:
 
 
 def has_checksum(path: str | Path) -> bool:
-    """True if the file at ``path`` has a checksum; :func:`reading` compares it with the content."""
+    """Return whether the file at ``path`` has a checksum; :func:`reading` compares it with the content."""
     with open_regular(path) as raw:
         return _seal(raw) is not None
 

@@ -160,7 +160,7 @@ def members(kind: Any) -> list[Any]:
 
 
 def is_text(kind: Any) -> bool:
-    """True if ``kind`` is text of variable length."""
+    """Return whether ``kind`` is text of variable length."""
     return kind.get_class() == h5py.h5t.STRING and bool(kind.is_variable_str())
 
 

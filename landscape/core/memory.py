@@ -193,7 +193,7 @@ class MemoryBudget:
 
 
 def fits(size: int, device: torch.device) -> bool:
-    """True if ``size`` bytes of data may be placed on ``device``.
+    """Return whether ``size`` bytes of data may be placed on ``device``.
 
     On a GPU, data may take half of the free memory (our choice: weights and activations need memory, too). On
     the CPU they are in memory already.

@@ -210,7 +210,7 @@ def shows_progress(hint: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]
 
 
 def _silent() -> bool:
-    """Say whether a call shows nothing unless it is asked to."""
+    """Return whether a call shows its progress only on request."""
     first = threading.current_thread() is threading.main_thread() and multiprocessing.parent_process() is None
     rank, switch = os.environ.get("RANK", "0"), os.environ.get("LANDSCAPE_PROGRESS", "1")
     return bool(_open) or not first or rank != "0" or switch == "0"

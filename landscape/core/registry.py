@@ -81,9 +81,9 @@ class PluginWarning(UserWarning):
 
 @dataclass(frozen=True)
 class _Declared:
-    """An entry that is imported when it is first used: ``place`` is "MODULE:NAME"."""
+    """An entry that is imported when it is first used: ``reference`` is "MODULE:NAME"."""
 
-    place: str
+    reference: str
 
 
 class Registry:
@@ -126,7 +126,7 @@ class Registry:
     def add(self, name: str) -> Callable[[T], T]:
         """A decorator that adds what it decorates under ``name``.
 
-        Raises InputError where the name is taken by something else.
+        Raises InputError if something else has the name.
         """
 
         def decorate(entry: T) -> T:
@@ -143,14 +143,14 @@ class Registry:
             place: "MODULE:NAME".
             summary: one line for a list of the entries.
 
-        Raises InputError where the name is taken by something else.
+        Raises InputError if something else has the name.
         """
         self._add(name, _Declared(place))
         self._summaries[name] = summary
 
     def _add(self, name: str, entry: object) -> None:
         if name in self._entries:
-            old, new = self._place(self._entries[name]), self._place(entry)
+            old, new = self._origin(self._entries[name]), self._origin(entry)
             if old != new:
                 raise InputError(f"{self.kind} '{name}': {new} may not take the name of {old}")
             if isinstance(entry, _Declared):  # and may be imported already
@@ -177,13 +177,8 @@ class Registry:
         return iter(tuple(self._entries))
 
     def summary(self, name: str) -> str:
-        """The line that was declared for ``name``; "" where there is none."""
+        """The line that was declared for ``name``, or ""."""
         return self._summaries.get(name, "")
-
-    def place(self, name: str) -> str:
-        """The "MODULE:NAME" of an entry that is not imported yet; "" for another one."""
-        entry = self._entries.get(name)
-        return entry.place if isinstance(entry, _Declared) else ""
 
     def __contains__(self, name: object) -> bool:
         self._load_room()
@@ -197,7 +192,7 @@ class Registry:
             choose(self.option, name, self._entries)
         entry = self._entries[name]
         if isinstance(entry, _Declared):
-            entry = self._entries[name] = self._imported(name, entry.place)
+            entry = self._entries[name] = self._imported(name, entry.reference)
         return entry
 
     def options(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,16 +235,16 @@ class Registry:
         """
         return self[name](**own, **self.options(name, given))
 
-    def _imported(self, name: str, place: str) -> Any:
+    def _imported(self, name: str, reference: str) -> Any:
         """Import a declared entry; OperationError where the package that declared it does not have it."""
-        module, _, attribute = place.partition(":")
+        module, _, attribute = reference.partition(":")
         try:
             with others_code():
                 return operator.attrgetter(attribute)(importlib.import_module(module))
         except (ImportError, AttributeError) as error:
             if module.partition(".")[0] == __name__.partition(".")[0]:
                 raise
-            why = f"{place} cannot be imported ({type(error).__name__}: {error})"
+            why = f"{reference} cannot be imported ({type(error).__name__}: {error})"
             raise OperationError(f"{self.kind} '{name}': {why}") from error
 
     def _load_room(self) -> None:
@@ -261,10 +256,10 @@ class Registry:
         for module in pkgutil.iter_modules(getattr(room, "__path__", ())):
             importlib.import_module(f"{self._room}.{module.name}")
 
-    def _place(self, entry: object) -> str:
+    def _origin(self, entry: object) -> str:
         """The place where an entry is defined, "MODULE.NAME"."""
         if isinstance(entry, _Declared):
-            return entry.place.replace(":", ".")
+            return entry.reference.replace(":", ".")
         source = self._function(entry)
         return f"{getattr(source, '__module__', '')}.{getattr(source, '__qualname__', type(source).__name__)}"
 

@@ -53,7 +53,8 @@ CHUNK = 1000
 BLOCK_BYTES = 16 * 2**20
 MAX_BLOCK = 20
 # On a GPU the start of a kernel takes longer than a block of this size: with these sizes a contour on an H200
-# was as slow as a forward pass a point, which starts as many. All three are larger there (by so much: ours).
+# was as slow as a forward pass a point, which starts as many. There all three are larger by this factor (our
+# choice).
 GPU_FACTOR = 16
 
 
@@ -83,12 +84,12 @@ def block_size(
         if forced:
             budget.require(fixed + sample)
         return None
-    own = functools.partial(of_device, device=problem.device)
-    chunk = int(min(own(CHUNK), problem.samples, (budget.remaining - fixed) // sample))
+    on_device = functools.partial(of_device, device=problem.device)
+    chunk = int(min(on_device(CHUNK), problem.samples, (budget.remaining - fixed) // sample))
     point = max(chunk * widest, later) * item
     rest = budget.remaining - fixed - 3 * first * chunk * item
     by_memory = rest // (copies * point)
-    return chunk, int(max(1, min(own(MAX_BLOCK), count, own(BLOCK_BYTES) // point, by_memory)))
+    return chunk, int(max(1, min(on_device(MAX_BLOCK), count, on_device(BLOCK_BYTES) // point, by_memory)))
 
 
 @torch.no_grad()
@@ -192,9 +193,9 @@ class FoldedForward:
 
     def converted(self, dtype: torch.dtype) -> FoldedForward:
         """The same in another precision."""
-        other = copy.copy(self)
-        other._dtype = dtype
-        return other
+        copied = copy.copy(self)
+        copied._dtype = dtype
+        return copied
 
     def _lay_out(self, x: Tensor) -> Tensor:
         x = x.to(self._dtype) if x.is_floating_point() else x
@@ -207,8 +208,8 @@ class FoldedForward:
             weight, bias = f"{pair.convolution}.weight", f"{pair.convolution}.bias"
             norm = self._norms[pair.norm]
             scale, shift = tensors.pop(f"{pair.norm}.weight", None), tensors.pop(f"{pair.norm}.bias", None)
-            given = tensors[weight], tensors[bias], norm.running_mean, norm.running_var
-            tensors[weight], tensors[bias] = fuse_conv_bn_weights(*given, norm.eps, scale, shift)
+            convolution = tensors[weight], tensors[bias], norm.running_mean, norm.running_var
+            tensors[weight], tensors[bias] = fuse_conv_bn_weights(*convolution, norm.eps, scale, shift)
         return {name: self._lay_out(value) for name, value in tensors.items()}
 
     def __call__(self, weights: dict[str, Tensor], x: Any) -> Any:
@@ -276,10 +277,10 @@ def _pair(graph: fx.GraphModule, modules: dict[str, nn.Module], node: fx.Node) -
 
 
 # Distance from the center of the two displaced points of a comparison, as a share of the center's norm
-# (ours).
+# (our choice: far enough to tell a wrong path from rounding).
 DISPLACEMENT = 0.3
 # Under max_memory, activations are planned at this many times their bytes: a layer's input, output and
-# scratch space exist at once, and freed memory does not return to the system at once (ours).
+# scratch space exist at once, and freed memory does not return to the system at once (our choice).
 ACTIVATION_COPIES = 3
 
 # (K, 2) points -> (K, 2) float64: sums over the samples of the losses, and of the correct ones.
@@ -322,14 +323,14 @@ class PlaneLoss:
         if not problem.regularised:
             return totals
 
-        def both(points: Tensor, progress: Progress) -> Tensor:
+        def penalized(points: Tensor, progress: Progress) -> Tensor:
             total = totals(points, progress).clone()
             for k, (a, b) in enumerate(points.tolist()):
                 theta = self.move(a, b, torch.empty_like(self.center))
                 total[k, 0] += double(problem.penalty_value(theta)) * problem.data.samples
             return total
 
-        return both
+        return penalized
 
     @torch.no_grad()
     def agrees(self, method: str, fast: Callable[[PlaneLoss], Totals], *, forced: bool) -> bool:
@@ -516,12 +517,12 @@ def confirm(run: Evaluator, center: Tensor, directions: Tensor, points: Tensor, 
     center whose value is finite. One pass over the data; not with ``check`` "off".
 
     Args:
-        points, values: (K, 2), and the losses (K,) there, NaN where there is none.
+        points, values: (K, 2), and the losses (K,) there, NaN where none was computed.
     """
-    problem, found = run.parts, np.flatnonzero(np.isfinite(values))
-    if not len(found) or problem.check == "off":
+    problem, finite = run.parts, np.flatnonzero(np.isfinite(values))
+    if not len(finite) or problem.check == "off":
         return
-    k = int(found[points[torch.from_numpy(found)].norm(dim=1).argmin()])
+    k = int(finite[points[torch.from_numpy(finite)].norm(dim=1).argmin()])
     a, b = points[k].tolist()
     theta = PlaneLoss(problem, center, directions).move(a, b, torch.empty_like(center))
     value, plain = float(values[k]), problem.loss(theta)
@@ -566,7 +567,7 @@ def _bounded(problem: Problem, budget: MemoryBudget, weights: int, smaller: int)
         return problem.on(data.in_chunks(problem.chunk * smaller))
     sample = ACTIVATION_COPIES * problem.sample_bytes
     # Statistics need batches of their size, and random numbers are drawn for each chunk.
-    least = problem.chunk if problem.batchnorm.samples or not problem.separable else 1
-    budget.require(weights + least * sample)
-    size = min(problem.chunk, max(least, int((budget.remaining - weights) // sample)))
+    minimum = problem.chunk if problem.batchnorm.samples or not problem.separable else 1
+    budget.require(weights + minimum * sample)
+    size = min(problem.chunk, max(minimum, int((budget.remaining - weights) // sample)))
     return problem.on(data.in_chunks(size))

@@ -57,7 +57,7 @@ def provenance(problem: Problem) -> tuple[str, ...]:
     Parts without a name, such as a lambda or the code of a model, show in "probe": the loss of a few samples
     at the center and away from it.
     """
-    if on_ranks(problem):  # whose results no other call goes on with
+    if on_ranks(problem):  # whose results no other call resumes
         return ()
     model = problem.model
     trainable = {slot.name for slot in problem.layout.slots}
@@ -67,11 +67,12 @@ def provenance(problem: Problem) -> tuple[str, ...]:
     for name, tensor in sorted(fixed.items()):
         digest = zlib.crc32(name.encode(), digest)
         digest = zlib.crc32(as_array(strided(tensor)).tobytes(), digest)
+    draws = f", {problem.draws} draws" if problem.draws else ""
     penalty = "" if problem.penalty is None else describe_loss(problem.penalty)
     return (
         f"model={type(model).__module__}.{type(model).__qualname__}, {problem.layout.size} parameters",
         f"buffers={digest:08x}",
-        f"loss={describe_loss(problem.criterion)}{f', {problem.draws} draws' if problem.draws else ''}",
+        f"loss={describe_loss(problem.criterion)}{draws}",
         f"penalty={penalty}, weight_decay={problem.weight_decay!r}",
         f"data={problem.data.fingerprint()}",
         f"terms={problem.data.terms!r}",
@@ -96,13 +97,13 @@ def changed(old: Sequence[str], new: Sequence[str], dtype: torch.dtype) -> str:
         return "it does not say what it was computed from"
     for before, now in zip(old, new, strict=True):
         name, _, value = before.partition("=")
-        other = now.partition("=")[2]
-        if value == other:
+        new_value = now.partition("=")[2]
+        if value == new_value:
             continue
         if name not in ("probe", "data"):
-            return f"its {name} is {value} and not {other}"
-        pairs = list(zip(value.split(), other.split(), strict=False))
-        numbers = len(value.split()) == len(other.split()) and (name == "probe" or len(pairs) > 1)
+            return f"its {name} is {value} and not {new_value}"
+        pairs = list(zip(value.split(), new_value.split(), strict=False))
+        numbers = len(value.split()) == len(new_value.split()) and (name == "probe" or len(pairs) > 1)
         allowed = 1e-9 if name == "data" else 1000 * torch.finfo(dtype).eps
         near = (a == b == "nan" or math.isclose(float(a), float(b), rel_tol=allowed) for a, b in pairs)
         if not numbers or not all(near):
@@ -110,8 +111,8 @@ def changed(old: Sequence[str], new: Sequence[str], dtype: torch.dtype) -> str:
     return ""
 
 
-# A portion takes about so long, and at least SAVE_SHARE times as long as its saving (ours): a killed process
-# loses little, and files take no more than a tenth of the time.
+# A portion takes about this time, and at least SAVE_SHARE times that of its saving (our choice: a killed
+# process loses little, and files take no more than a tenth of the time).
 PORTION_SECONDS = 10.0
 SAVE_SHARE = 10.0
 COINCIDE = 1e-9  # coordinates nearer than this share of the largest are equal: linspace rounds to 1e-16
@@ -143,13 +144,13 @@ def coincide(new: Array, old: Array) -> tuple[Array, Array]:
     return mine, theirs
 
 
-def difference(previous: Result, wanted: Mapping[str, Any]) -> str:
+def difference(previous: Result, fields: Mapping[str, Any]) -> str:
     """The first difference between ``previous`` and the fields ``wanted``, in words; "" if there is none.
 
     Arrays are equal up to a hundred rounding errors, more than another order of summation makes, as with
     another number of threads.
     """
-    for name, value in wanted.items():
+    for name, value in fields.items():
         if name in ("loss_name", "loss_unit"):  # what its provenance says, and old files do not
             continue
         old = getattr(previous, name)
@@ -214,12 +215,12 @@ class Dispatch:
     """The division of the missing points into calls and among processes, and how they are saved.
 
     Attributes:
-        least: how many points a process needs in a call for it to be fast.
-        block: so many points, from the first on, are always evaluated in one call, even if some of them are
-            known: the values depend neither on the clock nor on the points known before.
+        least: the number of points that a process needs in a call for it to be fast.
+        block: the number of points that are always evaluated in one call, counted from the first, even if
+            some of them are done: the values then depend neither on the clock nor on earlier results.
         save: called, in one process, after each portion but the last. Without it, one call has all points.
         group: processes that all make the call; each evaluates an equal part of each portion, and all have
-            all values in the end. The points known to the group's first process count as known.
+            all values in the end. The points that the group's first process has count as done.
         progress: called with the share of the work done.
     """
 
@@ -236,36 +237,36 @@ def compute_missing(
     values: Mapping[str, Array],
     evaluate: Evaluate,
     dispatch: Dispatch,
-    places: Array | None = None,
+    indices: Array | None = None,
 ) -> None:
-    """Evaluate the points that are not done, in their order, and write the values to their places.
+    """Evaluate the points that are not done, in their order, and write their values.
 
     Args:
         points: (K, 2).
-        done: (K,) bool, which points are known; updated.
+        done: (K,) bool, which points have values; updated.
         values: name -> (K,) array; updated.
         evaluate: called with some points (k, 2) and a function that receives the share of them that is done;
             returns values by name, (k,) each.
         dispatch: how the points are divided.
-        places: numbers of the points that are asked for, in order; default: all.
+        indices: of the points that are computed, in order; default: all.
 
     Raises OperationError, after the computed points were saved, if another process fails.
     """
-    places = np.arange(len(done)) if places is None else places
+    indices = np.arange(len(done)) if indices is None else indices
     group, block, save = dispatch.group, dispatch.block, dispatch.save
     rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
     if group:
         every = {"done": done, **values}
-        known, _ = _gather({name: column[places] for name, column in every.items()}, [], group)[0]
+        gathered, _ = _gather({name: column[indices] for name, column in every.items()}, [], group)[0]
         for name, column in every.items():
-            column[places] = known[name]
-    missing = np.unique(np.flatnonzero(~done[places]) // block)  # numbers of blocks that are not all done
-    least, whole = -(-dispatch.least // block), -(-len(places) // block)
-    portion_of, saving = (len(missing) if save is None else least * size), 0.0
+            column[indices] = gathered[name]
+    missing = np.unique(np.flatnonzero(~done[indices]) // block)  # numbers of blocks that are not all done
+    blocks_per_process, whole = -(-dispatch.least // block), -(-len(indices) // block)
+    portion_of, saving = (len(missing) if save is None else blocks_per_process * size), 0.0
     while len(missing):
         now, missing = missing[:portion_of], missing[portion_of:]
         report = portion(dispatch.progress, 1 - (len(now) + len(missing)) / whole, 1 - len(missing) / whole)
-        shares = [_points(blocks, block, places) for blocks in np.array_split(now, size)]
+        shares = [_points(blocks, block, indices) for blocks in np.array_split(now, size)]
         clock = time.perf_counter()
         columns, failure = _attempt(evaluate, points[shares[rank]], report, group)
         reason = f"{type(failure).__name__}: {failure}" if failure else ""
@@ -285,7 +286,7 @@ def compute_missing(
             raise OperationError(f"rank {failures[0][0]} failed ({failures[0][1]}); {RESUMABLE}")
         pace = max(facts[1] for _, facts in parts) / -(-len(now) // size)  # seconds per block of the slowest
         seconds = max(PORTION_SECONDS, SAVE_SHARE * parts[0][1][2])
-        portion_of = size * max(least, int(min(seconds / max(pace, 1e-9), whole)))
+        portion_of = size * max(blocks_per_process, int(min(seconds / max(pace, 1e-9), whole)))
         report(1.0)
 
 
@@ -302,18 +303,18 @@ def _attempt(
         return {}, error
 
 
-def _store(part: Mapping[str, Array], places: Array, done: Array, values: Mapping[str, Array]) -> None:
-    """Write the values of a process to the points ``places`` that are not done."""
-    new = ~done[places]
+def _store(part: Mapping[str, Array], indices: Array, done: Array, values: Mapping[str, Array]) -> None:
+    """Write the values of a process to the points ``indices`` that are not done."""
+    new = ~done[indices]
     for name, column in part.items():
-        values[name][places[new]] = column[new]
-    done[places] |= bool(part)
+        values[name][indices[new]] = column[new]
+    done[indices] |= bool(part)
 
 
-def _points(blocks: Array, block: int, places: Array) -> Array:
-    """The points in these blocks of ``block`` of the ``places``."""
+def _points(blocks: Array, block: int, indices: Array) -> Array:
+    """The points in these blocks of ``block`` of the ``indices``."""
     numbers = (blocks[:, None] * block + np.arange(block)).ravel()
-    return places[numbers[numbers < len(places)]]
+    return indices[numbers[numbers < len(indices)]]
 
 
 def _gather(arrays: Mapping[str, Array], facts: list[Any], group: dist.ProcessGroup) -> list[_Part]:
@@ -343,10 +344,11 @@ def _part(message: bytes) -> _Part:
         raise OperationError(f"another process sent no part of a grid ({error}); {RESUMABLE}") from error
 
 
-# The accuracy of 10,000 samples, which is no smooth function, is off by about two tolerances (ours).
+# Between exact points a column may miss its tolerance by this factor (our choice: the accuracy of 10,000
+# samples, which is no smooth function, is off by about two tolerances).
 ROUGH = 5.0
-# Where the amount of work is not known, each part of it takes so much of the rest of the bar (ours: the first
-# part is the coarsest level, which is often most of the work).
+# Where the amount of work is not known, each part of it takes this share of the rest of the bar (our choice:
+# the first part is the coarsest level, which is often most of the work).
 PORTION = 0.75
 
 
@@ -356,8 +358,8 @@ def meets(previous: Interpolated, tolerance: Tolerance | None) -> bool:
         return True
     if tolerance is None or not previous.columns:
         return False
-    asked = Tolerance.parse(previous.interpolation_tol)
-    return asked.relative == tolerance.relative and asked.size <= tolerance.size
+    previous_tolerance = Tolerance.parse(previous.interpolation_tol)
+    return previous_tolerance.relative == tolerance.relative and previous_tolerance.size <= tolerance.size
 
 
 def axes(grid: int | tuple[int, int], span: float) -> tuple[Array, Array]:
@@ -376,12 +378,12 @@ def coarse_first(shape: Sequence[int]) -> Array:
     A picture of all is there early, and becomes finer (:meth:`landscape.results.grids.Interpolated.nested`).
     """
     powers = [np.where(at, at & -at, 2**62) for at in map(np.arange, shape)]  # the largest 2ᵏ that divides it
-    least: Array = functools.reduce(np.minimum.outer, powers)
-    return np.argsort(-least.ravel(), kind="stable")
+    powers_of_both: Array = functools.reduce(np.minimum.outer, powers)
+    return np.argsort(-powers_of_both.ravel(), kind="stable")
 
 
 class Grid:
-    """The points of a grid, which of them are known, and the columns of values there.
+    """The points of a grid, which of them are done, and the columns of values there.
 
     Args:
         problem: whose values these are.
@@ -417,7 +419,7 @@ class Grid:
         return self.done.size if self.tolerance is None else first_points(self.done.shape)
 
     def exact(self, name: str) -> Array:
-        """The values (K,) of a column where they are known, else NaN."""
+        """The values (K,) of a column where they are done, else NaN."""
         return np.where(self.done, self.columns[name], np.nan).ravel()
 
     def fields(self) -> dict[str, Any]:
@@ -436,7 +438,7 @@ class Grid:
         return columns | {"metrics": values, "metric_names": self.metrics}
 
     def take(self, previous: Any, usable: Array) -> bool:
-        """Take the ``usable`` values of an earlier result at common points; True if nothing is left to do."""
+        """Take the ``usable`` values of an earlier result at common points. Return whether these are all."""
         self.same = np.array_equal(self.x, previous.x) and np.array_equal(self.y, previous.y)
         value_of = getattr(previous, "column", functools.partial(getattr, previous))
         old = [(column, value_of(name)) for name, column in self.columns.items()]
@@ -452,7 +454,7 @@ class Grid:
         evaluate: Evaluate,
         dispatch: Dispatch,
         deciding: Sequence[str],
-        others: Sequence[str] = (),
+        optional: Sequence[str] = (),
         seed: int = 0,
         part: Evaluator | None = None,
     ) -> dict[str, Any]:
@@ -461,40 +463,44 @@ class Grid:
         Args:
             evaluate, dispatch: as for :func:`compute_missing`.
             deciding: the columns whose error must be within the tolerance.
-            others: columns that are NaN between exact points if their error is above ROUGH tolerances.
+            optional: columns that are NaN between exact points if their error is above ROUGH tolerances.
             seed: of the points at which the error is measured.
             part: ``evaluate`` for a part of the samples, which is computed first; None: there is none.
 
         Returns:
             The fields of :class:`landscape.results.grids.Interpolated` that say how they were interpolated.
         """
-        known, flat = self.done.reshape(-1), {name: c.reshape(-1) for name, c in self.columns.items()}
+        done, flat = self.done.reshape(-1), {name: c.reshape(-1) for name, c in self.columns.items()}
         if self.tolerance is None:
-            places = coarse_first(self.done.shape) if dispatch.block == 1 else None
-            compute_missing(self.points, known, flat, evaluate, dispatch, places)
+            indices = coarse_first(self.done.shape) if dispatch.block == 1 else None
+            compute_missing(self.points, done, flat, evaluate, dispatch, indices)
             return {}
-        used = {name: flat[name] for name in (*deciding, *others)}
-        few = {name: np.full(len(known), np.nan) for name in used}
-        done = np.zeros(len(known), bool)
+        used = {name: flat[name] for name in (*deciding, *optional)}
+        part_values = {name: np.full(len(done), np.nan) for name in used}
+        part_done = np.zeros(len(done), bool)
         began = 0.0
 
-        def compute(places: Array, of_part: bool = False) -> None:
+        def compute(indices: Array, of_part: bool = False) -> None:
             nonlocal began
             ends = began + (1 - began) * PORTION
-            way = replace(dispatch, progress=portion(dispatch.progress, began, ends))
+            division = replace(dispatch, progress=portion(dispatch.progress, began, ends))
             if of_part and part is not None:
-                way = replace(way, least=part.block, save=None)
-                compute_missing(self.points, done, few, part, way, places)
+                division = replace(division, least=part.block, save=None)
+                compute_missing(self.points, part_done, part_values, part, division, indices)
             else:
-                compute_missing(self.points, known, flat, evaluate, way, places)
+                compute_missing(self.points, done, flat, evaluate, division, indices)
             began = ends
 
-        level = Part(few, done, functools.partial(compute, of_part=True)) if part is not None else None
-        outcome = interpolate(self.done.shape, used, known, compute, self.tolerance, deciding, seed, level)
+        level = (
+            Part(part_values, part_done, functools.partial(compute, of_part=True))
+            if part is not None
+            else None
+        )
+        outcome = interpolate(self.done.shape, used, done, compute, self.tolerance, deciding, seed, level)
         names = tuple(name for name in used if outcome.stated.get(name, np.inf) <= ROUGH)
-        for name in set(others) - set(names):
-            used[name][~known] = np.nan
-        if known.all():
+        for name in set(optional) - set(names):
+            used[name][~done] = np.nan
+        if done.all():
             return {}
         size = self.tolerance.size
         return {
@@ -505,7 +511,7 @@ class Grid:
             "checks": outcome.checks,
             "log_columns": tuple(name for name in names if name in outcome.log),
             "part_samples": part.samples if part is not None else 0,
-            "part_evaluations": int(done.sum()),
+            "part_evaluations": int(part_done.sum()),
         }
 
 

@@ -20,10 +20,10 @@ from landscape.problem.batches import recomputes
 # product, twice for each orthogonalization: with 28 vectors of 124 million numbers 52 GiB.
 MAX_BASIS = 128
 BASIS_BYTES = 2**30
-# Memory for gradient graphs (ours: small compared to the 24 GB of a usual machine, and enough for all of
+# Memory for gradient graphs (our choice: small beside the 24 GB of a usual machine, and enough for all of
 # MNIST's test set with a small network).
 GRAPH_BYTES = 2**30
-# A second derivative saves about so many times what the first does: measured on MLPs.
+# What a second derivative saves, as a multiple of the first: measured on MLPs.
 TWICE = 4
 # Vectors besides those that a function counts for itself: of a product with the Hessian, and of the check of
 # its symmetry (4 random vectors, 3 sums and images, the gradient and its parts).
@@ -37,23 +37,23 @@ DIFFERENCES = 22
 UNLIKE = "second derivatives"
 
 
-def need(problem: Any, vectors: float, activations: float = 1.0, other: float = 0.0) -> Need:
-    """``vectors`` of P numbers, ``activations`` times what a chunk of data saves, and ``other`` bytes."""
-    return Need(problem.device, vectors * problem.weights.nbytes + activations * problem.chunk_bytes + other)
+def need(problem: Any, vectors: float, activations: float = 1.0, extra: float = 0.0) -> Need:
+    """``vectors`` of P numbers, ``activations`` times what a chunk of data saves, and ``extra`` bytes."""
+    return Need(problem.device, vectors * problem.weights.nbytes + activations * problem.chunk_bytes + extra)
 
 
-def evaluated(problem: Any, vectors: float, other: float, max_memory: Any) -> Need:
+def evaluated(problem: Any, vectors: float, extra: float, max_memory: Any) -> Need:
     """:func:`need` of a function that evaluates points, which takes the data in smaller parts below a limit.
 
-    It then states itself how much it needs at least.
+    It then states its minimum itself.
     """
-    whole = need(problem, vectors, 1, other)
+    whole = need(problem, vectors, 1, extra)
     bound = max_memory is not None or limit() is not None
-    return Need(whole.device, other, whole.fixed - other) if bound else whole
+    return Need(whole.device, extra, whole.fixed - extra) if bound else whole
 
 
 def curved(
-    problem: Any, vectors: float, other: float = 0.0, part: Any = None, derivatives: Any = "auto"
+    problem: Any, vectors: float, extra: float = 0.0, part: Any = None, derivatives: Any = "auto"
 ) -> Need:
     """:func:`need` of a function with products of the Hessian, whose graphs are kept where there is room.
 
@@ -61,10 +61,10 @@ def curved(
     "auto" are differences for a model that is known to have no others.
     """
     if derivatives == "differences" or (derivatives == "auto" and lacks_second(problem)):
-        other += difference_bytes(problem)
+        extra += difference_bytes(problem)
     vectors *= size(problem, part) / problem.layout.size
     full = max(1, 4 // int(problem.weights.itemsize))  # half precisions have their products in float32
-    fixed = need(problem, full * max(CHECK, vectors + PRODUCT), TWICE, other).fixed
+    fixed = need(problem, full * max(CHECK, vectors + PRODUCT), TWICE, extra).fixed
     chunks = math.ceil(problem.samples / problem.chunk) if problem.data.resident is not None else 1
     graphs = (chunks - 1) * (TWICE * problem.chunk_bytes + problem.weights.nbytes)
     return Need(problem.device, fixed, min(GRAPH_BYTES, graphs))
@@ -95,31 +95,31 @@ def size(problem: Any, part: Any) -> int:
     return sum(slot.size for slot in problem.layout.select(part))
 
 
-def basis(problem: Any, wanted: int, part: Any = None) -> int:
-    """The vectors of a search for ``wanted`` eigenvalues: its basis, and each result with its image."""
+def basis(problem: Any, count: int, part: Any = None) -> int:
+    """The vectors of a search for ``count`` eigenvalues: its basis, and each result with its image."""
     numbers = size(problem, part)
-    vectors = least_basis(wanted, numbers * int(problem.weights.itemsize))
-    return min(numbers, vectors) + 1 + 4 * wanted
+    vectors = least_basis(count, numbers * int(problem.weights.itemsize))
+    return min(numbers, vectors) + 1 + 4 * count
 
 
-def least_basis(wanted: int, vector_bytes: int) -> int:
-    """The basis vectors of a search for ``wanted`` eigenvalues for which there is always memory."""
-    return max(4 * wanted, min(MAX_BASIS, BASIS_BYTES // vector_bytes))
+def least_basis(count: int, vector_bytes: int) -> int:
+    """The basis vectors of a search for ``count`` eigenvalues for which there is always memory."""
+    return max(4 * count, min(MAX_BASIS, BASIS_BYTES // vector_bytes))
 
 
-def basis_of_room(wanted: int, vector_bytes: int, several: bool) -> int:
+def basis_of_room(count: int, vector_bytes: int, several: bool) -> int:
     """:func:`least_basis`, and as many more, up to MAX_BASIS, as the room of the call under way has.
 
     ``several``: of an end, for which a second start takes half as many again.
     """
-    least = least_basis(wanted, vector_bytes)
+    minimum = least_basis(count, vector_bytes)
     more = room() / (1.5 if several else 1) // vector_bytes
-    return max(least, int(min(MAX_BASIS, least + more)))
+    return max(minimum, int(min(MAX_BASIS, minimum + more)))
 
 
-def several(problem: Any, wanted: Any, products: Any = MAX_BASIS, part: Any = None) -> float:
-    """The vectors of a search for the largest, and of its second start where these are several."""
-    k = wanted or 1
+def several(problem: Any, count: Any, products: Any = MAX_BASIS, part: Any = None) -> float:
+    """The vectors of a search for the largest, and of its second start where ``count`` is above 1."""
+    k = count or 1
     vectors = basis(problem, k, part)
     return vectors + (min(vectors, products) / 2 if k > 1 else 0)
 

@@ -37,7 +37,7 @@ from landscape.results.base import Result
 from landscape.results.grids import Interpolated
 
 FORMATS = (".png", ".pdf", ".svg")
-# Below it nothing can be read; above it a picture of 12 inches takes more than 800 MB of memory (ours).
+# Below it nothing can be read; above it a picture of 12 inches takes more than 800 MB of memory (our choice).
 Dpi = Annotated[float, Within(20, 1200)]
 
 

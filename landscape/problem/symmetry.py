@@ -298,7 +298,7 @@ class Axes:
         ]
 
     def _joined(self, operands: list[list[Axis]], dim: int, out: Tensor, *, stacked: bool) -> list[Axis]:
-        """The axes of tensors that are put one after another along the axis ``place``."""
+        """The axes of tensors that are put one after another along the axis ``dim``."""
         parts = [[*axes] for axes in operands if len(axes) == out.dim() - stacked]
         for axes in parts:
             if stacked:

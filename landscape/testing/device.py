@@ -178,7 +178,7 @@ class Compared:
 
     @property
     def same(self) -> bool:
-        """True if the difference is allowed."""
+        """Return whether the difference is allowed."""
         return self.difference <= self.allowed
 
 
