@@ -309,19 +309,19 @@ class Checkpoint(Shown):
             set_tensors(network, on("train").batchnorm_statistics())
         return on(split)
 
-    def _network(self, where: str, given: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:
+    def _network(self, where: str, model: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:
         """The model of the run, or a copy of the ``given`` one.
 
         OperationError for a model that is code of the user's and not given, or does not fit.
         """
         name, options = self.model["name"], self.model["options"]
-        if given is None and is_user_defined(name):
+        if model is None and is_user_defined(name):
             words = f"{where}: its model is '{name}', code that a file cannot bring along"
             raise OperationError(words, give={"model": text_of(name, options)})
-        if given is None:
+        if model is None:
             network = models.build(name, **options)
         else:
-            network = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
+            network = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
         check_fit(where, self.layout, Layout.of(network))
         return network
 
@@ -361,8 +361,8 @@ class Checkpoint(Shown):
             landscape.core.errors.OperationError: checkpoint: trained on data ...
         """
         if dataset.fingerprint != self.data["fingerprint"]:
-            own, other = self.data["fingerprint"][:12], dataset.fingerprint[:12]
-            words = f"trained on data '{self.data['name']}' with fingerprint {own}…, this data has {other}…"
+            old, new = self.data["fingerprint"][:12], dataset.fingerprint[:12]
+            words = f"trained on data '{self.data['name']}' with fingerprint {old}…, this data has {new}…"
             raise OperationError(f"{self.path or 'checkpoint'}: {words}")
 
     def stacked(self) -> dict[str, Tensor]:

@@ -219,9 +219,9 @@ class ResultFile:
         if self._writes:
             self._lock.acquire()
         try:
-            known = mode == "r" or self.path.exists()
-            stored = base.load_results(self.path) if known else []
-            self._settings = base.settings_in(self.path) if known else {}
+            exists = mode == "r" or self.path.exists()
+            stored = base.load_results(self.path) if exists else []
+            self._settings = base.settings_in(self.path) if exists else {}
         except BaseException as error:
             if not (mode == "w" and isinstance(error, DamagedError)):  # "w" replaces a damaged file
                 self._lock.release()
@@ -292,10 +292,10 @@ class ResultFile:
             False
         """
         self._check()
-        wanted = dict(json.loads(json.dumps(settings)))
+        new_settings = dict(json.loads(json.dumps(settings)))
         if self._entries and not self._replace:
-            for name in {**wanted, **self._settings} if self._settings else ():
-                before, after = self._settings.get(name), wanted.get(name)
+            for name in {**new_settings, **self._settings} if self._settings else ():
+                before, after = self._settings.get(name), new_settings.get(name)
                 if before != after:
                     words = f"its {name} is {_word(before)} and not {_word(after)}"
                     raise self._conflict(f"holds another result, {words}")
@@ -303,7 +303,7 @@ class ResultFile:
                 raise self._conflict(f"holds a {self[0].schema} with settings that are not known")
             return [*self]
         self._entries, self._changed = [_Entry(result, ended=True) for result in compute()], True
-        self._write(wanted)
+        self._write(new_settings)
         return [*self]
 
     def keep(self, results: Sequence[Result]) -> None:
@@ -326,9 +326,9 @@ class ResultFile:
         """
         self._check()
         entries = {id(entry.result): entry for entry in self._entries}
-        kept = [entries.get(id(result), _Entry(result)) for result in results]
-        self._changed |= kept != self._entries
-        self._entries = kept
+        new_entries = [entries.get(id(result), _Entry(result)) for result in results]
+        self._changed |= new_entries != self._entries
+        self._entries = new_entries
 
     def close(self) -> None:
         """Write what is not written, and release the lock; leaving a ``with`` block does so, too.
@@ -437,7 +437,7 @@ class ResultFile:
         """
         if not self._replace:
             raise self._conflict(f"holds another result, {reason}")
-        self.keep([other for other in self if other is not result])
+        self.keep([stored for stored in self if stored is not result])
         line = f"{printable(self.path)}: cannot be resumed, {reason}; computed from the start"
         warn_caller(line, DataWarning)
 
@@ -447,8 +447,8 @@ class ResultFile:
         if after < before and not self._replace:
             nx, ny, span = len(earlier.x), len(earlier.y), f"[−{earlier.span:g}, {earlier.span:g}]"
             words = f"holds {before:,} points of a grid of {nx} × {ny} over {span}, of which"
-            kept = f"a grid of {2 * nx - 1} × {2 * ny - 1} keeps them all"
-            raise self._conflict(f"{words} {before - after:,} would be lost; {kept}")
+            finer = f"a grid of {2 * nx - 1} × {2 * ny - 1} keeps them all"
+            raise self._conflict(f"{words} {before - after:,} would be lost; {finer}")
 
     def put(self, result: Result, *, finished: bool) -> None:
         """Write a result in the place of the one that it goes on with, or after all others.
@@ -489,9 +489,9 @@ class ResultFile:
     def _check(self, result: Result | None = None) -> None:
         if not self._writable:
             raise OperationError(f"{self.path}: is closed, or open for reading only; give mode 'a'")
-        others = [other for other in self if result is not None and other.schema != result.schema]
-        if others and result is not None:
-            raise self._conflict(f"holds a {others[0].schema}, no {result.schema} is allowed beside it")
+        different = [stored for stored in self if result is not None and stored.schema != result.schema]
+        if different and result is not None:
+            raise self._conflict(f"holds a {different[0].schema}, no {result.schema} is allowed beside it")
 
     def _conflict(self, words: str) -> OperationError:
         """The refusal to lose results that the file holds."""
@@ -503,10 +503,10 @@ def _word(value: Any) -> str:
     return "the default" if value is None else str(value) if isinstance(value, str) else json.dumps(value)
 
 
-def _different_sources(source: str, other: str) -> bool:
+def _different_sources(source: str, other_source: str) -> bool:
     """Return whether two results come from different files, by the SHA-256 of these."""
-    own, theirs = (set(text.split(", ")) - {""} for text in (source, other))
-    return bool(own and theirs) and own.isdisjoint(theirs)
+    checksums, other_checksums = (set(text.split(", ")) - {""} for text in (source, other_source))
+    return bool(checksums and other_checksums) and checksums.isdisjoint(other_checksums)
 
 
 @checked()

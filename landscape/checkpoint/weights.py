@@ -123,21 +123,22 @@ def state_in(
 ) -> dict[str, Any]:
     """The one dict, among nested ones, that holds weights, and is no optimizer's.
 
-    ``message`` is told of its keys. Where there are several, such as a discriminator's beside a generator's,
-    one with ``names`` of the model is taken, or they are refused; ``alone`` says how to give the one […].
+    ``message`` receives a line with its keys. If there are several, such as a discriminator's beside a
+    generator's, the one with ``names`` of the model is taken. Without such a one they are refused; ``alone``
+    is the code that gives one of them, with […] for its keys.
     """
     dicts: dict[tuple[str, ...], dict[str, Any]] = dict(_states(loaded, (), set()))
-    kept = [key for key, part in dicts.items() if any(map(_is_weights, part.values()))]
-    kept = kept or [key for key in dicts if any(isinstance(value, Tensor) for value in dicts[key].values())]
-    if not kept:
+    keys = [key for key, part in dicts.items() if any(map(_is_weights, part.values()))]
+    keys = keys or [key for key in dicts if any(isinstance(value, Tensor) for value in dicts[key].values())]
+    if not keys:
         raise OperationError(f"{where}: holds no tensors by name, a model's state_dict() is needed")
-    if len(kept) > 1:
-        kept = [key for key in kept if any(n.endswith(tuple(names)) for n in dicts[key])] or kept
-    if len(kept) > 1:
-        titles = ", ".join(repr(".".join(key)) if key else "its own" for key in kept)
-        one = alone.replace("[…]", "".join(f"[{part!r}]" for part in max(kept, key=bool)))
-        raise OperationError(f"{where}: holds several states, {titles}; give one alone, as by {one}")
-    (key,) = kept
+    if len(keys) > 1:
+        keys = [key for key in keys if any(n.endswith(tuple(names)) for n in dicts[key])] or keys
+    if len(keys) > 1:
+        titles = ", ".join(repr(".".join(key)) if key else "its own" for key in keys)
+        example = alone.replace("[…]", "".join(f"[{part!r}]" for part in max(keys, key=bool)))
+        raise OperationError(f"{where}: holds several states, {titles}; give one alone, as by {example}")
+    (key,) = keys
     if key:
         message(f"{where}: took the state under '{'.'.join(key)}'")
     return dicts[key]
@@ -302,11 +303,11 @@ def fitted(
     One of several tied names is sufficient, and BatchNorm's counts may be missing (files older than PyTorch
     0.4.1 have none).
     """
-    known = model.state_dict(keep_vars=True)
-    tensors = {key: value for key, value in known.items() if isinstance(value, Tensor)}
+    model_state = model.state_dict(keep_vars=True)
+    tensors = {key: value for key, value in model_state.items() if isinstance(value, Tensor)}
     for key in state:
-        if key not in known and isinstance(state[key], Tensor):
-            raise OperationError(f"{path}: '{key}' is not in the model {name}{near(key, known)}")
+        if key not in model_state and isinstance(state[key], Tensor):
+            raise OperationError(f"{path}: '{key}' is not in the model {name}{near(key, model_state)}")
     groups: dict[int, list[str]] = {}
     for key, value in tensors.items():
         groups.setdefault(id(value), []).append(key)
@@ -370,28 +371,28 @@ def import_state(
         >>> run.learners, tuple(run.weights.shape)
         (1, (1, 8))
     """
-    given = [Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
-    if not given:
+    files_given = [Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
+    if not files_given:
         raise InputError("paths: an empty list is not allowed, it must name a file of weights")
     name = name or f"{type(model).__module__}:{type(model).__qualname__}"
     layout = Layout.of(model)
     if layout.size == 0:
         raise InputError(f"model: {name} has no trainable parameters, at least one is needed")
-    places, names = {slot.name: slot.place for slot in layout.slots}, {*model.state_dict()}
+    slices, names = {slot.name: slot.place for slot in layout.slots}, {*model.state_dict()}
     rows, fixed = [], list[dict[str, Tensor]]()
-    for path in given:
+    for path in files_given:
         state = unwrapped_state(path, read_state(path, message, names), names, message)
-        row, others = torch.empty(layout.size, dtype=torch.float32), {}
+        row, row_fixed = torch.empty(layout.size, dtype=torch.float32), {}
         for key, value in fitted(path, state, model, name):  # one by one: never all of them beside θ
-            if key in places:
+            if key in slices:
                 row = row.to(torch.promote_types(row.dtype, value.dtype))
-                row[places[key]] = value.flatten()
+                row[slices[key]] = value.flatten()
             else:
-                others[key] = storable(value).clone()
+                row_fixed[key] = storable(value).clone()
         rows.append(row)
-        fixed.append(others)
+        fixed.append(row_fixed)
     common = [key for key in fixed[0] if all(key in row for row in fixed)]
-    files = [file for path in given for file in files_of(path)]
+    files = [file for path in files_given for file in files_of(path)]
     origin = [f'[[import]]\nfile = {json.dumps(f.name)}\nsha256 = "{hdf5.sha256(f)}"\n' for f in files]
     return Checkpoint(
         weights=torch.stack(rows) if rows[1:] else rows[0][None],
@@ -423,48 +424,48 @@ class Network:
         """The loss with the network's own statistics; NaN where they are not known."""
         if self.statistics is None:
             return float("nan")
-        own = problem.on(problem.data)
-        own.batchnorm = BatchNormPolicy(buffers=self.statistics)
-        return own.loss(self.theta)
+        with_statistics = problem.on(problem.data)
+        with_statistics.batchnorm = BatchNormPolicy(buffers=self.statistics)
+        return with_statistics.loss(self.theta)
 
     def shares_statistics(self, problem: Problem) -> bool:
         """Return whether its statistics are known to be those in the buffers of the problem's model."""
         if self.statistics is None:
             return False
-        own = dict(problem.model.named_buffers())  # with counts of batches, which no loss depends on
-        return all(torch.equal(t, own[name]) for name, t in self.statistics.items() if t.is_floating_point())
+        buffers = dict(problem.model.named_buffers())  # with counts of batches, which no loss depends on
+        return all(torch.equal(t, buffers[n]) for n, t in self.statistics.items() if t.is_floating_point())
 
 
-def network_of(problem: Problem, given: Any, name: str) -> Network:
-    """The weights of the problem's model that were given as the argument ``name``.
+def network_of(problem: Problem, source: Any, name: str) -> Network:
+    """The network with the weights of ``source``, which the user gave as the argument ``name``.
 
     Raises:
         InputError: what is no weights, or is of another model.
         OperationError: a file that cannot be read, a tensor that does not fit, or numbers not finite.
     """
     names = {*problem.model.state_dict()}
-    if isinstance(given, (str, os.PathLike)):
-        given, name = _read(Path(given), name, names), f"{name}: {given}"
-    if isinstance(given, (Tensor, np.ndarray)) or (on_ranks(problem) and given is not None):
-        theta, buffers = vector_of(given, problem.weights, name), dict(problem.model.named_buffers())
-        own = {key: buffers[key] for key in buffer_names(problem.model)}
-        network = Network(theta, own if not own or torch.equal(theta, problem.weights) else None)
+    if isinstance(source, (str, os.PathLike)):
+        source, name = _read(Path(source), name, names), f"{name}: {source}"
+    if isinstance(source, (Tensor, np.ndarray)) or (on_ranks(problem) and source is not None):
+        theta, buffers = vector_of(source, problem.weights, name), dict(problem.model.named_buffers())
+        stats = {key: buffers[key] for key in buffer_names(problem.model)}
+        network = Network(theta, stats if not stats or torch.equal(theta, problem.weights) else None)
     else:
-        state = unwrapped_state(name, _state(problem, given, name, names), names)
+        state = unwrapped_state(name, _state(problem, source, name, names), names)
         network = _network(problem, state, name)
     if not bool(torch.isfinite(network.theta).all()):
         raise OperationError(f"{name}: its weights are NaN or infinite, all must be finite")
     return network
 
 
-def networks_of(problem: Problem, given: Any, labels: Sequence[str] = ()) -> list[Network]:
+def networks_of(problem: Problem, weights: Any, labels: Sequence[str] = ()) -> list[Network]:
     """:func:`network_of` of each entry of the argument ``weights``, a list or vectors (n, P)."""
-    one = isinstance(given, (str, os.PathLike, Mapping, nn.Module, Problem, Checkpoint))
-    lone = getattr(given, "ndim", 2) == 1
-    if one or lone or not isinstance(given, Iterable):
-        kind = "vector" if lone else type(given).__name__
+    is_one_network = isinstance(weights, (str, os.PathLike, Mapping, nn.Module, Problem, Checkpoint))
+    is_vector = getattr(weights, "ndim", 2) == 1
+    if is_one_network or is_vector or not isinstance(weights, Iterable):
+        kind = "vector" if is_vector else type(weights).__name__
         raise InputError(f"weights: a {kind} is not allowed, it must be a list, each entry {ALLOWED}")
-    rows = list(given)
+    rows = list(weights)
     if labels and len(labels) != len(rows):
         raise InputError(f"labels: {len(labels)} for {len(rows)} weights, each needs one")
     names = labels or [f"weights[{k}]" for k in range(len(rows))]
@@ -495,35 +496,35 @@ def _layers(model: nn.Module) -> Counter[str]:
     return Counter(getattr(m, "original_name", type(m).__name__) for m in leaves)  # of TorchScript, too
 
 
-def _state(problem: Problem, given: Any, name: str, names: set[str]) -> dict[str, Any]:
+def _state(problem: Problem, source: Any, name: str, names: set[str]) -> dict[str, Any]:
     """Name -> tensor of all that a network's outputs depend on; what is not known of a run is missing."""
-    if isinstance(given, Mapping):
-        return state_in(name, given, names=names)
-    if isinstance(given, Checkpoint):
-        buffers = {key: mean_buffer(rows) for key, rows in given.buffers.items()} | given.mean_buffers
-        state = _constants(problem.model) | buffers | given.layout.views(given.mean)
-        lost = buffer_names(problem.model) if given.learners > 1 and not given.mean_buffers else ()
-        return {key: t for key, t in state.items() if key not in lost}
-    if not isinstance(given, (Problem, nn.Module)):
-        raise InputError(f"{name}: a {type(given).__name__} is not allowed, it must be {ALLOWED}")
-    model = given.model if isinstance(given, Problem) else unwrapped(given)
+    if isinstance(source, Mapping):
+        return state_in(name, source, names=names)
+    if isinstance(source, Checkpoint):
+        buffers = {key: mean_buffer(rows) for key, rows in source.buffers.items()} | source.mean_buffers
+        state = _constants(problem.model) | buffers | source.layout.views(source.mean)
+        unknown = buffer_names(problem.model) if source.learners > 1 and not source.mean_buffers else ()
+        return {key: t for key, t in state.items() if key not in unknown}
+    if not isinstance(source, (Problem, nn.Module)):
+        raise InputError(f"{name}: a {type(source).__name__} is not allowed, it must be {ALLOWED}")
+    model = source.model if isinstance(source, Problem) else unwrapped(source)
     if lacking := _layers(problem.model) - _layers(model):
         kinds = ", ".join(sorted(lacking))
         raise InputError(f"{name}: it lacks layers ({kinds}) of the problem's model, it must be alike")
-    if isinstance(given, Problem):
-        return _constants(model) | given.layout.views(given.weights) | dict(given.at().batchnorm.buffers)
+    if isinstance(source, Problem):
+        return _constants(model) | source.layout.views(source.weights) | dict(source.at().batchnorm.buffers)
     return model.state_dict()
 
 
 def _network(problem: Problem, state: dict[str, Any], name: str) -> Network:
     """The network of a state; InputError where it has other constants than the problem's model."""
-    model, own, statistics = problem.model, _constants(problem.model), buffer_names(problem.model)
+    model, fixed, statistics = problem.model, _constants(problem.model), buffer_names(problem.model)
     unknown = {key for key in statistics if key not in state and not key.endswith("num_batches_tracked")}
-    state |= {key: own[key] for key in unknown}
+    state |= {key: fixed[key] for key in unknown}
     tensors = dict(fitted(name, state, model, type(model).__name__))
-    constants = {key: t.to(own[key], copy=True) for key, t in tensors.items() if key in own}
+    constants = {key: t.to(fixed[key], copy=True) for key, t in tensors.items() if key in fixed}
     for key in constants.keys() - {*statistics}:
-        t = own[key]
+        t = fixed[key]
         count = t.numel() == 1 and not t.is_floating_point()  # of steps, which outputs do not depend on
         if not count and not torch.equal(constants[key], t):
             kind = "frozen parameter" if isinstance(t, nn.Parameter) else "buffer"

@@ -177,8 +177,8 @@ def _run() -> int:
             traceback.print_exception(error)
         code = _fail(failure.line(flags_of(out.command)), failure.exit_code)
     else:
-        if lost := progress.flush():
-            code = 1 if isinstance(lost, BrokenPipeError) else _fail(str(explain(lost)), 1)
+        if write_error := progress.flush():
+            code = 1 if isinstance(write_error, BrokenPipeError) else _fail(str(explain(write_error)), 1)
     return code if isinstance(code, int) else 0
 
 

@@ -20,8 +20,8 @@ from landscape.core.options import Within
 WORDS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
 #: Title of a group -> its commands; ``landscape --help`` has this order.
 GROUPS = {
-    title: (*own, *(name for name, words in WORDS.items() if words["group"] == title))
-    for title, own in {
+    title: (*first_names, *(name for name, words in WORDS.items() if words["group"] == title))
+    for title, first_names in {
         "Begin": ("demo", "doctor", "fetch"),
         "Train": ("recipes", "train", "sweep", "topologies", "import"),
         "Map the landscape": ("contour", "line", "connect", "basins", "average", "compare", "smoothing"),

@@ -89,7 +89,7 @@ class Target:
                 yield result
 
         context = click.get_current_context()
-        flags = {str(each.name): max(each.opts, key=len) for each in context.command.params}
+        flags = {str(parameter.name): max(parameter.opts, key=len) for parameter in context.command.params}
         settings = {flags[name]: value for name, value in context.params.items() if name not in _ELSEWHERE}
         with self.opened(default) as file:
             items = file.once({"command": context.command.name, "source": [*sources], **settings}, described)
@@ -138,15 +138,15 @@ def progress_bar(title: str) -> AbstractContextManager[Bar]:
     return progress.progress_bar(title, output.current().silent)
 
 
-def show(drawn: Sequence[base.Result], path: Path | None, picture: str | None) -> None:
+def show(items: Sequence[base.Result], path: Path | None, picture: str | None) -> None:
     """Draw the results if ``picture`` is given, and print the names of the files on stdout."""
-    results(drawn)
+    results(items)
     files(*([path] if path else []))
     if picture:
         from landscape import plots
 
         with progress_bar("picture"):
-            plots.draw(drawn, picture)
+            plots.draw(items, picture)
         files(picture)
 
 
@@ -306,31 +306,31 @@ class AnalysisCommand:
         """
         dtype = getattr(torch, self.dtype)
         read = [_checked(Path(path)) for path in self.checkpoints]
-        runs = [imported([each], self.source) if isinstance(each, Path) else each for each in read]
+        runs = [imported([item], self.source) if isinstance(item, Path) else item for item in read]
         metrics = user_code.load_metrics("--metric", self.metrics)
         return [self.source.of(run, self.device, self.split, dtype, metrics=metrics) for run in runs]
 
     def say_other_data(self, runs: Iterable[Any]) -> None:
         """A message for each of ``runs`` whose data is certainly another one."""
         for run in runs:
-            if isinstance(run, Checkpoint) and (other := self.source.other_data(run)):
-                known = user_code.command_text(run.data["name"], run.data["options"])
-                message(f"--data: {other} is not the data of {run.path}, {known}")
+            if isinstance(run, Checkpoint) and (data_name := self.source.other_data(run)):
+                run_data = user_code.command_text(run.data["name"], run.data["options"])
+                message(f"--data: {data_name} is not the data of {run.path}, {run_data}")
 
     def about(self, *runs: Checkpoint) -> base.Provenance:
         """The origin of a result of a run, or between several.
 
         The label names data that is not the checkpoint's.
         """
-        each = [about(run, self.split, self.source.other_data(run)) for run in runs]
+        origins = [about(run, self.split, self.source.other_data(run)) for run in runs]
         if len(runs) == 1:
-            return each[0]
-        other = self.source.other_data(runs[0])
+            return origins[0]
+        data_name = self.source.other_data(runs[0])
         return {
             "split": self.split,
-            "label": f"{len(runs)} checkpoints{f', on {other}' if other else ''}",
+            "label": f"{len(runs)} checkpoints{f', on {data_name}' if data_name else ''}",
             "source": ", ".join(str(run.path) for run in runs),
-            "source_sha256": ", ".join(of["source_sha256"] for of in each),
+            "source_sha256": ", ".join(of["source_sha256"] for of in origins),
         }
 
     def path(self, run: Checkpoint, kind: str, *variant: str) -> Path:
@@ -361,8 +361,8 @@ class AnalysisCommand:
 
         def compute() -> Iterator[R]:
             for (job, share), of in zip(with_progress(kind, whole), runs, strict=True):
-                known = {**self.settings, **self.about(*of), "seed": self.seed, "progress": share}
-                result = function(*job, **known)
+                keywords = {**self.settings, **self.about(*of), "seed": self.seed, "progress": share}
+                result = function(*job, **keywords)
                 self.say_other_data(job)  # when the problem has turned out to be one
                 yield result
 
@@ -473,8 +473,8 @@ def command_of(function: Callable[..., Any]) -> click.Command:
     parameters = inspect.signature(function).parameters
     left_out = {"seed", "progress"} - {*parameters}
 
-    def compute(*job: Any, **known: Any) -> Any:
-        return function(*job, **{key: value for key, value in known.items() if key not in left_out})
+    def compute(*job: Any, **keywords: Any) -> Any:
+        return function(*job, **{key: value for key, value in keywords.items() if key not in left_out})
 
     def run(analysis: AnalysisCommand) -> None:
         settings = dict(analysis.settings)

@@ -150,7 +150,7 @@ def compute_on_grid(
             execution = Execution(joined)
             for i, (group, progress) in enumerate(with_progress(name, groups)):
                 source, problem = origins[i]["source_sha256"], group[0].problem()
-                earlier = next((each for each in file if getattr(each, "source_sha256", "") == source), None)
+                earlier = next((old for old in file if getattr(old, "source_sha256", "") == source), None)
                 center = has_batchnorm(problem.model) and analysis.settings["bn"] == "center"
                 if center and chosen.align:
                     raise InputError("--align: the center's statistics fit no other; give --bn recalibrate")
@@ -168,7 +168,7 @@ def compute_on_grid(
                 if file.resumed is not None:
                     count = reused_points(file.resumed, result)
                     common.values(f"  {count:,} of {result.exact.size:,} points were in the file")
-        rest = [] if replace else [each for each in file if not any(each is made for made in results)]
+        rest = [] if replace else [old for old in file if not any(old is new for new in results)]
         file.keep([*results, *rest])  # in the order of the checkpoints
     if team.rank == 0:
         common.show(results, file.path, analysis.target.picture)

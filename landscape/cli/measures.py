@@ -340,7 +340,7 @@ def compare(groups: str | None, analysis: AnalysisCommand) -> None:
         notes = [f"the data is {name}, not that of the checkpoints" for name in names]
         return replace(result, notes=(*result.notes, *notes))
 
-    analysis.compute("compare", [tuple(runs)], compute, describe=lambda made: common.values(table(made)))
+    analysis.compute("compare", [tuple(runs)], compute, describe=lambda result: common.values(table(result)))
 
 
 def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]]:

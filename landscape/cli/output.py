@@ -114,14 +114,14 @@ def files(*paths: str | Path) -> None:
         values(str(path))
 
 
-def results(made: Sequence[Result]) -> None:
+def results(new_results: Sequence[Result]) -> None:
     """Keep results for --json, which shows their numbers; -v prints these on stderr."""
     out = current()
-    out.results += made
+    out.results += new_results
     if out.verbose and not out.as_json:
         from landscape.cli import details
 
-        for result in made:
+        for result in new_results:
             message("\n".join(f"  {name}: {value}" for name, value in details.of_result(result).items()))
 
 
@@ -146,7 +146,7 @@ _EVERY = {
 
 def add_options(command: click.Command) -> None:
     """Add --json, -v and -q to a command, except for those whose names it has already."""
-    flags_in_use = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    flags_in_use = {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
     for flags, text in _EVERY.items():
         option = click.Option(
             flags.split(), is_flag=True, is_eager=True, expose_value=False, callback=_keep, help=text

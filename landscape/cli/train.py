@@ -174,7 +174,7 @@ def recipes(name: str | None) -> None:
     if not name:
         lines += [f"{series.pattern}: {series.where}" for series in SERIES]
         lines.append(f"The tables are DPSGD-2020's. NETWORK: {', '.join(NETWORKS)}")
-    common.values("\n".join(lines), recipes=[_row(each) for each in listed])
+    common.values("\n".join(lines), recipes=[_row(recipe_name) for recipe_name in listed])
 
 
 def _row(name: str) -> dict[str, Any]:
@@ -460,8 +460,8 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source) ->
     if path.exists():
         old = Checkpoint.load(path)
         recorded = old.recipe, old.model, old.data["name"]
-        asked = checkpoint.recipe, checkpoint.model, data.name if data else ""
-        for before, after in zip(recorded, asked, strict=True):
+        imported_values = checkpoint.recipe, checkpoint.model, data.name if data else ""
+        for before, after in zip(recorded, imported_values, strict=True):
             if before != after:
                 raise OperationError(f"-o: {path} is of {before!r}, not of {after!r}; give another name")
         common.message(f"{path}: complete already, nothing is imported")

@@ -406,13 +406,13 @@ class Parts:
         Raises:
             InputError: where the samples have no such column or label, or a part is smaller than ``batch``.
         """
-        known = _columns(problem) | {name: np.asarray(values) for name, values in columns.items()}
-        labels, samples, rng = known.get(LABEL), problem.samples, np.random.default_rng(seed)
+        all_columns = _columns(problem) | {name: np.asarray(values) for name, values in columns.items()}
+        labels, samples, rng = all_columns.get(LABEL), problem.samples, np.random.default_rng(seed)
         if split.kind == "sizes":
             ends = np.rint(np.cumsum(split.numbers) * samples).astype(int)[:-1]
             owner = _owner(enumerate(np.split(rng.permutation(samples), ends)), samples)
         elif split.kind == "by":
-            owner = _by_value(split, _column(split, known, samples), learners)
+            owner = _by_value(split, _column(split, all_columns, samples), learners)
         elif labels is None:
             raise split.refused("it needs one whole number a sample as target; sizes(…) needs none")
         elif split.kind == "labels":
@@ -442,12 +442,12 @@ def _columns(problem: Problem) -> dict[str, Array]:
     return {name: t.cpu().numpy() for name, t in vectors.items() if not t.is_floating_point()}
 
 
-def _column(split: Division, known: Mapping[str, Array], samples: int) -> Array:
+def _column(split: Division, columns: Mapping[str, Array], samples: int) -> Array:
     """The values (N,) that the samples are divided by."""
-    values = known.get(split.column)
+    values = columns.get(split.column)
     if values is None or values.shape != (samples,):
         why = "no such column" if values is None else f"one of shape {values.shape}, not ({samples},)"
-        raise split.refused(f"the data has {why} (allowed: {', '.join(known) or 'none, it has no column'})")
+        raise split.refused(f"the data has {why} (allowed: {', '.join(columns) or 'none, it has no column'})")
     return values
 
 
@@ -477,12 +477,12 @@ def _by_labels(
     """Pairs for :func:`_owner`: COUNT labels a learner, each label in equal parts to those that have it."""
     kinds, count = np.unique(labels), int(split.numbers[0])
     if not len(kinds) / learners <= count <= len(kinds):
-        least = math.ceil(len(kinds) / learners)
-        raise split.refused(f"{learners} learners can have from {least} to {len(kinds)} labels each")
+        minimum = math.ceil(len(kinds) / learners)
+        raise split.refused(f"{learners} learners can have from {minimum} to {len(kinds)} labels each")
     for position, kind in enumerate(rng.permutation(kinds)):
         holders = [j for j in range(learners) if (position - j * count) % len(kinds) < count]
-        own = rng.permutation(np.flatnonzero(labels == kind))
-        yield from zip(holders, np.array_split(own, len(holders)), strict=True)
+        members = rng.permutation(np.flatnonzero(labels == kind))
+        yield from zip(holders, np.array_split(members, len(holders)), strict=True)
 
 
 def _dirichlet(split: Division, labels: Array, learners: int, batch: int, rng: np.random.Generator) -> Array:
@@ -495,9 +495,9 @@ def _dirichlet(split: Division, labels: Array, learners: int, batch: int, rng: n
     members = [np.flatnonzero(labels == kind) for kind in np.unique(labels)]
 
     def draw() -> Iterator[tuple[int, Array]]:
-        for own in members:
-            ends = np.cumsum(rng.dirichlet(np.full(learners, split.numbers[0])))[:-1] * len(own)
-            yield from enumerate(np.split(rng.permutation(own), ends.astype(int)))
+        for members_of_label in members:
+            ends = np.cumsum(rng.dirichlet(np.full(learners, split.numbers[0])))[:-1] * len(members_of_label)
+            yield from enumerate(np.split(rng.permutation(members_of_label), ends.astype(int)))
 
     for _ in range(TRIES):
         owner = _owner(draw(), len(labels))

@@ -115,8 +115,8 @@ def fetch(
         raise InputError(f"mirror: '{mirror}' is not allowed, it must be an http:// or https:// address")
     source = SOURCES[name]
     mirrors = source.mirrors if mirror is None else (mirror,)
-    kept = {file: _existing(name, root, file, force) for file in source.files}
-    missing = [file for file, path in kept.items() if path is None]
+    paths = {file: _existing(name, root, file, force) for file in source.files}
+    missing = [file for file, path in paths.items() if path is None]
     folder = root / source.folder
     if missing:
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ def fetch(
         for k, file in enumerate(missing):
             done = portion(progress, k / len(missing), (k + 1) / len(missing))
             _download(mirrors, file, folder / file.name, done, message)
-    return {path or folder / file.name: path is None for file, path in kept.items()}
+    return {path or folder / file.name: path is None for file, path in paths.items()}
 
 
 def _existing(name: str, root: Path, file: File, force: bool) -> Path | None:
@@ -245,19 +245,19 @@ def _blocks(url: str, most: int, progress: Progress) -> Generator[bytes]:
 
 def _extract(archive: Path, source: Source, missing: list[File], root: Path) -> None:
     """Write the missing files from a verified archive, and delete it."""
-    wanted = {f"{source.folder}/{file.name}": file for file in missing}
+    files = {f"{source.folder}/{file.name}": file for file in missing}
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
-                file = wanted.get(member.name)
+                file = files.get(member.name)
                 opened = tar.extractfile(member) if file and member.isreg() else None
                 if not file or opened is None:
                     continue
                 wrong = OperationError(f"{archive}: the checksum of {member.name} in it is wrong")
                 _write(_blocks_of(opened), root / source.folder / file.name, file.sha256, wrong)
-                del wanted[member.name]
+                del files[member.name]
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise OperationError(f"{archive}: cannot be unpacked ({error}); delete it and try again") from error
-    if wanted:
-        raise OperationError(f"{archive}: lacks {', '.join(wanted)}")
+    if files:
+        raise OperationError(f"{archive}: lacks {', '.join(files)}")
     archive.unlink()

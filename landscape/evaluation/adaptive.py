@@ -307,11 +307,8 @@ class _Grid:
             column[missing] = self.fits[name].predict(missing) if name in self.fits else np.nan
             if len(outside):
                 column[outside] = column[self._nearest_nonfinite[outside]]
-        scales = {}
-        for name in self.fits:
-            column = self._columns[name]
-            scales[name] = ErrorScale.of(column[np.isfinite(column)], self._tolerance)
-        return scales
+        fitted = {name: self._columns[name] for name in self.fits}
+        return {name: ErrorScale.of(c[np.isfinite(c)], self._tolerance) for name, c in fitted.items()}
 
 
 def interpolate(
@@ -507,9 +504,7 @@ def _checked(
         factor = (margin or MARGIN) * float(errors[finite].sum()) / total if total else 0.0
         scaled[name] = grid.fits[name].in_tolerances(predicted[name], factor * expected[name])
         scaled[name][at_checks] = 0.0
-        stated[name] = SAFETY * largest[name]
-        if margin:
-            stated[name] = max(stated[name], float(scaled[name].max()))
+        stated[name] = max(SAFETY * largest[name], float(scaled[name].max()) if margin else 0.0)
     log = frozenset(name for name, fit in grid.fits.items() if fit.scale.log)
     all_expected = np.zeros(len(grid.at))
     all_expected[grid.open] = np.max([scaled[name] for name in deciding], axis=0)

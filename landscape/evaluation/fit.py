@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -56,13 +56,9 @@ class _Function:
         share = float(self.leave_one_out @ guide_left_out / max(guide_left_out @ guide_left_out, 1e-300))
         leave_one_out = self.leave_one_out - share * guide_left_out
         ratio = float(np.abs(leave_one_out).mean() / max(np.abs(guide_left_out).mean(), 1e-300))
-        return replace(
-            self,
-            coefficients=self.coefficients - share * coefficients,
-            base=self.base + share * guide,
-            leave_one_out=leave_one_out,
-            guide_error=np.nan_to_num(ratio * np.abs(self.interpolant(coefficients, at) - guide)),
-        )
+        guide_error = np.nan_to_num(ratio * np.abs(self.interpolant(coefficients, at) - guide))
+        coefficients, base = self.coefficients - share * coefficients, self.base + share * guide
+        return _Function(self.log, self.interpolant, coefficients, base, leave_one_out, guide_error)
 
 
 class Fit:
@@ -83,9 +79,7 @@ class Fit:
         guide: Array | None = None,
     ) -> None:
         self._at, self._values, self.scale = at, values, scale
-        lowest = values[exact].min()
-        if guide is not None:
-            lowest = min(lowest, guide.min())
+        lowest = min(values[exact].min(), math.inf if guide is None else guide.min())
         candidates: list[_Function] = []
         for interpolant in interpolants:
             for log in (False, True) if lowest > 0 else (False,):

@@ -123,13 +123,13 @@ def shallow_copy(module: nn.Module) -> nn.Module:
     Methods that were put into the module, such as a ``forward`` of another trainer, are its own. So are its
     lists, as they are now, without what steps gathered there: tensors with a graph, which cannot be copied.
     """
-    other = copy.copy(module)
+    module_copy = copy.copy(module)
     for name, value in vars(module).items():
         if isinstance(value, MethodType) and value.__self__ is module:
-            vars(other)[name] = MethodType(value.__func__, other)
+            vars(module_copy)[name] = MethodType(value.__func__, module_copy)
         elif type(value) is list:
-            vars(other)[name] = [item for item in value if not isinstance(item, Tensor) or item.is_leaf]
-    return other
+            vars(module_copy)[name] = [item for item in value if not isinstance(item, Tensor) or item.is_leaf]
+    return module_copy
 
 
 # Under these samplers, of torch and, by name, of Hugging Face, each sample is as likely as any other.

@@ -237,7 +237,7 @@ def findings(entries: dict[str, dict[str, Any]]) -> list[str]:
     """Our findings about the papers: the sentences of figures.toml whose figures have these outcomes."""
     outcomes = {name: entry["outcome"] for name, entry in entries.items()}
     every = declared()["findings"]
-    return [f"- {one['text']}" for one in every if one["rests"].items() <= outcomes.items()]
+    return [f"- {finding['text']}" for finding in every if finding["rests"].items() <= outcomes.items()]
 
 
 def counted(entries: dict[str, dict[str, Any]]) -> str:

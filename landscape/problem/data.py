@@ -444,11 +444,11 @@ def nan_places(x: Any, y: Any) -> str:
     return ", ".join(name for name, total in sums if bool(total.isnan()))
 
 
-def not_a_number(x: Any, y: Any, value: float, place: str) -> InputError:
-    """The refusal of the samples (x, y) of a ``place``, whose loss is NaN or infinite."""
+def not_a_number(x: Any, y: Any, value: float, origin: str) -> InputError:
+    """The refusal of the samples (x, y) of an ``origin``, whose loss is NaN or infinite."""
     where = nan_places(x, y)
     number = "NaN" if math.isnan(value) else f"{value:g}"
-    cause = f"NaN in {where} of {place}, so that its loss" if where else f"the loss of {place}"
+    cause = f"NaN in {where} of {origin}, so that its loss" if where else f"the loss of {origin}"
     return InputError(
         f"data: {cause} is {number}; leave such samples out, mask them, or give terms=, 0 for them"
     )

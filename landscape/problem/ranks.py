@@ -204,8 +204,8 @@ class Exchanges:
             >>> problem.agree("trace", {"probes": 8})  # doctest: +SKIP
         """
         plain = {name: _text(value) for name, value in arguments.items()}
-        first, *others = self._gathered_objects({"call": call, **plain})
-        for rank, theirs in enumerate(others, 1):
+        first, *other_ranks = self._gathered_objects({"call": call, **plain})
+        for rank, theirs in enumerate(other_ranks, 1):
             for name in first | theirs:
                 on_first, on_other = first.get(name, "nothing"), theirs.get(name, "nothing")
                 if on_first != on_other:

@@ -124,8 +124,8 @@ class ShardedProblem(Exchanges):
         if check != "off":
             ranks.check_batches(self)
             ranks.check_random(self, x, y)
-        if terms is None and (other := with_other_first_labels(self.criterion, x)):
-            pair = [self._on(x, labels, 1.0).loss() for x, labels in ((x, y), (other, other["labels"]))]
+        if terms is None and (inputs := with_other_first_labels(self.criterion, x)):
+            pair = [self._on(x, labels, 1.0).loss() for x, labels in ((x, y), (inputs, inputs["labels"]))]
             count.shifted = pair[0] == pair[1]
         self._weigh(count)
         self.coarse = self._coarsest(x, y)
@@ -235,10 +235,10 @@ class ShardedProblem(Exchanges):
         """
         self.agree("of", {"part": part})
         names = {slot.name for slot in self.layout.select(part)}
-        other = copy.copy(self)
-        other.chosen = tuple(piece for piece in self.pieces if piece.slot.name in names)
-        other.mask = other._trained()
-        return other
+        restricted = copy.copy(self)
+        restricted.chosen = tuple(piece for piece in self.pieces if piece.slot.name in names)
+        restricted.mask = restricted._trained()
+        return restricted
 
     # Vectors.
 
@@ -556,12 +556,12 @@ class ShardedProblem(Exchanges):
 
     def _on(self, x: Any, y: Any, terms: float) -> Self:
         """The same loss on one batch of each rank."""
-        other = copy.copy(self)
-        other.data = copy.copy(self.data)
-        other.data.resident, other.data.batches, other.data.sample_terms = (x, y), (), None
-        other.data.samples = other.data.chunk_size = count_samples(x, y, alike=False)
-        other.data.terms, other._mean_terms = terms, self._mean(terms)
-        return other
+        problem = copy.copy(self)
+        problem.data = copy.copy(self.data)
+        problem.data.resident, problem.data.batches, problem.data.sample_terms = (x, y), (), None
+        problem.data.samples = problem.data.chunk_size = count_samples(x, y, alike=False)
+        problem.data.terms, problem._mean_terms = terms, self._mean(terms)
+        return problem
 
 
 def _nothing(outputs: Any) -> Tensor:
