@@ -52,10 +52,10 @@ from landscape.training.run.launch import TrainingJob, train_runs
 # From our trials: at rate 1 the outcome on the digits hangs on rounding, and so on the machine. At 0.5, the
 # only other rate tried, each of these seeds tells the same, also with another order of summation.
 LR, STEPS, SEEDS, EARLY = 0.5, 500, (0, 1, 2, 3, 4), 50
-FRAME = 25  # steps from one frame of the film to the next (ours): 20 frames
+FRAME = 25  # steps from one frame of the film to the next (our choice): 20 frames
 SETTINGS = (f"lr={LR}", f"steps={STEPS}", "decompose.every=5", "evaluate.every=50", "monitor.sharpness=20")
 NAMES = ("ssgd", "dpsgd")
-AT_ONCE = 5  # runs at once, at most (ours): each process takes 0.4 GB
+AT_ONCE = 5  # runs at once, at most (our choice): each process takes 0.4 GB
 
 
 @command(output=FOLDER)
@@ -177,7 +177,7 @@ OPTIONAL = {
     "transformers": ("Hugging Face's callback", "sgd-landscape[huggingface]"),
     **{name: ("scalars of a run or Recorder", name) for name in WRITERS},
 }
-# The self-test: 200 digits and a network of 330 parameters, whose dense Hessian takes a second (ours).
+# The self-test: 200 digits and a network of 330 parameters, whose dense Hessian takes a second (our choice).
 SAMPLES, TOL = 200, 1e-4
 State = Literal["ok", "missing", "broken", "FAILED"]
 

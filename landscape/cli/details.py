@@ -20,7 +20,7 @@ from landscape.core.progress import duration
 from landscape.results.base import Result
 from landscape.results.noise import Noise
 
-# Arrays with more numbers are shown by shape and range: they are in the result's file (ours).
+# Arrays with more numbers are shown by shape and range: they are in the result's file (our choice).
 MOST = 64
 _SHOWN = ("float", "int", "bool", "str", "Array")
 

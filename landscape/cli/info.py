@@ -76,7 +76,7 @@ def _short(value: object) -> str:
     return f"{value.dtype} {value.shape}{span}"
 
 
-MOST = 8  # tensors of the optimizer's state that are listed (ours)
+MOST = 8  # tensors of the optimizer's state that are listed (our choice)
 
 
 def _checkpoint(c: Any) -> None:

@@ -301,7 +301,7 @@ def limit_table(
     return rows, f"{title}\n{common.columns([['τ', *heads], *cells])}"
 
 
-WIDTH = 110  # characters of a line of the table, but for its last column (ours)
+WIDTH = 110  # characters of a line of the table, but for its last column (our choice)
 
 
 @command(

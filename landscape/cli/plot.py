@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # matplotlib is imported where a film is drawn
 # second lasts ten seconds.
 GRID, FRAMES, FPS, DPI = 25, 60, 6, 100
 # Half the width of the picture, relative to the largest coordinate of a learner at the median checkpoint
-# (ours): the spread of a run falls by orders of magnitude, and its beginning would hide the rest.
+# (our choice): the spread of a run falls by orders of magnitude, and its beginning would hide the rest.
 WIDTH = 2.0
 
 

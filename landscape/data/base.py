@@ -285,7 +285,7 @@ def quadratic(
 IID = "iid"
 FORMS = "iid, dirichlet(ALPHA), labels(COUNT), sizes(SHARE, …) with the sum 1, by(COLUMN)"
 LABEL = "label"
-# Draws of dirichlet(…) before it is given up (ours): each takes some milliseconds.
+# Draws of dirichlet(…) before it is given up (our choice): each takes some milliseconds.
 TRIES = 1000
 #: Names in a checkpoint of the tensors of :class:`Parts`.
 NAMES = "split.learner", "split.counts", "split.labels"

@@ -21,9 +21,10 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.files import open_regular, replacing, within
 from landscape.core.progress import Progress, portion
 
-# Seconds without an answer, bytes that are read at once, and the slowest download: bytes per second (ours).
+# Seconds without an answer, bytes that are read at once, and the slowest download in bytes per second (our
+# choice).
 TIMEOUT, BLOCK, PACE = 30.0, 1 << 18, 2e4
-MOST = 1 << 30  # bytes of one file, unpacked or not: more than any of them has (ours)
+MOST = 1 << 30  # bytes of one file, unpacked or not: more than any of them has (our choice)
 
 
 def copies(root: Path, name: str, folder: str, file: str) -> list[Path]:

@@ -24,12 +24,13 @@ from landscape.data.base import Dataset, cached, data_root, fingerprint, in_thre
 
 # A window of 25 ms every 10 ms, as in nearly all speech recognizers (Young et al., The HTK Book).
 WINDOW, SHIFT = 0.025, 0.010
-# What is added to a filter's energy before the logarithm, for samples in [−1, 1]: below the last bit (ours).
+# What is added to a filter's energy before the logarithm, for samples in [−1, 1] (our
+# choice: below the last bit).
 FLOOR = 1e-10
 TASK = 50
-# Bytes of one recording: half an hour at 16 kHz (ours).
+# Bytes of one recording: half an hour at 16 kHz (our choice).
 LONGEST = 1 << 26
-LIST = 1 << 26  # bytes of a list of recordings (ours)
+LIST = 1 << 26  # bytes of a list of recordings (our choice)
 
 
 Rate = Annotated[int, Within(1000)]  # below, a window holds next to nothing

@@ -1,7 +1,7 @@
 """The time of a step on many workers: its messages by a cost model, and its computing as measured here.
 
 A step as costed here (DPSGD-2020 compares run times in its appendix, which is not available: the cost model,
-the stragglers and all defaults are ours), with a learner on each worker and plain SGD:
+the stragglers and all defaults are our choice), with a learner on each worker and plain SGD:
 
 - SSGD: an all-reduce of w_a before the gradient, which waits for it. SSGD*: the same, and the draw of ξ by
   every process.

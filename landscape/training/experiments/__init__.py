@@ -226,9 +226,9 @@ def preconditioner(
 
     For Adam P = (√v̂ + ε)(1 − β₁ᵗ), v̂ the second moment corrected for its bias, as in Cohen et al. 2022
     (arXiv:2207.14484); for LAMB that times ‖s‖/‖w‖ and for LARS (‖g‖ + λ‖w‖)/(trust ‖w‖), by parameter tensor
-    (ours). The limit on ηλ_max(P^{-1/2} H P^{-1/2}) is that of the update rule with the optimizer's momentum,
-    P being fixed and common to all learners: 2(1 + β₁)/(1 − β₁) = 38 for SSGD with Adam's β₁ = 0.9. A weight
-    decay in the recipe is left out.
+    (our choice). The limit on ηλ_max(P^{-1/2} H P^{-1/2}) is that of the update rule with the optimizer's
+    momentum, P being fixed and common to all learners: 2(1 + β₁)/(1 − β₁) = 38 for SSGD with Adam's β₁ = 0.9.
+    A weight decay in the recipe is left out.
 
     Args:
         run: a checkpoint of ``landscape train``.
