@@ -263,7 +263,7 @@ NAN = torch.tensor([1.0, 2, 3, float("nan"), 5, 6])
         (ONE, F.cross_entropy, (FOUR, Y), {"check": "some"}, "check: 'some'"),
     ],
 )
-def test_what_is_wrong(model: nn.Module, loss: Any, data: Any, options: dict[str, Any], words: str) -> None:
+def test_wrong_arguments(model: nn.Module, loss: Any, data: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words) as caught:
         Problem(model, loss, data, **options)
     assert "\n" not in str(caught.value)

@@ -380,7 +380,7 @@ def test_lines_show_loss_accuracy_and_barrier() -> None:
         (lambda s: landscape.save_vts(changed(s, loss=s.loss * np.nan), "t.vts"), "no value is finite"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_a_plot(surface: Surface, make: Callable[[Surface], object], words: str) -> None:
+def test_what_cannot_be_drawn_fails(surface: Surface, make: Callable[[Surface], object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         make(surface)
 
