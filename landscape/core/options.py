@@ -386,7 +386,7 @@ def checked(*unchecked: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """A decorator for a public function or method, whose arguments are checked before it begins.
 
     Args:
-        unchecked: the names of those that it examines itself.
+        unchecked: the names of arguments that the function checks itself.
 
     Example:
         >>> @checked()
@@ -405,9 +405,9 @@ def checked(*unchecked: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
             try:
                 call = signature.bind(*args, **kwargs)
             except TypeError:
-                function(*args, **kwargs)  # says so itself, with its name
+                function(*args, **kwargs)  # raises Python's own TypeError, which names the function
                 raise
-            check_arguments(function, call.arguments, *unchecked)
+            check_arguments(function, call.arguments, *unchecked)  # converts call.arguments in place
             return function(*call.args, **call.kwargs)
 
         return called
@@ -462,7 +462,7 @@ def check_keywords(
     Args:
         where: prefix of the keys in messages, such as "model".
         options: keyword arguments for ``function``.
-        given: parameters that the caller sets itself, and a user may not.
+        given: parameters that the caller sets, which a user may not set.
 
     Returns:
         All keyword arguments of ``function`` but those in ``given``.
@@ -481,7 +481,7 @@ def check_keywords(
         parameters.pop(name, None)
     checked = {}
     for key, value in options.items():
-        choose(where, key, parameters)
+        choose(where, key, parameters)  # refuses an unknown key
         checked[key] = fit(f"{where}.{key}", value, hints.get(key, Any))
     for name, p in parameters.items():
         if name not in checked:

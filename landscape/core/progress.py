@@ -184,12 +184,12 @@ def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str 
 def shows_progress(hint: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
     """A decorator for a public function with the keyword ``progress``, a :data:`ProgressOption`.
 
-    Without that, a call that takes longer than DELAY shows how far it is; not inside of another that may, nor
-    in other threads and processes than the first, nor where LANDSCAPE_PROGRESS is 0. The function itself gets
-    a function that takes the share.
+    Where ``progress`` is not given, a call that takes longer than DELAY shows how far it is. It shows nothing
+    inside another such call, in other threads and processes than the first, or where LANDSCAPE_PROGRESS is 0.
+    The decorated function receives ``progress`` as a callable that takes the completed share, 0 to 1.
 
     Args:
-        hint: the arguments that make a call shorter, which is said once.
+        hint: the names of arguments that make a call shorter, for a message that is shown once.
     """
 
     def declare(function: Callable[P, T]) -> Callable[P, T]:
@@ -199,8 +199,9 @@ def shows_progress(hint: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]
         @functools.wraps(function)
         def with_progress(*args: P.args, **kwargs: P.kwargs) -> T:
             option = kwargs.get("progress")
+            # A function of the user's own shows the progress in place of the bar.
             quiet = callable(option) or option is False or (option is None and _silent())
-            with progress_bar(name, quiet, 0.0 if option else DELAY, about) as report:
+            with progress_bar(name, quiet, delay=0.0 if option else DELAY, hint=about) as report:
                 kwargs["progress"] = option if callable(option) else report
                 return function(*args, **kwargs)
 

@@ -267,26 +267,30 @@ def aligned(
     """``b`` (P,) with its hidden units permuted to be near ``a`` (P,), and what was permuted.
 
     Coordinate descent (Ainsworth et al. 2023, Algorithm 1): the permutation of one group at a time that
-    maximizes ⟨a, b⟩ with the others held fixed, until none raises it. Units that repeat in blocks, such as
-    the numbers of attention heads, are matched within each pair of blocks before these are. A step is taken
-    only where ⟨a, b⟩ is larger after it. With ``by="activations"``, a and b in it are the standardized
-    activations of both networks on the same samples in place of their weights, so that it is the sum of the
-    correlations of units (Li et al. 2015, section 3).
+    maximizes ⟨a, b⟩ with the others held fixed, until none raises it. Units inside
+    blocks, such as the components of an attention head, are matched for each pair of blocks first, then the
+    blocks. A step is taken only where ⟨a, b⟩ is larger after it. With ``by="activations"``, a and b in ⟨a, b⟩
+    are the standardized activations of both networks on the same samples in place of their weights, so that
+    ⟨a, b⟩ is the sum of the correlations of units (Li et al. 2015, section 3).
 
     Raises:
         InputError: the aligned weights compute another function than ``b``.
     """
-    symmetry, read = Symmetry.of(problem), list[Blocks]()
-    if choose("align", by, BY) == "activations":
+    choose("align", by, BY)
+    symmetry = Symmetry.of(problem)
+    activations: list[Blocks] = []
+    if by == "activations":
         symmetry = symmetry.of_activations()
-        read = _activations(problem, symmetry, (a, b)) if symmetry.groups else []
-    indices = matched(symmetry, a, b, seed, read)
-    if not (moved_by := change(problem, b, indices)) <= UNCHANGED:
+        activations = _activations(problem, symmetry, (a, b)) if symmetry.groups else []
+    permuted = matched(symmetry, a, b, seed, activations)
+    moved_by = change(problem, b, permuted)
+    if not moved_by <= UNCHANGED:  # also NaN
+        # NaN and infinite outputs differ from themselves.
         if not moved_by < float("inf") and change(problem, b, b) != 0:
             raise InputError("b: its outputs are NaN or infinite, they must be finite")
         names = ", ".join(group.name for group in symmetry.groups)
         raise InputError(f"b: permuting {names} changes the outputs by {moved_by:.1g}; use landscape.line")
-    return indices, symmetry
+    return permuted, symmetry
 
 
 @torch.no_grad()

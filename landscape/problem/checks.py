@@ -514,22 +514,25 @@ def check_leaves(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> Tens
     Returns the loss, of a pass that records gradients.
     """
     parameters = problem.layout.leaves(problem.weights)
-    ids = {id(leaf) for leaf in parameters.values()}
+    parameter_ids = {id(leaf) for leaf in parameters.values()}
 
     def unknown_leaves() -> tuple[Tensor, list[list[Tensor]]]:
-        """The loss, and the tensors other than θ that the outputs, and the loss, depend on."""
+        """The loss; the leaves other than θ of the outputs' graph, and those of the loss's graph."""
         inputs, targets = fresh(problem, x, y)
         with torch.enable_grad(), problem.evaluating(0):
             outputs = problem.call(parameters, inputs)
             loss = problem.criterion(outputs, targets)
-        every = leaves(_tensors(outputs)), leaves(loss)
-        return loss.detach(), [[leaf for leaf in pass_leaves if id(leaf) not in ids] for pass_leaves in every]
+        of_outputs = [leaf for leaf in leaves(_tensors(outputs)) if id(leaf) not in parameter_ids]
+        of_loss = [leaf for leaf in leaves(loss) if id(leaf) not in parameter_ids]
+        return loss.detach(), [of_outputs, of_loss]
 
     loss, first = unknown_leaves()
     if not any(first):
         return loss
-    # A leaf that a pass makes for itself, as to differentiate in x, is another one in the next pass.
-    for before, after, of_loss in zip(first, unknown_leaves()[1], (False, True), strict=True):
+    # A leaf that each pass creates anew, such as to differentiate by x, is allowed. It has another id in the
+    # second pass.
+    _, second = unknown_leaves()
+    for before, after, of_loss in zip(first, second, (False, True), strict=True):
         again = {id(leaf) for leaf in after}
         lasting = [leaf for leaf in before if id(leaf) in again]
         if lasting:

@@ -378,27 +378,29 @@ class _Pairs(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def refuse_broadcasting(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any) -> None:
     """Raise InputError for a loss that pairs outputs (N, 1) with targets (N,), or the reverse.
 
-    One that takes them element by element pairs each output with each target: its mean is over (N, N), and
-    PyTorch gives a warning at most.
+    A loss that works elementwise broadcasts them: it takes its mean over (N, N) pairs, and PyTorch gives a
+    warning at most.
     """
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         return
     shapes = tuple(outputs.shape), tuple(targets.shape)
     if shapes[0] != (*shapes[1], 1) and shapes[1] != (*shapes[0], 1):
         return
-    same = targets.reshape(outputs.shape)
-    same = same if same.is_floating_point() else same.to(outputs)
+    reshaped = targets.reshape(outputs.shape)
+    if not reshaped.is_floating_point():
+        reshaped = reshaped.to(outputs)
     try:
-        loss(outputs, same)
-    except Exception:  # whatever the user's loss raises: this is no remedy
+        loss(outputs, reshaped)
+    except Exception:  # the loss refuses reshaped targets: they are no remedy to propose
         return
     with contextlib.suppress(Exception), _Pairs(outputs, targets) as pairs:
-        loss(outputs, targets)  # some of PyTorch's raise an error for such shapes
+        loss(outputs, targets)  # an error of PyTorch for such shapes is refused below, too
         if not pairs.seen:
             return
     change = "unsqueeze(-1)" if outputs.dim() > targets.dim() else "squeeze(-1)"
-    new = f"targets.{change}" + ("" if targets.is_floating_point() else ".to(outputs)")
+    expression = f"targets.{change}" + ("" if targets.is_floating_point() else ".to(outputs)")
     raise InputError(
-        f"loss: it broadcasts outputs of shape {shapes[0]} and targets {shapes[1]}, each with all",
-        remedy=f"landscape.Problem(model, lambda outputs, targets: loss(outputs, {new}), data)",
+        f"loss: it broadcasts outputs of shape {shapes[0]} and targets {shapes[1]}, "
+        "each output with each target",
+        remedy=f"landscape.Problem(model, lambda outputs, targets: loss(outputs, {expression}), data)",
     )

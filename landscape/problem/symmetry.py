@@ -403,9 +403,10 @@ class Trace(NamedTuple):
 def traced(problem: MeanLoss) -> Trace:
     """The axes of parameters and activations, from one pass of the model and the loss over its first chunk.
 
-    What numbers the outputs keeps its place, and so does what the loss takes apart.
+    Units that index the outputs stay fixed, and so do units that the loss treats individually.
     """
-    x, y = problem.data.leaves(*next(problem.data.chunks())[:2])
+    x, y, *_ = next(problem.data.chunks())
+    x, y = problem.data.leaves(x, y)
     weights, recorder, axes = problem.layout.leaves(problem.weights), Recorder(), Axes()
     with _plainly(problem), recorder:
         outputs = problem.call(weights, x)
@@ -414,18 +415,20 @@ def traced(problem: MeanLoss) -> Trace:
         axes.start(tensor)
     for tensor in _tensors([x, y]):
         axes.start(tensor, DATA)
-    ends, of_data = seen(outputs), {id(t) for t in _tensors([x, y])}
-    for step in recorder.needed([loss, *ends]):
+    compared_outputs = seen(outputs)
+    data_ids = {id(t) for t in _tensors([x, y])}
+    for step in recorder.needed([loss, *compared_outputs]):
         axes.follow(step)
-        axes.fix([t for t in step.outputs if any(t is end for end in ends)], OUTPUTS)
-        if not of_data.isdisjoint(map(id, step.tensors)):
-            of_data |= {id(t) for t in step.outputs}
+        axes.fix([t for t in step.outputs if any(t is end for end in compared_outputs)], OUTPUTS)
+        if data_ids & {id(t) for t in step.tensors}:  # computed from the data
+            data_ids |= {id(t) for t in step.outputs}
     read = dict[tuple[int, torch.Size], tuple[Place, list[Axis]]]()
     for number, step in enumerate(recorder.steps):
-        new_spaces = {space for t in step.outputs for space in spaces(axes.axes_of.get(id(t), []))}
+        kept_spaces = {space for t in step.outputs for space in spaces(axes.axes_of.get(id(t), []))}
         for k, t in enumerate(step.tensors):
-            data_axes = axes.axes_of.get(id(t), []) if id(t) in of_data else []
-            if any(not space.reason for space in {*spaces(data_axes)} - new_spaces):
+            data_axes = axes.axes_of.get(id(t), []) if id(t) in data_ids else []
+            summed = {*spaces(data_axes)} - kept_spaces  # the step's outputs no longer have them
+            if any(not space.reason for space in summed):
                 # The same numbers, which several operations take, are read once.
                 read.setdefault((t.data_ptr(), t.shape), (Place(number, k, step.func, t.shape), data_axes))
     return Trace({name: axes.axes_of[id(weight)] for name, weight in weights.items()}, dict(read.values()))
