@@ -400,7 +400,7 @@ def _scene(label: str, surface: Surface, shared: LevelScale) -> dict[str, Any]:
     """The figure of Plotly: the loss as height, and what is marked on it."""
     low, high = float(shared.levels[0]), float(shared.levels[-1])
     log = isinstance(shared.norm, LogNorm)
-    rise = (high / low) ** LIFT if log else LIFT * (high - low)
+    rise = (high / low) ** LIFT if log else LIFT * (high - low)  # a factor on a log axis, else a summand
     every = math.ceil(max(surface.loss.shape) / MOST_FACETS)
     loss = surface.loss[::every, ::every]
     sheet = {
@@ -416,10 +416,10 @@ def _scene(label: str, surface: Surface, shared: LevelScale) -> dict[str, Any]:
             sheet["surfacecolor"] = _listed(np.log10(loss))
         sheet |= {"cmin": math.log10(low), "cmax": math.log10(high)}
     traces = [sheet]
-    for points, mark, look in marks(surface):
+    for points, mark_label, look in marks(surface):
         height = loss_at(surface, *points.T)
-        color = to_hex(look.get("mfc", look["mec"]))
-        name = mark.replace("$w_a$", "w_a").replace(r"\$", "$")
+        color = to_hex(look.get("mfc", look["mec"]))  # of Matplotlib: face, else edge
+        name = mark_label.replace("$w_a$", "w_a").replace(r"\$", "$")  # without Matplotlib's mathtext
         traces.append({
             "type": "scatter3d", "mode": "lines+markers" if look["ls"] == "-" else "markers",
             "x": _listed(points[:, 0]), "y": _listed(points[:, 1]),
@@ -427,13 +427,13 @@ def _scene(label: str, surface: Surface, shared: LevelScale) -> dict[str, Any]:
             "name": _plotly_text(name), "hoverinfo": "name", "line": {"color": color, "width": 5},
             "marker": {"color": color, "size": 4, "line": {"color": "#000", "width": 1}},
         })  # fmt: skip
-    ends = np.log10([low, high * rise]) if log else np.array([low, high + rise])
-    heights = {"title": {"text": _plotly_text(surface.loss_name)}, "type": "log" if log else "linear"}
+    z_range = np.log10([low, high * rise]) if log else np.array([low, high + rise])
+    z_axis = {"title": {"text": _plotly_text(surface.loss_name)}, "type": "log" if log else "linear"}
     axes = {
         f"{axis}axis": {"range": _listed(grid[[0, -1]]), "nticks": 4, "title": {"text": axis}}
         for axis, grid in (("x", surface.x), ("y", surface.y))
     }
-    space = {"zaxis": {"range": _listed(ends), "nticks": 4, **heights}, **axes}
+    space = {"zaxis": {"range": _listed(z_range), "nticks": 4, **z_axis}, **axes}
     return {"name": label, "data": traces, "scene": space}
 
 

@@ -431,8 +431,8 @@ def loop_preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> P
     if form is None or any(group.get(name) != value for group in groups for name, value in values.items()):
         reason = "parameter groups with different options" if form else f"the optimizer '{kind.__name__}'"
         allowed = "only with Adam, AdamW or RMSprop of torch, with the same options for all parameters"
-        name = "monitor.instruments: 'preconditioned-lambda-max'"
-        raise InputError(f"{name} is not allowed with {reason}, {allowed}")
+        where = "monitor.instruments: 'preconditioned-lambda-max'"
+        raise InputError(f"{where} is not allowed with {reason}, {allowed}")
     states = [optimizer.state.get(p, {}) for p in parameters]
     if not all("step" in state for state in states):
         return None

@@ -345,15 +345,15 @@ class Recorder:
             write(step, {name: value for name, value in numbers.items() if math.isfinite(value)})
 
     def log(self, /, unit: str | None = None, **values: Any) -> None:
-        """Record numbers of the user's own, of the step that was made last: ``recorder.log(loss=loss)``.
+        """Record your own numbers for the latest step: ``recorder.log(loss=loss)``.
 
         Args:
-            unit: of all of them; default: that which the column has (of loss "nat"), or "1".
-            values: by name; one number each. A tensor is read at once, for which the host waits for a GPU.
+            unit: of all of them; default: the column's unit ("nat" for loss), or "1" for a new column.
+            values: by name; one number each. A tensor is read immediately, and the host waits for its GPU.
 
         Raises:
-            InputError: for a name that is a column of the recorder's own, another unit than before, and what
-                is not one number.
+            InputError: for a name of the recorder's own columns, a unit other than the column's, or a value
+                that is not one number.
 
         Example:
             >>> import tempfile, torch, landscape
@@ -375,10 +375,11 @@ class Recorder:
                 raise InputError("log", name, allowed="letters, digits, _, . and -, a letter first")
             if name in self._columns and name not in OPEN:
                 raise InputError(f"log: '{name}' is a column of the recorder's own, choose another name")
-            units[name] = units.get(name) or unit or "1"  # "": a file did not say
+            units[name] = units.get(name) or unit or "1"  # a resumed file may have "" for an unknown unit
             if unit is not None and unit != units[name]:
                 raise InputError(f"log: '{unit}' is not allowed, the unit of '{name}' is '{units[name]}'")
-        self._add(self.steps + (self._phase == INSIDE), numbers)
+        step = self.steps + 1 if self._phase == INSIDE else self.steps
+        self._add(step, numbers)
 
     def checkpoint(self) -> Path | None:
         """Write step-NNNNNNN.h5 and last.h5 of the weights now.

@@ -150,11 +150,11 @@ def _headline(trainer: Trainer) -> str:
 
 
 def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
-    """Run ``trainer``, that of one of several processes, with a log."""
+    """Run this process's ``trainer`` in a group, and log to logs/rank-R.log."""
     hooks = trainer.hooks
     with log_to(folder / "logs" / f"rank-{group.rank}.log") as log:
-        kind, local = type(trainer).__name__.lower(), trainer.comm.local
-        who = f"rank {group.rank} of {group.size}, {kind} of learners {local.start} to {local.stop - 1}"
+        kind, learners = type(trainer).__name__.lower(), trainer.comm.local
+        who = f"rank {group.rank} of {group.size}, {kind} of learners {learners.start} to {learners.stop - 1}"
         where = f"{group.device}; {socket.gethostname()}, process {os.getpid()}; {group.backend}"
         log(f"{who}, on {where}")
         message, save = hooks.message, hooks.save
@@ -165,6 +165,7 @@ def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
 
         def save_and_log(checkpoint: Checkpoint) -> None:
             save(checkpoint)
+            # The text of pace begins with "; ", or is "".
             log(f"step {checkpoint.step} is saved{trainer.history.pace(trainer.recipe.batch)}")
 
         hooks.message, hooks.save = message_and_log, save_and_log

@@ -198,7 +198,7 @@ class Trainer:
             self.comm.group.step = t
         recipe, weights, state = self.recipe, self.weights, self._state()
         lr, decomposed = recipe.rate(t, self.train.samples), due(recipe.decompose.every, t)
-        # The exchanges of the rule, and of the mean where it is needed, overlap with the gradients.
+        # The rule's exchange of weights, and that of the mean where it is needed, overlap with the gradients.
         self.rule.begin(weights, t)
         if decomposed:
             self.comm.start_mean(weights)
@@ -222,10 +222,11 @@ class Trainer:
         directions = self.optimizer.directions(gradients, points, lr, t)
         new = self.rule.finish(weights, directions, lr, t)
         self.rule.update_optimizer_state(self.optimizer, t)
-        # The spread is measured where w_a is computed anyway or cheaply, or where it may exceed its bound.
+        # The spread is measured where the mean is computed anyway or cheaply, or where the spread may exceed
+        # its bound.
         measured = self.comm.size == 1 or decomposed or t == recipe.steps
         measured |= due(recipe.evaluate.every, t) or self.divergence.needs_spread(self.history.rows)
-        if measured or self.rule.at_mean:  # the next step's gradients are taken there
+        if measured or self.rule.at_mean:  # at_mean: the next step's gradients are taken at this mean
             self.comm.start_mean(new)
         row = self.history.new_row(t, lr)
         if columns is not None:
@@ -234,15 +235,16 @@ class Trainer:
         # memory of the gradients.
         mean = self.comm.mean(new) if measured else None
         spread = (new if mean is None else torch.sub(new, mean, out=self._gradients)).flatten()
-        loss, squares = float(double(losses).mean()), float(inner(spread, spread)) / len(new)
-        results = self.comm.start_learners_mean(loss, squares)
+        loss = float(double(losses).mean())
+        mean_square = float(inner(spread, spread)) / len(new)
+        results = self.comm.start_learners_mean(loss, mean_square)
         self._pending = PendingStep(row, weights, state, mean, results)
         self.weights, self.step = new, t
         self.history.append(row)
-        # With several processes a step waits for the other processes' losses of the step before only.
+        # With several processes a step waits only for the other processes' losses of the step before.
         if measured or due(recipe.checkpoint.every, t) or self.monitor.due(t):
             self._complete_pending()
-        if self.step == t:
+        if self.step == t:  # not undone by _complete_pending
             self._record(row, time.perf_counter() - clock, self.comm.waited - waited, weights)
 
     def _minibatches(self, t: int) -> tuple[Any, Any]:
