@@ -7,6 +7,7 @@ import html
 import importlib
 import io
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -248,9 +249,10 @@ def _escaped(text: str) -> str:
     return html.escape(printable(text))
 
 
-class Shown:
+class Shown(ABC):
     """Numbers that are shown as text, in notebooks and as a picture; a subclass has ``describe``."""
 
+    @abstractmethod
     def describe(self) -> list[Row]:
         """The numbers of the result, the most important first.
 
@@ -264,7 +266,6 @@ class Shown:
             >>> labels.describe()[0].text
             '30 samples   largest 30'
         """
-        raise NotImplementedError
 
     def summary(self) -> str:
         """The description as text, a line for each number.
