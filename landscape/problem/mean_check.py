@@ -454,7 +454,7 @@ class _Decision:
             remedy = "[data]" if math.isnan(need) else data.in_batches()
             raise InputError(
                 f"loss: it mixes samples, and all {data.samples:,} at once need {memory} of "
-                f"{available / 2**30:.1f} GiB; give a list of batches, over which it is then the mean",
+                f"{available / 2**30:.1f} GiB; give a list of batches, of which the loss is then the mean",
                 remedy=f"landscape.Problem(model, loss, {remedy})",
             )
         data.mix()
