@@ -155,7 +155,7 @@ def with_noise(o: Tensor, t: Tensor) -> Tensor:
     return F.mse_loss(o * (1 - steps) + steps * torch.randn_like(o), t)
 
 
-@pytest.mark.filterwarnings("ignore:loss. it draws random numbers itself")
+@pytest.mark.filterwarnings("ignore:loss. it is random; its terms")
 def test_random_numbers_need_the_same_batches_in_each_pass() -> None:
     x, y = inputs(40), inputs(40, 4)
     data = DataLoader(TensorDataset(x, y), 10, shuffle=True)
@@ -182,7 +182,7 @@ SOURCES: dict[str, Callable[[], float]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:loss. it draws random numbers itself")
+@pytest.mark.filterwarnings("ignore:loss. it is random; its terms")
 @pytest.mark.parametrize("source", [*SOURCES, "the loss"])
 def test_random_numbers_are_refused_held_fixed_or_averaged(source: str) -> None:
     """A layer that is seldom left out is seen, whoever draws, and so is noise of the loss."""

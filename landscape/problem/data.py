@@ -172,8 +172,9 @@ class Data:
         largest = torch.maximum(first[1], second[1])
         if not bool(((first - second).abs() <= CHECKSUM_TOLERANCE * largest).all()):
             batches = f"torch.utils.data.DataLoader(data, {STREAM_BATCH})" if self.own_batches else "data"
+            why = _why_passes_differ(self.batches)
             raise InputError(
-                f"data: two passes over its batches differ: {_why_passes_differ(self.batches)}, or one draw",
+                f"data: two passes over its batches differ: {why}, or a list, which holds one draw",
                 remedy=f"landscape.Problem(model, loss, list({batches}))",
             )
 

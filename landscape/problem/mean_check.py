@@ -361,7 +361,7 @@ class _Decision:
         """All equations hold by the terms that are assumed, or it is PyTorch's own and cannot be divided."""
         self.losses = self._way()
         if self.losses is None and self.problem.draws and self.combine and self.terms.given is None:
-            _say("loss: it draws random numbers itself: decided on the first samples alone; give terms=")
+            _say("loss: it is random; its terms were decided on the first samples alone; give terms=")
         if self.losses is None:
             return bool(self.problem.draws and self.combine) or (self.definite and not self.data.indexed)
         self.losses.informed = self.losses.by_outputs and not self.problem.draws
@@ -440,7 +440,8 @@ class _Decision:
             )
         self.data.mix()
         if not isinstance(self.data.batches, (list, tuple)) or len(self.data.batches) > 1:
-            _say("loss: it mixes the samples of a batch, or weighs them; it is the mean over the batches")
+            mean = "the loss is the mean over the batches, which have equal weight"
+            _say(f"loss: it mixes the samples of a batch, or weighs them; {mean}")
         return True
 
     def at_once(self) -> bool:
