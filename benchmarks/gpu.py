@@ -60,6 +60,8 @@ class Reading:
     note: str = ""
 
     def __str__(self) -> str:
+        if math.isnan(self.value):
+            return f"{self.what} {'not measured' if self.note else ''}".rstrip()
         if math.isnan(self.wanted):
             return f"{self.what}: {self.value:.3g} {self.note}".rstrip()
         bound = "at most" if self.most else "at least"
@@ -383,8 +385,8 @@ def write(readings: dict[str, list[Reading]]) -> None:
         for reading in row:
             bound = f"{'≤' if reading.most else '≥'} {reading.wanted:g}"
             wanted = "" if math.isnan(reading.wanted) else bound
-            value = "" if math.isnan(reading.value) else f"{reading.value:.3g}"
-            lines.append(f"| {name} | {reading.what}: {value} {reading.note} | {wanted} |")
+            value = "" if math.isnan(reading.value) else f": {reading.value:.3g} {reading.note}"
+            lines.append(f"| {name} | {reading.what}{value} | {wanted} |")
     GIVEN.output.with_suffix(".md").write_text("\n".join(lines) + "\n")
 
 
