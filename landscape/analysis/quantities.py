@@ -315,9 +315,8 @@ def _mean_of(
 
     def measure(subject: Subject, settings: Settings, progress: Progress) -> Measured:
         arguments = options(settings, subject.problem)
-        if (
-            "max_draws" in inspect.signature(analysis).parameters
-        ):  # as many as asked for, whatever their scatter
+        # As many draws as asked for, whatever their scatter.
+        if "max_draws" in inspect.signature(analysis).parameters:
             arguments |= {"min_draws": settings.draws, "max_draws": settings.draws}
         result = analysis(subject.problem, **arguments, seed=subject.seed, progress=progress)
         return Measured.mean(getattr(result, draws))

@@ -310,7 +310,7 @@ class Checkpoint(Shown):
         return on(split)
 
     def _network(self, where: str, model: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:
-        """The model of the run, or a copy of the ``given`` one.
+        """The model of the run, or a copy of ``model``.
 
         OperationError for a model that is code of the user's and not given, or does not fit.
         """

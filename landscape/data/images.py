@@ -52,9 +52,8 @@ def augment(x: Tensor, generator: torch.Generator, padding: int = 4, fill: Tenso
 
 # Allowed formats, whatever the name of the file.
 FORMATS = ("JPEG", "PNG")
-# Largest size of one file in bytes and pixels (our choice:
-# half of Pillow's limit, far above inputs of networks).
-# CIFAR-100's largest file has 154 million bytes.
+# Largest size of one file in bytes and pixels (our choice: half of Pillow's limit, far above inputs of
+# networks). CIFAR-100's largest file has 154 million bytes.
 MAX_BYTES, MAX_PIXELS = 1 << 28, 1 << 25
 
 

@@ -24,8 +24,8 @@ from landscape.data.base import Dataset, cached, data_root, fingerprint, in_thre
 
 # A window of 25 ms every 10 ms, as in nearly all speech recognizers (Young et al., The HTK Book).
 WINDOW, SHIFT = 0.025, 0.010
-# What is added to a filter's energy before the logarithm, for samples in [−1, 1] (our
-# choice: below the last bit).
+# What is added to a filter's energy before the logarithm, for samples in [−1, 1] (our choice: below the last
+# bit).
 FLOOR = 1e-10
 TASK = 50
 # Bytes of one recording: half an hour at 16 kHz (our choice).
