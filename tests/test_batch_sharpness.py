@@ -127,5 +127,6 @@ def test_the_command_has_a_runs_batch_rate_and_limit(trained: Path, tmp_path: Pa
     more = ("--no-learners", "--no-lambda-max", "--force", "--batch")
     assert command(*args, *more, "10,20")[0] == 0
     assert [(r.batch, r.local_batch) for r in landscape.load(tmp_path / "b.h5")] == [(10, 0), (20, 0)]
-    one_line(command(*args, *more, "x"), 2, "--batch: 'x'")
+    for text in ("x", "", "10,"):
+        one_line(command(*args, *more, text), 2, f"--batch: '{text.removeprefix('10,')}'")
     one_line(command(*args, "--force", "--batch", "1"), 2, "no multiple of 4 learners")

@@ -55,7 +55,7 @@ def paths(kind: str) -> Completion:
 
 
 def names(allowed: Callable[[], Iterable[str]]) -> Completion:
-    """Completion by the ``known`` names that begin so; where none does, by files."""
+    """Completion by the ``allowed`` names that begin so; where none does, by files."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         items = [CompletionItem(name) for name in allowed() if name.startswith(incomplete)]
@@ -167,9 +167,9 @@ class ListType(click.ParamType):  # type: ignore[type-arg]  # no generic class i
         """The tuple that the text of the option stands for, in its order; a default is one already."""
         if not isinstance(value, str):
             return value
-        words = value.split(",") if value.strip() else []
+        words = value.split(",")
         if base_of(self.item) is str:
-            return tuple(word.strip() for word in words if word)
+            return tuple(word.strip() for word in words if word.strip())
         return tuple(Number(self.item).convert(word, param, ctx) for word in words)
 
 
