@@ -156,7 +156,7 @@ def test_errors_of_interpolation_are_no_basins() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda s: landscape.basins(s, [0.1, 0.1]), "rises: .*different"),
+        (lambda s: landscape.basins(s, [0.1, 0.1]), r"rises: \[0.1, 0.1\] .*different"),
         (lambda s: landscape.basins(s, []), "rises"),
         (lambda s: landscape.basins(s, [np.nan]), "rises: nan"),
         (lambda s: landscape.basins(s, least=-1.0), "least: -1"),

@@ -324,7 +324,7 @@ def basins(
     edge = fine.edge_rise()
     height = np.array(_default_rises(fine, edge) if rises is None else sorted(map(float, rises)))
     if not len(height) or len(np.unique(height)) < len(height):
-        raise InputError(f"rises: {list(height)} is not allowed, it must hold different numbers > 0")
+        raise InputError("rises", height.tolist(), allowed="different numbers > 0")
     area, volume, width, cut = map(np.array, zip(*map(fine.region, height.tolist()), strict=True))
     return Basins(
         x=surface.x,
