@@ -374,7 +374,13 @@ def test_bad_input_is_named(runs: dict[str, list[Path]]) -> None:
         ("batch: 0", both, {"batch": 0}),
         *(
             (f"{name}: {value}", both, {"quantities": loss, name: value})
-            for name, value in (("draws", 1), ("planes", 1), ("significance", 1.0), ("loss_tol", 0.0))
+            for name, value in (
+                ("draws", 1),
+                ("planes", 1),
+                ("rise", -1.0),
+                ("significance", 1.0),
+                ("loss_tol", 0.0),
+            )
         ),
         ("test error: a problem alone has no test set", both, {"quantities": ["loss", "test-error"]}),
         ("preconditioner_of: not given", [run, run], {"quantities": ["preconditioned"]}),
