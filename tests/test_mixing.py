@@ -270,6 +270,8 @@ def test_an_own_topology(matrices: Callable[[int], Any], words: str, monkeypatch
         Mixing("wrong", 4, 0)
     with pytest.raises(InputError, match=r"two-steps, two-steps\(k\), wrong"):
         Mixing("two-step", 4, 0)
+    registry.topologies.add("bare")(lambda n, form: matrices(n) if form != "2" else [np.eye(n)])
+    assert Mixing("bare(2)", 4, 0).gap == 0  # a text, without an annotation
 
 
 @pytest.mark.parametrize("n", [4, 5])

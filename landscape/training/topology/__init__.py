@@ -158,7 +158,8 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
         raise InputError(f"{where}: '{spec}' is not known (allowed: {allowed})")
     try:
         hints = type_hints(topology, bounds=True)
-        values = (_value(p.name, text, hints[p.name]) for p, text in zip(parameters, texts, strict=False))
+        pairs = zip(parameters, texts, strict=False)
+        values = (_value(p.name, text, hints.get(p.name, Any)) for p, text in pairs)
         cycle = [_checked(m, n, (1, 0), _ROUNDING) for m in topology(n, *values)]
         if not cycle and topology is not random_matching:
             raise InputError("it must give at least one matrix")
@@ -169,7 +170,7 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
 
 def _value(name: str, text: str, hint: Any) -> Any:
     """The value of the parameter ``name`` that a user wrote as ``text``, checked against its annotation."""
-    kind = next(iter(get_args(hint)), hint)  # of Annotated
+    kind: Any = next((kind for kind in (int, float) if kind in (hint, *get_args(hint))), str)
     try:
         value = kind(text)
     except ValueError:
