@@ -264,8 +264,9 @@ class GeneralizedSharpness(OnSample):
 
     def __init__(self, run: MeasuredRun) -> None:
         if run.geometry is None:
-            allowed = "only with steepest; use 'lambda-max' for sgd, 'preconditioned-lambda-max' for adam"
-            raise InputError(f"monitor.instruments: '{self.name}' is not allowed, optimizer {allowed}")
+            remedy = "use 'lambda-max' for sgd, 'preconditioned-lambda-max' for adam"
+            text = f"monitor.instruments: '{self.name}' is not allowed, only with the optimizer steepest"
+            raise InputError(f"{text}; {remedy}")
         super().__init__(run)
         exact_only(self.sample.problem, "monitor.instruments: 'generalized-sharpness'")
         self._norm, self._normalized = run.geometry
