@@ -124,7 +124,7 @@ class Instrument(ABC):
 
     def __init__(self, run: MeasuredRun) -> None:
         self.run = run
-        #: What it remembers from one measurement to the next, the same on all processes; None: nothing yet.
+        #: What it remembers from one measurement to the next, on rank 0 at least; None: nothing yet.
         self.memory: Tensor | None = None
         if self.on_minibatches and not run.batch:
             raise InputError(f"monitor.instruments: '{self.name}' needs the size of a minibatch; give batch=")
@@ -135,9 +135,10 @@ class Instrument(ABC):
         return f"monitor_{self.name}"
 
     def state(self, step: int) -> dict[str, Tensor]:
-        """The memory after ``step``: {} or one tensor, the same on all processes, under :attr:`key`.
+        """The memory after ``step``: {} or one tensor under :attr:`key`.
 
-        It goes into checkpoints: with it a resumed run gives the bits of one that never stopped.
+        That of rank 0 goes into checkpoints, which all processes restore: with it a resumed run gives the
+        bits of one that never stopped.
         """
         return {} if self.memory is None else {self.key: self.memory}
 
