@@ -183,8 +183,10 @@ def test_a_surface_with_metrics_is_resumed_interpolated_and_drawn(tmp_path: Path
     ({"loss": brier}, "metrics: the name 'loss' is not allowed"),
     ({"a b": brier}, "metrics: the name 'a b' is not allowed"),
     ({"a": 3}, "metrics: 'a' is a int, it must be a function"),
-    ({"a": lambda o, t: o}, r"metrics: 'a' gives \(2, 3\), it must give one number, or \(2,\)"),
+    ({"a": lambda o, t: o}, r"metrics: 'a' gives \(12, 3\), it must give one number, or \(12,\)"),
     ({"a": lambda o, t: brier(o, t) / brier(o, t).sum()}, "metrics: 'a' gives a sample another value where other samples"),
+    ({"a": lambda o, t: brier(o, t).flip(0).cumsum(0).flip(0)}, "metrics: 'a' gives a sample another value where other"),
+    ({"a": lambda o, t: 1e-9 * o.amax(1) / o.max()}, "metrics: 'a' gives a sample another value where other"),
     ({"a": lambda o, t: None}, "metrics: 'a' gives NoneType"),
     ({"a": lambda o, t: o.nothing}, "metrics: 'a' failed: AttributeError"),
 ])  # fmt: skip
@@ -192,3 +194,45 @@ def test_what_is_no_metric_is_refused_in_one_line(metrics: Any, words: str) -> N
     with pytest.raises(InputError, match=f"^{words}") as refusal:
         Problem(network("chain"), F.cross_entropy, (X, Y), metrics=metrics)
     assert "\n" not in str(refusal.value)
+
+
+class ManyOutputs(nn.Module):
+    """Outputs with time first, dropout in eval mode, a number, and the model's weights, with ``edges`` of all."""
+
+    def __init__(self, dropout: float = 0.0, edges: Tensor | None = None) -> None:
+        super().__init__()
+        self.layer, self.dropout, self.edges = nn.Linear(5, 3, dtype=torch.float64), dropout, edges
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        logits = F.dropout(self.layer(x if self.edges is None else self.edges @ x), self.dropout)
+        times = torch.stack((logits, 2 * logits)) if self.edges is None and not self.dropout else logits
+        return {"logits": logits, "times": times, "norm": logits.new_tensor(2.0), "layer": self.layer.weight}
+
+
+@pytest.mark.parametrize("metric", [
+    lambda o, t: brier(o["logits"], t) * o["norm"], lambda o, t: brier(o["logits"] @ o["layer"], t), lambda o, t: brier(o["times"][-1], t),
+])  # fmt: skip
+@pytest.mark.parametrize("samples", [1, 2, 3, 300])
+def test_a_metric_of_samples_takes_any_outputs(metric: Any, samples: int) -> None:
+    def loss(outputs: dict[str, Tensor], targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs["logits"], targets)
+
+    problem = Problem(ManyOutputs(), loss, (X[:samples], Y[:samples]), metrics={"a": metric})
+    with torch.no_grad():
+        outputs = problem.outputs(problem.weights, X[:samples])
+    assert float(problem.totals()[2]) == pytest.approx(float(metric(outputs, Y[:samples]).sum()))
+    assert problem.metrics[0].of_samples
+
+
+@pytest.mark.parametrize("options", [{"dropout": 0.5}, {"edges": torch.rand(300, 300, dtype=torch.float64)}])
+def test_a_metric_of_samples_of_a_model_that_is_random_or_takes_no_part(options: Any) -> None:
+    def loss(outputs: dict[str, Tensor], targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs["logits"], targets)
+
+    def error(outputs: dict[str, Tensor], targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs["logits"], targets, reduction="none")
+
+    problem = Problem(ManyOutputs(**options), loss, [(X, Y)], randomness="seed", metrics={"a": error})
+    totals = problem.totals()
+    assert problem.metrics[0].of_samples
+    assert float(totals[2]) == pytest.approx(float(totals[0]))

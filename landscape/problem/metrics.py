@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from landscape.core.devices import double, float64_device
 from landscape.core.errors import InputError, first_words
 from landscape.core.options import choose
-from landscape.problem.batches import concatenate, count_samples, named_tensors, take, tree_map
+from landscape.problem.batches import attempt, concatenate, count_samples, named_tensors, opened, tree_map
 from landscape.problem.losses import correct, correct_shares, opened_logits
 
 # Outputs of all samples that a metric of the whole set may take at once, in bytes (our choice: a million
@@ -184,12 +184,10 @@ def check_metrics(problem: Any, batch: tuple[Any, Any]) -> None:
     A function that fails on so few samples, as one that needs all classes, is one of all samples, and is
     called with these.
     """
-    x, y = batch
+    x, y = problem.data.pick(*batch)
     samples = count_samples(x, y, alike=False)
-    last = slice(samples - 1, None)  # that sample alone
     with torch.no_grad(), problem.evaluating(0):
         outputs = problem.outputs(problem.weights, x)
-        alone = problem.outputs(problem.weights, take(x, last))
     failed = False
     for metric in problem.metrics:
         if metric.make is None:
@@ -204,10 +202,7 @@ def check_metrics(problem: Any, batch: tuple[Any, Any]) -> None:
                 raise InputError(
                     f"metrics: '{metric.name}' gives {shape}, it must give one number, or ({samples},)"
                 )
-            limit = math.sqrt(torch.finfo(problem.dtype).eps)
-            if not metric.whole and not torch.allclose(
-                double(value[-1:]), double(called(metric, alone, take(y, last))), limit, limit, equal_nan=True
-            ):
+            if not metric.whole and problem.data.divisible and _mixes(problem, metric, value, outputs, x, y):
                 raise InputError(
                     f"metrics: '{metric.name}' gives a sample another value where other samples are missing; "
                     "let it give one number for all samples"
@@ -216,6 +211,27 @@ def check_metrics(problem: Any, batch: tuple[Any, Any]) -> None:
             raise InputError(f"metrics: '{metric.name}' is no mean over samples; use randomness='seed'")
     if failed:
         problem.totals()
+
+
+def _mixes(problem: Any, metric: Metric, values: Tensor, outputs: Any, x: Any, y: Any) -> bool:
+    """Return whether every other sample alone has other ``values`` (B,).
+
+    Its outputs are rows of ``outputs``, or those of a new pass where samples are not the rows.
+    """
+    assert metric.function is not None
+    function, (tree, again) = metric.function, opened(outputs)
+    limit = math.sqrt(max(torch.finfo(dtype).eps for dtype in (problem.dtype, torch.float32)))
+    size = float(double(values).nan_to_num(0, 0, 0).abs().max())
+
+    def same(rows: slice, new_pass: bool) -> bool:
+        part, part_x, part_y = tree_map(lambda t: t[rows] if t.dim() else t, (tree, x, y))
+        part = problem.outputs(problem.weights, part_x) if new_pass else again(part)
+        pair = double(function(part, part_y)), double(values[rows])
+        return pair[0].shape == pair[1].shape and torch.allclose(*pair, limit, limit * size, equal_nan=True)
+
+    with torch.no_grad(), problem.evaluating(0):
+        halves = [slice(k, None, 2) for k in range(min(2, len(values)))]
+        return not all(attempt(same, rows, False) or attempt(same, rows, True) for rows in halves)
 
 
 def _is_number(value: Any) -> bool:
