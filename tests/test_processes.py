@@ -25,7 +25,7 @@ from landscape.checkpoint.history import MONITORED, UNITS
 from landscape.core import files, registry
 from landscape.testing.checks import RECIPE, same_bits
 from landscape.training.decomposition import GradientEstimator
-from landscape.training.processes import process_group
+from landscape.training.processes import comm, process_group
 from landscape.training.processes.comm import Comm, LostProcessError, Plan, _bounds
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes import recipe
@@ -49,6 +49,9 @@ NORM, DROPOUT = {"name": "tests.nets:norm_net"}, {"name": "tests.nets:norm_net",
 STATISTICS = {"every": 8, "bn_samples": 100}
 CASES: dict[str, dict[str, Any]] = {
     "ssgd": {"algorithm": {"name": "ssgd"}},
+    "ssgd, nesterov": {
+        "algorithm": {"name": "ssgd"}, "model": NORM, "lr": 0.02,
+        "optimizer": {"name": "sgd", "momentum": 0.8, "nesterov": True, "weight_decay": 0.01}},
     "ssgd*": {"algorithm": {"name": "ssgd*", "sigma": 0.01}},
     "ssgd, lamb": {"algorithm": {"name": "ssgd"}, "optimizer": {"name": "lamb"}, "lr": 0.02},
     "full, atc": {"algorithm": DPSGD | {"order": "atc"}},
@@ -127,6 +130,7 @@ def recipes() -> dict[str, recipe.Recipe]:
 
 def train_all(group: Group | None, chosen: dict[str, recipe.Recipe]) -> dict[str, tuple[slice, Checkpoint]]:
     """This process's learners, and the end of each run; in the group's processes, or in one."""
+    comm.PIECE = 1000  # so that these small networks are exchanged in several pieces
     trainers = {name: Trainer(one, group=group) for name, one in chosen.items()}
     return {name: (trainer.comm.local, trainer.run()) for name, trainer in trainers.items()}
 
@@ -194,6 +198,13 @@ def test_a_run_from_each_checkpoint_has_the_bits_of_an_unbroken_one(name: str, t
         near_tensors(whole.mean_buffers, rest.mean_buffers)
     if "sampled" not in name:  # where g is an estimate, with an error
         assert_identity(whole.history)
+
+
+def test_ssgd_in_processes_resumes_to_the_bit(tmp_path: Path) -> None:
+    shorter = {"steps": 12, "checkpoint": {"every": 4}, "learners": 3, "batch": 36}
+    settings = CASES["ssgd, nesterov"] | shorter
+    for end, again in together(2, run_and_resume, str(tmp_path / "a"), settings, 8, settings):
+        same_bits(end, again)
 
 
 DIVERGING: dict[str, dict[str, Any]] = {

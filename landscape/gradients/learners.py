@@ -31,11 +31,17 @@ class StackedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, h: Tensor, w: Tensor, b: Tensor | None, w_grad: Tensor, b_grad: Tensor | None
+        ctx: Any,
+        h: Tensor,
+        w: Tensor,
+        b: Tensor | None,
+        w_grad: Tensor,
+        b_grad: Tensor | None,
+        written: Callable[[], object],
     ) -> Tensor:
         w = w.to(h.dtype)
         ctx.save_for_backward(h, w)
-        ctx.into = w_grad, b_grad
+        ctx.into, ctx.written = (w_grad, b_grad), written
         return torch.bmm(w, h) if b is None else torch.baddbmm(b.to(h.dtype).unsqueeze(2), w, h)
 
     @staticmethod
@@ -47,7 +53,8 @@ class StackedLinear(torch.autograd.Function):
             w_grad.copy_(torch.bmm(grad, h.mT))
         if b_grad is not None:
             torch.sum(grad, 2, dtype=b_grad.dtype, out=b_grad)
-        return torch.bmm(w.mT, grad) if ctx.needs_input_grad[0] else None, None, None, None, None
+        ctx.written()
+        return torch.bmm(w.mT, grad) if ctx.needs_input_grad[0] else None, None, None, None, None, None
 
 
 # Learners are batched if their activations take at most this many bytes, and the time falls to at most this
@@ -58,6 +65,8 @@ MAX_BATCHED_BYTES, MAX_TIME_SHARE = 2**30, 0.9
 ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 Autocast = Literal["", "bfloat16"]
+#: Takes the names of parameters whose gradients are written.
+Ready = Callable[..., object]
 # One network after the other (in two memory layouts), all at once under torch.vmap, a batched product a
 # layer.
 GradientPath = Literal["loop", "channels last", "batched", "chain"]
@@ -189,18 +198,25 @@ class Stack:
         return copy_of_model
 
     def gradients(
-        self, weights: Tensor, x: Any, y: Any, out: Tensor, training: Training | None = None
+        self,
+        weights: Tensor,
+        x: Any,
+        y: Any,
+        out: Tensor,
+        training: Training | None = None,
+        ready: Ready | None = None,
     ) -> Tensor:
         """Learner j's gradient at ``weights[j]`` on its minibatch (x[j], y[j]), written to ``out[j]``.
 
         Shapes: weights and out (n, P), x (n, B, ...), y (n, B, ...), or each tensor inside x and y, B a
         multiple of ``accumulate``. Without ``training`` the model is in eval mode; with it each microbatch
-        has its BatchNorm statistics. Returns the mean losses (n,).
+        has its BatchNorm statistics. Without microbatches the backward pass calls ``ready`` as soon as a
+        parameter's gradients are written. Returns the mean losses (n,).
         """
         self._verify(weights, x, y, training)
         path = self._path(x)
         if self.accumulate == 1:
-            return self._compute(path, weights, x, y, out, training)
+            return self._compute(path, weights, x, y, out, training, ready)
         losses, part = weights.new_zeros(len(weights)), torch.empty_like(out)
         out.zero_()
 
@@ -216,11 +232,18 @@ class Stack:
         return losses
 
     def _compute(
-        self, path: GradientPath, weights: Tensor, x: Any, y: Any, out: Tensor, training: Training | None
+        self,
+        path: GradientPath,
+        weights: Tensor,
+        x: Any,
+        y: Any,
+        out: Tensor,
+        training: Training | None,
+        ready: Ready | None = None,
     ) -> Tensor:
         """The gradients of one microbatch by ``path``, and its mean losses (n,)."""
         if path == "chain":
-            losses = self._chain_losses(weights, x, y, out)
+            losses = self._chain_losses(weights, x, y, out, ready)
             differentiable(losses).sum().backward()  # type: ignore[no-untyped-call]
             return losses.detach()
         if path == "batched":
@@ -229,7 +252,7 @@ class Stack:
             if training and not state:  # no running statistics, but each learner needs its buffers
                 state = {k: b.expand(len(weights), *b.shape).clone() for k, b in model.named_buffers()}
             leaves = self.problem.layout.leaves(weights)
-            return self._write(leaves, self._all(model, {**leaves, **state}, x, y), out)
+            return self._write(leaves, self._all(model, {**leaves, **state}, x, y), out, ready)
         rows = []
         for j, w in enumerate(weights):
             model, state, seeds = self.problem.model, {}, self._seeds
@@ -240,7 +263,7 @@ class Stack:
             if path == "channels last":
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             loss = self._mean(model, {**leaves, **state}, seeds, inputs, take(y, j))
-            rows.append(self._write(leaves, loss, out[j]))
+            rows.append(self._write(leaves, loss, out[j], ready if j == len(weights) - 1 else None))
         return torch.stack(rows)
 
     def losses(self, weights: Tensor, x: Any, y: Any) -> Tensor:
@@ -272,7 +295,9 @@ class Stack:
                 losses.append(self._loss(model, values, x, y))
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
-    def _chain_losses(self, weights: Tensor, x: Any, y: Any, out: Tensor | None = None) -> Tensor:
+    def _chain_losses(
+        self, weights: Tensor, x: Any, y: Any, out: Tensor | None = None, ready: Ready | None = None
+    ) -> Tensor:
         """The losses (n,) of a chain; their backward pass writes the gradients to ``out``, if given."""
         assert self.layers is not None
         views = self.problem.layout.views(weights)
@@ -286,7 +311,11 @@ class Stack:
                     b, b_grad = (views[layer.bias], grads.get(layer.bias)) if layer.bias else (None, None)
                     if out is not None and not h.requires_grad:  # the first layer: backward is to reach it
                         w = w.detach().requires_grad_()
-                    h = StackedLinear.apply(h.to(dtype), w, b, w_grad, b_grad)  # type: ignore[no-untyped-call]
+                    names = filter(None, (layer.weight, layer.bias))
+                    written = functools.partial(ready or (lambda *_: None), *names)
+                    h = StackedLinear.apply(  # type: ignore[no-untyped-call]
+                        h.to(dtype), w, b, w_grad, b_grad, written
+                    )
                 else:
                     h = layer(h)
         return stacked_losses(self.problem.criterion, h.to(weights.dtype), y)
@@ -302,10 +331,24 @@ class Stack:
             outputs = outputs.to(next(iter(values.values())).dtype)  # that of the weights
         return self.problem.criterion(outputs, y)
 
-    def _write(self, leaves: dict[str, Tensor], losses: Tensor, out: Tensor) -> Tensor:
+    def _write(
+        self, leaves: dict[str, Tensor], losses: Tensor, out: Tensor, ready: Ready | None = None
+    ) -> Tensor:
+        views, written = self.problem.layout.views(out), set[str]()
+
+        def write(name: str, gradient: Tensor) -> None:  # autograd calls it with the sum over all uses
+            views[name].copy_(gradient)
+            written.add(name)
+            if ready:
+                ready(name)
+
+        if ready:
+            for name, leaf in leaves.items():
+                leaf.register_hook(functools.partial(write, name))  # type: ignore[no-untyped-call]
         parts = gradients(losses.sum(), list(leaves.values()))
-        for view, part in zip(self.problem.layout.views(out).values(), parts, strict=True):
-            view.copy_(part)
+        for name, part in zip(leaves, parts, strict=True):
+            if name not in written:
+                write(name, part)
         return losses.detach()
 
     def batching_pays(self, weights: Tensor, x: Any, y: Any, training: Training | None) -> bool:

@@ -388,7 +388,7 @@ class _Alone(Comm):
         super().__init__(1)
         self.size = 2
 
-    def _start_mean(self, rows: Tensor, use: str) -> Callable[[], Tensor]:
+    def _start_mean(self, rows: Tensor, use: str, out: Tensor | None = None) -> Callable[[], Tensor]:
         total = torch.sum(rows, 0, out=self.buffer(use, rows[0])).div_(self.learners)
         return lambda: total
 

@@ -309,6 +309,8 @@ class Decomposer:
         """
         comm = self.gradient.comm
         theta = comm.mean(weights)
+        # Several processes have the mean of the new weights; the memory of this one is then overwritten.
+        start = None if comm.size == 1 else comm.buffer("start", comm.part(theta)).copy_(comm.part(theta))
         g = self.gradient.at(theta, step)
         parts: list[Tensor] = []
         if split and at_mean:
@@ -321,18 +323,21 @@ class Decomposer:
             delta = comm.part_mean(gradients, "δ", minus=gradients_at_mean)
             parts = [comm.part_mean(gradients_at_mean, "g_S"), delta]
         columns = self.gradient.heterogeneity(theta, step, g, self.divided) if self.divided else {}
-        return lambda new, lr: columns | _columns(comm, weights, g, parts, new, lr)
+
+        def displacement(new: Tensor) -> Tensor:
+            if start is None:  # the mean of the differences, each nearly free of rounding
+                return comm.part_mean(new, "d", minus=weights)
+            return torch.sub(comm.part(comm.mean(new)), start, out=start)
+
+        return lambda new, lr: columns | _columns(g, displacement(new), parts, lr)
 
 
-def _columns(
-    comm: Comm, weights: Tensor, g: Gradient, parts: list[Tensor], new: Tensor, lr: float
-) -> dict[str, float]:
-    """The history's columns for the step from ``weights`` (n, P) to ``new`` with learning rate α.
+def _columns(g: Gradient, displacement: Tensor, parts: list[Tensor], lr: float) -> dict[str, float]:
+    """The history's columns for a step of w_a by ``displacement`` with learning rate α.
 
     ``parts``: g_S and δ, g_S alone where δ = 0, nothing without the terms of Eq. 4.
     """
-    # The mean of the differences: each is nearly free of rounding, which one of the means is not.
-    projected = g.project([comm.part_mean(new, "d", minus=weights), *parts])
+    projected = g.project([displacement, *parts])
     pairs, across, errors = projected.pairs, projected.across, projected.across_se
     columns = step_columns(g.loss, projected)
     if not parts:

@@ -376,6 +376,12 @@ class SSGD(Rule):
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         return torch.sub(self.gradient_points(weights), directions, alpha=lr, out=self._new_weights(weights))
 
+    def finish_moved(self, weights: Tensor, points: Tensor, moved: Tensor, lr: float, step: int) -> Tensor:
+        """The result is where the optimizer moved the mean, unless a subclass has another :meth:`finish`."""
+        if type(self).finish is SSGD.finish:
+            return moved
+        return super().finish_moved(weights, points, moved, lr, step)
+
     def communication_cost(self, step: int) -> tuple[float, int]:
         return self.all_reduce, 1
 

@@ -69,8 +69,12 @@ class DPSGD(Rule):
         return self._new_weights(weights).copy_(self.comm.mix(stepped, self.mixing, step)())
 
     def finish_moved(self, weights: Tensor, points: Tensor, moved: Tensor, lr: float, step: int) -> Tensor:
-        """The result in AWC order is w_j − α u_j + Σ_k M_jk (w_k − w_j): three passes over memory."""
-        if self.order == "awc" and self.lr_is_factor and points.data_ptr() == weights.data_ptr():
+        """The result in AWC order is w_j − α u_j + Σ_k M_jk (w_k − w_j): three passes over memory.
+
+        A subclass with another :meth:`finish` has another result.
+        """
+        of_this_rule = self.order == "awc" and type(self).finish is DPSGD.finish
+        if of_this_rule and self.lr_is_factor and points.data_ptr() == weights.data_ptr():
             return self._mixed.add_to(moved)
         return super().finish_moved(weights, points, moved, lr, step)
 
@@ -124,9 +128,6 @@ class SingleMerge(DPSGD):
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         new = super().finish(weights, directions, lr, step)
         return new.copy_(self.comm.fresh_mean(new, "merged")) if step == self.at else new
-
-    def finish_moved(self, weights: Tensor, points: Tensor, moved: Tensor, lr: float, step: int) -> Tensor:
-        return Rule.finish_moved(self, weights, points, moved, lr, step)  # which merges
 
     def communication_cost(self, step: int) -> tuple[float, int]:
         vectors, rounds = super().communication_cost(step)

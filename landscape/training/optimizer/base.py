@@ -167,12 +167,22 @@ class SGD(Optimizer):
         self.heavy_ball = momentum, "nesterov" if nesterov else "ordinary"
 
     def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
+        state = {name: torch.empty_like(gradients) for name in self.names}
+        u = self.directions_of(slice(None), gradients, points, state)
+        self.state = state
+        return u
+
+    def directions_of(
+        self, columns: slice, gradients: Tensor, points: Tensor, state: Mapping[str, Tensor]
+    ) -> Tensor:
+        """``columns`` of :meth:`directions`, whose new state is written to the same columns of ``state``."""
+        gradients = gradients[:, columns]
         if self.weight_decay:
-            gradients = torch.add(gradients, points, alpha=self.weight_decay)
+            gradients = torch.add(gradients, points[:, columns], alpha=self.weight_decay)
         if not self.momentum:
             return gradients
-        v = torch.add(gradients, self.state["momentum"], alpha=self.momentum)
-        self.state = {"momentum": v}
+        v = state["momentum"][:, columns]
+        torch.add(gradients, self.state["momentum"][:, columns], alpha=self.momentum, out=v)
         return torch.add(gradients, v, alpha=self.momentum) if self.nesterov else v
 
 

@@ -120,7 +120,7 @@ class Stepper:
                 flat.copy_(new)
             self.rule.update_optimizer_state(self.state, step)
             if self.rule.at_mean and self.comm.size > 1:
-                flat.copy_(self.comm.fresh_mean(flat, "weights"))
+                self.comm.fresh_mean(flat, out=flat[0])
             if self._average_buffers:
                 average_buffers(self.parameters.module, self.comm)
         self.steps, self.begun = step, False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import time
 from abc import ABC, abstractmethod
@@ -19,10 +20,12 @@ from torch import Tensor
 from landscape.core.devices import float64_device, gather_bytes
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.problem.layout import average
+from landscape.problem.layout import Layout, average
 from landscape.problem.problem import Problem
 
 T = TypeVar("T")
+# Bytes of a piece of a mean. Source: DistributedDataParallel's buckets.
+PIECE = 25 * 2**20
 
 
 class Matrices(Protocol):
@@ -128,22 +131,35 @@ class Comm:
             self._mean = rows, rows._version, functools.cache(self._start_mean(rows, "mean"))
         return self._mean[2]
 
-    def hold_mean(self, rows: Tensor) -> None:
-        """Store row 0 of ``rows`` (n_local, P) as their :meth:`mean`, as all n learners are equal."""
-        self._mean = rows, rows._version, lambda: rows[0]
+    def hold_mean(self, rows: Tensor, mean: Callable[[], Tensor] | None = None) -> None:
+        """Store what ``mean`` gives as the :meth:`mean` of ``rows`` (n_local, P).
 
-    def fresh_mean(self, rows: Tensor, use: str = "") -> Tensor:
-        """The mean (P,) as :meth:`mean`, not stored; valid until the next call with the same ``use``."""
-        return self._start_mean(rows, use)()
+        Without ``mean`` it is row 0, as all n learners are equal.
+        """
+        self._mean = rows, rows._version, functools.cache(mean) if mean else lambda: rows[0]
 
-    def _start_mean(self, rows: Tensor, use: str) -> Callable[[], Tensor]:
+    def fresh_mean(self, rows: Tensor, use: str = "", out: Tensor | None = None) -> Tensor:
+        """The mean (P,) as :meth:`mean`, not stored; valid until the next call with the same ``use``.
+
+        Several processes write it to ``out`` (P,), if given, which may be the only row.
+        """
+        return self._start_mean(rows, use, out)()
+
+    def _start_mean(self, rows: Tensor, use: str, out: Tensor | None = None) -> Callable[[], Tensor]:
         if self.size == 1:
             return lambda: average(rows)
-        total = self.buffer(use, rows[0])
-        torch.sum(rows, 0, out=total).div_(self.learners)
+        total = self.buffer(use, rows[0]) if out is None else out
+        works = [self._send_mean(rows[..., piece], total[piece]) for piece in pieces(total)]
+        return lambda: self._finished(works, total)
+
+    def _send_mean(self, rows: Tensor, out: Tensor) -> dist.Work:
+        """Start the exchange that writes the mean over all learners of ``rows`` (n_local, ...) to ``out``."""
+        if len(rows) == 1:
+            torch.div(rows[0], self.learners, out=out)
+        else:
+            torch.sum(rows, 0, out=out).div_(self.learners)
         with self._naming():
-            work = dist.all_reduce(total, async_op=True)
-        return lambda: self._finished([work], total)
+            return dist.all_reduce(out, async_op=True)
 
     def _finished(self, works: list[dist.Work], result: Tensor) -> Tensor:
         with self._waiting():
@@ -202,6 +218,10 @@ class Comm:
         bounds = _bounds(count, self.size)
         return slice(bounds[self.rank], bounds[self.rank + 1])
 
+    def part(self, vector: Tensor) -> Tensor:
+        """This process's :meth:`share` of the coordinates of ``vector`` (P,)."""
+        return vector[self.share(len(vector))]
+
     def part_sum(self, vector: Tensor, use: str) -> Tensor:
         """Σ over the processes of ``vector`` (P,), of which each process keeps its :meth:`share`.
 
@@ -209,12 +229,22 @@ class Comm:
         """
         if self.size == 1:
             return vector
-        widths = np.diff(_bounds(len(vector), self.size)).tolist()
-        width = widths[self.rank]
-        # A reduce-scatter; that of gloo takes twice as long, and cannot cut a vector unevenly.
-        received = self.buffer("parts", vector[:width].expand(self.size, -1))
-        self._all_to_all(received, vector.contiguous(), [width] * self.size, widths)
-        return torch.sum(received, 0, out=self.buffer(use, received[0]))
+        bounds = _bounds(len(vector), self.size)
+        shares = [vector[start:stop] for start, stop in itertools.pairwise(bounds)]
+        own = shares[self.rank]
+        received = self.buffer("parts", own.expand(self.size - 1, -1))
+        rows, transfers = iter(received), []
+        # Every rank posts in this order, which NCCL needs. gloo's own reduce-scatter takes twice as long.
+        for sender, receiver in itertools.permutations(range(self.size), 2):
+            if receiver == self.rank:
+                transfers.append(dist.P2POp(dist.irecv, next(rows), sender, tag=self.learners))
+            elif sender == self.rank:
+                transfers.append(dist.P2POp(dist.isend, shares[receiver], receiver, tag=self.learners))
+        self._finished(self._post(transfers), received)
+        total = torch.add(own, received[0], out=self.buffer(use, own))
+        for row in received[1:]:
+            total += row
+        return total
 
     def part_mean(self, rows: Tensor, use: str, minus: Tensor | None = None) -> Tensor:
         """The mean over all learners of ``rows``, or of rows − minus, (n_local, P) each, in their precision.
@@ -310,6 +340,47 @@ class Comm:
         """Send, on other ranks, the rows of ``local`` (n_local, …) to rank 0, which is in :meth:`rows`."""
         for row in local:
             self._finished(self._post([dist.P2POp(dist.isend, row.contiguous(), 0)]), row)
+
+
+class PiecewiseMean:
+    """A mean (P,) over all learners that is exchanged in pieces while a backward pass computes its rows.
+
+    Args:
+        comm: exchanges the pieces.
+        layout: of the parameter tensors in the P columns.
+        total: (P,), the memory for the mean.
+        rows: gives the rows (n_local, columns) of a piece, once all of its gradients are there.
+    """
+
+    def __init__(self, comm: Comm, layout: Layout, total: Tensor, rows: Callable[[slice], Tensor]) -> None:
+        self._comm, self._total, self._rows = comm, total, rows
+        self._works: list[dist.Work] = []
+        self._pieces, self._done, self._expected = pieces(total), set[str](), [*layout.slots]
+
+    def ready(self, *names: str) -> None:
+        """Send the pieces that are complete with the gradients of the parameters ``names``.
+
+        All processes send in the same order, whatever the order of the gradients: the last piece first.
+        """
+        self._done.update(names)
+        while self._expected and self._expected[-1].name in self._done:
+            self._expected.pop()
+        complete = self._expected[-1].place.stop if self._expected else 0
+        while self._pieces and self._pieces[0].start >= complete:
+            piece = self._pieces.pop(0)
+            self._works.append(self._comm._send_mean(self._rows(piece), self._total[piece]))
+
+    def __call__(self) -> Tensor:
+        """Send the remaining pieces, wait for all, and return the mean."""
+        self.ready(*(slot.name for slot in self._expected))
+        works, self._works = self._works, []
+        return self._comm._finished(works, self._total)
+
+
+def pieces(row: Tensor) -> list[slice]:
+    """The columns of ``row`` (P,) in pieces of at most PIECE bytes, the last first, as gradients come."""
+    width = max(1, PIECE // row.itemsize)
+    return [slice(max(0, stop - width), stop) for stop in range(len(row), 0, -width)]
 
 
 def _bounds(count: int, parts: int) -> list[int]:

@@ -21,13 +21,14 @@ from landscape.core.devices import double, inner
 from landscape.core.errors import InputError
 from landscape.core.registry import numerics
 from landscape.data.base import Dataset
-from landscape.gradients.learners import Stack, Training
+from landscape.gradients.learners import Ready, Stack, Training
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.training import optimizer
-from landscape.training.algorithms.central import AsyncSGD
+from landscape.training.algorithms.central import SSGD, AsyncSGD
 from landscape.training.decomposition import Columns, Decomposer, GradientEstimator
-from landscape.training.processes.comm import Comm
+from landscape.training.optimizer.base import SGD
+from landscape.training.processes.comm import Comm, PiecewiseMean
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes.recipe import MATRIX, Recipe
 from landscape.training.run import History, Row, due, setup
@@ -205,8 +206,11 @@ class Trainer:
         points = self.rule.gradient_points(weights)
         x, y = self._minibatches(t)
         training = self.buffers.training(t)
-        losses = self._compute_gradients(points, x, y, training)
+        exchange, new, new_state = self._exchange_in_backward(points, lr, t)
+        losses = self._compute_gradients(points, x, y, training, exchange and exchange.ready)
         if self._diverged_before(t, state):
+            if exchange:
+                exchange()
             return
         self.monitor.see(t, points, self._gradients)
         columns: Columns | None = None
@@ -217,10 +221,15 @@ class Trainer:
                 weights, x, y, self._gradients, t, split, self.rule.at_mean, training
             )
         gradients = self._gradients
-        if self.rule.synchronous and not self.optimizer.linear:
-            gradients = self.comm.fresh_mean(gradients).expand_as(gradients)
-        directions = self.optimizer.directions(gradients, points, lr, t)
-        new = self.rule.finish(weights, directions, lr, t)
+        if new is not None:
+            self.optimizer.state = new_state
+            self.comm.hold_mean(new, exchange)
+        else:
+            if self.rule.synchronous and not self.optimizer.linear:
+                mean_gradient = exchange() if exchange else self.comm.fresh_mean(gradients)
+                gradients = mean_gradient.expand_as(gradients)
+            directions = self.optimizer.directions(gradients, points, lr, t)
+            new = self.rule.finish(weights, directions, lr, t)
         self.rule.update_optimizer_state(self.optimizer, t)
         # The spread is measured where the mean is computed anyway or cheaply, or where the spread may exceed
         # its bound.
@@ -247,14 +256,42 @@ class Trainer:
         if self.step == t:  # not undone by _complete_pending
             self._record(row, time.perf_counter() - clock, self.comm.waited - waited, weights)
 
+    def _exchange_in_backward(
+        self, points: Tensor, lr: float, t: int
+    ) -> tuple[PiecewiseMean | None, Tensor | None, dict[str, Tensor]]:
+        """The exchange of step ``t`` that runs while its backward pass does, the new weights, and the state.
+
+        With several processes it is the mean of the gradients, where a synchronous rule needs it for their
+        directions; or that of SSGD's new weights (n_local, P), which the pass then writes, with the new state
+        of SGD, piece by piece.
+        """
+        comm, layout, gradients = self.comm, self.train.layout, self._gradients
+        if comm.size > 1 and self.rule.synchronous and not self.optimizer.linear:
+            total = comm.buffer("gradients", gradients[0])
+            return PiecewiseMean(comm, layout, total, lambda piece: gradients[:, piece]), None, {}
+        sgd = self.optimizer
+        if comm.size == 1 or type(self.rule) is not SSGD or type(sgd) is not SGD:
+            return None, None, {}
+        # Of three in turn: a step back may be undone, and needs the weights before it.
+        new = comm.buffer(f"weights {t % 3}", gradients)
+        state = {name: torch.empty_like(old) for name, old in sgd.state.items()}
+
+        def weights(piece: slice) -> Tensor:
+            u = sgd.directions_of(piece, gradients, points, state)
+            return torch.sub(points[:, piece], u, alpha=lr, out=new[:, piece])
+
+        return PiecewiseMean(comm, layout, comm.buffer(f"mean {t % 2}", new[0]), weights), new, state
+
     def _minibatches(self, t: int) -> tuple[Any, Any]:
         """(x (n_local, B, ...), y (n_local, B, ...)) of step ``t``."""
         return self.minibatches.draw(t, self.recipe.learners, self.comm.local)
 
-    def _compute_gradients(self, points: Tensor, x: Any, y: Any, training: Training) -> Tensor:
+    def _compute_gradients(
+        self, points: Tensor, x: Any, y: Any, training: Training, ready: Ready | None = None
+    ) -> Tensor:
         """Write the learners' gradients at ``points`` to ``_gradients``; their losses (n_local,)."""
         self.trial.decide(points, x, y, training, self.recipe.model)
-        return self.stack.gradients(points, x, y, out=self._gradients, training=training)
+        return self.stack.gradients(points, x, y, out=self._gradients, training=training, ready=ready)
 
     def _diverged_before(self, t: int, state: State) -> bool:
         """Complete the step before ``t``, and return whether the run diverged in it.
@@ -459,7 +496,9 @@ class Server(_Part):
         """An empty minibatch: only the worker has the samples."""
         return self.train.gather(torch.zeros(1, 0, dtype=torch.long))
 
-    def _compute_gradients(self, points: Tensor, x: Any, y: Any, training: Training) -> Tensor:
+    def _compute_gradients(
+        self, points: Tensor, x: Any, y: Any, training: Training, ready: Ready | None = None
+    ) -> Tensor:
         self._gradients.copy_(self._delivered[:-1])
         return self._delivered[-1:]
 
