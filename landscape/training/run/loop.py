@@ -8,7 +8,7 @@ import queue
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -198,41 +198,33 @@ class Trainer:
         if self.comm.group:
             self.comm.group.step = t
         recipe, weights, state = self.recipe, self.weights, self._state()
-        lr, decomposed = recipe.rate(t, self.train.samples), due(recipe.decompose.every, t)
-        # The rule's exchange of weights, and that of the mean where it is needed, overlap with the gradients.
+        lr = recipe.rate(t, self.train.samples)
+        decomposed = due(recipe.decompose.every, t)
+        # Exchanges that start here run beside the gradients; the decomposer waits for the mean.
         self.rule.begin(weights, t)
         if decomposed:
             self.comm.start_mean(weights)
         points = self.rule.gradient_points(weights)
         x, y = self._minibatches(t)
         training = self.buffers.training(t)
-        exchange, new, new_state = self._exchange_in_backward(points, lr, t)
-        losses = self._compute_gradients(points, x, y, training, exchange and exchange.ready)
+        backward = self._exchange_in_backward(points, lr, t)
+        ready = backward.mean.ready if backward else None
+        losses = self._compute_gradients(points, x, y, training, ready)
         if self._diverged_before(t, state):
-            if exchange:
-                exchange()
+            if backward:
+                backward.mean()
             return
         self.monitor.see(t, points, self._gradients)
         columns: Columns | None = None
         if decomposed:
-            split = recipe.decompose.split and self.optimizer.direction_is_gradient
-            split = split and self.rule.follows_mean_direction(t)
+            with_terms = recipe.decompose.split and self.optimizer.direction_is_gradient
             columns = self.decomposer.begin(
-                weights, x, y, self._gradients, t, split, self.rule.at_mean, training
-            )
-        gradients = self._gradients
-        if new is not None:
-            self.optimizer.state = new_state
-            self.comm.hold_mean(new, exchange)
-        else:
-            if self.rule.synchronous and not self.optimizer.linear:
-                mean_gradient = exchange() if exchange else self.comm.fresh_mean(gradients)
-                gradients = mean_gradient.expand_as(gradients)
-            directions = self.optimizer.directions(gradients, points, lr, t)
-            new = self.rule.finish(weights, directions, lr, t)
-        self.rule.update_optimizer_state(self.optimizer, t)
-        # The spread is measured where the mean is computed anyway or cheaply, or where the spread may exceed
-        # its bound.
+                weights, x, y, self._gradients, t,
+                split=with_terms and self.rule.follows_mean_direction(t),
+                at_mean=self.rule.at_mean, training=training,
+            )  # fmt: skip
+        new = self._new_weights(points, lr, t, backward)
+        # The spread is measured where w_a is computed anyway or cheaply, and where it may exceed its bound.
         measured = self.comm.size == 1 or decomposed or t == recipe.steps
         measured |= due(recipe.evaluate.every, t) or self.divergence.needs_spread(self.history.rows)
         if measured or self.rule.at_mean:  # at_mean: the next step's gradients are taken at this mean
@@ -240,47 +232,66 @@ class Trainer:
         row = self.history.new_row(t, lr)
         if columns is not None:
             self.history.record(row, columns(new, lr))
-        # Without a mean the exchange only shows whether all weights are finite. The differences overwrite the
-        # memory of the gradients.
         mean = self.comm.mean(new) if measured else None
-        spread = (new if mean is None else torch.sub(new, mean, out=self._gradients)).flatten()
-        loss = float(double(losses).mean())
-        mean_square = float(inner(spread, spread)) / len(new)
-        results = self.comm.start_learners_mean(loss, mean_square)
+        results = self._start_results(new, mean, losses)
         self._pending = PendingStep(row, weights, state, mean, results)
         self.weights, self.step = new, t
         self.history.append(row)
-        # With several processes a step waits only for the other processes' losses of the step before.
+        # With several processes a step waits only for the losses of the previous step.
         if measured or due(recipe.checkpoint.every, t) or self.monitor.due(t):
             self._complete_pending()
-        if self.step == t:  # not undone by _complete_pending
+        if self.step == t:  # _complete_pending has not undone the step
             self._record(row, time.perf_counter() - clock, self.comm.waited - waited, weights)
 
-    def _exchange_in_backward(
-        self, points: Tensor, lr: float, t: int
-    ) -> tuple[PiecewiseMean | None, Tensor | None, dict[str, Tensor]]:
-        """The exchange of step ``t`` that runs while its backward pass does, the new weights, and the state.
+    def _exchange_in_backward(self, points: Tensor, lr: float, t: int) -> InBackward | None:
+        """The exchange that runs while the backward pass of step ``t`` does; None where there is none.
 
-        With several processes it is the mean of the gradients, where a synchronous rule needs it for their
-        directions; or that of SSGD's new weights (n_local, P), which the pass then writes, with the new state
-        of SGD, piece by piece.
+        With several processes, a synchronous rule averages gradients where directions are not linear in them,
+        and SSGD averages the new weights.
         """
-        comm, layout, gradients = self.comm, self.train.layout, self._gradients
-        if comm.size > 1 and self.rule.synchronous and not self.optimizer.linear:
+        comm, layout, gradients, sgd = self.comm, self.train.layout, self._gradients, self.optimizer
+        if comm.size > 1 and self.rule.synchronous and not sgd.linear:
             total = comm.buffer("gradients", gradients[0])
-            return PiecewiseMean(comm, layout, total, lambda piece: gradients[:, piece]), None, {}
-        sgd = self.optimizer
+            return InBackward(PiecewiseMean(comm, layout, total, lambda piece: gradients[:, piece]))
         if comm.size == 1 or type(self.rule) is not SSGD or type(sgd) is not SGD:
-            return None, None, {}
-        # Of three in turn: a step back may be undone, and needs the weights before it.
+            return None
+        # One of three in turn, as the step before may still be undone, which needs the weights before it.
         new = comm.buffer(f"weights {t % 3}", gradients)
         state = {name: torch.empty_like(old) for name, old in sgd.state.items()}
 
-        def weights(piece: slice) -> Tensor:
-            u = sgd.directions_of(piece, gradients, points, state)
-            return torch.sub(points[:, piece], u, alpha=lr, out=new[:, piece])
+        def new_weights(piece: slice) -> Tensor:
+            directions = sgd.directions_of(piece, gradients, points, state)
+            return torch.sub(points[:, piece], directions, alpha=lr, out=new[:, piece])
 
-        return PiecewiseMean(comm, layout, comm.buffer(f"mean {t % 2}", new[0]), weights), new, state
+        mean = PiecewiseMean(comm, layout, comm.buffer(f"mean {t % 2}", new[0]), new_weights)
+        return InBackward(mean, new, state)
+
+    def _new_weights(self, points: Tensor, lr: float, t: int, backward: InBackward | None) -> Tensor:
+        """The weights after step ``t`` (n_local, P), from the gradients at ``points``."""
+        if backward and backward.weights is not None:
+            new, self.optimizer.state = backward.weights, backward.optimizer_state
+            self.comm.hold_mean(new, backward.mean)
+        else:
+            gradients = self._gradients
+            if self.rule.synchronous and not self.optimizer.linear:  # u of the mean is not the mean of u
+                mean = backward.mean() if backward else self.comm.fresh_mean(gradients)
+                gradients = mean.expand_as(gradients)
+            directions = self.optimizer.directions(gradients, points, lr, t)
+            new = self.rule.finish(self.weights, directions, lr, t)
+        self.rule.update_optimizer_state(self.optimizer, t)
+        return new
+
+    def _start_results(self, new: Tensor, mean: Tensor | None, losses: Tensor) -> Callable[[], list[float]]:
+        """Start the exchange of the learners' mean loss, and of ‖w_j − w_a‖² after the step.
+
+        Without w_a, ``mean``, it is ‖w_j‖², which shows only whether all weights are finite.
+        """
+        differences = new
+        if mean is not None:  # in the memory of the gradients
+            differences = torch.sub(new, mean, out=self._gradients)
+        flat = differences.flatten()
+        mean_square = float(inner(flat, flat)) / len(new)
+        return self.comm.start_learners_mean(float(double(losses).mean()), mean_square)
 
     def _minibatches(self, t: int) -> tuple[Any, Any]:
         """(x (n_local, B, ...), y (n_local, B, ...)) of step ``t``."""
@@ -392,6 +403,19 @@ class Trainer:
 
 def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+@dataclass(frozen=True)
+class InBackward:
+    """An exchange in a backward pass.
+
+    ``mean`` over all learners: of their gradients, or of their new weights. The pass then writes ``weights``
+    (n_local, P) and the optimizer's new state.
+    """
+
+    mean: PiecewiseMean
+    weights: Tensor | None = None
+    optimizer_state: dict[str, Tensor] = field(default_factory=dict)
 
 
 #: The state that a step changes in addition to the weights: of the optimizer, the rule (two) and the buffers.
