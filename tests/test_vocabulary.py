@@ -135,6 +135,7 @@ OWN = {
     "Registry.declare": "place summary",
     "Registry.make": "own",
     "Rule.finish_moved": "moved",
+    "SSGD.finish_moved": "moved",
     "Rule.generator": "purpose",
     "Rule.restore": "shared",
     "Optimizer.start": "layout",
