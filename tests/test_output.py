@@ -100,17 +100,22 @@ def test_a_runs_end_and_the_next_command(run: Path, tiny: Path, tmp_path: Path, 
     value, limit = (end.history[name][-1] for name in ("lr_lambda_max", "lr_lambda_limit"))
     code, out, _ = command("info", run)
     assert f"ηλ_max {value:.3g} of {limit:.3g} ({value / limit:.0%} of the limit), did not diverge" in out
-    for settings, word in ((("monitor.sharpness=10",), "contour"), ((), "stability")):
+    delayed = ("algorithm={name='async-sgd', delay=2}", "lr=0.01")
+    for settings, word in ((("monitor.sharpness=10",), "contour"), (delayed, "stability")):
         place = tmp_path / word
         flags = [part for setting in settings for part in ("--set", setting)]
         code, out, err = command("train", tiny, *flags, "-o", place)
         assert code == 0
         assert "test error" in out
-        assert ("ηλ_max" in out) == bool(settings)
+        assert ("ηλ_max" in out) == (word == "contour")
         (line,) = [line for line in err.splitlines() if line.startswith("next: landscape")]
         words = shlex.split(line.removeprefix("next: landscape"), comments=True)
         assert words[0] == word
-        assert command(*words)[0] == 0
+        code, out, _ = command(*words)
+        assert code == 0
+        assert ("τ = 2, no momentum" in out) == (word == "stability")
+    out = command("stability", run)[1]  # which has no delay
+    assert out.count("training leaves above lr") == out.count("τ = 0, ") == 3
 
 
 def test_progress_without_a_terminal_is_a_line_now_and_then(

@@ -36,7 +36,7 @@ from landscape.results.flatness import BatchSharpness, Smoothing
 from landscape.results.noise import NoiseScale
 from landscape.results.spectrum import CurvatureTable, Spectrum
 from landscape.training import experiments as continued
-from landscape.training.experiments import operating_point, preconditioner
+from landscape.training.experiments import DELAYS, operating_point, preconditioner
 from landscape.training.experiments import stability as compute_stability
 
 
@@ -262,7 +262,7 @@ def stability(
     Example:
         landscape stability runs/dp/last.h5 --delay 0,1,2,4,8,16,32 --plot edge.png
     """
-    delays, momentum = sorted({*analysis.settings["delays"]}), analysis.settings["momentum"]
+    delays, momentum = sorted({*(analysis.settings["delays"] or DELAYS)}), analysis.settings["momentum"]
     if not analysis.checkpoints:
         if analysis.target.picture or analysis.target.output or precondition:
             raise InputError("--plot, -o: not allowed without a CKPT, nor --precondition")

@@ -25,6 +25,7 @@ from landscape.cli.output import current
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import SPLITS, Count, Natural, Positive, ends_in
 from landscape.results.grids import Sweep
+from landscape.training.experiments import operating_point
 from landscape.training.experiments.sweep import Rounds
 from landscape.training.experiments.sweep import sweep as compute_sweep
 from landscape.training.processes import children
@@ -412,8 +413,8 @@ def next_command(end: Checkpoint, folder: str, data_dir: str | None) -> str:
     """The command to try next, and what it shows."""
     if end.diverged:
         return f"{shlex.join(['landscape', 'plot', folder])}  # where the run left its bounds"
-    if math.isnan(latest(end.history, "lr_lambda_max")):
-        words, shows = ["stability", folder], "ηλ_max and its limit"
+    if operating_point(end)[2]:
+        words, shows = ["stability", folder], "λ_max, and the rates that its delay allows"
     else:
         words, shows = ["contour", folder, "--plot", f"{folder}/contour.png"], "the landscape around the end"
     words += ["--data-dir", data_dir] if data_dir else []

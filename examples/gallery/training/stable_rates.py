@@ -9,4 +9,4 @@ delay.
 import landscape
 
 run = landscape.load("runs/ssgd-0/last.h5")
-figure = landscape.stability(run).plot()
+figure = landscape.stability(run, delays=[0, 1, 3, 7, 31]).plot()

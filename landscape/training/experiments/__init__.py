@@ -339,7 +339,7 @@ DELAYS = (0, 1, 3, 7, 31)
 @analysis(shorter="a larger residual_tol= or a part of the data", of_the_run=None)
 def stability(
     problem: Problem | Run,
-    delays: Sequence[Natural] = DELAYS,
+    delays: Sequence[Natural] | None = None,
     momentum: BelowOne = 0.9,
     *,
     lr: NonNegative | None = None,
@@ -355,7 +355,7 @@ def stability(
 
     Args:
         problem: the loss; or a run.
-        delays: gradient delays τ in steps.
+        delays: gradient delays τ in steps; default: 0, and for a run with delay its own and 1, 3, 7, 31.
         momentum: m of the ordinary and shifted forms. 0.9 is the usual value.
         lr: the learning rate, for the picture of ηλ_max; default: the run's.
         own_limit, own_delay: the limit on ηλ of the run itself, and its delay; default: those of the run's
@@ -383,13 +383,14 @@ def stability(
         >>> round(result.lambda_max, 4), result.limit[0].round(3).tolist()
         (9.0, [2.0, 1.0])
     """
-    delays = sorted({*delays})
     run = problem if isinstance(problem, Checkpoint) else None
     problem = problem_of(problem)
     own_lr, rule_limit, rule_delay = operating_point(run) if run else (math.nan, None, 0)
     lr = own_lr if lr is None else lr
     own_limit = rule_limit if own_limit is None else own_limit
     own_delay = rule_delay if own_delay is None else own_delay
+    usual = {own_delay, *DELAYS} if own_delay else {0}
+    delays = sorted({*(usual if delays is None else delays)})
     if isinstance(precondition, bool):
         if precondition and run is None:
             raise InputError("precondition: True is not allowed for a problem, whose optimizer is not known")
