@@ -104,6 +104,8 @@ html_theme = "pydata_sphinx_theme"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_logo = html_favicon = "_static/logo.svg"
+# Pages with no others below them: a list of these would be empty.
+html_sidebars = {p: [] for p in ("performance", "comparison", "glossary", "troubleshooting", "changelog")}
 html_title = f"landscape {release}"
 html_show_sourcelink = False
 html_theme_options = {

@@ -57,12 +57,18 @@ def choose(where: str, name: str, allowed: Iterable[str]) -> str:
 def near(name: str, names: Iterable[str]) -> str:
     """The text "; did you mean '…'?" with the most similar one of ``names``; "" if none is similar.
 
+    At most three that begin with ``name`` are all similar.
+
     Example:
-        >>> near("fliter", ["none", "filter"])
-        "; did you mean 'filter'?"
+        >>> names = ["none", "filter", "fig2a", "fig2b"]
+        >>> near("fliter", names), near("fig2", names)
+        ("; did you mean 'filter'?", "; did you mean 'fig2a' or 'fig2b'?")
     """
-    similar = difflib.get_close_matches(str(name), list(names), n=1, cutoff=0.5)
-    return f"; did you mean '{similar[0]}'?" if similar else ""
+    names = list(names)
+    similar = [n for n in names if n.startswith(str(name))]
+    if not 0 < len(similar) <= 3:
+        similar = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    return f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ""
 
 
 def ends_in(where: str, path: str | Path, suffixes: Sequence[str]) -> None:
