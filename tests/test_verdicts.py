@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -20,11 +21,11 @@ from landscape.paper import figure, pages
 from landscape.paper.figures import edge
 from landscape.paper.figures.large_batch import ends, judge_pairs
 from landscape.paper.verdicts import (
-    OUTCOMES,
+    NEGLIGIBLE,
     Effect,
     by_seed,
+    counted,
     difference,
-    finding,
     judged,
     outcome,
     paired_effect,
@@ -82,22 +83,56 @@ def test_grades() -> None:
     assert Effect("", "", (1.0, 2.0, 3.0), untested="a reason").holds is None
 
 
-def test_a_sentence_states_no_more_than_the_intervals_allow() -> None:
+def test_equal_is_what_lies_within_a_margin_of_zero() -> None:
+    seeds = (1.0, 1.01, 0.985, 1.002)
+    _, low, high = Effect("", "", seeds, ratio=True).interval
+    edge = max(1 / low, high) - 1  # the two one-sided tests: the interval ends within a factor of 1 + margin
+
+    def effect(margin: float, values: tuple[float, ...] = seeds) -> Effect:
+        return Effect("", "", values, (1.0, math.inf), ratio=True, margin=margin)
+
+    assert (effect(edge + 1e-9).equal, effect(edge - 1e-9).equal) == (True, False)
+    assert outcome([effect(0.05), effect(0.05)]) == "no difference"
+    assert effect(0.05).holds is None
+    assert effect(0.05).answer == effect(0.05).entry()["reason"] == "equal within 5%"
+    # One that is open or wide, has two seeds or no number is not equal, and what is decided stays so.
+    for values in ((0.9, 1.1, 1.0), (1.0, 1.001), (1.0, math.nan, 1.0)):
+        assert outcome([effect(0.05, values)]) == outcome([effect(0.05), effect(0.05, values)]) == "undecided"
+    more, less = (1.01, 1.011, 1.012), (0.99, 0.991, 0.989)
+    assert [effect(0.05, values).answer for values in (more, less)] == ["as claimed", "not as claimed"]
+    assert outcome([effect(0.05), effect(0.05, less)]) == "does not hold"
+    points = Effect("", "", (0.2, -0.3, 0.1), margin=1.0)
+    assert points.answer == "equal within 1"
+    assert counted([points, effect(0.05, more)]) == "1 of 2 as claimed, 1 equal within 1"
+    assert outcome([Effect("", "", seeds, ratio=True, margin=0.05, untested="no data")]) == "not tested here"
+
+
+def test_a_title_says_what_came_out_and_never_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     said, seeds = "A is better", (1.0, 1.1, 1.2)
     _, low, high = Effect("", "", seeds).interval
+    shown = dataclasses.replace(
+        figure.get("fig7"), finding=said, title="a and b", results={"n": "A is worse."}
+    )
+    monkeypatch.setattr(pages, "get", lambda name: shown)
+
+    def title(*effects: Effect, scale: str = "laptop") -> str:
+        monkeypatch.setattr(pages, "judged", lambda judge, rows: list(effects))
+        return str(pages.verdict("fig7", scale, "")["finding"])
 
     def effect(border: float) -> Effect:
         return Effect("", "", seeds, (border, math.inf))
 
     # The boundary is the end of the interval: just below it the claim holds, just above the other end it does
     # not, and on both ends nothing is said.
-    assert finding([effect(low - 1e-9)], said) == said
-    assert finding([effect(low)], said) == finding([effect(high)], said) == f"Undecided: {said}"
-    assert finding([effect(high + 1e-9)], said) == f"Does not hold: {said}"
+    assert title(effect(low - 1e-9)) == said
+    assert title(effect(low)) == title(effect(high)) == "A and b: 0 of 1 as claimed, 1 open"
+    assert title(effect(high + 1e-9)) == "A is worse"
+    # The sentence was written for these answers, at this scale.
+    assert title(effect(high + 1e-9), scale="paper") == "A and b: 0 of 1 as claimed, 1 not"
+    assert title(effect(high + 1e-9), effect(high)) == "A and b: 0 of 2 as claimed, 1 not, 1 open"
     two = Effect("", "", (1.0, 1.1))  # too few seeds, whatever they say
-    assert finding([two], said) == f"Undecided: {said}"
-    assert finding([effect(0.0), two], said) == f"Holds in part: {said}"
-    assert finding([Effect("", "", (), untested="no data")], said) == f"Not tested here: {said}"
+    assert title(effect(0.0), two) == "A and b: 1 of 2 as claimed, 1 open"
+    assert title(Effect("", "", (), untested="no data")) == "A and b: 0 of 1 as claimed, 1 untested"
 
 
 @pytest.fixture(scope="module")
@@ -125,11 +160,10 @@ def test_the_verdicts_in_the_repository_are_those_of_its_data(entries: dict[str,
         assert (kept["outcome"], kept["effects"]) == (entry["outcome"], entry["effects"]), name
         for effect in entry["effects"]:  # no verdict on one seed
             assert effect["holds"] is None or effect["seeds"] == 0 or effect["seeds"] >= 3
-        sentence = figure.get(name).finding
-        assert (entry["finding"] == sentence) == all(effect["holds"] for effect in entry["effects"]), name
-        assert entry["finding"].endswith(sentence)
-        result, _ = pages.result_of(name, entry["scale"], entry["outcome"])
-        assert entry["verdict"].startswith(f"{entry['outcome'].capitalize()}: {result}")
+        result, _ = pages.result_of(name, entry["scale"], entry["effects"])
+        holds = all(effect["holds"] for effect in entry["effects"])
+        assert entry["finding"] == (figure.get(name).finding if holds else result.rstrip(".")), name
+        assert entry["verdict"].startswith(f"{pages.graded(entry)}: {result}")
     assert entries["flatness"]["outcome"] == "holds"
     assert entries["fig7"]["outcome"] == "does not hold"
 
@@ -150,10 +184,10 @@ def test_the_front_page_says_each_claim_what_came_out_and_one_effect(entries: di
         own = figure.get(name)
         assert own.claims == entry["claims"]
         assert len(own.claims.split()) <= 15, name
-        sentence, detail = pages.result_of(name, "laptop", entry["outcome"])
+        sentence, detail = pages.result_of(name, "laptop", entry["effects"])
         assert sentence.endswith("."), name
         assert len(sentence.split()) <= 17, name
-        assert pages.result_of(name, "paper", entry["outcome"]) == ("", "")
+        assert pages.result_of(name, "paper", entry["effects"]) == ("", "")
         assert own.effect in {"", *(effect["where"] for effect in entry["effects"])}, name
         # An effect stands in a text as the tests have it: "+0.18 (-0.049 to +0.4)".
         assert (
@@ -168,15 +202,17 @@ def test_a_page_begins_with_the_verdicts_and_follows_the_csv(tmp_path: Path) -> 
         (tmp_path / f"flatness{suffix}").write_text(text, encoding="utf-8")
     lines = pages.page(tmp_path).read_text(encoding="utf-8").splitlines()
     row = next(line for line in lines if line.startswith("| ") and "<br>[flatness](flatness.md) |" in line)
-    result, detail = pages.result_of("flatness", "laptop", "holds")
+    result, detail = pages.result_of("flatness", "laptop", 4 * [{"answer": "as claimed"}])
     assert f"| **Holds.** {result} | **2.83 (2.09 to 3.83)**: rise of the loss around SSGD" in row
     assert '<img src="flatness.png" width="160" alt="' in row
     own = (tmp_path / "flatness.md").read_text(encoding="utf-8")
-    assert f"\n\n**Holds.** Tests: 4 as claimed. {detail}\n\n" in own
+    assert f"\n\n**Holds.** {detail}\n\n" in own
     halved = rows_of((tmp_path / "flatness.csv").read_text())
     (tmp_path / "flatness.csv").write_text(table(halved[halved["seed"] < 2]))
     changed = pages.page(tmp_path).read_text(encoding="utf-8")
-    assert "| **Undecided.** |" in changed  # the sentence was written for another outcome
+    assert (
+        "| **Undecided (0 of 4 as claimed, 4 open).** |" in changed
+    )  # the sentence was written for another outcome
     assert detail not in (tmp_path / "flatness.md").read_text(encoding="utf-8")
     assert json.loads((tmp_path / "flatness.json").read_text())["outcome"] == "undecided"
     (tmp_path / "flatness.csv").write_text("a,b\n1,2,3\n4,5,6,7\n")
@@ -195,8 +231,9 @@ def test_what_we_found_rests_on_outcomes_that_the_figures_have(entries: dict[str
     for each in sentences:
         assert set(each["rests"]) <= set(figure.names())
     assert pages.findings({}) == []
+    assert f"{NEGLIGIBLE:.0%} of a time" in pages.words("rules")
     for name in figure.names():
-        assert set(figure.get(name).results) <= set(OUTCOMES)
+        assert set("".join(figure.get(name).results)) <= set("anoeu")
     # With another outcome a sentence is gone.
     (first, *_), name = sentences, next(iter(sentences[0]["rests"]))
     assert f"- {first['text']}" not in pages.findings(entries | {name: {"outcome": "undecided"}})

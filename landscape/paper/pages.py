@@ -17,7 +17,7 @@ from landscape.core.errors import OperationError
 from landscape.core.files import read_regular, write_text
 from landscape.paper.context import Context, OutOfTimeError, WeightsNeededError
 from landscape.paper.figure import Drawing, Figure, declared, get, names
-from landscape.paper.verdicts import CONFIDENCE, OUTCOMES, SEEDS, finding, judged, outcome, rows_of, table
+from landscape.paper.verdicts import CONFIDENCE, OUTCOMES, SEEDS, counted, judged, outcome, rows_of, table
 
 # Colors a picture keeps, what a palette of 8 bits holds, and rounds that move each to the mean of the colors
 # that it stands for (our choice). A picture is a third of its size so.
@@ -116,23 +116,32 @@ def verdict(name: str, scale: str, data: str, remark: str = "") -> dict[str, Any
     """The verdict on the claim of the figure ``name`` from the text of its CSV; none at smoke scale.
 
     Returns:
-        {"outcome", "effects", "finding", "verdict"}: the grade, what it rests on, the title of a picture, and
-        a sentence.
+        {"outcome", "counts", "effects", "finding", "verdict"}: the grade, the number of tests with each
+        answer, the tests, the title of a picture, and a sentence.
     """
     if scale == "smoke":
-        return {"outcome": "", "effects": [], "finding": "", "verdict": words("smoke")}
+        return {"outcome": "", "counts": "", "effects": [], "finding": "", "verdict": words("smoke")}
     figure = get(name)
     effects = judged(figure.judge, rows_of(data))
-    grade, title = outcome(effects), finding(effects, figure.finding)
-    result, _ = result_of(name, scale, grade)
-    sentence = f"{grade.capitalize()}: {result}" if result else f"{title}."
-    parts = {"outcome": grade, "effects": [effect.entry() for effect in effects], "finding": title}
-    return parts | {"verdict": f"{sentence} {remark}".strip()}
+    grade, counts = outcome(effects), counted(effects)
+    parts: dict[str, Any] = {"outcome": grade, "counts": counts, "effects": [e.entry() for e in effects]}
+    result, _ = result_of(name, scale, parts["effects"])
+    title = figure.finding if grade == "holds" else result.rstrip(".")
+    parts["finding"] = title or f"{figure.title[0].upper()}{figure.title[1:]}: {counts}"
+    sentence = ": ".join(filter(None, (graded(parts), result.rstrip(".") or title)))
+    return parts | {"verdict": f"{sentence}. {remark}".strip()}
 
 
-def result_of(name: str, scale: str, grade: str) -> tuple[str, str]:
-    """Return what came out of a figure, a sentence and details; "" where figures.toml says nothing."""
-    text = get(name).results.get(grade, "") if scale == "laptop" else ""
+def graded(entry: dict[str, Any]) -> str:
+    """ "Holds in part (3 of 4 as claimed, 1 open)": the grade, and on how many tests it rests."""
+    grade = entry["outcome"] or "smoke"
+    return grade.capitalize() + (f" ({entry['counts']})" if grade not in ("holds", "smoke") else "")
+
+
+def result_of(name: str, scale: str, effects: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """Return what came out of a figure, a sentence and details; "" where figures.toml says nothing of it."""
+    answers = "".join(effect["answer"][0] for effect in effects)
+    text = get(name).results.get(answers, "") if scale == "laptop" else ""
     sentence, _, detail = text.partition("\n")
     return sentence, " ".join(detail.split())
 
@@ -225,7 +234,7 @@ def front(entries: dict[str, dict[str, Any]]) -> str:
     parts = ["# The figures of the papers", words("introduction")]
     if lines := findings(entries):
         parts += ["## What we found", "\n".join(lines)]
-    parts += ["## The claims", counted(entries), words("words")]
+    parts += ["## The claims", outcomes(entries), words("words")]
     for paper, group in itertools.groupby(entries.items(), lambda pair: pair[1]["where"].partition(", ")[0]):
         title = declared()["papers"].get(paper)
         parts += [f"### {paper}: {title}" if title else f"### {paper}"]
@@ -240,7 +249,7 @@ def findings(entries: dict[str, dict[str, Any]]) -> list[str]:
     return [f"- {finding['text']}" for finding in every if finding["rests"].items() <= outcomes.items()]
 
 
-def counted(entries: dict[str, dict[str, Any]]) -> str:
+def outcomes(entries: dict[str, dict[str, Any]]) -> str:
     """The number of claims with each outcome."""
     grades = [entry["outcome"] for entry in entries.values()]
     return f"Outcomes: {', '.join(f'{grade} {grades.count(grade)}' for grade in OUTCOMES)}."
@@ -250,20 +259,21 @@ def _row(name: str, entry: dict[str, Any]) -> tuple[str, ...]:
     """The cells of a claim: its figure, the claim, its outcome, the effect that carries it."""
     alt = html.escape(entry["title"])
     small = "".join(f'<img src="{path}" width="160" alt="{alt}"><br>' for path in entry["pictures"][:1])
-    result, _ = result_of(name, entry["scale"], entry["outcome"])
-    graded = f"**{(entry['outcome'] or 'smoke').capitalize()}.** {result}".rstrip()
+    result, _ = result_of(name, entry["scale"], entry["effects"])
     effects = [effect for effect in entry["effects"] if effect["where"] == get(name).effect]
     texts = [f"**{e['text']}**: {e['what']}, {e['where']}" for e in effects or entry["effects"]]
-    return f"{small}[{name}]({name}.md)", entry["claims"], graded, "".join(texts[:1])
+    came_out = f"**{graded(entry)}.** {result}".rstrip()
+    return f"{small}[{name}]({name}.md)", entry["claims"], came_out, "".join(texts[:1])
 
 
 def effect_cells(effect: dict[str, Any]) -> tuple[str, str, str, str]:
     """(where, effect with its interval, seeds, whether it is as claimed) of an entry in the JSON file."""
-    claimed = {True: "as claimed", False: "not as claimed", None: f"open: {effect['reason']}"}
+    answer, reason = effect["answer"], effect["reason"]
+    answer += f": {reason}" * (reason not in answer)
     low, high = effect["least"], effect["most"]
     border = "" if (low, high) == (0, None) else f" (claimed: {_between(low, high)})"
     text = f"{effect['what']}: {effect['text']}{border}" if effect["what"] else effect["text"]
-    return effect["where"], text, str(effect["seeds"] or "–"), claimed[effect["holds"]]
+    return effect["where"], text, str(effect["seeds"] or "–"), answer
 
 
 def _between(low: float | None, high: float | None) -> str:
@@ -275,14 +285,14 @@ def _between(low: float | None, high: float | None) -> str:
 
 def details(name: str, entry: dict[str, Any]) -> str:
     """The text of NAME.md: the pictures of a figure, its claim, the outcome, and all tests and numbers."""
-    grade, effects, compared = entry["outcome"], entry["effects"], entry["compared"]
-    result, detail = result_of(name, entry["scale"], grade)
+    effects, compared = entry["effects"], entry["compared"]
+    result, detail = result_of(name, entry["scale"], entry["effects"])
     parts = [f"# {name}: {(result or entry['title']).rstrip('.')}"]
     parts += [f"{entry['where']}: {entry['title']}. [All figures](README.md)"]
     parts += [f"![{entry['title']}]({picture})" for picture in entry["pictures"]]
     parts += [f"**Claim.** {entry['claims']} {get(name).detail}".rstrip()]
-    sentences = (f"**{grade.capitalize()}.**", _counts(effects), detail, entry.get("remark", ""))
-    parts += [" ".join(filter(None, sentences)) if grade else entry["verdict"]]
+    sentences = (f"**{graded(entry)}.**", detail, entry.get("remark", ""))
+    parts += [" ".join(filter(None, sentences)) if entry["outcome"] else entry["verdict"]]
     parts += [f"**Setting.** {setting_of(entry)} Data in [{name}.csv]({name}.csv)."]
     if effects:
         parts += [_table(("where", "effect", "seeds", ""), map(effect_cells, effects))]
@@ -291,14 +301,6 @@ def details(name: str, entry: dict[str, Any]) -> str:
         rows = ([number[key] for key in columns] for number in compared)
         parts += [_table([COMPARED[key] for key in columns], rows)]
     return "\n\n".join(parts) + "\n"
-
-
-def _counts(effects: list[dict[str, Any]]) -> str:
-    """The number of tests with each answer, such as "Tests: 2 as claimed, 1 open."."""
-    answers = [effect["holds"] for effect in effects]
-    words = {True: "as claimed", False: "not as claimed", None: "open"}
-    counts = (f"{answers.count(answer)} {word}" for answer, word in words.items() if answer in answers)
-    return f"Tests: {', '.join(counts)}."
 
 
 def setting_of(entry: dict[str, Any]) -> str:

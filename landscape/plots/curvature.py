@@ -352,7 +352,7 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     rate.plot(positions, [r.alpha_e for r in results], "kx", ms=8, mew=2, label=r"$\alpha_e$")
     _draw_spread(spread, results)
     for ax, head, label in (
-        (rate, "learning rates", "rate"),
+        (rate, "learning rates, $2/\\lambda_{max}$", "rate"),
         (sharpness, "sharpness", f"$\\lambda_{{max}}${style.unit(results[0], 'lambda_max')}"),
         (loss, "loss", style.loss_label(results)),
         (spread, "the spread", "share of the spread along it"),
@@ -366,7 +366,7 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
             ax.tick_params(axis="x", labelsize=8)
             ax.margins(x=0.15)
     text = f"{style.samples_of(results)}; dashes beside the sharpness: the steepest change of the gradient."
-    return finish(figure, title or "Smoothing by the learners' spread", text, [rate], ncols=3)
+    return finish(figure, title or "Smoothing by the learners' spread", text, [rate], ncols=5)
 
 
 def _draw_smoothed(rate: Axes, sharpness: Axes, loss: Axes, results: Sequence[Smoothing], k: int) -> None:
@@ -378,12 +378,11 @@ def _draw_smoothed(rate: Axes, sharpness: Axes, loss: Axes, results: Sequence[Sm
         smoothed = ("lambda_smooth", "lambda_smooth_se", "loss_smooth", "loss_smooth_se")
         rows = [tuple(getattr(r, name)[k - 1] for name in smoothed) for r in results]
     value, error, mean, mean_error = np.transpose(rows)
-    sharpness.errorbar(at, value, error, label=f"$\\lambda_{{max}}$, {_NAMES[k]}", **markers)
+    sharpness.errorbar(at, value, error, **markers)
     loss.errorbar(at, mean, mean_error, **markers)
     rates = np.array([r.rates[k] for r in results])
     finite = np.where(np.isfinite(rates), rates, np.nan)
-    label = f"2/$\\lambda_{{max}}$, {_NAMES[k]}"
-    rate.errorbar(at, finite, finite * error / np.abs(value), label=label, **markers)
+    rate.errorbar(at, finite, finite * error / np.abs(value), label=_NAMES[k], **markers)
     slopes = [(r.lipschitz, *r.lipschitz_smooth)[k] for r in results]
     steepest = [s.max() if s.size else np.nan for s in slopes]
     sharpness.plot(at, steepest, marker="_", ls="none", ms=14, mew=2.5, color=markers["color"], alpha=0.6)
@@ -398,7 +397,7 @@ def _draw_spread(ax: Axes, results: Sequence[Smoothing]) -> None:
     ax.annotate("isotropic", (1, 1 / results[0].parameters), va="bottom", fontsize=9, color=style.OTHER)
     ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     ax.set_xlabel("eigenvector, the sharpest first")
-    ax.legend(fontsize=8)
+    ax.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.12))
 
 
 @draws(LearningCoefficient)

@@ -24,7 +24,7 @@ from landscape.core.errors import OperationError
 from landscape.paper.context import Context, Ended, identity
 from landscape.paper.figure import Compared, Drawing, compare_with_paper, figure, mean_and_spread, test_error
 from landscape.paper.run_times import Machines, RunTimes, calibrate, measure_steps, predict
-from landscape.paper.verdicts import Effect, Rows, paired_effect, settings
+from landscape.paper.verdicts import NEGLIGIBLE, Effect, Rows, paired_effect, settings
 from landscape.plots import style
 from landscape.plots.picture import finish, panels, points, shared_legend
 from landscape.plots.style import color_of, ticks_at
@@ -183,7 +183,7 @@ def _judge_loopback(rows: Rows) -> list[Effect]:
         pair: dict[str, Any] = {"processes": processes, "algorithm": ("ssgd", rule)}
         where = f"{processes:g} processes, {rule}"
         effects.append(paired_effect(where, what, rows, "measured_s", times=True, **pair))
-    return effects
+    return [dataclasses.replace(effect, margin=NEGLIGIBLE) for effect in effects]
 
 
 @figure("runtime-loopback", _judge_loopback)

@@ -160,28 +160,31 @@ def _judge_follows(rows: Rows) -> list[Effect]:
 
 @figure("edge-follows", _judge_follows)
 def _follows(context: Context) -> Drawing:
-    """Test error and rise of the loss against the final sharpness: a point for each run of that figure."""
+    """Test error and rise of the loss against the final sharpness, by rate: a point for each run."""
 
     def measure(run: Ended) -> dict[str, Any]:
         sharpness, error = plateau(run.end) / run.values["lr"], test_error(run.end)
         return {"lambda_max_nat": sharpness, ERROR: error, RISE: median_rise(context.contour(run.last))}
 
     rows = context.table(measure)
-    markers = dict(zip(settings(rows, "lr"), "os^", strict=True))
-    picture, axes = panels(1, 2, 5.2, 3.9)
-    quantities = (ERROR, "test error (%)"), (RISE, "median rise of the loss (nat)")
-    for ax, (quantity, label) in zip(axes, quantities, strict=True):
-        for (rate, name), group in rows.groupby(["lr", "setting"], sort=False):
+    rates, quantities = settings(rows, "lr"), {RISE: "median rise of the loss (nat)", ERROR: "test error (%)"}
+    picture, axes = panels(2, len(rates), 3.4, 2.7)
+    for ax, (quantity, rate) in zip(axes, itertools.product(quantities, rates), strict=True):
+        for name, group in select(rows, lr=rate).groupby("setting", sort=False):
             color, atc = look_of(name)
-            look = {"color": color, "marker": markers[rate], "mfc": "none" if atc else color}
+            look = {"color": color, "marker": "o", "mfc": "none" if atc else color}
             ax.plot(group["lambda_max_nat"], group[quantity], ls="none", ms=5, **look)
-        sharpness = r"$\lambda_{max}$ of $w_a$, second half (nat)"
-        ax.set(xlabel=sharpness, ylabel=label)
         log_axis(ax.xaxis)
-        log_axis(ax.yaxis)
-    gray = [handle(f"α = {rate:g}", marker=marker, ls="none") for rate, marker in markers.items()]
-    gray.append(handle("ATC order", marker="o", mfc="none", ls="none"))
-    settings_legend(picture, *gray, columns=4, marker="o", ls="none")
+        lowest, highest = ax.dataLim.intervaly
+        if highest > 2 * lowest:  # within less, few ticks of a logarithmic axis have a number
+            log_axis(ax.yaxis)
+    for ax, rate in zip(axes, rates, strict=False):
+        ax.set_title(f"α = {rate:g}")
+    for ax, label in zip(axes[:: len(rates)], quantities.values(), strict=True):
+        ax.set_ylabel(label)
+    axes[-len(rates) // 2].set_xlabel(r"$\lambda_{max}$ of $w_a$, second half (nat)")
+    atc_order = handle("ATC order", marker="o", mfc="none", ls="none")
+    settings_legend(picture, atc_order, columns=5, marker="o", ls="none")
     chosen = rows[rows["setting"].isin(["SSGD", "ring(2) AWC", "ring(2) ATC"])]
     compared = compare_with_paper(chosen, "test error (%), α = {lr:g}, {setting}", ERROR, mean_and_spread)
     compared.append(Compared("correlation of log λ_max with log rise", f"{_correlation(rows):.2f}"))
@@ -221,7 +224,7 @@ def _lazy(context: Context) -> Drawing:
     mixings = [Mixing(name, LEARNERS, 0) for name in rows["setting"]]
     rows["gap"], rows["omega_min"] = [m.gap for m in mixings], [m.omega_min for m in mixings]
     picture, axes = panels(1, 2, 4.8, 3.7, sharey=True)
-    looks = (("o", color_of("dpsgd")), ("s", color_of("ssgd")))
+    looks = zip("os", shades(color_of("dpsgd"), 3)[1:], strict=True)
     for (family, table), (marker, color) in zip(rows.groupby("panel", sort=False), looks, strict=True):
         for ax, at in zip(axes, (1 + table["omega_min"], table["gap"]), strict=True):
             ax.plot(at, table[LEVEL], marker, color=color, mfc="none", ms=6, label=family)
@@ -404,7 +407,7 @@ def _draw(ax: Any, rows: Rows, column: str, offset: float = 1.0, **look: Any) ->
 # ---- The rates at which training converges
 
 DPSGD = ("DPSGD", "DPSGD in ATC order")
-LOOKS = {"SSGD": color_of("ssgd"), **dict(zip(DPSGD, shades(color_of("dpsgd"), 2), strict=True))}
+LOOKS = {"SSGD": color_of("ssgd"), **dict(zip(DPSGD, shades(color_of("dpsgd"), 3)[1:], strict=True))}
 
 
 def _bound(rows: Rows) -> float:

@@ -30,7 +30,7 @@ from landscape.paper.figure import (
 from landscape.paper.figures.large_batch import score
 from landscape.paper.verdicts import Effect, Rows, by_seed, effect_of, paired_effect, select, settings
 from landscape.plots.picture import caption, panels
-from landscape.plots.style import CYCLE, OTHER, decimal_labels
+from landscape.plots.style import OTHER, decimal_labels
 from landscape.results.surfaces import Surface
 
 # Where an error in % counts as not having converged (our choice: far above what every other run reaches).
@@ -51,7 +51,7 @@ def _early_rate(run: Checkpoint) -> float:
     return float(np.median(run.history["alpha_e"][early])) if early.any() else float("nan")
 
 
-def _figure_2(context: Context, name: str, text: Any) -> Drawing:
+def _figure_2(context: Context, name: str, text: Any, log: bool | None = None) -> Drawing:
     first = list[Surface]()
 
     def measure(run: Ended) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _figure_2(context: Context, name: str, text: Any) -> Drawing:
         what, lowest, highest = f"test loss over the plane, {s.label}", np.nanmin(s.loss), np.nanmax(s.loss)
         compared.append(Compared(what, f"{lowest:.3g} to {highest:.3g}"))
     ends = [run.end for run in context.ended()]
-    return Drawing({"": plots.draw(ends), "-contour": plots.draw(first)}, rows, compared)
+    return Drawing({"": plots.draw(ends), "-contour": plots.draw(first, log=log)}, rows, compared)
 
 
 def _judge_2a(rows: Rows) -> list[Effect]:
@@ -105,7 +105,8 @@ def _judge_2b(rows: Rows) -> list[Effect]:
 
 @figure("fig2a", _judge_2a)
 def _fig2a(context: Context) -> Drawing:
-    drawing = _figure_2(context, "fig2a", summary)
+    # SSGD's loss is ten times DPSGD's, which would have one color.
+    drawing = _figure_2(context, "fig2a", summary, log=True)
     dpsgd = select(drawing.rows, algorithm="DPSGD")
     drawing.compared += [
         Compared("α_e of DPSGD, median of the first 100 steps", summary(dpsgd[EARLY])),
@@ -160,7 +161,7 @@ def _flatness(context: Context) -> Drawing:
     effects = _judge_flatness(rows)
     picture, (ax,) = panels(1, 1, 7.6, 3.6)
     for k, effect in enumerate(effects):
-        ax.plot(effect.values, np.full(len(effect.values), k), "o", color=CYCLE[k], ms=6, mfc="none")
+        ax.plot(effect.values, np.full(len(effect.values), k), "o", color=OTHER, ms=6, mfc="none")
         ax.plot(np.median(effect.values), k, "|", color="k", ms=18, mew=2)
     ax.axvline(1, color=OTHER, lw=0.9, ls=":")
     ax.set_yticks(range(len(effects)), [effect.where for effect in effects])
@@ -184,7 +185,10 @@ def _judge_planes(rows: Rows) -> list[Effect]:
 
 @figure("learners-plane", _judge_planes)
 def _planes(context: Context) -> Drawing:
-    """The loss in the plane nearest to DPSGD's learners, early, in the middle and at the end."""
+    """The loss in the plane nearest to DPSGD's learners, early and in the middle.
+
+    At the end they are so near to one another that the loss has one color in the scale of the others.
+    """
     surfaces = list[Surface]()
 
     def measure(run: Ended) -> list[dict[str, Any]]:
@@ -206,9 +210,11 @@ def _planes(context: Context) -> Drawing:
     rows = context.table(measure)
     of_mean = rows.assign(of_mean=rows[_LOSSES[0]] / rows[_LOSSES[1]])
     what = "loss of a learner / loss of the mean, {when}"
-    picture = plots.draw(surfaces[: len(_WHEN)])
+    picture = plots.draw(surfaces[: len(_WHEN) - 1])
     compared = compare_with_paper(of_mean, what, "of_mean", form=".3g")
-    return Drawing({"": picture}, rows, compared, "The picture is of the first seed.")
+    return Drawing(
+        {"": picture}, rows, compared, "The picture is of the first seed, early and in the middle."
+    )
 
 
 def _learners_surface(context: Context, point: Point) -> Surface:

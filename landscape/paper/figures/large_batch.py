@@ -9,6 +9,7 @@ import functools
 import itertools
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,8 @@ from landscape.plots.style import color_of
 from landscape.problem.layout import Layout
 
 MIB = 2.0**20
-# "As good as": worse by at most this number of points of accuracy, or nats of loss (our choice).
+# "As good as": worse by at most this number of points of accuracy, or nats of loss (our choice). So large a
+# difference counts as none.
 MARGIN = {"test_accuracy": 1.0, "test_loss": 0.05}
 _WHAT = {"test_accuracy": "test accuracy of $w_a$ (%)", "test_loss": "held-out loss (nat)"}
 GAIN = {"test_accuracy": "test accuracy (points)", "test_loss": "held-out loss, by how much lower (nat)"}
@@ -107,7 +109,8 @@ def ends(rows: Rows, value: str, quantity: str, **where: Any) -> Numbers:
 def gain(where: str, quantity: str, better: Numbers, worse: Numbers, smallest: float = 0.0) -> Effect:
     """The gain of the first over the second, by seed: accuracy in points or loss in nats."""
     pair = (better, worse) if quantity == "test_accuracy" else (worse, better)
-    return effect_of(where, GAIN[quantity], *pair, claimed=(smallest, math.inf))
+    effect = effect_of(where, GAIN[quantity], *pair, claimed=(smallest, math.inf))
+    return replace(effect, margin=MARGIN[quantity])
 
 
 # ---- Figure 1

@@ -20,7 +20,7 @@ from landscape.paper.context import Context, Ended, Point
 from landscape.paper.figure import Compared, Drawing, declared, figure, handle, late, summary
 from landscape.paper.verdicts import CONFIDENCE, Effect, Rows, effect_of, paired_effect, select, settings
 from landscape.plots.picture import caption, panels, points, shared_legend, wrapped_panels
-from landscape.plots.style import color_of, log_axis
+from landscape.plots.style import CYCLE, color_of, log_axis
 from landscape.plots.training import column_of
 from landscape.results.flatness import Smoothing
 from landscape.results.noise import Noise
@@ -290,7 +290,10 @@ def _judge_rules(rows: Rows) -> list[Effect]:
 
 @figure("rules", _judge_rules)
 def _rules(context: Context) -> Drawing:
-    """A row of points for each rule, a panel for each number, a picture for each network."""
+    """A row of points for each rule, a panel for each number, two pictures for each network.
+
+    The second one has SSGD, and the rules whose learners are apart for several steps.
+    """
     tables, compared, pictures = [], list[Compared](), dict[str, Any]()
     colors = {run.values["rule"]: color_of(run.end.algorithm) for run in context.ended()}
     for network in dict.fromkeys(cell.values["network"] for cell in context.cells):
@@ -304,7 +307,11 @@ def _rules(context: Context) -> Drawing:
 
         rows = context.table(measure, network=network)
         tables.append(rows)
-        pictures[f"-{network.split(',')[0].lower()}" if pictures else ""] = _picture(rows, network, colors)
+        name = f"-{network.split(',')[0].lower()}" if pictures else ""
+        apart = rows["rule"].isin(settings(rows[rows["steps_apart"] > 1], "rule"))
+        for suffix, part in {"": rows[~apart], "-apart": rows[apart | (rows["rule"] == "SSGD")]}.items():
+            pictures[f"{name}{suffix}"] = picture = _picture(part, network, colors)
+            picture.suptitle(f"{network}: several steps between exchanges" if suffix else network)
         compared += _compared(rows)
     return Drawing(pictures, pd.concat(tables, ignore_index=True), compared, LAYOUT["remark"])
 
@@ -335,7 +342,7 @@ def _picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
     """The numbers of LAYOUT against the rules: filled for iid data, hollow for skewed."""
     rules = settings(rows, "rule")
     chosen = [panel for panel in LAYOUT["panels"] if rows[panel[0]].notna().any()]
-    picture, axes = panels(1, len(chosen), 2.15, 0.27 * len(rules) + 1.3, sharey=True)
+    picture, axes = panels(1, len(chosen), 1.9, 0.27 * len(rules) + 1.3, sharey=True)
     for ax, (column, label, scale, at) in zip(axes, chosen, strict=True):
         for (row, rule), split in itertools.product(enumerate(rules), (IID, SKEWED)):
             mean, low, high = _interval(select(rows, rule=rule, split=split, at=at)[column])
@@ -423,7 +430,7 @@ def _shares_picture(rows: Rows, network: str) -> Any:
     """The median over seeds of the spread's share, solid, and the noise's, dashed, by rule and split."""
     rules = settings(rows, "rule")
     picture, axes = wrapped_panels(len(rules), 2.5, 1.9, columns=COLUMNS, sharex=True, sharey=True)
-    looks = {IID: color_of("dpsgd"), SKEWED: color_of("ssgd")}
+    looks = {IID: CYCLE[4], SKEWED: CYCLE[0]}
     for ax, rule in zip(axes, rules, strict=True):
         for split, color in looks.items():
             middle = select(rows, rule=rule, split=split).groupby("step")[LAYOUT["shares"][:2]].median()
@@ -438,5 +445,6 @@ def _shares_picture(rows: Rows, network: str) -> Any:
         ax.set_xlabel("step")
     for ax in axes[::COLUMNS]:
         ax.set_ylabel("share")
+    picture.suptitle(network)
     caption(picture, f"{network}. {LAYOUT['shares_caption']}")
     return picture

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from landscape.limits import limits, max_stable_step, polynomials
 from landscape.models import Saddle
 from landscape.paper.context import Context, Ended
 from landscape.paper.figure import Compared, Drawing, compare_with_paper, figure, printed, summary
-from landscape.paper.verdicts import Effect, Rows, by_seed, paired_effect, select, settings
+from landscape.paper.verdicts import NEGLIGIBLE, Effect, Rows, by_seed, paired_effect, select, settings
 from landscape.plots import style
 from landscape.plots.picture import finish, panels, points, wrapped_panels
 from landscape.plots.style import ticks_at
@@ -456,13 +456,13 @@ def _delay_minima(context: Context) -> Drawing:
 
 def _judge_saddles(rows: Rows) -> list[Effect]:
     """An effect for each setting; of a run that does not leave, all of its steps count."""
-    what, pair = "steps of SSGD / of DPSGD", ("ssgd", "dpsgd")
-    return [
-        paired_effect(
-            f"{vary} {value:g}", what, rows, "steps", vary=vary, value=value, algorithm=pair, times=True
-        )
+    what = "steps of SSGD / of DPSGD"
+    how: dict[str, Any] = {"algorithm": ("ssgd", "dpsgd"), "times": True}
+    effects = [
+        paired_effect(f"{vary} {value:g}", what, rows, "steps", vary=vary, value=value, **how)
         for vary, value in settings(rows, "vary", "value")
     ]
+    return [replace(effect, margin=NEGLIGIBLE) for effect in effects]
 
 
 def _draw_escapes(results: Sequence[Escape]) -> Figure:
@@ -479,8 +479,9 @@ def _draw_escapes(results: Sequence[Escape]) -> Figure:
         for a, name in enumerate(r.algorithms):
             color = style.color_of(name)
             ax.fill_between(r.values, low[a], high[a], color=color, alpha=0.2, lw=0)
-            look: Any = {"color": color, "marker": "osD"[a], "ms": 4, "label": style.paper_name(name)}
-            ax.plot(r.values, median[a], **look)
+            # Wide lines below narrow ones: SSGD is seen where DPSGD is equal.
+            look: Any = {"color": color, "marker": "osD"[a], "ms": 8 - 2 * a, "lw": 3 - 0.8 * a}
+            ax.plot(r.values, median[a], label=style.paper_name(name), **look)
         ax.set_xscale("log", base=10 if r.vary == "noise" else 2)
         if r.vary != "noise":
             ticks_at(ax.xaxis, r.values, [f"{v:g}" for v in r.values])
