@@ -48,7 +48,8 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
         if np.isfinite(r.own_limit) and finite:
             dash = {"marker": "_", "ms": 16, "mew": 2.5, "color": "k", "label": "the run's own limit"}
             ax.plot(r.own_delay, r.own_limit / r.lambda_max, **run, **dash)
-        delay_axes(ax, r, max(1, r.delay.max(), r.own_delay))
+        delay_axes(ax, r, max(r.delay.max(), r.own_delay))
+        style.decimal_labels(ax.yaxis)
     by = dict.fromkeys(r.precondition for r in results if r.precondition)
     text = f"Preconditioned by {', '.join(by)}." if by else None
     usual = f"Above a line training leaves the minimum ({style.splits(results)})"
@@ -67,7 +68,7 @@ def delay_axes(ax: Axes, r: Any, largest: int) -> None:
     style.ticks_at(ax.xaxis, r.delay, [str(tau) for tau in r.delay])
     about = f"$\\lambda_{{max}}$ = {r.lambda_max:.4g} ({r.split or 'data'})"
     ax.set_title(f"{style.paper_name(r.label) or 'minimum'}\n{about}")
-    ax.set(xlim=(-0.3, largest * 1.2), yscale="log", ylabel="learning rate η")
+    ax.set(xlim=(-0.3, max(0.3, largest * 1.2)), yscale="log", ylabel="learning rate η")
     ax.set_xlabel(f"delay τ{style.unit(type(r), 'delay')}")
 
 

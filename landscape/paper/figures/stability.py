@@ -416,7 +416,7 @@ def _draw_minimum(r: Minima) -> Figure:
         bars = np.abs(np.stack([r.stays[f], r.leaves[f]]) - r.boundary[f])
         look: Any = {"marker": marker, "ms": 5, "mfc": "w", "capsize": 2}
         points(ax, r.delay, r.boundary[f], bars, style.CYCLE[f], f"{name}: measured", **look)
-    delay_axes(ax, r, max(1, r.delay.max()))
+    delay_axes(ax, r, r.delay.max())
     title = f"The largest rate at which training stays at its minimum\n{style.samples_of([r])}, full batch"
     return finish(picture, title, legend=[ax], ncols=2)
 
