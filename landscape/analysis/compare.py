@@ -493,7 +493,7 @@ def _entries(problems: Given, source: Mapping[str, Any]) -> tuple[list[str], lis
             if isinstance(member, Checkpoint):
                 entries.append(Entry(member.using(**source), member.label, side))
             else:
-                label = names[side] if names else f"problem {side + 1}"
+                label = names[side] if names else member.name or f"problem {side + 1}"
                 entries.append(Entry(member, label, side))
         if grouped:
             _check_group(names[side], [entry for entry in entries if entry.side == side])

@@ -129,7 +129,7 @@ def between(
     Args:
         problem: its parameters; or a run.
         weights: two or three networks, in any form that :func:`landscape.line` takes.
-        labels: their names; default w0, w1, w2.
+        labels: their names; default: those of problems, else w0, w1, w2.
         align: unless "none", permute the hidden units of the second and third to match the first by this, as
             :func:`landscape.connect` does; their functions stay the same.
         seed: of two vectors only, draws the normal vector whose part orthogonal to w1 − w0 is the second
@@ -154,7 +154,7 @@ def between(
     networks = networks_of(problem, weights, labels)
     if len(networks) not in (2, 3):
         raise InputError(f"between: {len(networks)} weight vectors are not allowed, it takes two or three")
-    names = labels or [f"w{k}" for k in range(len(networks))]
+    names = labels or [(isinstance(w, Problem) and w.name) or f"w{k}" for k, w in enumerate(weights)]
     rows = _rows(networks)
     if choose("align", align, ("none", *BY)) != "none":
         rows = torch.stack([rows[0], *(aligned(problem, rows[0], row, align, seed)[0] for row in rows[1:])])

@@ -172,7 +172,9 @@ class Checkpoint(Shown):
 
     @property
     def label(self) -> str:
-        """The name of this run: algorithm, seed and step; of imported weights, the file and the model."""
+        """The name of this run, as of ``using(name=…)``; else algorithm, seed and step, or file and model."""
+        if name := self.source.get("name"):
+            return str(name)
         if self.algorithm == IMPORTED:
             return f"{self.path.stem if self.path else IMPORTED} ({self.model['name']})"
         if self.algorithm == RECORDED and self.path:
@@ -263,7 +265,8 @@ class Checkpoint(Shown):
         """The same run, whose problem has a model, data or loss that its file does not bring along.
 
         Args:
-            source: arguments of :meth:`problem`, used where a call of it leaves them out.
+            source: arguments of :meth:`problem`, used where a call of it leaves them out; and ``name``, the
+                run's name in titles, legends and tables.
 
         Returns:
             A run that shares its arrays with this one.

@@ -71,6 +71,7 @@ class Film:
     quantity={"metavar": "NAME"},
     vmax={"metavar": "V"},
     cmap={"metavar": "NAME"},
+    width={"metavar": "W"},
     dpi={"metavar": "D"},
     film=group(Film, animate={"type": Choice(("learners",))}, source=SOURCE),
 )
@@ -86,6 +87,7 @@ def plot(
     cmap: str | None,
     labels: bool,
     title: str = "",
+    width: plots.Width | None,
     dpi: plots.Dpi | None,
     film: Film,
 ) -> None:
@@ -108,13 +110,14 @@ def plot(
         cmap: Color map of matplotlib. [default: mako_r; rocket_r for ratios]
         labels: Write losses on the contour lines.
         title: Title in place of the default one.
+        width: Inches, of a picture in a paper, such as 3.3 or 7: small texts, no caption, no title but yours.
         dpi: Pixels per inch. [default: 150]
 
     Example:
         landscape plot runs/ss/last.h5 runs/dp/last.h5 -o training.png
     """
     look: dict[str, Any] = {"quantity": quantity, "log": log, "levels": levels, "vmax": vmax, "cmap": cmap}
-    look |= {"labels": labels or None, "title": title or None}
+    look |= {"labels": labels or None, "title": title or None, "width": width}
     options = {name: value for name, value in look.items() if value is not None}
     if film.animate is not None:
         if options or style != "contour":

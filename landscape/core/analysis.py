@@ -106,9 +106,11 @@ def analysis(
             agree(name, {key: of for key, of in compared.items() if key not in ("progress", "about")})
             checks(function, arguments, subject)  # which the function examines
             run: Any = arguments.get(subject)
+            if "about" in signature.parameters:
+                label = getattr(run, "__dict__", {}).get("name")  # of a problem
+                origin = run.about() if is_run(run) else {"label": label} if label else {}
+                arguments["about"] = origin | arguments.get("about", {})
             if is_run(run):
-                if "about" in signature.parameters:
-                    arguments["about"] = run.about() | arguments.get("about", {})
                 for attribute in of_the_run or ():
                     value = getattr(run, attribute)
                     # NaN and 0 are the numbers of imported weights.

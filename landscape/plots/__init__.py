@@ -34,11 +34,13 @@ from landscape.core.registry import drawings
 from landscape.plots.picture import OwnAxes, change, drawn_into
 from landscape.plots.style import style as _style
 from landscape.results.base import Result
-from landscape.results.grids import Interpolated
+from landscape.results.grids import Interpolated, Line
 
 FORMATS = (".png", ".pdf", ".svg")
 # Below it nothing can be read; above it a picture of 12 inches takes more than 800 MB of memory (our choice).
 Dpi = Annotated[float, Within(20, 1200)]
+# Inches: below it no label has room; above it no page (our choice).
+Width = Annotated[float, Within(2, 20)]
 
 
 @checked()
@@ -49,6 +51,7 @@ def draw(
     style: str = "contour",
     ax: Axes | None = None,
     axes: Mapping[str, Axes] | None = None,
+    width: Width | None = None,
     visuals: Mapping[str, bool | Mapping[str, Any]] | None = None,
     dpi: Dpi | None = None,
     **options: Any,
@@ -56,18 +59,22 @@ def draw(
     """Draw results or runs of one kind in one picture, whose panels share their scales.
 
     Args:
-        results: one or several results or runs, or names of their files.
-        path: a .png, .pdf or .svg file that the picture is written to, too.
+        results: one or several results or runs, or names of their files; a dict gives them names for titles
+            of panels and legends.
+        path: a .png, .pdf or .svg file that the picture is written to, too; its metadata have the title and
+            the caption.
         style: of surfaces: "contour"; "hillshade", contours on a relief; "surface", in three dimensions; or
             "difference", the first of two surfaces minus the second. "contour" also stands for the one style
             of other results.
         ax: axes to draw into, for a picture of one panel. Default: a new figure.
         axes: axes to draw into, by the names of the panels that they stand for; the others are not shown.
+        width: of a picture in a paper, in inches, such as 3.3 for a column or 7 for a page. It has texts of 8
+            to 9 points, short labels, no caption, and no title but yours; so have panels in axes of your own.
         visuals: "title", "panel_titles", "legend", "colorbar" or "caption" -> False, which leaves it out, or
             a dict of properties, as matplotlib's ``Artist.set`` has them.
         dpi: pixels per inch of the file. Default: 150.
-        options: further arguments of the drawing: ``title``, and of surfaces ``log``, ``levels``, ``vmax``,
-            ``cmap`` and ``labels``.
+        options: further arguments of the drawing: ``title`` (None: no title), and of surfaces ``log``,
+            ``levels``, ``vmax``, ``cmap`` and ``labels``.
 
     Returns:
         The new figure, whose ``axes_by_name`` has the axes of its panels; or that of ``ax`` or ``axes``.
@@ -84,7 +91,10 @@ def draw(
     """
     if path is not None:
         check_format(path)
-    items = loaded(results)
+    if isinstance(results, Mapping):
+        items = [_named(item, str(name)) for name, given in results.items() for item in loaded(given)]
+    else:
+        items = loaded(results)
     kinds = {type(result): None for result in items}
     if len({drawing_of(kind) for kind in kinds}) != 1:
         names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "no result"
@@ -101,14 +111,19 @@ def draw(
             raise InputError(
                 f"{option}: not allowed for a {name}, whose drawing has the options {option_names}"
             )
+    if width is not None and (ax is not None or axes):
+        raise InputError("width: not allowed with axes of your own, whose figure has one")
     user_axes = OwnAxes(ax, axes or {}) if ax is not None or axes else None
-    with drawn_into(user_axes), _style():
+    title, paper = options.pop("title", ""), user_axes is not None or width is not None
+    left_out = ["title"] * (title is None or (paper and not title)) + ["caption"] * paper
+    options |= {"title": title} if title else {}
+    with drawn_into(user_axes, width):
         picture: Any = drawing([drawable(result) for result in items], **options)
         if user_axes is not None and picture is not user_axes:
             raise InputError(
                 f"{user_axes.where}: not allowed, the drawing of a {name} makes a figure of its own"
             )
-        change(picture, visuals or {})
+        change(picture, dict.fromkeys(left_out, False) | {**(visuals or {})})
     figure: Figure = picture if user_axes is None else user_axes.get_figure()
     if path is not None:
         save_figure(figure, path, dpi)
@@ -122,6 +137,15 @@ def loaded(results: Any) -> list[Any]:
         read = load(item) if isinstance(item, (str, Path)) else item
         items += read if isinstance(read, list) else [read]
     return items
+
+
+def _named(item: Any, name: str) -> Any:
+    """A result or a run of that name."""
+    if hasattr(item, "using"):
+        return item.using(name=name)
+    if not hasattr(item, "label"):
+        raise InputError(f"results: '{name}': a {type(item).__name__} takes no name, give a list")
+    return dataclasses.replace(item, label=name, **{"labels": (name,)} if isinstance(item, Line) else {})
 
 
 @checked()

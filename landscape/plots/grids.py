@@ -108,7 +108,7 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
     top.set_ylabel(style.loss_label(results))
     for ax, quantity in zip(below, names[1:], strict=True):
         ax.set_ylabel(f"{quantity} (%)" if quantity == "accuracy" else quantity)
-    for ax in leading(axes[::-1]):
+    for ax in leading(axes, "last_row"):
         ax.set_xlabel("t (0: first end, 1: second end)" if between else "t, along the direction")
     usual = "Loss between two sets of weights" if between else "Loss along a line"
     parts = ["dotted: between the ends"] * between + [shared.strip()] * bool(shared)

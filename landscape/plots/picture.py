@@ -7,28 +7,37 @@ import io
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from matplotlib import rcParams, rcParamsDefault
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import FigureManagerBase
 from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
+from matplotlib.ticker import LogFormatterSciNotation
+from matplotlib.transforms import ScaledTranslation
 
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import choose
-from landscape.plots.style import DARK, LABEL, fitting
+from landscape.plots.style import DARK, LABEL, decimal_labels, style
 
-# Characters of a title in an inch of a picture, at the size that style.mplstyle gives it.
-TITLE_CHARACTERS = 9.4
-# The caption's size in points, the height of its lines in inches, characters in an inch of them, and the
-# largest number of lines (our choice: a page or a table says the rest).
-CAPTION_SIZE, CAPTION_LINE, CAPTION_CHARACTERS, CAPTION_LINES = 8.5, 0.155, 15.5, 2
+# Characters in an inch of a text, times its size in points: of a title, which is never cut, and of others.
+TITLE_CHARACTERS, CHARACTERS = 122, 132
+# The caption's size in points, the height of its lines in inches, and the largest number of lines (our
+# choice: a page or a table says the rest).
+CAPTION_SIZE, CAPTION_LINE, CAPTION_LINES = 8.5, 0.155, 2
 Names = Sequence[str]
+# Of a picture of a paper: the smallest width and height of a panel relative to its usual ones; heights in
+# inches, of a panel that is not made lower, and of a page (our choice).
+SMALLEST, LOWER, LOW, HIGHEST = 0.5, 0.65, 1.9, 8.5
+# The metadata of a file that have the caption, by its format.
+METADATA = {"pdf": "Subject", "png": "Description", "svg": "Description"}
 # The parts around the panels of a picture that can be changed or left out.
 VISUALS = ("title", "panel_titles", "legend", "colorbar", "caption")
 
@@ -46,18 +55,22 @@ class Picture(Figure):
     axes_by_name: Mapping[str, Axes] = {}
     _caption: Text | None = None
     _caption_text, _caption_height = "", 0.0
+    _about = "", ""  # title and caption, also where they are left out
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
         self.savefig(buffer, format="png", dpi=self.dpi)
         return buffer.getvalue()
 
-    def savefig(self, *arguments: Any, **options: Any) -> None:
-        """Save as matplotlib does; panels of a fixed aspect get room for labels only in a second layout."""
+    def savefig(self, fname: Any, **options: Any) -> None:
+        """Save as matplotlib does; the file's metadata have the title and the caption."""
         engine = self.get_layout_engine()
         if engine is not None and any(ax.get_aspect() != "auto" for ax in self.axes):
-            engine.execute(self)
-        super().savefig(*arguments, **options)
+            engine.execute(self)  # panels of a fixed aspect get room for labels only in a second layout
+        name = METADATA.get(options.get("format") or Path(str(fname)).suffix[1:])
+        if name and any(self._about):
+            options.setdefault("metadata", {"Title": self._about[0], name: self._about[1]})
+        super().savefig(fname, **options)
 
     def set_caption(self, text: str, **options: Any) -> None:
         """Put ``text`` below everything else; the figure becomes higher by what it takes.
@@ -70,7 +83,8 @@ class Picture(Figure):
         """
         width, height = self.get_size_inches()
         height -= self._caption_height
-        lines = _caption_lines(text, int(CAPTION_CHARACTERS * width))
+        self._about = self._about[0], text or self._about[1]
+        lines = _caption_lines(text, int(CHARACTERS / CAPTION_SIZE * width))
         text = " ".join(lines)
         self._caption_text, self._caption_height = text, CAPTION_LINE * len(lines) + 0.08 * bool(lines)
         self.set_size_inches(width, height + self._caption_height)
@@ -81,28 +95,26 @@ class Picture(Figure):
         self._caption = self.text(0.06 / width, 0.04 / height, "\n".join(lines), ha="left", va="bottom")
         self._caption.set(**look | options)
         # matplotlib's layout leaves room for a legend, but only for one at the very edge of the figure.
-        renderer: Any = RendererAgg(self.bbox.width, self.bbox.height, self.dpi)  # type: ignore[no-untyped-call]
         below = share
         for legend in self.legends:
             legend.set_bbox_to_anchor((0, share, 1, 1 - share), transform=self.transFigure)
-            height_share = legend.get_window_extent(renderer).height / self.bbox.height
+            height_share = self.extent(legend).height / self.bbox.height
             below = max(below, share + height_share + 0.1 / self.get_size_inches()[1])
         engine = self.get_layout_engine()
         if isinstance(engine, ConstrainedLayoutEngine):
             engine.set(rect=(0, below, 1, 1 - below))
 
-    def draw(self, renderer: Any) -> None:
-        """Draw as matplotlib does, with labels of axes that are cut where they are too long."""
-        for axis in (axis for ax in self.axes for axis in (ax.xaxis, ax.yaxis)):
-            lines = axis.label.get_text().split("\n")  # a formula has more characters than are seen
-            axis.label.set_text(
-                "\n".join(line if "$" in line else fitting(line, most=LABEL) for line in lines)
-            )
-        super().draw(renderer)
-
     def suptitle(self, t: str, **options: Any) -> Text:
         """Set the title as matplotlib does, with lines broken where the picture ends."""
-        return super().suptitle(wrapped(t, int(TITLE_CHARACTERS * self.get_size_inches()[0])), **options)
+        self._about = t or self._about[0], self._about[1]
+        title = super().suptitle(t, **options)
+        title.set_text(wrapped(t, int(TITLE_CHARACTERS / float(title.get_fontsize()) * self.get_figwidth())))
+        return title
+
+    def extent(self, artist: Any) -> Any:
+        """The box of pixels around ``artist``."""
+        renderer: Any = RendererAgg(self.bbox.width, self.bbox.height, self.dpi)  # type: ignore[no-untyped-call]
+        return artist.get_window_extent(renderer)
 
     def get_caption(self) -> str:
         """The text below the figure; "" for none."""
@@ -172,10 +184,12 @@ class OwnAxes:
         for name, ax in axes.items():
             choose(self.where, name, named)
             if not isinstance(ax, Axes) or ax.name != named[name].name:
-                problem = (
-                    f"its projection is '{ax.name}'" if isinstance(ax, Axes) else f"{ax!r} is not allowed"
-                )
-                raise InputError(f"{self.where}: {problem}, it must be axes with '{named[name].name}'")
+                why = f"its projection is '{ax.name}'" if isinstance(ax, Axes) else f"{ax!r} is not allowed"
+                raise InputError(f"{self.where}: {why}, it must be axes with '{named[name].name}'")
+            if ax.xaxis.label.get_fontsize() == rcParamsDefault["font.size"]:  # and no choice of the user
+                ax.tick_params(labelsize=rcParams["xtick.labelsize"])
+                for text in (ax.title, ax.xaxis.label, ax.yaxis.label):
+                    text.set_fontsize(rcParams["axes.titlesize" if text is ax.title else "axes.labelsize"])
         self.axes = axes
         return [axes.get(name, ax) for name, ax in named.items()]
 
@@ -186,9 +200,12 @@ class OwnAxes:
     def suptitle(self, text: str) -> None:
         self.title = text
 
-    def legend(self, *entries: Any, **options: Any) -> None:
+    def legend(self, handles: Sequence[Any], names: Names) -> None:
         ax = next(iter(self.axes.values()))
-        self.legends.append(ax.legend(*entries, **{k: v for k, v in options.items() if k != "loc"}))
+        is_map = ax.get_aspect() != "auto"  # which a legend would hide
+        below = ax.transAxes + ScaledTranslation(0, -0.45, ax.figure.dpi_scale_trans)
+        look: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below}
+        self.legends.append(ax.legend(handles, names, **look if is_map else {"frameon": True}))
 
     def colorbar(self, mappable: Any, ax: Any, **options: Any) -> Any:
         mine = [candidate for candidate in np.ravel(ax) if candidate in self.axes.values()]
@@ -208,7 +225,8 @@ class OwnAxes:
         return {"title": title, "panel_titles": panel_titles, "legend": self.legends, "colorbar": self.bars}
 
 
-_OWN: ContextVar[OwnAxes | None] = ContextVar("axes that pictures are drawn into", default=None)
+# The axes that pictures are drawn into, or the width of a picture of a paper in inches.
+_TARGET: ContextVar[OwnAxes | float | None] = ContextVar("target", default=None)
 
 
 def change(figure: Figure | OwnAxes, visuals: Mapping[str, Any]) -> None:
@@ -296,18 +314,31 @@ def panels(
     Raises:
         InputError: the user gave axes for other panels, or axes of another projection.
     """
+    names = [*(names or numbered("panel", rows * columns))]
+    target = _TARGET.get()
+    if isinstance(target, float):
+        share = min(max(target / width / columns, LOWER), 1.0)
+        height = max(height * share, min(height, LOW))
+        if (across := fitting_columns(columns, width)) < columns:
+            names = [*filter(None, names)]
+            names += [""] * (-len(names) % across)
+            rows, columns = len(names) // across, across
+        width, height = target / columns, min(height, HIGHEST / rows)
     figure = Picture(figsize=(width * columns, height * rows))
     axes = figure.subplots(rows, columns, squeeze=False, **options).ravel()
-    placed = list(zip(names or numbered("panel", axes.size), axes, strict=True))
+    placed = list(zip(names, axes, strict=True))
     for name, ax in placed:
         ax.set_visible(bool(name))
     figure.axes_by_name = named = {name: ax for name, ax in placed if name}
-    user_axes = _OWN.get()
-    return (
-        (figure, list(named.values()))
-        if user_axes is None
-        else (cast(Figure, user_axes), user_axes.take(figure, beside))
-    )
+    if isinstance(target, OwnAxes):
+        return cast(Figure, target), target.take(figure, beside)
+    return figure, list(named.values())
+
+
+def fitting_columns(columns: int, width: float) -> int:
+    """The number of panels side by side, at most ``columns``, of half of their usual ``width`` or more."""
+    most = _TARGET.get()
+    return max(1, min(columns, int(most / width / SMALLEST))) if isinstance(most, float) else columns
 
 
 def numbered(name: str, count: int) -> list[str]:
@@ -315,9 +346,15 @@ def numbered(name: str, count: int) -> list[str]:
     return [name] if count == 1 else [f"{name} {k}" for k in range(count)]
 
 
-def leading(axes: Sequence[Any]) -> Sequence[Any]:
-    """The first of ``axes``, which alone have the labels of a row or column; all where the user gave them."""
-    return axes[:1] if _OWN.get() is None else axes
+def in_paper() -> bool:
+    """Return whether panels are drawn for a paper: into the user's axes, or at a width of the user."""
+    return _TARGET.get() is not None
+
+
+def leading(axes: Sequence[Any], place: str = "first_col") -> Sequence[Any]:
+    """Those of ``axes`` in the first column or last row, which alone have labels; all that the user gave."""
+    own = isinstance(_TARGET.get(), OwnAxes)
+    return [ax for ax in axes if own or getattr(ax.get_subplotspec(), f"is_{place}")()]
 
 
 def wrapped_panels(
@@ -356,14 +393,15 @@ def _placed(
 ) -> tuple[Figure, list[list[Any]]]:
     """A figure, and the axes of each kind of panel, by their names."""
     count, kinds = len(named[0]), len(named)
-    across = 2 if (count, columns) == (4, 3) else min(columns, count)
+    across = fitting_columns(2 if (count, columns) == (4, 3) else min(columns, count), width)
     rows = -(-count // across)
     padded = [[*names, *[""] * (rows * across - count)] for names in named]
     names = [name for k in range(rows) for kind in padded for name in kind[k * across : (k + 1) * across]]
     options["gridspec_kw"] = {"height_ratios": [*heights] * rows}
     figure, axes = panels(kinds * rows, across, width, sum(heights) / kinds, names, **options)
     by_name = dict(zip(filter(None, names), axes, strict=True))
-    if options.get("sharex") and _OWN.get() is None:  # the last of each column, if the last row is not full
+    # The last of each column, if the last row is not full.
+    if options.get("sharex") and not isinstance(_TARGET.get(), OwnAxes):
         for name in named[-1][-across:]:
             by_name[name].tick_params(labelbottom=True)
     return figure, [[by_name[name] for name in kind] for kind in named]
@@ -384,9 +422,26 @@ def finish(
     """
     shared_legend(figure, legend, **options)
     figure.suptitle(title)
-    if text is not None:
-        caption(figure, text)
+    _shorten(figure.axes if isinstance(figure, Picture) else cast(Any, figure).axes.values())
+    caption(figure, text or "")
     return figure
+
+
+def _shorten(axes: Iterable[Axes]) -> None:
+    """Break long labels into lines; in a paper where the panel ends, and titles have no numbers."""
+    for ax in axes:
+        box, paper, texts = ax.get_window_extent(), in_paper(), [ax.xaxis.label, ax.yaxis.label]
+        if paper:
+            name, _, numbers = ax.get_title().rpartition("\n")
+            ax.set_title(name or numbers)
+            texts.append(ax.title)
+        for text in texts:
+            inches = (box.height if text is ax.yaxis.label else box.width) / ax.figure.dpi
+            room = inches * CHARACTERS / float(text.get_fontsize()) if paper else LABEL
+            text.set_text(wrapped(text.get_text(), int(room)))
+        for axis in (ax.xaxis, ax.yaxis):
+            if paper and isinstance(axis.get_major_formatter(), LogFormatterSciNotation):
+                decimal_labels(axis)
 
 
 def caption(figure: Figure, text: str) -> None:
@@ -395,7 +450,7 @@ def caption(figure: Figure, text: str) -> None:
         figure.set_caption(text)
 
 
-def shared_legend(figure: Figure, axes: Sequence[Axes], **options: Any) -> None:
+def shared_legend(figure: Any, axes: Sequence[Axes], **options: Any) -> None:
     """Put one legend for all panels below them; entries of the same name appear once.
 
     Args:
@@ -405,9 +460,18 @@ def shared_legend(figure: Figure, axes: Sequence[Axes], **options: Any) -> None:
     for ax in axes:
         for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
             entries.setdefault(str(name), handle)
-    if entries:
-        usual = {"loc": "outside lower center", "ncols": 2 if max(map(len, entries)) > 20 else 4}
-        figure.legend(list(entries.values()), list(entries), **(usual | options))
+    if not entries or not isinstance(figure, Picture):
+        if entries:
+            figure.legend([*entries.values()], [*entries])
+        return
+    width = int(CHARACTERS / float(rcParams["legend.fontsize"]) * figure.get_figwidth()) - 6
+    names = [wrapped(name, width) for name in entries]
+    for columns in range(options.pop("ncols", 2 if max(map(len, entries)) > 20 else 4), 0, -1):
+        look: dict[str, Any] = {"loc": "outside lower center", "ncols": columns} | options
+        legend = figure.legend([*entries.values()], names, **look)
+        if columns == 1 or figure.extent(legend).width <= figure.bbox.width:
+            break
+        legend.remove()
 
 
 def points(
@@ -430,10 +494,15 @@ def categories(ax: Axes, names: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def drawn_into(user_axes: OwnAxes | None) -> Iterator[None]:
-    """A context in which pictures are drawn into the user's axes; None: into figures of their own."""
-    token = _OWN.set(user_axes)
+def drawn_into(user_axes: OwnAxes | None, width: float | None = None) -> Iterator[None]:
+    """A context in which pictures are drawn into the user's axes; None: into figures of their own.
+
+    Args:
+        width: of these figures in inches, for a paper; None: their usual one.
+    """
+    token = _TARGET.set(user_axes or width)
     try:
-        yield
+        with style(paper=in_paper()):
+            yield
     finally:
-        _OWN.reset(token)
+        _TARGET.reset(token)

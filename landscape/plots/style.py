@@ -33,12 +33,16 @@ SEQUENTIAL, DIVERGING = "mako_r", "RdBu_r"
 # The largest number of characters of a title and of a line of an axis label (our choice: a title then has one
 # line in a picture of two panels, and a label ends within its panel).
 TITLE, LABEL = 60, 35
-_SETTINGS = str(Path(__file__).with_name("style.mplstyle"))
+_SETTINGS = [str(Path(__file__).with_name(name)) for name in ("style.mplstyle", "paper.mplstyle")]
 
 
-def style() -> AbstractContextManager[None]:
-    """A context in which matplotlib draws with the settings of ``style.mplstyle`` and the palette."""
-    return matplotlib.style.context([_SETTINGS, {"axes.prop_cycle": cycler(color=CYCLE)}])
+def style(paper: bool = False) -> AbstractContextManager[None]:
+    """A context in which matplotlib draws with the settings of ``style.mplstyle`` and the palette.
+
+    Args:
+        paper: whether also with those of ``paper.mplstyle``.
+    """
+    return matplotlib.style.context([*_SETTINGS[: 1 + paper], {"axes.prop_cycle": cycler(color=CYCLE)}])
 
 
 def color_of(algorithm: str) -> str:
@@ -72,8 +76,9 @@ def short_names(labels: Sequence[str]) -> list[str]:
 
 
 def names_of(results: Sequence[Any], usual: str) -> list[str]:
-    """The label of each result as :func:`paper_name` has it, or ``usual`` and its place."""
-    return [paper_name(r.label) or f"{usual} {k}".strip() for k, r in enumerate(results)]
+    """The label of each result as :func:`paper_name` has it, or ``usual`` and, of several, its place."""
+    alone = usual if len(results) == 1 else ""
+    return [paper_name(r.label) or alone or f"{usual} {k}".strip() for k, r in enumerate(results)]
 
 
 def labeled(results: Sequence[Any], usual: str) -> Iterator[tuple[Any, str, str]]:

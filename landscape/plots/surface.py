@@ -19,10 +19,9 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import LARGEST, Array
 from landscape.core.options import choose, positive
 from landscape.plots import draws, style
-from landscape.plots.picture import finish, leading, panels, stacked_panels, wrapped_panels
+from landscape.plots.picture import finish, in_paper, leading, panels, stacked_panels, wrapped_panels
 from landscape.results import geometry
 from landscape.results.base import unit_of
-from landscape.results.grids import Plane
 from landscape.results.shown import logarithmic
 from landscape.results.surfaces import Surface
 
@@ -36,6 +35,7 @@ PIXELS = 400  # along each axis of a hillshaded picture (our choice: as many as 
 # The light from the north-west, where maps have it; and the height of the highest loss relative to the width
 # of the picture (our choice).
 LIGHT, HEIGHT = LightSource(azdeg=315, altdeg=45), 1.0
+HALO = [withStroke(linewidth=2, foreground="w")]  # of texts on colors
 EQUAL: dict[str, Any] = {"colors": style.AMBER, "linewidths": 1.8}
 # Markers, as keyword arguments of matplotlib's plot.
 POINT: dict[str, Any] = {"ls": "none", "mec": "k", "mew": 0.8, "zorder": 5}
@@ -100,7 +100,8 @@ def draw_surfaces(
             if value not in (None, False):
                 raise InputError(f"{name}: not allowed with style difference, which has a scale of its own")
         return _draw_difference(results, title)
-    chosen = scale([r.loss for r in results], log, levels, vmax)
+    marked = [r.marker_loss for r in results if r.kind == "pca" and style != "surface" and quantity == "loss"]
+    chosen = scale([r.loss for r in results], log, levels, vmax, marked)
     shades = CMAP if cmap is None else colormaps[cmap]
     if style == "surface":
         return _draw_3d(results, title, chosen, shades, vmax)
@@ -117,7 +118,7 @@ def _draw_3d(
     figure, axes = wrapped_panels(len(results), 4.8, 4.5, names="surface", subplot_kw={"projection": "3d"})
     highest = max(float(np.max(r.loss, initial=-np.inf, where=np.isfinite(r.loss))) for r in results)
     top = chosen.levels[-1] if vmax is not None else max(chosen.levels[-1], highest)
-    for ax, r in zip(axes, results, strict=True):
+    for ax, r, name in zip(axes, results, style.names_of(results, "surface"), strict=True):
         x, y = np.meshgrid(r.x, r.y)
         # Facets at a NaN are left out.
         height = np.where(np.isfinite(r.loss) & (r.loss <= top), r.loss, np.nan)
@@ -137,7 +138,7 @@ def _draw_3d(
         ax.tick_params(labelsize=7.5, pad=0)
         for axis in (ax.xaxis, ax.yaxis):
             axis.label.set_size(8)
-        ax.set(zlim=(chosen.levels[0], top), title=_panel_title(r))
+        ax.set(zlim=(chosen.levels[0], top), title=_panel_title(r, name))
     color_bar(figure, axes, chosen.norm, cmap, f"{results[0].loss_name}{style.unit(results[0], 'loss')}")
     return finish(figure, title or finding(results), settings(results, chosen.why), axes)
 
@@ -192,19 +193,19 @@ def _draw_contours(
     width = 5.0 if len(results) == 1 else 3.9
     kinds = {"surface": 4.7, "profile": 1.7} if profiled else {"surface": 4.7}
     figure, axes, below = stacked_panels(len(results), width, kinds)
-    for ax, r in zip(axes, results, strict=True):
+    for ax, r, name in zip(axes, results, style.names_of(results, "surface"), strict=True):
         map_axes(ax)
         label_axes(ax, r)
         masked, levels = np.ma.masked_invalid(r.loss), chosen.levels
         if shaded:
             _draw_relief(ax, r, chosen.norm, cmap)
         else:
-            ax.contourf(r.x, r.y, masked, levels, cmap=cmap, norm=chosen.norm, extend="max")
+            ax.contourf(r.x, r.y, masked, levels, cmap=cmap, norm=chosen.norm, extend="both")
         lines = ax.contour(r.x, r.y, masked, levels, colors="k", linewidths=0.35, alpha=0.55)
         if labels:
             labeled = levels[:: max(1, len(levels) // 8)]
             for text in ax.clabel(lines, labeled, fontsize=7.5, fmt=lambda v: f"{v:.3g}"):
-                text.set(color="k", path_effects=[withStroke(linewidth=2, foreground="w")])
+                text.set(color="k", path_effects=HALO)
         if np.isfinite(rise) and geometry.has_profile(r):
             ax.contour(r.x, r.y, masked, [geometry.center_loss(r) + rise], **EQUAL)
             label = unit_of(r, f"{rise:.3g} nat above the center")
@@ -212,11 +213,14 @@ def _draw_contours(
         for points, label, look in marks(r):
             ax.plot(*points.T, label=label, **look)
         if r.kind == "pca" and len(r.markers):
-            ax.annotate(r.labels[0], r.markers[0], xytext=(5, 5), textcoords="offset points", fontsize=8.5)
-        ax.set(xlim=(r.x[0], r.x[-1]), ylim=(r.y[0], r.y[-1]), title=_panel_title(r))
+            near: dict[str, Any] = {"xytext": (5, 5), "textcoords": "offset points", "fontsize": 8.5}
+            ax.annotate(r.labels[0], r.markers[0], path_effects=HALO, **near)
+        ax.set(xlim=(r.x[0], r.x[-1]), ylim=(r.y[0], r.y[-1]), title=_panel_title(r, name))
     loss = f"{results[0].loss_name}{style.unit(results[0], 'loss')}"
-    above = any((r.loss[np.isfinite(r.loss)] > chosen.levels[-1]).any() for r in results)
-    color_bar(figure, axes, chosen.norm, cmap, f"{loss}, {chosen.step}", "max" if above else "neither")
+    every = np.concatenate([r.loss[np.isfinite(r.loss)] for r in results])
+    beyond = 2 * (every.max() > chosen.levels[-1]) + (every.min() < chosen.levels[0])
+    extend = ("neither", "min", "max", "both")[beyond]
+    color_bar(figure, axes, chosen.norm, cmap, f"{loss}, {chosen.step}", extend)
     if below:
         _draw_profiles(below, results, chosen, rise)
     return finish(figure, title or finding(results), settings(results, chosen.why), axes)
@@ -277,18 +281,24 @@ class LevelScale:
 
 
 def scale(
-    losses: Sequence[Array], log: bool | None = None, levels: int | None = None, vmax: float | None = None
+    losses: Sequence[Array],
+    log: bool | None = None,
+    levels: int | None = None,
+    vmax: float | None = None,
+    marked: Sequence[Array] = (),
 ) -> LevelScale:
     """Levels, color scale and texts for surfaces that are drawn together.
 
     The levels are 0.005 apart (DPSGD-2020, Figure 3) if that takes 4 to 40 lines, else at round numbers.
     Losses that differ by more than a factor of 100 get levels at equal ratios: at equal distances a whole
     valley would lie below the first level. The highest 2% of the losses lie above the last level if they
-    would otherwise take more than half of the levels.
+    would otherwise take more than half of the levels. The losses along a trajectory take a third of the
+    levels or more: those far above or below it have the colors of the last and the first level.
 
     Args:
         losses: arrays of losses in nats; values that are not finite are ignored.
         log, levels, vmax: what the user chose, as :func:`draw_surfaces` has it.
+        marked: losses along trajectories.
 
     Returns:
         Increasing levels, of which the first is at most the lowest loss, and the rest.
@@ -296,8 +306,11 @@ def scale(
     Raises:
         InputError: no loss is finite, or a choice that these losses do not allow.
     """
-    low, high = _range(losses, levels, vmax)
-    ratios, why = _is_logarithmic(low, high, log)
+    ends = _range(losses, levels, vmax)
+    ratios, why = _is_logarithmic(*ends, log)
+    low, high = _around(ends, np.concatenate([[], *marked]), ratios)
+    why += ", around the losses of the trajectory" * ((low, high) != ends)
+    high = high if vmax is None else vmax
     if high - low <= 1e-12 * max(1.0, abs(high)):  # flat: one level on either side
         pad = max(abs(high), 1.0) * 1e-6
         chosen, ratios = np.array([low - pad, high + pad]), False
@@ -331,6 +344,17 @@ def _range(losses: Sequence[Array], levels: int | None, vmax: float | None) -> t
     return low, usual if usual > low and high - low > 2 * (usual - low) else high
 
 
+def _around(ends: tuple[float, float], path: Array, ratios: bool) -> tuple[float, float]:
+    """The part of a range of losses around those of a path, at most three times as wide as its own."""
+    into, back = (np.log, np.exp) if ratios else (np.asarray, float)
+    path = path[np.isfinite(path) & (path > 0)]
+    if not np.unique(path).size > 1:
+        return ends
+    first, last = into(path.min()), into(path.max())
+    low = max(ends[0], float(back(2 * first - last)))
+    return low, min(ends[1], float(back(into(low) + 3 * (last - first))))
+
+
 def _is_logarithmic(low: float, high: float, log: bool | None) -> tuple[bool, str]:
     """Return whether levels are at equal ratios, and the words for the caption."""
     if log and low <= 0:
@@ -355,8 +379,9 @@ def _axis_labels(r: Surface) -> tuple[str, str]:
     """The labels of the two axes of a surface."""
     if r.kind == "between":
         return r.axes[0], r.axes[1]
-    usual = Plane.__dataclass_fields__["axes"].default
-    u, v = ("u", "v") if r.axes == usual else r.axes
+    u, v = ("u", "v") if r.kind == "random" else r.axes
+    if in_paper():
+        u, v = u.split(",")[0], v.split(",")[0]
     along_u, along_v = (style.fitting(f"distance along {name}", name, most=style.LABEL) for name in (u, v))
     return along_u, along_v
 
@@ -406,7 +431,9 @@ def color_bar(figure: Figure, axes: Any, norm: Any, cmap: Any, label: str, exten
         norm, cmap, label, extend: of the color bar, as matplotlib has them.
     """
     bar = figure.colorbar(cm.ScalarMappable(norm, cmap), ax=axes, shrink=0.85, pad=0.02, extend=extend)
-    bar.set_label(label)
+    bar.set_label(label.split(", ")[0] if in_paper() else label)
+    assert bar.solids is not None
+    bar.solids.set(rasterized=False, edgecolor="face")  # else an image of few pixels in a PDF
     if isinstance(norm, LogNorm):
         style.decimal_labels(bar.ax.yaxis)
 
@@ -417,11 +444,13 @@ def _plane_note(r: Surface) -> str:
     return f"{PLANES.get(r.kind, r.kind)}{norm}, span {r.span:.3g}"
 
 
-def _panel_title(r: Surface) -> str:
-    """The name of a surface, the loss at its center and the lowest one."""
+def _panel_title(r: Surface, name: str) -> str:
+    """The name of a surface, the loss at its center and the lowest one; "" in a paper without a name."""
+    if in_paper() and name == "surface":
+        return ""
     center, lowest, *_ = (row.value for row in r.describe())
     where = "near middle" if r.kind == "between" else "near center"
-    return f"{style.paper_name(r.label) or 'surface'}\n{where} {center:.4g}, lowest {lowest:.4g}"
+    return f"{name}\n{where} {center:.4g}, lowest {lowest:.4g}"
 
 
 def settings(results: Sequence[Surface], colors: str = "") -> str:
@@ -463,7 +492,7 @@ def _flatness(results: Sequence[Surface]) -> list[str]:
     centers: dict[str, list[float]] = {}
     for k, r in enumerate(results):
         algorithm = style.algorithm_in(r.label)
-        name = style.paper_name(algorithm) or r.label.split(",")[0] or f"surface {k + 1}"
+        name = style.paper_name(algorithm) or r.label.split(",")[0] or f"surface {k}"
         rises.setdefault(name, []).append(geometry.median_rise(r))
         centers.setdefault(name, []).append(geometry.center_loss(r))
     middle = {name: float(np.median(values)) for name, values in rises.items()}

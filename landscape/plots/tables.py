@@ -190,7 +190,7 @@ def draw_comparisons(results: Sequence[Comparison], title: str = "") -> Figure:
     tones = style.colors_of(c.sides)
     for q, ax in enumerate(axes):
         _draw_quantity(ax, c, q, tones)
-        if ax not in leading(axes[q - q % COLUMNS :]):
+        if ax not in leading(axes):
             ax.set_yticklabels([])
     lines = summary(c) or ["No measure of flatness"]
     usual = (
@@ -224,7 +224,7 @@ def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> No
     ax.set_ylim(-0.6, len(c.sides) - 0.4)
     ax.set_yticks(rows, c.sides)
     ax.grid(False, axis="y")
-    ax.set_title(heading(c, q), fontsize=10, fontweight="bold" if c.flatter[q] else "normal")
+    ax.set_title(heading(c, q), fontweight="bold" if c.flatter[q] else "normal")
     sentence, _, evidence = verdict(c, q).partition(" (")
     lines = [textwrap.fill(sentence, CHARACTERS), *([f"({evidence}"] if evidence else [])]
     ax.set_xlabel("\n".join(lines), fontsize=8, color="k" if c.significant[q].any() else style.OTHER)

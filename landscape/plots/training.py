@@ -15,8 +15,10 @@ from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.plots import draws, literal, style
-from landscape.plots.picture import finish, panels
+from landscape.plots.picture import finish, in_paper, panels
 from landscape.results.shown import running_quartiles
+
+Group = tuple[str, Any, list[Checkpoint]]  # label, color and runs of a setting
 
 
 @draws(Checkpoint)
@@ -48,12 +50,14 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
         usual = [c for c in usual if any(np.isfinite(column_of(r, c)).any() for r in runs)] or usual
     names = [*measured, *[""] * (-len(measured) % 3), *usual, *[""] * (-len(usual) % 3)]
     groups = [(literal(label), color, members) for label, color, members in groups_of(runs)]
-    figure, axes = panels(len(names) // 3, 3, 3.9, 2.8, names)
+    # Two curves have room beside each other in a column.
+    figure, axes = panels(len(names) // 3, 3, 3.2 if in_paper() else 3.9, 2.8, names)
     for ax, column in zip(axes, filter(None, names), strict=True):
         name, scale = PANELS[column]
         layers = layers_of(runs) if column == "loss_change" else {}
         scales = [_draw_layers(ax, runs[0], layers)] if layers else []
-        scales = scales or [_draw_runs(ax, *group, column, scale) for group in groups]
+        for k, group in enumerate(groups if not layers else ()):  # where two are equal, both are seen
+            scales.append(_draw_runs(ax, group, column, scale, 0.6 * min(len(groups) - 1 - k, 3)))
         unit = style.in_brackets(unit_of(column))
         ax.set_ylabel(f"{name}{unit}", fontsize=9)
         ax.set(xlabel="step", yscale=scale if any(scales) else "linear")
@@ -71,7 +75,7 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
         for line in ax.lines:
             single = np.isfinite(line.get_xydata()).all(1).sum() == 1  # which a line does not show
             if single and line.get_marker() == "None":
-                line.set(marker="o", markersize=4)
+                line.set(marker="o", markersize=3 * line.get_linewidth())
     named = axes[1] if measured[:1] == ["loss_change"] else axes[0]  # the layers have a legend of their own
     wide = max(map(len, named.get_legend_handles_labels()[1]), default=0) > 30
     heading = title or _finding(groups) or _run_title(runs)
@@ -120,7 +124,7 @@ _NOISY, _MANY = ("alpha_e", "delta", "delta_2_full"), 100
 _SQUARES = ("consensus", "delta", "delta_2_full", "displacement2")
 
 
-def _finding(groups: Sequence[tuple[str, Any, list[Checkpoint]]]) -> str:
+def _finding(groups: Sequence[Group]) -> str:
     """The test errors after the last step, or the training losses; "" where neither was recorded."""
     steps = sorted({run.step for _, _, runs in groups for run in runs})
     after = f"after step {steps[-1]:,}" if len(steps) == 1 else "after the last step"
@@ -179,7 +183,7 @@ def _run_title(runs: Sequence[Checkpoint]) -> str:
 _IRRELEVANT = ("name", "seed", "steps", "decompose", "evaluate", "checkpoint", "monitor", "diverge")
 
 
-def groups_of(runs: Sequence[Checkpoint]) -> list[tuple[str, Any, list[Checkpoint]]]:
+def groups_of(runs: Sequence[Checkpoint]) -> list[Group]:
     """(label, color, runs) of each setting; the label names the algorithm and the keys that differ.
 
     Runs of one setting have recipes that differ only in the seed, or in keys that do not change the weights.
@@ -187,6 +191,9 @@ def groups_of(runs: Sequence[Checkpoint]) -> list[tuple[str, Any, list[Checkpoin
     settings = [recipe_keys(run) for run in runs]
     runs_of: dict[tuple[str, ...], list[Checkpoint]] = {}
     for run, setting in zip(runs, settings, strict=True):
+        if name := run.source.get("name"):
+            runs_of.setdefault((str(name),), []).append(run)
+            continue
         alternatives = [s for r, s in zip(runs, settings, strict=True) if r.algorithm == run.algorithm]
         differing = [k for k, v in setting.items() if any(s.get(k) != v for s in alternatives)]
         tables = tuple(k.removesuffix("name") for k in differing if k.endswith(".name"))
@@ -258,7 +265,7 @@ def column_of(run: Checkpoint, name: str) -> Array:
     return run.history.get(name, np.full(len(run.history["step"]), np.nan))
 
 
-def _draw_limits(ax: Axes, groups: Sequence[tuple[str, Any, list[Checkpoint]]], column: str) -> None:
+def _draw_limits(ax: Axes, groups: Sequence[Group], column: str) -> None:
     """Draw the limit 2 of SGD and the limits of the settings, and set the axis to most of the values."""
     values = [column_of(r, column) for _, _, runs in groups for r in runs]
     finite = np.concatenate([v[np.isfinite(v)] for v in values])
@@ -274,8 +281,9 @@ def _draw_limits(ax: Axes, groups: Sequence[tuple[str, Any, list[Checkpoint]]], 
     ax.set_ylim(min(0.0, float(finite.min())), top)
 
 
-def _draw_runs(ax: Axes, label: str, color: Any, runs: Sequence[Checkpoint], column: str, scale: str) -> bool:
-    """Draw the seeds of one setting; False where all values are NaN or zero."""
+def _draw_runs(ax: Axes, group: Group, column: str, scale: str, wider: float) -> bool:
+    """Draw the seeds of one setting, in lines ``wider`` than others; False where all values are NaN or 0."""
+    label, color, runs = group
     curves = []
     for run in runs:
         values = column_of(run, column)
@@ -289,13 +297,13 @@ def _draw_runs(ax: Axes, label: str, color: Any, runs: Sequence[Checkpoint], col
         steps, values = (np.concatenate(part) for part in zip(*curves, strict=True))
         at, (low, median, high) = running_quartiles(steps, values)
         ax.fill_between(at, low, high, color=color, alpha=0.25, lw=0)
-        ax.plot(at, median, color=color, lw=1.6, label=label)
+        ax.plot(at, median, color=color, lw=1.6 + wider, label=label)
     elif len(curves) == 1 == len(runs):
-        ax.plot(*curves[0], color=color, lw=1.4, label=label)
+        ax.plot(*curves[0], color=color, lw=1.4 + wider, label=label)
     elif curves:
         for curve in curves:
             ax.plot(*curve, color=color, lw=0.6, alpha=0.45)
         shared = sorted(set.intersection(*(set(c[0].tolist()) for c in curves)))
         middle = np.median([np.interp(shared, *curve) for curve in curves], axis=0)
-        ax.plot(shared, middle, color=color, lw=1.8, label=f"{label} (median of {len(runs)})")
+        ax.plot(shared, middle, color=color, lw=1.8 + wider, label=f"{label} (median of {len(runs)})")
     return bool(curves)

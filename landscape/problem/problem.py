@@ -95,6 +95,7 @@ class Problem(MeanLoss):
             mean over the samples it is, or one number of all samples (scikit-learn), or of objects with
             ``update`` and ``compute`` (torchmetrics); or a list of names: accuracy, error, top5, mse, mae,
             nll, margin, perplexity, f1, calibration.
+        name: a name, which results have as their label: in titles of panels, legends and tables.
         check: "quick" tests on a few samples that the loss depends on all of θ and on nothing else, is the
             mean over the samples, and that two passes over batches are equal; "full" tests it on more
             samples, at more weights; "off" does not test it.
@@ -133,10 +134,11 @@ class Problem(MeanLoss):
         weight_decay: NonNegative = 0.0,
         randomness: str | int = "refuse",
         metrics: Metrics | None = None,
+        name: str = "",
         check: Check = "quick",
     ) -> None:
         check_default_device()
-        self.check = check
+        self.check, self.name = check, name
         check_kinds(model, loss)
         original = unwrapped(model)
         self._set_model(layout.independent_copy(original), device, dtype)
@@ -289,8 +291,8 @@ class Problem(MeanLoss):
         loss = describe_loss(self.criterion).split(".")[-1]
         dtype = str(self.dtype).removeprefix("torch.")
         return (
-            f"Problem({type(self.model).__name__}, {self.layout.size:,} parameters, {loss}, "
-            f"{self.samples:,} samples, {dtype} on {self.device})"
+            f"Problem({f'{self.name}: ' if self.name else ''}{type(self.model).__name__}, "
+            f"{self.layout.size:,} parameters, {loss}, {self.samples:,} samples, {dtype} on {self.device})"
         )
 
     def _set_model(

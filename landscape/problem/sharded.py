@@ -56,7 +56,7 @@ class ShardedProblem(Exchanges):
         loss, data: as :class:`landscape.Problem` takes them; the data are this rank's own share in batches,
             as many on each rank, and the loss is the mean over the samples of all. Ranks that divide a layer
             among them have the same data.
-        terms: as :class:`landscape.Problem` takes it.
+        terms, name: as :class:`landscape.Problem` takes them.
         check: "quick" tests that the loss is a mean over the samples of all ranks, and, on the first batch of
             each, that it is finite and not random, that the gradient is the loss's, and that the ranks have
             as many batches and equal copies; "full" tests on every batch that the loss is finite; "off" does
@@ -86,10 +86,12 @@ class ShardedProblem(Exchanges):
         data: Any,
         *,
         terms: Callable[[Any], Tensor] | None = None,
+        name: str = "",
         check: Check = "quick",
         **options: Any,
     ) -> None:
         check_default_device()
+        self.name = name
         inner = unwrapped(model)
         if not dist.is_initialized():
             raise InputError("model: no process group; call torch.distributed.init_process_group first")
@@ -114,7 +116,7 @@ class ShardedProblem(Exchanges):
         self.dtype = torch.promote_types(first.dtype, torch.float32)
         self.agree("ShardedProblem", {"terms": terms, "check": check, **options})
         for name in options:
-            raise InputError(f"{name}: it is not allowed with a sharded model, only terms and check are")
+            raise InputError(f"{name}: not allowed with a sharded model, only terms, name and check are")
         fit("terms", terms, Callable | None)
         self.check = fit("check", check, Check)
         self.criterion = output_loss if loss is None else placed_loss(loss, self.device, first.dtype)

@@ -56,7 +56,7 @@ class Plane:
     norm: str
     seed: int
     ignore: str = "none"
-    axes: tuple[str, ...] = ("step along direction 1", "step along direction 2")
+    axes: tuple[str, ...] = ("u", "v")
     markers: Array = field(default_factory=lambda: np.zeros((0, 2)))
     labels: tuple[str, ...] = ()
     explained: Array = field(default_factory=no_values)

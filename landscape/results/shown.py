@@ -304,7 +304,7 @@ class Shown(ABC):
             path: a .png, .pdf or .svg file to which the figure is written, too.
             style: of a surface: "contour", "hillshade" or "surface" (three dimensions).
             ax: axes to draw into, for a picture of one panel. Default: a new figure.
-            options: further arguments of :func:`landscape.draw`, such as ``axes``, ``visuals`` and ``title``.
+            options: further arguments of :func:`landscape.draw`, such as ``axes``, ``width`` and ``title``.
 
         Returns:
             The new figure, or that of ``ax``.

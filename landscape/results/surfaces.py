@@ -105,7 +105,7 @@ class Surface(Evaluated, schema="landscape.surface", axes="x y", table="y x"):
     provenance: tuple[str, ...] = ()
     autocast: str = ""
     autocast_error: Annotated[float, "nat"] = 0.0
-    axes: Annotated[tuple[str, ...], "direction"] = ("step along direction 1", "step along direction 2")
+    axes: Annotated[tuple[str, ...], "direction"] = ("u", "v")
     markers: Annotated[Array, "marker direction"] = field(default_factory=lambda: np.zeros((0, 2)))
     labels: Annotated[tuple[str, ...], "marker"] = ()
     marker_loss: Annotated[Array, "marker", "nat"] = field(default_factory=no_values)
