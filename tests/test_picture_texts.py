@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from landscape import plots
 from landscape.paper import figure as figures
@@ -71,12 +72,68 @@ def test_texts_of_every_kind_of_result(name: str) -> None:
     check(plots.draw([RESULTS[name]]))
 
 
-@pytest.mark.parametrize("name", sorted({*RESULTS} - {*ALONE, "checkpoint"}))
-def test_texts_of_several_results(name: str) -> None:
+def several(name: str) -> list[Any]:
+    """Two results of a kind, with labels if it has any."""
     labeled = "label" in {field.name for field in dataclasses.fields(RESULTS[name])}
     labels = ("ssgd, seed 0", "dpsgd, seed 0")
     results = [dataclasses.replace(RESULTS[name], label=label) for label in labels] if labeled else []
-    check(plots.draw(results or [RESULTS[name]] * 2))
+    return results or [RESULTS[name]] * 2
+
+
+@pytest.mark.parametrize("name", sorted({*RESULTS} - {*ALONE, "checkpoint"}))
+def test_texts_of_several_results(name: str) -> None:
+    check(plots.draw(several(name)))
+
+
+def check_paper(picture: Any) -> None:
+    """Check that all texts, also at ticks and in panels, have 7 to 9 points, are whole, and lie on no other."""
+    FigureCanvasAgg(picture).draw()
+    picture.canvas.draw()
+    texts = [t for t in (picture._suptitle, getattr(picture, "_caption", None)) if t]
+    legends = [*picture.legends]
+    for ax in (ax for ax in picture.axes if ax.get_visible()):
+        legends += filter(None, [ax.get_legend()])
+        texts += [ax.title, *ax.texts]
+        for axis in (ax.xaxis, ax.yaxis) if ax.axison and ax.name != "3d" else ():
+            texts += [axis.label, axis.get_offset_text(), *(tick.label1 for tick in axis._update_ticks())]
+    texts = [text for text in texts if text.get_visible() and text.get_text()]
+    sizes = {text.get_fontsize() for text in texts} | {
+        t.get_fontsize() for g in legends for t in g.get_texts()
+    }
+    assert 7 <= min(sizes) <= max(sizes) <= 9
+    boxes = [(text.get_text(), text.get_window_extent().padded(-0.5)) for text in texts]
+    boxes += [("a legend", legend.get_window_extent().padded(-0.5)) for legend in legends]
+    for name, box in boxes:
+        outside = (-box.x0, -box.y0, box.x1 - picture.bbox.width, box.y1 - picture.bbox.height)
+        assert max(outside) <= 1, f"{name!r} leaves the canvas"
+        assert not name.endswith("…"), name
+    for (a, first), (b, second) in itertools.combinations(boxes, 2):
+        assert not first.overlaps(second), f"{a!r} is on {b!r}"
+
+
+@pytest.mark.parametrize("width", [3.3, 7.0])
+@pytest.mark.parametrize("name", sorted(RESULTS))
+def test_texts_of_a_paper(name: str, width: float) -> None:
+    for results in ([RESULTS[name]], several(name) if name not in (*ALONE, "checkpoint") else []):
+        picture: Any = plots.draw(results, width=width) if results else None
+        if picture:
+            assert picture.get_figwidth() == width
+            assert picture.get_suptitle() == picture.get_caption() == ""
+            check_paper(picture)
+
+
+@pytest.mark.parametrize("style_name", ["contour", "hillshade", "surface", "difference"])
+@pytest.mark.parametrize("width", [3.3, 7.0])
+def test_styles_of_a_paper_and_panels_in_axes_of_ones_own(style_name: str, width: float) -> None:
+    surfaces = [dataclasses.replace(RESULTS["surface"], kind="random", label=name) for name in ("SGD", "SAM")]
+    check_paper(plots.draw(surfaces, style=style_name, width=width))
+    if style_name in ("contour", "hillshade"):
+        own = Figure(figsize=(width, 2.6), layout="constrained")
+        axes = dict(zip(("surface 0", "surface 1"), own.subplots(1, 2), strict=True))
+        plots.draw(surfaces, style=style_name, axes=axes, visuals={"legend": False})
+        check_paper(own)
+        assert [ax.get_title() for ax in own.axes] == ["SGD", "SAM", ""]
+        assert own.axes[2].get_ylabel() == "loss (nat)"  # one bar for both
 
 
 def test_texts_of_one_row_end_above_those_of_the_next() -> None:

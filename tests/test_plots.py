@@ -15,11 +15,13 @@ from unittest import mock
 import matplotlib
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.testing.compare import compare_images
+from PIL import Image
 
 import landscape
 from landscape import InputError, OperationError, Surface, plots
@@ -113,7 +115,7 @@ def test_surfaces_share_levels_and_mark_what_is_not_finite(surface: Surface) -> 
     other = changed(other, loss=other.loss + 3.0)
     first, second, under, beside, bar = draw([surface, other]).axes
     assert under.get_ylim() == beside.get_ylim()
-    assert [ax.get_title().split("\n")[0] for ax in (first, second)] == ["surface", "other"]
+    assert [ax.get_title().split("\n")[0] for ax in (first, second)] == ["surface 0", "other"]
     assert first.collections[0].get_clim() == second.collections[0].get_clim()
     low, high = bar.get_ylim()
     assert low <= surface.loss.min() <= np.nanmax(other.loss) <= high
@@ -299,12 +301,12 @@ def test_panels_go_to_axes_of_ones_own_by_name(surface: Surface) -> None:
     left, middle, right = own.subplots(1, 3)
     places = {"surface": left, "profile": right}
     assert plots.draw(surface, axes=places, title="here", visuals={"legend": False}) is own
-    assert left.get_title().startswith("here\nsurface")
+    assert left.get_title() == "here"
     assert (left.get_legend(), middle.has_data(), right.has_data()) == (None, False, True)
     assert len(own.axes) == 4  # with the color bar
     assert right.get_ylabel() == "loss (nat)"
     plots.draw(surface, ax=middle, title="here", visuals={"title": False, "colorbar": False})
-    assert (middle.get_title().split("\n")[0], len(own.axes)) == ("surface", 4)
+    assert (middle.get_title(), len(own.axes)) == ("", 4)
     assert middle.get_legend()
     run = trained_run("steps=2", "decompose.every=1")
     picture: Any = plots.draw(run)
@@ -312,6 +314,70 @@ def test_panels_go_to_axes_of_ones_own_by_name(surface: Surface) -> None:
     rate = axes_of_ones_own()
     plots.draw([run], axes={"alpha_e": rate})
     assert "α_e" in rate.get_ylabel()
+    assert 8 <= rate.yaxis.label.get_fontsize() <= 9
+    with matplotlib.rc_context({"font.size": 14}):
+        large = axes_of_ones_own()
+    plots.draw(surface, ax=large)
+    assert large.xaxis.label.get_fontsize() == 14  # which the user chose
+
+
+def test_files_have_vectors_and_the_title_and_caption_that_are_left_out(
+    surface: Surface, tmp_path: Path
+) -> None:
+    usual: Any = plots.draw(surface)
+    with matplotlib.rc_context({"pdf.compression": 0}):
+        written: Any = plots.draw(surface, tmp_path / "b.pdf", width=3.3, title=None)
+    text = (tmp_path / "b.pdf").read_bytes()
+    assert usual.get_suptitle().split("\n")[0].encode() in text
+    assert "samples".encode("utf-16-be") in text
+    assert b"/Subtype /Image" not in text
+    written.savefig(tmp_path / "b.png")
+    with Image.open(tmp_path / "b.png") as image:
+        assert image.info["Description"].startswith("Test loss over")
+    assert plots.draw(surface, title=None).get_suptitle() == ""
+    assert plots.draw(surface, width=3.3, title="mine").get_suptitle() == "mine"
+
+
+def test_names_are_those_of_a_dict_a_problem_or_a_run(surface: Surface) -> None:
+    assert [ax.get_title().split("\n")[0] for ax in draw({"SGD": surface, "SAM": surface}).axes[:2]] == [
+        "SGD",
+        "SAM",
+    ]
+    short = ("steps=2", "decompose.every=1")
+    runs = {0.5: [trained_run(*short), trained_run(*short, "seed=1")], "other": trained_run(*short)}
+    assert legend(draw(runs)) == ["0.5 (median of 2)", "other"]
+    assert legend(draw({"SGD to SAM": LINE})) == [f"SGD to SAM (barrier {LINE.barrier:.3g})"]
+    x, y = torch.eye(2), torch.tensor([0, 1])
+    first, second = (
+        landscape.Problem(torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss(), (x, y), name=name)
+        for name in ("SGD", "SAM")
+    )
+    assert repr(first).startswith("Problem(SGD: Linear, ")
+    assert landscape.trace(first).label == "SGD"
+    assert landscape.trace(first, label="mine").label == "mine"
+    assert landscape.compare([first, second], quantities=["loss"]).sides == ("SGD", "SAM")
+    assert landscape.between(first, [first, second, torch.zeros(6)]).labels == ("SGD", "SAM", "w2")
+    run = trained_run("steps=2").using(name="A")
+    assert (run.label, run.problem().name, landscape.trace(run).label) == ("A", "A", "A")
+
+
+def test_levels_follow_a_trajectory(surface: Surface) -> None:
+    loss = np.geomspace(1.0, 90.0, 24).reshape(4, 6)
+    path = marked(changed(surface, loss=loss), "pca", 3)
+    path = changed(path, marker_loss=np.array([2.4, np.nan, 1.4]))
+    levels = scale([loss], marked=[path.marker_loss]).levels
+    assert ((levels > 1.4) & (levels < 2.4)).sum() >= 6
+    assert levels[-1] < 5
+    assert not np.array_equal(levels, scale([loss]).levels)
+    bar = plots.draw([path]).axes[-1]
+    assert bar.get_ylim()[1] < 5
+    far = changed(surface, loss=loss**3)  # logarithmic
+    bar = plots.draw([marked(far, "pca", 3), changed(far, kind="pca")]).axes[-1]
+    assert bar.get_ylim()[1] == pytest.approx(90.0**3)  # no path, no limit
+    wide = scale([loss**3], marked=[np.array([1e3, 1e4])]).levels
+    assert np.ptp(np.log(wide)) == pytest.approx(3 * np.log(10))
+    assert scale([loss], marked=[np.array([2.0])]).levels[-1] >= 90
+    assert scale([loss], vmax=50, marked=[path.marker_loss]).levels[-1] >= 50
 
 
 @pytest.mark.parametrize("style", ["contour", "surface", "difference"])
@@ -368,6 +434,9 @@ def test_lines_show_loss_accuracy_and_barrier() -> None:
         (lambda s: plots.save_figure(panels(1, 1, 1, 1)[0], "b.png", dpi=5), "dpi: 5 is not allowed"),
         (lambda s: plots.draw([s], "c.png", dpi=5), "dpi: 5 is not allowed"),
         (lambda s: plots.draw([s], "c.jpeg"), "must end in .png"),
+        (lambda s: plots.draw([s], width=1), "width: 1 is not allowed"),
+        (lambda s: plots.draw([s], width=3.3, ax=axes_of_ones_own()), "width: not allowed with axes of your own"),
+        (lambda s: plots.draw({"A": samples.results()["sweep"]}), "results: 'A': a Sweep takes no name"),
         (lambda s: plots.draw([s, s], ax=axes_of_ones_own()), r"ax: .* give axes=.* of surface 0, surface 1"),
         (lambda s: plots.draw(s, axes={"profil": axes_of_ones_own()}), "axes: 'profil'.*'profile'"),
         (lambda s: plots.draw(s, axes={"surface": 3}), "axes: 3 is not allowed, it must be axes"),
@@ -467,7 +536,7 @@ def test_a_trace_alone_and_a_density_alone_are_drawn() -> None:
     ax = plots.draw([trace, dataclasses.replace(trace, label="ssgd")]).axes[0]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["DPSGD, seed 0", "SSGD"]
     assert "3 ± 0.1" in [text.get_text() for text in ax.texts]
-    assert plots.draw([dense]).axes[0].get_ylabel() == "spectral density (log scale)"
+    assert plots.draw([dense]).axes[0].get_ylabel() == "spectral density (log)"
     with pytest.raises(InputError, match="no eigenvalue, no density and no trace"):
         plots.draw([dataclasses.replace(trace, trace=np.nan)])
 

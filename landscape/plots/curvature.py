@@ -65,7 +65,7 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
             ax.axvline(value, row * k, row * (k + 0.9), color=color, lw=1.5, label=label, clip_on=False)
             label = "_"
     if dense:
-        ax.set(yscale="log", ylim=(floor, None), ylabel="spectral density (log scale)")
+        ax.set(yscale="log", ylim=(floor, None), ylabel="spectral density (log)")
     else:
         ax.set_yticks([])
         ax.spines["left"].set_visible(False)

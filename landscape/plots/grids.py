@@ -70,7 +70,7 @@ def draw_hessian_grids(
         middle = f"{np.median(good):.3g}" if good.size else "–"
         few = f" ({good.size} of {r.ratio.size} points)" if good.size < r.ratio.size else ""
         ax.set_title(f"{wrapped(name, TITLE)}\nmedian {middle}{few}")
-        ax.set(xlabel="x, along direction 1", ylabel="y, along direction 2")
+        ax.set(xlabel="x, along u", ylabel="y, along v")
     label = r"$|\lambda_{min}| / |\lambda_{max}|$"
     beyond = "max" if largest > top else "neither"
     color_bar(figure, axes, colors.Normalize(0.0, top), shades, label, beyond)

@@ -205,6 +205,9 @@ class OwnAxes:
         is_map = ax.get_aspect() != "auto"  # which a legend would hide
         below = ax.transAxes + ScaledTranslation(0, -0.45, ax.figure.dpi_scale_trans)
         look: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below}
+        inches = ax.get_window_extent().width / ax.figure.dpi
+        room = max(8, int(inches * CHARACTERS / float(rcParams["legend.fontsize"])) - 6)
+        names = [wrapped(name, room) for name in names]
         self.legends.append(ax.legend(handles, names, **look if is_map else {"frameon": True}))
 
     def colorbar(self, mappable: Any, ax: Any, **options: Any) -> Any:

@@ -365,13 +365,16 @@ def _is_logarithmic(low: float, high: float, log: bool | None) -> tuple[bool, st
 
 
 class _Distances(ticker.MaxNLocator):
-    """Ticks at round distances, of an axis whose coordinate times ``length`` is a distance."""
+    """Ticks at round distances, of an axis whose coordinate times ``length`` is a distance; at most 5."""
+
+    axis: Any  # set by matplotlib
 
     def __init__(self, length: float) -> None:
         super().__init__(5)
         self.length = length
 
     def tick_values(self, vmin: float, vmax: float) -> Any:
+        self.set_params(nbins=min(5, max(2, self.axis.get_tick_space())))
         return np.asarray(super().tick_values(vmin * self.length, vmax * self.length)) / self.length
 
 
