@@ -26,6 +26,7 @@ from tests.harm import samples
 ROOT = Path(__file__).parents[1]
 RESULTS = samples.results()
 LONG = "VGG-19 with weight decay and a very long name, DPSGD in ATC order, seed 0"
+WIDTHS = (3.3, 7.0)  # of a column and of a page in inches
 ALONE = ("comparison",)  # several cannot be drawn in one picture
 
 
@@ -67,24 +68,6 @@ def check(picture: Any) -> None:
         assert not first.overlaps(second), f"{a!r} is on {b!r}"
 
 
-@pytest.mark.parametrize("name", sorted(RESULTS))
-def test_texts_of_every_kind_of_result(name: str) -> None:
-    check(plots.draw([RESULTS[name]]))
-
-
-def several(name: str) -> list[Any]:
-    """Two results of a kind, with labels if it has any."""
-    labeled = "label" in {field.name for field in dataclasses.fields(RESULTS[name])}
-    labels = ("ssgd, seed 0", "dpsgd, seed 0")
-    results = [dataclasses.replace(RESULTS[name], label=label) for label in labels] if labeled else []
-    return results or [RESULTS[name]] * 2
-
-
-@pytest.mark.parametrize("name", sorted({*RESULTS} - {*ALONE, "checkpoint"}))
-def test_texts_of_several_results(name: str) -> None:
-    check(plots.draw(several(name)))
-
-
 def check_paper(picture: Any) -> None:
     """Check that all texts, also at ticks and in panels, have 7 to 9 points, are whole, and lie on no other."""
     FigureCanvasAgg(picture).draw()
@@ -111,29 +94,23 @@ def check_paper(picture: Any) -> None:
         assert not first.overlaps(second), f"{a!r} is on {b!r}"
 
 
-@pytest.mark.parametrize("width", [3.3, 7.0])
 @pytest.mark.parametrize("name", sorted(RESULTS))
-def test_texts_of_a_paper(name: str, width: float) -> None:
-    for results in ([RESULTS[name]], several(name) if name not in (*ALONE, "checkpoint") else []):
-        picture: Any = plots.draw(results, width=width) if results else None
-        if picture:
-            assert picture.get_figwidth() == width
-            assert picture.get_suptitle() == picture.get_caption() == ""
-            check_paper(picture)
+def test_texts_of_every_kind_of_result(name: str) -> None:
+    check(plots.draw([RESULTS[name]]))
+    for width in WIDTHS:
+        picture: Any = plots.draw([RESULTS[name]], width=width)
+        assert (picture.get_figwidth(), picture.get_suptitle(), picture.get_caption()) == (width, "", "")
+        check_paper(picture)
 
 
-@pytest.mark.parametrize("style_name", ["contour", "hillshade", "surface", "difference"])
-@pytest.mark.parametrize("width", [3.3, 7.0])
-def test_styles_of_a_paper_and_panels_in_axes_of_ones_own(style_name: str, width: float) -> None:
-    surfaces = [dataclasses.replace(RESULTS["surface"], kind="random", label=name) for name in ("SGD", "SAM")]
-    check_paper(plots.draw(surfaces, style=style_name, width=width))
-    if style_name in ("contour", "hillshade"):
-        own = Figure(figsize=(width, 2.6), layout="constrained")
-        axes = dict(zip(("surface 0", "surface 1"), own.subplots(1, 2), strict=True))
-        plots.draw(surfaces, style=style_name, axes=axes, visuals={"legend": False})
-        check_paper(own)
-        assert [ax.get_title() for ax in own.axes] == ["SGD", "SAM", ""]
-        assert own.axes[2].get_ylabel() == "loss (nat)"  # one bar for both
+@pytest.mark.parametrize("name", sorted({*RESULTS} - {*ALONE, "checkpoint"}))
+def test_texts_of_several_results(name: str) -> None:
+    labeled = "label" in {field.name for field in dataclasses.fields(RESULTS[name])}
+    labels = ("ssgd, seed 0", "dpsgd, seed 0")
+    results = [dataclasses.replace(RESULTS[name], label=label) for label in labels] if labeled else []
+    check(plots.draw(results or [RESULTS[name]] * 2))
+    for width in WIDTHS:
+        check_paper(plots.draw(results or [RESULTS[name]] * 2, width=width))
 
 
 def test_texts_of_one_row_end_above_those_of_the_next() -> None:
@@ -154,6 +131,16 @@ def test_long_names_are_cut(name: str) -> None:
 def test_texts_of_other_styles(style_name: str) -> None:
     surface = dataclasses.replace(RESULTS["surface"], kind="random")
     check(plots.draw([surface] * (1 + (style_name == "difference")), style=style_name))
+    pair = [dataclasses.replace(surface, label=name) for name in ("SGD", "SAM")]
+    for width in WIDTHS:
+        check_paper(plots.draw(pair, style=style_name, width=width))
+        if style_name == "hillshade":  # into axes of one's own
+            own = Figure(figsize=(width, 2.6), layout="constrained")
+            axes = dict(zip(("surface 0", "surface 1"), own.subplots(1, 2), strict=True))
+            plots.draw(pair, axes=axes, visuals={"legend": False})
+            check_paper(own)
+            assert [ax.get_title() for ax in own.axes] == ["SGD", "SAM", ""]
+            assert own.axes[2].get_ylabel() == "loss (nat)"  # one bar for both
 
 
 def test_texts_of_a_film_and_of_topologies() -> None:

@@ -91,10 +91,7 @@ def draw(
     """
     if path is not None:
         check_format(path)
-    if isinstance(results, Mapping):
-        items = [_named(item, str(name)) for name, given in results.items() for item in loaded(given)]
-    else:
-        items = loaded(results)
+    items = loaded(results)
     kinds = {type(result): None for result in items}
     if len({drawing_of(kind) for kind in kinds}) != 1:
         names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "no result"
@@ -131,7 +128,9 @@ def draw(
 
 
 def loaded(results: Any) -> list[Any]:
-    """The results and runs in ``results``; those of files are read."""
+    """The results and runs in ``results``; those of files are read, and those of a dict have its names."""
+    if isinstance(results, Mapping):
+        return [_named(item, str(name)) for name, given in results.items() for item in loaded(given)]
     items: list[Any] = []
     for item in each_of(results):
         read = load(item) if isinstance(item, (str, Path)) else item

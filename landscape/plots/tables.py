@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -167,8 +166,6 @@ def _setting(key: str, value: str) -> str:
 
 
 COLUMNS = 4
-# Characters of a verdict in a line below its panel, at its size.
-CHARACTERS = style.LABEL
 
 
 @draws(Comparison)
@@ -226,8 +223,8 @@ def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> No
     ax.grid(False, axis="y")
     ax.set_title(heading(c, q), fontweight="bold" if c.flatter[q] else "normal")
     sentence, _, evidence = verdict(c, q).partition(" (")
-    lines = [textwrap.fill(sentence, CHARACTERS), *([f"({evidence}"] if evidence else [])]
-    ax.set_xlabel("\n".join(lines), fontsize=8, color="k" if c.significant[q].any() else style.OTHER)
+    words = f"{sentence}\n({evidence}" if evidence else sentence
+    ax.set_xlabel(words, fontsize=8, color="k" if c.significant[q].any() else style.OTHER)
 
 
 def _caption(c: Comparison) -> str:
@@ -266,7 +263,6 @@ def draw_averages(results: Sequence[WeightAverage], title: str = "") -> Figure:
 
 # Most steps of a cycle that are drawn, and most learners whose numbers are (our choice: they stay legible).
 STEPS, NUMBERED = 8, 32
-COLORS = style.SEQUENTIAL
 
 
 def draw_topologies(matrices: Mapping[str, Sequence[Array]]) -> Figure:
@@ -304,7 +300,7 @@ def _graph(ax: Axes, matrix: Array) -> ScalarMappable:
     n = len(matrix)
     angle = np.pi / 2 - 2 * np.pi * np.arange(n) / n  # learner 0 is at the top, and the others go clockwise
     corners = np.column_stack([np.cos(angle), np.sin(angle)])
-    look: dict[str, Any] = {"cmap": COLORS, "clim": (0, 1)}
+    look: dict[str, Any] = {"cmap": style.SEQUENTIAL, "clim": (0, 1)}
     j, k = np.nonzero(np.triu(np.abs(matrix - matrix.T) < 1e-12, 1) & (matrix > 0))
     ax.add_collection(LineCollection([*corners[np.column_stack([j, k])]], array=matrix[j, k], **look))
     j, k = np.nonzero((np.abs(matrix - matrix.T) >= 1e-12) & (matrix > 0))
