@@ -35,6 +35,7 @@ from landscape.checkpoint.storage import ResultFile as ResultFile
 from landscape.checkpoint.storage import open as open
 from landscape.checkpoint.storage import load as load
 from landscape.checkpoint.weights import import_state as import_state
+from landscape.checkpoint.weights import load_weights as load_weights
 from landscape.core.errors import InputError as InputError
 from landscape.core.errors import LandscapeError as LandscapeError
 from landscape.core.errors import OperationError as OperationError

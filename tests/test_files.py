@@ -35,7 +35,7 @@ import landscape
 from landscape import LandscapeError, OperationError, data
 from landscape.checkpoint import storage
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.checkpoint.weights import read_state
+from landscape.checkpoint.states import read_state
 from landscape.core import files, hdf5, hdf5_check
 from landscape.core.files import Lock, printable, replacing, write_text
 from landscape.data.images import FILES, decode, read_idx

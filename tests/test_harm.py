@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from landscape.checkpoint.weights import read_state
+from landscape.checkpoint.states import read_state
 from landscape.core.errors import LandscapeError
 from landscape.core.files import printable
 from landscape.data.images import decode, read_binary, read_idx

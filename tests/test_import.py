@@ -22,12 +22,13 @@ import torch.distributed.checkpoint
 import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 import landscape
 from landscape import InputError, OperationError, Problem
 from landscape.checkpoint import user_code
+from landscape.checkpoint.states import MOST, read_state
 from landscape.checkpoint.user_code import as_data, load_loss, parse
-from landscape.checkpoint.weights import MOST, read_state
 from tests import problems
 from tests.conftest import Command
 from tests.nets import flat
@@ -528,7 +529,7 @@ def test_parts_are_one_model(
         with pytest.raises(OperationError, match=f"{part.name} of its {len(files)} files missing beside it"):
             landscape.import_state(given, model)
     index.unlink()
-    with pytest.raises(OperationError, match=r"a folder without .* an index such as model.safetensors"):
+    with pytest.raises(OperationError, match=r"a folder without .* an index .model.safetensors"):
         landscape.import_state(folder, model)
 
 
@@ -542,7 +543,9 @@ def test_a_folder_holds_one_model(folder: Path) -> None:
     with pytest.raises(OperationError, match=f"holds several models, {names}; give"):
         landscape.import_state(folder, model)
     Path("empty/inner").mkdir(parents=True)
-    with pytest.raises(OperationError, match="a folder without model.safetensors, pytorch_model.bin, or an"):
+    with pytest.raises(
+        OperationError, match="a folder without model.safetensors, pytorch_model.bin, .metadata, or an"
+    ):
         landscape.import_state("empty", model)
 
 
@@ -572,22 +575,93 @@ def test_an_index_names_its_own_folder_and_what_is_there(folder: Path) -> None:
         landscape.import_state(own, model)
 
 
+def in_pieces(state: State, folder: Path) -> Any:
+    """A folder as two ranks of torch.distributed.checkpoint write it, each with half of the rows; its index."""
+    dcp, stored, metadata = torch.distributed.checkpoint.metadata, dict[Any, Any](), dict[str, Any]()
+    files = [(folder / f"__{rank}_0.distcp").open("wb") for rank in (0, 1)]
+    for name, tensor in state.items():
+        chunks = []
+        for rank, part in enumerate(tensor.chunk(2) if tensor.dim() else [tensor]):
+            corner = [(len(tensor) + 1) // 2 * rank, *[0] * (tensor.dim() - 1)] if tensor.dim() else []
+            start = files[rank].tell()
+            torch.save(part.clone(), files[rank])
+            info = _StorageInfo(f"__{rank}_0.distcp", start, files[rank].tell() - start)
+            stored[dcp.MetadataIndex(name, corner)] = info
+            chunks.append(dcp.ChunkStorageMetadata(torch.Size(corner), part.shape))
+        about = dcp.TensorProperties.create_from_tensor(tensor)
+        metadata[name] = dcp.TensorStorageMetadata(about, tensor.shape, chunks)
+    for file in files:
+        file.close()
+    index = dcp.Metadata(metadata, {name: (name,) for name in state}, stored)
+    (folder / ".metadata").write_bytes(pickle.dumps(index))
+    return index
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_distributed_checkpoints_are_refused_with_their_conversion(folder: Path, command: Command) -> None:
-    model = trained()
-    states = {"model": model.state_dict(), "optim": optimizer_of(model), "epoch": 3, "ema": None}
+def test_distributed_checkpoints_are_read_to_the_bit(folder: Path, command: Command) -> None:
+    model, fresh = trained(), problems.SmallConv()
+    states = {
+        "model": model.state_dict(),
+        "optim": optimizer_of(problems.SmallConv()),
+        "epoch": 3,
+        "ema": None,
+    }
     torch.distributed.checkpoint.save(states, checkpoint_id="a")
-    for given in ("a", "a/.metadata", "a/__0_0.distcp"):
-        with pytest.raises(OperationError, match=f"{given}: of torch.distributed") as error:
-            landscape.import_state(given, model)
-    one_line(command("contour", "a", *OWN), 1, "dcp_to_torch a FILE.pt")
-    words = str(error.value).partition(" -m ")[2].split()
-    subprocess.run([sys.executable, "-m", *words], check=True, capture_output=True)
-    assert torch.equal(landscape.import_state("FILE.pt", problems.SmallConv()).weights[0], flat(model))
-    Path("a/.metadata").write_bytes(pickle.dumps(Danger()))
-    with pytest.raises(OperationError, match="which may hold code"):
-        read_state("a")
-    assert not (folder / "pickle-ran").exists()
+    Path("b").mkdir()
+    in_pieces(model.bfloat16().state_dict(), Path("b"))
+    model = trained()
+    for given in ("a", "a/.metadata"):
+        assert torch.equal(landscape.import_state(given, fresh).weights[0], flat(model))
+    loaded = landscape.load_weights("a", into=fresh).state_dict()
+    assert all(torch.equal(loaded[name], t) for name, t in model.state_dict().items())
+    halves = landscape.load_weights("b", into=problems.SmallConv().bfloat16()).state_dict()
+    own = {name: torch.empty_like(t) for name, t in halves.items()}
+    torch.distributed.checkpoint.load(own, checkpoint_id="b")
+    for name, t in model.bfloat16().state_dict().items():
+        assert torch.equal(halves[name], t)
+        assert torch.equal(own[name], t)
+    command("import", "a", *OWN)
+    run = landscape.load("a.h5")
+    assert torch.equal(run.layout.views(run.mean)["head.weight"], trained().head.weight)
+    with pytest.raises(OperationError, match="a/__0_0.distcp: one part .* give its index, a/.metadata"):
+        landscape.import_state("a/__0_0.distcp", fresh)
+    Path("b/__1_0.distcp").unlink()
+    with pytest.raises(OperationError, match="b/.metadata: __1_0.distcp of its 2 files missing"):
+        landscape.import_state("b", fresh)
+
+
+def test_damaged_or_hostile_distributed_checkpoints_run_nothing(folder: Path) -> None:
+    state = trained().state_dict()
+
+    def refused(index: Any, words: str, raw: bytes = b"") -> None:
+        Path(".metadata").write_bytes(raw or pickle.dumps(index))
+        with pytest.raises(OperationError, match=words) as error:
+            read_state(".")
+        assert "\n" not in str(error.value)
+        assert not Path("pickle-ran").exists()
+
+    for danger in (Danger(), {"storage_data": Danger()}):
+        refused(danger, "metadata: not a readable state file")
+    for call in (b"cos\nsystem\n(S'touch pickle-ran'\ntR.", b"c__builtin__\neval\n(S'1'\ntR."):
+        refused(None, "and code from a file is never run; if you trust it, use python -m", call)
+    for name, value in {"size": torch.Size([1 << 40]), "relative_path": "../x.pt", "offset": 7}.items():
+        index = in_pieces(state, folder)
+        stored, about = (
+            next(iter(index.storage_data.values())),
+            next(iter(index.state_dict_metadata.values())),
+        )
+        setattr(about if name == "size" else stored, name, value)
+        refused(index, "not a readable state file|too short for its tensors")
+    index = in_pieces(state, folder)
+    del index.storage_data[next(iter(index.storage_data))]
+    refused(index, "pieces of a tensor are missing|too short for its tensors|not a readable state file")
+    raw = Path("__0_0.distcp").read_bytes()
+    torch.save({"a": Danger()}, "danger.pt")
+    Path("__0_0.distcp").write_bytes(Path("danger.pt").read_bytes() + raw)
+    index = in_pieces({"a": torch.zeros(4)}, folder)
+    Path("__0_0.distcp").write_bytes(bad := Path("danger.pt").read_bytes())
+    next(iter(index.storage_data.values())).length = len(bad)
+    refused(index, "not a readable state file")
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

@@ -8,240 +8,31 @@ stay with the weights.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
 import os
-import pickle
 import re
-import shlex
-import warnings
-import zipfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from landscape.checkpoint import states
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint, mean_buffer, storable, unknown_data
 from landscape.checkpoint.storage import load
 from landscape.core import hdf5
 from landscape.core.errors import InputError, LandscapeError, OperationError
-from landscape.core.files import open_regular, read_regular
+from landscape.core.files import read_regular
 from landscape.core.hdf5 import Array
 from landscape.core.options import checked, ends_in, near
 from landscape.problem.batchnorm import BatchNormPolicy, buffer_names
 from landscape.problem.layout import Layout, unwrapped, vector_of
 from landscape.problem.problem import Problem
 from landscape.problem.sharded import on_ranks
-
-SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
-# How save_pretrained and others name the index of a model in parts, and the parts.
-INDEX, PART = ".index.json", re.compile(r"(.+)-\d{5,6}-of-\d{5,6}(\.\w+)")
-# The index and a part of torch.distributed.checkpoint, whose own reader unpickles the index.
-METADATA, DISTRIBUTED = ".metadata", ".distcp"
-# The largest index that is read, in bytes (our choice: that of 671 billion parameters in 163 files has 9 MB),
-# and the depth of dicts in which a state is looked for (our choice).
-MOST, DEPTH = 32 << 20, 8
-# What else than torch.save writes zip archives: a file in it, what it is, and its weights.
-OTHERS = {
-    "constants.pkl": ("a TorchScript archive", "torch.jit.load({!r}).state_dict()"),
-    "archive_format": ("a program of torch.export", "torch.export.load({!r}).state_dict"),
-}
-# What lies in place of the file of weights itself, by its first bytes.
-STANDING_IN = {
-    b"version https://git-lfs": "is a pointer of Git LFS (git lfs pull fetches the file)",
-    b"<": "is a web page",
-}
-Message = Callable[[str], None]
-
-
-def names_state(path: Path) -> bool:
-    """Return whether weights of another program go by the name of this file, or lie in this folder."""
-    inside = path.glob("*") if path.is_dir() else [path]
-    foreign = any(p.suffix in (*SUFFIXES, DISTRIBUTED) or p.name.endswith((INDEX, METADATA)) for p in inside)
-    return foreign and not (path / "last.h5").exists()
-
-
-def name_beside(path: Path) -> Path:
-    """``path``, with a name beside which results can lie: "." has none."""
-    return path if path.name.strip(".") else path.resolve()
-
-
-def files_of(path: Path) -> list[Path]:
-    """The file of one model's weights, or the index of its parts and these; ``path`` may be their folder.
-
-    Raises OperationError for what is missing, or must be converted first; InputError for another suffix.
-    """
-    file = _model_in(path) if path.is_dir() else path
-    if file.suffix and not names_state(file):
-        ends_in("STATE", file, SUFFIXES)
-    if not file.exists():
-        raise OperationError(f"{file}: no such file or folder of weights")
-    if file.name == METADATA or file.suffix == DISTRIBUTED:
-        convert = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
-        way = f"{convert} {shlex.quote(str(file.parent))} FILE.pt"
-        raise OperationError(f"{path}: of torch.distributed, which may hold code; if you trust it, use {way}")
-    if part := PART.fullmatch(file.name):
-        index = file.with_name(f"{part[1]}{part[2]}{INDEX}")
-        raise OperationError(f"{path}: one part of a model; give its index, {index}")
-    if not file.name.endswith(INDEX):
-        return [file]
-    parts = [*dict.fromkeys(_weight_map(file).values())]
-    if absent := [part.name for part in parts if not part.exists()]:
-        raise OperationError(f"{file}: {', '.join(absent[:3])} of its {len(parts)} files missing beside it")
-    return [file, *parts]
-
-
-def read_state(
-    path: str | Path, message: Message = lambda line: None, names: Collection[str] = ()
-) -> dict[str, Any]:
-    """Name -> tensor of a file, index or folder of weights, as of :func:`state_in`.
-
-    Raises OperationError for what is missing, damaged or a part only, holds no state or several, or could
-    only be read by running code from it; InputError for another suffix.
-    """
-    file, *parts = files_of(Path(path))
-    loaded = _load(file) if not file.name.endswith(INDEX) else {part: _load(part) for part in parts}
-    if parts:
-        with readable(file):
-            loaded = {name: loaded[part][name] for name, part in _weight_map(file).items()}
-    return state_in(path, loaded, message, names, f"torch.save(torch.load({str(path)!r})[…], 'one.pt')")
-
-
-def state_in(
-    where: str | Path,
-    loaded: Any,
-    message: Message = lambda line: None,
-    names: Collection[str] = (),
-    alone: str = "[…]",
-) -> dict[str, Any]:
-    """The one dict, among nested ones, that holds weights, and is no optimizer's.
-
-    ``message`` receives a line with its keys. If there are several, such as a discriminator's beside a
-    generator's, the one with ``names`` of the model is taken. Without such a one they are refused; ``alone``
-    is the code that gives one of them, with […] for its keys.
-    """
-    dicts: dict[tuple[str, ...], dict[str, Any]] = dict(_states(loaded, (), set()))
-    keys = [key for key, part in dicts.items() if any(map(_is_weights, part.values()))]
-    keys = keys or [key for key in dicts if any(isinstance(value, Tensor) for value in dicts[key].values())]
-    if not keys:
-        raise OperationError(f"{where}: holds no tensors by name, a model's state_dict() is needed")
-    if len(keys) > 1:
-        keys = [key for key in keys if any(n.endswith(tuple(names)) for n in dicts[key])] or keys
-    if len(keys) > 1:
-        titles = ", ".join(repr(".".join(key)) if key else "its own" for key in keys)
-        example = alone.replace("[…]", "".join(f"[{part!r}]" for part in max(keys, key=bool)))
-        raise OperationError(f"{where}: holds several states, {titles}; give one alone, as by {example}")
-    (key,) = keys
-    if key:
-        message(f"{where}: took the state under '{'.'.join(key)}'")
-    return dicts[key]
-
-
-def _states(loaded: Any, key: tuple[str, ...], seen: set[int]) -> Iterator[Any]:
-    """Pairs (keys, dict) of all dicts in nested ones, each once, without those of optimizers."""
-    optimizer = isinstance(loaded, Mapping) and any(str(name).startswith("param_groups") for name in loaded)
-    if isinstance(loaded, Mapping) and not optimizer and id(loaded) not in seen and len(key) < DEPTH:
-        seen.add(id(loaded))
-        yield key, {str(name): value for name, value in loaded.items()}
-        for name, value in loaded.items():
-            yield from _states(value, (*key, str(name)), seen)
-
-
-def _is_weights(value: Any) -> bool:
-    """Return whether it is a tensor with a dimension, of floating-point or complex numbers."""
-    return isinstance(value, Tensor) and value.dim() > 0 and (value.is_floating_point() or value.is_complex())
-
-
-def _model_in(folder: Path) -> Path:
-    """The one model in a folder of save_pretrained, by its index or file; .bin where nothing else is."""
-    models = [path for path in [folder / METADATA] if path.is_file()]
-    for suffix in (".safetensors", ".bin"):
-        files = (path for end in (suffix, suffix + INDEX) for path in sorted(folder.glob(f"*model*{end}")))
-        models = models or [path for path in files if path.name[0] != "." and not PART.fullmatch(path.name)]
-    if not models:
-        words = f"model.safetensors, pytorch_model.bin, or an index such as model.safetensors{INDEX}"
-        raise OperationError(f"{folder}: a folder without {words}; give it, or another file of weights")
-    if len(models) > 1:
-        names = ", ".join(model.name for model in models)
-        raise OperationError(f"{folder}: holds several models, {names}; give one of these files")
-    return models[0]
-
-
-def _weight_map(index: Path) -> dict[str, Path]:
-    """Name of a tensor -> its file, which lies beside the index: with_name refuses other places."""
-    with readable(index):
-        files = json.loads(read_regular(index, MOST))["weight_map"].items()
-        return {name: index.with_name(file) for name, file in files}
-
-
-@contextlib.contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """A context in which any error says that ``path`` is damaged: what readers raise is not documented."""
-    try:
-        yield
-    except LandscapeError:
-        raise
-    except Exception as error:
-        words = " ".join(str(error).split())[:120]
-        line = f"{path}: not a readable state file ({type(error).__name__}: {words})"
-        raise OperationError(line) from error
-
-
-def _load(path: Path) -> Any:
-    """The object in a file of torch.save, or the tensors in one of safetensors."""
-    with open_regular(path) as file, readable(path):
-        head = file.read(64)
-        is_safetensors = path.suffix == ".safetensors" or head[6:9] == b"\0\0{"
-        is_pickle = head.startswith((b"PK", b"\x80"))
-        what = f"begins with {head[:16]!r}" if head else "is empty"
-        what = next((words for start, words in STANDING_IN.items() if head.lstrip().startswith(start)), what)
-        if not (is_safetensors or is_pickle) or what in STANDING_IN.values():
-            line = f"{path}: not a readable state file, it {what}; give a file of torch.save or safetensors"
-            raise OperationError(line)
-        if is_safetensors:
-            return safetensors.torch.load_file(path)
-        file.seek(0)
-        archive = _is_archive(path, file)
-        try:
-            # Options that a script saved beside its weights are a Namespace, whose class only holds values.
-            with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
-                warnings.simplefilter("ignore")  # of torch about its own quantized tensors
-                return torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
-        except pickle.UnpicklingError as error:
-            saved = f"saved = torch.load({str(path)!r}, weights_only=False)"
-            states = "saved.state_dict() of a model, or saved['state_dict'] of a checkpoint"
-            words = "not a file of weights alone, and code from a file is never run; if you trust it, let"
-            raise OperationError(f"{path}: {words} {saved}, and torch.save {states}") from error
-
-
-def _is_archive(path: Path, file: IO[bytes]) -> bool:
-    """Return whether it is a zip archive, as of torch.save since 1.6.
-
-    OperationError for one of another program, or that unpacks to more than itself.
-    """
-    if file.read(2) != b"PK":
-        return False
-    length = file.seek(0, 2)
-    with zipfile.ZipFile(file) as archive:
-        parts = archive.infolist()
-    for name in {part.filename.rpartition("/")[2] for part in parts} & {*OTHERS}:
-        what, state = OTHERS[name][0], OTHERS[name][1].format(str(path))
-        remedy = f"torch.save({state}, '{path.stem}-weights.pt')"
-        raise OperationError(f"{path}: {what}, which holds code; write its weights alone by {remedy}")
-    packed = [part for part in parts if part.compress_type != zipfile.ZIP_STORED]
-    total = sum(part.file_size for part in parts)
-    if packed or total > length:
-        what = f"its part {packed[0].filename} is compressed" if packed else f"its parts have {total:,} bytes"
-        raise OperationError(f"{path}: not as torch.save writes a file of {length:,} bytes, {what}")
-    return True
-
 
 # Prefixes that wrappers add to every name: DataParallel and DistributedDataParallel; Lightning. torch.compile
 # adds its prefix to the name of each compiled module.
@@ -268,7 +59,7 @@ def _unfit(value: Tensor, target: Tensor) -> str:
 
 
 def unwrapped_state(
-    where: str | Path, state: Mapping[str, Any], names: set[str], message: Message = lambda line: None
+    where: str | Path, state: Mapping[str, Any], names: set[str], message: states.Message = lambda line: None
 ) -> dict[str, Any]:
     """``state`` by the model's ``names``: without the prefixes that wrappers added to them.
 
@@ -295,14 +86,26 @@ def unwrapped_state(
     return {name.removeprefix(whole[0]): v for name, v in state.items() if name.startswith(whole[0])}
 
 
+# What peft puts into the names of a model's adapters, and leaves out in the files of one: the adapter's name.
+ADAPTER = re.compile(r"\.modules_to_save\.\w+|(?<=\.)(lora_\w+)\.\w+(?=\.weight$|$)")
+
+
 def fitted(
-    path: str | Path, state: Mapping[str, Any], model: nn.Module, name: str
-) -> Iterator[tuple[str, Tensor]]:
+    path: str | Path, state: Mapping[str, Any], model: nn.Module, name: str,
+    message: states.Message = lambda line: None,
+) -> Iterator[tuple[str, Tensor]]:  # fmt: skip
     """The model's names, each with its tensor; OperationError names the first tensor that does not fit.
 
     One of several tied names is sufficient, and BatchNorm's counts may be missing (files older than PyTorch
-    0.4.1 have none).
+    0.4.1 have none). A state without any of the model's frozen parameters is an adapter's, which has none of
+    the buffers either: the model's own stay.
     """
+    fixed, parameters = _constants(model), dict(model.named_parameters())
+    frozen = fixed.keys() & parameters.keys()
+    if frozen and not frozen & state.keys():
+        short = {ADAPTER.sub(r"\1", key): key for key in parameters.keys() - frozen}
+        state = fixed | {short.get(key, key): value for key, value in state.items()}
+        message(f"{path}: an adapter, what is frozen in {name} stays")
     model_state = model.state_dict(keep_vars=True)
     tensors = {key: value for key, value in model_state.items() if isinstance(value, Tensor)}
     for key in state:
@@ -381,9 +184,10 @@ def import_state(
     slices, names = {slot.name: slot.place for slot in layout.slots}, {*model.state_dict()}
     rows, fixed = [], list[dict[str, Tensor]]()
     for path in files_given:
-        state = unwrapped_state(path, read_state(path, message, names), names, message)
+        _check_scale(path, model)
+        state = unwrapped_state(path, states.read_state(path, message, names), names, message)
         row, row_fixed = torch.empty(layout.size, dtype=torch.float32), {}
-        for key, value in fitted(path, state, model, name):  # one by one: never all of them beside θ
+        for key, value in fitted(path, state, model, name, message):  # one by one: never all of them beside θ
             if key in slices:
                 row = row.to(torch.promote_types(row.dtype, value.dtype))
                 row[slices[key]] = value.flatten()
@@ -392,7 +196,7 @@ def import_state(
         rows.append(row)
         fixed.append(row_fixed)
     common = [key for key in fixed[0] if all(key in row for row in fixed)]
-    files = [file for path in files_given for file in files_of(path)]
+    files = [file for path in files_given for file in states.files_of(path)]
     origin = [f'[[import]]\nfile = {json.dumps(f.name)}\nsha256 = "{hdf5.sha256(f)}"\n' for f in files]
     return Checkpoint(
         weights=torch.stack(rows) if rows[1:] else rows[0][None],
@@ -407,18 +211,56 @@ def import_state(
     )
 
 
+@checked()
+def load_weights(path: str | Path, into: nn.Module) -> nn.Module:
+    """Load weights from a file or folder into a model, in place, once all of them fit.
+
+    Args:
+        path: what :func:`import_state` reads, or the file of a run, whose w_a it is.
+        into: the model. Its numbers keep their type, into which others are rounded; what is frozen stays
+            where the file is an adapter's.
+
+    Returns:
+        The model.
+
+    Raises:
+        OperationError: a file that cannot be read, or does not fit; it names the parameter.
+
+    Example:
+        >>> import tempfile, torch, landscape
+        >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
+        >>> torch.save(model.state_dict(), f"{folder}/net.pt")
+        >>> other = landscape.load_weights(f"{folder}/net.pt", into=torch.nn.Linear(3, 2))
+        >>> torch.equal(other.weight, model.weight)
+        True
+    """
+    model, names = unwrapped(into), {*unwrapped(into).state_dict()}
+    state = _state(model, _read(Path(path), "path", model), str(path), names)
+    tensors = dict(fitted(path, unwrapped_state(path, state, names), model, type(model).__name__))
+    model.load_state_dict(tensors, strict=False)  # one name of each tensor is sufficient
+    return into
+
+
 ALLOWED = "a vector (P,), a Problem, a model, a state dict, a run, or the name of a file of one"
 Weights = Annotated[
     Tensor | Array | Problem | nn.Module | Mapping[str, Any] | Checkpoint | str | Path, ALLOWED
 ]
 
 
+#: The types of numbers that parameters have in a file, by name.
+Kinds = Mapping[str, torch.dtype]
+
+
 @dataclass(frozen=True, eq=False)
 class Network:
-    """θ (P,), as a problem has its own, and BatchNorm's buffers by name; None where these are not known."""
+    """θ (P,), as a problem has its own, and BatchNorm's buffers by name; None where these are not known.
+
+    ``kinds`` are those of the parameters that were in half precision.
+    """
 
     theta: Tensor
     statistics: Mapping[str, Tensor] | None
+    kinds: Kinds = field(default_factory=dict)
 
     def own_loss(self, problem: Problem) -> float:
         """The loss with the network's own statistics; NaN where they are not known."""
@@ -445,13 +287,13 @@ def network_of(problem: Problem, source: Any, name: str) -> Network:
     """
     names = {*problem.model.state_dict()}
     if isinstance(source, (str, os.PathLike)):
-        source, name = _read(Path(source), name, names), f"{name}: {source}"
+        source, name = _read(Path(source), name, problem.model), f"{name}: {source}"
     if isinstance(source, (Tensor, np.ndarray)) or (on_ranks(problem) and source is not None):
         theta, buffers = vector_of(source, problem.weights, name), dict(problem.model.named_buffers())
         stats = {key: buffers[key] for key in buffer_names(problem.model)}
         network = Network(theta, stats if not stats or torch.equal(theta, problem.weights) else None)
     else:
-        state = unwrapped_state(name, _state(problem, source, name, names), names)
+        state = unwrapped_state(name, _state(problem.model, source, name, names), names)
         network = _network(problem, state, name)
     if not bool(torch.isfinite(network.theta).all()):
         raise OperationError(f"{name}: its weights are NaN or infinite, all must be finite")
@@ -472,13 +314,29 @@ def networks_of(problem: Problem, weights: Any, labels: Sequence[str] = ()) -> l
     return [network_of(problem, row, name) for row, name in zip(rows, names, strict=True)]
 
 
-def _read(path: Path, name: str, names: set[str]) -> Any:
+def _check_scale(path: Path, model: nn.Module) -> None:
+    """OperationError for an adapter of peft with another factor before its products than the model's."""
+    of_layers = [getattr(module, "scaling", None) for module in model.modules()]
+    own = {scale for scales in of_layers if isinstance(scales, dict) for scale in scales.values()}
+    file = (path if path.is_dir() else path.parent) / "adapter_config.json"
+    if own and file.is_file():
+        with states.readable(file):
+            config = json.loads(read_regular(file, states.MOST))
+            scale = config["lora_alpha"] / config["r"] ** (0.5 if config.get("use_rslora") else 1)
+        if not min(abs(scale - one) for one in own) <= 1e-9 * scale:
+            words = f"{scale:g}, the model's is {', '.join(f'{one:g}' for one in sorted(own))}"
+            raise OperationError(f"{file}: lora_alpha/r is {words}; make the model with this configuration")
+
+
+def _read(path: Path, name: str, model: nn.Module) -> Any:
     """The contents of a file: a run or a result of this project, or the state that another program saved."""
-    foreign = names_state(path)
+    foreign, names = states.names_state(path), {*model.state_dict()}
     if not foreign and not path.is_dir():
-        ends_in(name, path, (".h5", *SUFFIXES))
+        ends_in(name, path, (".h5", *states.SUFFIXES))
     try:
-        return read_state(path, names=names) if foreign else load(path)
+        if foreign:
+            _check_scale(path, model)
+        return states.read_state(path, names=names) if foreign else load(path)
     except LandscapeError as error:
         raise type(error)(f"{name}: {error}") from error
 
@@ -496,19 +354,22 @@ def _layers(model: nn.Module) -> Counter[str]:
     return Counter(getattr(m, "original_name", type(m).__name__) for m in leaves)  # of TorchScript, too
 
 
-def _state(problem: Problem, source: Any, name: str, names: set[str]) -> dict[str, Any]:
-    """Name -> tensor of all that a network's outputs depend on; what is not known of a run is missing."""
+def _state(own: nn.Module, source: Any, name: str, names: set[str]) -> dict[str, Any]:
+    """Name -> tensor of all that the outputs depend on of a network like ``own``.
+
+    What is not known of a run is missing.
+    """
     if isinstance(source, Mapping):
-        return state_in(name, source, names=names)
+        return states.state_in(name, source, names=names)
     if isinstance(source, Checkpoint):
         buffers = {key: mean_buffer(rows) for key, rows in source.buffers.items()} | source.mean_buffers
-        state = _constants(problem.model) | buffers | source.layout.views(source.mean)
-        unknown = buffer_names(problem.model) if source.learners > 1 and not source.mean_buffers else ()
+        state = _constants(own) | buffers | source.layout.views(source.mean)
+        unknown = buffer_names(own) if source.learners > 1 and not source.mean_buffers else ()
         return {key: t for key, t in state.items() if key not in unknown}
     if not isinstance(source, (Problem, nn.Module)):
         raise InputError(f"{name}: a {type(source).__name__} is not allowed, it must be {ALLOWED}")
     model = source.model if isinstance(source, Problem) else unwrapped(source)
-    if lacking := _layers(problem.model) - _layers(model):
+    if lacking := _layers(own) - _layers(model):
         kinds = ", ".join(sorted(lacking))
         raise InputError(f"{name}: it lacks layers ({kinds}) of the problem's model, it must be alike")
     if isinstance(source, Problem):
@@ -530,4 +391,6 @@ def _network(problem: Problem, state: dict[str, Any], name: str) -> Network:
             kind = "frozen parameter" if isinstance(t, nn.Parameter) else "buffer"
             raise InputError(f"{name}: its {kind} '{key}' is not the problem's; give a vector of θ alone")
     theta = problem.layout.flatten(tensors).to(problem.weights)
-    return Network(theta, None if unknown else {key: t for key, t in constants.items() if key in statistics})
+    known = None if unknown else {key: t for key, t in constants.items() if key in statistics}
+    kinds = {slot.name: tensors[slot.name].dtype for slot in problem.layout.slots}
+    return Network(theta, known, {name: kind for name, kind in kinds.items() if kind.itemsize < 4})

@@ -19,7 +19,8 @@ import torch
 
 from landscape.checkpoint import storage, user_code
 from landscape.checkpoint.checkpoint import SCHEMA, Checkpoint
-from landscape.checkpoint.weights import files_of, import_state, name_beside, names_state
+from landscape.checkpoint.states import files_of, name_beside, names_state
+from landscape.checkpoint.weights import import_state
 from landscape.cli import options, output
 from landscape.cli.options import group
 from landscape.cli.output import files as files

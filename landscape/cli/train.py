@@ -17,7 +17,7 @@ import numpy as np
 from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.history import latest
-from landscape.checkpoint.weights import files_of, name_beside
+from landscape.checkpoint.states import files_of, name_beside
 from landscape.cli import common, processes
 from landscape.cli.common import SOURCE, Source, imported
 from landscape.cli.options import FOLDER, SHARED, Choice, command, names, parse_seeds
