@@ -99,7 +99,7 @@ def checkpoints() -> Iterator[Members]:
         late = torch.stack(steps(net, x, y, 600, lr, seed=SEED + 10 + seed, save=100, momentum=0.5))
         decayed = [float(k) for k in range(1, 7)]
         yield Members(
-            f"SWA and WSM, {name}, {data}",
+            f"SWA, {name}, {data}",
             problem_of(net, x, y),
             late,
             [window(6, 0, 6), window(6, 3, 6), decayed],
@@ -112,16 +112,8 @@ def learners() -> Iterator[Members]:
         ("dpsgd", ["algorithm.mixing=ring(1)"]), ("local-sgd", ["algorithm.period=25"]), ("sgp", []),
         ("noloco", ["algorithm.period=25"]), ("d2", ["algorithm.mixing=lazy(0.9, ring(1))"]),
     ):  # fmt: skip
-        common = [
-            f"algorithm.name={rule}",
-            "learners=6",
-            "batch=240",
-            "lr=0.3",
-            "steps=220",
-            f"seed={SEED}",
-            "decompose.every=0",
-        ]
-        run = Trainer(read("digits-ssgd", [*common, *options])).run()
+        common = f"algorithm.name={rule} learners=6 batch=240 lr=0.3 steps=220 seed={SEED} decompose.every=0"
+        run = Trainer(read("digits-ssgd", [*common.split(), *options])).run()
         yield Members(f"learners of {rule}, digits", run.problem(), run.weights, [window(6, 0, 6)])
 
 
@@ -229,7 +221,7 @@ def outcomes(members: Members) -> Iterator[Outcome]:
     r = landscape.average(members.problem, members.weights, np.array(members.averages))
     assert r.products <= 2 * len(members.weights)
     for k, row in enumerate(r.coefficients[:-1]):
-        kind = f"{members.name}, {np.count_nonzero(row)} of {len(row)}" + (
+        kind = f"{members.name}, {np.count_nonzero(row)}/{len(row)}" + (
             "" if len({*row} - {0.0}) == 1 else ", weighted"
         )
         yield Outcome(kind, row @ r.members_loss, r.loss[k], r.low[k], r.high[k], r.exact[k])
@@ -244,14 +236,22 @@ def table(found: list[Outcome]) -> str:
         f"{sum(o.inside for o in ended)}; the interval leaves out the members' mean in {len(decided)}, and the sign of "
         f"the change is right in {sum(o.right_sign for o in decided)} of these.",
         "",
-        "| average | members' mean | predicted | 90% interval | exact | inside |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| averages | number | inside | largest error | mean half width |",
+        "| --- | --- | --- | --- | --- |",
     ]
+    groups: dict[str, list[Outcome]] = {}
     for o in found:
-        ends = f"{o.low:.5f} to {o.high:.5f}" if np.isfinite(o.high) else "no ends"
-        said = f"{o.loss:.5f}" if np.isfinite(o.high) else "none"
-        inside = "–" if not np.isfinite(o.high) else "yes" if o.inside else "**no**"
-        lines.append(f"| {o.name} | {o.mean:.5f} | {said} | {ends} | {o.exact:.5f} | {inside} |")
+        groups.setdefault(o.name.split(",")[0].split(" of ")[0], []).append(o)
+    for name, several in groups.items():
+        ended = [o for o in several if np.isfinite(o.high)]
+        error = max((abs(o.loss / o.exact - 1) for o in ended), default=np.nan)
+        width = np.mean([(o.high - o.low) / 2 / o.exact for o in ended]) if ended else np.nan
+        said = (
+            f"{sum(o.inside for o in ended)} | {error:.2%} | {width:.2%}"
+            if ended
+            else "no prediction | – | –"
+        )
+        lines.append(f"| {name} | {len(several)} | {said} |")
     return "\n".join(lines) + "\n"
 
 

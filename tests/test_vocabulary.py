@@ -80,7 +80,7 @@ OWN = {
     "loss_change": "before after",
     "connect": "a b curve",
     "line": "a b",
-    "average": "coefficients exact",
+    "average": "coefficients base plan last factors rank exact",
     "compare": "problems equal_loss planes rho_average preconditioner_of",
     "learning_coefficient": "localization step_size nbeta chains max_rhat",
     "sharpness": "adaptive m starts",
@@ -146,6 +146,7 @@ OWN = {
 #: Options of a command that are no parameters of the function of the same name.
 OPTIONS = {
     "basins": "around",
+    "average": "by_factor",
     "batch-sharpness": "no_lambda_max",
     "compare": "groups at_equal_loss",
     "critical-batch": "branches lr_scaling",

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, Unpack
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal, Unpack
 
 import numpy as np
 import torch
-from scipy import linalg, special
 from torch import Tensor
 
+from landscape.analysis.hull import LENGTHS, LEVEL, Hull, Measured
 from landscape.analysis.spread import Spread
-from landscape.checkpoint.weights import Weights, network_of, networks_of
+from landscape.checkpoint.weights import Kinds, Weights, network_of, networks_of
 from landscape.core.analysis import analysis
 from landscape.core.devices import double, single
 from landscape.core.errors import InputError, OperationError
@@ -20,20 +19,21 @@ from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
 from landscape.core.options import Count, Natural, Positive, Seed, Several, Within
 from landscape.core.progress import Progress, ProgressOption, portion, taken
-from landscape.curvature.double_backward import in_full_precision
+from landscape.curvature.double_backward import LOW, in_full_precision
 from landscape.curvature.eigenvalues import fast_hessian
 from landscape.curvature.hessian import exact_only
 from landscape.evaluation import needs
 from landscape.evaluation.evaluate import confirm, evaluator
 from landscape.evaluation.grid import setting
 from landscape.gradients.minibatches import Minibatches, placed, stream
+from landscape.problem.adapters import PEFT, Products, pairs_of, rounded
 from landscape.problem.alignment import aligned, change
 from landscape.problem.batchnorm import SAMPLES, tracked
 from landscape.problem.layout import as_array
 from landscape.problem.losses import existing
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
-from landscape.results.comparison import Connection, WeightAverage
+from landscape.results.comparison import Connection, WeightAverage, ranked
 from landscape.results.geometry import barrier
 
 # Points of a path, and samples in a minibatch: those of Garipov et al.'s code (eval_curve.py, train.py).
@@ -200,206 +200,33 @@ def _trained(
     return bend
 
 
-# Length scales ℓ in root mean squared distances of the vectors from their mean, each as likely as the others
-# (our choice: weighted by their likelihoods, the intervals were too narrow, and matrices of longer ones are
-# near singular). They were chosen on averages of 56 sets of checkpoints of digits and MNIST, where 90%
-# intervals held 94% of the exact losses; none of these sets is in benchmarks/averages.py.
-LENGTHS = np.geomspace(0.5, 4, 7)
-# Added to the covariance matrix of standardized observations, for numerical stability (usual in kriging).
-JITTER = 1e-9
-# Directions with a smaller share of the largest variance are rounding of the weights in float32 (our choice).
-ROUNDING = 1e-10
-LEVEL = 0.9
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Measurements at n vectors w_j with deviations Δw_j from their mean, in float64.
-
-    Attributes:
-        gram: (n, n), ⟨Δw_i, Δw_j⟩.
-        losses: (n,), L(w_i), of which the slopes and bends are.
-        offsets: (n,), what is added to these losses; between the vectors it is interpolated, and the largest
-            is part of the interval.
-        slopes: (n, n), ⟨∇L(w_i), Δw_j⟩.
-        bends: (n, n), ⟨∇²L(w_i) Δw_i, Δw_j⟩.
-        rounding: the rounding error of a loss.
-    """
-
-    gram: Array
-    losses: Array
-    offsets: Array
-    slopes: Array
-    bends: Array
-    rounding: float
-
-
-class Predicted(NamedTuple):
-    """Predicted losses (K,), the ends of their 90% intervals, and the convergence ratios."""
-
-    loss: Array
-    low: Array
-    high: Array
-    ratio: Array
-
-
-@dataclass(frozen=True)
-class _Block:
-    """Observations at ``points`` (m, r): values, or derivatives along 1 or 2 ``directions`` (m, r)."""
-
-    points: Array
-    directions: tuple[Array, ...] = ()
-
-
-class Hull:
-    """The loss in the affine hull of weight vectors.
-
-    Args:
-        measured: at the vectors.
-    """
-
-    def __init__(self, measured: Measured) -> None:
-        self._measured = measured
-        sizes, vectors = np.linalg.eigh(measured.gram)
-        retained = sizes > ROUNDING * sizes[-1]
-        # In coordinates of unit root mean square Δw_j is points[j], and ∇L is slopes @ dual.
-        scale = np.sqrt(sizes[retained].sum() / len(sizes))
-        self._points = vectors[:, retained] * np.sqrt(sizes[retained]) / scale
-        dual = vectors[:, retained] / np.sqrt(sizes[retained]) * scale
-        n, r = self._points.shape
-        at, axes = np.repeat(self._points, r, 0), np.tile(np.eye(r), (n, 1))
-        self._blocks = [_Block(self._points), _Block(at, (axes,)), _Block(at, (at, axes))]
-        observed = (measured.losses, measured.slopes @ dual, measured.bends @ dual)
-        values = np.concatenate([part.ravel() for part in observed])
-        self._processes = [_Process(self._blocks, values, length) for length in LENGTHS]
-
-    def __call__(self, coefficients: Array) -> Predicted:
-        """The losses at Σ_j a_j w_j for the rows a of ``coefficients`` (K, n), each of which sums to 1."""
-        m, a = self._measured, coefficients
-        target = _Block(a @ self._points)
-        predictions = np.array([process.predict(target) for process in self._processes])
-        loss, errors = predictions[:, 0].mean(0), np.hypot(predictions[:, 1], m.rounding)
-        low, high = _quantiles(predictions[:, 0], errors, self._processes[0].freedom)
-        # To second order L(w) is Σ a_j (L(w_j) + ½⟨∇L(w_j), w − w_j⟩) = Σ a_j L(w_j) − ½ tr(HC), C the
-        # covariance. If what is left is to that correction as each further order to the one before, the
-        # remainder is that of a geometric series, which may not converge.
-        halves = a * (a @ m.slopes.T - m.slopes.diagonal()) / 2
-        rest = np.maximum(np.abs(loss - a @ m.losses - halves.sum(1)) - m.rounding, 0.0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.nan_to_num(rest / np.abs(halves).sum(1), nan=0.0, posinf=np.inf)
-            remainder = np.where(ratio < 1, rest * ratio / (1 - ratio), np.inf)
-        # The losses of single members are known.
-        single, wide = (a == 1).any(1), np.abs(m.offsets).max()
-        total = np.where(single, a @ m.losses, loss) + a @ m.offsets
-        beyond = np.hypot(remainder, wide)
-        below, above = (np.where(single, 0.0, np.hypot(part, beyond)) for part in (loss - low, high - loss))
-        return Predicted(total, total - below, total + above, np.where(single, 0.0, ratio))
-
-
-class _Process:
-    """Quadratic function and Gaussian process of one length scale, conditioned on ``values`` (N,)."""
-
-    def __init__(self, blocks: list[_Block], values: Array, length: float) -> None:
-        self._blocks, self._length = blocks, length
-        covariance = np.block([[_covariance(a, b, length) for b in blocks] for a in blocks])
-        self._scale = 1 / np.sqrt(covariance.diagonal())
-        covariance *= self._scale[:, None] * self._scale
-        covariance.flat[:: len(values) + 1] += JITTER
-        self._factor = linalg.cho_factor(covariance, lower=True, overwrite_a=True)
-        self._trend = np.vstack([_quadratic(block) for block in blocks]) * self._scale[:, None]
-        values = values * self._scale
-        self._solved = linalg.cho_solve(self._factor, self._trend)
-        self._normal = linalg.cho_factor(self._trend.T @ self._solved)
-        self._fit = linalg.cho_solve(self._normal, self._solved.T @ values)
-        residual = values - self._trend @ self._fit
-        self._weights = linalg.cho_solve(self._factor, residual)
-        self.freedom = len(values) - self._trend.shape[1]
-        self._variance = max(residual @ self._weights, 0.0) / self.freedom
-
-    def predict(self, target: _Block) -> tuple[Array, Array]:
-        """The mean and the scale (K,) of Student's t with ``freedom`` degrees at the points of a block."""
-        cross = np.hstack([_covariance(target, block, self._length) for block in self._blocks]) * self._scale
-        trend = _quadratic(target)
-        residual = trend - cross @ self._solved
-        share = 1 - (cross.T * linalg.cho_solve(self._factor, cross.T)).sum(0)
-        share += (residual.T * linalg.cho_solve(self._normal, residual.T)).sum(0)
-        return trend @ self._fit + cross @ self._weights, np.sqrt(np.maximum(share, 0.0) * self._variance)
-
-
-def _covariance(a: _Block, b: _Block, length: float) -> Array:
-    """(m_a, m_b), the derivatives of exp(−s), s = ‖x − y‖²/2ℓ², along a's directions in x and b's in y.
-
-    By Faà di Bruno's formula it is the sum over the partitions of the directions into sets of one or two of
-    the products of (−1) times the derivatives of s, of which there are no higher ones: the first direction
-    stands alone, or with one of the others.
-    """
-    x, y = a.points / length, b.points / length
-    squares = (x**2).sum(1)[:, None] + (y**2).sum(1) - 2 * x @ y.T
-    us, vs = [u / length for u in a.directions], [v / length for v in b.directions]
-    slopes = [(u * x).sum(1)[:, None] - u @ y.T for u in us] + [(v * y).sum(1) - x @ v.T for v in vs]
-    count = len(us)
-
-    def bend(i: int, j: int) -> Any:
-        if j < count:
-            return (us[i] * us[j]).sum(1)[:, None]
-        return (vs[i - count] * vs[j - count]).sum(1) if i >= count else -us[i] @ vs[j - count].T
-
-    def products(indices: list[int]) -> Any:
-        if not indices:
-            return 1.0
-        first, *rest = indices
-        total = -slopes[first] * products(rest)
-        for k in rest:
-            total = total - bend(first, k) * products([j for j in rest if j != k])
-        return total
-
-    covariance: Array = np.exp(-np.maximum(squares, 0.0) / 2) * products([*range(len(slopes))])
-    return covariance
-
-
-def _quadratic(block: _Block) -> Array:
-    """(m, (r + 1)(r + 2)/2), what the block observes of 1, x_i and x_i x_j, i ≤ j."""
-    x = block.points
-    i, j = np.triu_indices(x.shape[1])
-    if not block.directions:
-        return np.hstack([np.ones((len(x), 1)), x, x[:, i] * x[:, j]])
-    u, v = block.directions[0], block.directions[-1]
-    if len(block.directions) == 1:
-        return np.hstack([np.zeros((len(x), 1)), u, u[:, i] * x[:, j] + x[:, i] * u[:, j]])
-    return np.hstack([np.zeros((len(x), 1 + x.shape[1])), u[:, i] * v[:, j] + v[:, i] * u[:, j]])
-
-
-def _quantiles(means: Array, scales: Array, freedom: int) -> tuple[Array, Array]:
-    """The ends (K,) of the interval of an even mixture of Student's t with ``means`` (m, K), by bisection."""
-    tail, ends = (1 - LEVEL) / 2, []
-    reach = -special.stdtrit(freedom, tail / len(means)) * scales  # beyond it no component has a tail's share
-    for probability in (tail, 1 - tail):
-        below, above = (means - reach).min(0), (means + reach).max(0)
-        for _ in range(60):  # to rounding
-            middle = (below + above) / 2
-            reached = special.stdtr(freedom, (middle - means) / scales).mean(0) >= probability
-            above, below = np.where(reached, middle, above), np.where(reached, below, middle)
-        ends.append(above)
-    return ends[0], ends[1]
-
-
 # The most members: with n of them a matrix of (2n² − n)² numbers is factored, 32 MB for 32 (our choice).
 MEMBERS = 32
+# A sum of coefficients below this share of the sum of their sizes is rounding (our choice).
+CANCELED = 1e-9
 
 
-def _average_need(problem: Any, weights: Any, **_: Any) -> Need:
+def _average_need(problem: Any, weights: Any, base: Any, last: Any, factors: Any, **_: Any) -> Need:
     """Members, deviations, gradient, product; a matrix over the observations for each length, and terms."""
     n = len(weights) if isinstance(weights, Sequence) else needs.rows(weights)
-    return needs.curved(problem, 2 * n + 4, 8 * (len(LENGTHS) + 8) * (2 * min(n, MEMBERS) ** 2) ** 2)
+    n = min(n, last or n) + (base is not None)
+    more = sum(a.size // a.shape[0] * b.shape[0] for a, b in pairs_of(problem.layout, factors))
+    vectors, n = (2 * n + 4) * (1 + more / problem.layout.size), min(n, MEMBERS)
+    return needs.curved(problem, vectors, 8 * (len(LENGTHS) + 8) * (2 * n**2) ** 2)
 
 
-@analysis(_average_need, shorter="a part of the data", of_the_run=("weights",), version=1)
+@analysis(_average_need, shorter="a part of the data", of_the_run=("weights",), version=2)
 def average(
     problem: Problem | Run,
     weights: Sequence[Weights] | Tensor | None = None,
     coefficients: Sequence[float | Sequence[float]] | Array | None = None,
     *,
-    exact: bool = True,
+    base: Weights | None = None,
+    plan: Literal["windows", "grid"] | None = None,
+    last: Several | None = None,
+    factors: Sequence[tuple[str, str]] = PEFT,
+    rank: Count | None = None,
+    exact: Natural | bool = True,
     bn_samples: Several = SAMPLES,
     labels: Sequence[str] = (),
     max_memory: Count | None = None,
@@ -409,13 +236,13 @@ def average(
     """Predict the loss of averages of weights, before they are evaluated.
 
     Members may be checkpoints of a run (SWA, LAWA, WSM), the learners of a run, fine-tunings of a network (a
-    soup) or adapters. The loss and the gradient at each member w_j, and one Hessian product with its distance
-    from the mean, are measured once; from them follow the losses of all averages w = Σ_j a_j w_j: to second
-    order Σ a_j L(w_j) − ½ tr(HC), with C the covariance of the members, and higher orders from a Gaussian
-    process around a quadratic function, in the affine hull of the members. The average is not evaluated for
-    it. The 90% interval is that of length scales from half the members' distance from their mean to four
-    times, and of the orders that are missing: where each order corrects more than the one before (``ratio`` ≥
-    1), as between networks that were trained independently, the interval has no ends.
+    soup, task vectors) or adapters. The loss and the gradient at each member w_j, and one Hessian product
+    with its distance from the mean, are measured once; from them follow the losses of all averages w =
+    Σ_j a_j w_j: to second order Σ a_j L(w_j) − ½ tr(HC), with C the covariance of the members, and higher
+    orders from a Gaussian process around a quadratic function, in the affine hull of the members. The average
+    is not evaluated for it. The 90% interval is that of length scales from half the members' distance from
+    their mean to four times, and of the orders that are missing: where each order corrects more than the one
+    before (``ratio`` ≥ 1), as between networks that were trained independently, the interval has no ends.
 
     Besides, members are chosen by prediction: from the best on, each that lowers the predicted loss of the
     uniform average (greedy soup, Wortsman et al. 2022, Recipe 1, which evaluates each average), if the
@@ -425,13 +252,27 @@ def average(
     and products go through those of batches of ``bn_samples``; the differences between the losses with either
     statistics are predicted linearly, and the largest of them is part of the interval.
 
+    Losses are those of averages in float32. The loss of an average as a file would have it, in the members'
+    own type and rank, is ``stored``.
+
     Args:
         problem: the loss; or a run, on its training set.
         weights: the members, 2 to 32: (n, P), or a list of networks in any form that :func:`landscape.line`
             takes; default: the run's learners.
-        coefficients: one for each member, ≥ 0, divided by their sum; by default uniform. Of shape (n,), or
-            (K, n) for K averages.
-        exact: whether the exact losses of the averages are computed beside it, a pass over the data each.
+        coefficients: a_j, one for each member, divided by their sum; by default uniform. Of shape (n,), or
+            (K, n) for K averages. With a base λ_j, which are taken as they are.
+        base: the network from which the members were fine-tuned. Averages are then base + Σ_j λ_j (w_j −
+            base) (task arithmetic, Ilharco et al. 2023). It is measured as a further member, the first.
+        plan: averages to rank: "windows", the last 2, 3, … members with equal weights (LAWA, Kaddour 2022)
+            and with weights that grow linearly; "grid", with a base, 0.05, 0.10, … 1 for all λ_j (Ilharco et
+            al. 2023).
+        last: how many of the members ``plan="windows"`` takes, the last ones; default: all.
+        factors: names of the factors A and B of adapters, by which parameters' names differ, such as
+            [("A", "B")]; default: those of peft. The products BA are averaged; with () their factors are,
+            each by itself.
+        rank: of the average of products, as it would be stored; default: all that it needs.
+        exact: whether the exact losses of the averages are computed beside it, a pass over the data each; or
+            of how many, those with the lowest predictions.
         bn_samples: samples from which statistics of BatchNorm are estimated.
         labels: names of the members; default: 0, 1, …
         max_memory: bytes that the process may take, at most.
@@ -443,7 +284,7 @@ def average(
 
     Raises:
         InputError: a number of members or coefficients that is not allowed, what is no weights of this model,
-            or a model without second derivatives.
+            a model without second derivatives, or factors whose products do not determine the loss.
         OperationError: members that are equal, or that are not finite in weights, losses or gradients.
 
     Example:
@@ -455,33 +296,46 @@ def average(
         >>> result.loss.round(3).tolist(), result.chosen.tolist()  # of the first two; they are chosen, too
         ([0.02, 0.02], [True, True, False])
     """
-    problem = problem_of(problem)
-    members = None if weights is None else [member.theta for member in networks_of(problem, weights)]
-    if not isinstance(weights, Tensor):  # which is taken without a copy
-        weights = torch.stack(members) if members else None
-    weights = placed(problem, weights, smallest=2)
-    n = len(weights)
+    own, based = problem_of(problem), base is not None
+    if last is not None and plan != "windows":
+        raise InputError("last: not allowed without plan='windows'; leave members out of weights")
+    if last is not None and weights is not None:
+        weights, labels = weights[-last:], list(labels)[-last:]
+    problem, pairs = in_full_precision(own), pairs_of(own.layout, factors)
+    if rank is not None and not pairs:
+        raise InputError("rank: not allowed, only averages of products have one; name their factors")
+    members, kinds = _members(own, problem, weights, base, labels)
+    n = len(members)
     if n > MEMBERS:
         raise InputError(f"weights: {n} members are not allowed, it must be 2 to {MEMBERS}")
-    if labels and len(labels) != n:
-        raise InputError(f"labels: {len(labels)} for {n} members, each needs one")
-    requested = _shares(coefficients, n)
+    names, requested = _requested(coefficients, plan, n, based)
     exact_only(problem, "average")
-    evaluated, curved = _with_statistics(problem, in_full_precision(problem), bn_samples)
-    measured = _measure(evaluated, curved, weights := single(weights), portion(progress, 0, 0.9))
+    products = Products(problem, pairs) if pairs else None
+    if products:
+        products.check(members[-1])
+        problem = in_full_precision(products.problem)
+        members = torch.stack([products(row) for row in members])
+    evaluated, curved = _with_statistics(problem, bn_samples)
+    measured = _measure(evaluated, curved, members := single(members), portion(progress, 0, 0.9))
     hull, members_loss = Hull(measured), measured.losses + measured.offsets
     averages = np.vstack([requested, chosen := _greedy(hull, members_loss)])
-    losses = np.full(len(averages), np.nan)
-    for k, row in enumerate(averages if exact else []):
-        losses[k] = evaluated.loss((torch.from_numpy(row).to(weights) @ weights).to(evaluated.dtype))
+    predicted = hull(averages)
+    best = ranked(predicted.loss[:-1], predicted.ratio[:-1])
+    places = range(len(averages)) if exact is True else best[:exact]
+    numbers: dict[str, Any] = _exact(evaluated, averages, members, places, kinds, products, rank)
     taken(progress)(1.0)
+    by_factor = not factors and pairs_of(own.layout, PEFT)
     return WeightAverage(
         members_loss=members_loss,
         coefficients=averages,
-        **hull(averages)._asdict(),
-        exact=losses,
+        **predicted._asdict(),
+        **numbers,
+        stored_as=", ".join(sorted({str(kind).removeprefix("torch.") for kind in kinds.values()})),
+        space="products" if products else "factors" if by_factor else "weights",
+        rank=rank or 0,
+        names=(*names, "chosen average"),
         chosen=chosen > 0,
-        labels=tuple(labels) or tuple(map(str, range(n))),
+        labels=("base",) * based + tuple(labels or map(str, range(n - based))),
         parameters=problem.layout.size,
         products=n,
         level=LEVEL,
@@ -490,28 +344,80 @@ def average(
     )
 
 
-def _shares(coefficients: Any, n: int) -> Array:
-    """(K, n), ``coefficients`` whose rows sum to 1. InputError for others than numbers ≥ 0."""
+def _exact(
+    problem: Problem, averages: Array, members: Tensor, places: Iterable[int], kinds: Kinds,
+    products: Products | None, rank: int | None,
+) -> dict[str, Array]:  # fmt: skip
+    """The exact losses of the averages at ``places``, also as they would be stored; NaN for the others."""
+    numbers = {name: np.full(len(averages), np.nan) for name in ("exact", "stored", "ranks", "truncation")}
+    for k in places:
+        theta = (torch.from_numpy(averages[k]).to(members) @ members).to(problem.dtype)
+        numbers["exact"][k] = problem.loss(theta)
+        if products:
+            theta, numbers["ranks"][k], numbers["truncation"][k] = products.stored(theta, rank, kinds)
+        elif kinds:
+            theta = rounded(problem, theta, kinds)
+        if kinds or rank:
+            numbers["stored"][k] = problem.loss(theta)
+    return numbers
+
+
+def _members(
+    own: Problem, problem: Problem, weights: Any, base: Any, labels: Sequence[str]
+) -> tuple[Tensor, Kinds]:
+    """The members (n, P), the base before them, and the types below float32 of what stores them, by name."""
+    networks = [] if weights is None else networks_of(problem, weights, labels)
+    if base is not None:
+        networks.insert(0, network_of(problem, base, "base"))
+    low = next((kind for kind in (getattr(weights, "dtype", None), own.dtype) if kind in LOW), None)
+    kinds = [network.kinds for network in networks] + [{s.name: low for s in own.layout.slots if low}]
+    if base is not None or not isinstance(weights, Tensor):  # which is taken without a copy
+        weights = torch.stack([network.theta for network in networks]) if networks else None
+    return placed(problem, weights, smallest=2), next((k for k in kinds if k), {})
+
+
+def _requested(coefficients: Any, plan: str | None, n: int, based: bool) -> tuple[list[str], Array]:
+    """Names and coefficients (K, n) of the averages that are asked for; the rows sum to 1.
+
+    InputError for coefficients that are not allowed.
+    """
+    if plan is None:
+        rows = _shares(coefficients, n, based)
+        return [f"average {k}" for k in range(len(rows))] if len(rows) > 1 else ["average"], rows
+    if coefficients is not None or based != (plan == "grid"):
+        needed = "with a base" if plan == "grid" else "without a base"
+        raise InputError(f"plan: '{plan}' is allowed {needed} and without coefficients alone")
+    named = {f"average at λ = {k / 20:g}": np.full(n - 1, k / 20) for k in range(1, 21)}
+    if plan == "windows":
+        shapes = {"": np.ones(n), ", growing": np.arange(1, n + 1)}
+        windows = [(k, kind) for k in range(2, n + 1) for kind in shapes]
+        named = {f"last {k}{kind}": np.append(np.zeros(n - k), shapes[kind][:k]) for k, kind in windows}
+    return [*named], _shares([*named.values()], n, based)
+
+
+def _shares(coefficients: Any, n: int, based: bool) -> Array:
+    """(K, n), ``coefficients`` whose rows sum to 1, by the base, the first member, if there is one."""
+    m = n - based
     if coefficients is None:
-        return np.full((1, n), 1 / n)
+        coefficients = np.full(m, 1 / m)
     try:
         rows = np.atleast_2d(np.asarray(coefficients, dtype=np.float64))
     except (TypeError, ValueError):
         rows = np.zeros((0, 0))
-    if rows.ndim != 2 or rows.shape[1] != n or not len(rows):
-        raise InputError(f"coefficients: shape {np.shape(coefficients)}, it must be ({n},) or (K, {n})")
-    sums = rows.sum(1, keepdims=True)
-    for row in rows[~((rows >= 0).all(1) & (sums[:, 0] > 0) & np.isfinite(sums[:, 0]))][:1]:
-        raise InputError(f"coefficients: {row.tolist()} are not allowed, they must be ≥ 0, not all of them 0")
-    shares: Array = rows / sums
-    return shares
+    if rows.ndim != 2 or rows.shape[1] != m or not len(rows):
+        raise InputError(f"coefficients: shape {np.shape(coefficients)}, it must be ({m},) or (K, {m})")
+    sums, sizes = rows.sum(1, keepdims=True), np.abs(rows).sum(1)
+    for row in rows[~(np.isfinite(sizes) & (based | (sums[:, 0] > CANCELED * sizes)))][:1]:
+        needed = "finite" if based else "finite and sum to more than 0"
+        raise InputError(f"coefficients: {row.tolist()} are not allowed, they must be {needed}")
+    return np.hstack([1 - sums, rows]) if based else np.divide(rows, sums)
 
 
-def _with_statistics(problem: Problem, full: Problem, bn_samples: int) -> tuple[Problem, Problem]:
-    """The problem of the losses, and of the derivatives, which differs with BatchNorm and half precision."""
-    trained = full.with_batchnorm("train", bn_samples)
+def _with_statistics(problem: Problem, bn_samples: int) -> tuple[Problem, Problem]:
+    """The problem of the losses, and of the derivatives, which differs with BatchNorm."""
+    trained = problem.with_batchnorm("train", bn_samples)
     if problem.batchnorm.name == "train" or not tracked(problem.model):
-        return problem, full
+        return problem, problem
     recalibrates = problem.batchnorm.name == "recalibrate"
     return problem if recalibrates else problem.with_batchnorm("recalibrate", bn_samples), trained
 

@@ -21,7 +21,7 @@ from landscape.analysis.sharpness import batch_sharpness as compute_batch_sharpn
 from landscape.analysis.spectrum import curvature_table
 from landscape.analysis.spectrum import spectrum as compute_spectrum
 from landscape.analysis.spread import smoothing as compute_smoothing
-from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.cli import common
 from landscape.cli.common import AnalysisCommand, analysis_options, say_cost
 from landscape.cli.grids import same_network, titles
@@ -366,15 +366,17 @@ def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]
 
 
 @command(
+    base={"metavar": "CKPT"},
+    exact={"metavar": "N"},
     analysis=analysis_options(
         compute_average,
         labels=None,
         exact=None,
         seed=False,
-        coefficients={"metavar": "a,…", "type": ListType(NonNegative)},
-    )
+        coefficients={"metavar": "a,…", "type": ListType(float)},
+    ),
 )
-def average(analysis: AnalysisCommand) -> None:
+def average(base: str | None, by_factor: bool, *, exact: Natural | None, analysis: AnalysisCommand) -> None:
     """Predict the loss of averaged weights.
 
     The average is of the w_a of several CKPTs, such as the files of a run or fine-tunings of one network; of
@@ -383,19 +385,30 @@ def average(analysis: AnalysisCommand) -> None:
     The loss, the gradient and one Hessian product at each member predict the loss of the average with a 90%
     interval; its exact loss stands beside it. Members are chosen by prediction, too.
 
+    Args:
+        base: What the CKPTs were fine-tuned from: averages are base + Σ λ (CKPT − base).
+        by_factor: Average the factors of adapters, each by itself, and not their products.
+        exact: How many averages are evaluated, the best by prediction. [default: all]
+
     Example:
-        landscape average runs/ss/step-???????.h5 --plot average.png
+        landscape average runs/ss/step-???????.h5 --plan windows --last 12 --exact 3 --plot average.png
     """
-    runs = analysis.open()
-    same_network(runs)
+    files = analysis.checkpoints if base is None else (*analysis.checkpoints, base)
+    opened = replace(analysis, checkpoints=files).open()
+    same_network(runs := opened[: len(analysis.checkpoints)])
+    more = {"exact": True if exact is None else exact} | ({"factors": ()} if by_factor else {})
+    # Files of other programs are read again, by which the types of their numbers are known.
+    members = [run.path if run.algorithm == IMPORTED and run.path else run for run in opened]
 
-    def compute(first: Checkpoint, *more: Checkpoint, seed: int, **settings: Any) -> WeightAverage:
-        problem = first.problem()
-        if not more:
+    def compute(first: Checkpoint, *others: Checkpoint, seed: int, **settings: Any) -> WeightAverage:
+        problem, settings = first.problem(), settings | more
+        if not others:
             return compute_average(problem, first.weights, **settings)
-        return compute_average(problem, runs, labels=titles(runs), **settings)
+        if base is not None:
+            settings["base"] = members[-1]
+        return compute_average(problem, members[: len(runs)], labels=titles(runs), **settings)
 
-    analysis.compute("average", [tuple(runs)], compute)
+    analysis.compute("average", [tuple(opened)], compute)
 
 
 def table(result: Comparison) -> str:

@@ -252,7 +252,8 @@ def draw_averages(results: Sequence[WeightAverage], title: str = "") -> Figure:
         look = {"color": style.AMBER, "capsize": 4, "label": f"predicted, {r.level:.0%} interval"}
         ax.errorbar(averages[has_interval], r.loss[has_interval], ends, fmt="s", mfc="white", **look)
         ax.plot(averages, r.exact, "x", color="k", ms=8, mew=1.8, zorder=5, label="exact")
-        names = ["average"] if count == 1 else [f"average {k}" if count <= MANY else "" for k in range(count)]
+        named = {*r.ranking[:MANY]} if count > MANY else {*range(count)}
+        names = [name if k in named else "" for k, name in enumerate(r.titles[:-1])]
         ax.set_xticks([*members, *averages], [*r.labels, *names, "chosen\naverage"], rotation=30, ha="right")
         ax.axvline(n - 0.25, color=style.PALE, lw=1)
         ax.set_ylabel(f"loss{style.unit(results[0], 'loss')}")

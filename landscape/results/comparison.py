@@ -405,6 +405,14 @@ class WeightAverage(Measured, schema="landscape.weight_average", table="average"
         labels: the names of the members.
         parameters: P.
         products: the number of Hessian-vector products, one a member.
+        names: (K,), of the averages.
+        space: what was averaged: "weights"; of adapters the "products" BA of their factors, or the "factors".
+        stored_as: the members' types of numbers below float32.
+        rank: to which averages of products are cut; 0: to none.
+        stored: (K,) in nats, the exact losses of the averages in these types and of this rank; NaN where
+            neither changes them.
+        ranks, truncation: (K,), the largest rank that an average of products needs, and the norm of what
+            ``rank`` cuts, relative to that of all products; NaN where not computed.
 
     Example:
         >>> result = WeightAverage(
@@ -428,6 +436,24 @@ class WeightAverage(Measured, schema="landscape.weight_average", table="average"
     level: Annotated[float, "1"]
     parameters: int
     products: int
+    names: Annotated[tuple[str, ...], "name"] = ()
+    space: str = "weights"
+    stored: Annotated[Array, "stored", "nat"] = field(default_factory=no_values)
+    stored_as: str = ""
+    rank: int = 0
+    ranks: Annotated[Array, "stored", "1"] = field(default_factory=no_values)
+    truncation: Annotated[Array, "stored", "1"] = field(default_factory=no_values)
+
+    @property
+    def titles(self) -> Sequence[str]:
+        """The names of the averages; their numbers where a file has no names."""
+        numbered = tuple(f"average {k}" for k in range(len(self.loss)))
+        return self.names if len(self.names) == len(numbered) else numbered
+
+    @property
+    def ranking(self) -> Array:
+        """The places of the averages that were asked for, by predicted loss; without those that have none."""
+        return ranked(self.loss[:-1], self.ratio[:-1])
 
     @property
     def change(self) -> Array:
@@ -442,8 +468,12 @@ class WeightAverage(Measured, schema="landscape.weight_average", table="average"
 
     def describe(self) -> list[Row]:
         count = len(self.loss) - 1
-        names = ["average"] if count == 1 else [f"average {k}" for k in range(min(count, MANY))]
-        rows = [row for k, name in enumerate(names) for row in self._rows(k, name)]
+        names = self.titles
+        order = [*self.ranking, *np.flatnonzero(~(self.ratio[:-1] < 1))]
+        rows = [row for k in order[:MANY] for row in self._rows(k, names[k])]
+        if count > 1:
+            best = names[order[0]] if len(self.ranking) else "none, the members are too far apart"
+            rows.append(Row("best by prediction", best, note=f"of {count:,} averages"))
         labels = np.array(self.labels, dtype=object)
         chosen, omitted = labels[self.chosen.astype(bool)], labels[~self.chosen.astype(bool)]
         several = len(chosen) > 1
@@ -457,6 +487,8 @@ class WeightAverage(Measured, schema="landscape.weight_average", table="average"
             samples = f"from {self.bn_samples:,} samples"
             source = samples if self.bn == "recalibrate" else "those of each batch"
             rows.append(Row("BatchNorm statistics", "estimated again at each average", note=source))
+        if self.space != "weights":
+            rows.append(Row("averaged", f"the {self.space} of adapters"))
         products = Row("Hessian products", self.products, note="one a member")
         return [*rows, products, Row("samples", self.samples)]
 
@@ -475,4 +507,16 @@ class WeightAverage(Measured, schema="landscape.weight_average", table="average"
             rows = [Row(title, "none", note=f"{far} {self.ratio[k]:.2g} times the one before")]
         if np.isfinite(self.exact[k]):
             rows.append(Row(f"exact loss of the {name}", float(self.exact[k]), 0.0, "nat"))
+        if len(self.stored) and np.isfinite(self.stored[k]):
+            form = " and ".join(filter(None, [self.stored_as, f"rank {self.rank}" if self.rank else ""]))
+            rows.append(Row(f"{name} in {form}", float(self.stored[k]), 0.0, "nat"))
+        if len(self.ranks) and np.isfinite(self.ranks[k]):
+            note = f"{self.truncation[k]:.2g} of the products is cut" if self.rank else ""
+            rows.append(Row(f"rank of the {name}", float(self.ranks[k]), note=note))
         return rows
+
+
+def ranked(loss: Array, ratio: Array) -> Array:
+    """The places of predicted losses in their order, without those whose interval has no ends."""
+    order = np.argsort(loss, kind="stable")
+    return order[ratio[order] < 1]

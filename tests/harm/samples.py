@@ -132,6 +132,7 @@ def results() -> Mapping[str, Any]:
         "weight_average": filled(
             np.random.default_rng(3), landscape.WeightAverage, loss=two, low=two - 0.1, high=two + np.array([0.1, np.inf]),
             ratio=np.array([0.2, 2.0]), chosen=np.array([True, True, False]), level=0.9, bn="recalibrate",
+            names=("average", "chosen average"), rank=0, stored_as="bfloat16",
         ),
         "stability": made(Stability, delay=delay, limit=three, lambda_max=2.0, momentum=0.9),
         "sweep": made(
