@@ -116,7 +116,7 @@ class ShardedProblem(Exchanges):
         self.dtype = torch.promote_types(first.dtype, torch.float32)
         self.agree("ShardedProblem", {"terms": terms, "check": check, **options})
         for name in options:
-            raise InputError(f"{name}: not allowed with a sharded model, only terms, name and check are")
+            raise InputError(f"{name}: it is not allowed with a sharded model, only terms, name, check are")
         fit("terms", terms, Callable | None)
         self.check = fit("check", check, Check)
         self.criterion = output_loss if loss is None else placed_loss(loss, self.device, first.dtype)
