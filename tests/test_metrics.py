@@ -45,10 +45,11 @@ def brier(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.softmax(1) - F.one_hot(targets, outputs.shape[1])).square().sum(1)
 
 
-MEANS: dict[str, Any] = {"brier": brier, "margin": "margin", "top5": "top5", "nll": "nll"}
-ALL: dict[str, Any] = {
-    **MEANS, "std": spread_of_outputs, "seen": Accumulator(), "f1": "f1", "ece": "calibration", "ppl": "perplexity",
+SUMS: dict[str, Any] = {
+    "brier": brier, "f1": "f1", "ece": "calibration", "ppl": "perplexity", "acc": "accuracy",
+    **{name: name for name in ("margin", "top5", "nll", "error", "mse", "mae")},
 }  # fmt: skip
+ALL: dict[str, Any] = {**SUMS, "std": spread_of_outputs, "seen": Accumulator()}
 
 
 def network(kind: str) -> nn.Module:
@@ -81,13 +82,15 @@ def brute_force(problem: Problem, weights: Tensor) -> dict[str, float]:
         "loss": nll, "accuracy": float((guess == Y).double().mean()), "nll": nll, "ppl": float(np.exp(nll)),
         "brier": float(brier(outputs, Y).mean()), "margin": float((own - rest).mean()), "top5": 1.0,
         "std": float(outputs[:, 0].std()), "seen": float((guess == Y).double().mean()), "f1": float(f1.mean()),
-        "ece": sum(map(abs, gaps)) / len(Y),
+        "ece": sum(map(abs, gaps)) / len(Y), "acc": float((guess == Y).double().mean()),
+        "error": float((guess != Y).double().mean()),
+        "mse": float((outputs - F.one_hot(Y, 3)).square().mean()), "mae": float((outputs - F.one_hot(Y, 3)).abs().mean()),
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("form", ["tensors", "batches"])
 @pytest.mark.parametrize(("kind", "metrics", "method"), [
-    ("chain", MEANS, "batched"), ("chain", ALL, "pointwise"), ("convolution", MEANS, "folded"), ("convolution", ALL, "folded"),
+    ("chain", SUMS, "batched"), ("chain", ALL, "pointwise"), ("convolution", SUMS, "folded"), ("convolution", ALL, "folded"),
 ])  # fmt: skip
 def test_every_path_has_the_same_numbers(kind: str, metrics: dict[str, Any], method: str, form: str) -> None:
     data: Any = (X, Y) if form == "tensors" else [(X[k : k + 64], Y[k : k + 64]) for k in range(0, 300, 64)]
@@ -115,12 +118,16 @@ def test_metrics_of_scikit_learn_and_of_several_outputs() -> None:
         return float(metrics.roc_auc_score(targets, outputs.softmax(1), multi_class="ovr"))
 
     own = {"auroc": auroc, "f1": lambda o, t: metrics.f1_score(t, o.argmax(1), average="macro")}
-    problem = Problem(network("chain"), F.cross_entropy, (X, Y), metrics=own)
-    values = dict(zip(own, problem.totals()[2:] / problem.samples, strict=True))
-    with torch.no_grad():
-        outputs = problem.outputs(problem.weights, X)
-    assert float(values["auroc"]) == pytest.approx(auroc(outputs, Y))
-    assert float(values["f1"]) == pytest.approx(metrics.f1_score(Y, outputs.argmax(1), average="macro"))
+    for kind in ("chain", "convolution"):
+        problem = Problem(network(kind), F.cross_entropy, (X, Y), metrics=own)  # AUROC needs all classes
+        plane = landscape.random_plane(problem)
+        surface = landscape.contour(problem, plane, grid=(3, 1), span=0.5)
+        line = landscape.line(problem, plane.directions[0], points=3, span=0.5)
+        with torch.no_grad():
+            outputs = problem.outputs(problem.weights, X)
+        for name, function in own.items():
+            assert surface.column(name)[0, 1] == pytest.approx(function(outputs, Y)), name
+            assert line.column(name)[1] == pytest.approx(function(outputs, Y)), name
 
     class ActorCritic(nn.Module):
         def __init__(self) -> None:
@@ -143,6 +150,46 @@ def test_metrics_of_scikit_learn_and_of_several_outputs() -> None:
     problem = Problem(ActorCritic(), loss, (X, (Y, X.sum(1))), metrics=parts)
     line = landscape.line(problem, torch.ones_like(problem.weights), points=5)
     np.testing.assert_allclose(line.column("policy") + line.column("critic"), line.loss, rtol=1e-12)
+
+
+def test_a_metric_that_needs_all_samples_is_called_with_all_where_points_are_interpolated() -> None:
+    x = X.repeat(4, 1) + 0.1 * torch.randn(1200, 5, generator=torch.Generator().manual_seed(1)).double()
+
+    def needy(outputs: Tensor, targets: Tensor) -> float:
+        if len(targets) < 1200:
+            raise ValueError("too few")
+        return float(outputs.std())
+
+    problem = Problem(network("chain"), F.cross_entropy, (x, Y.repeat(4)), metrics={"needy": needy})
+    plane = landscape.random_plane(problem)
+    surface = landscape.contour(problem, plane, grid=31, span=0.5, interpolation_tol="5%")
+    assert surface.part_samples
+    with torch.no_grad():
+        expected = float(problem.outputs(problem.weights, x).std())
+    assert surface.column("needy")[15, 15] == pytest.approx(expected, abs=0.05)
+    exact = np.isfinite(surface.column("needy")) & surface.done
+    assert exact.sum() == surface.evaluations
+
+
+def test_metrics_of_numbers_and_of_masked_targets() -> None:
+    layer = nn.Linear(5, 2, dtype=torch.float64)
+    problem = Problem(layer, F.mse_loss, (X, X[:, :2]), metrics=["mse", "mae"])
+    line = landscape.line(problem, problem.weights, points=3)
+    gap = (layer(X) - X[:, :2]).detach()
+    assert line.column("mae")[1] == pytest.approx(float(gap.abs().mean()))
+    np.testing.assert_allclose(line.column("mse"), line.loss, rtol=1e-12)
+    # Of one output (B, 1) and targets (B,) no pair is broadcast.
+    problem = Problem(
+        nn.Linear(5, 1).double(), lambda o, t: F.mse_loss(o[:, 0], t), (X, X[:, 0]), metrics=["mse"]
+    )
+    line = landscape.line(problem, problem.weights, points=3)
+    np.testing.assert_allclose(line.column("mse"), line.loss, rtol=1e-12)
+    masked = Y.clone()
+    masked[7] = -100
+    problem = Problem(network("chain"), F.cross_entropy, (X, masked), metrics=["nll", "f1", "accuracy"])
+    line = landscape.line(problem, problem.weights, points=3)
+    assert np.isnan([line.accuracy, line.column("nll"), line.column("f1")]).all()
+    assert line.metric_names == ("nll", "f1")
 
 
 def test_a_surface_with_metrics_is_resumed_interpolated_and_drawn(tmp_path: Path) -> None:
@@ -181,6 +228,7 @@ def test_a_surface_with_metrics_is_resumed_interpolated_and_drawn(tmp_path: Path
     ("f1", "metrics: 'f1' is not allowed, it must be a Mapping or a list"),
     (["f2"], "metrics: 'f2': 'f2' is not known; did you mean 'f1'"),
     ({"loss": brier}, "metrics: the name 'loss' is not allowed"),
+    ({"accuracy": brier}, "metrics: the name 'accuracy' is not allowed"),
     ({"a b": brier}, "metrics: the name 'a b' is not allowed"),
     ({"a": 3}, "metrics: 'a' is a int, it must be a function"),
     ({"a": lambda o, t: o}, r"metrics: 'a' gives \(12, 3\), it must give one number, or \(12,\)"),
@@ -213,7 +261,7 @@ class ManyOutputs(nn.Module):
     lambda o, t: brier(o["logits"], t) * o["norm"], lambda o, t: brier(o["logits"] @ o["layer"], t), lambda o, t: brier(o["times"][-1], t),
 ])  # fmt: skip
 @pytest.mark.parametrize("samples", [1, 2, 3, 300])
-def test_a_metric_of_samples_takes_any_outputs(metric: Any, samples: int) -> None:
+def test_a_metric_of_sums_takes_any_outputs(metric: Any, samples: int) -> None:
     def loss(outputs: dict[str, Tensor], targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs["logits"], targets)
 
@@ -221,11 +269,11 @@ def test_a_metric_of_samples_takes_any_outputs(metric: Any, samples: int) -> Non
     with torch.no_grad():
         outputs = problem.outputs(problem.weights, X[:samples])
     assert float(problem.totals()[2]) == pytest.approx(float(metric(outputs, Y[:samples]).sum()))
-    assert problem.metrics[0].of_samples
+    assert problem.metrics[0].of_sums
 
 
 @pytest.mark.parametrize("options", [{"dropout": 0.5}, {"edges": torch.rand(300, 300, dtype=torch.float64)}])
-def test_a_metric_of_samples_of_a_model_that_is_random_or_takes_no_part(options: Any) -> None:
+def test_a_metric_of_sums_of_a_model_that_is_random_or_takes_no_part(options: Any) -> None:
     def loss(outputs: dict[str, Tensor], targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs["logits"], targets)
 
@@ -234,5 +282,15 @@ def test_a_metric_of_samples_of_a_model_that_is_random_or_takes_no_part(options:
 
     problem = Problem(ManyOutputs(**options), loss, [(X, Y)], randomness="seed", metrics={"a": error})
     totals = problem.totals()
-    assert problem.metrics[0].of_samples
+    assert problem.metrics[0].of_sums
     assert float(totals[2]) == pytest.approx(float(totals[0]))
+
+
+def test_a_name_for_outputs_that_have_no_such_metric_is_refused_in_one_line() -> None:
+    for metric, words in (("nll", "several classes, and integers"), ("f1", "several classes, and integers")):
+        with pytest.raises(InputError, match=f"^metrics: '{metric}' takes outputs of {words}"):
+            Problem(nn.Linear(5, 2).double(), F.mse_loss, (X, X[:, :2]), metrics=[metric])
+    with pytest.raises(InputError, match="^metrics: 'mse' takes outputs .B, classes, …. with targets"):
+        Problem(
+            nn.Linear(5, 2).double(), lambda o, t: o.square().mean() + 0 * t.sum(), (X, X), metrics=["mse"]
+        )

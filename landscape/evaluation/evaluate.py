@@ -43,7 +43,7 @@ from landscape.core.options import OneOf, choose
 from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import call, tree_map
 from landscape.problem.checks import tolerance
-from landscape.problem.metrics import Sums, called
+from landscape.problem.metrics import Scores, Sums, few_of
 from landscape.problem.problem import Layer, LinearLayer, Problem, chain, stacked_losses
 from landscape.problem.sharded import on_ranks
 
@@ -109,7 +109,7 @@ def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Tota
     labels = y.long() if classes and bool(((y >= 0) & (y < outputs)).all()) else None
 
     def run(c: Tensor, products: Tensor, part: slice) -> list[Tensor]:
-        """Mean losses, hits and sums of metrics at points c (k, 3); products: W·x, U·x, V·x (3, out, B)."""
+        """At points c (k, 3): mean losses, hits, sums (k, S) of each metric; products: W·x, U·x, V·x."""
 
         def at_points(name: str) -> Tensor:  # (k, *shape)
             return (c @ views[name].flatten(1)).view(len(c), *views[name].shape[1:])
@@ -125,40 +125,37 @@ def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Tota
                 h = torch.baddbmm(at_points(layer.bias).unsqueeze(-1), at_points(layer.weight), h)
             else:
                 h = torch.bmm(at_points(layer.weight), h)
-        losses = stacked_losses(problem.criterion, h, y[part].expand(len(c), *y[part].shape))
-        correct = _correct(h, None if labels is None else labels[part])
-        if not problem.metrics:
-            return [losses, correct]
-        rows = h.transpose(1, 2).flatten(0, 1)  # (k·B, out): metrics are of single samples
-        targets = y[part].expand(len(c), *y[part].shape).flatten(0, 1)
-        values = [double(called(metric, rows, targets)) for metric in problem.metrics]
-        return [losses, correct, *(of_samples.view(len(c), -1).sum(1) for of_samples in values)]
+        targets = y[part].expand(len(c), *y[part].shape)
+        losses = stacked_losses(problem.criterion, h, targets)
+        scores = Scores(h, y[part] if classes else y[part].reshape(len(y[part]), -1).T)
+        correct = torch.full_like(losses, torch.nan) if labels is None else scores.right.sum(1)
+        # (k·B, out), for functions of the user's, which are of single samples.
+        rows = None if all(m.statistic for m in problem.metrics) else h.transpose(1, 2).flatten(0, 1)
+        sums = [metric.sums(rows, targets.flatten(0, 1), scores) for metric in problem.metrics]
+        return [losses, correct, *(part.view(len(c), -1, part.shape[1]).sum(1) for part in sums)]
 
     def totals(points: Tensor, progress: Progress) -> Tensor:
         rest = -len(points) % block  # the last point again, so that all blocks have one shape
         padded = torch.cat((points, points[-1:].expand(rest, 2)))
         coords = torch.cat((torch.ones(len(padded), 1), padded), 1).to(problem.device, problem.dtype)
-        total = loss.empty(len(padded))
+        total, sums = loss.empty(len(padded)), list[Tensor]()
         for i in range(0, samples, chunk):
             part = slice(i, i + chunk)
             products = (views[first.weight].flatten(0, 1) @ x[part].flatten(1).T).view(3, -1, len(x[part]))
             for k in range(0, len(padded), block):
-                means, *sums = run(coords[k : k + block], products, part)
+                means, hits, *of_metrics = run(coords[k : k + block], products, part)
                 total[k : k + block, 0] += double(means) * len(x[part])
-                for column, values in enumerate(sums, 1):
-                    total[k : k + block, column] += values.to(total.device)
+                total[k : k + block, 1] += hits.to(total.device)
+                sums = sums or [total.new_zeros(len(total), part.shape[1]) for part in of_metrics]
+                for column, values in zip(sums, of_metrics, strict=True):
+                    column[k : k + block] += values
                 progress((i + len(x[part]) * (k + block) / len(padded)) / samples)
             del products  # before the next ones, which take as much
+        for k, (metric, column) in enumerate(zip(problem.metrics, sums, strict=True), 2):
+            total[:, k] = metric.finish(column / samples) * samples
         return total[: len(points)]
 
     return totals
-
-
-def _correct(outputs: Tensor, labels: Tensor | None) -> Tensor:
-    """The number (K,) of samples that each of outputs (K, C, samples) gets right; NaN without ``labels``."""
-    if labels is None:
-        return torch.full((len(outputs),), torch.nan, device=outputs.device)
-    return (outputs.max(1).indices == labels).sum(1)  # on CPUs argmax along a middle dimension is slow
 
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -340,7 +337,7 @@ class PlaneLoss:
         """
         if self.problem.check == "off":
             return True
-        few = replace(self, problem=self.problem.on(self.problem.data.few()))
+        few = replace(self, problem=few_of(self.problem))
         reach = DISPLACEMENT * max(float(vector_norm(self.center)), 1e-3)
         a, b = (reach / size if size > 0 else 0.0 for size in vector_norm(self.directions).tolist())
         points = torch.tensor([[0.0, 0.0], [a, -b / 2], [-a / 2, b]], dtype=torch.float64)
@@ -450,7 +447,7 @@ def evaluator(
     layers, dtype = chain(problem), (AUTOCASTS[autocast] if autocast else None) or problem.dtype
     # The batched path is possible for a chain that starts with a linear layer.
     takes = layers is not None and isinstance(layers[0], LinearLayer) and dtype == problem.dtype
-    takes = takes and all(metric.of_samples for metric in problem.metrics)
+    takes = takes and all(metric.of_sums for metric in problem.metrics)
     if center.dtype != problem.dtype:  # of networks in half precision, whose losses are the model's own
         takes, method = False, "pointwise" if method == "auto" else method
     if method == "batched" and not takes:

@@ -29,6 +29,7 @@ from landscape.problem.batches import strided
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import as_array
 from landscape.problem.losses import describe_loss, loss_name_and_unit
+from landscape.problem.metrics import described, few_of
 from landscape.problem.problem import Problem
 from landscape.problem.sharded import on_ranks
 from landscape.results.base import Result
@@ -76,14 +77,14 @@ def provenance(problem: Problem) -> tuple[str, ...]:
         f"penalty={penalty}, weight_decay={problem.weight_decay!r}",
         f"data={problem.data.fingerprint()}",
         f"terms={problem.data.terms!r}",
-        *[f"metrics={', '.join(metric.name for metric in problem.metrics)}"] * bool(problem.metrics),
+        *[f"metrics={described(problem.metrics)}"] * bool(problem.metrics),
         f"probe={' '.join(f'{value:.17g}' for value in _probe_losses(problem))}",
     )
 
 
 @torch.no_grad()
 def _probe_losses(problem: Problem) -> list[float]:
-    few = problem.on(problem.data.few())
+    few = few_of(problem)
     generator = torch.Generator().manual_seed(0)
     theta = problem.weights
     moved = theta + 0.1 * theta.abs().mean() * torch.randn(len(theta), generator=generator).to(theta)

@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from landscape.problem.metrics import with_sums
 from landscape.problem.problem import Problem
 from landscape.problem.sharded import on_ranks
 
@@ -34,7 +35,7 @@ def part_of(problem: Problem) -> Problem | None:
     count = max(FEWEST, math.ceil(LEAST / max(1, targets)), math.ceil(SHARE * problem.samples))
     if count > MOST * problem.samples:
         return None
-    part = problem.subset(_rows(classes, problem.samples, count))
+    part: Problem = with_sums(problem.subset(_rows(classes, problem.samples, count)))
     part.check = "off"  # what is compared is compared with all samples
     return part
 
