@@ -294,3 +294,55 @@ def test_a_name_for_outputs_that_have_no_such_metric_is_refused_in_one_line() ->
         Problem(
             nn.Linear(5, 2).double(), lambda o, t: o.square().mean() + 0 * t.sum(), (X, X), metrics=["mse"]
         )
+
+
+def test_paths_averages_the_center_of_a_grid_and_comparisons_have_the_metrics(tmp_path: Path) -> None:
+    metrics: dict[str, Any] = {"f1": "f1", "std": spread_of_outputs}
+    problem, other = (Problem(network("chain"), F.cross_entropy, (X, Y), metrics=metrics) for _ in range(2))
+    b = problem.weights + torch.randn(75, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+    def truth(weights: Tensor) -> list[float]:
+        return [brute_force(problem, weights)[name] for name in metrics]
+
+    path = landscape.connect(problem, problem.weights, b, steps=0, points=3)
+    w = torch.from_numpy(path.weights)
+    at = (w[0] + w[1]) / 2, (w[0] + w[2]) / 2, w[0] / 4 + w[2] / 4 + w[3] / 2
+    expected = np.transpose([truth(weights) for weights in at])
+    np.testing.assert_allclose(path.metrics[:, :, 1], expected, rtol=1e-9)
+    path.save(tmp_path / "path.h5")
+    assert (landscape.load(tmp_path / "path.h5").column("f1") == path.metrics[0]).all()
+    assert [*landscape.draw(path).axes_by_name] == ["loss", "accuracy", "f1", "std"]  # type: ignore[attr-defined]
+
+    average = landscape.average(problem, [problem.weights, b], [1, 3])
+    np.testing.assert_allclose(average.metrics[:, 0], truth(problem.weights / 4 + 0.75 * b), rtol=1e-9)
+    assert "only the loss is predicted" in [row.note for row in average.describe()]
+
+    grid = landscape.hessian_grid(problem, landscape.random_plane(problem), grid=1)
+    np.testing.assert_allclose(grid.metrics, truth(problem.weights), rtol=1e-9)
+
+    other.weights = b
+    table = landscape.compare({"a": problem, "b": other}, quantities=["loss"])
+    assert table.quantities == ("loss", "f1", "std")
+    np.testing.assert_allclose(table.value[1:].T, [truth(problem.weights), truth(b)], rtol=1e-9)
+    bare = Problem(network("chain"), F.cross_entropy, (X, Y))
+    table = landscape.compare([problem, bare], quantities=["loss"])
+    assert np.isnan(table.value[1:, 1]).all()
+    assert "f1 was not measured at problem 2: metrics: it has no 'f1'; give both the same" in table.notes
+
+
+def test_a_recorder_has_columns_of_metrics_of_the_test_data(tmp_path: Path) -> None:
+    model = network("chain")
+    with (
+        landscape.Recorder(
+            tmp_path, model, F.cross_entropy, (X, Y), every=1, test=(X, Y), metrics=["f1"]
+        ) as recorder,
+        recorder.step(),
+        torch.no_grad(),
+    ):
+        model[0].weight.mul_(0.5)  # type: ignore[operator, union-attr]
+    run = landscape.load(tmp_path / "last.h5")
+    assert isinstance(run, landscape.Checkpoint)
+    problem = Problem(model, F.cross_entropy, (X, Y))
+    assert run.history["test_f1"][-1] == pytest.approx(brute_force(problem, problem.weights)["f1"])
+    with pytest.raises(InputError, match="metrics: they are of the test data"):
+        landscape.Recorder(tmp_path / "other", model, F.cross_entropy, (X, Y), metrics=["f1"])

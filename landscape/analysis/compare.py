@@ -25,6 +25,7 @@ from landscape.analysis.quantities import (
     Quantity,
     Settings,
     Subject,
+    of_metric,
 )
 from landscape.checkpoint import storage
 from landscape.checkpoint.checkpoint import Checkpoint
@@ -38,6 +39,7 @@ from landscape.core.statistics import Difference, Estimate, holm, mcnemar, paire
 from landscape.evaluation.grid import setting
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.losses import describe_loss
+from landscape.problem.metrics import Metrics, names_of
 from landscape.problem.problem import Loss, Problem
 from landscape.results.comparison import Comparison
 
@@ -276,6 +278,7 @@ def compare(
     data: Any = None,
     loss: Loss | str | None = "data",
     data_dir: str | Path | None = None,
+    metrics: Metrics | None = None,
     equal_loss: bool = False,
     loss_tol: Positive = LOSS_TOL,
     draws: Several = Settings.draws,
@@ -310,8 +313,9 @@ def compare(
             measured, without "distance", "barrier" and "same-basin" (1 where the error rises by at most 2
             percentage points on the line, Frankle et al. 2020). These are from the first problem, to each
             with its hidden units aligned to it by weights (:func:`landscape.connect`).
-        model, data, loss, data_dir: what the files of the runs do not bring along, as
-            :meth:`landscape.Checkpoint.problem` takes it; the same for all runs.
+        model, data, loss, data_dir, metrics: what the files of the runs do not bring along, as
+            :meth:`landscape.Checkpoint.problem` takes it; the same for all runs. Metrics, and those of
+            problems, become rows.
         equal_loss: take of each run the checkpoint whose training loss is nearest to the highest of all given
             ones.
         loss_tol: how near, relative to that loss.
@@ -346,7 +350,7 @@ def compare(
         >>> result.value.round(2).tolist(), result.significant.ravel().tolist()
         ([[9.0, 2.25], [10.0, 2.5]], [True, True])
     """
-    source = {"model": model, "data": data, "data_dir": data_dir}
+    source = {"model": model, "data": data, "data_dir": data_dir, "metrics": metrics}
     source = {name: value for name, value in source.items() if value is not None}
     if not (isinstance(loss, str) and loss == "data"):
         source["loss"] = loss
@@ -365,6 +369,8 @@ def compare(
         own_seed = int(np.random.SeedSequence((seed, m)).generate_state(1)[0]) if grouped else seed
         part = portion(progress, m / len(entries), (m + 1) / len(entries))
         subject = Subject(entry.subject, own_seed, first)
+        if first is None:
+            chosen += [of_metric(name) for name in names_of(subject.problem)]
         first = first or subject
         columns.append(_measured(subject, chosen, settings, part))
     names = {(c.setting["loss_name"], c.setting["loss_unit"]) for c in columns}

@@ -24,13 +24,14 @@ from landscape.curvature.eigenvalues import fast_hessian
 from landscape.curvature.hessian import exact_only
 from landscape.evaluation import needs
 from landscape.evaluation.evaluate import confirm, evaluator
-from landscape.evaluation.grid import setting
+from landscape.evaluation.grid import setting, with_metrics
 from landscape.gradients.minibatches import Minibatches, placed, stream
 from landscape.problem.adapters import PEFT, Products, pairs_of, rounded
 from landscape.problem.alignment import aligned, change
 from landscape.problem.batchnorm import SAMPLES, tracked
 from landscape.problem.layout import as_array
 from landscape.problem.losses import existing
+from landscape.problem.metrics import names_of
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.comparison import Connection, WeightAverage, ranked
@@ -158,13 +159,12 @@ def connect(
         evaluation = run(coordinates, portion(report, 0.7 + k / 10, 0.8 + k / 10))
         confirm(run, a, directions, coordinates, evaluation["loss"].numpy())
         values.append(evaluation)
-    loss, accuracy = (np.stack([row[name].numpy() for row in values]) for name in ("loss", "accuracy"))
+    columns = {name: np.stack([row[name].numpy() for row in values]) for name in values[0]}
     settings: dict[str, Any] = {"curve": curve, "align": align, "steps": steps, "lr": float(lr)}
     return Connection(
         t=t,
-        loss=loss,
-        accuracy=accuracy,
-        barrier=np.array([barrier(t, row) for row in loss]),
+        barrier=np.array([barrier(t, row) for row in columns["loss"]]),
+        **with_metrics(names_of(problem), columns),
         weights=np.stack([as_array(w) for w in (a, b, near, bend)]),
         distance=float((double(a) - double(b)).norm()),
         aligned_distance=float((double(a) - double(near)).norm()),
@@ -334,6 +334,7 @@ def average(
         space="products" if products else "factors" if by_factor else "weights",
         rank=rank or 0,
         names=(*names, "chosen average"),
+        metric_names=names_of(problem),
         chosen=chosen > 0,
         labels=("base",) * based + tuple(labels or map(str, range(n - based))),
         parameters=problem.layout.size,
@@ -348,11 +349,16 @@ def _exact(
     problem: Problem, averages: Array, members: Tensor, places: Iterable[int], kinds: Kinds,
     products: Products | None, rank: int | None,
 ) -> dict[str, Array]:  # fmt: skip
-    """The exact losses of the averages at ``places``, also as they would be stored; NaN for the others."""
+    """The exact losses and metrics of the averages at ``places``, the losses also as they would be stored.
+
+    They are NaN for the other averages.
+    """
     numbers = {name: np.full(len(averages), np.nan) for name in ("exact", "stored", "ranks", "truncation")}
+    numbers["metrics"] = np.full((len(names_of(problem)), len(averages)), np.nan)
     for k in places:
         theta = (torch.from_numpy(averages[k]).to(members) @ members).to(problem.dtype)
-        numbers["exact"][k] = problem.loss(theta)
+        values = problem.totals(theta).cpu().numpy() / problem.samples  # loss, accuracy, metrics
+        numbers["exact"][k], numbers["metrics"][:, k] = values[0], values[2:]
         if products:
             theta, numbers["ranks"][k], numbers["truncation"][k] = products.stored(theta, rank, kinds)
         elif kinds:

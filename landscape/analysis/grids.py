@@ -50,6 +50,7 @@ from landscape.evaluation.grid import (
 from landscape.evaluation.part import part_of
 from landscape.problem.batchnorm import SAMPLES, tracked
 from landscape.problem.layout import as_array, vector_of
+from landscape.problem.metrics import names_of
 from landscape.problem.problem import Problem, Run, chain, problem_of
 from landscape.problem.sharded import on_ranks
 from landscape.results.base import Provenance
@@ -59,11 +60,6 @@ from landscape.results.surfaces import Surface
 
 # Points at which the error of a lower precision is measured (our choice: under 1% of the paper's 2,500).
 ERROR_POINTS = 16
-
-
-def _columns(problem: Problem) -> dict[str, type]:
-    """The columns of a contour and a line: loss, accuracy and metrics."""
-    return dict.fromkeys(["loss", "accuracy", *(metric.name for metric in problem.metrics)], float)
 
 
 R = TypeVar("R", Surface, HessianGrid)
@@ -162,7 +158,7 @@ def contour(
     _check_sharded(problem, into, execution)
     check_plane(problem, plane)
     span = plane.span if span is None else span
-    at = Grid(problem, axes(grid, span), interpolation_tol, _columns(problem))
+    at = Grid(problem, axes(grid, span), interpolation_tol)
     original, policy = problem, _policy(problem, bn, plane.networks, len(plane.markers))
     problem = problem.with_batchnorm(policy, bn_samples)
     setting, made_of = _setting(problem, plane, policy, autocast), provenance(problem)
@@ -419,7 +415,7 @@ def line(
             raise InputError(f"direction: one of norm {norm:g} is not allowed, it must be finite and > 0")
     original = problem
     problem = problem.with_batchnorm(_policy(problem, bn, networks, len(networks)), bn_samples)
-    at = Grid(problem, (t,), interpolation_tol, _columns(problem))
+    at = Grid(problem, (t,), interpolation_tol)
     directions = torch.stack((direction, torch.zeros_like(direction)))
     run = evaluator(problem, start, directions, at.first, method=method)
     part = _part(problem, at, start, directions, run, None)
@@ -541,6 +537,9 @@ def hessian_grid(
         if at.take(previous, usable):
             return _ended(previous, into)
     fields |= {"max_products": max_products, "provenance": made_of}
+    if problem.metrics:
+        metrics = problem.totals(plane.center.to(problem.weights))[2:].cpu().numpy() / problem.samples
+        fields |= {"metric_names": names_of(problem), "metrics": metrics}
 
     def result() -> HessianGrid:
         return HessianGrid(span=span, **at.fields(), **fields, **about)

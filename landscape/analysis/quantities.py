@@ -33,6 +33,7 @@ from landscape.curvature.trace import trace
 from landscape.evaluation.evaluate import Evaluator, evaluator
 from landscape.problem.alignment import aligned
 from landscape.problem.losses import correct_shares
+from landscape.problem.metrics import names_of
 from landscape.problem.problem import Problem
 from landscape.results.geometry import barrier
 from landscape.results.grids import SPAN, Line
@@ -205,6 +206,13 @@ class Subject:
         return extreme_eigenvalues(self.problem, ENDS_TOL, search="exact", seed=self.seed)
 
     @functools.cached_property
+    def sums(self) -> dict[str, float]:
+        """The loss and the metrics, by name, of one pass."""
+        names = ("loss", "accuracy", *names_of(self.problem))
+        values = (self.problem.totals().cpu() / self.problem.samples).tolist()
+        return dict(zip(names, values, strict=True))
+
+    @functools.cached_property
     def aligned(self) -> Tensor:
         """The weights, with their hidden units permuted to be near those of the first subject."""
         a, b = self.first.problem, self.problem
@@ -374,10 +382,21 @@ def _same_basin(subject: Subject, settings: Settings, progress: Progress) -> Mea
     return Measured(float(not path or barrier(path.t, 1 - path.accuracy) <= UNSTABLE))
 
 
+def of_metric(name: str) -> Quantity:
+    """The row of a problem's metric, on the data of the loss."""
+
+    def measure(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+        if name not in subject.sums:
+            raise InputError(f"metrics: it has no '{name}'; give both the same")
+        return Measured(subject.sums[name])
+
+    return Quantity(name, name, "1", EXACT, measure)
+
+
 SE, BOUND, EXACT = "standard error", "bound", "exact"
 #: All quantities, in the order of the table. A new one is a line here, and a function above.
 QUANTITIES = (
-    Quantity("loss", "training loss", "nat", EXACT, lambda subject, *_: Measured(subject.problem.loss())),
+    Quantity("loss", "training loss", "nat", EXACT, lambda subject, *_: Measured(subject.sums["loss"])),
     Quantity("test-error", "test error", "%", SE, _test_error, "test samples"),
     Quantity("lambda-max", "λ_max", "nat", BOUND, _lambda_max, flatter=-1),
     Quantity("ratio", "|λ_min|/λ_max", "1", BOUND, _ratio),

@@ -204,7 +204,7 @@ def contour(plane: PlaneOptions, processes: Processes, analysis: AnalysisCommand
 @command(
     plane=PLANE,
     processes=processes.OPTIONS,
-    analysis=analysis_options(grids.hessian_grid, grid={"default": "4"}),
+    analysis=analysis_options(grids.hessian_grid, metrics=True, grid={"default": "4"}),
 )
 def hessian_grid(plane: PlaneOptions, processes: Processes, analysis: AnalysisCommand) -> None:
     """Compute extreme Hessian eigenvalues on a grid.
@@ -255,7 +255,7 @@ def line(
     analysis.compute("line", [tuple(runs)], compute, kind, norm)
 
 
-@command(analysis=analysis_options(connection.connect, metavar="CKPT CKPT", split=False))
+@command(analysis=analysis_options(connection.connect, metrics=True, metavar="CKPT CKPT", split=False))
 def connect(analysis: AnalysisCommand) -> None:
     """Compute the barrier between two checkpoints.
 

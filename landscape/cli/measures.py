@@ -309,6 +309,7 @@ WIDTH = 110  # characters of a line of the table, but for its last column (our c
     analysis=analysis_options(
         compute_comparison,
         split=False,
+        metrics=True,
         quantities={"metavar": "NAME,…", "help": f"Only these: {', '.join(BY_NAME)}. [default: all]"},
         equal_loss={"flag": "--at-equal-loss"},
     ),
@@ -370,6 +371,7 @@ def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]
     exact={"metavar": "N"},
     analysis=analysis_options(
         compute_average,
+        metrics=True,
         labels=None,
         exact=None,
         seed=False,

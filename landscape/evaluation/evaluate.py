@@ -43,7 +43,7 @@ from landscape.core.options import OneOf, choose
 from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import call, tree_map
 from landscape.problem.checks import tolerance
-from landscape.problem.metrics import Scores, Sums, few_of
+from landscape.problem.metrics import Scores, Sums, few_of, names_of
 from landscape.problem.problem import Layer, LinearLayer, Problem, chain, stacked_losses
 from landscape.problem.sharded import on_ranks
 
@@ -408,7 +408,7 @@ class Evaluator:
     def __call__(self, points: Tensor, progress: Progress = no_progress) -> dict[str, Tensor]:
         with _arithmetic(self.autocast):
             totals = self.totals(points, progress).cpu() / self.samples
-        names = ("loss", "accuracy", *(metric.name for metric in self.parts.metrics))
+        names = ("loss", "accuracy", *names_of(self.parts))
         return dict(zip(names, totals.T, strict=True))
 
 

@@ -29,7 +29,7 @@ from landscape.problem.batches import strided
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import as_array
 from landscape.problem.losses import describe_loss, loss_name_and_unit
-from landscape.problem.metrics import described, few_of
+from landscape.problem.metrics import described, few_of, names_of
 from landscape.problem.problem import Problem
 from landscape.problem.sharded import on_ranks
 from landscape.results.base import Result
@@ -390,7 +390,7 @@ class Grid:
         problem: whose values these are.
         axes: x (nx,) and y (ny,); or the coordinates of a line (nx,), for which y is 0.
         tol: the tolerance of interpolated values; None: all are exact.
-        kinds: column -> its type.
+        kinds: column -> its type; default: loss, accuracy and the metrics.
 
     Attributes:
         x, y: the axes.
@@ -402,7 +402,11 @@ class Grid:
     """
 
     def __init__(
-        self, problem: Problem, axes: Sequence[Array], tol: str | float | None, kinds: Mapping[str, type]
+        self,
+        problem: Problem,
+        axes: Sequence[Array],
+        tol: str | float | None,
+        kinds: Mapping[str, type] | None = None,
     ) -> None:
         self.dtype = problem.dtype
         self.x, self.y = (*axes, np.zeros(1))[:2]
@@ -410,8 +414,9 @@ class Grid:
         gx, gy = np.meshgrid(self.x, self.y)
         self.points = torch.from_numpy(np.stack((gx.ravel(), gy.ravel()), 1))
         shape = [len(axis) for axis in reversed(axes)]
+        self.metrics = names_of(problem) if kinds is None else ()
+        kinds = kinds or dict.fromkeys(("loss", "accuracy", *self.metrics), float)
         self.columns: dict[str, Any] = {n: np.full(shape, _unknown(k), k) for n, k in kinds.items()}
-        self.metrics = tuple(metric.name for metric in problem.metrics if metric.name in kinds)
         self.done, self.same = np.zeros(shape, bool), False
 
     @property
@@ -426,17 +431,11 @@ class Grid:
     def fields(self) -> dict[str, Any]:
         """The fields of a result, with copies of the columns as they are now."""
         copies = {name: column.copy() for name, column in self.columns.items()}
-        return {"x": self.x, "y": self.y, "done": self.done.copy(), **self._with_metrics(copies)}
+        return {"x": self.x, "y": self.y, "done": self.done.copy(), **with_metrics(self.metrics, copies)}
 
     def values(self) -> dict[str, Any]:
         """The fields of the columns, with those of metrics in one array."""
-        return self._with_metrics(dict(self.columns))
-
-    def _with_metrics(self, columns: dict[str, Any]) -> dict[str, Any]:
-        if not self.metrics:
-            return columns
-        values = np.stack([columns.pop(name) for name in self.metrics])
-        return columns | {"metrics": values, "metric_names": self.metrics}
+        return with_metrics(self.metrics, dict(self.columns))
 
     def take(self, previous: Any, usable: Array) -> bool:
         """Take the ``usable`` values of an earlier result at common points. Return whether these are all."""
@@ -514,6 +513,14 @@ class Grid:
             "part_samples": part.samples if part is not None else 0,
             "part_evaluations": int(part_done.sum()),
         }
+
+
+def with_metrics(names: tuple[str, ...], columns: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a result: its columns, with those of the metrics ``names`` in one array."""
+    if not names:
+        return columns
+    values = np.stack([columns.pop(name) for name in names])
+    return columns | {"metrics": values, "metric_names": names}
 
 
 def check_plane(problem: Problem, plane: Plane) -> None:

@@ -89,8 +89,7 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
     if len(kinds) != 1:
         raise InputError("results: interpolations and directions have different axes, give one kind")
     between = kinds == {"interpolation"}
-    names = ["loss", *["accuracy"] * any(np.isfinite(r.accuracy).any() for r in results)]
-    names += [name for name in results[0].metric_names if all(name in r.metric_names for r in results)]
+    names = _quantities(results)
     figure, axes = panels(len(names), 1, 5.4, 2.6, names, names[1:], sharex=True)
     top, below = axes[0], axes[1:]
     notes = ["\n" * r.batchnorm + style.batchnorm_note(r) for r in results]
@@ -116,10 +115,16 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
     return finish(figure, title or usual, text and f"{text[0].upper()}{text[1:]}.", [top], ncols=1)
 
 
+def _quantities(results: Sequence[Line] | Sequence[Connection]) -> list[str]:
+    """Loss, accuracy where there is one, and the metrics that all have: a panel each."""
+    names = ["loss", *["accuracy"] * any(np.isfinite(r.accuracy).any() for r in results)]
+    return names + [name for name in results[0].metric_names if all(name in r.metric_names for r in results)]
+
+
 @draws(Connection)
 def draw_connections(results: Sequence[Connection], title: str = "") -> Figure:
-    """Loss and, below it, accuracy on the line, the aligned line and the curve; a column for each result."""
-    names = ["loss", "accuracy"] if any(np.isfinite(r.accuracy).any() for r in results) else ["loss"]
+    """Loss and, below it, accuracy and metrics on the three paths; a column for each result."""
+    names = _quantities(results)
     whole = [f"{name} {k}" if len(results) > 1 else name for name in names for k in range(len(results))]
     figure, axes = panels(
         len(names), len(results), 4.6, 2.6, whole, whole[len(results) :], sharex=True, sharey="row"
@@ -128,13 +133,15 @@ def draw_connections(results: Sequence[Connection], title: str = "") -> Figure:
         column = axes[k :: len(results)]
         for path, (label, color) in enumerate(zip(PATHS, style.CYCLE, strict=False)):
             curve_label = f"{label} (barrier {r.barrier[path]:.3g})" if len(results) == 1 else label
-            for ax, values in zip(column, (r.loss[path], 100 * r.accuracy[path]), strict=False):
+            for ax, quantity in zip(column, names, strict=True):
+                values = r.column(quantity)[path] * (100 if quantity == "accuracy" else 1)
                 ax.plot(r.t, np.where(np.isfinite(values), values, np.nan), color=color, label=curve_label)
         if len(results) > 1:
             column[0].set_title(name)
         column[-1].set_xlabel("t (0: a, 1: b)")
-    for ax, label in zip(axes[:: len(results)], (style.loss_label(results), "accuracy (%)"), strict=False):
-        ax.set_ylabel(label)
+    axes[0].set_ylabel(style.loss_label(results))
+    for ax, quantity in zip(axes[len(results) :: len(results)], names[1:], strict=True):
+        ax.set_ylabel(f"{quantity} (%)" if quantity == "accuracy" else quantity)
     first = results[0]
     text = f"Curve: {first.curve}; steps of t: {first.t[1]:.3g}; {style.samples_of(results)}."
     return finish(figure, title or style.headline(results), text, [axes[0]], ncols=1)

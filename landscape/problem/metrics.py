@@ -139,7 +139,7 @@ def _counts(s: Scores) -> Tensor:
 
 def _f1(means: Tensor) -> Tensor:
     """The mean over the classes of 2TP/(2TP + FP + FN) (macro F1); classes that never occur count as 0."""
-    right, guessed, true = means.unflatten(-1, (3, -1))[..., :-1].unbind(-2)
+    right, guessed, true = means.view(*means.shape[:-1], 3, -1)[..., :-1].unbind(-2)
     total = guessed + true
     return (2 * right / total.where(total != 0, 1.0)).mean(-1)
 
@@ -246,6 +246,11 @@ def _metric(name: Any, value: Any) -> Metric:
         kind = type(value).__name__
         raise InputError(f"metrics: '{name}' is a {kind}, it must be a function, or have update and compute")
     return Metric(name, value)
+
+
+def names_of(problem: Any) -> tuple[str, ...]:
+    """The names of a problem's metrics."""
+    return tuple(metric.name for metric in problem.metrics)
 
 
 def described(metrics: Sequence[Metric]) -> str:

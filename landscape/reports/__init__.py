@@ -322,6 +322,10 @@ def render(title: str, sections: Sequence[Section], contents: Contents) -> str:
 
 def _section(heading: str, items: Sequence[Item]) -> Section:
     pictures, notes = _pictures(items)
+    shown = [{*item.of.metric_names} if isinstance(item.of, Surface) else set() for item in items]
+    for name in sorted(set.intersection(*shown)):
+        of_metric, missing = _pictures(items, quantity=name)
+        pictures, notes = pictures + of_metric, notes + missing
     recipes = tuple((i.name, i.of.recipe) for i in items if getattr(i.of, "recipe", ""))
     numbers, origin = ([i.of.describe() for i in items], [i.origin for i in items])
     tables = _table(items, numbers), _table(items, origin)
@@ -334,17 +338,17 @@ def _table(items: Sequence[Item], described: Sequence[Sequence[Row]]) -> Table:
     return Table(tuple(i.name for i in items), {name: tuple(c.get(name) for c in columns) for name in names})
 
 
-def _pictures(items: Sequence[Item]) -> tuple[tuple[Picture, ...], tuple[str, ...]]:
+def _pictures(items: Sequence[Item], **look: str) -> tuple[tuple[Picture, ...], tuple[str, ...]]:
     """The picture of all ``items``; of each alone where no picture can show all; and why one is not drawn."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing")  # of matplotlib: the browser has more fonts
-            figure = plots.draw([item.of for item in items])
+            figure = plots.draw([item.of for item in items], **look)
             svg = _svg(figure)
     except (LandscapeError, ArithmeticError, LookupError, ValueError) as error:  # such as numbers for no axis
         if len(items) == 1:
             return (), (f"{items[0].name} is not drawn: {error}",)
-        pairs = [_pictures([item]) for item in items]
+        pairs = [_pictures([item], **look) for item in items]
         return tuple(p for pictures, _ in pairs for p in pictures), tuple(
             n for _, notes in pairs for n in notes
         )

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import h5py
 import numpy as np
@@ -475,3 +475,59 @@ class Measurement(Measured):
     """
 
     seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated(Measured):
+    """Losses, and a problem's metrics beside them; subclasses have the fields ``loss`` and ``metrics``.
+
+    Attributes:
+        metric_names: (metrics,), their names. :meth:`column`, :meth:`to_dataframe` and :meth:`to_xarray` give
+            the values by name.
+    """
+
+    metric_names: Annotated[tuple[str, ...], "metric"] = ()
+
+    def __post_init__(self) -> None:
+        if not self.metric_names:
+            object.__setattr__(self, "metrics", np.zeros((0, *vars(self)["loss"].shape)))
+        super().__post_init__()
+
+    def column(self, name: str) -> Array:
+        """The values of a column, or of a metric.
+
+        Args:
+            name: such as "loss", "accuracy", or the name of a metric.
+
+        Returns:
+            An array of the loss's shape.
+
+        Raises:
+            InputError: another name.
+
+        Example:
+            >>> import torch, landscape
+            >>> x, y, loss = torch.eye(2), torch.zeros(2, 1), torch.nn.MSELoss()
+            >>> problem = landscape.Problem(torch.nn.Linear(2, 1), loss, (x, y), metrics=["mae"])
+            >>> landscape.line(problem, torch.ones(3), points=3).column("mae").shape
+            (3,)
+        """
+        if name in self.metric_names:
+            values: Array = vars(self)["metrics"][self.metric_names.index(name)]
+            return values
+        columns = [key for key, dims in self.shapes.items() if dims == self.shapes["loss"] and key != "done"]
+        choose("column", name, [*columns, *self.metric_names])
+        return np.asarray(getattr(self, name))
+
+    def _arrays(self) -> dict[str, tuple[tuple[str, ...], Array]]:
+        named = super()._arrays()
+        named.pop("metric_names")
+        dims, values = named.pop("metrics")
+        return named | dict(zip(self.metric_names, ((dims[1:], value) for value in values), strict=True))
+
+    def _metric_rows(self) -> list[Row]:
+        """A row for each metric: its smallest and largest value."""
+        ends = [
+            (name, np.nanmin(self.column(name)), np.nanmax(self.column(name))) for name in self.metric_names
+        ]
+        return [Row(name, f"{low:.4g} to {high:.4g}") for name, low, high in ends]

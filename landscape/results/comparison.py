@@ -11,7 +11,7 @@ import numpy as np
 
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import t_quantile
-from landscape.results.base import Measured, Result, no_values, unit_of
+from landscape.results.base import Evaluated, Result, no_values, unit_of
 from landscape.results.shown import Row, in_words, own_losses, rows_of_each
 
 #: What the error of a number is: one standard error, a bound, or nothing but rounding.
@@ -309,7 +309,7 @@ PLACES = ("a", "b", "aligned b", "bend")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Connection(Measured, schema="landscape.connection", axes="t", table="path t"):
+class Connection(Evaluated, schema="landscape.connection", axes="t", table="path t"):
     """Loss and accuracy on three paths from a to b, and their barriers.
 
     Attributes:
@@ -317,6 +317,7 @@ class Connection(Measured, schema="landscape.connection", axes="t", table="path 
             the curve from a to the aligned b.
         loss: (3, K), in nats.
         accuracy: (3, K), between 0 and 1; NaN without class labels.
+        metrics: (metrics, 3, K), the values of the metrics ``metric_names``.
         barrier: (3,), of each path, in nats (see :func:`landscape.barrier`).
         weights: (4, P): a, b, the aligned b, and the bend of the curve.
         distance, aligned_distance: ‖a − b‖, and the same of the aligned b.
@@ -356,6 +357,7 @@ class Connection(Measured, schema="landscape.connection", axes="t", table="path 
     batch: int
     seed: int
     align: str = "weights"
+    metrics: Annotated[Array, "metric path t", "1"] = field(default_factory=no_values)
     own_loss: Annotated[Array, "network", "nat"] = field(default_factory=no_values)
 
     @property
@@ -378,7 +380,7 @@ class Connection(Measured, schema="landscape.connection", axes="t", table="path 
             Row("permuted units", float(self.sizes.sum()), note=f"in {len(self.groups)} groups"),
             Row("change of the outputs by alignment", f"{self.largest_change:.1g}", note="relative"),
         ]
-        rows += own_losses(self.own_loss, self.loss[0, [0, -1]])
+        rows += [*own_losses(self.own_loss, self.loss[0, [0, -1]]), *self._metric_rows()]
         return [*rows, Row("not permuted", "; ".join(self.fixed))] if self.fixed else rows
 
 
@@ -386,7 +388,7 @@ MANY = 8  # averages that a description lists (our choice)
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightAverage(Measured, schema="landscape.weight_average", table="average"):
+class WeightAverage(Evaluated, schema="landscape.weight_average", table="average"):
     """The losses of averages w = Σ_j a_j w_j of n members w_j, predicted from measurements at the members.
 
     The last average is the one that was chosen by prediction (greedy soup, Wortsman et al. 2022); the others
@@ -399,6 +401,7 @@ class WeightAverage(Measured, schema="landscape.weight_average", table="average"
             ``ratio`` is at least 1.
         level: the probability of an interval.
         exact: (K,) in nats, the exact losses; NaN where not computed.
+        metrics: (metrics, K), the metrics ``metric_names`` of the averages, exact as ``exact`` is.
         ratio: (K,), the part of the predicted change that is beyond the second order, in units of the second
             order's correction ½ Σ_j a_j |⟨∇L(w_j), w − w_j⟩|.
         chosen: (n,), the members of the last average.
@@ -443,6 +446,7 @@ class WeightAverage(Measured, schema="landscape.weight_average", table="average"
     rank: int = 0
     ranks: Annotated[Array, "stored", "1"] = field(default_factory=no_values)
     truncation: Annotated[Array, "stored", "1"] = field(default_factory=no_values)
+    metrics: Annotated[Array, "metric average", "1"] = field(default_factory=no_values)
 
     @property
     def titles(self) -> Sequence[str]:
@@ -507,6 +511,9 @@ class WeightAverage(Measured, schema="landscape.weight_average", table="average"
             rows = [Row(title, "none", note=f"{far} {self.ratio[k]:.2g} times the one before")]
         if np.isfinite(self.exact[k]):
             rows.append(Row(f"exact loss of the {name}", float(self.exact[k]), 0.0, "nat"))
+            named = zip(self.metric_names, self.metrics[:, k], strict=True)
+            note = "only the loss is predicted"
+            rows += [Row(f"exact {metric} of the {name}", float(v), 0.0, note=note) for metric, v in named]
         if len(self.stored) and np.isfinite(self.stored[k]):
             form = " and ".join(filter(None, [self.stored_as, f"rank {self.rank}" if self.rank else ""]))
             rows.append(Row(f"{name} in {form}", float(self.stored[k]), 0.0, "nat"))

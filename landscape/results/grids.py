@@ -14,7 +14,7 @@ import numpy as np
 from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose
-from landscape.results.base import Measured, Result, no_values
+from landscape.results.base import Evaluated, Measured, Result, no_values
 from landscape.results.shown import Row, own_losses
 
 if TYPE_CHECKING:  # results are read and shown without torch
@@ -182,57 +182,8 @@ class Interpolated(Measured):
         return f"{of}, error of {', '.join(errors)}{unit}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluated(Interpolated):
-    """Losses at points, and a problem's metrics there; subclasses have the field ``metrics``.
-
-    Attributes:
-        metric_names: (metrics,), their names. :meth:`column`, :meth:`to_dataframe` and :meth:`to_xarray` give
-            the values by name.
-    """
-
-    metric_names: Annotated[tuple[str, ...], "metric"] = ()
-
-    def __post_init__(self) -> None:
-        if not self.metric_names:
-            object.__setattr__(self, "metrics", np.zeros((0, *self.exact.shape)))
-        super().__post_init__()
-
-    def column(self, name: str) -> Array:
-        """The values of a column, or of a metric.
-
-        Args:
-            name: such as "loss", "accuracy", or the name of a metric.
-
-        Returns:
-            An array of the shape of the grid.
-
-        Raises:
-            InputError: another name.
-
-        Example:
-            >>> import torch, landscape
-            >>> x, y, loss = torch.eye(2), torch.zeros(2, 1), torch.nn.MSELoss()
-            >>> problem = landscape.Problem(torch.nn.Linear(2, 1), loss, (x, y), metrics=["mae"])
-            >>> landscape.line(problem, torch.ones(3), points=3).column("mae").shape
-            (3,)
-        """
-        if name in self.metric_names:
-            values: Array = vars(self)["metrics"][self.metric_names.index(name)]
-            return values
-        columns = [key for key, dims in self.shapes.items() if dims == self.shapes["done"] and key != "done"]
-        choose("column", name, [*columns, *self.metric_names])
-        return np.asarray(getattr(self, name))
-
-    def _arrays(self) -> dict[str, tuple[tuple[str, ...], Array]]:
-        named = super()._arrays()
-        named.pop("metric_names")
-        dims, values = named.pop("metrics")
-        return named | dict(zip(self.metric_names, ((dims[1:], value) for value in values), strict=True))
-
-
 @dataclass(frozen=True)
-class Line(Evaluated, schema="landscape.line", axes="t", table="t"):
+class Line(Interpolated, Evaluated, schema="landscape.line", axes="t", table="t"):
     """Loss and accuracy at the weights ``start + t·direction``.
 
     Attributes:
@@ -290,7 +241,8 @@ class Line(Evaluated, schema="landscape.line", axes="t", table="t"):
             rows.insert(0, Row("barrier", self.barrier, unit="nat", note=note))
         else:
             rows.append(Row("lowest loss", float(np.min(self.loss)), unit="nat"))
-        return [*rows, *own_losses(self.own_loss, self.loss[[0, -1]]), *self._interpolated()]
+        rows += own_losses(self.own_loss, self.loss[[0, -1]])
+        return [*rows, *self._metric_rows(), *self._interpolated()]
 
 
 @dataclass(frozen=True)
@@ -314,6 +266,7 @@ class HessianGrid(Interpolated, schema="landscape.hessian_grid", axes="x y", tab
             False.
         plane_sha256: SHA-256 of the bytes of the center and the directions.
         derivatives: "exact", or "differences" of gradients, whose measured errors the residuals contain.
+        metric_names, metrics: (metrics,), of the problem, and their values at the center.
         batchnorm, bn, bn_samples, provenance: as in :class:`landscape.Surface`.
 
     Example:
@@ -347,6 +300,8 @@ class HessianGrid(Interpolated, schema="landscape.hessian_grid", axes="x y", tab
     randomness: str = ""
     provenance: tuple[str, ...] = ()
     derivatives: str = "exact"
+    metric_names: Annotated[tuple[str, ...], "metric"] = ()
+    metrics: Annotated[Array, "metric", "1"] = field(default_factory=no_values)
 
     @property
     def usable(self) -> Array:
@@ -377,6 +332,10 @@ class HessianGrid(Interpolated, schema="landscape.hessian_grid", axes="x y", tab
             Row("largest relative residual", f"{np.fmax.reduce(relative, axis=None, initial=0.0):.1e}"),
             Row("converged points", met, note=note),
             Row("Hessian products", self.products.sum().item()),
+            *(
+                Row(f"{name} at the center", float(v))
+                for name, v in zip(self.metric_names, self.metrics, strict=True)
+            ),
             *self._interpolated(),
         ]
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from landscape.core.errors import OperationError
 from landscape.core.hdf5 import Array
-from landscape.results.base import Sourced, no_values
-from landscape.results.grids import Evaluated, Plane
+from landscape.results.base import Evaluated, Sourced, no_values
+from landscape.results.grids import Interpolated, Plane
 from landscape.results.shown import Finding, Row, SurfaceCheck, own_losses
 from landscape.results.spectrum import ExtremeEigenvalues
 
@@ -40,7 +40,7 @@ EXPLAINED, OVERLOOKED = 0.9, 0.05
 
 
 @dataclass(frozen=True)
-class Surface(Evaluated, schema="landscape.surface", axes="x y", table="y x"):
+class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", table="y x"):
     """Loss and accuracy on a grid: ``loss[i, j]`` is L(center + x[j]·directions[0] + y[i]·directions[1]).
 
     Attributes:
@@ -239,7 +239,7 @@ class Surface(Evaluated, schema="landscape.surface", axes="x y", table="y x"):
             rows.append(Row("directions", "; ".join(self.axes)))
         if self.autocast:
             rows.append(Row("autocast", self.autocast, note=f"within {self.autocast_error:.2g} nat"))
-        return [*rows, *self._interpolated()]
+        return [*rows, *self._metric_rows(), *self._interpolated()]
 
 
 def _center(surface: Surface) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ from landscape.checkpoint.checkpoint import storable
 from landscape.core.devices import kept_randomness
 from landscape.core.errors import InputError, LandscapeError
 from landscape.problem.batchnorm import has_batchnorm
+from landscape.problem.metrics import names_of
 from landscape.problem.problem import Loss, Problem
 from landscape.problem.ranks import whole
 from landscape.training import own_loop as loop
@@ -40,7 +41,7 @@ class Observer:
         batch, ranks: a step has ``ranks`` minibatches of ``batch`` samples; 0: an unknown number.
         seed: draws the samples.
         optimizer: what makes the steps: one of torch's, or something else.
-        how: ``terms`` and ``randomness`` as :class:`landscape.Problem` takes them.
+        how: ``terms``, ``randomness`` and ``metrics`` (of ``test``) as :class:`landscape.Problem` takes them.
 
     Raises InputError for what :class:`landscape.Problem` refuses, and for choices that do not fit the data.
     """
@@ -66,7 +67,9 @@ class Observer:
         first = next((p for p in module.parameters() if p.requires_grad and p.numel()), None)
         half = first is not None and first.is_floating_point() and first.dtype.itemsize < 4
         how["dtype"] = torch.float32 if half else None
-        device = first.device if first is not None else torch.device("cpu")
+        device, metrics = first.device if first is not None else torch.device("cpu"), how.pop("metrics", None)
+        if metrics is not None and test is None:
+            raise InputError("metrics: they are of the test data, which is missing; give test, too")
         self._undisturbed = functools.partial(undisturbed, device, data, test)
         self._start: tuple[Tensor, Gradient] | None = None
         self._before: Tensor | None = None
@@ -76,7 +79,7 @@ class Observer:
         with self._undisturbed():
             self.train = Problem(module, loss, data, **how)
             try:
-                self.test = None if test is None else Problem(module, loss, test, **how)
+                self.test = None if test is None else Problem(module, loss, test, metrics=metrics, **how)
             except LandscapeError as error:
                 raise InputError(f"test: {error}") from error
             self.parameters = Parameters(module, self.train)
@@ -126,13 +129,14 @@ class Observer:
         return step_columns(g.loss, projection) | self.tested()
 
     def tested(self) -> dict[str, float]:
-        """Loss and accuracy on the test data now, under the module's own statistics; {} without it."""
+        """Loss, accuracy and metrics on the test data now, under the module's own statistics; {} without."""
         if self.test is None:
             return {}
         with self._undisturbed():
             self.parameters.show(self.test.model)
-            loss, accuracy = self.test.evaluate(self.parameters.flat())
-        return {"test_loss": loss, "test_accuracy": accuracy}
+            values = (self.test.totals(self.parameters.flat()).cpu() / self.test.samples).tolist()
+        names = ("test_loss", "test_accuracy", *(f"test_{name}" for name in names_of(self.test)))
+        return dict(zip(names, values, strict=True))
 
     def measured(self, step: int, lr: float) -> dict[str, float]:
         """The columns of the instruments that are due after ``step``."""
@@ -286,6 +290,7 @@ class ShardedObserver(Observer):
             "monitor.samples": table.samples,
             "monitor.instruments": table.instruments,
             "randomness": how.pop("randomness") != "refuse",
+            "metrics": how.pop("metrics") is not None,
             "model: BatchNorm": has_batchnorm(module),
         }
         for name, value in refused.items():

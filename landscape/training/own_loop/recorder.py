@@ -27,6 +27,7 @@ from landscape.core.options import Natural, Seed, checked, toml_text
 from landscape.core.progress import DELAY
 from landscape.problem.batches import as_tensors
 from landscape.problem.layout import Layout, unwrapped
+from landscape.problem.metrics import Metrics, names_of
 from landscape.problem.problem import Loss
 from landscape.problem.ranks import is_sharded
 from landscape.training import own_loop as loop
@@ -86,6 +87,7 @@ class Recorder:
             steps is deleted. The loop itself loads its weights.
         scalars: "tensorboard", "wandb" or "trackio", or a list of them: where the numbers go, too.
         seed: draws the samples.
+        metrics: as :class:`landscape.Problem` takes them, of ``test``: columns test_NAME beside test_loss.
 
     Attributes:
         steps: how many steps have been made.
@@ -133,6 +135,7 @@ class Recorder:
         seed: Seed = 0,
         terms: Callable[[Any], Tensor] | None = None,
         randomness: str | int = "refuse",
+        metrics: Metrics | None = None,
     ) -> None:
         self.folder, self.steps, self._every, self._samples = Path(folder), 0, every, samples
         self._save_every, self._batch, self._seed = save_every, batch, seed
@@ -151,6 +154,7 @@ class Recorder:
         elif resume is not False:
             raise InputError("resume: not allowed in a recorder of a sharded model; give another folder")
         how: dict[str, Any] = {"optimizer": optimizer, "terms": terms, "randomness": randomness, "seed": seed}
+        how["metrics"] = metrics
         kind = ShardedObserver if self._sharded else Observer
         table = {"sharpness": sharpness, **(monitor or {})}
         self._observer = kind(
@@ -177,7 +181,8 @@ class Recorder:
         observer, train, test = self._observer, self._observer.train, self._observer.test
         with observer.together():
             before = None if self._rank else self._take(opened)
-        self._history = History(RECORDED, observer.monitor.columns)
+        measured = {f"test_{name}": "1" for name in (names_of(test) if test else ())}
+        self._history = History(RECORDED, observer.monitor.columns | measured)
         self._columns = frozenset(self._history.units)
         if before is not None:
             self.steps = before.step if isinstance(self._resume, bool) else self._resume
