@@ -380,6 +380,7 @@ TYPES = (
     "landscape.problem.layout.Slot",
     "landscape.results.base.Provenance",
     "landscape.results.shown.Finding",
+    "landscape.results.shown.Radius",
     "landscape.results.shown.SurfaceCheck",
     "landscape.evaluation.grid.MismatchError",
     "landscape.training.processes.comm.LostProcessError",

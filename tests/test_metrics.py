@@ -346,3 +346,61 @@ def test_a_recorder_has_columns_of_metrics_of_the_test_data(tmp_path: Path) -> N
     assert run.history["test_f1"][-1] == pytest.approx(brute_force(problem, problem.weights)["f1"])
     with pytest.raises(InputError, match="metrics: they are of the test data"):
         landscape.Recorder(tmp_path / "other", model, F.cross_entropy, (X, Y), metrics=["f1"])
+
+
+def parabola(**numbers: Any) -> landscape.Surface:
+    """x² + 4y² in distances of weight space, on a plane of skew directions."""
+    grid = np.linspace(-1, 1, 81)
+    directions = np.array([[2.0, 0.0], [1.0, 1.0]])
+    at = grid[:, None] * directions[0] + grid[:, None, None] * directions[1]
+    loss = at[..., 0] ** 2 + 4 * at[..., 1] ** 2
+    return landscape.Surface(
+        x=grid, y=grid, loss=loss, accuracy=1 - loss / 50, done=loss < 99, directions=directions, center=np.zeros(2),
+        kind="random", norm="none", seed=0, span=1.0, samples=1, dtype="float64", bn="center", method="batched",
+        **numbers,
+    )  # fmt: skip
+
+
+def test_the_radius_of_a_metric_is_that_of_the_ellipse_and_what_lies_beyond_is_said() -> None:
+    surface, angle = parabola(), np.arange(72) / 72 * 2 * np.pi
+    inverse = np.sqrt(np.cos(angle) ** 2 + 4 * np.sin(angle) ** 2)
+    for radius in (surface.radius("loss", rise=0.25), surface.radius("accuracy", drop=0.005)):
+        assert not radius.censored.any()
+        np.testing.assert_allclose(np.sort(radius.distance), np.sort(0.5 / inverse), rtol=5e-3)
+        assert radius.median == pytest.approx(
+            np.quantile(0.5 / inverse, 0.5, method="inverted_cdf"), rel=5e-3
+        )
+    assert surface.radius("accuracy", drop="0.5%").border == pytest.approx(0.995)
+
+    far = surface.radius("loss", rise=3.61)  # some directions leave the surface before
+    beyond = far.censored
+    assert 0 < beyond.sum() < 36
+    assert far.quantile(0.1)[1]
+    assert not far.quantile(0.9)[1]
+    assert (far.distance[beyond] < 1.9 / inverse.min()).all()
+    assert np.abs(far.points[beyond]).max(1) == pytest.approx(1.0)  # the edge
+    assert "≥" in repr(far)
+    assert f"{72 - beyond.sum()} of 72 directions reach it" in repr(far)
+    none = surface.radius("loss", drop=0.1)
+    assert none.censored.all()
+    assert np.isnan(none.median)
+
+    hole = parabola()
+    hole.loss[:, 45:] = np.nan
+    cut = hole.radius("loss", rise=0.25)
+    assert cut.censored[0]
+    assert cut.distance[0] < 1.0
+    hole.loss[:, 45:] = np.inf
+    assert not hole.radius("loss", rise=3.0).censored[0]
+    figure = landscape.draw(surface, ring=surface.radius("loss", rise=0.25))
+    assert "loss +0.25" in [text.get_text() for text in figure.legends[0].get_texts()]
+    for message, call in {
+        "drop, rise: None and None": lambda: surface.radius("loss"),
+        "drop, rise: 'x' and None": lambda: surface.radius("loss", "x"),
+        "column: 'f2'": lambda: surface.radius("f2", "1%"),
+        "ring: 1 for 2 surfaces": lambda: landscape.draw([surface, surface], ring=none),
+    }.items():
+        with pytest.raises(InputError, match=message):
+            call()
+    with pytest.raises(OperationError, match="loss: at the center it is 0, from which nothing"):
+        surface.radius("loss", rise="1%")

@@ -291,3 +291,25 @@ def test_alignment_by_command_has_the_runs_batch(trained: Path, tmp_path: Path, 
     one_line(command("noise-alignment", tmp_path / "one.pt", *own), 2, "--batch: missing; neither")
     with pytest.raises(InputError, match="k: 999"):
         landscape.noise_alignment(landscape.load(last).problem(), 40, 999)
+
+
+def test_the_noise_scale_with_a_preconditioner_is_that_of_rescaled_weights() -> None:
+    """With w = P^{-1/2} v the gradient in v is P^{-1/2} that in w."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(40, n, generator=generator, dtype=torch.float64) for n in (6, 1))
+    diagonal = torch.linspace(0.1, 4, 6, dtype=torch.float64)
+    w, layer = (
+        torch.randn(6, generator=generator, dtype=torch.float64),
+        torch.nn.Linear(6, 1, bias=False).double(),
+    )
+    problem = landscape.Problem(layer, torch.nn.MSELoss(), (x, y), weights=w)
+    scaled = landscape.Problem(layer, torch.nn.MSELoss(), (x * diagonal**-0.5, y), weights=w * diagonal**0.5)
+    learners = {"weights": torch.stack([w, w + 0.1]), "local_batch": 4}
+    of_scaled = {**learners, "weights": learners["weights"] * diagonal**0.5}
+    for gradient in ("whole", "draws"):
+        result = landscape.noise_scale(problem, 8, gradient=gradient, precondition=diagonal, **learners)
+        expected = landscape.noise_scale(scaled, 8, gradient=gradient, **of_scaled)
+        for name in ("value", "trace", "norm2", "learner_trace", "round_norm2", "standard_error"):
+            assert getattr(result, name) == pytest.approx(getattr(expected, name), rel=1e-9), name
+        assert result.precondition == "given"
+        assert "preconditioned by given" in result.describe()[0].note

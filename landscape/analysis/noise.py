@@ -20,7 +20,7 @@ from landscape.core.memory import Need
 from landscape.core.options import Count, Positive, Seed, Several
 from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.curvature.eigenvalues import fast_hessian, top_eigenvalues
-from landscape.curvature.hessian import HessianOperator, exact_only
+from landscape.curvature.hessian import HessianOperator, Preconditioner, as_preconditioner, exact_only
 from landscape.curvature.operators import Products, row_products
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
@@ -187,6 +187,7 @@ def noise_scale(
     weights: Tensor | None = None,
     local_batch: Count | None = None,
     gradient: Literal["whole", "draws"] = "whole",
+    precondition: Preconditioner | Tensor | None = None,
     relative_error: Positive = Precision.relative_error,
     min_draws: Several = Precision.min_draws,
     max_draws: Several = Precision.max_draws,
@@ -213,6 +214,9 @@ def noise_scale(
         local_batch: samples of a learner's minibatch; default: batch / n.
         gradient: "whole": g from all data, one pass; "draws": ‖g‖² from pairs of minibatches, without a pass,
             which is the less exact the smaller ‖g‖² is.
+        precondition: P, a positive diagonal (P,), or what :func:`landscape.preconditioner` makes of a
+            checkpoint of Adam and its relatives: all is then of the gradients P^{-1/2} g, as that optimizer
+            sees them.
         relative_error: draw until the standard error is at most this share of the value.
         min_draws: the least number of draws, of one gradient, or one for each learner.
         max_draws: the largest number of draws.
@@ -225,8 +229,8 @@ def noise_scale(
         B_simple in samples with its standard error, tr Σ and ‖g‖² with theirs, at w_a and from the learners.
 
     Raises:
-        InputError: a batch, relative error or number of draws that is not allowed, or weights of another
-            shape or of one learner.
+        InputError: a batch, relative error or number of draws that is not allowed, weights of another shape
+            or of one learner, or a preconditioner that is not positive or of another length.
         OperationError: gradients that are not finite.
 
     Example:
@@ -246,17 +250,21 @@ def noise_scale(
     at_mean = Minibatches(problem, batch, stream(seed, 0))
     middle = 1.0 if thetas is None else 0.5
     estimator: ExactGradientEstimator | JackknifeEstimator
+    by = as_preconditioner(precondition)
+    root = None if by is None else by.root(problem).to(problem.weights)
     if gradient == "whole":
-        estimator = ExactGradientEstimator(existing(*at_mean.whole.loss_and_gradient()), batch)
+        whole = existing(*at_mean.whole.loss_and_gradient())
+        estimator = ExactGradientEstimator(whole if root is None else root * whole, batch)
     else:
         estimator = JackknifeEstimator(problem.weights, batch)
-    mean = _gradient_noise(at_mean, problem.weights[None], estimator, precision, portion(progress, 0, middle))
+    first = portion(progress, 0, middle)
+    mean = _gradient_noise(at_mean, problem.weights[None], estimator, precision, first, root)
     measured, of_learners = [mean], dict[str, Any]()
     if thetas is not None:
         at_learners = Minibatches(problem, local, stream(seed, 1), len(thetas))
         own_gradients = LearnersEstimator(problem.weights, len(thetas), local)
         last = portion(progress, middle, 1)
-        measured.append(_gradient_noise(at_learners, thetas, own_gradients, precision, last))
+        measured.append(_gradient_noise(at_learners, thetas, own_gradients, precision, last, root))
         of_learners = {f"learner_{name}": value for name, value in vars(measured[1]).items()}
         of_learners |= own_gradients.rounds()
         of_learners |= {"learners": len(thetas), "local_batch": local, "learner_draws": own_gradients.draws}
@@ -266,6 +274,7 @@ def noise_scale(
         batch=batch,
         draws=estimator.draws,
         gradient=gradient,
+        precondition=by.name if by else "",
         relative_error=relative_error,
         converged=all(precision.met(estimate.value, estimate.standard_error) for estimate in measured),
         seed=seed,
@@ -280,11 +289,16 @@ def _gradient_noise(
     by: ExactGradientEstimator | JackknifeEstimator,
     precision: Precision,
     progress: Progress,
+    root: Tensor | None,
 ) -> GradientNoise:
-    """The noise scale from gradients at ``thetas`` (n, P), until it is as exact as asked for."""
+    """The noise scale from gradients at ``thetas`` (n, P), until it is as exact as asked for.
+
+    ``root`` (P,): what gradients are multiplied by.
+    """
     for parts in minibatches:
         pairs = zip(parts, thetas, strict=True)
-        by.add(torch.stack([existing(*part.loss_and_gradient(theta)) for part, theta in pairs]))
+        rows = torch.stack([existing(*part.loss_and_gradient(theta)) for part, theta in pairs])
+        by.add(rows if root is None else root * rows)
         if by.draws < precision.min_draws:
             precision.enough(by.draws, 0.0, math.inf, progress)
             continue

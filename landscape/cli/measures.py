@@ -101,7 +101,7 @@ def _table(by: str, analysis: AnalysisCommand, flags: Mapping[str, Any]) -> None
 @command(
     analysis=analysis_options(compute_noise_scale, split=False, batch={"metavar": "B"}, local_batch=None)
 )
-def noise_scale(no_learners: bool, analysis: AnalysisCommand) -> None:
+def noise_scale(no_learners: bool, precondition: bool, analysis: AnalysisCommand) -> None:
     """Estimate the gradient noise scale tr Σ/‖g‖².
 
     It is estimated at w_a of each CKPT, and from its learners.
@@ -113,6 +113,7 @@ def noise_scale(no_learners: bool, analysis: AnalysisCommand) -> None:
 
     Args:
         no_learners: Only w_a, without the learners' own gradients.
+        precondition: Of P^{-1/2} g, P from the state of the optimizer, as spectrum takes it.
 
     Example:
         landscape noise-scale runs/dp/step-0000100.h5 runs/dp/last.h5 --plot noise-scale.png
@@ -123,9 +124,10 @@ def noise_scale(no_learners: bool, analysis: AnalysisCommand) -> None:
 
     def compute(run: Checkpoint, **settings: Any) -> NoiseScale:
         weights = gradient_points(run) if run.learners > 1 and not no_learners else None
-        return compute_noise_scale(run, weights=weights, **settings)
+        by = preconditioner(run, run.problem()) if precondition else None
+        return compute_noise_scale(run, weights=weights, precondition=by, **settings)
 
-    analysis.compute("noise-scale", runs, compute)
+    analysis.compute("noise-scale", runs, compute, *["preconditioned"] * precondition)
 
 
 @command(

@@ -71,6 +71,8 @@ def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
         f"tr Σ/‖g‖², {style.joined(f'{r.draws:,}' for r in results)} draws from {style.samples_of(results)}; "
         "bars: one standard error."
     )
+    if by := dict.fromkeys(r.precondition for r in results if r.precondition):
+        text += f" Preconditioned by {', '.join(by)}."
     return finish(figure, title or style.headline(results), text, [ax], ncols=3)
 
 

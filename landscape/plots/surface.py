@@ -22,7 +22,7 @@ from landscape.plots import draws, style
 from landscape.plots.picture import finish, in_paper, leading, panels, stacked_panels, wrapped_panels
 from landscape.results import geometry
 from landscape.results.base import unit_of
-from landscape.results.shown import logarithmic
+from landscape.results.shown import Radius, logarithmic
 from landscape.results.surfaces import Surface
 
 STYLES = ("contour", "hillshade", "surface", "difference")
@@ -37,6 +37,7 @@ PIXELS = 400  # along each axis of a hillshaded picture (our choice: as many as 
 LIGHT, HEIGHT = LightSource(azdeg=315, altdeg=45), 1.0
 HALO = [withStroke(linewidth=2, foreground="w")]  # of texts on colors
 EQUAL: dict[str, Any] = {"colors": style.AMBER, "linewidths": 1.8}
+RING: dict[str, Any] = {"color": style.PINK, "lw": 2.2, "ls": "--"}
 # Markers, as keyword arguments of matplotlib's plot.
 POINT: dict[str, Any] = {"ls": "none", "mec": "k", "mew": 0.8, "zorder": 5}
 CENTER: dict[str, Any] = {"marker": "+", "ls": "none", "mec": style.AMBER, "ms": 9, "mew": 2, "zorder": 6}
@@ -67,6 +68,7 @@ def draw_surfaces(
     vmax: float | None = None,
     cmap: str | None = None,
     labels: bool = False,
+    ring: Radius | Sequence[Radius] = (),
 ) -> Figure:
     """Surfaces as contours, as heights in three dimensions, or as the difference of two.
 
@@ -80,12 +82,16 @@ def draw_surfaces(
         vmax: the highest level; higher losses have its color.
         cmap: a color map of matplotlib.
         labels: whether to write losses on contour lines.
+        ring: of each surface, how far one may go (:meth:`landscape.Surface.radius`), drawn on its contours.
 
     Raises:
         InputError: an unknown style or color map, nothing finite to draw, a grid below 2 × 2, or levels that
             the losses do not allow.
     """
     choose("style", style, STYLES)
+    rings = [ring] if isinstance(ring, Radius) else [*ring]
+    if rings and (len(rings) != len(results) or style == "surface"):
+        raise InputError(f"ring: {len(rings)} for {len(results)} surfaces; give contours one each")
     if quantity != "loss":
         results = [r.showing(quantity) for r in results]
         title = title or quantity
@@ -96,6 +102,7 @@ def draw_surfaces(
             raise InputError(f"grid: {r.loss.shape[::-1]} points cannot be drawn as contours, 2 × 2 can")
     if style == "difference":
         options = {"log": log, "levels": levels, "vmax": vmax, "cmap": cmap, "labels": labels}
+        options["ring"] = bool(rings)
         for name, value in options.items():
             if value not in (None, False):
                 raise InputError(f"{name}: not allowed with style difference, which has a scale of its own")
@@ -105,7 +112,9 @@ def draw_surfaces(
     shades = CMAP if cmap is None else colormaps[cmap]
     if style == "surface":
         return _draw_3d(results, title, chosen, shades, vmax)
-    return _draw_contours(results, title, chosen, shades, labels=labels, shaded=style == "hillshade")
+    return _draw_contours(
+        results, title, chosen, shades, labels=labels, shaded=style == "hillshade", rings=rings
+    )
 
 
 def _draw_3d(
@@ -180,8 +189,9 @@ def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
 
 
 def _draw_contours(
-    results: Sequence[Surface], title: str, chosen: LevelScale, cmap: Any, *, labels: bool, shaded: bool
-) -> Figure:
+    results: Sequence[Surface], title: str, chosen: LevelScale, cmap: Any, *, labels: bool, shaded: bool,
+    rings: Sequence[Radius],
+) -> Figure:  # fmt: skip
     """Contours, one panel for each surface, at shared levels and colors, each above its basin's profile.
 
     Markers show the lowest grid point, and either the center or the weights that define the plane: the
@@ -193,7 +203,8 @@ def _draw_contours(
     width = 5.0 if len(results) == 1 else 3.9
     kinds = {"surface": 4.7, "profile": 1.7} if profiled else {"surface": 4.7}
     figure, axes, below = stacked_panels(len(results), width, kinds)
-    for ax, r, name in zip(axes, results, style.names_of(results, "surface"), strict=True):
+    names = style.names_of(results, "surface")
+    for k, (ax, r, name) in enumerate(zip(axes, results, names, strict=True)):
         map_axes(ax)
         label_axes(ax, r)
         masked, levels = np.ma.masked_invalid(r.loss), chosen.levels
@@ -212,6 +223,9 @@ def _draw_contours(
             ax.plot([], [], color=style.AMBER, lw=1.8, label=label)
         for points, label, look in marks(r):
             ax.plot(*points.T, label=label, **look)
+        for radius in rings[k : k + 1]:
+            seen = np.where(radius.censored[:, None], np.nan, radius.points)
+            ax.plot(*seen[np.arange(-1, len(seen))].T, label=f"{radius.metric} {radius.change}", **RING)
         if r.kind == "pca" and len(r.markers):
             near: dict[str, Any] = {"xytext": (5, 5), "textcoords": "offset points", "fontsize": 8.5}
             ax.annotate(r.labels[0], r.markers[0], path_effects=HALO, **near)

@@ -15,7 +15,7 @@ from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose
 from landscape.results.base import Evaluated, Measured, Result, no_values
-from landscape.results.shown import Row, own_losses
+from landscape.results.shown import Radius, Row, own_losses, radius_of
 
 if TYPE_CHECKING:  # results are read and shown without torch
     import pandas as pd
@@ -229,6 +229,37 @@ class Line(Interpolated, Evaluated, schema="landscape.line", axes="t", table="t"
         if self.done.size == 0:
             object.__setattr__(self, "done", np.ones(self.loss.shape, bool))
         super().__post_init__()
+
+    def radius(
+        self, metric: str, drop: str | float | None = None, *, rise: str | float | None = None
+    ) -> Radius:
+        """How far one may go from t = 0 before a metric has lost, or gained, so much.
+
+        Args:
+            metric, drop, rise: as of :meth:`landscape.Surface.radius`.
+
+        Returns:
+            The distances along the direction and, where the line has negative t, against it.
+
+        Raises:
+            InputError: another name, or not one of drop and rise.
+            OperationError: no value at t = 0.
+
+        Example:
+            >>> t = np.linspace(-1, 1, 5)
+            >>> line = Line(
+            ...     t=t, loss=t**2, accuracy=t, start=np.zeros(2), direction=np.array([3.0, 4.0]),
+            ...     kind="direction", barrier=0.0, samples=1, dtype="float64", method="batched")
+            >>> line.radius("loss", rise=0.25).distance.tolist()
+            [2.5, 2.5]
+        """
+        values, length = self.column(metric), np.linalg.norm(self.direction.astype(np.float64))
+        signs = np.array([1.0, -1.0][: 1 + (self.t[0] < 0)])
+        fine = np.unique([0.0, *np.abs(self.t)])[:, None]
+        along = np.interp(signs * fine, self.t, values)
+        return radius_of(
+            metric, fine * length * np.ones(len(signs)), along, signs[:, None] / length, drop, rise
+        )
 
     def describe(self) -> list[Row]:
         rows = [

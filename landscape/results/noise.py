@@ -113,6 +113,7 @@ class NoiseScale(Measurement, schema="landscape.noise_scale", table="replicate")
             tr Σ and ‖g‖² from the n gradients of one step. With V the variance of the learners' own mean
             gradients (divided by n − 1), tr Σ then includes local_batch · V, and ‖g‖² lacks V/n, so that it
             may be below 0. NaN without learners.
+        precondition: the optimizer whose preconditioner P was used, or "given": all is then of P^{-1/2} g.
         relative_error: the relative standard error asked for.
         converged: whether the standard errors of w_a and of the learners are that small.
 
@@ -149,6 +150,7 @@ class NoiseScale(Measurement, schema="landscape.noise_scale", table="replicate")
     round_norm2_error: Annotated[float, "nat2"] = np.nan
     covariance: float = 0.0
     learner_covariance: float = 0.0
+    precondition: str = ""
 
     @property
     def value(self) -> float:
@@ -205,21 +207,23 @@ class NoiseScale(Measurement, schema="landscape.noise_scale", table="replicate")
 
     def describe(self) -> list[Row]:
         draws_note = f"{self.draws} draws of {self.batch:,}, {interval(self.interval())}"
+        draws_note += f", preconditioned by {self.precondition}" if self.precondition else ""
+        unit = "" if self.precondition else "nat²"
         warning = "" if self.bounded else "not significantly above 0 (95%): more draws, or gradient='whole'"
         rows = [
             Row("noise scale at w_a", self.value, self.standard_error, "samples", draws_note),
-            Row("tr Σ at w_a", self.trace, self.trace_error, "nat²"),
-            Row("‖g‖² at w_a", self.norm2, self.norm2_error, "nat²", warning),
+            Row("tr Σ at w_a", self.trace, self.trace_error, unit),
+            Row("‖g‖² at w_a", self.norm2, self.norm2_error, unit, warning),
         ]
         if self.learners:
             value, error = self.learner_value, self.learner_standard_error
             draws_note = f"{self.learner_draws} draws, {interval(self.interval(learners=True))}"
             rows += [
                 Row(f"noise scale, mean of {self.learners} learners", value, error, "samples", draws_note),
-                Row("tr Σ of the learners", self.learner_trace, self.learner_trace_error, "nat²"),
-                Row("‖g‖² of the learners", self.learner_norm2, self.learner_norm2_error, "nat²"),
-                Row("tr Σ from the gradients of one step", self.round_trace, self.round_trace_error, "nat²"),
-                Row("‖g‖² from the gradients of one step", self.round_norm2, self.round_norm2_error, "nat²"),
+                Row("tr Σ of the learners", self.learner_trace, self.learner_trace_error, unit),
+                Row("‖g‖² of the learners", self.learner_norm2, self.learner_norm2_error, unit),
+                Row("tr Σ from the gradients of one step", self.round_trace, self.round_trace_error, unit),
+                Row("‖g‖² from the gradients of one step", self.round_norm2, self.round_norm2_error, unit),
             ]
         missed = f"not within {self.relative_error:.0%}, raise max_draws"
         return [*rows, Row("samples", self.samples), converged(self.converged, missed)]

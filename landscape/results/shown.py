@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from landscape.core.errors import InputError, OperationError
 from landscape.core.files import printable
 from landscape.core.hdf5 import Array
 
@@ -361,3 +362,107 @@ class SurfaceCheck:
 
     def __repr__(self) -> str:
         return "\n".join(str(finding) for finding in self.findings)
+
+
+@dataclass(frozen=True, repr=False)
+class Radius:
+    """How far along each direction a metric stays within a border: the numbers when printed.
+
+    Attributes:
+        metric, change: its name, and the change at the border, such as "−1%".
+        center, border: its values at the center and at the border.
+        distance: (D,) in weight space, where it first reaches the border; of censored directions, how far it
+            is known not to.
+        censored: (D,), whether the border lies beyond the surface, or beyond a value that is not known.
+        points: (D, 2) or (D, 1), the coordinates at these distances.
+    """
+
+    metric: str
+    change: str
+    center: float
+    border: float
+    distance: Array
+    censored: Array
+    points: Array
+
+    def quantile(self, share: float) -> tuple[float, bool]:
+        """The distance that a ``share`` of the directions does not exceed.
+
+        Args:
+            share: of all directions.
+
+        Returns:
+            (distance, whether it is known). If not, it is at least that distance.
+
+        Example:
+            >>> surface.radius("loss", rise=0.25).quantile(0.5)
+            (0.5, True)
+        """
+        ends = (self.distance, np.where(self.censored, np.inf, self.distance))
+        low, high = (float(np.quantile(values, share, method="inverted_cdf")) for values in ends)
+        return low, low == high
+
+    @property
+    def median(self) -> float:
+        """The median over the directions; NaN where it lies beyond the surface."""
+        value, known = self.quantile(0.5)
+        return value if known else math.nan
+
+    def describe(self) -> list[Row]:
+        """The median, the interval of 80% of the directions, and how many reach the border."""
+        names = {"median distance": 0.5, "10% of the directions": 0.1, "90% of the directions": 0.9}
+        ends = {name: self.quantile(share) for name, share in names.items()}
+        rows = [Row(name, value if known else f"≥ {value:.6g}") for name, (value, known) in ends.items()]
+        reached = f"{(~self.censored).sum()} of {len(self.distance)} directions reach it"
+        return [Row(f"{self.metric} at the border", self.border, note=f"{self.change}, {reached}"), *rows]
+
+    def __repr__(self) -> str:
+        return text_of(self)
+
+
+def radius_of(
+    metric: str,
+    distance: Array,
+    values: Array,
+    steps: Array,
+    drop: str | float | None,
+    rise: str | float | None,
+) -> Radius:
+    """The first crossings of a border by ``values`` (T, D), whose first row is the center.
+
+    Args:
+        metric: the name.
+        distance: (T, D), of the values.
+        values: those of the metric; NaN where they are not known.
+        steps: (D, n), the coordinates of a distance of 1.
+        drop, rise: how much less or more than at the center the border is: a number, or a share as "1%".
+    """
+    text = str(rise if drop is None else drop).strip()
+    try:
+        size = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        size = math.nan
+    if (drop is None) == (rise is None) or not 0 < size < math.inf:
+        raise InputError(
+            f"drop, rise: {drop!r} and {rise!r}, it must be one of them, such as drop='1%' or rise=0.1"
+        )
+    center, sign = float(values[0, 0]), 1 if drop is None else -1
+    border = center + sign * size * (abs(center) if text.endswith("%") else 1)
+    if not math.isfinite(border) or border == center:
+        raise OperationError(
+            f"{metric}: at the center it is {center:g}, from which nothing can be lost; take another"
+        )
+    reached, columns = sign * (values - border) >= 0, np.arange(values.shape[1])
+    last = np.where(reached.any(0), reached.argmax(0), len(values) - 1)
+    unknown = np.isnan(values)
+    first_unknown = np.where(unknown.any(0), unknown.argmax(0), len(values))
+    censored = ~reached.any(0) | (first_unknown < last)
+    last = np.minimum(last, first_unknown - 1)
+    before, after = (values[k, columns] for k in (np.maximum(last - 1, 0), last))
+    near, far = (distance[k, columns] for k in (np.maximum(last - 1, 0), last))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        crossing = near + (far - near) * (border - before) / (after - before)
+    at = np.where(censored, far, crossing)
+    return Radius(
+        metric, f"{'+' if sign > 0 else '−'}{text}", center, border, at, censored, steps * at[:, None]
+    )

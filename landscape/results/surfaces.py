@@ -13,7 +13,7 @@ from landscape.core.errors import OperationError
 from landscape.core.hdf5 import Array
 from landscape.results.base import Evaluated, Sourced, no_values
 from landscape.results.grids import Interpolated, Plane
-from landscape.results.shown import Finding, Row, SurfaceCheck, own_losses
+from landscape.results.shown import Finding, Radius, Row, SurfaceCheck, own_losses, radius_of
 from landscape.results.spectrum import ExtremeEigenvalues
 
 if TYPE_CHECKING:  # results are read and shown without torch
@@ -37,6 +37,8 @@ VALLEY, LEAST_POINTS, LEAST_SHARE = 0.1, 9, 0.05
 SHOWN = 0.5
 # Of the spread of the places on a plane, and of the range of losses: what a reader of the picture overlooks.
 EXPLAINED, OVERLOOKED = 0.9, 0.05
+# The directions in which the radius of a metric is measured, and what stands for infinity there.
+RAYS, HUGE = 72, 1e200
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,53 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         root = vectors @ np.diag(np.sqrt(values.clip(min=0))) @ vectors.T
         center = np.array([np.linalg.norm(self.center.astype(np.float64)), 0.0])
         return dataclasses.replace(self, directions=root, center=center)
+
+    def radius(
+        self, metric: str, drop: str | float | None = None, *, rise: str | float | None = None
+    ) -> Radius:
+        """How far one may go from the center before a metric has lost, or gained, so much.
+
+        Along each of 72 directions of the plane it is the distance in weight space to the first point of the
+        border, between the points of the grid by bilinear interpolation. Where the border lies beyond the
+        surface, the distance is said to be at least what the surface has, and so is a median that depends
+        on it.
+
+        Args:
+            metric: "loss", "accuracy", or the name of a metric.
+            drop: by how much it falls: a number, or a share of its value at the center such as "1%".
+            rise: by how much it rises, in place of that.
+
+        Returns:
+            Distances, with median and interval over the directions; ``plot(ring=…)`` draws them.
+
+        Raises:
+            InputError: another name, or not one of drop and rise.
+            OperationError: a center outside of the grid or without a value, or directions that are parallel.
+
+        Example:
+            >>> radius = surface.radius("loss", rise=0.25)
+            >>> radius.distance.round(2).max(), bool(radius.censored.any())
+            (0.5, False)
+        """
+        from scipy.interpolate import RegularGridInterpolator  # only here: it would slow down every import
+
+        values, axes = self.column(metric), (self.y, self.x)
+        directions = self.directions.astype(np.float64)
+        gram = directions @ directions.T
+        inside = all(len(axis) > 1 and axis[0] < 0 < axis[-1] for axis in axes)
+        if not inside or np.linalg.matrix_rank(gram) < 2:
+            raise OperationError(
+                "surface: its center is not inside, or its directions are parallel; take another"
+            )
+        angle = np.arange(RAYS) / RAYS * 2 * np.pi
+        steps = np.linalg.solve(np.linalg.cholesky(gram).T, np.stack([np.cos(angle), np.sin(angle)])).T
+        ends = np.where(steps > 0, [self.x[-1], self.y[-1]], [self.x[0], self.y[0]])
+        reach = np.nanmin(ends / np.where(steps == 0, np.nan, steps), axis=1)
+        distance = np.linspace(0, 1, 4 * max(values.shape) + 1)[:, None] * reach
+        at = [np.clip(distance * s, *axis[[0, -1]]) for s, axis in zip(steps.T[::-1], axes, strict=True)]
+        # Infinite values are beyond any border, also beside others.
+        along = RegularGridInterpolator(axes, np.clip(values, -HUGE, HUGE))(tuple(at))
+        return radius_of(metric, distance, along, steps, drop, rise)
 
     def check(self, eigenvalues: ExtremeEigenvalues | None = None) -> SurfaceCheck:
         """Findings on whether a picture of the surface shows what it seems to, and what to try where not.
