@@ -261,7 +261,7 @@ class ManyOutputs(nn.Module):
     lambda o, t: brier(o["logits"], t) * o["norm"], lambda o, t: brier(o["logits"] @ o["layer"], t), lambda o, t: brier(o["times"][-1], t),
 ])  # fmt: skip
 @pytest.mark.parametrize("samples", [1, 2, 3, 300])
-def test_a_metric_of_sums_takes_any_outputs(metric: Any, samples: int) -> None:
+def test_a_metric_of_samples_takes_any_outputs(metric: Any, samples: int) -> None:
     def loss(outputs: dict[str, Tensor], targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs["logits"], targets)
 
@@ -403,4 +403,4 @@ def test_the_radius_of_a_metric_is_that_of_the_ellipse_and_what_lies_beyond_is_s
         with pytest.raises(InputError, match=message):
             call()
     with pytest.raises(OperationError, match="loss: at the center it is 0, from which nothing"):
-        surface.radius("loss", rise="1%")
+        surface.radius("loss", drop="1%")

@@ -97,6 +97,8 @@ OWN = {
     "top_eigenvalues": "initial",
     "HessianOperator": "graph_bytes",
     "save_vts": "surface",
+    "Surface.radius": "drop",
+    "Line.radius": "drop",
     "draw": "visuals dpi",
     "Problem": "penalty",
     "Problem.to_curvlinops": "operator",

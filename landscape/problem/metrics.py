@@ -52,11 +52,6 @@ class Scores:
                 return cls(z.flatten(1).T[None], targets.reshape(len(z), -1).T)
         raise ValueError("takes outputs (B, classes, …) with targets (B, …), or as many numbers as outputs")
 
-    @property
-    def positions(self) -> int:
-        """N·L."""
-        return len(self.outputs) * self.outputs.shape[2]
-
     @functools.cached_property
     def classes(self) -> Tensor:
         """(N, L) classes; targets beyond them, such as those that are masked, are replaced."""
@@ -303,9 +298,12 @@ def _check_function(problem: Any, metric: Metric, outputs: Any, x: Any, y: Any) 
         return True
     samples = count_samples(x, y, alike=False)
     metric.whole = not (isinstance(value, Tensor) and value.shape == (samples,))
-    if metric.whole and not _is_number(value):
+    try:
+        value = value if not metric.whole else float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise InputError(f"metrics: '{metric.name}' gives {shape}, it must give one number, or ({samples},)")
+        words = f"metrics: '{metric.name}' gives {shape}, it must give one number, or ({samples},)"
+        raise InputError(words) from error
     if not metric.whole and problem.data.divisible and _mixes(problem, metric, value, outputs, x, y):
         raise InputError(
             f"metrics: '{metric.name}' gives a sample another value where other samples are missing; "
@@ -333,14 +331,6 @@ def _mixes(problem: Any, metric: Metric, values: Tensor, outputs: Any, x: Any, y
     with torch.no_grad(), problem.evaluating(0):
         halves = [slice(k, None, 2) for k in range(min(2, len(values)))]
         return not all(attempt(same, rows, False) or attempt(same, rows, True) for rows in halves)
-
-
-def _is_number(value: Any) -> bool:
-    numel = value.numel() if isinstance(value, Tensor) else getattr(value, "size", 1)
-    try:
-        return bool(numel == 1) and isinstance(float(value), float)
-    except (TypeError, ValueError):
-        return False
 
 
 def called(metric: Metric, outputs: Any, y: Any) -> Any:
@@ -385,7 +375,7 @@ class Sums:
         self._total[0] += double(loss.detach()) * weight
         self._total[1] += correct(outputs, y, self._problem.criterion).to(self._total.device)
         scores = Scores.of(outputs, y) if self._scored else None
-        self._positions += scores.positions if scores is not None else 0
+        self._positions += 0 if scores is None else scores.outputs[:, 0].numel()
         for k, (metric, accumulator) in enumerate(zip(self._metrics, self._objects, strict=True)):
             if metric.of_sums:
                 self._sums[k] += metric.sums(outputs, y, scores).sum(0)

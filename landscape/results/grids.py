@@ -230,9 +230,7 @@ class Line(Interpolated, Evaluated, schema="landscape.line", axes="t", table="t"
             object.__setattr__(self, "done", np.ones(self.loss.shape, bool))
         super().__post_init__()
 
-    def radius(
-        self, metric: str, drop: str | float | None = None, *, rise: str | float | None = None
-    ) -> Radius:
+    def radius(self, metric: str, drop: str | float | None = None, *, rise: float | None = None) -> Radius:
         """How far one may go from t = 0 before a metric has lost, or gained, so much.
 
         Args:

@@ -395,7 +395,7 @@ class Radius:
             (distance, whether it is known). If not, it is at least that distance.
 
         Example:
-            >>> surface.radius("loss", rise=0.25).quantile(0.5)
+            >>> surface.radius("loss", rise=0.25).quantile(1.0)
             (0.5, True)
         """
         ends = (self.distance, np.where(self.censored, np.inf, self.distance))
@@ -410,9 +410,10 @@ class Radius:
 
     def describe(self) -> list[Row]:
         """The median, the interval of 80% of the directions, and how many reach the border."""
-        names = {"median distance": 0.5, "10% of the directions": 0.1, "90% of the directions": 0.9}
-        ends = {name: self.quantile(share) for name, share in names.items()}
-        rows = [Row(name, value if known else f"≥ {value:.6g}") for name, (value, known) in ends.items()]
+        rows = []
+        for name, share in (("median", 0.5), ("10%", 0.1), ("90%", 0.9)):
+            value, known = self.quantile(share)
+            rows.append(Row(f"{name} of the distances", value if known else f"≥ {value:.6g}"))
         reached = f"{(~self.censored).sum()} of {len(self.distance)} directions reach it"
         return [Row(f"{self.metric} at the border", self.border, note=f"{self.change}, {reached}"), *rows]
 
@@ -426,7 +427,7 @@ def radius_of(
     values: Array,
     steps: Array,
     drop: str | float | None,
-    rise: str | float | None,
+    rise: float | None,
 ) -> Radius:
     """The first crossings of a border by ``values`` (T, D), whose first row is the center.
 
@@ -435,17 +436,16 @@ def radius_of(
         distance: (T, D), of the values.
         values: those of the metric; NaN where they are not known.
         steps: (D, n), the coordinates of a distance of 1.
-        drop, rise: how much less or more than at the center the border is: a number, or a share as "1%".
+        drop, rise: how much less than at the center the border is, a number or a share as "1%"; or more.
     """
-    text = str(rise if drop is None else drop).strip()
+    text = f"{rise:g}" if isinstance(rise, (int, float)) else str(drop).strip()
     try:
         size = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         size = math.nan
     if (drop is None) == (rise is None) or not 0 < size < math.inf:
-        raise InputError(
-            f"drop, rise: {drop!r} and {rise!r}, it must be one of them, such as drop='1%' or rise=0.1"
-        )
+        words = f"drop, rise: {drop!r} and {rise!r}, it must be one of them, as drop='1%' or rise=0.1"
+        raise InputError(words)
     center, sign = float(values[0, 0]), 1 if drop is None else -1
     border = center + sign * size * (abs(center) if text.endswith("%") else 1)
     if not math.isfinite(border) or border == center:

@@ -177,9 +177,7 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         center = np.array([np.linalg.norm(self.center.astype(np.float64)), 0.0])
         return dataclasses.replace(self, directions=root, center=center)
 
-    def radius(
-        self, metric: str, drop: str | float | None = None, *, rise: str | float | None = None
-    ) -> Radius:
+    def radius(self, metric: str, drop: str | float | None = None, *, rise: float | None = None) -> Radius:
         """How far one may go from the center before a metric has lost, or gained, so much.
 
         Along each of 72 directions of the plane it is the distance in weight space to the first point of the
@@ -190,7 +188,7 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         Args:
             metric: "loss", "accuracy", or the name of a metric.
             drop: by how much it falls: a number, or a share of its value at the center such as "1%".
-            rise: by how much it rises, in place of that.
+            rise: by how much it rises, a number, in place of that.
 
         Returns:
             Distances, with median and interval over the directions; ``plot(ring=…)`` draws them.
@@ -201,7 +199,7 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
 
         Example:
             >>> radius = surface.radius("loss", rise=0.25)
-            >>> radius.distance.round(2).max(), bool(radius.censored.any())
+            >>> float(radius.distance.round(2).max()), bool(radius.censored.any())
             (0.5, False)
         """
         from scipy.interpolate import RegularGridInterpolator  # only here: it would slow down every import
