@@ -299,7 +299,8 @@ def _check_function(problem: Any, metric: Metric, outputs: Any, x: Any, y: Any) 
     samples = count_samples(x, y, alike=False)
     metric.whole = not (isinstance(value, Tensor) and value.shape == (samples,))
     try:
-        value = value if not metric.whole else float(value)
+        if metric.whole:
+            float(value)
     except (TypeError, ValueError, RuntimeError) as error:
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         words = f"metrics: '{metric.name}' gives {shape}, it must give one number, or ({samples},)"

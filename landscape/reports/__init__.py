@@ -338,7 +338,7 @@ def _table(items: Sequence[Item], described: Sequence[Sequence[Row]]) -> Table:
     return Table(tuple(i.name for i in items), {name: tuple(c.get(name) for c in columns) for name in names})
 
 
-def _pictures(items: Sequence[Item], **look: str) -> tuple[tuple[Picture, ...], tuple[str, ...]]:
+def _pictures(items: Sequence[Item], **look: Any) -> tuple[tuple[Picture, ...], tuple[str, ...]]:
     """The picture of all ``items``; of each alone where no picture can show all; and why one is not drawn."""
     try:
         with warnings.catch_warnings():
