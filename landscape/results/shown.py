@@ -205,7 +205,14 @@ def in_words(value: float, error: float = math.nan) -> str:
 
 LONGEST = 200  # characters of a value in the table (our choice)
 DPI = 72  # pixels per inch: a picture of 5 × 4.7 inches is then 360 pixels wide (our choice)
-LINES, WIDTH = 6, 120  # of repr(result), which a glance takes in (our choice)
+LINES, WIDTH = 7, 120  # of repr(result): a title, five numbers and what is left out (our choice)
+
+
+class Text(str):
+    """A text of several lines, which is the last line of a cell in a notebook as it is printed."""
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def html_of(result: Any) -> str:
@@ -282,7 +289,7 @@ class Shown(ABC):
               samples           10
               Hessian products  9
         """
-        return text_of(self)
+        return Text(text_of(self))
 
     def __repr__(self) -> str:
         return text_of(self, LINES)
