@@ -106,13 +106,14 @@ package: $(PACKAGING)/ready  ## sdist and wheel into dist/, their contents, and 
 # $(1): the folder of an environment; $(2): what pip installs there. torch comes first and pinned, so that
 # nothing else draws in another build of it. Dependency groups need a newer pip than Python brings.
 # pip would compile every module of every package, which takes longer than installing them; Python compiles
-# those that are imported, once.
+# those that are imported, once. Its warnings, such as twelve lines on an editable installation, are no news.
+UNLESS_IT_FAILS = > $(1)/pip.log 2>&1 || { cat $(1)/pip.log >&2; exit 1; }
 define environment
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'landscape needs Python 3.11 or newer')"
 	$(PYTHON) -m venv $(1)
-	$(1)/bin/python -m pip install --quiet -c constraints.txt --upgrade pip
-	$(1)/bin/python -m pip install --quiet --no-compile -c constraints.txt torch
-	$(1)/bin/python -m pip install --quiet --no-compile -c constraints.txt $(2)
+	$(1)/bin/python -m pip install --quiet -c constraints.txt --upgrade pip $(UNLESS_IT_FAILS)
+	$(1)/bin/python -m pip install --quiet --no-compile -c constraints.txt torch $(UNLESS_IT_FAILS)
+	$(1)/bin/python -m pip install --quiet --no-compile -c constraints.txt $(2) $(UNLESS_IT_FAILS)
 	touch $(1)/ready
 endef
 
