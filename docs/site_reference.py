@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +23,7 @@ import landscape.testing
 from landscape.checkpoint.history import COLUMNS
 from landscape.cli.commands import GROUPS as COMMANDS
 from landscape.core import registry
-from landscape.core.options import toml_value, type_hints
+from landscape.core.options import described, toml_value, type_hints
 from landscape.data.images import image_set
 from landscape.data.speech import Features
 from landscape.models import convolutional
@@ -40,19 +39,6 @@ NAMED_TABLES = {
 }
 
 
-def sections(documented: Any) -> dict[str, str]:
-    """Name -> description, of Args and Attributes in a docstring; "a, b: text" describes both."""
-    found: dict[str, str] = {}
-    for section in re.findall(r"^(?:Args|Attributes):\n((?:[ ]+.*\n?|\n)*)", _doc(documented), re.M):
-        text = textwrap.dedent(section)
-        for names, description in re.findall(
-            r"^([\w, *]+):[ ]((?:.*\n?)(?:[ ]+.*\n?|\n(?=[ ]))*)", text, re.M
-        ):
-            for name in names.split(","):
-                found[name.strip(" *")] = " ".join(description.split())
-    return found
-
-
 #: Where options that several entries of a table share are described.
 SHARED = {"model": (convolutional.staged,), "data": (image_set, Features)}
 
@@ -62,8 +48,13 @@ def descriptions(function: Callable[..., Any], table_name: str) -> dict[str, str
     documented = inspect.getmro(function) if inspect.isclass(function) else (function,)
     found: dict[str, str] = {}
     for source in reversed((*documented, *SHARED.get(table_name, ()))):
-        found |= sections(source)
+        found |= described(source)
     return found
+
+
+def _name(owner: Callable[..., Any]) -> str:
+    """The module and the name of a function or a class."""
+    return f"{owner.__module__}.{owner.__qualname__}"
 
 
 def _doc(documented: Any) -> str:
@@ -108,8 +99,10 @@ def default_text(value: Any) -> str:
     return "not set" if value is None else f"`{toml_value(value)}`"
 
 
-def key_row(key: str, description: str, annotation: Any, default: Any, missing: object) -> tuple[str, ...]:
-    """The row of one key: key; meaning; type and unit; default and its source.
+def key_row(
+    owner: Callable[..., Any], key: str, description: str, annotation: Any, default: Any, missing: object
+) -> tuple[str, ...]:
+    """The row of one key, of the docstring of ``owner``: key; meaning; type and unit; default and its source.
 
     A description ends with "Unit: …." and "Source: …." where there is a unit, and a default.
     """
@@ -117,11 +110,12 @@ def key_row(key: str, description: str, annotation: Any, default: Any, missing: 
     assert match
     meaning, unit, source = match[1], match[2] or "", match[3] or ""
     if not meaning:
-        raise ValueError(f"recipe key {key}: has no description in its class's docstring")
+        raise ValueError(f"recipe key {key}: has no description in the docstring of {_name(owner)}")
     required = default is missing
     if not required and not source:
         raise ValueError(
-            f"recipe key {key}: its description does not say 'Source: …', where its default is from"
+            f"recipe key {key}: its description in the docstring of {_name(owner)} does not say 'Source: …', "
+            "where its default is from"
         )
     kind = f"{type_name(annotation)}, {markdown(unit)}" if unit else type_name(annotation)
     shown = markdown(source) or "required" if required else f"{default_text(default)}: {markdown(source)}"
@@ -133,7 +127,7 @@ HEAD = ("key", "meaning", "type, unit", "default: its source")
 
 def dataclass_rows(kind: type, prefix: str = "") -> list[tuple[str, ...]]:
     """Rows of the keys of a table of the recipe."""
-    described, hints = sections(kind), type_hints(kind, bounds=True)
+    texts, hints = described(kind), type_hints(kind, bounds=True)
     rows = []
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[field.name]) or field.name in NAMED_TABLES or not field.repr:
@@ -143,22 +137,22 @@ def dataclass_rows(kind: type, prefix: str = "") -> list[tuple[str, ...]]:
             default = field.default_factory()
         key = prefix + field.name
         rows.append(
-            key_row(key, described.get(field.name, ""), hints[field.name], default, dataclasses.MISSING)
+            key_row(kind, key, texts.get(field.name, ""), hints[field.name], default, dataclasses.MISSING)
         )
     return rows
 
 
 def option_rows(function: Callable[..., Any], prefix: str, given: tuple[str, ...]) -> list[tuple[str, ...]]:
     """Rows of the options of an entry of a registry: an update rule, an optimizer, a model, a data set."""
-    described = descriptions(function, prefix.rstrip("."))
+    texts = descriptions(function, prefix.rstrip("."))
     called = function.__init__ if inspect.isclass(function) else function
     hints = type_hints(called, bounds=True)
     rows = []
     for name, parameter in inspect.signature(function).parameters.items():
         if name in given:
             continue
-        key, empty = prefix + name, inspect.Parameter.empty
-        rows.append(key_row(key, described.get(name, ""), hints.get(name, Any), parameter.default, empty))
+        about, empty = (prefix + name, texts.get(name, "")), inspect.Parameter.empty
+        rows.append(key_row(function, *about, hints.get(name, Any), parameter.default, empty))
     return rows
 
 
@@ -203,7 +197,7 @@ def entry_section(table_name: str, entry: str, function: Callable[..., Any]) -> 
 
 def format_section(schema: str, kind: type[Result]) -> Iterator[str]:
     """The file format of one kind of result: its data sets and attributes."""
-    described, hints = descriptions(kind, ""), type_hints(kind)
+    texts, hints = descriptions(kind, ""), type_hints(kind)
     yield from (f"## {schema}", "", markdown(_doc(kind).split("\n\n")[0].replace("\n", " ")), "")
     yield from (
         (f"Written by {{class}}`landscape.{kind.__name__}`.", "")
@@ -212,9 +206,9 @@ def format_section(schema: str, kind: type[Result]) -> Iterator[str]:
     )
     data_sets, attributes = [], []
     for field in dataclasses.fields(kind):
-        if field.name not in described:
+        if field.name not in texts:
             raise ValueError(f"{kind.__name__}.{field.name}: has no description in the class's docstring")
-        text, unit = markdown(described[field.name]), kind.units.get(field.name, "")
+        text, unit = markdown(texts[field.name]), kind.units.get(field.name, "")
         optional = "" if _required(field) else " (optional)"
         if hints[field.name] in (bool, int, float, str) or hints[field.name] == tuple[str, ...]:
             named = {tuple[str, ...]: "list of texts", str: "text", int: "whole number"}

@@ -9,7 +9,6 @@ import importlib
 import inspect
 import pkgutil
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,11 +19,8 @@ import torch
 
 import landscape
 from landscape import plugins, testing
+from landscape.core.options import described
 from tests.examples import namespace
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
-
-from site_reference import sections
 
 PACKAGE = Path(landscape.__file__).parent
 # Signs of a formula that has an origin, and what names its source: a paper with its year, an arXiv number, an equation, "ours".
@@ -97,12 +93,12 @@ def undescribed(name: str) -> list[str]:
     missing = [] if text.split("\n\n")[0].endswith((".", ":")) else ["a sentence"]
     if inspect.isclass(value):
         fields = [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
-        described: set[str] = set().union(*(sections(base) for base in inspect.getmro(value)))
+        texts: set[str] = set().union(*(described(base) for base in inspect.getmro(value)))
         wanted = fields or ([] if issubclass(value, Exception) else list(inspect.signature(value).parameters))
-        missing += [n for n in wanted if n not in described]
+        missing += [n for n in wanted if n not in texts]
     elif not isinstance(value, property) and not (owner and overrides(owner, name.rpartition(".")[2])):
-        signature, described = inspect.signature(value), set(sections(value))
-        missing += [n for n in signature.parameters if n not in {"self", "cls", *described}]
+        signature, texts = inspect.signature(value), set(described(value))
+        missing += [n for n in signature.parameters if n not in {"self", "cls", *texts}]
         if signature.return_annotation not in ("None", None) and "Returns:" not in text:
             missing.append("Returns")
         if raises(value) and "Raises:" not in text:

@@ -446,7 +446,7 @@ def analysis_options(
         checkpoints=options.SHARED["files"] | {"metavar": metavar, "required": required},
         settings=options.Group(dict, options.options_of(function, **settings)),
         split={} if split and problem else None,
-        seed={"help": options.described(function).get("seed", "Draws the directions.")} if seed else None,
+        seed={"help": options.sentences(function).get("seed", "Draws the directions.")} if seed else None,
         dtype={} if problem else None,
         metrics={"flag": "--metric", "metavar": "NAME"} if metrics else None,
         target=options.Group(TARGET.make, [*limit, *TARGET.options]),

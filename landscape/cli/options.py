@@ -17,7 +17,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from landscape.core.errors import InputError
-from landscape.core.options import SPLITS, OneOf, choose, fit, type_hints
+from landscape.core.options import SPLITS, OneOf, choose, described, fit, type_hints
 
 Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -199,9 +199,10 @@ def options_of(function: Callable[..., Any], *names: str, **own: Settings) -> li
     Default and type are those of the signature; the help is the first sentence of the parameter's Args. What
     ``own`` tells click comes before.
     """
-    parameters, sentences = inspect.signature(function).parameters, described(function)
+    parameters = inspect.signature(function).parameters
     every, hints = dict.fromkeys((*names, *own)), type_hints(function, bounds=True)
-    return [_option(parameters[name], hints[name], sentences.get(name), own.get(name, {})) for name in every]
+    helps = sentences(function)
+    return [_option(parameters[name], hints[name], helps.get(name), own.get(name, {})) for name in every]
 
 
 def _option(parameter: inspect.Parameter, hint: Any, sentence: str | None, own: Settings) -> click.Parameter:
@@ -246,22 +247,16 @@ def plain(text: str) -> str:
     return re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "").strip()
 
 
-def described(function: Callable[..., Any], whole: bool = False) -> dict[str, str]:
-    """The words of a docstring's Args by parameter: the first sentence without markup; all if ``whole``."""
-    block = re.search(r"^Args:\n(.*?)(?:^\S|\Z)", inspect.getdoc(function) or "", re.M | re.S)
-    sentences: dict[str, str] = {}
-    for entry in re.split(r"^    (?=\S)", block[1] if block else "", flags=re.M)[1:]:
-        names, _, text = " ".join(entry.split()).partition(": ")
-        if whole:
-            sentence = text
-        else:
-            sentence = re.split(r"(?<!\bal)\.\s(?=[A-Z])", plain(text))[0].rstrip(".")
-            sentence += "" if sentence.endswith("…") else "."
-            if not re.match(r"\w\b", sentence):  # γ and m stay small
-                sentence = sentence[:1].upper() + sentence[1:]
-            sentence = sentence.replace('"', "")
-        sentences |= dict.fromkeys(names.split(", "), sentence)
-    return sentences
+def sentences(function: Callable[..., Any]) -> dict[str, str]:
+    """The first sentence of each parameter's description in a docstring, without markup."""
+    first: dict[str, str] = {}
+    for name, text in described(function).items():
+        sentence = re.split(r"(?<!\bal)\.\s(?=[A-Z])", plain(text))[0].rstrip(".")
+        sentence += "" if sentence.endswith("…") else "."
+        if not re.match(r"\w\b", sentence):  # γ and m stay small
+            sentence = sentence[:1].upper() + sentence[1:]
+        first[name] = sentence.replace('"', "")
+    return first
 
 
 @dataclass(frozen=True)
@@ -278,7 +273,7 @@ def group(make: Callable[..., Any], **own: Settings | Group | None) -> Group:
     ``own`` has what click is told of a parameter, or the group of options that it stands for; None for a
     parameter that is no option.
     """
-    sentences, groups, hints = described(make, whole=True), dict[str, Group](), type_hints(make, bounds=True)
+    texts, groups, hints = described(make), dict[str, Group](), type_hints(make, bounds=True)
     options: list[click.Parameter] = []
     for name, parameter in inspect.signature(make).parameters.items():
         settings_of = own.get(name, {})
@@ -286,7 +281,7 @@ def group(make: Callable[..., Any], **own: Settings | Group | None) -> Group:
             groups[name] = settings_of
             options += settings_of.options
         elif settings_of is not None:
-            options.append(_option(parameter, hints[name], sentences.get(name), settings_of))
+            options.append(_option(parameter, hints[name], texts.get(name), settings_of))
 
     def from_values(**values: Any) -> Any:
         for name, part in groups.items():

@@ -10,6 +10,7 @@ import json
 import math
 import numbers
 import os
+import re
 import tomllib
 import types
 import typing
@@ -445,6 +446,21 @@ def check_fields(table: Any, prefix: str = "") -> None:
 
 
 _type_hints: WeakKeyDictionary[Callable[..., Any], dict[bool, Any]] = WeakKeyDictionary()
+
+
+def described(documented: Any) -> dict[str, str]:
+    """Name -> description, of Args and Attributes in the docstring of a function or class.
+
+    Example:
+        >>> described(choose)["where"]
+        'the option that the name was given with, for the message.'
+    """
+    doc, texts = inspect.cleandoc(inspect.unwrap(documented).__doc__ or ""), dict[str, str]()
+    for section in re.findall(r"^(?:Args|Attributes):\n(.*?)(?=^\S|\Z)", doc, re.M | re.S):
+        for entry in re.split(r"^    (?=\S)", section, flags=re.M)[1:]:
+            names, _, text = " ".join(entry.split()).partition(": ")
+            texts |= dict.fromkeys(names.replace("*", "").split(", "), text)
+    return texts
 
 
 def type_hints(named: Callable[..., Any], *, bounds: bool = False) -> dict[str, Any]:

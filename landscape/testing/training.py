@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import registry
+from landscape.core.options import described
 from landscape.core.registry import algorithms
 from landscape.problem.layout import Layout, Slot
 from landscape.testing.checks import CHECKS, RECIPE, refuses, registered, require, run, same_bits
@@ -53,7 +55,7 @@ def check_rule(
     refused: Mapping[str, Any] | None = None, sharp: bool = True, device: str = "cpu",
     only: str | None = None,
 ) -> None:  # fmt: skip
-    """Check an update rule: resumed at every step, its columns, its stability limit, its cost, refusals.
+    """Check an update rule: resumed at every step, columns, stability limit, cost, docstring, refusals.
 
     Args:
         rule: the class; or its name.
@@ -78,7 +80,9 @@ def check_rule(
             return new_rule
 
         changes = {"algorithm": {"name": name, **(options or {})}}
-        case = SimpleNamespace(make=make, changes=changes, refused=refused or {}, sharp=sharp, device=device)
+        case = SimpleNamespace(
+            name=name, make=make, changes=changes, refused=refused or {}, sharp=sharp, device=device
+        )
         run("rule", case, only)
 
 
@@ -148,6 +152,17 @@ def limit(case: Any) -> None:
         require(low < 1, f"with momentum {momentum} the weights grow 3% below ηλ = {bound:.4g}")
         high = growth(case.make(), 1.03 * bound, momentum, case.device) if case.sharp else 2.0
         require(high > 1, f"with momentum {momentum} the weights shrink 3% above ηλ = {bound:.4g}")
+
+
+def documented(case: Any) -> None:
+    """The docstring describes each option, and says where its default comes from."""
+    rule, texts = registry.algorithms[case.name], dict[str, str]()
+    for base in reversed(inspect.getmro(rule)):
+        texts |= described(base)
+    for name, option in [*inspect.signature(rule).parameters.items()][2:]:  # without learners and seed
+        enough = name in texts and (option.default is option.empty or "Source: " in texts[name])
+        line = f"{name}: what it is. Source: where its default comes from."
+        require(enough, f"the docstring of {rule.__qualname__} needs, below Args, '{line}'")
 
 
 def rule_refusals(case: Any) -> None:
@@ -341,7 +356,7 @@ def instrument_refusals(case: Any) -> None:
     refuses(call, case.refused)
 
 
-CHECKS["rule"] = {check.__name__: check for check in (resumes, step, limit, rule_refusals)}
+CHECKS["rule"] = {check.__name__: check for check in (resumes, step, limit, documented, rule_refusals)}
 CHECKS["optimizer"] = {c.__name__: c for c in (learners, restored, same_as_reference, optimizer_refusals)}
 CHECKS["topology"] = {check.__name__: check for check in (matrices, spectrum)}
 CHECKS["instrument"] = {check.__name__: check for check in (measured, instrument_refusals)}

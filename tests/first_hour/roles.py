@@ -128,6 +128,12 @@ from landscape.testing import check_rule
 
 @registry.algorithms.add("every-second")
 class EverySecond(Rule):
+    \"\"\"Local steps, and an average of all learners at every ``period``-th step.
+
+    Args:
+        period: Steps from an average to the next. Source: ours.
+    \"\"\"
+
     def __init__(self, learners, seed, period: int = 2):
         super().__init__(learners, seed)
         self.period = period
@@ -146,8 +152,18 @@ class EverySecond(Rule):
         return None
 
 check_rule(EverySecond, {"period": 3})
+
+class Undescribed(EverySecond):
+    \"\"\"A plugin of which ``make docs`` would not know what an option is.\"\"\"
+
+    def __init__(self, learners, seed, period: int = 2, depth: int = 1):
+        super().__init__(learners, seed, period)
 """,
         [],
+    ),
+    (
+        "check_rule(Undescribed, only='documented')",
+        ["AssertionError", "Undescribed needs, below Args, 'depth: "],
     ),
     ("check_rule(EverySecond, {'perod': 3})", ["InputError", "perod", "period"]),
     (

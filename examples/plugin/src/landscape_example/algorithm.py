@@ -13,8 +13,11 @@ from landscape.plugins import SSGD, positive
 class ClippedSSGD(SSGD):
     """w_j ← w_a − α c_j d_j, c_j = min(1, ``max_norm``/‖d_j‖), with d_j the direction of learner j.
 
-    Options of a recipe are the arguments after ``learners`` and ``seed``: ``algorithm.max_norm``. The history
-    has one more column, ``clipped_share``: the share of the learners whose direction is clipped in a step.
+    The history has one more column, ``clipped_share``: the share of the learners whose direction is clipped
+    in a step. The arguments after ``learners`` and ``seed`` are options of a recipe.
+
+    Args:
+        max_norm: The largest norm of a direction. Source: ours.
     """
 
     columns: ClassVar[Mapping[str, str]] = {"clipped_share": "1"}
