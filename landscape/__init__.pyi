@@ -11,6 +11,7 @@ from landscape.analysis.sharpness import batch_sharpness as batch_sharpness
 from landscape.analysis.sharpness import batch_spectrum as batch_spectrum
 from landscape.analysis.compare import compare as compare
 from landscape.analysis.connection import connect as connect
+from landscape.analysis.forecast import forecast as forecast
 from landscape.analysis.grids import contour as contour
 from landscape.analysis.spectrum import curvature_table as curvature_table
 from landscape.analysis.spread import disagreement as disagreement
@@ -41,7 +42,6 @@ from landscape.core.errors import LandscapeError as LandscapeError
 from landscape.core.errors import OperationError as OperationError
 from landscape.core.errors import PathWarning as PathWarning
 from landscape.core.errors import ProblemWarning as ProblemWarning
-from landscape.core.analysis import forecast as forecast
 from landscape.curvature.trace import density as density
 from landscape.curvature.eigenvalues import extreme_eigenvalues as extreme_eigenvalues
 from landscape.curvature.eigenvalues import top_eigenvalues as top_eigenvalues

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import landscape
 from landscape import Checkpoint, InputError, LandscapeError, Problem
 from landscape.checkpoint.weights import network_of
-from landscape.core.analysis import forecast
+from landscape.core.analysis import memory_of
 from landscape.training.recipes.recipe import read
 from landscape.training.run.loop import Trainer
 
@@ -139,7 +139,7 @@ def test_a_run_stands_for_its_problem(name: str, path: Path) -> None:
             continue  # which the problem alone does not know
         np.testing.assert_array_equal(getattr(of_run, field.name), getattr(of_problem, field.name))
     if name != "between":
-        assert forecast(function, run, **every) == forecast(function, problem, **every)
+        assert memory_of(function, run, **every)[0] == memory_of(function, problem, **every)[0]
 
 
 def test_a_run_brings_its_learners_and_its_settings(tmp_path: Path) -> None:

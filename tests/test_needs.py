@@ -16,7 +16,7 @@ from torch import nn
 import landscape
 from landscape import InputError, Problem
 from landscape.core import memory
-from landscape.core.analysis import forecast
+from landscape.core.analysis import memory_of
 from landscape.core.memory import at_most, memory_in_use
 from landscape.evaluation import needs
 from tests.test_conformance import MEMORY
@@ -44,7 +44,7 @@ import ctypes, gc, re, sys, warnings
 from pathlib import Path
 import torch, landscape
 from torch import nn
-from landscape.core.analysis import forecast
+from landscape.core.analysis import memory_of
 from landscape.core.memory import memory_in_use
 
 torch.set_num_threads(1)
@@ -61,7 +61,7 @@ def setting(width, samples):
 for width, samples in [(10, 60), *{sizes}]:
     problem, plane, weights = setting(width, samples)
     function, args, options = ({call}, {{}})[:3]
-    about = forecast(getattr(type(problem), function.__name__, function), *(
+    about, _ = memory_of(getattr(type(problem), function.__name__, function), *(
         (problem,) if hasattr(function, "__self__") else ()), *args, **options)
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
@@ -138,7 +138,7 @@ def test_graphs_for_which_there_is_no_room_are_built_again_to_the_same_bits(
     problem = small(10_000)
     free = landscape.extreme_eigenvalues(problem, search="exact")
     kept = []
-    whole = forecast(landscape.extreme_eigenvalues, problem)
+    whole = memory_of(landscape.extreme_eigenvalues, problem)[0]
     monkeypatch.setattr(memory, "RESERVE", 0)
     monkeypatch.setattr(memory, "available_memory", lambda device: whole - 33 * MIB)
     short = landscape.extreme_eigenvalues(
@@ -172,7 +172,7 @@ def test_limits_of_control_groups_count(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_part_of_the_hessian_needs_as_much_less() -> None:
     problem = small()
     for function in (landscape.extreme_eigenvalues, landscape.trace, landscape.density):
-        assert forecast(function, problem, part="3.bias") < forecast(function, problem)
+        assert memory_of(function, problem, part="3.bias")[0] < memory_of(function, problem)[0]
 
 
 def with_free(monkeypatch: pytest.MonkeyPatch, free: float) -> None:
@@ -190,7 +190,7 @@ def test_the_basis_of_a_search_takes_the_memory_there_is(monkeypatch: pytest.Mon
     with_free(monkeypatch, 2**40)
     wide = landscape.extreme_eigenvalues(problem, 1e-4, search="exact")  # as many as there were before
     monkeypatch.setattr(needs, "BASIS_BYTES", vector)
-    need = forecast(landscape.extreme_eigenvalues, problem)
+    need = memory_of(landscape.extreme_eigenvalues, problem)[0]
     found = {}
     for more in (0, 24, 1e6):
         with_free(monkeypatch, need + more * vector)
@@ -211,11 +211,11 @@ def test_products_by_differences_are_counted_and_refused_before_they_start(
     problem = Problem(
         nn.Sequential(nn.Linear(30, 40), nn.Hardsigmoid(), nn.Linear(40, 1)), nn.MSELoss(), data
     )
-    exact = forecast(landscape.extreme_eigenvalues, problem, derivatives="exact")
-    by_differences = forecast(landscape.extreme_eigenvalues, problem, derivatives="differences")
+    exact = memory_of(landscape.extreme_eigenvalues, problem, derivatives="exact")[0]
+    by_differences = memory_of(landscape.extreme_eigenvalues, problem, derivatives="differences")[0]
     assert by_differences - exact == needs.DIFFERENCES * 8 * problem.layout.size
     # "auto" sees in its first product that PyTorch has no second derivative of this model.
-    assert forecast(landscape.extreme_eigenvalues, problem) == exact
+    assert memory_of(landscape.extreme_eigenvalues, problem)[0] == exact
     with_free(monkeypatch, (exact + by_differences) / 2 - memory.RESERVE)
     with pytest.raises(InputError, match=r"^differences of gradients: it takes about .* are free"):
         landscape.extreme_eigenvalues(problem)
@@ -223,4 +223,4 @@ def test_products_by_differences_are_counted_and_refused_before_they_start(
     with pytest.warns(landscape.ProblemWarning, match="no second derivative"):
         assert landscape.extreme_eigenvalues(problem).derivatives == "differences"
     monkeypatch.undo()
-    assert forecast(landscape.extreme_eigenvalues, problem) == by_differences  # which is known now
+    assert memory_of(landscape.extreme_eigenvalues, problem)[0] == by_differences  # which is known now

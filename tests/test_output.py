@@ -342,7 +342,7 @@ def test_a_long_call_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.setattr(progress, "_hints_shown", set())
     assert counted(1) == counted(2) - 1 == 2
     line = r"counted: \d+%, (\?|\d\d:\d\d) left\n"
-    hint = "counted takes long: a smaller n= makes it shorter; progress=False hides this\n"
+    hint = r"counted: about \d+ s more; a smaller n= makes it shorter; progress=False hides this\n"
     assert re.fullmatch(rf"({line})+{hint}({line})+", capsys.readouterr().err)
     shares: list[float] = []
     assert counted(1, progress=shares.append) == counted(1, progress=False) == 2

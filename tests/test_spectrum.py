@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import landscape
 from landscape import HessianOperator, InputError, Problem
+from landscape.core.analysis import memory_of
 from landscape.curvature.hessian import MATRICES
 from landscape.curvature.operators import ALONE
 from landscape.curvature.search import find_eigenpairs
@@ -158,28 +159,49 @@ FORECASTS: list[tuple[str, dict[str, Any], bool]] = [
 @pytest.mark.parametrize(("name", "options", "known"), FORECASTS)
 def test_products_are_forecast_to_a_factor_of_two(name: str, options: dict[str, Any], known: bool) -> None:
     problem = problems.mlp(widths=(20, 30, 20, 5), activation="relu", samples=100)
-    cost = problem.cost(name, **options)
+    cost = landscape.forecast(getattr(landscape, name), problem, **options)
     found = getattr(landscape, name)(problem, **options).products
     assert found == cost.products if known else found / 2 <= cost.products <= 2 * found
-    assert cost.memory == landscape.forecast(getattr(landscape, name), problem, **options)
+    assert cost.memory == memory_of(getattr(landscape, name), problem, **options)[0] < cost.free
     assert 0 < cost.seconds < np.inf
-    assert f"{name}: some {cost.products} Hessian products, about" in str(cost)
+    assert re.fullmatch(
+        rf"{name}: some {cost.products} Hessian products, about .*s, [\d,]+ MiB of memory at most, [\d,]+ MiB are free",
+        repr(cost),
+    )
 
 
 def test_the_forecast_of_a_grid_is_that_of_its_points() -> None:
     problem = problems.mlp()
-    ends, grid = problem.cost("extreme_eigenvalues"), problem.cost("hessian_grid", grid=(3, 2))
+    ends = landscape.forecast(landscape.extreme_eigenvalues, problem)
+    assert landscape.forecast(landscape.eigen_plane, problem).products == ends.products
+    grid = landscape.forecast(landscape.hessian_grid, problem, grid=(3, 2))
     assert abs(grid.products - 6 * ends.products) <= 6
-    contour = problem.cost("contour", grid=9)
-    assert (contour.products, "Hessian" in str(contour)) == (0, False)
+    contour = landscape.forecast(landscape.contour, problem, grid=9)
+    assert (contour.products, "Hessian" in repr(contour)) == (0, False)
     assert contour.seconds >= 0
-    assert problem.cost("line", points=5).memory <= contour.memory
-    with pytest.raises(InputError, match="max_memory: .* is not enough"):
-        problem.cost("extreme_eigenvalues", max_memory=2**20)
-    with pytest.raises(InputError, match="function: 'contours' is not known"):
-        problem.cost("contours")
+    assert landscape.forecast(landscape.line, problem, points=5).memory <= contour.memory
+    tight = landscape.forecast(landscape.extreme_eigenvalues, problem, max_memory=2**20)
+    assert tight.memory > tight.free
+    assert (tight.products, "about" in repr(tight)) == (0, False)  # nothing is timed that does not fit
+    with pytest.raises(InputError, match="function: max is not allowed, it must be one of "):
+        landscape.forecast(max, problem)
+    with pytest.raises(InputError, match="args: trace has a forecast for a landscape.Problem or a run only"):
+        landscape.forecast(landscape.trace, torch.eye(3))
     with pytest.raises(TypeError, match="unexpected keyword argument 'kk'"):
-        problem.cost("top_eigenvalues", kk=5)
+        landscape.forecast(landscape.top_eigenvalues, problem, kk=5)
+
+
+@pytest.mark.parametrize("name", ["extreme_eigenvalues", "top_eigenvalues"])
+def test_a_search_says_in_its_first_third_how_long_it_takes(name: str) -> None:
+    problem = problems.mlp(widths=(20, 30, 20, 5), activation="relu", samples=100)
+    shares: list[float] = []
+    products = getattr(landscape, name)(problem, search="exact", progress=shares.append).products
+    first = np.array(shares[1 : products // 3])
+    total = np.arange(2, len(first) + 2) / first  # the products that each share foretells
+    assert len(total) > 1
+    assert (np.maximum(total / products, products / total) < 2.2).all()
+    assert shares == sorted(shares)
+    assert shares[-1] <= 1
 
 
 def test_groups_have_each_parameter_once() -> None:

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 import click
 import torch
 
+from landscape.analysis.forecast import forecast
 from landscape.checkpoint import storage, user_code
 from landscape.checkpoint.checkpoint import SCHEMA, Checkpoint
 from landscape.checkpoint.states import files_of, name_beside, names_state
@@ -491,8 +492,8 @@ def command_of(function: Callable[..., Any]) -> click.Command:
     return options.command(title, analysis=analysis_options(function, seed="seed" in parameters))(run)
 
 
-def say_cost(problem: Problem, function: str, options: Mapping[str, Any]) -> None:
+def say_cost(function: Callable[..., Any], problem: Problem, options: Mapping[str, Any]) -> None:
     """Print what a call will take, if that is long."""
-    forecast = problem.cost(function, **options)
-    if forecast.seconds > LONG:
-        message(str(forecast))
+    expected = forecast(function, problem, **options)
+    if expected.seconds > LONG:
+        message(repr(expected))

@@ -159,7 +159,9 @@ def compute_on_grid(
                 else:
                     plane = make_plane(chosen, problem, group, analysis.seed)
                 if kind is HessianGrid and earlier is None and joined is None:
-                    say_cost(problem, "hessian_grid", analysis.settings)  # losses show it after a few points
+                    say_cost(
+                        grids.hessian_grid, problem, analysis.settings
+                    )  # losses show it after a few points
                 options = {**analysis.settings, **origins[i], "progress": progress}
                 result = compute(problem, plane, into=file, execution=execution, **options)
                 results.append(result)

@@ -74,7 +74,7 @@ def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysi
         by = preconditioner(run, problem) if precondition else None
         options = {**settings, "part": list(parts) or None}
         if by is None and settings["engine"] == "landscape":
-            say_cost(problem, "spectrum", options)
+            say_cost(compute_spectrum, problem, options)
         return compute_spectrum(problem, precondition=by, **options)
 
     variant = [analysis.settings["matrix"], *(["preconditioned"] if precondition else [])]
@@ -91,7 +91,7 @@ def _table(by: str, analysis: AnalysisCommand, flags: Mapping[str, Any]) -> None
 
     def compute(run: Checkpoint, **settings: Any) -> CurvatureTable:
         problem, options = run.problem(), {**settings, "by": groups if len(groups) > 1 else groups[0]}
-        say_cost(problem, "curvature_table", options)
+        say_cost(curvature_table, problem, options)
         return curvature_table(problem, **options)
 
     analysis = replace(analysis, settings=chosen)

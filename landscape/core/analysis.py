@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from landscape.core import memory
 from landscape.core.errors import InputError
 from landscape.core.memory import Need, admitted
-from landscape.core.options import check_arguments, checked, is_run
+from landscape.core.options import check_arguments, is_run
 from landscape.core.progress import shows_progress
 from landscape.core.registry import numerics
 
@@ -32,7 +32,7 @@ class Analysis:
         options: what the command adds to parameters; see :func:`analysis`.
         variant: the parameter whose value is part of the name of the command's file; "": none.
         of_run: whether the function is about a run itself, and not about its problem.
-        need: the need of a call with these arguments, None where it is not known.
+        need: the need of a call with these arguments, None where it is not known, and the arguments.
     """
 
     function: Callable[..., Any]
@@ -40,7 +40,7 @@ class Analysis:
     options: Mapping[str, Any]
     variant: str
     of_run: bool
-    need: Callable[..., Need | None] | None
+    need: Callable[..., tuple[Need | None, Mapping[str, Any]]] | None
 
 
 #: All that were imported, by their functions.
@@ -137,9 +137,12 @@ def analysis(
             with admitted(name, bound_of_memory, lambda: needed(call.arguments)):
                 return with_progress(*call.args, **call.kwargs)
 
-        def forecasted(*args: Any, **kwargs: Any) -> Need | None:
-            left_out = [name for name, value in kwargs.items() if value is None]  # such as a plane
-            return needed(bound(args, kwargs, lambda *parts: check_arguments(*parts, *left_out)).arguments)
+        def forecasted(*args: Any, **kwargs: Any) -> tuple[Need | None, Mapping[str, Any]]:
+            if "plane" in [*signature.parameters][len(args) :]:  # a call costs the same wherever it lies
+                kwargs = {"plane": None, **kwargs}
+            left_out = [name for name, value in kwargs.items() if value is None]
+            call = bound(args, kwargs, lambda *parts: check_arguments(*parts, *left_out))
+            return needed(call.arguments), call.arguments
 
         declaration = Analysis(called, group, options, variant, of_the_run is None, need and forecasted)
         ANALYSES[called] = declaration
@@ -148,35 +151,18 @@ def analysis(
     return declare
 
 
-@checked()
-def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
-    """The bytes that a call of an analysis takes, at most, besides what is in use, without the call.
-
-    A search for eigenvalues takes more for a larger basis where there is room: half of what is free beyond
-    this, or all that ``max_memory`` leaves.
-
-    Args:
-        function: the analysis, such as :func:`landscape.contour`.
-        args, kwargs: its arguments.
-
-    Returns:
-        The number of bytes.
+def memory_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[int, Mapping[str, Any]]:
+    """The bytes that a call takes, at most, besides what is in use, and its arguments, a run's problem first.
 
     Raises:
-        InputError: a function that is no analysis with a bound on its memory.
-
-    Example:
-        >>> import torch, landscape
-        >>> x, y = torch.eye(2), torch.zeros(2, 1)
-        >>> problem = landscape.Problem(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (x, y))
-        >>> forecast(landscape.trace, problem) < 2**26
-        True
+        InputError: a function that is no analysis with a bound on its memory, or what is no problem.
     """
     needs = {public: declaration.need for public, declaration in ANALYSES.items() if declaration.need}
     if function not in needs:
         allowed = ", ".join(sorted(public.__name__ for public in needs))
         name = getattr(function, "__name__", function)
         raise InputError(f"function: {name} is not allowed, it must be one of {allowed}")
-    need = needs[function](*args, **kwargs)
-    assert need is not None
-    return math.ceil(memory.RESERVE + need.fixed + need.spare)
+    need, arguments = needs[function](*args, **kwargs)
+    if need is None:
+        raise InputError(f"args: {function.__name__} has a forecast for a landscape.Problem or a run only")
+    return math.ceil(memory.RESERVE + need.fixed + need.spare), arguments

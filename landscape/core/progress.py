@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ParamSpec, Protocol, TypeVar
@@ -153,7 +154,7 @@ def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str 
         title: the name of the work.
         quiet: whether to show nothing.
         delay: seconds before anything is shown.
-        hint: a line that is shown once, with the first sight of the work.
+        hint: the arguments that make the work shorter, for a line that is shown once, with its first sight.
 
     Yields:
         A function that takes the completed share, from 0 to 1.
@@ -162,7 +163,7 @@ def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str 
         >>> with progress_bar("contour", quiet=True) as progress:
         ...     progress(0.5)
     """
-    visible = not quiet and all(_open[-1:])
+    visible, began = not quiet and all(_open[-1:]), time.monotonic()
     _open.append(visible)
     try:
         with _tqdm(title, delay) if visible else contextlib.nullcontext() as bar:
@@ -171,10 +172,12 @@ def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str 
                 if bar is None:
                     return
                 bar.set_postfix_str(words, refresh=False)
-                if bar.update(share - bar.n) and hint and hint not in _hints_shown:
-                    _hints_shown.add(hint)
+                if bar.update(share - bar.n) and share > 0 and hint and title not in _hints_shown:
+                    _hints_shown.add(title)
+                    left = duration((time.monotonic() - began) * (1 - share) / share)
+                    line = f"{title}: about {left} more; {hint} makes it shorter; progress=False hides this"
                     with aside():
-                        print(hint, file=sys.stderr, flush=True)
+                        print(line, file=sys.stderr, flush=True)
 
             yield update
     finally:
@@ -193,15 +196,13 @@ def shows_progress(hint: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]
     """
 
     def declare(function: Callable[P, T]) -> Callable[P, T]:
-        name = function.__name__
-        about = f"{name} takes long: {hint} makes it shorter; progress=False hides this" if hint else ""
-
         @functools.wraps(function)
         def with_progress(*args: P.args, **kwargs: P.kwargs) -> T:
             option = kwargs.get("progress")
             # A function of the user's own shows the progress in place of the bar.
             quiet = callable(option) or option is False or (option is None and _silent())
-            with progress_bar(name, quiet, delay=0.0 if option else DELAY, hint=about) as report:
+            delay = 0.0 if option else DELAY
+            with progress_bar(function.__name__, quiet, delay, hint) as report:
                 kwargs["progress"] = option if callable(option) else report
                 return function(*args, **kwargs)
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from landscape.core.devices import double
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.progress import Progress
+from landscape.core.progress import Progress, no_progress
 from landscape.curvature import operators
 from landscape.curvature.operators import ALONE, KrylovSpace, Ranks, SymmetricOperator
+from landscape.evaluation.needs import MAX_BASIS
 from landscape.problem.sharded import on_ranks
 
 # Products of a second start, at most: as a share of the search's own, and the smallest number. The top 5 of
@@ -134,6 +135,21 @@ class SearchOptions:
     ranks: Ranks = ALONE
 
 
+# Products of a search for both ends at a tolerance of 0.01, for one eigenvalue and each further one, and
+# their growth with each digit of the tolerance: medians over networks on digits and a small transformer.
+ENDS, FIRST, FURTHER, DIGIT = 33, 14, 4.6, 0.25
+
+
+def expected_products(size: int, target: SearchOptions) -> float:
+    """Products of a search in ``size`` dimensions, to a factor of 2 for most networks."""
+    further = max(target.low, target.high) - 1
+    first, whole = (ENDS if target.low and target.high else FIRST), size + 2.0 + further
+    digits = math.log10(RESIDUAL_TOL / target.residual_tol) if target.residual_tol > 0 else 0.0
+    products = (first + FURTHER * further) * (1 + DIGIT) ** digits
+    complete = further and size <= MAX_BASIS  # the basis of a small matrix
+    return min(float(target.max_products), whole if complete else min(products, whole))
+
+
 @dataclass(frozen=True)
 class RitzPairs:
     """The eigenvalues that a search found, verified, with unit eigenvectors on the device of the search.
@@ -221,7 +237,7 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
     values, vectors = np.zeros(0), start.new_zeros(0, len(start))
     ends, products, checks, radius = np.zeros(0), 0, 0, 0.0
     bounds = {1: np.inf, -1: np.inf}  # of the other eigenvalues times 1 and −1
-    report_ratio = _Decline(target.progress) if target.progress else lambda ratio: None
+    report_ratio = _Decline(size, target) if target.progress else lambda ratio: None
     sides = [(sign, count) for sign, count in ((1, high), (-1, low)) if count]
     good = finished = False
     while True:
@@ -278,18 +294,23 @@ def _slack(value: float, residual_tol: float, radius: float) -> float:
 
 
 class _Decline:
-    """The share of a search that is done: residuals fall about geometrically, from the largest to 1.
+    """The share of a search that is done, an estimate that never goes back.
 
-    It takes the residual relative to what the tolerance allows, and never goes back.
+    At first it is that of the products expected. Later, as these are right to a factor of 2 only, it is the
+    decline of the residuals, which fall about geometrically, but slowly at first. It takes the residual
+    relative to what the tolerance allows.
     """
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress, self._largest, self._share = progress, math.e, 0.0
+    def __init__(self, size: int, target: SearchOptions) -> None:
+        self._progress, self._expected = target.progress or no_progress, expected_products(size, target)
+        self._calls, self._largest, self._share = 0, math.e, 0.0
 
     def __call__(self, ratio: float) -> None:
-        self._largest = max(self._largest, ratio)
-        share = 1 - math.log(max(ratio, 1.0)) / math.log(self._largest)
-        self._share = max(self._share, share)
+        self._calls, self._largest = self._calls + 1, max(self._largest, ratio)
+        decline = 1 - math.log(max(ratio, 1.0)) / math.log(self._largest)
+        expected = min(self._calls / self._expected, 1.0)
+        # The square: in the first third, forecasts for networks on digits were then right to a factor of 2.1.
+        self._share = max(self._share, expected + expected**2 * (decline - expected))
         self._progress(self._share)
 
 

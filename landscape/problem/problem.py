@@ -204,34 +204,6 @@ class Problem(MeanLoss):
         curvature = importlib.import_module("landscape.curvature.hessian")
         return curvature.HessianOperator(self, weights, matrix=matrix, **options)
 
-    def cost(self, function: str, **options: Any) -> Any:
-        """The forecast of what an analysis of this problem takes: Hessian products, seconds, memory.
-
-        One product, or a few points of a line, is computed and timed. Products of eigenvalue searches depend
-        on the spectrum: the forecast was right to a factor of 2 on networks from the start of training to
-        its end; those of traces and densities are known. Cheaper searches (``search="auto"``) can be faster.
-
-        Args:
-            function: its name: "contour", "line", "hessian_grid", "extreme_eigenvalues", "top_eigenvalues",
-                "trace", "density", "spectrum" or "curvature_table".
-            options: its arguments; a plane or a direction may be left out.
-
-        Returns:
-            A forecast with ``products``, ``seconds`` (after the start of the call) and ``memory`` (bytes
-            besides what is in use, at most); as a text, one line.
-
-        Raises:
-            InputError: another function, or an option that is not allowed.
-
-        Example:
-            >>> import torch, landscape
-            >>> x, y = torch.eye(2), torch.zeros(2, 1)
-            >>> problem = landscape.Problem(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (x, y))
-            >>> problem.cost("density", draws=2, steps=3).products
-            6
-        """
-        return importlib.import_module("landscape.analysis.cost").cost(self, function, **options)
-
     def to_curvlinops(
         self, operator: str = "HessianLinearOperator", weights: Tensor | None = None, **options: Any
     ) -> Any:
