@@ -88,6 +88,15 @@ def test_the_words_of_all_commands_are_those_that_their_modules_say() -> None:
     assert json.loads(FILE.read_text("utf-8")) == json.loads(text())
 
 
+def test_every_command_that_computes_a_loss_takes_fewer_samples() -> None:
+    options = {name: {each["declarations"][0] for each in words["params"]} for name, words in every().items()}
+    assert {name for name in options if "--dtype" in options[name]} == {
+        name
+        for name in options
+        if "--samples" in options[name] and name != "critical-batch"  # whose are of training
+    }
+
+
 def text() -> str:
     """The file: a line for each option."""
     entries = []

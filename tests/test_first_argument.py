@@ -142,6 +142,24 @@ def test_a_run_stands_for_its_problem(name: str, path: Path) -> None:
         assert memory_of(function, run, **every)[0] == memory_of(function, problem, **every)[0]
 
 
+def test_a_run_has_a_problem_of_fewer_samples_of_each_class(path: Path) -> None:
+    run = Checkpoint.load(path)
+    whole, few = run.problem(), run.using(samples=50).problem()
+    assert (whole.samples, few.samples, run.problem(samples=whole.samples).samples) == (
+        whole.samples,
+        50,
+        whole.samples,
+    )
+    assert few.data.fingerprint() == run.problem(samples=50).data.fingerprint()
+    labels = [problem.data.resident[1].bincount(minlength=10) / problem.samples for problem in (whole, few)]
+    assert (labels[0] - labels[1]).abs().max() < 1 / 50  # of each class the same share, to a sample
+    assert landscape.spectrum(run.using(samples=50), k=1).samples == 50
+    with pytest.raises(
+        landscape.InputError, match=f"samples: 99999 is not allowed, it must be at most {whole.samples:,}"
+    ):
+        run.problem(samples=99_999)
+
+
 def test_a_run_brings_its_learners_and_its_settings(tmp_path: Path) -> None:
     settings = ["steps=3", "decompose.every=0", "learners=3", "batch=30", "algorithm.name=dpsgd"]
     Trainer(read("digits-ssgd", settings)).run().save(tmp_path / "last.h5")

@@ -26,8 +26,9 @@ from landscape.checkpoint.user_code import UserData, as_data, is_user_defined, t
 from landscape.core import hdf5
 from landscape.core.devices import Device, Dtype
 from landscape.core.errors import InputError, LandscapeError, OperationError
-from landscape.core.options import SPLIT, checked, parse_toml
+from landscape.core.options import SPLIT, Count, checked, parse_toml
 from landscape.data.base import Dataset
+from landscape.evaluation.part import drawn
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import Layout, Slot, average
 from landscape.problem.metrics import Metrics
@@ -218,6 +219,7 @@ class Checkpoint(Shown):
         dtype: Dtype | None = None,
         randomness: str | int | None = None,
         metrics: Metrics | None = None,
+        samples: Count | None = None,
     ) -> Problem:
         """The run's model and data as a :class:`landscape.Problem`, centered on w_a or on one learner.
 
@@ -237,12 +239,13 @@ class Checkpoint(Shown):
             loss: replaces the loss of the data ("data"); as in :class:`landscape.Problem`.
             data_dir: the folder with the data sets that are not bundled.
             device, dtype, randomness, metrics: as in :class:`landscape.Problem`.
+            samples: only so many samples of the split, the same ones in each call; default: all.
 
         Returns:
             The problem; it shares nothing with the checkpoint.
 
         Raises:
-            InputError: a split or learner that does not exist.
+            InputError: a split, a learner or samples that do not exist.
             OperationError: data that is missing or differs from the run's data; weights that are not finite
                 or do not fit the model.
 
@@ -253,7 +256,7 @@ class Checkpoint(Shown):
         """
         options = {
             "split": split, "model": model, "data": data, "data_dir": data_dir, "device": device,
-            "dtype": dtype, "randomness": randomness, "metrics": metrics,
+            "dtype": dtype, "randomness": randomness, "metrics": metrics, "samples": samples,
         }  # fmt: skip
         options = {name: value for name, value in options.items() if value is not None}
         if not (isinstance(loss, str) and loss == "data"):
@@ -283,7 +286,7 @@ class Checkpoint(Shown):
 
     def _problem(
         self, learner: str | int, split: str, loss: Any, *, model: Any = None, data: Any = None,
-        data_dir: Any = None, **how: Any,
+        data_dir: Any = None, samples: int | None = None, **how: Any,
     ) -> Problem:  # fmt: skip
         """The problem of :meth:`problem`, whose arguments are complete; ``how`` is for the problem itself."""
         check_learner(learner, self.learners)
@@ -310,7 +313,10 @@ class Checkpoint(Shown):
             set_tensors(network, self.mean_buffers, where)
         elif learner == "mean" and self.learners > 1 and has_batchnorm(network):
             set_tensors(network, on("train").batchnorm_statistics())
-        return on(split)
+        problem = on(split)
+        if samples is not None and samples > problem.samples:
+            raise InputError("samples", samples, allowed=f"at most {problem.samples:,}, those of the split")
+        return problem if samples is None else drawn(problem, samples)
 
     def _network(self, where: str, model: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:
         """The model of the run, or a copy of ``model``.

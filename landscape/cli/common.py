@@ -33,7 +33,7 @@ from landscape.core.analysis import ANALYSES
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import make_folder as make_folder
-from landscape.core.options import SPLIT, Seed, ends_in, type_hints
+from landscape.core.options import SPLIT, Count, Seed, ends_in, type_hints
 from landscape.core.progress import Bar, Progress, portion
 from landscape.data.base import Dataset
 from landscape.problem.problem import Loss, Problem
@@ -287,6 +287,7 @@ class AnalysisCommand:
 
     Args:
         seed: Of whatever the command draws.
+        samples: Only so many samples of the data, always the same ones, for a quick look. [default: all]
         metrics: A metric besides the loss: accuracy, error, top5, mse, mae, nll, margin, perplexity, f1 or
             calibration; or NAME=MODULE:FUNCTION of (outputs, targets). Can be repeated.
     """
@@ -300,6 +301,7 @@ class AnalysisCommand:
     device: str
     source: Source
     metrics: tuple[str, ...] = ()
+    samples: Count | None = None
 
     def open(self) -> list[Checkpoint]:
         """All checkpoints, read and checked before a model or data is made.
@@ -310,7 +312,8 @@ class AnalysisCommand:
         read = [_checked(Path(path)) for path in self.checkpoints]
         runs = [imported([item], self.source) if isinstance(item, Path) else item for item in read]
         metrics = user_code.load_metrics("--metric", self.metrics)
-        return [self.source.of(run, self.device, self.split, dtype, metrics=metrics) for run in runs]
+        more = {"metrics": metrics, "samples": self.samples}
+        return [self.source.of(run, self.device, self.split, dtype, **more) for run in runs]
 
     def say_other_data(self, runs: Iterable[Any]) -> None:
         """A message for each of ``runs`` whose data is certainly another one."""
@@ -338,11 +341,12 @@ class AnalysisCommand:
     def path(self, run: Checkpoint, kind: str, *variant: str) -> Path:
         """The default path of the result.
 
-        It is next to the checkpoint, under a name with those values of ``variant`` and of --split that are no
-        defaults, such as last-contour-pca.h5.
+        It is next to the checkpoint, under a name with those values of ``variant``, --split and --samples
+        that are no defaults, such as last-contour-pca.h5.
         """
         assert run.path is not None
         words = [kind, *(word for word in (*variant, self.split) if word not in DEFAULTS)]
+        words += [f"{self.samples}-samples"] if self.samples else []
         return run.path.with_name(f"{run.path.stem}-{'-'.join(words)}.h5")
 
     def compute(
@@ -450,6 +454,7 @@ def analysis_options(
         seed={"help": options.sentences(function).get("seed", "Draws the directions.")} if seed else None,
         dtype={} if problem else None,
         metrics={"flag": "--metric", "metavar": "NAME"} if metrics else None,
+        samples={"metavar": "N"} if problem else None,
         target=options.Group(TARGET.make, [*limit, *TARGET.options]),
         source=SOURCE if problem else options.Group(Source, [options.option("data_dir")]),
     )

@@ -35,9 +35,14 @@ def part_of(problem: Problem) -> Problem | None:
     count = max(FEWEST, math.ceil(LEAST / max(1, targets)), math.ceil(SHARE * problem.samples))
     if count > MOST * problem.samples:
         return None
-    part: Problem = with_sums(problem.subset(_rows(classes, problem.samples, count)))
+    part: Problem = with_sums(drawn(problem, count))
     part.check = "off"  # what is compared is compared with all samples
     return part
+
+
+def drawn(problem: Problem, count: int) -> Problem:
+    """The same loss of ``count`` samples, always the same ones, stratified by label where they have one."""
+    return problem.subset(_rows(_classes(problem), problem.samples, count))
 
 
 def _classes(problem: Problem) -> Tensor | None:

@@ -92,6 +92,7 @@ problem
 RESEARCHER: Hour = [
     ("$ landscape contour runs/ss runs/dp --grid 3 --plot contour.png", ["ssgd", "dpsgd", "contour.png"]),
     ("$ landscape stability runs/dp", ["lr·λ_max", "limit 1"]),
+    ("$ landscape hessian-grid runs/dp --grid 2 --samples 50 --split test", ["last-hessian-test-50-samples.h5"]),
     ("$ landscape compare runs/ss runs/dp --quantities lambda-max", ["λ_max (nat)", "flatter"]),
     ("$ landscape train digits-dpsg", ["exit 2", "did you mean 'digits-dpsgd'?"]),
     ("$ landscape train digits-dpsgd -o runs/x --set algorithm.mixing=rng", ["exit 2", "ring(k)"]),
