@@ -86,7 +86,7 @@ from landscape.results.noise import LabelCounts as LabelCounts
 from landscape.results.flatness import Stability as Stability
 from landscape.results.grids import Sweep as Sweep
 from landscape.training.recipes.recipe import Recipe as Recipe
-from landscape.training.recipes.recipe import recipes as recipes
+from landscape.training.recipes import recipes as recipes
 from landscape.training.topology import topologies as topologies
 from landscape.training.run.launch import train as train
 

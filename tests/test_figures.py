@@ -27,9 +27,8 @@ from landscape.paper.record import POINTS
 from landscape.paper.run_times import Costs, Machines, predict
 from landscape.paper.verdicts import judged, outcome, rows_of, select
 from landscape.plots import surface
-from landscape.training.recipes import Decompose, Evaluate, Monitor, recipe
+from landscape.training.recipes import NETWORKS, Decompose, Evaluate, Monitor, recipe
 from landscape.training.recipes.recipe import Recipe
-from landscape.training.recipes.settings import NETWORKS
 from tests.conftest import Command, slow_but
 from tests.test_cli import one_line
 

@@ -26,7 +26,7 @@ from landscape.core.options import positive, toml_value
 from landscape.data import images
 from landscape.data.images import decode
 from landscape.training import optimizer
-from landscape.training.recipes import recipe
+from landscape.training.recipes import built_in, recipe
 from landscape.training.recipes.settings import changed, idle
 from landscape.training.run import launch
 from landscape.training.run.loop import Trainer
@@ -50,7 +50,7 @@ def test_digits_refuses_a_split_without_samples(samples: int) -> None:
 
 
 def test_the_built_in_recipes_are_there_and_read_back_equal() -> None:
-    assert set(recipe.built_in()) == BUILT_IN
+    assert set(built_in()) == BUILT_IN
     for name in BUILT_IN:
         assert recipe.read(name).name == name
         filled = recipe.from_values(tomllib.loads(recipe.read(name).to_toml()))

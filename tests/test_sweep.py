@@ -22,8 +22,8 @@ from landscape.core.files import Lock
 from landscape.core.options import toml_value
 from landscape.results.grids import COLUMNS, Sweep, texts
 from landscape.training.experiments.sweep import Runner, Setting, canonical, find_best, folder_name, grid
-from landscape.training.recipes import recipe
-from landscape.training.recipes.settings import NETWORKS, parse_value
+from landscape.training.recipes import NETWORKS, names, recipe
+from landscape.training.recipes.settings import parse_value
 from landscape.training.run.launch import share_of
 from tests.conftest import Command, wait_for
 from tests.harm.commands import contents, difference
@@ -335,7 +335,7 @@ def test_every_cell_of_the_tables_has_a_recipe() -> None:
     table5 = {(8192, lr, a) for lr in (0.8, 0.4, 0.2) for a in ("ssgd", "dpsgd")}
     for network in NETWORKS:
         found = set()
-        for name in recipe.names():
+        for name in names():
             if not name.startswith(f"cifar10/{network}-b") or name.endswith("noise"):
                 continue
             r = recipe.read(name)

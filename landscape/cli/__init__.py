@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-import re
 import signal
 import socket
 import sys
@@ -28,9 +26,6 @@ from landscape.core.options import near
 from landscape.training.processes import children
 
 _HELP = f"{__name__}.help"  # in click's context: the help of a command may be asked for
-
-
-_FILE = re.compile(r"[^-].*\.(pt|pth|bin|ckpt|safetensors|h5)")
 
 
 def as_command(entry: Any) -> click.Command:
@@ -68,13 +63,8 @@ class Commands(click.Group):
         if not ctx.resilient_parsing and args[0] not in registry.commands:
             hint = near(args[0], self.list_commands(ctx)) or "; landscape --help lists the commands"
             ctx.fail(f"no such command '{args[0]}'{hint}")
-        # At once, as the imports of a command take seconds. A word after an option may be a file to write.
-        for before, word in [] if ctx.resilient_parsing or ctx.meta.get(_HELP) else itertools.pairwise(args):
-            if before[:1] != "-" and _FILE.fullmatch(word) and not os.path.lexists(word):
-                if args[0] in commands.WORDS:  # whose wrong values come first
-                    output.add_options(command := commands.described(args[0]))
-                    command.make_context(args[0], args[1:], ctx)
-                raise OperationError(f"{word}: no such file; a file of weights, a run or a result is needed")
+        if args[0] in commands.WORDS and not ctx.resilient_parsing and not ctx.meta.get(_HELP):
+            _refuse_words(args, ctx)
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -98,6 +88,19 @@ class Commands(click.Group):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
+
+
+def _refuse_words(args: list[str], ctx: click.Context) -> None:
+    """Refuse a wrong option, or a file that is not there, at once: the imports of a command take seconds."""
+    output.add_options(command := commands.described(args[0]))
+    context = command.make_context(args[0], args[1:], ctx)
+    for words in commands.WORDS[args[0]]["params"]:
+        value = context.params[words["declarations"][-1]] if words["declarations"][0][0] != "-" else None
+        for word in [value] if isinstance(value, str) else value or ():
+            if words.get("complete") == "file" and not os.path.lexists(word):
+                raise OperationError(f"{word}: no such file; a file of weights, a run or a result is needed")
+            if word.endswith(".toml") and not os.path.lexists(word):
+                raise OperationError(f"{word}: no such file; a recipe is needed")
 
 
 def _version(context: click.Context, parameter: click.Parameter, value: bool) -> None:

@@ -38,11 +38,11 @@ def described(name: str) -> click.Command:
     words = WORDS[name]
     params: list[click.Parameter] = []
     for entry in words["params"]:
-        settings = dict(entry)
+        settings = {"required": False, **entry}
         declarations, complete = settings.pop("declarations"), settings.pop("complete", "")
         if isinstance(complete, list):
             settings["shell_complete"] = names(lambda every=complete: every)  # type: ignore[misc]
-            if settings.get("metavar", "").startswith("["):
+            if declarations[0][0] == "-":  # a name may be a pattern, or a plugin's
                 settings["type"] = Choice(complete)
         elif complete:
             settings["shell_complete"] = paths(complete)

@@ -1,9 +1,10 @@
-"""landscape info. Of a file of results it says what it contains without an import of torch."""
+"""landscape info and recipes, without an import of torch where only results are read or recipes listed."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import numpy as np
 
 from landscape.checkpoint.history import latest
 from landscape.cli import output
-from landscape.cli.options import command, paths
+from landscape.cli.options import command, names, paths
 from landscape.cli.output import values
 from landscape.core import hdf5, registry
 from landscape.core.errors import OperationError
 from landscape.results import base
 from landscape.results.surfaces import Surface
+from landscape.training import recipes as named
 
 
 @command(file={"argument": True, "metavar": "FILE", "shell_complete": paths("file")})
@@ -82,7 +84,6 @@ MOST = 8  # tensors of the optimizer's state that are listed (our choice)
 def _checkpoint(c: Any) -> None:
     """Print what a run's checkpoint contains."""
     from landscape.checkpoint.checkpoint import IMPORTED  # and torch
-    from landscape.cli.train import closing
 
     rows = {name: int(np.isfinite(column).sum()) for name, column in c.history.items()}
     history = {name: {"rows": count, "last": latest(c.history, name)} for name, count in rows.items()}
@@ -135,3 +136,55 @@ def _rule(c: Any) -> str:
         return recipe_of(c).describe()
     except OperationError as error:
         return str(error)
+
+
+def closing(end: Any) -> str:
+    """One line about the end of a run."""
+    if not len(end.history["step"]):
+        return "no step that could be made" if end.diverged else "no step to make"
+    last = {name: float(column[-1]) for name, column in end.history.items()}
+    wrong = 1 - last["test_accuracy"]
+    error = "" if math.isnan(wrong) else f", test error {100 * wrong:.2f}%"
+    drift = f"diverged at step {end.diverged_at}: the {end.diverged}" if end.diverged else "did not diverge"
+    numbers = f"test loss {last['test_loss']:.4g}{error}, consensus distance {last['consensus']:.3g}"
+    return f"step {end.step}: {numbers}{standing(end)}, {drift}, {last['wall_s']:.1f} s"
+
+
+def standing(end: Any) -> str:
+    """The last ηλ_max beside its limit: ", ηλ_max …"; "" if it was not measured."""
+    value, limit = latest(end.history, "lr_lambda_max"), latest(end.history, "lr_lambda_limit")
+    if math.isnan(value):
+        return ""
+    share = f" of {limit:.3g} ({value / limit:.0%} of the limit)" if limit > 0 else ""
+    return f", ηλ_max {value:.3g}{share}"
+
+
+@command(name={"argument": True, "metavar": "[NAME]", "shell_complete": names(named.names)})
+def recipes(name: str | None) -> None:
+    """List the built-in recipes, or print one.
+
+    With NAME (or a .toml file), print that recipe with all defaults.
+
+    NAME may be a pattern, such as 'cifar10/resnet-18-*': then the matching recipes are listed. Without a
+    pattern, the recipes of a paper's table are one line. The properties of a recipe's mixing matrix (gap,
+    ω_min, stability limit) go to stderr.
+
+    Example:
+        landscape recipes mnist-fig2a-dpsgd > mine.toml
+    """
+    listed = named.recipes(name)
+    if name and (name in listed or not listed):
+        from landscape.training.recipes import recipe  # and torch, as above
+
+        chosen = recipe.read(name, allow_code=True)  # which is only printed
+        text, description = chosen.to_toml(), chosen.describe()
+        values(text.rstrip("\n"), recipe=tomllib.loads(text), description=description)
+        if description:
+            output.message(description)
+        return
+    width = max(map(len, listed))
+    lines = [f"{name:{width}} {summary}" for name, summary in listed.items()]
+    if not name:
+        lines += [f"{series.pattern}: {series.where}" for series in named.SERIES]
+        lines.append(f"The tables are DPSGD-2020's. NETWORK: {', '.join(named.NETWORKS)}")
+    values("\n".join(lines), recipes=[named.facts(recipe_name) for recipe_name in listed])

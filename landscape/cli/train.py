@@ -1,4 +1,4 @@
-"""landscape train, recipes, sweep, topologies and import."""
+"""landscape train, sweep, topologies and import."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import re
 import shlex
 import sys
-import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -20,6 +19,7 @@ from landscape.checkpoint.history import latest
 from landscape.checkpoint.states import files_of, name_beside
 from landscape.cli import common, processes
 from landscape.cli.common import SOURCE, Source, imported
+from landscape.cli.info import closing
 from landscape.cli.options import FOLDER, SHARED, Choice, command, names, parse_seeds
 from landscape.cli.output import current
 from landscape.core.errors import InputError, OperationError
@@ -31,10 +31,9 @@ from landscape.training.experiments.sweep import sweep as compute_sweep
 from landscape.training.processes import children
 from landscape.training.processes.children import TIMEOUT
 from landscape.training.processes.process_group import Group, started_by_launcher, worker_device
-from landscape.training.recipes import recipe
+from landscape.training.recipes import names as recipe_names
 from landscape.training.recipes.recipe import Recipe
-from landscape.training.recipes.recipe import names as recipe_names
-from landscape.training.recipes.settings import NETWORKS, SERIES, key_and_value, parse_value, parsed
+from landscape.training.recipes.settings import key_and_value, parse_value, parsed
 from landscape.training.run import WRITERS
 from landscape.training.run.launch import complete, in_processes, launch
 from landscape.training.run.loop import Hooks
@@ -147,43 +146,6 @@ def _check_divergence(end: Checkpoint, folder: str, rank: int = 0) -> None:
         sys.exit(DivergedError.exit_code)
     if end.diverged:
         raise DivergedError(f"{folder}: {divergence_message(end)}")
-
-
-@command(name={"argument": True, "metavar": "[NAME]", "shell_complete": names(recipe_names)})
-def recipes(name: str | None) -> None:
-    """List the built-in recipes, or print one.
-
-    With NAME (or a .toml file), print that recipe with all defaults.
-
-    NAME may be a pattern, such as 'cifar10/resnet-18-*': then the matching recipes are listed. Without a
-    pattern, the recipes of a paper's table are one line. The properties of a recipe's mixing matrix (gap,
-    ω_min, stability limit) go to stderr.
-
-    Example:
-        landscape recipes mnist-fig2a-dpsgd > mine.toml
-    """
-    listed = recipe.recipes(name)
-    if name and (name in listed or not listed):
-        chosen = recipe.read(name, allow_code=True)  # which is only printed
-        text, description = chosen.to_toml(), chosen.describe()
-        common.values(text.rstrip("\n"), recipe=tomllib.loads(text), description=description)
-        if description:
-            common.message(description)
-        return
-    width = max(map(len, listed))
-    lines = [f"{name:{width}} {summary}" for name, summary in listed.items()]
-    if not name:
-        lines += [f"{series.pattern}: {series.where}" for series in SERIES]
-        lines.append(f"The tables are DPSGD-2020's. NETWORK: {', '.join(NETWORKS)}")
-    common.values("\n".join(lines), recipes=[_row(recipe_name) for recipe_name in listed])
-
-
-def _row(name: str) -> dict[str, Any]:
-    """The numbers of a recipe in the list, for --json; lr is the peak of the schedule."""
-    chosen = recipe.read(name)
-    words = {"name": name, **{part: chosen.part(part)[0] for part in ("algorithm", "data")}}
-    peak = chosen.schedule.peak_lr(chosen.lr, chosen.batch)
-    return words | {"learners": chosen.learners, "batch": chosen.batch, "lr": peak, "steps": chosen.steps}
 
 
 @command(
@@ -373,27 +335,6 @@ def numbers(end: Checkpoint) -> dict[str, Any]:
         "seconds": latest(end.history, "wall_s"),
         "share_of_limit": last["lr_lambda_max"] / limit if limit else math.nan,
     }
-
-
-def closing(end: Checkpoint) -> str:
-    """One line about the end of a run."""
-    if not len(end.history["step"]):
-        return "no step that could be made" if end.diverged else "no step to make"
-    last = {name: float(column[-1]) for name, column in end.history.items()}
-    wrong = 1 - last["test_accuracy"]
-    error = "" if math.isnan(wrong) else f", test error {100 * wrong:.2f}%"
-    drift = f"diverged at step {end.diverged_at}: the {end.diverged}" if end.diverged else "did not diverge"
-    numbers = f"test loss {last['test_loss']:.4g}{error}, consensus distance {last['consensus']:.3g}"
-    return f"step {end.step}: {numbers}{standing(end)}, {drift}, {last['wall_s']:.1f} s"
-
-
-def standing(end: Checkpoint) -> str:
-    """The last ηλ_max beside its limit: ", ηλ_max …"; "" if it was not measured."""
-    value, limit = latest(end.history, "lr_lambda_max"), latest(end.history, "lr_lambda_limit")
-    if math.isnan(value):
-        return ""
-    share = f" of {limit:.3g} ({value / limit:.0%} of the limit)" if limit > 0 else ""
-    return f", ηλ_max {value:.3g}{share}"
 
 
 def present(row: Mapping[str, float]) -> str:

@@ -27,9 +27,8 @@ from landscape.data.base import samples_of
 from landscape.paper.context import SCALES, Cell, Context, Point, Scale, digest, identity
 from landscape.paper.run_times import calibrate
 from landscape.paper.verdicts import Judge, Rows
-from landscape.training.recipes import recipe
+from landscape.training.recipes import SAMPLES, recipe
 from landscape.training.recipes.recipe import Recipe
-from landscape.training.recipes.settings import SAMPLES
 
 if TYPE_CHECKING:  # matplotlib is imported where a figure is drawn
     from matplotlib.figure import Figure as Picture

@@ -29,7 +29,8 @@ from landscape.results.grids import COLUMNS, Sweep
 from landscape.results.grids import texts as as_texts
 from landscape.training.processes.children import TIMEOUT
 from landscape.training.processes.process_group import started_by_launcher
-from landscape.training.recipes.recipe import Recipe, names
+from landscape.training.recipes import names
+from landscape.training.recipes.recipe import Recipe
 from landscape.training.recipes.settings import parse_value, parsed, plain_value
 from landscape.training.run import launch
 from landscape.training.run.launch import Ended, TrainingJob, share_of

@@ -1,16 +1,24 @@
-"""Recipes, the settings of a run: their tables, and how one is made of the values of its keys."""
+"""Recipes, the settings of a run: their tables, and those that come with the package.
+
+No torch is imported, for the commands that only name recipes.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from landscape.core import options, registry
-from landscape.core.errors import InputError
-from landscape.core.options import Natural, NonNegative, Positive, Within
+from landscape.core.errors import InputError, OperationError
+from landscape.core.options import Count, Natural, NonNegative, Positive, Within, fit, near
 
 # Number of independent estimates of g from a sample (our choice: a standard error is then within about 20%).
 GROUPS = 16
@@ -226,3 +234,211 @@ def table_of(kind: type[Any], values: dict[str, Any], prefix: str, **others: Any
     table = kind(**built, **others)
     options.check_fields(table, prefix)
     return table
+
+
+# The recipes of DPSGD-2020's tables: one for every cell of its Tables 2, 3 and 5, and for Tables 4 and 6
+# with open speech data.
+#
+# CIFAR-10, sections 4 and 4.1 of the paper: 320 epochs, ×0.1 after 160 and 240, momentum 0.9, weight decay
+# 5e-4, crops and flips, normalized channels; 16 learners, DPSGD mixing with one random partner a step. The
+# paper gives neither how many learners Table 2's runs have, nor how noise is spread over them.
+#
+# Speech, section 4.2: the paper's network, 10 epochs of warm-up and 10 of annealing by 1/√2. Switchboard
+# has four million samples and a baseline batch of 256; the spoken digits have 3,856, so that all batches
+# are a sixteenth of the paper's and rates are those of batch 16. That, the imbalance of 4 between the
+# digits and the optimizer, which is plain SGD, are ours.
+NETWORKS = (
+    "efficientnet-b0", "senet-18", "vgg-19", "resnet-18", "densenet-121", "mobilenet", "mobilenet-v2",
+    "shufflenet-v2", "googlenet", "resnext-29",
+)  # fmt: skip
+
+
+# The total batches of Table 3, and those that stand for Table 4's.
+BATCHES, SPEECH_BATCHES = (1024, 2048, 4096, 8192), (128, 256, 512)
+
+
+# The training samples of each task, which turn epochs into steps: images, and windows of 21 frames.
+SAMPLES = {"cifar10": 50_000, "speech": 3_856}
+
+
+EPOCHS = {"cifar10": 320.0, "speech": 20.0}
+
+
+# σ of SSGD* at the largest batch, the best that the paper found (section 4.3).
+SIGMA = {"efficientnet-b0": 0.04, "senet-18": 0.01, "lstm": 0.01}
+
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "sgd": {"name": "ssgd"},  # of one learner
+    "ssgd": {"name": "ssgd"},
+    "dpsgd": {"name": "dpsgd", "mixing": "random-matching"},
+    "ssgd-noise": {"name": "ssgd*"},
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """Cells of one table: all ``models`` × ``batches`` × ``algorithms`` × ``rates``.
+
+    ``rates`` are for batch ``base`` and scaled linearly to others; ``base`` 0: not scaled.
+    """
+
+    where: str
+    task: str
+    models: tuple[str, ...]
+    batches: tuple[int, ...]
+    algorithms: tuple[str, ...]
+    rates: tuple[float, ...] = (0.1,)
+    base: int = 1024
+    rate_in_name: bool = False
+
+    @property
+    def pattern(self) -> str:
+        """The names, as a shell would write them: cifar10/NETWORK-b{1024,2048}-{ssgd,dpsgd}."""
+        model = "NETWORK" if self.models == NETWORKS else _braces(self.models)
+        rate = f"-lr{_braces(self.rates)}" if self.rate_in_name else ""
+        return f"{self.task}/{model}-b{_braces(self.batches)}-{_braces(self.algorithms)}{rate}"
+
+
+def _braces(words: Iterable[Any]) -> str:
+    texts = [str(word) for word in words]
+    return texts[0] if len(texts) == 1 else f"{{{','.join(texts)}}}"
+
+
+_BOTH, _LSTM = ("ssgd", "dpsgd"), ("lstm",)
+
+
+SERIES = (
+    Series("Tables 2 and 3, baseline", "cifar10", NETWORKS, (128,), ("sgd",), base=0),
+    # One learner up to batch 512 is ours; Table 2's 1024 is the first cell of Table 3.
+    Series("Table 2", "cifar10", NETWORKS, (256, 512), ("sgd",), base=0),
+    Series("Table 3", "cifar10", NETWORKS, BATCHES, _BOTH),
+    Series("Table 2", "cifar10", NETWORKS, (2048, 4096, 8192), ("ssgd",), base=0, rate_in_name=True),
+    Series("Table 5", "cifar10", NETWORKS, (8192,), _BOTH, (0.4, 0.2), 8192, rate_in_name=True),
+    Series("Figure 1", "cifar10", ("efficientnet-b0", "senet-18"), (8192,), ("ssgd-noise",)),
+    Series("as Table 4, batches / 16", "speech", _LSTM, SPEECH_BATCHES, _BOTH, base=16),
+    Series(
+        "as Table 6", "speech", _LSTM, (256, 512), _BOTH, (0.05, 0.025, 0.0125), 16, rate_in_name=True
+    ),
+    Series("as Figure 1", "speech", _LSTM, (512,), ("ssgd-noise",), base=16),
+)  # fmt: skip
+
+
+@functools.cache
+def cells() -> dict[str, tuple[Series, str, int, str, float]]:
+    """The series, model, batch, algorithm and rate of each recipe, by its name, table by table."""
+    by_name = {}
+    for s in SERIES:
+        for model, batch, algorithm, rate in itertools.product(s.models, s.batches, s.algorithms, s.rates):
+            suffix = f"-lr{rate:g}" if s.rate_in_name else ""
+            name = f"{s.task}/{model}-b{batch}-{algorithm}{suffix}"
+            assert name not in by_name
+            by_name[name] = s, model, batch, algorithm, rate
+    return by_name
+
+
+def table_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
+    """The values of the recipe ``name``, for the epochs and batch of ``changes``; None for another name.
+
+    The key ``epochs``, which only these recipes have, shortens the run with its schedule; ``batch`` keeps the
+    epochs. Raises InputError for a name that is like one of theirs.
+    """
+    if name not in cells():
+        if name.partition("/")[0] in SAMPLES and not name.endswith(".toml"):
+            similar = near(name, cells())
+            raise InputError(f"recipe: '{name}' is not known{similar}; landscape recipes lists all")
+        return None
+    series, model, batch, algorithm, rate = cells()[name]
+    epochs = fit("epochs", changes.get("epochs", EPOCHS[series.task]), Positive)
+    batch = fit("batch", changes.get("batch", batch), Count)
+    data = changes.get("data", {})
+    samples = data.get("subset") if isinstance(data, dict) else 0
+    samples = samples if isinstance(samples, int) and samples > 0 else SAMPLES[series.task]
+    steps = max(1, round(epochs * samples / batch))
+    of_task = _of_task(series.task, epochs / EPOCHS[series.task])
+    return {
+        "name": name,
+        "learners": 1 if algorithm == "sgd" else 16,
+        "batch": batch,
+        "lr": rate,
+        "steps": steps,
+        "decompose": {"every": 0},
+        "evaluate": {"every": -(-steps // 32)},  # this and the four checkpoints are ours
+        "checkpoint": {"every": -(-steps // 4)},
+        **of_task,
+        "algorithm": ALGORITHMS[algorithm] | ({"sigma": SIGMA[model]} if algorithm == "ssgd-noise" else {}),
+        "model": {"name": model, **of_task["model"]},
+        "schedule": {"unit": "epochs", "base_batch": series.base, **of_task["schedule"]},
+    }
+
+
+def _of_task(task: str, share: float) -> dict[str, Any]:
+    """The tables that a task decides; the schedule is that of a run of ``share`` of its epochs."""
+    if task == "speech":
+        return {
+            "model": {"classes": 100},
+            "data": {"name": "spoken-digits", "imbalance": 4.0},
+            "schedule": {"warmup": 10 * share, "anneal": round(0.5 ** (0.5 / share), 6)},
+        }
+    return {
+        "model": {},
+        "optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": 5e-4},
+        "data": {"name": "cifar10", "augment": True},
+        "schedule": {"milestones": [160 * share, 240 * share], "factor": 0.1},
+    }
+
+
+BUILT_IN = Path(__file__).parent
+
+
+def built_in() -> list[str]:
+    """The names of the recipes that come with the package as files."""
+    return sorted(path.stem for path in BUILT_IN.glob("*.toml"))
+
+
+def names() -> list[str]:
+    """The names of all built-in recipes: those in files, then those of DPSGD-2020's tables."""
+    return [*built_in(), *cells()]
+
+
+def facts(name: str) -> dict[str, Any]:
+    """The numbers of a built-in recipe in a list; lr is the peak of the schedule."""
+    values = table_values(name, {}) or file_values(name)
+    schedule = table_of(Schedule, values.get("schedule", {}), "schedule.")
+    numbers = {key: values[key] for key in ("learners", "batch", "lr", "steps")}
+    numbers["lr"] = schedule.peak_lr(values["lr"], values["batch"])
+    return {"name": name, **{table: values[table]["name"] for table in ("algorithm", "data")}, **numbers}
+
+
+@options.checked()
+def recipes(pattern: str | None = None) -> dict[str, str]:
+    """List the built-in recipes: each name with a line on its settings.
+
+    Args:
+        pattern: a pattern of names, such as "cifar10/resnet-18-*". Default: all but the recipes of
+            DPSGD-2020's tables, which are hundreds.
+
+    Returns:
+        Name -> algorithm, data, number of learners n, total batch nB, peak learning rate and steps.
+
+    Example:
+        >>> recipes("digits-dpsgd")
+        {'digits-dpsgd': 'dpsgd     digits  n = 5, nB = 500, lr 0.5, 500 steps'}
+    """
+    chosen = [name for name in names() if fnmatchcase(name, pattern)] if pattern else built_in()
+    line = "{algorithm:9} {data:7} n = {learners}, nB = {batch}, lr {lr:g}, {steps} steps"
+    return {name: line.format(**facts(name)) for name in chosen}
+
+
+def file_values(recipe: str) -> dict[str, Any]:
+    """The values of the recipe in a file; it is named for the file if it has no name of its own."""
+    path = BUILT_IN / f"{recipe}.toml"
+    if recipe not in built_in():
+        path = Path(recipe)
+        if path.suffix != ".toml":
+            options.choose("recipe", recipe, built_in())
+    try:
+        values = options.parse_toml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise OperationError(f"{path}: cannot be read as a recipe ({error})") from error
+    return {"name": path.stem} | values

@@ -6,7 +6,6 @@ import dataclasses
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,10 +16,10 @@ from landscape.checkpoint.user_code import Spec, is_user_defined
 from landscape.core import options, registry
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.options import Count, Natural, Positive, Seed, checked
-from landscape.core.options import parse_toml as parse
+from landscape.core.options import Count, Natural, Positive, Seed
 from landscape.data import base
 from landscape.training import optimizer
+from landscape.training import recipes as built_in
 from landscape.training.algorithms import Rule
 from landscape.training.recipes import Decompose, Diverge, Evaluate, Init, Monitor, Save, Schedule, table_of
 from landscape.training.recipes import settings as keys
@@ -29,8 +28,6 @@ from landscape.training.topology import is_file, stored_matrices
 
 MATRIX = "matrix"  # the name in a checkpoint of the mixing matrix that the run read from a file
 
-
-BUILT_IN = Path(__file__).parent
 # The tables whose name may be MODULE:NAME.
 CODE = ("model", "data")
 
@@ -273,15 +270,6 @@ class Recipe:
         named["data"]["split"] = self.split.text
         return options.toml_text(self.values() | named)
 
-    @property
-    def summary(self) -> str:
-        """Algorithm, data, number of learners, total batch, peak learning rate and steps, in one line."""
-        lr = self.schedule.peak_lr(self.lr, self.batch)
-        return (
-            f"{self.part('algorithm')[0]:9} {self.part('data')[0]:7} n = {self.learners}, nB = {self.batch}, "
-            f"lr {lr:g}, {self.steps} steps"
-        )
-
     @classmethod
     def read(cls, recipe: str | Path, /, *, allow_code: bool = False, **settings: Any) -> Recipe:
         """Read the recipe of a built-in name or a TOML file, and change some of its settings.
@@ -325,35 +313,6 @@ class Recipe:
         return refuse_idle(from_values(values, next(iter(self.matrices.values()), None) if same else None))
 
 
-def built_in() -> list[str]:
-    """The names of the recipes that come with the package as files."""
-    return sorted(path.stem for path in BUILT_IN.glob("*.toml"))
-
-
-def names() -> list[str]:
-    """The names of all built-in recipes: those in files, then those of DPSGD-2020's tables."""
-    return [*built_in(), *keys.cells()]
-
-
-@checked()
-def recipes(pattern: str | None = None) -> dict[str, str]:
-    """List the built-in recipes: each name with a line on its settings.
-
-    Args:
-        pattern: a pattern of names, such as "cifar10/resnet-18-*". Default: all but the recipes of
-            DPSGD-2020's tables, which are hundreds.
-
-    Returns:
-        Name -> algorithm, data, number of learners n, total batch nB, peak learning rate and steps.
-
-    Example:
-        >>> recipes("digits-dpsgd")
-        {'digits-dpsgd': 'dpsgd     digits  n = 5, nB = 500, lr 0.5, 500 steps'}
-    """
-    chosen = [name for name in names() if fnmatchcase(name, pattern)] if pattern else built_in()
-    return {name: read(name).summary for name in chosen}
-
-
 def read(
     recipe: str | Path, settings: Iterable[str] | Mapping[str, Any] = (), *, allow_code: bool = False
 ) -> Recipe:
@@ -369,8 +328,8 @@ def read(
     recipe = str(recipe)
     by_key = dict(settings) if isinstance(settings, Mapping) else parsed(settings)
     typed = changed({}, {key: value for key, value in by_key.items() if not key.startswith(UNSET)})
-    values = keys.table_values(recipe, typed) or file_values(recipe)
-    if recipe in keys.cells():
+    values = built_in.table_values(recipe, typed) or built_in.file_values(recipe)
+    if recipe in built_in.cells():
         by_key.pop("epochs", None)
     values = changed(values, by_key)
     for table in CODE if not allow_code else ():
@@ -380,20 +339,6 @@ def read(
             setting = f"the setting {table}.name={name} yourself"
             raise InputError(text, give={"allow_code": True}, otherwise=setting)
     return from_values(values)
-
-
-def file_values(recipe: str) -> dict[str, Any]:
-    """The values of the recipe in a file; it is named for the file if it has no name of its own."""
-    path = BUILT_IN / f"{recipe}.toml"
-    if recipe not in built_in():
-        path = Path(recipe)
-        if path.suffix != ".toml":
-            options.choose("recipe", recipe, built_in())
-    try:
-        values = parse(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise OperationError(f"{path}: cannot be read as a recipe ({error})") from error
-    return {"name": path.stem} | values
 
 
 def from_values(values: dict[str, Any], matrix: Array | None = None) -> Recipe:

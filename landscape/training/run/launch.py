@@ -32,8 +32,8 @@ from landscape.training.processes import children
 from landscape.training.processes.children import TIMEOUT
 from landscape.training.processes.comm import Comm, LostProcessError
 from landscape.training.processes.process_group import Group, log_to, started_by_launcher
-from landscape.training.recipes import Evaluate
-from landscape.training.recipes.recipe import Recipe, file_values, from_values, recipe_of
+from landscape.training.recipes import Evaluate, file_values
+from landscape.training.recipes.recipe import Recipe, from_values, recipe_of
 from landscape.training.run import package_of, row_writer
 from landscape.training.run.loop import Hooks, Server, Trainer, Worker
 from landscape.training.run.setup import chosen_recipe, default_folder, divergence_message
