@@ -89,12 +89,9 @@ def test_the_words_of_all_commands_are_those_that_their_modules_say() -> None:
 
 
 def test_every_command_that_computes_a_loss_takes_fewer_samples() -> None:
-    options = {name: {each["declarations"][0] for each in words["params"]} for name, words in every().items()}
-    assert {name for name in options if "--dtype" in options[name]} == {
-        name
-        for name in options
-        if "--samples" in options[name] and name != "critical-batch"  # whose are of training
-    }
+    of = {name: {each["declarations"][0] for each in words["params"]} for name, words in every().items()}
+    for name in {*of} - {"critical-batch"}:  # whose samples are those of training
+        assert ("--samples" in of[name]) == ("--dtype" in of[name])
 
 
 def text() -> str:

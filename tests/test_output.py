@@ -223,6 +223,16 @@ def test_info_of_a_result_needs_no_torch(tmp_path: Path) -> None:
     assert not re.search("'(torch|scipy|pandas|matplotlib)'", modules)
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["recipes", "recipes cifar10/vgg*", "train no.toml", "contour no.h5", "import no", "noise no --k 0"],
+)
+def test_lists_and_refusals_need_no_torch(words: str) -> None:
+    done = subprocess.run([sys.executable, "-c", INFO, *words.split()], capture_output=True, text=True)
+    assert len(done.stderr.splitlines()) == len(re.findall(r"\bno\b", words))
+    assert not re.search("'(torch|scipy|pandas|matplotlib)'", done.stdout.splitlines()[-1])
+
+
 def test_an_option_has_one_form_in_all_commands() -> None:
     """The same name means the same everywhere: a flag, a number, a text or a choice of the same values."""
     known: dict[str, tuple[str, str]] = {}
