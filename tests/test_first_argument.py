@@ -145,17 +145,12 @@ def test_a_run_stands_for_its_problem(name: str, path: Path) -> None:
 def test_a_run_has_a_problem_of_fewer_samples_of_each_class(path: Path) -> None:
     run = Checkpoint.load(path)
     whole, few = run.problem(), run.using(samples=50).problem()
-    assert (whole.samples, few.samples, run.problem(samples=whole.samples).samples) == (
-        whole.samples,
-        50,
-        whole.samples,
-    )
     assert few.data.fingerprint() == run.problem(samples=50).data.fingerprint()
     labels = [problem.data.resident[1].bincount(minlength=10) / problem.samples for problem in (whole, few)]
     assert (labels[0] - labels[1]).abs().max() < 1 / 50  # of each class the same share, to a sample
     assert landscape.spectrum(run.using(samples=50), k=1).samples == 50
     with pytest.raises(
-        landscape.InputError, match=f"samples: 99999 is not allowed, it must be at most {whole.samples:,}"
+        landscape.InputError, match=f"samples: 99999 .* at most {whole.samples:,}, those of the split"
     ):
         run.problem(samples=99_999)
 
