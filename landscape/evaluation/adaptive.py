@@ -205,11 +205,12 @@ class _Grid:
         mixed = (corners > 0) & (corners < 3)
         # Of each triangle, the point that is furthest from all corners. A point on an edge belongs to both.
         triangles = np.max([np.where((t >= 0) & mixed[t], t, -1) for t in (around, *beside)], axis=0)
-        candidates, triangles = self.open[triangles >= 0], triangles[triangles >= 0]
+        on_border = triangles >= 0
+        candidates, triangles = self.open[on_border], triangles[on_border]
         distance = scipy.spatial.cKDTree(self.at[exact]).query(self.at[candidates])[0]
-        order = np.lexsort((-distance, triangles))
-        first = np.unique(triangles[order], return_index=True)[1]
-        self.border = candidates[order][first]
+        order = np.lexsort((-distance, triangles))  # by triangle, then from the furthest point on
+        furthest = np.unique(triangles[order], return_index=True)[1]
+        self.border = candidates[order][furthest]
 
     def settle(self, deciding: Sequence[str]) -> bool:
         """Fit, and compute all points between finite and other values. Return whether that is possible."""
@@ -324,25 +325,26 @@ def interpolate(
     """Compute some points of a grid and interpolate the others.
 
     Args:
-        shape: of the grid, such as (ny, nx).
+        shape: the grid's, such as (ny, nx).
         columns: name -> values (K,), K the number of points; written.
-        done: (K,), which of them are exact; other values are overwritten.
-        compute: called with the indices of points that must become exact if they are not.
-        tolerance: for each column, by its own range.
-        deciding: the columns whose errors must be within it; the others' errors are only stated.
-        seed: of the check points.
-        part: the columns of a part of the samples, which are computed first and guide the others.
+        done: (K,), whether a point is exact; values at other points are overwritten.
+        compute: called with indices of points; makes these points exact.
+        tolerance: the largest error; a share is one of each column's own range.
+        deciding: the columns whose errors must be within ``tolerance``; other errors are only stated.
+        seed: of the draw of check points.
+        part: the columns for a part of the samples, which are computed first and guide ``columns``.
     """
     guide = None
     if part is not None:
-        first = coarse_indices(shape, GUIDED_BASE)  # which are computed with any guide
-        compute(first)
-        if _finite(columns, deciding)[first].all():
+        coarse = coarse_indices(shape, GUIDED_BASE)  # points that are computed whatever the guide
+        compute(coarse)
+        if _finite(columns, deciding)[coarse].all():
             guide = _guided(shape, part, tolerance, deciding, seed)
     outcome = _refined(shape, Part(columns, done, compute), tolerance, deciding, seed, guide)
     if outcome is None:
         compute(np.arange(len(done)))
-        return Outcome(dict.fromkeys(columns, 0.0), dict.fromkeys(columns, 0.0), 0, frozenset())
+        no_errors = dict.fromkeys(columns, 0.0)
+        return Outcome(no_errors, no_errors, 0, frozenset())
     return outcome
 
 
@@ -409,50 +411,53 @@ def _refined(
     guide: _Guide | None = None,
     of_part: bool = False,
 ) -> Outcome | None:
-    """:func:`interpolate` from the coarsest level or by a ``guide``; None if all points have to be computed.
+    """:func:`interpolate` from the coarsest level, or from a ``guide``; None if all points must be computed.
 
-    That is so if a share MAX_SHARE of the points would be needed. A part of the samples is given up if a
-    share PART_MAX_SHARE would be, if values are not finite, since those of other samples are so elsewhere, or
-    if it is HOPELESS.
+    All points must be computed where more than a share MAX_SHARE is needed.
+    With ``of_part``, ``level`` has a part of the samples. Such a level is given up (None) where more than
+    PART_MAX_SHARE is needed, where the estimate is HOPELESS, or where values are not finite: values of other
+    samples are then not finite at other points.
     """
     if 2 * first_points(shape) > len(level.done):
         return None
-    grid, draw = _Grid(shape, level, tolerance, guide), np.random.default_rng([seed, *shape])
-    new = grid.guided_indices(shape, deciding) if guide else coarse_indices(shape)
-    smooth = guide is not None and guide.smooth and len(new) <= FEW_POINTS
+    grid = _Grid(shape, level, tolerance, guide)
+    draw = np.random.default_rng([seed, *shape])
+    next_points = grid.guided_indices(shape, deciding) if guide else coarse_indices(shape)
+    smooth = guide is not None and guide.smooth and len(next_points) <= FEW_POINTS
     max_share = PART_MAX_SHARE if of_part else MAX_SHARE
-    estimates = list[float]()
+    estimates: list[float] = []  # of the largest error in tolerances, one for each round with many checks
     for number in itertools.count():
-        grid.compute(new)
+        grid.compute(next_points)
         if of_part and not _finite(level.columns, deciding)[grid.exact].all():
             return None
         if not grid.settle(deciding):
             return None
-        few = smooth and number < FEW_ROUNDS and grid.scaled_as_guide(deciding)
-        this = _Round.after(len(estimates), grid, few, of_part)
-        if grid.exact.sum() + this.checks > max_share * len(level.done):
+        few_checks = smooth and number < FEW_ROUNDS and grid.scaled_as_guide(deciding)
+        numbers = _Round.after(len(estimates), grid, few_checks, of_part)
+        if grid.exact.sum() + numbers.checks > max_share * len(level.done):
             return None
-        outcome, expected = _checked(grid, this.checks, deciding, draw, this.margin)
+        outcome, expected = _checked(grid, numbers.checks, deciding, draw, numbers.margin)
         estimate = max(outcome.stated[name] for name in deciding)
-        if estimate <= this.limit:
+        if estimate <= numbers.limit:
             scales = {name: fit.scale for name, fit in grid.fits.items()}
-            if not grid.settle(deciding):
+            if not grid.settle(deciding):  # fits again: the check points are exact now
                 return None
             filled_scales = grid.fill(level.done)
             if all(filled_scales[name].log == scales[name].log for name in deciding):
                 break
-            # Interpolated extremes decide on the scale: make them exact.
-            new = grid.extremes(deciding)
-            if grid.exact[new].all():
+            # The scale (linear or logarithmic) changed by interpolated extremes: make the extremes exact.
+            next_points = grid.extremes(deciding)
+            if grid.exact[next_points].all():
                 return None
             continue
-        if not few:
+        if not few_checks:
             estimates.append(estimate)
         hopeless = estimate > HOPELESS and len(estimates) > 3 and estimate > estimates[-3] / 3
         if of_part and hopeless:
             return None
-        new = grid.worst(expected, 0.5, max(this.new, int(this.growth * grid.exact.sum())))
-    return _stated(outcome, scales, filled_scales, this.min_stated)
+        count = max(numbers.new, int(numbers.growth * grid.exact.sum()))
+        next_points = grid.worst(expected, 0.5, count)
+    return _stated(outcome, scales, filled_scales, numbers.min_stated)
 
 
 def _stated(
@@ -461,18 +466,18 @@ def _stated(
     filled_scales: Mapping[str, ErrorScale],
     min_stated: float,
 ) -> Outcome:
-    """``outcome``, of errors on ``scales``, converted to those of the filled grid.
+    """``outcome`` with errors on ``scales`` converted to ``filled_scales``, the scales of the filled grid.
 
-    An estimate only has to be within the tolerance, and may itself be too low: STATED_FACTOR times it is
-    stated, at most the tolerance and at least ``min_stated``. Linear and logarithmic errors cannot be
-    converted: a column that does not decide, and whose scale has changed, has an infinite error.
+    The stated error is STATED_FACTOR times the estimate, because the estimate may be too low; it is at most
+    the tolerance and at least ``min_stated``. Linear and logarithmic errors cannot be converted into each
+    other: where a column's scale has changed so, its error is infinite.
     """
     stated, largest = {}, {}
-    for name, scale in filled_scales.items():
-        old = scales.get(name, scale)
-        share = old.limit / scale.limit if old.log == scale.log else math.inf
-        estimate = share * outcome.stated.get(name, math.inf)
-        largest[name] = share * outcome.largest.get(name, math.inf)
+    for name, filled_scale in filled_scales.items():
+        scale = scales.get(name, filled_scale)
+        ratio = scale.limit / filled_scale.limit if scale.log == filled_scale.log else math.inf
+        estimate = ratio * outcome.stated.get(name, math.inf)
+        largest[name] = ratio * outcome.largest.get(name, math.inf)
         stated[name] = max(estimate, min(max(STATED_FACTOR * estimate, min_stated), 1.0))
     return replace(outcome, stated=stated, largest=largest)
 
@@ -484,27 +489,32 @@ def _checked(
     draw: np.random.Generator,
     margin: float | None,
 ) -> tuple[Outcome, Array]:
-    """Compute ``count`` open points; return the errors there, and the expected errors of all points (K,).
+    """Compute ``count`` open points, and compare the fits' predictions with the values there.
 
-    The estimate of the largest error is SAFETY times the largest at the checks or, if there is a ``margin``
-    and that is more, the largest expected error. Expected errors are scaled by the margin times the ratio of
-    the means of measured and expected errors at the checks.
+    The estimate of a column's largest error is SAFETY times the largest error at these check points. With a
+    ``margin``, the estimate is at least the largest expected error.
+    Expected errors are scaled by margin · (mean measured error) / (mean expected error) at the check points.
+
+    Returns:
+        The estimates, and the expected errors (K,) at all points, 0 at exact ones; both in tolerances.
     """
     expected = grid.expected()
     predicted = {name: fit.quantity(grid.open) for name, fit in grid.fits.items()}
     weights = [grid.fits[name].in_tolerances(predicted[name], expected[name]) for name in deciding]
-    at_checks = _check_points(draw, grid, np.max(weights, axis=0), count)  # among the open ones
-    checks = grid.open[at_checks]
+    positions = _check_points(draw, grid, np.max(weights, axis=0), count)  # in grid.open
+    checks = grid.open[positions]
+    predicted_at_checks = {name: quantity[positions] for name, quantity in predicted.items()}
     grid.compute(checks)
     stated, largest, scaled = {}, {}, {}
-    guesses = {name: quantity[at_checks] for name, quantity in predicted.items()}
-    for name, (errors, in_tolerances) in grid.errors(guesses, checks, deciding).items():
-        finite, largest[name] = np.isfinite(errors), float(in_tolerances.max())
-        total = float(expected[name][at_checks][finite].sum())
+    for name, (errors, in_tolerances) in grid.errors(predicted_at_checks, checks, deciding).items():
+        largest[name] = float(in_tolerances.max())
+        finite = np.isfinite(errors)
+        total = float(expected[name][positions][finite].sum())
         factor = (margin or MARGIN) * float(errors[finite].sum()) / total if total else 0.0
         scaled[name] = grid.fits[name].in_tolerances(predicted[name], factor * expected[name])
-        scaled[name][at_checks] = 0.0
-        stated[name] = max(SAFETY * largest[name], float(scaled[name].max()) if margin else 0.0)
+        scaled[name][positions] = 0.0  # exact now
+        largest_expected = float(scaled[name].max()) if margin else 0.0
+        stated[name] = max(SAFETY * largest[name], largest_expected)
     log = frozenset(name for name, fit in grid.fits.items() if fit.scale.log)
     all_expected = np.zeros(len(grid.at))
     all_expected[grid.open] = np.max([scaled[name] for name in deciding], axis=0)

@@ -171,39 +171,46 @@ def follow(
     usual: int,
     maximum: int,
 ) -> Array:
-    """Indices of points through which a function of ``kernel`` follows ``values``, each of the largest error.
+    """Indices of points through which a function of ``kernel`` follows ``values``.
 
-    Each new point updates a Newton basis: no system is solved anew.
+    The next point is always the one with the largest weighted error of the function through the points
+    so far. Each point adds a row to a Newton basis, so that no system of equations is solved again.
 
     Args:
-        at, values: points (K, d) and finite values (K,).
-        weights: (K,), of the errors.
-        start: the points that are taken first.
-        tolerance: the error at which the choice ends; from ``usual`` points on, twice as much.
-        minimum, maximum: of the number of points.
+        at: points (K, d).
+        values: (K,), finite.
+        weights: (K,), factors of the errors.
+        start: indices of points that are chosen in any case.
+        tolerance: the weighted error at which the choice ends; twice as much from ``usual`` points on.
+        minimum, maximum: the least and the largest number of points.
     """
     phi, degree, _ = KERNELS[kernel]
-    powers = monomials(at, degree)
-    pool = start if len(start) >= 2 * powers.shape[1] else np.arange(len(at))
+    powers = monomials(at, degree)  # (K, M)
+    terms = powers.shape[1]
+    pool = start if len(start) >= 2 * terms else np.arange(len(at))
+    # M points that determine a polynomial: pivots, which make the inverse below accurate.
     pivots = scipy.linalg.qr(powers[pool].T, mode="r", pivoting=True)[1]
-    first = pool[pivots[: powers.shape[1]]]  # through which there is one polynomial
-    lagrange = powers @ np.linalg.inv(powers[first])
-    to_first = phi(scipy.spatial.distance.cdist(at, at[first]))
-    kernel_rest = to_first - lagrange @ to_first[first]
-    residual, basis = values - lagrange @ values[first], np.zeros((maximum, len(at)))
-    chosen: list[int] = first.tolist()
+    nodes = pool[pivots[:terms]]
+    lagrange = powers @ np.linalg.inv(powers[nodes])  # (K, M), Lagrange polynomials of the nodes
+    to_nodes = phi(scipy.spatial.distance.cdist(at, at[nodes]))
+    # φ to the nodes, less the polynomial through its values at the nodes.
+    nodes_remainder = to_nodes - lagrange @ to_nodes[nodes]
+    residual = values - lagrange @ values[nodes]
+    basis = np.zeros((maximum, len(at)))
+    chosen: list[int] = nodes.tolist()
     required = [index for index in start.tolist() if index not in chosen]
-    sign = -1.0 if degree % 2 == 0 else 1.0
+    sign = -1.0 if degree % 2 == 0 else 1.0  # sign·φ is positive definite without the polynomials
     for row in range(maximum - len(chosen)):
         index = required[row] if row < len(required) else int(np.abs(weights * residual).argmax())
         if row >= len(required) and len(chosen) >= minimum:
             allowed = tolerance if len(chosen) < usual else 2 * tolerance
             if abs(weights[index] * residual[index]) <= allowed:
                 break
+        # φ to this point, less polynomials on both sides and less the basis so far.
         column = phi(np.linalg.norm(at - at[index], axis=1))
-        column -= lagrange @ to_first[index] + kernel_rest @ lagrange[index]
+        column -= lagrange @ to_nodes[index] + nodes_remainder @ lagrange[index]
         column = sign * column - basis[:row, index] @ basis[:row]
-        if not column[index] > 0:  # by rounding: it is as good as chosen
+        if not column[index] > 0:  # by rounding: the function already passes through this point
             break
         basis[row] = column / np.sqrt(column[index])
         residual -= residual[index] / basis[row, index] * basis[row]
