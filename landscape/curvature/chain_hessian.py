@@ -150,11 +150,11 @@ class ChainHessian:
     def __call__(self, vectors: Tensor) -> Tensor:
         """The products with ``vectors``, (K, P) -> (K, P)."""
         layout, count = self.problem.layout, len(vectors)
-        moved = layout.views(vectors)
+        v = layout.views(vectors)  # name -> (K, *shape)
         out = torch.zeros_like(vectors)
-        sums = layout.views(out)
+        sums = layout.views(out)  # written below, and so ``out``
         weights = [w.expand(count, -1, -1) for w in self.weights]
-        first = moved[self.layers[0].step.weight].flatten(0, 1)
+        first_v = v[self.layers[0].step.weight].flatten(0, 1)
         last = len(self.layers) - 1
         for c in self.chunks:
             # Forward: the derivatives along v of the layers' outputs (rz) and inputs (rh).
@@ -162,15 +162,15 @@ class ChainHessian:
             rhs: list[Tensor] = []
             for k, layer in enumerate(self.layers):
                 if k:
-                    rz = _product(moved[layer.step.weight], c.h[k - 1], _product(weights[k], rhs[-1]))
+                    rz = _product(v[layer.step.weight], c.h[k - 1], _product(weights[k], rhs[-1]))
                 else:
-                    rz = (first @ c.x.T).view(count, -1, len(c.x))
+                    rz = (first_v @ c.x.T).view(count, -1, len(c.x))
                 if layer.step.bias:
-                    rz += moved[layer.step.bias].unsqueeze(2)
+                    rz += v[layer.step.bias].unsqueeze(2)
                 if k < last:
                     rzs.append(rz)
                     rhs.append(rz * c.first[k])
-            # Back: r is the derivative along v of the loss's derivative at a layer's outputs.
+            # Backward: r is the derivative along v of ∂L/∂z, z a layer's outputs.
             r = self._output_hvp(c, rz)
             for k in range(last, -1, -1):
                 step = self.layers[k].step
@@ -181,16 +181,16 @@ class ChainHessian:
                     break
                 sums[step.weight].add_(_product(r, c.h[k - 1].mT))
                 r = _product(weights[k].mT, r)
-                if self.full:
+                if self.full:  # the Hessian, not its Gauss-Newton part
                     delta = c.delta[k - 1]
                     sums[step.weight].add_(_product(rhs[k - 1], delta.mT).mT)
-                    r = _product(moved[step.weight].mT, delta, r)
+                    r = _product(v[step.weight].mT, delta, r)
                 r = r * c.first[k - 1]
                 second = c.second[k - 1]
                 if second is not None:
                     r = torch.addcmul(r, second, rzs[k - 1])
         if self.penalties:
-            # One for all vectors, or one for each.
+            # There is one penalty for all vectors, or one for each.
             penalties = self.penalties * (count // len(self.penalties))
             out += torch.stack([penalty(v) for penalty, v in zip(penalties, vectors, strict=True)])
         return out

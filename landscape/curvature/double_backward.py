@@ -59,11 +59,11 @@ def first_loss(problem: Problem, weights: dict[str, Tensor]) -> Tensor:
 
 
 def in_full_precision(problem: Problem) -> Problem:
-    """``problem``, or its copy in float32 where its weights are in half precision, with the same numbers.
+    """``problem``, or a copy in float32 with equal weights where these are in half precision.
 
-    Products in half precision have two or three digits, which the differences of an eigenvalue search lose.
-    Where the pass computes in such a precision itself, ``problem.checked[INSIDE]`` is set, and products are
-    taken within :class:`FullPrecision`. A ProblemWarning says so, once a problem.
+    Products in half precision have two or three digits, too few for an eigenvalue search. A model may also
+    compute in half precision inside its forward pass. ``problem.checked[INSIDE]`` says whether it does; its
+    products are then taken within :class:`FullPrecision`. A ProblemWarning reports either, once a problem.
 
     Raises:
         InputError: a model that does not run in float32.
@@ -87,7 +87,8 @@ def in_full_precision(problem: Problem) -> Problem:
     inside = mode.seen & {*LOW}
     problem.checked[INSIDE] = bool(inside)
     if low or inside:
-        names = sorted(str(name).removeprefix("torch.") for name in inside | {problem.dtype} & {*LOW})
+        dtypes = inside | {problem.dtype} if low else inside
+        names = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
         arithmetic = str(full.dtype).removeprefix("torch.")
         words = f"it computes in {' and '.join(names)}; second derivatives have {arithmetic} arithmetic"
         warn_caller(f"model: {words}", ProblemWarning)
@@ -301,20 +302,21 @@ def _slope(problem: Problem, at: Tensor, slots: Sequence[Slot]) -> tuple[float, 
 def check_gradient(few: Problem, weights: Tensor, slots: Sequence[Slot]) -> None:
     """Raise InputError unless the gradient in ``slots`` is the derivative of the loss near ``weights`` (P,).
 
-    It is not where a part is detached, with straight-through estimators, and with phantom gradients: what its
-    derivatives are then is no Hessian of the loss. It is compared with central differences of the loss, along
-    itself and random directions, in float64 where the model runs in that, and at weights a little off
-    ``weights``, where no kink of ReLU or max pooling lies. Once a problem and part.
+    A gradient is another vector where a part is detached, with straight-through estimators, and with phantom
+    gradients. Derivatives of such a gradient are no Hessian of the loss.
+
+    The gradient is compared with central differences of the loss, along the gradient and along random
+    directions. The arithmetic is float64 if the model runs in float64. Each problem and part is checked once.
     """
     key = ("gradient", few.batchnorm.name, tuple(slot.name for slot in slots))
     if key in few.checked:
         return
     for dtype in dict.fromkeys((widest_dtype(few.device), few.dtype)):
         try:
-            part = few.to(dtype)
-            part.weights = weights.to(dtype)
+            converted = few.to(dtype)
+            converted.weights = weights.to(dtype)
             with FullPrecision(dtype):
-                agrees = _is_derivative(part, slots)
+                agrees = _is_derivative(converted, slots)
             break
         except LandscapeError:
             raise
@@ -328,51 +330,72 @@ def check_gradient(few: Problem, weights: Tensor, slots: Sequence[Slot]) -> None
 
 
 def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
-    """False where differences of the loss show another derivative than autograd's."""
-    layout, pieces = problem.layout, [slot.place for slot in slots]
+    """Return whether differences of the loss agree with the gradient, or decide nothing.
 
-    def move(seed: int) -> Tensor:
-        return problem.along_weights(moved(problem, seed).sub_(problem.weights))
-
-    at = problem.weights.add(move(0), alpha=0.01)
+    The steps grow until differences along all directions can be trusted: they exceed the loss's rounding,
+    and those at one and two steps agree.
+    """
+    # A little off the weights, which may lie on a kink of ReLU or max pooling.
+    at = problem.weights.add(_random_move(problem, 0), alpha=0.01)
     value, gradient = _slope(problem, at, slots)
 
-    def direction(k: int) -> Tensor:
-        """Random for k = 1 and 2; for 0 along the gradient, where each tensor counts nearly the same."""
-        random, chosen = move(max(k, 1)), torch.zeros_like(at)
-        sizes = [[float(devices.vector_norm(v[piece])) for v in (gradient, random)] for piece in pieces]
-        most = max(a * b for a, b in sizes)
-        for piece, (size, length) in zip(pieces, sizes, strict=True):
-            if k:
-                chosen[piece] = random[piece]
-            elif size > 0:  # no wrong one hides behind the others
-                chosen[piece] = gradient[piece] * (length / size * most / max(size * length, most / BALANCE))
+    @torch.no_grad()
+    def difference(direction: Tensor, step: float) -> float:
+        forward = float(first_loss(problem, problem.layout.views(at.add(direction, alpha=step))))
+        backward = float(first_loss(problem, problem.layout.views(at.add(direction, alpha=-step))))
+        return (forward - backward) / (2 * step)
+
+    def direction(number: int) -> Tensor:
+        """The gradient's direction for 0, random ones for 1 and 2; zero outside of ``slots``."""
+        if number == 0:
+            return _balanced(problem, gradient, slots)
+        chosen, random = torch.zeros_like(at), _random_move(problem, number)
+        for slot in slots:
+            chosen[slot.place] = random[slot.place]
         return chosen
 
-    @torch.no_grad()
-    def difference(d: Tensor, step: float) -> float:
-        ends = (float(first_loss(problem, layout.views(at.add(d, alpha=t)))) for t in (step, -step))
-        return (next(ends) - next(ends)) / (2 * step)
-
     eps = torch.finfo(at.dtype).eps
-    unit = eps * max(1.0, abs(value))  # small losses may come from logits that cancel
+    rounding = eps * max(1.0, abs(value))  # small losses may come from logits that cancel
     for step in (eps**0.5, 30 * eps**0.5, 900 * eps**0.5):
-        clear = True
+        all_trusted = True
         for group in ((0,), (1, 2)):
             rows = []
-            for d in map(direction, group):
+            for d in map(direction, group):  # one direction at a time in memory
                 rows.append([difference(d, step), difference(d, 2 * step), float(devices.inner(d, gradient))])
             near, far, claimed = torch.tensor(rows, dtype=torch.float64).T
             scale = torch.stack([near.norm(), far.norm(), claimed.norm()]).max()
-            resolved = 2 * step * scale >= UNITS * unit
-            apart = (near - far).norm()
-            trusted = bool(resolved & (apart <= SAME * scale))
-            if trusted and not bool((near - claimed).norm() <= OTHER * apart + LEAST * scale):
+            resolved = 2 * step * scale >= UNITS * rounding
+            disagreement = (near - far).norm()
+            trusted = bool(resolved & (disagreement <= SAME * scale))
+            agrees = bool((near - claimed).norm() <= OTHER * disagreement + LEAST * scale)
+            if trusted and not agrees:
                 return False
-            clear &= trusted
-        if clear:
+            all_trusted &= trusted
+        if all_trusted:
             break
     return True
+
+
+def _random_move(problem: Problem, seed: int) -> Tensor:
+    """A random vector (P,) along the weights, in proportion to their sizes."""
+    return problem.along_weights(moved(problem, seed).sub_(problem.weights))
+
+
+def _balanced(problem: Problem, gradient: Tensor, slots: Sequence[Slot]) -> Tensor:
+    """The direction (P,) of the gradient, scaled in each tensor so that all tensors count nearly alike.
+
+    Otherwise a wrong small part would hide behind the others.
+    """
+    direction = torch.zeros_like(gradient)
+    random = _random_move(problem, 1)
+    sizes = [float(devices.vector_norm(gradient[slot.place])) for slot in slots]
+    lengths = [float(devices.vector_norm(random[slot.place])) for slot in slots]  # of usual moves
+    largest = max(size * length for size, length in zip(sizes, lengths, strict=True))
+    for slot, size, length in zip(slots, sizes, lengths, strict=True):
+        if size > 0:
+            scale = length / size * largest / max(size * length, largest / BALANCE)
+            direction[slot.place] = gradient[slot.place] * scale
+    return direction
 
 
 def holds_but_for_rounding(problem: Problem, test: Callable[[Problem], bool]) -> bool:
@@ -420,27 +443,30 @@ def check_differences(
     vectors: list[Tensor],
     image: Sequence[Tensor],
 ) -> None:
-    """Raise InputError if ``image``, the product with ``vectors``, is not the difference of gradients.
+    """Raise InputError if differences of gradients contradict ``image``, the product of H and ``vectors``.
 
-    This alone detects a backward pass that leaves something out (by detach, .data, NumPy).
+    No other check detects a backward pass that leaves out a term (by detach, .data, NumPy).
 
     Args:
-        leaves: the parameters of the model's call.
-        active: those among them that the vectors belong to; they are changed.
+        leaves: name -> parameter, for the model's call.
+        active: the parameters among ``leaves`` to which ``vectors`` and ``image`` belong; changed in place.
     """
-    start = [a.detach().clone() for a in active]
+    start = [parameter.detach().clone() for parameter in active]
     size = float(distance(start) / distance(vectors))
     step = torch.finfo(problem.dtype).eps ** (1 / 3) * max(size, 1e-3)
 
     def gradient(t: float) -> list[Tensor]:
+        """∇L at start + t·vectors."""
         with torch.no_grad():
-            for a, at, v in zip(active, start, vectors, strict=True):
-                torch.add(at, v, alpha=t, out=a)
+            for parameter, at, v in zip(active, start, vectors, strict=True):
+                torch.add(at, v, alpha=t, out=parameter)
         loss = first_loss(problem, leaves)
         return gradients(loss, active) if loss.requires_grad else [torch.zeros_like(a) for a in active]
 
     def derivative(t: float) -> list[Tensor]:
-        return [(a - b).div_(2 * t) for a, b in zip(gradient(t), gradient(-t), strict=True)]
+        """The central difference of gradients along ``vectors``."""
+        pairs = zip(gradient(t), gradient(-t), strict=True)
+        return [(forward - backward).div_(2 * t) for forward, backward in pairs]
 
     near, far = derivative(step), derivative(2 * step)
     scale = torch.maximum(distance(near), distance(far))

@@ -60,23 +60,24 @@ MAX_SAMPLES = 0.8
 
 @torch.no_grad()
 def most_curved(problem: Problem, weights: Tensor) -> Problem:
-    """The samples with most of the curvature at ``weights`` (K, P); all where others count, too.
+    """``problem`` on the samples with most of the curvature at ``weights`` (K, P).
 
-    So do they where the problem is regularized: the penalty is no mean over samples.
+    All samples are kept where the loss is no softmax loss of single samples, and where the problem is
+    regularized: the penalty is no mean over samples.
     """
     tensors, loss = problem.data.tensors, problem.criterion
     usable = is_softmax_loss(loss) and not problem.regularised and not problem.batchnorm.samples
     usable = usable and problem.separable
     if not usable or tensors is None or tensors[1].dim() != 1:
         return problem
-    missing = torch.zeros(problem.samples, device=problem.device)
-    for at in weights:
-        outputs = ((problem.outputs(at, x), y) for x, y, _ in problem.chunks())
+    curvatures = torch.zeros(problem.samples, device=problem.device)  # of each sample: Σ(1 − p) over weights
+    for theta in weights:
+        outputs = ((problem.outputs(theta, x), y) for x, y, _ in problem.chunks())
         parts = [1 - z.softmax(1).gather(1, y[:, None]).squeeze(1) for z, y in outputs]
-        # A NaN of one point does not spread to others.
-        missing += torch.cat(parts).float().nan_to_num(nan=1.0)
-    most, order = missing.sort(descending=True)
-    count = int((most.cumsum(0) < CURVATURE_SHARE * most.sum()).sum()) + 1
+        # NaN at one θ must not hide the samples' values at the others.
+        curvatures += torch.cat(parts).float().nan_to_num(nan=1.0)
+    descending, order = curvatures.sort(descending=True)
+    count = int((descending.cumsum(0) < CURVATURE_SHARE * descending.sum()).sum()) + 1
     if count > MAX_SAMPLES * problem.samples:
         return problem
     return problem.subset(order[:count].sort().values)
@@ -99,7 +100,7 @@ def points_at_once(problem: Problem, options: hessian.HessianOptions = hessian.F
 
 
 def _chain_bytes(problem: Problem, weights: Tensor, options: hessian.HessianOptions) -> int | None:
-    """Bytes of a set of weights for the fast products of chains; None where these do not serve."""
+    """Bytes of one set of weights for the fast products of chains; None where these cannot be used."""
     low = problem.checked.get(INSIDE)
     saved = ChainHessian.saved_bytes(problem) if options.part is None and not low else None
     return saved if saved is not None and agrees(problem, weights, options.matrix) else None
@@ -117,71 +118,102 @@ def eigenpairs(
 ) -> list[RitzPairs]:
     """Eigenvalues of ∇²L at each of ``weights`` (K, P).
 
-    Args:
-        start: the first vector of every search, (P,) or (P',) for a part; see :func:`.search_eigenpairs`.
-        target: which eigenvalues, and how exactly.
-        options: which matrix; see :class:`landscape.HessianOperator`. With a preconditioner K is 1.
-        search: "exact": every product has all samples; "auto": the search uses cheaper products where that
-            saves time, for tolerances from 1e-3 and 1,280 parameters on: with cross-entropy those of the
-            samples with 99% of the sum of 1 − p, p the probability of the target (a sample's part of the
-            Hessian vanishes with 1 − p).
-        done: called as each point ends.
-
     All points are searched in lockstep, so that on chains of linear layers one pass over the data serves all.
     Each product counts as one.
+
+    Args:
+        start: the first vector of every search, (P,) or (P',) for a part; see :func:`.search_eigenpairs`.
+        target: the wanted eigenvalues and the tolerance.
+        options: the matrix; see :class:`landscape.HessianOperator`. With a preconditioner K is 1.
+        search: "exact": every product has all samples. "auto": for tolerances from 1e-3 and from 1,280
+            parameters on, products of the search have the samples with most curvature (:func:`most_curved`).
+            These are the samples with 99% of the sum of 1 − p, p the probability of the target: a sample's
+            part of the Hessian vanishes with 1 − p.
+        done: called as the search of each point ends.
     """
-    first = options.at(problem, weights[0])
-    if first.derivatives == "differences":
-        every_point = [first, *(options.at(problem, w) for w in weights[1:])]
-        pairs = [search_operator(h, start, target, done)[0] for h in every_point]
-        suffix = ", preconditioned" * bool(options.precondition)
+    first_hessian = options.at(problem, weights[0])
+    if first_hessian.derivatives == "differences":
+        hessians = [first_hessian, *(options.at(problem, theta) for theta in weights[1:])]
+        pairs = [search_operator(h, start, target, done)[0] for h in hessians]
+        suffix = ", preconditioned" if options.precondition else ""
         return [replace(result, search=result.search + suffix) for result in pairs]
-    del first
+    del first_hessian  # frees its graphs
     if options.precondition:
-        found_one, _ = search_operator(fast_hessian(problem, weights[0], options), start, target, done)
-        return [replace(found_one, search="exact, preconditioned")]
-    exactly = replace(options, derivatives="exact")
+        result, _ = search_operator(fast_hessian(problem, weights[0], options), start, target, done)
+        return [replace(result, search="exact, preconditioned")]
     problem = in_full_precision(problem)
-    weights, matrix = weights.to(problem.weights), options.matrix
-    saved = _chain_bytes(problem, weights[0], options)
-    is_chain = saved is not None and saved * len(weights) <= min(GRAPH_BYTES, spare())
-    single = ChainHessian(problem, weights, matrix=matrix) if is_chain and len(weights) == 1 else None
+    weights = weights.to(problem.weights)
     small = problem.layout.size < MIN_PARAMETERS or target.residual_tol < MIN_RESIDUAL_TOL
     cheaper = search == "auto" and not small and problem.separable
+    search_part = _PartSearch(problem, weights, target, options, done)
     part = most_curved(problem, weights) if cheaper else problem
+    results = search_part(weights, [start] * len(weights), part)
+    missed = [
+        i
+        for i, result in enumerate(results)
+        if not result.converged and result.products < target.max_products and finite(result.residuals)
+    ]
+    if missed and part is not problem:
+        starts = [warm_start(results[i].vectors.sum(0), start) for i in missed]
+        repeated = search_part(weights[missed], starts, problem)
+        for i, result in zip(missed, repeated, strict=True):
+            results[i] = replace(result, products=results[i].products + result.products)
+    return results
 
-    def search_batch(at: Tensor, starts: list[Tensor], near: Problem) -> list[RitzPairs]:
-        """Search at ``at`` with products of ``near``; verify and refine with exact ones."""
-        share, exact = near.samples / problem.samples, near is problem
-        verifying: Iterable[Products]
-        if is_chain:
-            h = single if single and exact else ChainHessian(near, at, matrix=matrix)
-            products = _in_lockstep(h, share)
-            # Without one, one point at a time, as the verification asks for them.
-            verifying = [single] if single else (ChainHessian(problem, t[None], matrix=matrix) for t in at)
+
+class _PartSearch:
+    """Searches at several weights with products of a part of the samples, refined with all samples.
+
+    ``weights`` (K, P): all points that will be searched.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        weights: Tensor,
+        target: SearchOptions,
+        options: hessian.HessianOptions,
+        done: Callable[[], None],
+    ) -> None:
+        self._problem, self._target, self._done = problem, target, done
+        self._options = replace(options, derivatives="exact")
+        weight_bytes = _chain_bytes(problem, weights[0], options)
+        budget = min(GRAPH_BYTES, spare())
+        self._is_chain = weight_bytes is not None and weight_bytes * len(weights) <= budget
+        # One point: the search and its verification share the matrix.
+        self._single = self._chain(problem, weights) if self._is_chain and len(weights) == 1 else None
+
+    def _chain(self, problem: Problem, weights: Tensor) -> ChainHessian:
+        return ChainHessian(problem, weights, matrix=self._options.matrix)
+
+    def __call__(self, weights: Tensor, starts: list[Tensor], part: Problem) -> list[RitzPairs]:
+        """Search at ``weights`` (k, P) with products of ``part``; verify and refine with all samples."""
+        problem, single, has_all = self._problem, self._single, part is self._problem
+        share = part.samples / problem.samples
+        verifying: Iterable[Products]  # for each point
+        if self._is_chain:
+            products = _in_lockstep(single if single and has_all else self._chain(part, weights), share)
+            # Made as the verification asks for them: in memory is one at a time.
+            verifying = [single] if single else (self._chain(problem, theta[None]) for theta in weights)
         else:
-            operators = [exactly.at(near, t) for t in at]
+            operators = [self._options.at(part, theta) for theta in weights]
 
             def products(rows: Tensor, running: list[int]) -> Tensor:
                 pairs = zip(running, rows, strict=True)
-                return stacked([operators[i]._images(v[None])[0].mul_(share) for i, v in pairs])
+                return stacked([operators[i]._images(row[None])[0].mul_(share) for i, row in pairs])
 
-            verifying = (h._images for h in (operators if exact else (exactly.at(problem, t) for t in at)))
-        results = run_in_lockstep([search_eigenpairs(s, target) for s in starts], products, done)
-        exact_ones, tol = zip(results, verifying, strict=True), target.residual_tol
-        refined = (verify_and_refine(r, h, tol) for r, h in exact_ones)
+            if has_all:
+                verifying = [h._images for h in operators]
+            else:
+                verifying = (self._options.at(problem, theta)._images for theta in weights)
+        searches = [search_eigenpairs(start, self._target) for start in starts]
+        results = run_in_lockstep(searches, products, self._done)
         name = str(problem.dtype).removeprefix("torch.")
-        name += "" if exact else f", {near.samples:,} of {problem.samples:,} samples"
-        return [replace(pair, search=name) for pair in refined]
-
-    every = search_batch(weights, [start] * len(weights), part)
-    missed = [i for i, p in enumerate(every) if not p.converged and p.products < target.max_products]
-    missed = [i for i in missed if finite(every[i].residuals)]
-    if missed and part is not problem:
-        starts = [warm_start(every[i].vectors.sum(0), start) for i in missed]
-        for i, again in zip(missed, search_batch(weights[missed], starts, problem), strict=True):
-            every[i] = replace(again, products=every[i].products + again.products)
-    return every
+        name += "" if has_all else f", {part.samples:,} of {problem.samples:,} samples"
+        return [
+            replace(verify_and_refine(result, h, self._target.residual_tol), search=name)
+            for result, h in zip(results, verifying, strict=True)
+        ]
 
 
 def fast_hessian(
@@ -216,15 +248,15 @@ def _in_lockstep(h: ChainHessian, share: float) -> Callable[[Tensor, list[int]],
 
 @dataclass(frozen=True)
 class Matrix:
-    """The matrix that a public function is about: that of a problem, or an operator that was given.
+    """The matrix that a public function analyzes: the Hessian of a problem, or the caller's operator.
 
     Attributes:
         source: the problem, or the operator.
-        weights: θ (P,) of a problem; None: its center.
-        options: which matrix of a problem.
-        size: its number of rows.
-        seed: of a result's random draws.
-        about: fields of a result (:class:`landscape.results.spectrum.MatrixResult`).
+        weights: θ (P,) of a problem; None: the problem's center.
+        options: the kind of matrix of a problem.
+        size: the number of rows.
+        seed: of the result's random draws.
+        about: fields of the result (:class:`landscape.results.spectrum.MatrixResult`).
     """
 
     source: Problem | SymmetricOperator
@@ -239,20 +271,22 @@ class Matrix:
         """The matrix of ``subject``: a problem, a run or a symmetric operator.
 
         Args:
-            subject: what a public function got.
-            seed: of its random draws.
+            subject: the first argument of a public function.
+            seed: of the function's random draws.
             about: provenance, kept with the result.
-            options: its keywords about the matrix, such as ``weights`` and ``part``.
+            options: the function's keywords about the matrix, such as ``weights`` and ``part``.
 
         Raises:
-            InputError: another kind, an unknown option, or an option that the operator or pyhessian lacks.
+            InputError: a subject of another kind, an unknown option, or an option that the operator or
+                pyhessian lacks.
         """
         engine = options.get("engine", "landscape")
-        if on_ranks(subject):  # "differences" are all that it has
+        if on_ranks(subject):  # a sharded model, which has products by differences only
             subject, options["weights"] = subject.hessian(options["weights"]), None
             if options["derivatives"] == "differences":
                 options["derivatives"] = None
-        if operator := as_operator(subject):
+        operator = as_operator(subject)
+        if operator:
             for name, value in options.items():
                 if value is not None and (name not in USUAL or value != USUAL[name]):
                     raise InputError(f"{name}: it is of a Problem, leave it out with an operator")
@@ -260,17 +294,23 @@ class Matrix:
             return cls(operator, None, hessian.FULL_HESSIAN, operator.size, seed, fields)
         problem, weights, part = problem_of(subject), options["weights"], options["part"]
         preconditioner = hessian.as_preconditioner(options.get("precondition"))
-        chosen = hessian.HessianOptions(options["matrix"], part, preconditioner, options["derivatives"])
+        matrix_options = hessian.HessianOptions(
+            options["matrix"], part, preconditioner, options["derivatives"]
+        )
         if engine == "pyhessian":
-            peers.check(chosen)
-        h = chosen.at(problem, weights)  # which refuses what is no vector
+            peers.check(matrix_options)
+        h = matrix_options.at(problem, weights)  # also refuses weights that are no vector
         weights = torch.as_tensor(weights) if isinstance(weights, np.ndarray) else weights
-        part = ",".join([part] if isinstance(part, str) else part or ())
-        fields = _fields(h, seed) | setting(problem) | {"part": part, "engine": engine, **about}
+        part_names = [part] if isinstance(part, str) else part or ()
+        fields = _fields(h, seed) | setting(problem)
+        fields |= {"part": ",".join(part_names), "engine": engine, **about}
         if preconditioner:
-            names = preconditioner.name, preconditioner.lr, preconditioner.limit
-            fields |= zip(("precondition", "lr", "limit"), names, strict=True)
-        return cls(problem, weights, chosen, h.size, seed, fields)
+            fields |= {
+                "precondition": preconditioner.name,
+                "lr": preconditioner.lr,
+                "limit": preconditioner.limit,
+            }
+        return cls(problem, weights, matrix_options, h.size, seed, fields)
 
     def start(self) -> Tensor:
         """A normal vector (size,), see :func:`.start_vector`."""
@@ -355,26 +395,26 @@ def extreme_eigenvalues(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> ExtremeEigenvalues:
-    """λ_min and λ_max of ∇²L(θ) over all of the problem's data, by one Lanczos run (Lanczos 1950).
+    """The smallest and the largest eigenvalue of ∇²L(θ) over all data, by one Lanczos run (Lanczos 1950).
 
     Args:
         problem: the loss, a run, or any symmetric matrix: a :class:`landscape.HessianOperator`, or an object
             with ``shape`` and ``@`` of PyTorch, NumPy, SciPy or curvlinops. A matrix takes none of the
             options weights, matrix, part, derivatives, search and max_memory.
-        residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
-            zero.
+        residual_tol: the largest residual ‖Hv − λv‖ / |λ|; for |λ| below max|λ|/1000, relative to
+            max|λ|/1000.
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
-        search: "auto": the search may use cheaper products, with the samples that have most of the
-            curvature, and its results are verified and refined with exact ones; "exact": all products are
-            exact.
-        max_products: Hessian-vector products, at most; where they end first, ``converged`` is False and the
-            residuals show the error.
+        search: "auto": products of the search may use only the samples with most curvature, and exact
+            products then verify and refine the results; "exact": all products are exact.
+        max_products: the largest number of Hessian-vector products. A search that ends there has
+            ``converged`` False, and residuals that show the error.
         seed: draws the starting vector.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function that takes the finished share, or whether to show it; default: show it after two
+            seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -425,33 +465,34 @@ def top_eigenvalues(
 ) -> Eigenpairs:
     """The ``k`` algebraically largest eigenvalues of ∇²L(θ), descending, with vectors and residuals.
 
-    The method is a thick-restart Lanczos iteration (Wu and Simon 2000), with a second start that looks for
-    eigenvalues that the first one missed (our choice).
+    The method is a thick-restart Lanczos iteration (Wu and Simon 2000). A second start looks for eigenvalues
+    that the first start missed (our choice).
 
     Args:
         problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
-        k: how many, 1 ≤ k ≤ P.
-        residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
-            zero.
+        k: the number of eigenvalues, 1 ≤ k ≤ P.
+        residual_tol: the largest residual ‖Hv − λv‖ / |λ|; for |λ| below max|λ|/1000, relative to
+            max|λ|/1000.
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
-        precondition: P, a positive diagonal (P,), or what :func:`landscape.preconditioner` makes of a
-            checkpoint: eigenvalues and vectors are those of P^{-1/2} H P^{-1/2}, on which the stability of
-            Adam, RMSProp, LARS and LAMB depends. All products are then exact.
-        search: "auto": the search may use cheaper products, with the samples that have most of the
-            curvature, and its results are verified and refined with exact ones; "exact": all products are
-            exact.
-        engine: "pyhessian" asks that package instead, for one eigenvalue: that of largest *magnitude*. Its
-            residual is still from our own product.
-        initial: (P,), such as the sum of eigenvectors at nearby weights, where the search begins. As much of
-            a random vector is added, so that no eigenvector is missed for being orthogonal to it.
-        max_products: Hessian-vector products, at most; where they end first, ``converged`` is False and the
-            residuals show the error.
+        precondition: a positive diagonal D (P,), or a checkpoint's :func:`landscape.preconditioner`. The
+            eigenvalues and eigenvectors are then of D^{-1/2} H D^{-1/2}, on which the stability of Adam,
+            RMSProp, LARS and LAMB depends; all products are exact.
+        search: "auto": products of the search may use only the samples with most curvature, and exact
+            products then verify and refine the results; "exact": all products are exact.
+        engine: "landscape", or "pyhessian" for that package's eigenvalue of largest *magnitude*, with k = 1;
+            the residual is computed by our own product.
+        initial: (P,), the start of the search, such as the sum of eigenvectors at nearby weights. A random
+            vector of equal norm is added, so that the search also finds eigenvectors orthogonal to
+            ``initial``.
+        max_products: the largest number of Hessian-vector products. A search that ends there has
+            ``converged`` False, and residuals that show the error.
         seed: draws the starting vector.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function that takes the finished share, or whether to show it; default: show it after two
+            seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -473,12 +514,12 @@ def top_eigenvalues(
     options |= {"search": search, "max_memory": max_memory, "engine": engine, "precondition": precondition}
     operand = Matrix.of(problem, seed, about, **options)
     target = SearchOptions(0, k, residual_tol, max_products, taken(progress))
-    first = operand.start()
+    start = operand.start()
     if initial is not None:
-        near = torch.as_tensor(initial)
-        if near.shape != first.shape:
-            raise InputError(f"initial: shape {tuple(near.shape)}, it must be {tuple(first.shape)}")
+        vector = torch.as_tensor(initial)
+        if vector.shape != start.shape:
+            raise InputError(f"initial: shape {tuple(vector.shape)}, it must be {tuple(start.shape)}")
         ranks = ranks_of(operand.source)
-        positive("initial: norm", float(ranks.norm(near)))
-        first = warm_start(near.to(first), first, ranks)
-    return Eigenpairs(**operand.search(first, target, search))
+        positive("initial: norm", float(ranks.norm(vector)))
+        start = warm_start(vector.to(start), start, ranks)
+    return Eigenpairs(**operand.search(start, target, search))

@@ -72,10 +72,10 @@ class HessianChunk:
 
 
 class GaussNewtonChunk:
-    """The products of one chunk with JᵀH_L J: J the Jacobian of the outputs z in θ, H_L = ∂²loss/∂z².
+    """The products of one chunk with JᵀH_L J: J = ∂z/∂θ for the outputs z, H_L = ∂²loss/∂z².
 
-    Schraudolph 2002, section 3. Jv comes from differentiating Jᵀu, linear in the dummy u, by u: that graph
-    can be kept like the Hessian's.
+    Schraudolph 2002, section 3. Jv is the derivative of Jᵀu by the dummy u: the graph of Jᵀu can be kept like
+    the Hessian's.
     """
 
     def __init__(self, problem: Problem, leaves: dict[str, Tensor], active: list[Tensor], x: Any, y: Any):
@@ -146,9 +146,9 @@ def penalty_hessians(problem: Problem, weights: Sequence[Tensor]) -> list[Penalt
 class HessianOperator(SymmetricOperator):
     """The Hessian ∇²L(θ) at a fixed θ as a linear operator, averaged over all samples of ``problem``.
 
-    ``h @ v`` takes a vector (size,) or a block (size, m). The Hessian of a problem's penalty and weight decay
-    is added, for either ``matrix``. The graph of a chunk of data is built once and kept for as many chunks as
-    fit in ``graph_bytes``; the graphs of other chunks are built again for every product or block.
+    ``h @ v`` takes a vector (size,) or a block (size, m). The Hessian of the problem's penalty and weight
+    decay is added, also to "gauss-newton". Graphs of data chunks are kept as far as they fit in
+    ``graph_bytes``; other chunks' graphs are built again for every product or block.
 
     Args:
         problem: the loss, or a run.
@@ -157,23 +157,24 @@ class HessianOperator(SymmetricOperator):
             semi-definite for the usual losses.
         part: names or name prefixes of parameters, such as "1" or "1.weight": the diagonal block of these
             (``size`` numbers in the order of θ); default: all P.
-        derivatives: "exact": by double backward; "differences": by differences of gradients, which are taken
-            as in training; "auto": exact where model and loss have correct second derivatives, else by
-            differences, of which a warning tells.
+        derivatives: "exact": by double backward; "differences": by differences of gradients, which are
+            computed as in training; "auto": exact where model and loss have correct second derivatives, else
+            differences with a warning.
         graph_bytes: memory for graphs.
 
     Attributes:
-        shape, dtype, device: (size, size), and the arithmetic of the products and its place.
+        shape: (size, size).
+        dtype, device: the dtype and the device of the products.
         size: the length of the vectors.
         derivatives: "exact" or "differences".
-        arithmetic: in words, such as "float32" or "differences of float64 gradients".
+        arithmetic: the precision in words, such as "float32" or "differences of float64 gradients".
         products: the number of products so far; a block counts as its m vectors.
 
     Raises:
-        InputError: an unknown matrix or part, products that are not those of a symmetric matrix, at the first
-            product "gauss-newton" for outputs that are not one tensor, and products that are NaN or infinite
-            where the gradient is not.
-        OperationError: at a product, a loss or gradient that is NaN or infinite.
+        InputError: an unknown matrix or part; products of a matrix that is not symmetric; "gauss-newton" for
+            outputs that are not one tensor (at the first product); products that are NaN or infinite where
+            the gradient is finite.
+        OperationError: a loss or gradient that is NaN or infinite, at a product.
 
     Example:
         >>> import torch, landscape
@@ -203,30 +204,32 @@ class HessianOperator(SymmetricOperator):
         self.slots = problem.layout.select(part)
         self.size = sum(slot.size for slot in self.slots)
         self.derivatives, self._graph_bytes = derivatives, graph_bytes
-        self.fast: Products | None = None  # in place of graphs
-        self.root: Tensor | None = None  # the products are those of diag(root) H diag(root)
-        key = (UNLIKE, *(slot.name for slot in self.slots))
-        exactly = matrix != "hessian" or derivatives == "exact"
-        if exactly or not (derivatives == "differences" or key in problem.checked):
+        self.fast: Products | None = None  # computes the products, where set, in place of graphs
+        self.root: Tensor | None = None  # where set, the matrix is diag(root) H diag(root)
+        # In problem.checked: exact products of this part failed before.
+        failure_key = (UNLIKE, *(slot.name for slot in self.slots))
+        only_exact = matrix != "hessian" or derivatives == "exact"
+        only_differences = derivatives == "differences" or failure_key in problem.checked
+        if only_exact or not only_differences:
             try:
-                self._take_exact(problem, weights)
+                self._set_exact(problem, weights)
+                return
             except double_backward.NoSecondDerivative as error:
-                if exactly:
+                if only_exact:
                     raise
-                if not lacks_second(problem):  # else the call under way has counted them
+                # For a model that lacks second derivatives, the running call has counted these bytes.
+                if not lacks_second(problem):
                     require_besides("differences of gradients", problem.device, difference_bytes(problem))
-                problem.checked[key] = True
+                problem.checked[failure_key] = True
                 words = "products are differences of gradients, with their errors"
                 warn_caller(f"{str(error).split(';')[0]}; {words}", ProblemWarning)
-            else:
-                return
-        at = vector_of(weights, problem.weights)
+        theta = vector_of(weights, problem.weights)
         self.problem, self.derivatives = problem, "differences"
         self.dtype, self.device = torch.promote_types(problem.dtype, torch.float32), problem.device
-        self.differences = differences.Differences(problem, at, self.slots)
+        self.differences = differences.Differences(problem, theta, self.slots)
         self.arithmetic = self.differences.arithmetic
 
-    def _take_exact(self, problem: Problem, weights: Tensor | None) -> None:
+    def _set_exact(self, problem: Problem, weights: Tensor | None) -> None:
         """Prepare products by double backward."""
         if recomputes(problem.model):
             raise double_backward.NoSecondDerivative(AGAIN)
@@ -235,10 +238,11 @@ class HessianOperator(SymmetricOperator):
         self.problem = problem.at(weights)
         self.dtype, self.device = problem.dtype, problem.device
         self.arithmetic = str(problem.dtype).removeprefix("torch.")
-        # Copies are aligned in memory, so that kernels round alike on all devices; large ones are too much.
-        views = problem.layout.views(weights)
+        # Copies are aligned in memory, so that kernels round alike on all devices. Large weights are shared.
         shares_weights = weights is problem.weights and weights.nbytes > SHARED
-        self._leaves = {k: v.detach() if shares_weights else v.detach().clone() for k, v in views.items()}
+        self._leaves = {name: view.detach() for name, view in problem.layout.views(weights).items()}
+        if not shares_weights:
+            self._leaves = {name: leaf.clone() for name, leaf in self._leaves.items()}
         self._shared = (weights, weights._version) if shares_weights else None
         self._active = [self._leaves[slot.name].requires_grad_() for slot in self.slots]
         self._graphs: list[tuple[Chunk, float]] = []
@@ -265,20 +269,24 @@ class HessianOperator(SymmetricOperator):
         )
 
     def _by_graphs(self, rows: Tensor) -> Tensor:
-        """The products with the rows; the sum over the chunks is in the precision of the rows."""
+        """The products with the rows (k, size); the sum over the chunks is in the precision of the rows."""
         if self._shared and self._shared[0]._version != self._shared[1]:
             raise OperationError("weights: they were changed in place since; call hessian() again")
         sizes, total = [slot.size for slot in self.slots], torch.zeros_like(rows)
-        split = (zip(torch.split(row, sizes), self._active, strict=True) for row in rows)
-        every = [[piece.to(a).view(a.shape) for piece, a in pairs] for pairs in split]
-        last = len(every) - 1
+        # For each row, its numbers as tensors like the parameters.
+        all_vectors = []
+        for row in rows:
+            pieces = zip(torch.split(row, sizes), self._active, strict=True)
+            all_vectors.append([piece.to(a).view(a.shape) for piece, a in pieces])
+        last = len(all_vectors) - 1
         for chunk, share, keep in self._chunks():
-            for i, vectors in enumerate(every):
+            for i, vectors in enumerate(all_vectors):
                 with twice_differentiable(self.problem):
                     parts = chunk.product(vectors, keep or i < last)
                 if parts is not None:
+                    # Part by part: flattened as one vector, the product would need a copy.
                     for image, part in zip(torch.split(total[i], sizes), parts, strict=True):
-                        image.add_(part.flatten().to(rows), alpha=share)  # no copy of the whole
+                        image.add_(part.flatten().to(rows), alpha=share)
         for penalty in self._penalties:
             for image, row in zip(total, rows, strict=True):
                 whole = put(rows.new_zeros(self.problem.layout.size), self.slots, row)
@@ -286,95 +294,106 @@ class HessianOperator(SymmetricOperator):
         return total
 
     def _chunks(self) -> Iterator[tuple[Chunk, float, bool]]:
-        """Each chunk's graph, its share of the samples, and whether it is kept."""
+        """Yield each chunk with its graph, its share of the samples, and whether the graph is kept."""
         if self._complete:
             yield from ((chunk, share, True) for chunk, share in self._graphs)
             return
-        build = CHUNKS[self.matrix]
+        chunk_type = CHUNKS[self.matrix]
         for i, (x, y, count, seed) in enumerate(self.problem.parts()):
             if i < len(self._graphs):
-                yield (*self._graphs[i], True)
+                chunk, share = self._graphs[i]
+                yield chunk, share, True
                 continue
 
-            def built(x: Any = x, y: Any = y, seed: int | None = seed) -> Chunk:
+            # Defaults bind this pass's values: a closure would see the next pass's.
+            def build(x: Any = x, y: Any = y, seed: int | None = seed) -> Chunk:
                 with twice_differentiable(self.problem), self.problem.evaluating(seed):
-                    return build(self.problem, self._leaves, self._active, x, y)
+                    return chunk_type(self.problem, self._leaves, self._active, x, y)
 
-            chunk, saved = with_saved_bytes(built, excluding=self._leaves.values())
+            chunk, saved_bytes = with_saved_bytes(build, excluding=self._leaves.values())
             share = count / self.problem.samples
-            saved += sum(part.nbytes for part in chunk.gradients)
-            self._full |= saved > self._budget
+            saved_bytes += sum(part.nbytes for part in chunk.gradients)
+            self._full |= saved_bytes > self._budget
             if not self._full:
-                self._budget -= saved
+                self._budget -= saved_bytes
                 self._graphs.append((chunk, share))
             yield chunk, share, not self._full
         self._complete = not self._full
         if self._full and self.problem.resident is None:
-            # An iterable may give its batches in another order each time, so that no graph could be matched
-            # with its batch: all graphs are kept, or none.
+            # An iterable may change the order of its batches, so that a graph could meet another batch in the
+            # next pass: all graphs are kept, or none.
             self._graphs = []
 
 
 def check_symmetric(problem: Problem, weights: Tensor, operator: HessianOperator) -> None:
-    """Raise InputError if products differ from those of a symmetric matrix, which every Hessian is.
+    """Raise InputError if the products on a few samples are not those of a Hessian.
 
-    On a few samples, vᵀ(Hu) and uᵀ(Hv) of random u, v differ by some ‖Hu‖ where a layer's second derivative
-    is wrong, and otherwise by rounding. The gradient must be the loss's, too. Once a problem, part and
-    matrix, and no part of a whole that was checked; not with ``check`` "off".
+    A Hessian is symmetric, so that vᵀ(Hu) = uᵀ(Hv) up to rounding; where a layer's second derivative is
+    wrong, the two differ by about ‖Hu‖. The gradient must also be the derivative of the loss.
+
+    Each problem, part and matrix is checked once. A part is not checked where all parameters were, and
+    nothing is with ``check="off"``.
     """
     kind = "symmetric", operator.matrix, problem.batchnorm.name
-    whole = (*kind, *(slot.name for slot in problem.layout.slots))
+    whole_key = (*kind, *(slot.name for slot in problem.layout.slots))
     key = (*kind, *(slot.name for slot in operator.slots))
-    if {key, whole} & problem.checked.keys() or problem.check == "off":
+    if key in problem.checked or whole_key in problem.checked or problem.check == "off":
         return
-
-    def symmetric(few: Problem) -> bool:
-        leaves = {k: t.detach().clone() for k, t in few.layout.views(weights.to(few.dtype)).items()}
-        active = [leaves[slot.name].requires_grad_() for slot in operator.slots]
-        generator = torch.Generator().manual_seed(0)
-        draws = []
-        for _ in range(VECTORS):
-            normal = torch.randn(len(weights), dtype=torch.float64, generator=generator).to(few.weights)
-            views = few.layout.views(few.along_weights(normal))
-            draws.append([views[slot.name] for slot in operator.slots])
-        whole = [sum(parts[1:], parts[0]) for parts in zip(*draws, strict=True)]
-        x, y, _, seed = next(few.parts())
-        with twice_differentiable(few), few.evaluating(seed):
-            chunk = CHUNKS[operator.matrix](few, leaves, active, x, y)
-            pairs = torch.zeros(VECTORS, VECTORS, dtype=torch.float64)
-            rest, first, largest = [torch.zeros_like(a) for a in active], list[Tensor](), 0.0
-            for k, vectors in enumerate([*draws, whole]):  # one image at a time: a vector has P numbers
-                image = chunk.product(vectors, True) or [torch.zeros_like(a) for a in active]
-                largest = max(largest, float(double_backward.distance(image)))
-                for total, part in zip(rest, image, strict=True):
-                    total.add_(part, alpha=1 if k < VECTORS else -1)
-                if k < VECTORS:
-                    pairs[k] = torch.stack([double_backward.inner(u, image) for u in draws])
-                first = first or list(image)
-            if isinstance(chunk, HessianChunk):
-                double_backward.check_graph(chunk.gradients if chunk.live else [])
-        del chunk, image, normal
-        if not (finite(pairs) and math.isfinite(largest)):
-            raise operator._not_finite()
-        # Products are linear in v, except for rounding, which is therefore what this measures.
-        rounding = 100 * float(double_backward.distance(rest)) + torch.finfo(few.dtype).eps ** 0.5 * largest
-        if not bool((pairs - pairs.T).abs().max() <= rounding):
-            return False
-        if operator.matrix == "hessian":
-            along = draws[0]
-            del draws[:], vectors, whole, rest, views
-            double_backward.check_differences(few, leaves, active, along, first)
-        return True
-
     few = operator.problem.on(problem.data.few())
     double_backward.check_gradient(few, weights, operator.slots)
-    if not double_backward.holds_but_for_rounding(few, symmetric):
+    if not double_backward.holds_but_for_rounding(few, lambda part: _is_symmetric(part, weights, operator)):
         remedy = "" if operator.matrix == "gauss-newton" else ", or use matrix 'gauss-newton'"
         raise double_backward.NoSecondDerivative(
             f"model: its products (matrix '{operator.matrix}') are not symmetric: a second derivative of it, "
             f"or of the loss, is wrong; write it in differentiable operations{remedy}"
         )
     problem.checked[key] = True
+
+
+def _is_symmetric(few: Problem, weights: Tensor, operator: HessianOperator) -> bool:
+    """Return whether products of the matrix of ``few`` at ``weights`` (P,) are symmetric up to rounding.
+
+    Raises NoSecondDerivative for products that are not finite, or that differences of gradients contradict.
+    """
+    views = few.layout.views(weights.to(few.dtype))
+    leaves = {name: view.detach().clone() for name, view in views.items()}
+    active = [leaves[slot.name].requires_grad_() for slot in operator.slots]
+    generator = torch.Generator().manual_seed(0)
+    draws = []  # random vectors u, each as tensors like the parameters of the part
+    for _ in range(VECTORS):
+        normal = torch.randn(len(weights), dtype=torch.float64, generator=generator).to(few.weights)
+        views = few.layout.views(few.along_weights(normal))
+        draws.append([views[slot.name] for slot in operator.slots])
+    sum_of_draws = [sum(parts[1:], parts[0]) for parts in zip(*draws, strict=True)]
+    x, y, _, seed = next(few.parts())
+    with twice_differentiable(few), few.evaluating(seed):
+        chunk = CHUNKS[operator.matrix](few, leaves, active, x, y)
+        forms = torch.zeros(VECTORS, VECTORS, dtype=torch.float64)  # [k, l] = u_lᵀ(H u_k)
+        nonlinearity = [torch.zeros_like(a) for a in active]  # Σ_k H u_k − H Σ_k u_k: rounding alone
+        first_image: list[Tensor] = []
+        largest = 0.0
+        for k, vectors in enumerate([*draws, sum_of_draws]):  # one image at a time: a vector has P numbers
+            image = chunk.product(vectors, True) or [torch.zeros_like(a) for a in active]
+            largest = max(largest, float(double_backward.distance(image)))
+            for total, part in zip(nonlinearity, image, strict=True):
+                total.add_(part, alpha=1 if k < VECTORS else -1)
+            if k < VECTORS:
+                forms[k] = torch.stack([double_backward.inner(u, image) for u in draws])
+            first_image = first_image or list(image)
+        if isinstance(chunk, HessianChunk):
+            double_backward.check_graph(chunk.gradients if chunk.live else [])
+    del chunk, image, normal  # memory for what follows
+    if not (finite(forms) and math.isfinite(largest)):
+        raise operator._not_finite()
+    eps = torch.finfo(few.dtype).eps
+    rounding = 100 * float(double_backward.distance(nonlinearity)) + eps**0.5 * largest
+    if not bool((forms - forms.T).abs().max() <= rounding):  # also NaN
+        return False
+    if operator.matrix == "hessian":
+        first_draw = draws[0]
+        del draws[:], vectors, sum_of_draws, nonlinearity, views
+        double_backward.check_differences(few, leaves, active, first_draw, first_image)
+    return True
 
 
 @dataclass(frozen=True)
@@ -416,7 +435,7 @@ def exact_only(problem: Problem, who: str) -> None:
 def gradient_curvature(
     problem: Problem, weights: Tensor | None = None, *, derivatives: str = "exact"
 ) -> tuple[float, float, float]:
-    """gᵀHg/‖g‖², ‖g‖² and the largest error of the first, g = ∇L(θ) and H = ∇²L(θ), over all samples.
+    """(gᵀHg/‖g‖², ‖g‖², the largest error of gᵀHg/‖g‖²), where g = ∇L(θ) and H = ∇²L(θ) over all samples.
 
     Args:
         problem: the loss, such as that of one minibatch.
@@ -437,24 +456,26 @@ def gradient_curvature(
     weights = vector_of(weights, problem.weights)
     g = existing(*problem.loss_and_gradient(weights))
     products, errors = HessianOperator(problem, weights, derivatives=derivatives).verified(g[None])
-    norm2, curved = float(double(g) @ double(g)), float(double(g) @ double(products[0]))
-    if norm2 == 0:
+    g_squared = float(double(g) @ double(g))
+    g_hessian_g = float(double(g) @ double(products[0]))
+    if g_squared == 0:
         raise OperationError(f"batch: the gradient of a minibatch of {problem.samples} samples is zero")
-    return curved / norm2, norm2, errors[0] / math.sqrt(norm2)
+    return g_hessian_g / g_squared, g_squared, errors[0] / math.sqrt(g_squared)
 
 
 @dataclass(frozen=True, eq=False)
 class Preconditioner:
     """A positive diagonal P: steps are w ← w − η P⁻¹ u, u the gradient or a momentum of gradients.
 
-    With P fixed that is the same method without it in the coordinates P^{1/2} w, whose Hessian is P^{-1/2} H
-    P^{-1/2}: stable where η times its largest eigenvalue is below the method's own limit (Cohen et al. 2022,
-    arXiv:2207.14484).
+    With P fixed, these are steps without a preconditioner in the coordinates P^{1/2} w. There the Hessian is
+    P^{-1/2} H P^{-1/2}. Steps are stable where η times the largest eigenvalue of P^{-1/2} H P^{-1/2} is below
+    the limit of the method without preconditioner (Cohen et al. 2022, arXiv:2207.14484).
 
     Attributes:
         diagonal: (P,), in the order of θ.
-        name: of the optimizer.
-        lr, limit: η, and the largest stable ηλ of the optimizer with P fixed; NaN if unknown.
+        name: the optimizer's name.
+        lr: η; NaN if unknown.
+        limit: the largest stable ηλ of the optimizer with P fixed; NaN if unknown.
 
     Raises:
         InputError: a diagonal that is not positive and finite.

@@ -364,8 +364,9 @@ def outer_indices(values: Array, low: int, high: int) -> Array:
 class KrylovSpace(NamedTuple):
     """The Ritz pairs of one Krylov space, and the space.
 
-    The operator maps the orthonormal ``basis`` (j, P) to itself by ``t`` (j, j), and besides its last
-    vector to ``rest`` (P,), orthogonal to the basis. ``first``: t, tridiagonal, and ‖rest‖ before a restart.
+    In the orthonormal ``basis`` (j, P) the operator is ``t`` (j, j). The image of the basis's last vector has
+    also the part ``rest`` (P,), orthogonal to the basis. ``first``: the tridiagonal t and ‖rest‖ before the
+    first restart.
     """
 
     values: Array
@@ -391,34 +392,44 @@ def krylov(
     ranks: Ranks,
     report_ratio: Callable[[float], None] = lambda ratio: None,
 ) -> Generator[Tensor, Tensor, KrylovSpace]:
-    """One Krylov space orthogonal to ``locked`` (m, P), with thick restarts (Wu and Simon 2000).
+    """Build a Krylov space orthogonal to ``locked`` (m, P), with thick restarts (Wu and Simon 2000).
 
-    Returns the wanted Ritz pairs; all of them if the space is invariant. ``radius`` is the largest magnitude
-    of eigenvalues so far, which sets the size of rounding errors. ``report_ratio`` takes, after each product,
-    the residual ratio: how many times the largest residual is what the tolerance allows.
+    Yields vectors (P,), is sent their products, and returns the wanted Ritz pairs: ``low`` smallest and
+    ``high`` largest, or all of an invariant space.
+
+    Args:
+        radius: the largest magnitude of eigenvalues so far, which sets the size of rounding errors.
+        budget: the largest number of products.
+        report_ratio: called after each product with the largest ratio of a residual to its tolerance.
     """
 
-    def outside(w: Tensor) -> Tensor:
+    def projected(w: Tensor) -> Tensor:  # to the complement of the locked vectors
         return w - locked.T @ ranks.inner(locked, w).to(w)
 
     size = ranks.size(start)
     dimension = size - len(locked)
+    wants_several = max(low, high) > 1
     vector_bytes = ranks.length(start) * start.itemsize
-    max_basis = basis_of_room(low + high, vector_bytes, max(low, high) > 1)
+    max_basis = basis_of_room(low + high, vector_bytes, wants_several)
     vectors = torch.empty(min(max_basis, dimension) + 1, len(start), dtype=start.dtype, device=start.device)
-    vectors[: least_basis(low + high, vector_bytes) + 1] = 0  # what is needed is taken now, the rest if used
+    # Zeros take the memory of a minimal basis now; other rows take theirs when written.
+    vectors[: least_basis(low + high, vector_bytes) + 1] = 0
+    # The basis of a small matrix becomes complete: this costs little, and finds every copy of an eigenvalue.
+    completes = wants_several and dimension <= max_basis
     if len(locked):
-        start = outside(outside(start))
+        start = projected(projected(start))  # twice, against rounding
     torch.div(start, ranks.norm(start), out=vectors[0])
     t = np.zeros((len(vectors), len(vectors)))
-    j, products, since = 0, 0, 0
-    first: tuple[Array, float] | None = None
-    stable: Array | None = None  # the wanted values since they met the tolerance
+    j, products = 0, 0
+    before_restart: tuple[Array, float] | None = None
+    stable_values: Array | None = None  # the wanted values when they last met the tolerance anew
+    stable_since = 0  # products
     while True:
         w = yield vectors[j]
-        w, beta = orthogonalize(outside(w) if len(locked) else w, vectors, t, j, ranks)
-        if len(locked):  # once more, now that w is small: their rounding error in it would be scaled up
-            w = outside(w)
+        w, beta = orthogonalize(projected(w) if len(locked) else w, vectors, t, j, ranks)
+        if len(locked):
+            # Again, now that w is small: w/β would scale up what rounding left of the locked vectors.
+            w = projected(w)
             beta = float(ranks.norm(w))
         products += 1
         values, s = small_eigh(t[: j + 1, : j + 1])
@@ -426,48 +437,49 @@ def krylov(
         finite = bool(np.isfinite(beta))
         invariant = finite and (negligible(beta, radius, start.dtype) or j + 1 == dimension)
         chosen = np.arange(j + 1) if invariant else outer_indices(values, low, high)
-        bound = residual_tol * np.maximum(np.abs(values[chosen]), NEAR_ZERO * radius)
-        # The basis of a small matrix becomes complete, which costs little and finds every copy of an
-        # eigenvalue.
-        enough = j + 1 >= min(low + high, dimension) and not (max(low, high) > 1 and dimension <= max_basis)
+        allowed = residual_tol * np.maximum(np.abs(values[chosen]), NEAR_ZERO * radius)
+        enough = j + 1 >= min(low + high, dimension) and not completes
         residuals = beta * np.abs(s[-1, chosen])
-        converged = invariant or (enough and bool(np.all(residuals <= bound)))
+        converged = invariant or (enough and bool(np.all(residuals <= allowed)))
         if enough and finite and radius:
-            report_ratio(float(np.max(residuals / bound)))
+            report_ratio(float(np.max(residuals / allowed)))
         if invariant or not converged:
-            stable = None
-        elif stable is None or np.any(np.abs(values[chosen] - stable) > bound):
-            stable, since = values[chosen], products
-        settled = converged and (products - since >= STABLE_PRODUCTS or products >= MIN_PRODUCTS)
+            stable_values = None
+        elif stable_values is None or np.any(np.abs(values[chosen] - stable_values) > allowed):
+            stable_values, stable_since = values[chosen], products
+        settled = converged and (products - stable_since >= STABLE_PRODUCTS or products >= MIN_PRODUCTS)
         if invariant or settled or products >= budget or not finite:
             break
-        if j + 1 == len(vectors) - 1:
-            # Half of the basis, divided between the outer_indices if both count.
-            share = max(1, (j + 1) // (4 if low and high else 2))
-            retained = outer_indices(values, share if low else 0, share if high else 0)
+        if j + 1 == len(vectors) - 1:  # the basis is full: restart with half of it, the outer Ritz vectors
+            count = max(1, (j + 1) // (4 if low and high else 2))  # from each wanted end
+            retained = outer_indices(values, count if low else 0, count if high else 0)
             combine(vectors, s[:, retained].T)
-            first = first or (t[: j + 1, : j + 1].copy(), beta)
+            before_restart = before_restart or (t[: j + 1, : j + 1].copy(), beta)
+            # Diagonal; the next orthogonalization writes the couplings to the next vector.
             t[:] = 0
             t[range(len(retained)), range(len(retained))] = values[retained]
-            j = len(retained) - 1  # the next product fills in the arrow of couplings by itself
+            j = len(retained) - 1
         torch.div(w, beta, out=vectors[j + 1])
-        del w  # before the next product
+        del w  # frees memory for the next product
         j += 1
-    ritz = start.new_empty(len(chosen), len(start))
-    combine(vectors, s[:, chosen].T, ritz)
-    eigen = values[chosen], ritz, products, converged, invariant, radius
+    ritz_vectors = start.new_empty(len(chosen), len(start))
+    combine(vectors, s[:, chosen].T, ritz_vectors)
     t = t[: j + 1, : j + 1]
-    return KrylovSpace(*eigen, vectors[: j + 1], t, w, first or (t, beta))
+    return KrylovSpace(
+        values[chosen], ritz_vectors, products, converged, invariant, radius,
+        vectors[: j + 1], t, w, before_restart or (t, beta),
+    )  # fmt: skip
 
 
 def outermost(t: Array, beta: float, size: int) -> float:
     """An upper bound on λ_max of a symmetric operator on R^``size``, which fails with a probability of RISK.
 
-    ``t`` (j, j) is tridiagonal, of j Lanczos steps from a random start b of norm 1, and ``beta`` the norm of
-    the rest after the last. A unit eigenvector x to λ > θ_j has |xᵀb| ≤ Πβ_i / Π(λ − θ_i), θ the Ritz values,
-    and a random b less of x than c/√size only with probability c·√(2/π) (van Dorsselaer, Hochstenbach and van
-    der Vorst 2000, section 3). Where not more than half of b is not random, it has half of that (Anderson
-    1955).
+    ``t`` (j, j) is the tridiagonal matrix of j Lanczos steps from a random start b of norm 1; it has Ritz
+    values θ_i and off-diagonals β_i. ``beta``: β_j, the norm of the remainder after the last step.
+
+    A unit eigenvector x to λ above all θ_i has |xᵀb| ≤ Πβ_i / Π(λ − θ_i). For a random b, |xᵀb| is below
+    c/√size only with probability c·√(2/π) (van Dorsselaer, Hochstenbach and van der Vorst 2000, section 3).
+    Where half of b is random, the limit is c/(2√size) (Anderson 1955), which this bound takes.
     """
     betas = np.abs(np.append(np.diag(t, -1), beta))
     if not np.isfinite(betas).all():
@@ -475,16 +487,19 @@ def outermost(t: Array, beta: float, size: int) -> float:
     values = small_eigh(t)[0]
     if betas.min() == 0:
         return float(values[-1])
-    threshold = math.log(RISK * math.sqrt(math.pi / 2) / 2) - math.log(size) / 2
-    log_product = np.log(betas).sum() - threshold
+    log_threshold = math.log(RISK * math.sqrt(math.pi / 2) / 2) - math.log(size) / 2  # of |xᵀb|
+    log_limit = np.log(betas).sum() - log_threshold
 
-    def allowed(distance: float) -> bool:
-        return bool(log_product >= np.log(values[-1] - values + distance).sum())
+    def possible(distance: float) -> bool:  # of λ above the largest Ritz value
+        return bool(log_limit >= np.log(values[-1] - values + distance).sum())
 
     near, far = 0.0, float(betas.max())
-    while allowed(far):
+    while possible(far):
         near, far = far, 2 * far
-    for _ in range(40):  # to a part in 10¹² of β
+    for _ in range(40):  # bisection, to 10⁻¹² of β
         middle = (near + far) / 2
-        near, far = (middle, far) if allowed(middle) else (near, middle)
+        if possible(middle):
+            near = middle
+        else:
+            far = middle
     return float(values[-1] + far)

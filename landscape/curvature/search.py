@@ -47,13 +47,19 @@ def start_vector(problem: Any, seed: int, size: int | None = None) -> Tensor:
 
 
 def warm_start(near: Tensor, first: Tensor, ranks: Ranks = ALONE) -> Tensor:
-    """(P,), the start of a search near ``near``, with as much of ``first``, which misses no eigenvector."""
+    """(P,), ``near`` and ``first`` with equal norms, added: the start of a search that begins near ``near``.
+
+    ``first`` is random, so that the sum has a component along each eigenvector.
+    """
     return near.to(first) / ranks.norm(near) + first / ranks.norm(first)
 
 
 class SecondStart(NamedTuple):
-    """The result of a second start: a ``bound`` on all eigenvalues that the search does not have, which fails
-    with a probability of RISK; its products; and a start for the next search, if one was missed."""
+    """The result of a second start.
+
+    ``bound``: on all eigenvalues that the search does not have; it fails with a probability of RISK.
+    ``products``: their number. ``start``: for the next search, if the search has missed an eigenvalue.
+    """
 
     bound: float
     products: int
@@ -65,45 +71,48 @@ def second_start(
 ) -> Generator[Tensor, Tensor, SecondStart]:
     """Look for an eigenvalue above ``level`` besides those of ``space`` and ``locked``.
 
-    ``sign`` −1: of the negative of the operator, to whose eigenvalues ``floor``, the least that was wanted,
-    and ``level`` belong as well. Let A be the operator on what is orthogonal to the basis and to the
-    locked vectors, r = ``rest`` what couples the two, and (θ_i, s_i) the Ritz pairs below the floor. By
-    Sylvester's law of inertia there are as many more eigenvalues above the level τ as A + Σ_i s_ji²/(τ −
-    θ_i)·rrᵀ has (Schur's complement; the squared residuals of the Ritz pairs enter). A Lanczos run from a
-    random start there finds one, or bounds them (:func:`outermost`), without products for the
-    space of the basis.
-    """
-    size, basis = ranks.size(space.rest), len(space.basis)
-    most = max(MIN_SECOND, int(SECOND_SHARE * space.products))
-    steps = min(budget, max(MIN_SECOND // 2, basis // 2), most, size - len(locked) - basis)
-    values, s = operators.small_eigh(sign * space.t)
-    under = values < floor
-    weight = float((s[-1, under] ** 2 / (level - values[under])).sum())
+    With ``sign`` −1 the operator is replaced by its negative, also in ``level`` and in ``floor``, the least
+    wanted eigenvalue. ``budget``: the largest number of products.
 
-    def outside(w: Tensor) -> Tensor:
+    Let A be the operator on the complement, the vectors orthogonal to basis and locked vectors. Let r =
+    ``space.rest`` be its coupling to the basis, and θ_i the Ritz values below the floor, with last components
+    s_i of their vectors in the basis. By Sylvester's law of inertia, the number of further eigenvalues above
+    the level τ is that of A + Σ_i s_i²/(τ − θ_i)·rrᵀ, the Schur complement. A Lanczos run from a random start
+    in the complement finds one, or bounds all (:func:`outermost`), without a product for the basis.
+    """
+    size, basis_size = ranks.size(space.rest), len(space.basis)
+    share_of_search = max(MIN_SECOND, int(SECOND_SHARE * space.products))
+    dimension = size - len(locked) - basis_size  # of the complement
+    steps = min(budget, max(MIN_SECOND // 2, basis_size // 2), share_of_search, dimension)
+    ritz_values, s = operators.small_eigh(sign * space.t)
+    below = ritz_values < floor
+    weight = float((s[-1, below] ** 2 / (level - ritz_values[below])).sum())
+
+    def projected(w: Tensor) -> Tensor:  # to the complement
         for block in (locked, space.basis) if len(locked) else (space.basis,):
             w = w - block.T @ ranks.inner(block, w).to(w)
         return w
 
     generator = torch.Generator().manual_seed(size + len(locked))
-    start = outside(ranks.normal(space.rest, generator, torch.float64))
-    start = outside(start / ranks.norm(start))
-    mixed = start + space.rest / ranks.norm(space.rest)
-    vectors = torch.zeros(steps + 1, len(start), dtype=start.dtype, device=start.device)
+    random = projected(ranks.normal(space.rest, generator, torch.float64))
+    random = projected(random / ranks.norm(random))  # twice, against rounding
+    mixed = random + space.rest / ranks.norm(space.rest)
+    vectors = torch.zeros(steps + 1, len(random), dtype=random.dtype, device=random.device)
     vectors[0] = mixed / ranks.norm(mixed)
     t, bound = np.zeros((steps, steps)), math.inf
     for j in range(steps):
         w = sign * (yield vectors[j])
-        w = outside(torch.add(w, space.rest, alpha=weight * float(ranks.inner(space.rest, vectors[j]))))
+        coupling = float(ranks.inner(space.rest, vectors[j]))
+        w = projected(torch.add(w, space.rest, alpha=weight * coupling))
         w, beta = operators.orthogonalize(w, vectors, t, j, ranks)
-        w = outside(w)
-        ritz, turn = operators.small_eigh(t[: j + 1, : j + 1])
+        w = projected(w)
+        values, rotation = operators.small_eigh(t[: j + 1, : j + 1])
         if not np.isfinite(beta):
             break
         bound = max(level, operators.outermost(t[: j + 1, : j + 1], beta, size))
-        if ritz[-1] > level:
-            again = torch.from_numpy(turn[:, -1].copy()).to(start) @ vectors[: j + 1]
-            return SecondStart(bound, j + 1, start + again)
+        if values[-1] > level:
+            largest_vector = torch.from_numpy(rotation[:, -1].copy()).to(random) @ vectors[: j + 1]
+            return SecondStart(bound, j + 1, random + largest_vector)
         if bound <= level:
             break
         vectors[j + 1] = w / beta
@@ -205,87 +214,101 @@ Search = Generator[Tensor, Tensor, SearchResult]
 
 
 def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
-    """The smallest and the largest eigenvalues of a symmetric operator, as many of each as ``target`` says.
+    """Yield vectors (P,), be sent their products with a symmetric operator, and return its outer eigenvalues.
 
-    A generator: it yields the vectors like ``start`` (P,) whose products with the operator it needs, and is
-    sent these products, so that many searches can share one pass over the data. ``start`` is a random vector,
-    or contains at least as much of one (:func:`.warm_start`).
+    As a generator it lets many searches share one pass over the data. ``target`` says how many of the
+    smallest and of the largest eigenvalues are wanted. ``start`` (P,) is random, or has a random part of at
+    least half (:func:`.warm_start`).
 
-    The search stops when each wanted Ritz residual is at most tol·|λ|, tol the ``residual_tol``, or
-    tol·max|λ|/1000 for a λ nearer to zero. (Power iteration, by contrast, returns the largest *magnitude*.)
+    The search ends when each wanted Ritz pair has a residual of at most tol·|λ|, tol the ``residual_tol``;
+    for |λ| below max|λ|/1000, of at most tol·max|λ|/1000.
 
-    A Krylov space from one start has one copy of a repeated eigenvalue, and may have one vector for two close
-    ones. Where several eigenvalues of an end are wanted, a second start (:func:`.second_start`) therefore
-    tests whether one lies beyond the last by more than the tolerance (tol·|λ|, or max|λ|/1000); while one
-    does, the search continues in the orthogonal complement of its Ritz vectors. Where one eigenvalue is
-    wanted, the first start bounds it (:func:`.outermost`), which takes no product.
+    A Krylov space has only one copy of a repeated eigenvalue, and may have one vector for two close
+    eigenvalues. Where several eigenvalues of an end are wanted, a second start (:func:`.second_start`) tests
+    whether a missed eigenvalue lies beyond the last wanted one by more than tol·|λ| and max|λ|/1000. If so,
+    the search goes on in the orthogonal complement of the Ritz vectors. Where one eigenvalue of an end is
+    wanted, the first start bounds the others without a product (:func:`.outermost`).
 
-    A basis of an invariant subspace has exact eigenpairs; they are locked and the rest is searched from a
-    new vector, until that adds nothing wanted. Where several eigenvalues of an end are wanted and P is at
-    most the basis, 128, the search continues until the basis is complete.
+    The eigenpairs of an invariant subspace are exact. They are locked, and the search goes on from a random
+    vector until the wanted eigenvalues stay unchanged. Where several eigenvalues of an end are wanted and P
+    is at most MAX_BASIS, the search goes on until the basis is complete.
 
-    A product that is NaN or infinite ends the search, not converged, with NaN.
+    A product that is NaN or infinite ends the search: not converged, with NaN.
 
-    Raises InputError for a residual_tol that is not positive, or more eigenvalues than P.
+    Raises InputError for more eigenvalues than P.
     """
-    low, high, residual_tol, most = target.low, target.high, target.residual_tol, target.max_products
+    low, high, residual_tol = target.low, target.high, target.residual_tol
     ranks = target.ranks
     size = ranks.size(start)
     if max(low, high) > size:
         raise InputError(f"k: {max(low, high)} is not allowed, it must be at most {size}, all parameters")
     generator = torch.Generator().manual_seed(size)
-    values, vectors = np.zeros(0), start.new_zeros(0, len(start))
-    ends, products, checks, radius = np.zeros(0), 0, 0, 0.0
-    bounds = {1: np.inf, -1: np.inf}  # of the other eigenvalues times 1 and −1
+    values, vectors = np.zeros(0), start.new_zeros(0, len(start))  # the Ritz pairs of all spaces
+    wanted = np.zeros(0)  # the outer ones of ``values``
+    products = check_products = 0
+    radius = 0.0
+    bounds = {1: np.inf, -1: np.inf}  # sign -> bound on sign·λ of the eigenvalues that are not in ``values``
     report_ratio = _Decline(size, target) if target.progress else lambda ratio: None
-    sides = [(sign, count) for sign, count in ((1, high), (-1, low)) if count]
-    good = finished = False
+    ends = [(sign, count) for sign, count in ((1, high), (-1, low)) if count]
+    converged = finished = False
     while True:
-        counts = low, high, residual_tol, most - products, ranks
-        space = yield from operators.krylov(start, vectors, radius, *counts, report_ratio)
+        budget = target.max_products - products
+        space = yield from operators.krylov(
+            start, vectors, radius, low, high, residual_tol, budget, ranks, report_ratio
+        )
         locked = vectors
         values = np.concatenate((values, space.values))
         vectors = torch.cat((locked, space.vectors)) if len(locked) else space.vectors
-        products, radius = products + space.products, space.radius
-        before, chosen = ends, operators.outer_indices(values, low, high)
-        ends = values[chosen]
-        near = max(residual_tol * operators.NEAR_ZERO, 100 * torch.finfo(start.dtype).eps) * radius
-        same = len(before) == len(ends) and bool(np.all(np.abs(before - ends) <= near))
+        products += space.products
+        radius = space.radius
+        chosen = operators.outer_indices(values, low, high)
+        previous, wanted = wanted, values[chosen]
+        change = max(residual_tol * operators.NEAR_ZERO, 100 * torch.finfo(start.dtype).eps) * radius
+        unchanged = len(previous) == len(wanted) and bool(np.all(np.abs(previous - wanted) <= change))
         if not len(locked):
-            steps, rest = space.first  # those before a restart bound the others, too
+            tridiagonal, beta = space.first
             for sign in bounds:
                 largest = float((sign * values).max())
-                bounds[sign] = max(operators.outermost(sign * steps, rest, size), largest)
-        floors = {sign: float(np.sort(sign * ends)[-min(count, len(ends))]) for sign, count in sides}
-        good = space.converged
+                bounds[sign] = max(operators.outermost(sign * tridiagonal, beta, size), largest)
+        # Sign -> sign·λ of the innermost wanted eigenvalue of this end.
+        floors = {sign: float(np.sort(sign * wanted)[-min(count, len(wanted))]) for sign, count in ends}
+        converged = space.converged
         if space.invariant:
-            # Where one eigenvalue an end is wanted, no other vector can add one further out.
-            single = max(low, high) == 1 and len(ends) == min(low + high, size)
-            finished = good = single or same or len(values) == size
-            bounds |= floors if finished else {}
+            # With one wanted eigenvalue at an end, further vectors can add none beyond it.
+            one_each = max(low, high) == 1 and len(wanted) == min(low + high, size)
+            finished = converged = one_each or unchanged or len(values) == size
+            if finished:
+                bounds |= floors
             start = ranks.normal(start, generator, torch.float64)
-        elif good:
+        elif converged:
             finished = True
-            for sign, count in sides:
+            for sign, count in ends:
                 if count == 1 and np.isfinite(bounds[sign]):
                     continue
-                level = floors[sign] + _slack(floors[sign], residual_tol, radius)
-                beyond = floors[sign], level, sign, most - products, ranks
-                second = yield from second_start(space, locked, *beyond)
-                products, checks = products + second.products, checks + second.products
+                floor = floors[sign]
+                level = floor + _slack(floor, residual_tol, radius)
+                budget = target.max_products - products
+                second = yield from second_start(space, locked, floor, level, sign, budget, ranks)
+                products += second.products
+                check_products += second.products
                 bounds[sign] = second.bound
-                if second.start is not None and not same:  # else it cannot be reached: the bound says so
+                # Where the last search changed nothing, another would not either: the bound stays high.
+                if second.start is not None and not unchanged:
                     finished, start = False, second.start
                     break
-        if finished or products >= most or not space.converged:
+        if finished or products >= target.max_products or not space.converged:
             break
-        del space  # its basis, before the next one
-    pairs = vectors[torch.from_numpy(chosen).to(start.device)]  # a copy
-    pairs /= ranks.norm(pairs).to(pairs)[:, None]  # of two precisions, all would be converted
-    levels = {sign: at + _slack(at, residual_tol, radius) for sign, at in floors.items()}
-    complete = good and all(bounds[sign] <= level for sign, level in levels.items())
-    remaining = target, (-bounds[-1], bounds[1]), complete, checks
-    return SearchResult(ends, pairs, products, good, radius, space.basis, space.t, *remaining)
+        del space  # frees its basis
+    wanted_vectors = vectors[torch.from_numpy(chosen).to(start.device)]  # a copy
+    # In their own precision: norms in another one would convert all vectors.
+    wanted_vectors /= ranks.norm(wanted_vectors).to(wanted_vectors)[:, None]
+    complete = converged and all(
+        bounds[sign] <= floor + _slack(floor, residual_tol, radius) for sign, floor in floors.items()
+    )
+    return SearchResult(
+        wanted, wanted_vectors, products, converged, radius, space.basis, space.t,
+        target, (-bounds[-1], bounds[1]), complete, check_products,
+    )  # fmt: skip
 
 
 def _slack(value: float, residual_tol: float, radius: float) -> float:
@@ -324,26 +347,27 @@ def run_in_lockstep(
     products: Callable[[Tensor, list[int]], Tensor],
     done: Callable[[], None] = lambda: None,
 ) -> list[T]:
-    """The results of ``searches``, whose products are computed together.
+    """Run ``searches``, generators that yield vectors and are sent products, and return their results.
 
-    ``products`` maps one vector for each search that still runs, (k, P), and the numbers of these searches,
-    to the products (k, P). ``done`` is called as each search ends.
+    In each step the products of all searches are computed together. ``products`` gets the vectors (k, P) of
+    the k running searches and these searches' numbers; it returns the products (k, P). ``done`` is called as
+    each search ends.
     """
     results: dict[int, T] = {}
     running = list(range(len(searches)))
     vectors = [next(search) for search in searches]
     while running:
         images = products(stacked(vectors), running)
-        still, vectors = [], []
+        unfinished, vectors = [], []
         for number, image in zip(running, images, strict=True):
             try:
                 vectors.append(searches[number].send(image))
-                still.append(number)
+                unfinished.append(number)
             except StopIteration as end:
                 results[number] = end.value
                 done()
-        running = still
-        del images, image  # before the next ones
+        running = unfinished
+        del images, image  # frees memory for the next products
     return [results[number] for number in range(len(searches))]
 
 
@@ -355,71 +379,81 @@ def verify_and_refine(
 ) -> RitzPairs:
     """The pairs of a search, verified and refined with ``products`` (k, P) -> (k, P) of the exact operator.
 
-    ``errors``: a list to which ``products`` adds the largest error of each; with the rounding of the vectors
-    it is added to the residuals.
+    The values are eigenvalues of the exact operator in the span of the vectors (Rayleigh–Ritz). A residual r
+    can miss the tolerance where the search's operator A was an approximation. The span is then widened by
+    (A − λ)⁻¹r (Davidson 1975), with A taken in the search's last basis and as zero outside. Two or three such
+    corrections usually suffice.
 
-    The values are those of the exact operator in the span of the vectors (Rayleigh–Ritz). Where a residual r
-    misses the tolerance because the search's operator was an approximation, the span is widened by (A − λ)⁻¹r
-    (Davidson 1975), A being the search's operator in its last basis and zero outside. Two or three of these
-    usually suffice. ``converged`` says whether the search converged and each residual meets the tolerance, up
-    to rounding.
+    ``errors``: a list to which ``products`` appends the largest error of each product; these errors, and the
+    vectors' rounding, are added to the residuals.
+
+    ``converged`` of the result: the search converged, and each residual meets the tolerance up to rounding.
     """
-    # Lists of rows, to which others are added without a copy.
-    vectors, images, ranks = [*result.vectors], [*products(result.vectors)], result.target.ranks
+    # Lists of rows (P,), which grow without a copy.
+    vectors, images = [*result.vectors], [*products(result.vectors)]
+    ranks = result.target.ranks
     rounding = torch.finfo(result.vectors.dtype).eps * result.radius
-    mixing = np.eye(len(vectors))  # of the vectors that had products, by those of now
+    mixing = np.eye(len(vectors))  # column: a vector as a combination of the vectors that products took
 
-    def gap(i: int) -> Tensor:
-        """The residual vector of the pair ``i`` of those wanted."""
-        return torch.sub(images[chosen[i]], vectors[chosen[i]], alpha=at[i])
+    def residual_vector(i: int) -> Tensor:
+        """Hv − λv of the wanted pair ``i``."""
+        return torch.sub(images[chosen[i]], vectors[chosen[i]], alpha=wanted[i])
 
     for step in range(CORRECTIONS + 1):
         t = ranks.total(operators.gram(vectors, images)).cpu().numpy()
-        values, turn = operators.small_eigh((t + t.T) / 2)
-        operators.combine(vectors, turn.T)
-        operators.combine(images, turn.T)
-        mixing = mixing @ turn
+        values, rotation = operators.small_eigh((t + t.T) / 2)
+        operators.combine(vectors, rotation.T)
+        operators.combine(images, rotation.T)
+        mixing = mixing @ rotation
         chosen = operators.outer_indices(values, result.target.low, result.target.high)
-        at = values[chosen]
-        norms = double(torch.stack([ranks.norm(gap(i)) for i in range(len(at))])).cpu()
-        doubt = 0 * norms
-        if errors and any(errors):  # which may be below the rounding of the vectors
-            doubt = torch.from_numpy(np.abs(mixing[:, chosen]).T @ np.array(errors)) + rounding
-        allowed = residual_tol * np.maximum(np.abs(at), operators.NEAR_ZERO * result.radius) + rounding
-        met, residuals = norms.numpy() <= allowed, norms + doubt
+        wanted = values[chosen]
+        norms = double(torch.stack([ranks.norm(residual_vector(i)) for i in range(len(wanted))])).cpu()
+        doubts = 0 * norms  # errors of the norms, by errors of products; NaN stays NaN
+        if errors and any(errors):
+            # Rounding: an error that was measured may be smaller.
+            doubts = torch.from_numpy(np.abs(mixing[:, chosen]).T @ np.array(errors)) + rounding
+        allowed = residual_tol * np.maximum(np.abs(wanted), operators.NEAR_ZERO * result.radius) + rounding
+        met = norms.numpy() <= allowed
+        residuals = norms + doubts
         if met.all() or not result.converged or step == CORRECTIONS:
             break
         missed = np.flatnonzero(~met)
-        new = torch.stack([_davidson(result, gap(int(i)), at[i], float(norms[i])) for i in missed])
-        for v in 2 * vectors:
-            new.addr_(ranks.inner(new, v).to(v), v, alpha=-1)
-        new = ranks.orthonormal(new)
-        vectors, images = [*vectors, *new], [*images, *products(new)]
-        mixing = np.pad(mixing, (0, len(new)))
-        mixing[-len(new) :, -len(new) :] = np.eye(len(new))
-    good = result.converged and bool((residuals.numpy() <= allowed).all())
-    shifts = np.abs(at - result.values)
+        corrections = torch.stack(
+            [_davidson(result, residual_vector(int(i)), wanted[i], float(norms[i])) for i in missed]
+        )
+        for v in 2 * vectors:  # twice, against rounding
+            corrections.addr_(ranks.inner(corrections, v).to(v), v, alpha=-1)
+        corrections = ranks.orthonormal(corrections)
+        count = len(corrections)
+        vectors, images = [*vectors, *corrections], [*images, *products(corrections)]
+        mixing = np.pad(mixing, (0, count))
+        mixing[-count:, -count:] = np.eye(count)
+    converged = result.converged and bool((residuals.numpy() <= allowed).all())
+    # The bounds of the search move with its innermost wanted values, of which ``shifts`` has the changes.
+    shifts = np.abs(wanted - result.values)
     below, above = result.bounds
-    low, high = result.target.low or 1, result.target.high or 1
-    bounds = below - float(shifts[-min(low, len(shifts))]), above + float(shifts[min(high, len(shifts)) - 1])
-    complete = good and result.complete
-    images.clear()  # before the vectors are copied
+    lows = min(result.target.low or 1, len(shifts))
+    highs = min(result.target.high or 1, len(shifts))
+    bounds = below - float(shifts[-lows]), above + float(shifts[highs - 1])
+    complete = converged and result.complete
+    images.clear()  # frees memory for a copy of the vectors
     return RitzPairs(
-        torch.from_numpy(at), torch.stack([vectors[i] for i in chosen]), residuals,
-        result.products + len(vectors), good, "", bounds, complete, result.checks,
-        "exact" if errors is None else "differences", float(doubt.max()),
+        torch.from_numpy(wanted), torch.stack([vectors[i] for i in chosen]), residuals,
+        result.products + len(vectors), converged, "", bounds, complete, result.checks,
+        "exact" if errors is None else "differences", float(doubts.max()),
     )  # fmt: skip
 
 
 def _davidson(result: SearchResult, gap: Tensor, at: float, residual: float) -> Tensor:
-    """(A − λ)⁻¹r with A the operator of the search in its last basis, zero outside of it."""
-    values, turn = operators.small_eigh(result.t)
-    away = values - at
-    away = np.where(np.abs(away) < residual, residual, away)  # smaller differences are not resolved
-    beyond = -1 / (at if abs(at) > residual else residual)
-    inside = result.target.ranks.inner(result.basis, gap).to(gap)
-    weights = torch.from_numpy(turn @ np.diag(1 / away - beyond) @ turn.T).to(gap) @ inside
-    return torch.addmv(gap, result.basis.T, weights, beta=beyond)
+    """(A − λ)⁻¹r, A the search's operator in its last basis and zero outside; λ = ``at``, r = ``gap``."""
+    values, rotation = operators.small_eigh(result.t)
+    distances = values - at
+    # Differences below the residual are not resolved.
+    distances = np.where(np.abs(distances) < residual, residual, distances)
+    outside = -1 / (at if abs(at) > residual else residual)  # the factor 1/(0 − λ) outside the basis
+    coefficients = result.target.ranks.inner(result.basis, gap).to(gap)
+    inverse = torch.from_numpy(rotation @ np.diag(1 / distances - outside) @ rotation.T).to(gap)
+    return torch.addmv(gap, result.basis.T, inverse @ coefficients, beta=outside)
 
 
 def search_operator(

@@ -88,16 +88,17 @@ def density(
 
     Args:
         problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
-        draws: random vectors, each of which gives one quadrature; 10 by default.
-        steps: Lanczos steps, that is products, a draw; 80 by default. (Ghorbani, Krishnan and Xiao 2019 use
-            these numbers for networks of all sizes.)
+        draws: the number of random vectors; each gives one quadrature. The default is 10.
+        steps: the number of Lanczos steps for each draw; one step takes one product. The default is 80.
+            (Ghorbani, Krishnan and Xiao 2019 use both defaults for networks of all sizes.)
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         seed: draws the random vectors.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function that takes the finished share, or whether to show it; default: show it after two
+            seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -119,33 +120,36 @@ def density(
 
 
 def density_of(operand: Matrix, draws: int, steps: int, progress: Progress | None) -> Density:
-    """The spectral density of a matrix, by stochastic Lanczos quadrature.
+    """The spectral density of a matrix A (P, P), by stochastic Lanczos quadrature.
 
-    Ubaru, Chen and Saad 2017, section 3. From each draw z of random signs, ``steps`` Lanczos steps with full
-    reorthogonalization give the Ritz values as nodes, and the squared first components of T's eigenvectors as
-    masses: exact for zᵀp(A)z/P, p any polynomial of degree below 2·steps. Raises InputError for a count
-    below 1.
+    Ubaru, Chen and Saad 2017, section 3. Each draw z of random signs starts ``steps`` Lanczos steps with full
+    reorthogonalization, which give a tridiagonal matrix T. The nodes are T's eigenvalues, and the masses are
+    the squared first components of T's eigenvectors. The quadrature is exact for zᵀp(A)z/P with any
+    polynomial p of degree below 2·steps.
     """
-    h, like = operand.operator, operand.start()
+    h, template = operand.operator, operand.start()
     generator = torch.Generator().manual_seed(operand.seed)
-    size = h.ranks.size(like)
+    size = h.ranks.size(template)
     steps = min(steps, size)
-    at_once = max(1, min(draws, BASIS_BYTES // (steps * h.ranks.length(like) * like.itemsize)))
-    spent, report = 0, progress or no_progress
+    basis_bytes = steps * h.ranks.length(template) * template.itemsize  # of one draw
+    draws_at_once = max(1, min(draws, BASIS_BYTES // basis_bytes))
+    report = progress or no_progress
+    products = 0
 
-    def counted(vectors: Tensor, running: list[int]) -> Tensor:
-        nonlocal spent
-        spent += len(vectors)
-        report(min(1.0, spent / (draws * steps)))
+    def counted_products(vectors: Tensor, running: list[int]) -> Tensor:
+        nonlocal products
+        products += len(vectors)
+        report(min(1.0, products / (draws * steps)))
         return (h @ vectors.T).T
 
-    rules: list[tuple[Array, Array]] = []
-    for i in range(0, draws, at_once):
-        starts = [h.ranks.signs(like, 1, generator)[0] / size**0.5 for _ in range(min(at_once, draws - i))]
-        rules += run_in_lockstep([_draw(start, steps, h.ranks) for start in starts], counted)
-    nodes, masses = (np.stack(part) for part in zip(*rules, strict=True))
+    quadratures: list[tuple[Array, Array]] = []
+    for i in range(0, draws, draws_at_once):
+        count = min(draws_at_once, draws - i)
+        starts = [h.ranks.signs(template, 1, generator)[0] / size**0.5 for _ in range(count)]
+        quadratures += run_in_lockstep([_draw(start, steps, h.ranks) for start in starts], counted_products)
+    nodes, masses = (np.stack(columns) for columns in zip(*quadratures, strict=True))
     error = _error_of(operand)
-    return Density(**operand.about, nodes=nodes, masses=masses, products=spent, product_error=error)
+    return Density(**operand.about, nodes=nodes, masses=masses, products=products, product_error=error)
 
 
 # Vectors of each kind whose products' errors are measured (our choice: the rest have the same distribution).
@@ -192,48 +196,55 @@ def hutchpp(
     ranks: Ranks = ALONE,
     doubt: Doubt | None = None,
 ) -> dict[str, Any]:
-    """tr A of a symmetric operator on vectors like ``like`` (P,): Hutch++ (Meyer et al. 2021, Algorithm 1).
+    """tr A of a symmetric operator A (P, P), by Hutch++ (Meyer et al. 2021, Algorithm 1).
 
-    A third of the products finds an orthonormal basis Q of the range of AS, S random signs; a third gives
-    tr(QᵀAQ) exactly; the rest samples g ↦ gᵀ(I − QQᵀ)A(I − QQᵀ)g, whose mean is the rest of the trace. The
-    estimate is unbiased, and its standard error is that of the mean of these samples.
+    A third of the products gives AS for random signs S, and so an orthonormal basis Q of the range of AS. A
+    second third gives tr(QᵀAQ). The last third gives samples gᵀ(I − QQᵀ)A(I − QQᵀ)g for random signs g, whose
+    mean estimates tr A − tr(QᵀAQ) without bias. The standard error is that of this mean.
 
-    ``operator`` takes (k, P), k at most 8. ``doubt`` gives how far vᵀAv of its products may be off, of which
-    the standard error has its part. Raises InputError for fewer than 6 products, with which there
-    would be fewer than 2 samples.
+    Args:
+        operator: the products with A, (k, P) -> (k, P) for k up to 8.
+        like: (P,), a vector of the wanted dtype and device.
+        products: the number of products, at least 6, which leave two samples.
+        ranks: the processes among which vectors are divided.
+        doubt: the mean error of vᵀAv for rows v (k, P), which is added to the standard error.
+
+    Returns:
+        Fields of :class:`landscape.Trace`.
     """
     generator = torch.Generator().manual_seed(seed)
     size = ranks.size(like)
     rank = min(products // 3, size)
     report = progress or no_progress
-    done = 0
+    count = 0  # of products so far
 
-    def products_of(rows: Tensor) -> Tensor:
-        nonlocal done
+    def images_of(rows: Tensor) -> Tensor:
+        nonlocal count
         images = []
         for block in torch.split(rows, BLOCK):
             images.append(operator(block))
-            done += len(block)
-            report(min(1.0, done / products))
+            count += len(block)
+            report(min(1.0, count / products))
         return torch.cat(images)
 
-    q = ranks.orthonormal(products_of(ranks.signs(like, rank, generator))).contiguous()  # (rank, P), rows
+    # One expression, which frees signs and images once they are used. (rank, P)
+    q = ranks.orthonormal(images_of(ranks.signs(like, rank, generator))).contiguous()
     error = rank * doubt(q) if doubt else 0.0
-    exact = float(ranks.total((double(q) * double(products_of(q))).sum()))
-    if rank == size:  # Q spans everything
-        fields = {"value": exact, "standard_error": error, "draws": np.array([exact])}
-        return {**fields, "products": done, "product_error": error}
+    trace_on_q = float(ranks.total((double(q) * double(images_of(q))).sum()))
+    if rank == size:  # Q spans the whole space
+        fields = {"value": trace_on_q, "standard_error": error, "draws": np.array([trace_on_q])}
+        return {**fields, "products": count, "product_error": error}
     g = ranks.signs(like, products - 2 * rank, generator)
     for _ in range(2):  # twice, as in Lanczos: once leaves rounding errors of the removed part
         g -= ranks.inner(g, q).to(q) @ q
-    samples = ranks.total((double(g) * double(products_of(g))).sum(1))
-    draws = exact + samples.cpu().numpy()
+    samples = ranks.total((double(g) * double(images_of(g))).sum(1))
+    draws = trace_on_q + samples.cpu().numpy()
     error += doubt(g) if doubt else 0.0
-    return {**_sampled(draws, done, error), "product_error": error}
+    return {**_sampled(draws, count, error), "product_error": error}
 
 
 def _sampled(draws: Array, products: int, product_error: float = 0.0) -> dict[str, Any]:
-    """The fields of a trace that is the mean of ``draws``, whose products may set it ``off``."""
+    """The fields of a trace that is the mean of ``draws``, with ``product_error`` in its standard error."""
     value, error = mean_and_error(draws)
     total_error = float(np.hypot(error, product_error))
     return {"value": value, "standard_error": total_error, "draws": draws, "products": products}
@@ -264,23 +275,25 @@ def trace(
 
     Args:
         problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
-        products: Hessian-vector products, at most; at least 6. A third of them are random samples.
+        products: the largest number of Hessian-vector products, 6 or more. A third of the products are
+            random samples.
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
-        engine: "landscape", or "pyhessian" to ask that package: plain Hutchinson samples, one a product.
+        engine: "landscape", or "pyhessian" for that package's plain Hutchinson samples, one for each product.
         seed: draws the random signs.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function that takes the finished share, or whether to show it; default: show it after two
+            seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
         The estimate and its standard error.
 
     Raises:
-        InputError: fewer than 6 products, an unknown option, one that pyhessian does not have, or an operator
-            that is not symmetric.
+        InputError: fewer than 6 products, an unknown option, an option that pyhessian does not have, or an
+            operator that is not symmetric.
 
     Example:
         >>> import torch, landscape
