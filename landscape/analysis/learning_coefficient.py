@@ -38,21 +38,21 @@ STEPS_A_PASS = 100
 class Langevin:
     """Chains that sample exp(−U(w)), U(w) = nβ L(w) + γ/2 ‖w − w*‖², and begin at w*, the problem's weights.
 
-    A step is w ← w − ε/2 ĝ + √ε ξ, with ξ ~ N(0, 1) and ĝ = nβ ∇L_B(w) + γ (w − w*) from a minibatch B drawn
-    with replacement, for each chain its own (Lau et al., arXiv 2308.12108, algorithm 1). All chains are one
+    A step is w ← w − ε/2 ĝ + √ε ξ, with ξ ~ N(0, 1) and ĝ = nβ ∇L_B(w) + γ (w − w*). Each chain draws its own
+    minibatch B with replacement (Lau et al., arXiv 2308.12108, algorithm 1). All chains are computed as one
     stack of learners.
 
     Args:
         problem: L and w*.
         batch: samples of a minibatch.
-        chains: how many, at least 2.
+        chains: the number of chains, at least 2.
         step_size: ε.
         nbeta: nβ.
         localization: γ.
-        seed: draws minibatches and noise; another device has other numbers.
+        seed: draws minibatches and noise; the noise depends on the device.
 
     Attributes:
-        steps: how many each chain has taken.
+        steps: the number of steps that each chain has taken.
 
     Example:
         >>> x, y = torch.eye(2), torch.zeros(2, 1)
@@ -83,17 +83,18 @@ class Langevin:
         self._noise = torch.Generator(problem.device).manual_seed(noise)
 
     def run(self, steps: int) -> Array:
-        """Take ``steps`` steps, and return three numbers of each as (3, chains, steps) float64.
+        """Take ``steps`` steps, and return three numbers for each as (3, chains, steps) float64.
 
-        1. nβ (L_B(w) − L_B(w*)), whose mean is nβ (L(w) − L(w*)): on one minibatch both losses have much of
-           their noise in common.
-        2. By how much the mean of 1. is too large because ε is not 0 and B not all of the data: exact for a
-           quadratic L, to first order in ε for others near their minimum (our choice). With the Hessian H,
-           A = nβ H + γ and G = E ĝĝᵀ, stationarity of E (w − w*)(w − w*)ᵀ = C means AC + CA = 2 + ε/2 G, so
-           that nβ/2 tr(HC) is ε/8 tr(G − γ A⁻¹G) above its value at ε = 0. Here tr(G) − γ E ĝ·(w − w*) is
-           E ĝ·a with a = nβ ∇L_B(w), and what remains is −γ tr(A⁻¹N) with the covariance N of a's noise, for
-           which half of the mean of (a·d' − a'·d)² stands: d = w − w*, a', d' of the other chains.
+        1. The rise nβ (L_B(w) − L_B(w*)), whose mean is nβ (L(w) − L(w*)). On one minibatch the two losses
+           share much of their noise.
+        2. The heating: the part of the mean rise that is due to ε > 0 and to the noise of minibatches. The
+           formula is exact for a quadratic L, and of first order in ε near a minimum (our choice).
         3. ‖w − w*‖².
+
+        The heating: let H be the Hessian, d = w − w*, A = nβ H + γ, G = E ĝĝᵀ and C = E ddᵀ. For stationary
+        chains AC + CA = 2 + ε/2 G, so that the heating of nβ/2 tr(HC) is ε/8 tr(G − γ A⁻¹G). With
+        a = nβ ∇L_B(w) this is ε/8 (E ĝ·a − γ tr(A⁻¹N)), N the covariance of a's noise. The estimate of
+        tr(A⁻¹N) is half of the mean of (a·d' − a'·d)², with a' and d' of the other chains.
         """
         rows = [self._step() for _ in range(steps)]
         self.steps += steps
@@ -106,13 +107,13 @@ class Langevin:
         losses = self._stack.gradients(self._weights, x, y, out=self._gradient)
         with torch.no_grad():
             rise = self.nbeta * (losses - self._stack.losses(self._start, x, y))
-            away, gradient = self._weights - self._start, self._gradient.mul_(self.nbeta)
-            drift = torch.add(gradient, away, alpha=self.localization)
-            work = gradient @ away.T
-            skew = (work - work.T).square().sum(1) / (2 * (len(work) - 1))
+            displacement, gradient = self._weights - self._start, self._gradient.mul_(self.nbeta)
+            drift = torch.add(gradient, displacement, alpha=self.localization)
+            products = gradient @ displacement.T  # a·d' of all pairs of chains
+            skew = (products - products.T).square().sum(1) / (2 * (len(products) - 1))
             heating = self.step_size / 8 * ((gradient * drift).sum(1) - self.localization * skew)
-            noise = self._along(torch.empty_like(away).normal_(generator=self._noise))
-            distance2 = away.square_().sum(1)
+            noise = self._along(torch.empty_like(displacement).normal_(generator=self._noise))
+            distance2 = displacement.square_().sum(1)
             self._weights.sub_(drift, alpha=self.step_size / 2).add_(noise, alpha=math.sqrt(self.step_size))
         return torch.stack([rise, heating, distance2])
 
@@ -175,33 +176,36 @@ def learning_coefficient(
 ) -> LearningCoefficient:
     """Estimate the local learning coefficient by SGLD.
 
-    λ̂ = nβ (E L(w) − L(w*)), the mean over the posterior around w*.
+    λ̂ = nβ (E L(w) − L(w*)), with the mean over w ~ exp(−nβ L(w) − γ/2 ‖w − w*‖²).
 
-    Of Lau et al., "The local learning coefficient" (arXiv 2308.12108): w ~ exp(−nβ L(w) − γ/2 ‖w − w*‖²),
-    with w* the problem's weights and L the mean over n samples of a negative log-likelihood in nats (for
-    regression half of the squared error over its variance). A regular model has P/2 at its minimum, a
-    singular one less. Ours are: losses at w and w* of the same minibatch; a correction for the heating by
-    step size and minibatches; and the choice of the step size. Chains begin at w*, their first half is
-    discarded, and they are doubled until they have mixed and the error is small enough. BatchNorm
-    takes each minibatch's statistics, as in training.
+    The method is that of Lau et al., "The local learning coefficient" (arXiv 2308.12108). w* are the
+    problem's weights. L is the mean over n samples of a negative log-likelihood in nats (for regression, of
+    half the squared error divided by its variance). At its minimum a regular model has λ = P/2, a singular
+    model less.
+
+    Chains begin at w*, and their first half is discarded. Their length is doubled until they have mixed and
+    the error is small enough. BatchNorm takes each minibatch's statistics, as in training. Our additions:
+    losses at w and w* are of one minibatch; the heating by step size and minibatches is corrected; the step
+    size is chosen automatically.
 
     Args:
         problem: the loss on the training set, at the minimum w*; or a run, at w_a.
-        batch: samples of a minibatch, drawn with replacement; more of them heat less. Data given as batches
-            is read once for every 100 steps.
-        localization: γ: how strongly chains are held at w*; λ̂ depends on it, and can be compared at the
-            same γ and n only.
-        step_size: ε of the chains; default: half of 1/(nβλ_max + γ), less if its heating is above a tenth of
+        batch: samples of a minibatch, drawn with replacement; larger minibatches heat less. Data given as
+            batches is read once for every 100 steps.
+        localization: γ, the strength that holds chains at w*; values of λ̂ are comparable at equal γ and n
+            only.
+        step_size: ε of the chains; default: half of 1/(nβλ_max + γ), less if the heating is above a tenth of
             the rise.
         nbeta: samples times inverse temperature, nβ; default n/log n (Watanabe 2013). Where L is a mean over
             tokens, n counts the sequences; for the likelihood of m tokens give m/log m.
-        chains: independent ones, at least 2, all computed at once.
-        relative_error: double the chains until the standard error is at most this share of the value.
+        chains: the number of independent chains, at least 2.
+        relative_error: chains are doubled until the standard error is at most this share of the value.
         max_rhat: the largest R̂ of chains that count as mixed.
-        max_steps: the most steps of a chain.
+        max_steps: the largest number of steps of a chain.
         seed: draws the minibatches and the noise of the chains.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function that takes the finished share, or whether to show it; default: show it after two
+            seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -209,8 +213,8 @@ def learning_coefficient(
 
     Raises:
         InputError: a number that is not allowed, data without numbered samples, or a penalty.
-        OperationError: ArviZ is not installed, or there is no estimate: chains that leave w*, do not mix or
-            heat up, or a negative value. The line says what to change.
+        OperationError: ArviZ is not installed; or chains leave w*, do not mix or heat up; or the value is
+            negative. The message says what to change.
 
     Example:
         >>> import torch, landscape
@@ -232,45 +236,48 @@ def learning_coefficient(
     problem = in_minibatches(problem, batch)
     nbeta = _default_nbeta(problem.samples) if nbeta is None else float(nbeta)
     existing(*problem.loss_and_gradient())
-    top, first = math.nan, step_size
-    if first is None:
-        top = float(top_eigenvalues(problem, seed=seed).values[0])
-        first = FIRST_STEP / (nbeta * max(top, 0.0) + localization)
+    lambda_max, trial_size = math.nan, step_size
+    if trial_size is None:
+        lambda_max = float(top_eigenvalues(problem, seed=seed).values[0])
+        trial_size = FIRST_STEP / (nbeta * max(lambda_max, 0.0) + localization)
 
     report = taken(progress)
 
-    def extend(run: Langevin, steps: int) -> None:
-        """Take ``steps`` more, or fewer where losses are not finite."""
+    def extend(chain_stack: Langevin, steps: int) -> None:
+        """Take ``steps`` more steps, or fewer where losses are not finite."""
         for _ in range(0, steps, LEAST // 10):
-            run.run(LEAST // 10)
-            report(min(1.0, run.steps / max_steps))
-            if not run.finite:
+            chain_stack.run(LEAST // 10)
+            report(min(1.0, chain_stack.steps / max_steps))
+            if not chain_stack.finite:
                 return
 
-    def run_of(size: float) -> Langevin:
-        """Chains of step size ``size`` after LEAST steps."""
+    def start_chains(size: float) -> Langevin:
+        """Chains with step size ``size`` after LEAST steps."""
         options = {"step_size": size, "nbeta": nbeta, "localization": float(localization)}
-        run = Langevin(problem, batch, chains, **options, seed=seed)
-        extend(run, LEAST)
-        return run
+        chain_stack = Langevin(problem, batch, chains, **options, seed=seed)
+        extend(chain_stack, LEAST)
+        return chain_stack
 
-    run = run_of(first) if step_size else _tuned(run_of, first)
-    summary = _summary(run, statistics, relative_error, max_rhat)
-    while not summary.suffices and not summary.hopeless and 2 * run.steps <= max_steps:
-        extend(run, run.steps)
-        summary = _summary(run, statistics, relative_error, max_rhat)
+    chain_stack = start_chains(trial_size) if step_size else _tuned(start_chains, trial_size)
+    summary = _summary(chain_stack, statistics, relative_error, max_rhat)
+    while not summary.suffices and not summary.hopeless and 2 * chain_stack.steps <= max_steps:
+        extend(chain_stack, chain_stack.steps)
+        summary = _summary(chain_stack, statistics, relative_error, max_rhat)
     report(1.0)
-    _refuse(summary, run, max_rhat)
+    _refuse(summary, chain_stack, max_rhat)
+    rise, heating, distance2 = summary.draws
     return LearningCoefficient(
-        **dict(zip(("rise", "heating", "distance2"), summary.draws, strict=True)),
+        rise=rise,
+        heating=heating,
+        distance2=distance2,
         standard_error=summary.error,
         **{name: getattr(summary, name) for name in ("r_hat", "r_hat_distance", "ess")},
-        **{name: getattr(run, name) for name in ("nbeta", "localization", "step_size", "steps")},
+        **{name: getattr(chain_stack, name) for name in ("nbeta", "localization", "step_size", "steps")},
         batch=batch,
         burn_in=summary.draws.shape[2] // 2,
         loss=problem.loss(),
         weights_norm2=float(double(problem.weights).square().sum()),
-        lambda_max=top,
+        lambda_max=lambda_max,
         parameters=problem.layout.size,
         max_rhat=max_rhat,
         relative_error=relative_error,

@@ -14,13 +14,13 @@ from landscape.core.devices import double, single, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
-from landscape.core.options import Count, Seed, UpToOne, checked, choose
+from landscape.core.options import Count, Seed, UpToOne, checked
 from landscape.core.progress import ProgressOption
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL
 from landscape.evaluation import needs
-from landscape.problem.alignment import BY, aligned
+from landscape.problem.alignment import aligned
 from landscape.problem.batchnorm import tracked
 from landscape.problem.layout import Slot, average
 from landscape.problem.problem import Problem, Run, problem_of
@@ -49,19 +49,18 @@ def random_plane(
     """Two directions with i.i.d. standard normal entries through the problem's center.
 
     Args:
-        problem: its center and parameters; or a run, whose center is w_a.
-        norm: "none" keeps the draw (DPSGD-2020, section 4.1; the default, as in the paper's figures);
-            "filter" scales each filter of a weight (each slice along its first dimension) to the norm of the
-            center's filter (Li et al. 2018, section 4), a bias or normalization tensor as one filter;
-            "layer" scales each parameter tensor to the norm of the center's. A filter or tensor that is zero
-            at the center gets a zero direction. Only random directions are ever normalized: the length of
-            those made from weights or eigenvectors has a meaning.
-        seed: the same seed gives the same draw for every problem of the same layout, on every device and in
-            every precision, so that several centers can be compared along the same directions.
-        ignore: "bias+norm" leaves biases and normalization parameters where they are, "none" moves them, too.
-            Default: "bias+norm" for norm "filter" (as Li et al. 2018 do), else "none". The other parameters
-            have the same direction either way.
-        max_memory: bytes that the process may take, at most.
+        problem: the problem whose center and parameters the plane has; or a run, whose center is w_a.
+        norm: "none": the draw as it is (DPSGD-2020, section 4.1, and the paper's figures). "filter": each
+            filter of a weight (each slice along the first dimension) is scaled to the norm of the center's
+            filter (Li et al. 2018, section 4); a bias or normalization tensor counts as one filter. "layer":
+            each parameter tensor is scaled to the norm of the center's tensor. A filter or tensor that is
+            zero at the center gets a zero direction.
+        seed: a seed gives one draw for all problems of equal layout, on every device and in every precision,
+            so that several centers can be compared along equal directions.
+        ignore: "bias+norm" leaves biases and normalization parameters unchanged, "none" moves them, too.
+            Default: "bias+norm" for norm "filter" (as Li et al. 2018 do), else "none". The choice does not
+            change the draw of other parameters.
+        max_memory: the most bytes that the process may use.
 
     Returns:
         A plane with center (P,) and directions (2, P).
@@ -95,7 +94,8 @@ def random_plane(
             direction.copy_(sharded.draw(lambda piece: draw(piece.slot, whole(piece.parameter))))
             continue
         centers, views = problem.layout.views(problem.weights), problem.layout.views(direction)
-        for slot in problem.layout.slots:  # slot by slot: a float64 draw of all of θ would double the memory
+        # Parameter by parameter: a float64 draw of all of θ would take twice the memory.
+        for slot in problem.layout.slots:
             views[slot.name].copy_(draw(slot, centers[slot.name]))
     problem.along_weights(directions)
     return Plane(problem.weights, directions, "random", norm, seed, ignore)
@@ -122,12 +122,12 @@ def between(
 ) -> Plane:
     """The plane through three weight vectors, or through two and along a random direction.
 
-    The first direction is w1 − w0, the second the part of w2 − w0 orthogonal to it, scaled to the same length
-    (Garipov et al. 2018, section 3). The center is the middle of the box around the given points, so that
-    ``plane.center + plane.markers @ plane.directions`` gives them back.
+    The first direction is w1 − w0. The second direction is the part of w2 − w0 orthogonal to w1 − w0, scaled
+    to the length of w1 − w0 (Garipov et al. 2018, section 3). The center is the middle of the box around the
+    points. ``plane.center + plane.markers @ plane.directions`` are the weights.
 
     Args:
-        problem: its parameters; or a run.
+        problem: the problem whose parameters the weights are; or a run.
         weights: two or three networks, in any form that :func:`landscape.line` takes.
         labels: their names; default: those of problems, else w0, w1, w2.
         align: unless "none", permute the hidden units of the second and third to match the first by this, as
@@ -136,11 +136,12 @@ def between(
             direction.
 
     Returns:
-        A plane with the vectors as markers (2 or 3, 2).
+        A plane with the networks as markers (2 or 3, 2).
 
     Raises:
-        InputError: another number of networks, what is no weights of this model, or cannot be aligned.
-        OperationError: weights that are equal, lie on one line or are not finite, or a file of others.
+        InputError: another number of networks, weights of another model, or networks that cannot be aligned.
+        OperationError: weights that are equal, lie on one line or are not finite, or a file of another
+            model's weights.
 
     Example:
         >>> import torch, landscape
@@ -156,51 +157,52 @@ def between(
         raise InputError(f"between: {len(networks)} weight vectors are not allowed, it takes two or three")
     names = labels or [(isinstance(w, Problem) and w.name) or f"w{k}" for k, w in enumerate(weights)]
     rows = _rows(networks)
-    if choose("align", align, ("none", *BY)) != "none":
-        rows = torch.stack([rows[0], *(aligned(problem, rows[0], row, align, seed)[0] for row in rows[1:])])
-    first = rows[1] - rows[0]
-    limit = _rounding(problem, rows)
-    if not first.norm() > limit:
+    if align != "none":
+        others = [aligned(problem, rows[0], row, align, seed)[0] for row in rows[1:]]
+        rows = torch.stack([rows[0], *others])
+    u = rows[1] - rows[0]
+    rounding = _rounding(problem, rows)
+    if not u.norm() > rounding:
         raise OperationError("between: the first two weight vectors are equal, they must differ")
-    one_random = len(rows) == 2
-    second = double(random_plane(problem, seed=seed).directions[0]) if one_random else rows[2] - rows[0]
-    for _ in range(2):  # once more, for orthogonality to rounding
-        second = second - first * (second @ first) / (first @ first)
-    if not second.norm() > limit:
+    draws_direction = len(rows) == 2
+    v = double(random_plane(problem, seed=seed).directions[0]) if draws_direction else rows[2] - rows[0]
+    for _ in range(2):  # the second time removes what rounding left
+        v = v - u * (v @ u) / (u @ u)
+    if not v.norm() > rounding:
         raise OperationError("between: the weight vectors lie on one line; use `landscape line` for it")
-    second = second * (first.norm() / second.norm())
-    directions = torch.stack((first, second))
-    corners = _coordinates(rows[0], directions, rows)
-    middle = torch.from_numpy((corners.min(0) + corners.max(0)) / 2).to(rows)
-    across = "random direction" if one_random else "toward the third"
-    length = f"1 = {float(first.norm()):.3g}"
-    axes = f"first to second, {length}", f"{across}, {length}"
+    v = v * (u.norm() / v.norm())
+    directions = torch.stack((u, v))
+    points = _coordinates(rows[0], directions, rows)
+    middle = torch.from_numpy((points.min(0) + points.max(0)) / 2).to(rows)
+    second_axis = "random direction" if draws_direction else "toward the third"
+    length = f"1 = {float(u.norm()):.3g}"
+    axes = f"first to second, {length}", f"{second_axis}, {length}"
     center = rows[0] + middle @ directions
-    seed = seed if one_random else 0
-    return _plane(problem, center, "between", rows, networks, names, directions, seed, axes=axes)
+    plane_seed = seed if draws_direction else 0
+    return _plane(problem, center, "between", rows, networks, names, directions, plane_seed, axes=axes)
 
 
 @checked("problem")
 def pca_plane(
     problem: Problem | Run, weights: Sequence[Weights] | Tensor, labels: Sequence[str] = ()
 ) -> Plane:
-    """The first two principal components of a run's checkpoints, through the last of them.
+    """The plane along the first two principal components of a run's checkpoints, through the last checkpoint.
 
-    Directions have unit length, coordinates are distances between weights. Random walks in many dimensions
-    have large shares of variance, too (Antognini and Sohl-Dickstein 2018).
+    Directions have unit length, so that coordinates are distances between weights. A random walk in many
+    dimensions also has large shares of variance (Antognini and Sohl-Dickstein 2018).
 
     Args:
-        problem: its parameters; or a run.
-        weights: (M, P), M ≥ 3, in order of time; or a list as of :func:`landscape.between`.
-        labels: their names; default 0, 1, …
+        problem: the problem whose parameters the weights are; or a run.
+        weights: (M, P), M ≥ 3, in order of time; or a list of networks as in :func:`landscape.between`.
+        labels: the checkpoints' names; default 0, 1, …
 
     Returns:
-        A plane with the checkpoints as markers (M, 2); ``explained`` (2,) is the share of their variance
-        around the mean along each direction (Li et al. 2018, section 7).
+        A plane with the checkpoints as markers (M, 2). ``explained`` (2,) is each direction's share of the
+        checkpoints' variance (Li et al. 2018, section 7).
 
     Raises:
-        InputError: fewer than three, or what is no weights of this model.
-        OperationError: weights that lie on one line or are not finite, or a file of others.
+        InputError: fewer than three checkpoints, or weights of another model.
+        OperationError: weights that lie on one line or are not finite, or a file of another model's weights.
 
     Example:
         >>> import torch, landscape
@@ -223,19 +225,20 @@ def pca_plane(
 def learners_plane(problem: Problem | Run, weights: Sequence[Weights] | Tensor) -> Plane:
     """The plane through the mean w_a that fits the learners w_j best, in the least-squares sense.
 
-    The plane is ours. Its unit directions are the first two right singular vectors of the rows w_j − w_a; the
-    sum of squared distances to the plane is that of the other singular values' squares.
+    This plane is our choice. The unit directions are the first two right singular vectors of the matrix with
+    rows w_j − w_a. The learners' squared distances from the plane add up to the sum of the other squared
+    singular values.
 
     Args:
-        problem: its parameters; or a run.
-        weights: (n, P), n ≥ 3; or a list as of :func:`landscape.between`.
+        problem: the problem whose parameters the weights are; or a run.
+        weights: (n, P), n ≥ 3; or a list of networks as in :func:`landscape.between`.
 
     Returns:
         A plane with the learners, then w_a, as markers (n + 1, 2); ``explained`` (2,) is the share of each
         direction in the spread Σ_j ‖w_j − w_a‖².
 
     Raises:
-        InputError: fewer than three, or what is no weights of this model.
+        InputError: fewer than three learners, or weights of another model.
         OperationError: learners that are equal, lie on one line or are not finite.
 
     Example:
@@ -272,20 +275,21 @@ def eigen_plane(
 ) -> Plane:
     """The unit eigenvectors of λ_max (x) and λ_min (y) of the Hessian at the problem's center.
 
-    The plane is ours. To second order L = L(θ) + x g·u + y g·v + ½(λ_max x² + λ_min y²), g the gradient: a
-    section through the direction of the largest curvature and that of the smallest.
+    This plane is our choice. With the directions u and v, and the gradient g, the loss is to second order
+    L(θ) + x g·u + y g·v + ½(λ_max x² + λ_min y²).
 
     Args:
         problem: the loss; or a run, on its training set.
-        residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
-            zero.
-        max_products: Hessian-vector products, at most.
+        residual_tol: the largest residual ‖Hv − λv‖ / |λ|; for |λ| below max|λ|/1000, relative to
+            max|λ|/1000.
+        max_products: the largest number of Hessian-vector products.
         seed: draws the starting vector.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function that takes the finished share, or whether to show it; default: show it after two
+            seconds.
 
     Returns:
-        A plane with the directions as they are, of length 1.
+        A plane with directions of length 1.
 
     Raises:
         InputError: a model with one parameter, or a residual_tol that is not positive.

@@ -58,23 +58,23 @@ def basin_widths(
 ) -> Array:
     """(planes,), the width of the region around the center in which the loss rises by less than ``rise``.
 
-    In each of several planes along two i.i.d. normal directions, the same for every problem of that seed and
-    size, the distance at which the loss has risen that far is found in 16 directions. The width is the
-    diameter of the circle with the area inside, 2 √(mean of the squared distances): for a basin that each
-    ray leaves once it is :attr:`.Basins.equivalent_width`, without a grid. Distances are Euclidean ones in
-    weight space, so that they depend on how the network is scaled.
+    Each plane has two i.i.d. normal directions, which depend only on seed and size of the problem. On 16
+    rays of a plane, the search finds the distance at which the loss has risen by ``rise``. The width is the
+    diameter of the circle with the enclosed area, 2 √(mean of the squared distances). If each ray leaves the
+    basin once, the width equals :attr:`.Basins.equivalent_width`, without a grid. Distances are Euclidean in
+    weight space, and so depend on the scaling of the network.
 
     Args:
         problem: the loss.
         rise: in nats.
-        planes: how many; each takes about 150 losses.
+        planes: the number of planes; each takes about 150 losses.
         seed: draws the directions.
-        progress: called with the share of the planes done.
+        progress: called with the finished share of the planes.
 
     Raises:
         InputError: a rise that is not positive, or a model with one parameter.
-        OperationError: a loss that is not finite, a rise that rounding hides, or one that is never reached in
-            some direction.
+        OperationError: a loss that is not finite, a rise that rounding hides, or a rise that some direction
+            never reaches.
 
     Example:
         >>> import torch, landscape
@@ -86,30 +86,34 @@ def basin_widths(
         [1.0, 1.0]
     """
     positive("parameters of the model", problem.layout.size, least=2)
-    distances, widths = np.full(ANGLES, SPAN * math.sqrt(problem.layout.size)), []
+    # First guesses; later planes start from the distances of the plane before.
+    distances = np.full(ANGLES, SPAN * math.sqrt(problem.layout.size))
+    widths = []
     report = progress or no_progress
     tolerances = {"fatol": WITHIN * rise, "xrtol": WITHIN / 2}
     angles = 2 * math.pi * torch.from_numpy(RAYS) / ANGLES
-    circle = torch.stack((angles.cos(), angles.sin()), 1)
-    for k, plane_seed in enumerate(np.random.SeedSequence(seed).generate_state(planes).tolist()):
-        pair = double(random_plane(problem, seed=plane_seed).directions)
-        unit = torch.linalg.qr(pair.T)[0].T.to(problem.weights)
-        loss = evaluator(problem, problem.weights, unit, ANGLES)
+    circle = torch.stack((angles.cos(), angles.sin()), 1)  # (rays, 2)
+    plane_seeds = np.random.SeedSequence(seed).generate_state(planes).tolist()
+    for k, plane_seed in enumerate(plane_seeds):
+        normal_directions = double(random_plane(problem, seed=plane_seed).directions)
+        orthonormal = torch.linalg.qr(normal_directions.T)[0].T.to(problem.weights)
+        loss = evaluator(problem, problem.weights, orthonormal, ANGLES)
         base = float(loss(torch.zeros(1, 2, dtype=torch.float64))["loss"][0])
         if not math.isfinite(base):
             raise OperationError(f"weights: the loss there is {base:g}, nothing rises above it; take others")
         if not rise >= LOSS_ROUNDINGS * torch.finfo(problem.dtype).eps * abs(base):
             raise OperationError(f"rise: {rise:g} is hidden by the rounding of a loss of {base:g}; raise it")
 
-        def risen(squared: Array, ray: Array, loss: Evaluator = loss, base: float = base) -> Array:
-            """How far the loss on some rays, at squared distances (k,), is above the rise."""
-            away = loss(circle[ray] * torch.from_numpy(squared**0.5)[:, None])["loss"].numpy() - base - rise
-            return np.where(np.isfinite(away), away, WALL)
+        def excess(squared: Array, rays: Array, loss: Evaluator = loss, base: float = base) -> Array:
+            """(k,), the loss minus base and rise, on ``rays`` (k,) at ``squared`` distances (k,)."""
+            points = circle[rays] * torch.from_numpy(squared**0.5)[:, None]
+            values = loss(points)["loss"].numpy() - base - rise
+            return np.where(np.isfinite(values), values, WALL)
 
-        # In the squared distance, in which a quadratic is linear.
-        ends = elementwise.bracket_root(risen, 0.0, distances**2, xmin=0.0, args=(RAYS,), maxiter=STEPS)
-        root = elementwise.find_root(risen, ends.bracket, args=(RAYS,), tolerances=tolerances)
-        if not (ends.success & root.success).all():
+        # The root in the squared distance, in which a quadratic loss is linear.
+        bracket = elementwise.bracket_root(excess, 0.0, distances**2, xmin=0.0, args=(RAYS,), maxiter=STEPS)
+        root = elementwise.find_root(excess, bracket.bracket, args=(RAYS,), tolerances=tolerances)
+        if not (bracket.success & root.success).all():
             raise OperationError(f"rise: the loss does not rise by {rise:g} in all directions; give less")
         distances = np.sqrt(root.x)
         widths.append(2 * math.sqrt(float(np.mean(distances**2))))

@@ -48,8 +48,10 @@ PARALLEL = 1e-3
 
 
 class Ascent(NamedTuple):
-    """``rise``: the largest loss that was found less ``base``, that at the center; ``residual``: the angle
-    between gradient and displacement there, in radians, 0 at a maximum on the sphere; and ``gradients``.
+    """The result of a search for the largest loss.
+
+    ``rise``: that loss minus ``base``, the loss at the center. ``residual``: the angle in radians between
+    gradient and displacement, 0 at a maximum on the sphere. ``gradients``: the number of gradients.
     """
 
     rise: float
@@ -61,17 +63,18 @@ class Ascent(NamedTuple):
 def _largest_rise(
     problem: Problem, scale: Tensor | None, rho: float, starts: list[Tensor], steps: int
 ) -> Ascent:
-    """The largest L(θ + scale·ε) − L(θ) over ‖ε‖ ≤ ρ that ``steps`` gradients from each start find.
+    """The largest L(θ + scale·ε) − L(θ) over ‖ε‖ ≤ ρ that searches with ``steps`` gradients find.
 
-    A lower bound of the maximum: the problem is not convex. The first start is ρ times the direction of the
-    gradient, the maximum to first order (Foret et al. 2021), where the gradient is not zero.
+    The result is a lower bound of the maximum, because the problem is not convex. The first search starts at
+    ρ times the direction of the gradient, the maximum to first order (Foret et al. 2021). This search is left
+    out where the gradient is zero.
 
     Args:
         problem: the loss, centered on θ.
-        scale: (P,), such as |θ|; None: 1 for all.
+        scale: (P,), such as |θ|; None: 1 for all parameters.
         rho: ρ.
-        starts: further directions (P,) in which the search starts.
-        steps: gradients for each start, at most.
+        starts: directions (P,) in which further searches start.
+        steps: the largest number of gradients of each search.
     """
 
     def loss_and_slope(at: Tensor) -> tuple[float, Tensor]:
@@ -82,10 +85,12 @@ def _largest_rise(
         return loss, gradient if scale is None else gradient.mul_(scale)
 
     base, slope = loss_and_slope(torch.zeros_like(problem.weights))
-    rise, residual, gradients = 0.0, 0.0, 1  # ε = 0 is allowed, too
-    for start in ([slope] if float(vector_norm(slope)) > 0 else []) + starts:
-        highest, angle, used = _climb(loss_and_slope, rho, start, steps)
-        gradients += used
+    if float(vector_norm(slope)) > 0:
+        starts = [slope, *starts]
+    rise, residual, gradients = 0.0, 0.0, 1  # of ε = 0
+    for start in starts:
+        highest, angle, count = _climb(loss_and_slope, rho, start, steps)
+        gradients += count
         if highest - base > rise:
             rise, residual = highest - base, angle
     return Ascent(rise, base, residual, gradients)
@@ -94,24 +99,25 @@ def _largest_rise(
 def _climb(
     loss_and_slope: Callable[[Tensor], tuple[float, Tensor]], rho: float, start: Tensor, steps: int
 ) -> tuple[float, float, int]:
-    """The largest loss from ``start``, scaled to norm ρ, the angle there, and how many gradients it took.
+    """(the largest loss, the angle at its place, the number of gradients) of a search from ``start``.
 
-    The step grows where the loss does, and shrinks where it falls.
+    ``start`` is scaled to norm ρ. The step grows where the loss rises, and shrinks where the loss falls.
     """
     at, step = start * (rho / float(vector_norm(start))), FIRST
     loss, slope = loss_and_slope(at)
-    used, angle = 1, _angle(slope, at, rho)
-    while used < steps and step > LAST and angle > PARALLEL and float(vector_norm(slope)) > 0:
-        end = torch.add(at, slope, alpha=step * rho / float(vector_norm(slope)))
-        end *= min(1.0, rho / float(vector_norm(end)))
-        value, gradient = loss_and_slope(end)
-        used += 1
-        if value > loss:  # False for NaN
-            at, loss, slope, step = end, value, gradient, step * LONGER
+    count, angle = 1, _angle(slope, at, rho)
+    while count < steps and step > LAST and angle > PARALLEL and float(vector_norm(slope)) > 0:
+        trial = torch.add(at, slope, alpha=step * rho / float(vector_norm(slope)))
+        trial *= min(1.0, rho / float(vector_norm(trial)))
+        trial_loss, trial_slope = loss_and_slope(trial)
+        count += 1
+        if trial_loss > loss:  # False for NaN
+            at, loss, slope = trial, trial_loss, trial_slope
+            step *= LONGER
             angle = _angle(slope, at, rho)
         else:
             step *= SHORTER
-    return loss, angle, used
+    return loss, angle, count
 
 
 def _angle(slope: Tensor, at: Tensor, rho: float) -> float:
@@ -157,29 +163,30 @@ def sharpness(
 ) -> Sharpness:
     """Measure the rise of the loss within a radius.
 
-    It is the worst rise within ρ of the weights, or its mean over N(0, ρ²): (adaptive) m-sharpness.
+    The (adaptive) m-sharpness is the largest L(w + δ) − L(w) over ‖δ/c‖ ≤ ρ, or its mean over δ/c ~ N(0, ρ²).
 
     The definitions are those of Andriushchenko et al. (arXiv 2302.07011), after Kwon et al. (2021) for
-    ``adaptive`` and Foret et al. (2021) for ``m``, with the logits as they are; pairs ±δ and the search are
-    ours. Adaptive sharpness does not change where the weights of two layers are scaled so that the network
-    stays the same. Neither kind predicts generalization well: over modern networks its correlation with the
-    test error is low, and may be negative (arXiv 2302.07011). BatchNorm has the statistics of the problem at
-    all weights, not those of the minibatches.
+    ``adaptive`` and Foret et al. (2021) for ``m``, without a normalization of logits. The pairs ±δ and the
+    search are our choice. Adaptive sharpness is invariant when weights of two layers are rescaled without a
+    change of the network's function. Neither kind predicts generalization well: over modern networks the
+    correlation with the test error is low, and may be negative (arXiv 2302.07011). BatchNorm has the
+    problem's statistics at all weights, not those of the minibatches.
 
     Args:
         problem: the loss; or a run, on its training set.
         rho: ρ: the radius ("worst"), or the standard deviation of each component of δ/c ("average").
         kind: "worst" or "average".
         adaptive: c = |w|, so that each weight moves in proportion to its size; else c = 1.
-        m: samples of a minibatch, over which the sharpness is a mean; default: all samples at once.
-        steps: gradients for each start of a search, at most.
-        starts: random starts of a search, besides that along the gradient.
+        m: samples of a minibatch, for the mean sharpness over minibatches; default: all samples.
+        steps: the largest number of gradients of each search.
+        starts: the number of random starts of searches; a further search starts along the gradient.
         relative_error: draw until the standard error is at most this share of the value.
-        min_draws: the least number of draws, which are minibatches or pairs ±δ.
+        min_draws: the least number of draws; a draw is a minibatch or a pair ±δ.
         max_draws: the largest number of draws.
         seed: draws minibatches, displacements and starts.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function that takes the finished share, or whether to show it; default: show it after two
+            seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -207,34 +214,36 @@ def sharpness(
     if m is not None and m > problem.samples:
         raise InputError(f"m: {m} is not allowed, the data has {problem.samples} samples")
     worst, generator = kind == "worst", stream(seed, 1)
-    fixed = worst and m is None
-    whole = problem.loss() if not worst and m is None else None
+    draws_nothing = worst and m is None
+    # Of all samples, because every draw ±δ needs this loss.
+    center_loss = problem.loss() if not worst and m is None else None
 
-    def normal() -> Tensor:
-        """(P,), the same draw on every device."""
+    def normal_direction() -> Tensor:
+        """(P,), drawn on the CPU, and so the same on every device."""
         direction = torch.randn(len(theta), dtype=torch.float64, generator=generator).to(theta)
         return problem.along_weights(direction)
 
-    ascents, report = list[Ascent](), taken(progress)
+    ascents: list[Ascent] = []
+    report = taken(progress)
     for part in _parts(problem, m, seed):
-        directions = [normal() for _ in range(starts if worst else 1)]
+        directions = [normal_direction() for _ in range(starts if worst else 1)]
         if worst:
             ascents.append(_largest_rise(part, scale, rho, directions, steps))
         else:
-            ascents.append(_mean_rise(part, scale, rho * directions[0], whole))
+            ascents.append(_mean_rise(part, scale, rho * directions[0], center_loss))
         rises = np.array([ascent.rise for ascent in ascents])
         mean, error = mean_and_error(rises)
-        if fixed or precision.enough(len(ascents), mean, error, report):
+        if draws_nothing or precision.enough(len(ascents), mean, error, report):
             break
     report(1.0)
     settings: dict[str, Any] = {"kind": kind, "rho": rho, "adaptive": adaptive, "m": m or 0, "seed": seed}
     return Sharpness(
         values=rises,
-        standard_error=0.0 if fixed else error,
+        standard_error=0.0 if draws_nothing else error,
         loss=float(np.mean([ascent.base for ascent in ascents])),
-        converged=fixed or precision.met(mean, error),
+        converged=draws_nothing or precision.met(mean, error),
         residual=float(np.mean([ascent.residual for ascent in ascents])),
-        gradients=sum(ascent.gradients for ascent in ascents) + (whole is not None),
+        gradients=sum(ascent.gradients for ascent in ascents) + (0 if center_loss is None else 1),
         steps=steps if worst else 0,
         starts=starts if worst else 0,
         fixed=0 if scale is None else int((scale == 0).sum()),
@@ -287,32 +296,35 @@ def batch_sharpness(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> BatchSharpness:
-    """E_B[g_Bᵀ H_B g_B/‖g_B‖²]: the curvature that a minibatch's step meets along itself.
+    """E_B[g_Bᵀ H_B g_B/‖g_B‖²]: the curvature along the gradient of a minibatch.
 
     g_B and H_B are gradient and Hessian of the loss of a minibatch B of ``batch`` samples, drawn with
-    replacement. With plain SGD it settles near 2/η where the batch is small (Andreyev and Beneventano 2024,
-    arXiv:2412.20553), while λ_max of the whole loss stays below. With ``weights`` it is measured at each
-    learner's weights, too, with a minibatch of its own (our choice). BatchNorm takes each minibatch's
-    statistics, as in training. A problem's penalty and weight decay belong to the loss of every minibatch.
+    replacement. With plain SGD and small batches this curvature settles near 2/η, and λ_max of the whole loss
+    stays below (Andreyev and Beneventano 2024, arXiv:2412.20553).
+
+    With ``weights`` the curvature is also measured at each learner's weights, with a minibatch for each
+    learner (our choice). BatchNorm takes each minibatch's statistics, as in training. The problem's penalty
+    and weight decay belong to the loss of every minibatch.
 
     Args:
         problem: the loss, on the training set, centered on w_a; or a run.
         batch: B, samples of a minibatch at w_a: the total batch of a step; default: the run's.
-        weights: (n, P), the learners' weights, if they are to be measured.
+        weights: (n, P), the learners' weights; default: learners are not measured.
         local_batch: samples of a learner's minibatch; default: batch / n.
         lr, limit: η and the largest stable ηλ of the update rule, kept with the result.
-        quantities: what is measured besides: "lambda-max" at w_a over all data, which is most of the work
-            where the data is much larger than a minibatch; () for nothing.
+        quantities: further measurements: "lambda-max" at w_a over all data, which takes most of the time
+            where the data is much larger than a minibatch; () for none.
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
             By differences a draw takes some twenty times as long: gradients at several steps, in float64.
-        relative_error: draw until the standard error of the mean is at most this share of it.
-        min_draws: the least number of draws. Each takes one gradient and one product over ``batch`` samples,
-            or ``local_batch`` for each learner.
+        relative_error: draw until the standard error is at most this share of the mean.
+        min_draws: the least number of draws. A draw takes one gradient and one product over ``batch``
+            samples, or over ``local_batch`` samples for each learner.
         max_draws: the largest number of draws.
         seed: draws the minibatches.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function that takes the finished share, or whether to show it; default: show it after two
+            seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -334,41 +346,46 @@ def batch_sharpness(
     """
     precision = Precision(relative_error, min_draws, max_draws)
     problem, batch = problem_of(problem), known_batch(batch)
-    with_lambda_max = bool(quantities)
     thetas, local = learners_of(problem, batch, weights, local_batch)
-    at_mean = Minibatches(problem, batch, stream(seed, 0))
-    few = at_mean.whole.on(at_mean.whole.data.few())
-    by = HessianOptions(derivatives=derivatives).at(few).derivatives
-    part = 1 / (1 + (thetas is not None) + with_lambda_max)
-    curvatures = _curvatures(at_mean, problem.weights[None], by, precision, portion(progress, 0, part))
-    measured, of_learners = [curvatures], dict[str, Any]()
+    minibatches = Minibatches(problem, batch, stream(seed, 0))
+    whole = minibatches.whole
+    # A few samples show whether "auto" is exact.
+    derivatives = HessianOptions(derivatives=derivatives).at(whole.on(whole.data.few())).derivatives
+    stages = 1 + (thetas is not None) + bool(quantities)
+    part = portion(progress, 0, 1 / stages)
+    # Curvature, ‖g_B‖² and errors of the curvature, (draws, n) each.
+    columns = _curvatures(minibatches, problem.weights[None], derivatives, precision, part)
+    curvature, norm2, _ = columns
+    all_columns = [columns]
+    learner_fields: dict[str, Any] = {}
     if thetas is not None:
-        at_learners = Minibatches(problem, local, stream(seed, 1), len(thetas))
-        curvatures = _curvatures(at_learners, thetas, by, precision, portion(progress, part, 2 * part))
-        of_learners = {"learner_curvature": curvatures[0], "learner_norm2": curvatures[1]}
-        measured.append(curvatures)
-    top, residual = math.nan, math.nan
-    if with_lambda_max:
-        last = portion(progress, 1 - part, 1)
-        pairs = top_eigenvalues(at_mean.whole, derivatives=by, seed=seed, progress=last)
-        top, residual = float(pairs.values[0]), float(pairs.residuals[0])
+        learner_minibatches = Minibatches(problem, local, stream(seed, 1), len(thetas))
+        part = portion(progress, 1 / stages, 2 / stages)
+        columns = _curvatures(learner_minibatches, thetas, derivatives, precision, part)
+        learner_fields = {"learner_curvature": columns[0], "learner_norm2": columns[1]}
+        all_columns.append(columns)
+    lambda_max, residual = math.nan, math.nan
+    if quantities:
+        part = portion(progress, 1 - 1 / stages, 1)
+        pairs = top_eigenvalues(whole, derivatives=derivatives, seed=seed, progress=part)
+        lambda_max, residual = float(pairs.values[0]), float(pairs.residuals[0])
     return BatchSharpness(
-        curvature=measured[0][0, :, 0],
-        norm2=measured[0][1, :, 0],
-        **of_learners,
+        curvature=curvature[:, 0],
+        norm2=norm2[:, 0],
+        **learner_fields,
         local_batch=0 if thetas is None else local,
         batch=batch,
-        lambda_max=top,
+        lambda_max=lambda_max,
         residual=residual,
         lr=lr,
         limit=math.nan if limit is None else limit,
         relative_error=relative_error,
-        converged=all(precision.met(*_mean_of(columns)) for columns in measured),
-        derivatives=by,
-        product_error=max(float(columns[2].max()) for columns in measured),
+        converged=all(precision.met(*_mean_of(columns)) for columns in all_columns),
+        derivatives=derivatives,
+        product_error=max(float(columns[2].max()) for columns in all_columns),
         seed=seed,
-        # The minibatches come from all samples; with BatchNorm λ_max leaves a smaller last minibatch out.
-        **(setting(at_mean.whole) | {"samples": problem.samples}),
+        # All samples: minibatches are drawn from them. ``whole`` leaves out a last, smaller minibatch.
+        **(setting(whole) | {"samples": problem.samples}),
         **about,
     )
 
@@ -376,15 +393,18 @@ def batch_sharpness(
 def _curvatures(
     minibatches: Minibatches, weights: Tensor, by: str, precision: Precision, progress: Progress
 ) -> Array:
-    """(3, draws, n), curvature, ‖g‖² and the first's error at ``weights`` (n, P), until the mean is as exact
-    as asked for."""
+    """Curvature, ‖g‖² and error of the curvature at ``weights`` (n, P), as (3, draws, n).
+
+    Minibatches are drawn until ``precision`` is reached.
+    """
     rows: list[list[tuple[float, ...]]] = []
-    for batches in minibatches:
-        pairs = zip(batches, weights, strict=True)
-        rows.append([gradient_curvature(p, t, derivatives=by) for p, t in pairs])
-        if precision.enough(len(rows), *_mean_of(np.moveaxis(np.array(rows), 2, 0)), progress):
+    for parts in minibatches:
+        pairs = zip(parts, weights, strict=True)
+        rows.append([gradient_curvature(part, theta, derivatives=by) for part, theta in pairs])
+        columns = np.moveaxis(np.array(rows), 2, 0)
+        if precision.enough(len(rows), *_mean_of(columns), progress):
             break
-    return np.moveaxis(np.array(rows), 2, 0)
+    return columns
 
 
 def _mean_of(columns: Array) -> tuple[float, float]:
@@ -426,29 +446,30 @@ def batch_spectrum(
 ) -> BatchSpectrum:
     """The largest eigenvalues and the smallest of the Hessians of drawn minibatches, at the center.
 
-    Their distribution is that of Park and Kim 2022 (arXiv 2202.06709, Figure 4). Minibatches are drawn with
-    replacement; BatchNorm takes each one's statistics, and each loss has the penalty and weight decay.
+    Park and Kim 2022 show this distribution (arXiv 2202.06709, Figure 4). Minibatches are drawn with
+    replacement. BatchNorm takes each minibatch's statistics, and each loss has the penalty and weight decay.
 
     Args:
         problem: the loss, on the training set; or a run.
         batch: B, samples of a minibatch; default: the run's total batch.
-        k: how many of the largest eigenvalues.
-        draws: minibatches, 64 by default.
-        weight_decay: λ of a penalty λ/2·‖θ‖² that the problem does not have: its Hessian λI is added.
+        k: the number of largest eigenvalues.
+        draws: the number of minibatches; default: 64.
+        weight_decay: λ of a penalty λ/2·‖θ‖² that the problem lacks; the Hessian λI is added.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
-        residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
-            zero.
-        max_products: Hessian-vector products of a search, at most.
+        residual_tol: the largest residual ‖Hv − λv‖ / |λ|; for |λ| below max|λ|/1000, relative to
+            max|λ|/1000.
+        max_products: the largest number of Hessian-vector products of each search.
         seed: draws the minibatches and the starting vector of all searches.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function that takes the finished share, or whether to show it; default: show it after two
+            seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        values and residuals (draws, k + 1), and those over all samples (k + 1,).
+        values and residuals (draws, k + 1), and over all samples whole and whole_residuals (k + 1,).
 
     Raises:
         InputError: a batch, count, tolerance or option that is not allowed.
@@ -465,17 +486,19 @@ def batch_spectrum(
     minibatches = Minibatches(problem, known_batch(batch), stream(seed, 0))
     options = {"weights": None, "matrix": matrix, "part": part, "derivatives": derivatives}
     whole = Matrix.of(minibatches.whole, seed, about, **options, max_memory=max_memory)
-    shares = itertools.pairwise(np.linspace(0, 1, draws + 2))
     target = SearchOptions(1, k, residual_tol, max_products)
-    start, by = whole.start(), replace(whole.options, derivatives=whole.operator.derivatives)
-    every = list[RitzPairs]()
-    operators = itertools.chain([whole.operator], (by.at(minibatch) for (minibatch,) in minibatches))
-    for h, share in zip(operators, shares, strict=False):
-        pairs, _ = search_operator(h, start, replace(target, progress=portion(progress, *share)))
+    start = whole.start()
+    options_of_minibatch = replace(whole.options, derivatives=whole.operator.derivatives)
+    minibatch_hessians = (options_of_minibatch.at(minibatch) for (minibatch,) in minibatches)
+    hessians = itertools.islice(itertools.chain([whole.operator], minibatch_hessians), draws + 1)
+    results: list[RitzPairs] = []  # of all samples, then of each minibatch
+    for number, h in enumerate(hessians):
+        report = portion(progress, number / (draws + 1), (number + 1) / (draws + 1))
+        pairs, _ = search_operator(h, start, replace(target, progress=report))
         whole.check(pairs.residuals)
-        every.append(pairs)
-    values = np.stack([pairs.values.numpy() for pairs in every]) + weight_decay
-    residuals = np.stack([pairs.residuals.numpy() for pairs in every])
+        results.append(pairs)
+    values = np.stack([pairs.values.numpy() for pairs in results]) + weight_decay
+    residuals = np.stack([pairs.residuals.numpy() for pairs in results])
     return BatchSpectrum(
         **(whole.about | {"samples": problem.samples}),
         values=values[1:],
@@ -484,8 +507,8 @@ def batch_spectrum(
         whole_residuals=residuals[0],
         batch=minibatches.batch,
         weight_decay=weight_decay,
-        converged=all(pairs.converged for pairs in every),
+        converged=all(pairs.converged for pairs in results),
         residual_tol=residual_tol,
-        products=sum(pairs.products for pairs in every),
-        product_error=max(pairs.product_error for pairs in every),
+        products=sum(pairs.products for pairs in results),
+        product_error=max(pairs.product_error for pairs in results),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Unpack
 
 import numpy as np
@@ -51,9 +51,9 @@ from landscape.results.spectrum import (
 
 
 def _spectrum_need(problem: Any, k: Any, quantities: Any, **options: Any) -> Need:
-    """The largest of what was asked for, and the start that these share."""
-    several = max(k or 1, 1 + ("extremes" in quantities))
-    memory_needs = [top_need(problem, several, **options)] if k or "trace" not in quantities else []
+    """The largest need of the wanted quantities."""
+    eigenvalues = max(k or 1, 1 + ("extremes" in quantities))
+    memory_needs = [top_need(problem, eigenvalues, **options)] if k or "trace" not in quantities else []
     counts = dict[str, Any](extremes=ends_need, trace=traces.trace_need, density=traces.density_need)
     memory_needs += [counts[name](problem, **options) for name in QUANTITIES if name in quantities]
     return max(memory_needs, key=lambda need: need.fixed)
@@ -85,28 +85,30 @@ def spectrum(
 
     Args:
         problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
-        k: how many of the largest eigenvalues; default: none.
-        quantities: what is computed besides: "extremes", the smallest and the largest eigenvalue, from the
-            same Lanczos run as the largest; "trace", by Hutch++ (Meyer et al. 2021); "density", by stochastic
-            Lanczos quadrature (Ghorbani et al. 2019); default: "extremes" without ``k``.
-        products: Hessian-vector products for the trace.
-        draws: random vectors for the density.
-        steps: Lanczos steps, and so products, for each of these vectors.
+        k: the number of largest eigenvalues; default: none.
+        quantities: further results: "extremes", the smallest and the largest eigenvalue, from one Lanczos run
+            with the ``k`` largest; "trace", by Hutch++ (Meyer et al. 2021); "density", by stochastic Lanczos
+            quadrature (Ghorbani et al. 2019); default: "extremes" without ``k``, else none.
+        products: the number of Hessian-vector products for the trace.
+        draws: the number of random vectors for the density.
+        steps: the number of Lanczos steps for each random vector; one step takes one product.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
-        precondition: P, a positive diagonal (P,), or what :func:`landscape.preconditioner` makes of a
-            checkpoint: all is then of P^{-1/2} H P^{-1/2}, by exact products.
-        engine: "pyhessian" gives one eigenvalue, that of largest magnitude, and the trace; no more.
-        search: "auto" may search eigenvalues with cheaper products, whose results are verified and refined
-            with exact ones; "exact": all products are exact. Trace and density are always exact.
-        residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
-            zero.
-        max_products: Hessian-vector products for the eigenvalues, at most.
+        precondition: a positive diagonal D (P,), or a checkpoint's :func:`landscape.preconditioner`. All
+            results are then of D^{-1/2} H D^{-1/2}, by exact products.
+        engine: "landscape", or "pyhessian", which has only the eigenvalue of largest magnitude and the trace.
+        search: "auto": products of the eigenvalue search may use only the samples with most curvature, and
+            exact products then verify and refine the results; "exact": all products are exact. Trace and
+            density always have exact products.
+        residual_tol: the largest residual ‖Hv − λv‖ / |λ|; for |λ| below max|λ|/1000, relative to
+            max|λ|/1000.
+        max_products: the largest number of Hessian-vector products for the eigenvalues.
         seed: draws the starting vector, the signs and the random vectors.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function that takes the finished share, or whether to show it; default: show it after two
+            seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -124,36 +126,37 @@ def spectrum(
         >>> result.values.round(3).tolist(), round(result.trace, 3)
         ([9.0, 1.0], 10.0)
     """
-    external = engine == "pyhessian"
+    by_pyhessian = engine == "pyhessian"
     chosen: set[str] = {*quantities}
-    if not (k or chosen) and external:
-        k = 1
-    elif not (k or chosen):
-        chosen = {"extremes"}
-    foreign = [name for name in QUANTITIES if name in chosen - {"trace"}]
-    if external and foreign:
-        raise InputError(f"engine: 'pyhessian' is not allowed with {foreign[0]}, only with k=1 and trace")
+    if not k and not chosen:
+        if by_pyhessian:
+            k = 1
+        else:
+            chosen = {"extremes"}
+    unsupported = [name for name in QUANTITIES if name in chosen - {"trace"}]
+    if by_pyhessian and unsupported:
+        raise InputError(f"engine: 'pyhessian' is not allowed with {unsupported[0]}, only with k=1 and trace")
     settings = {"weights": None, "matrix": matrix, "part": part, "derivatives": derivatives, "search": search}
     more_options = {"max_memory": max_memory, "engine": engine, "precondition": precondition}
     operand = Matrix.of(problem, seed, about, **settings, **more_options)
     low = int("extremes" in chosen)
     high = max(k or 0, low)
-    needed = [high > 0, "trace" in chosen, "density" in chosen]
+    stages = (high > 0) + ("trace" in chosen) + ("density" in chosen)  # equal shares of the progress bar
+    results: list[MatrixResult] = []
 
-    def stage(part: int) -> Progress:
-        """The progress of a part, each an equal share of what was asked for."""
-        return portion(progress, sum(needed[:part]) / sum(needed), (sum(needed[:part]) + 1) / sum(needed))
+    def next_stage() -> Progress:
+        return portion(progress, len(results) / stages, (len(results) + 1) / stages)
 
-    parts: list[MatrixResult] = []
-    if needed[0]:
-        options = SearchOptions(low, high, residual_tol, max_products, stage(0))
-        parts.append(Eigenpairs(**operand.search(operand.start(), options, search)))
-        stage(0)(1.0)
-    if needed[1]:
-        parts.append(traces.trace_of(operand, products, stage(1)))
-    if needed[2]:
-        parts.append(traces.density_of(operand, draws, steps, stage(2)))
-    return dataclasses.replace(Spectrum.of(*parts), residual_tol=residual_tol)
+    if high:
+        report = next_stage()
+        target = SearchOptions(low, high, residual_tol, max_products, report)
+        results.append(Eigenpairs(**operand.search(operand.start(), target, search)))
+        report(1.0)
+    if "trace" in chosen:
+        results.append(traces.trace_of(operand, products, next_stage()))
+    if "density" in chosen:
+        results.append(traces.density_of(operand, draws, steps, next_stage()))
+    return dataclasses.replace(Spectrum.of(*results), residual_tol=residual_tol)
 
 
 # Errors of eigenvalues are of the second order in residuals: λ_max was right to 11 digits, and λ_min to 0.5%,
@@ -174,10 +177,10 @@ class Block:
     """A diagonal block after its search.
 
     Attributes:
-        slots: its parameters.
-        basis: (m, P'), orthonormal Ritz vectors.
-        basis_trace: tr(QᵀHQ), Q these vectors.
-        doubt: the error that it may have by products that are differences.
+        slots: the block's parameters.
+        basis: Q, (m, P'), orthonormal Ritz vectors in its rows.
+        basis_trace: tr(QHQᵀ).
+        doubt: the error of ``basis_trace`` by products that are differences.
     """
 
     slots: tuple[Slot, ...]
@@ -186,11 +189,11 @@ class Block:
     doubt: float
 
     def remove_basis(self, rows: Tensor) -> None:
-        """Project ``rows`` (n, P) on what is orthogonal to the Ritz vectors, in place."""
-        own_rows = cut(rows, self.slots)
+        """Remove the Ritz vectors' directions from ``rows`` (n, P), in place."""
+        block_rows = cut(rows, self.slots)
         for _ in range(2):  # twice, as in Lanczos: once leaves rounding errors of the removed part
-            own_rows -= inner(own_rows, self.basis).to(own_rows) @ self.basis
-        put(rows, self.slots, own_rows)
+            block_rows -= inner(block_rows, self.basis).to(block_rows) @ self.basis
+        put(rows, self.slots, block_rows)
 
 
 def at_once(problem: Any) -> int:
@@ -227,35 +230,37 @@ def curvature_table(
 ) -> CurvatureTable:
     """λ_max, λ_min and trace of ∇²L(θ) and of its diagonal blocks: how much curvature is where in a network.
 
-    The ends of each block are found by a Lanczos run, as by :func:`landscape.extreme_eigenvalues` with
-    ``part``, by exact products. The traces of all blocks and of the whole come from the same products with
-    ``draws`` random vectors z over all parameters: z_bᵀ(Hz)_b has the mean tr H_bb for every block b (the
-    products between blocks add to its variance only). From z_b the Ritz vectors Q of the block's search are
-    removed, whose tr(QᵀH_bbQ) is known exactly, as in Hutch++ (Meyer et al. 2021). A product of all blocks is
-    dearer than that of one block and cheaper than one for each of them.
+    The eigenvalues of each block come from a Lanczos run with exact products, as by
+    :func:`landscape.extreme_eigenvalues` with ``part``. The traces of all blocks come from products with
+    ``draws`` random vectors z over all parameters: z_bᵀ(Hz)_b has the mean tr H_bb for every block b, and
+    blocks outside the diagonal add to the variance only. For the Ritz vectors Q of the block's search
+    tr(QᵀH_bbQ) is known exactly. Q is therefore removed from z_b, as in Hutch++ (Meyer et al. 2021). One
+    product over all parameters is cheaper than one product for each block.
 
     Args:
         problem: the loss, or a run.
-        by: the rows of the table, of which each parameter is in one: "block", the first module with a number
-            in its name (h.3, layer1.0), or one module where there is none; "layer", one module with
-            parameters of its own; "parameter", one tensor; or names, prefixes and patterns (*.bias) of
-            parameters. The rest of these is "others".
-        residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
-            zero; the default 0.1 leaves errors of some 0.1 to 1% in λ_min and smaller ones in λ_max.
+        by: the division of parameters into rows of the table. "block": the first module with a number in its
+            name (h.3, layer1.0), or a module where no name has a number. "layer": a module with its own
+            parameters. "parameter": a tensor. Or names, prefixes and patterns (*.bias) of parameters; other
+            parameters are in the row "others".
+        residual_tol: the largest residual ‖Hv − λv‖ / |λ|; for |λ| below max|λ|/1000, relative to
+            max|λ|/1000. The default 0.1 gives λ_min to about 0.1 to 1%, and λ_max more exactly.
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
-        draws: random vectors for the traces, at least 2; the default 20 gives their standard errors to about
-            16%.
-        max_products: products of a block's search, at most; where they end first, it is not converged.
+        draws: the number of random vectors for the traces, at least 2. The default 20 gives standard errors
+            to about 16%.
+        max_products: the largest number of products of a block's search; a search that ends there has not
+            converged.
         seed: draws the starting vectors and the random vectors.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function that takes the finished share, or whether to show it; default: show it after two
+            seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        A table with the whole in its first row and each block in another.
+        A table with all parameters in the first row, and a block in each further row.
 
     Raises:
         InputError: a name that fits no parameter, a number or option that is not allowed, or a matrix that is
@@ -274,41 +279,47 @@ def curvature_table(
     groups = problem.layout.groups(by)
     options: dict[str, Any] = {"weights": weights, "matrix": matrix, "max_memory": max_memory}
     whole = Matrix.of(problem, seed, about, **options, part=None, derivatives=derivatives)
-    if whole.operator.derivatives == "differences":  # so are its blocks, of which some may have no kinks
+    # All rows have the same kind of products, even if a block alone would have exact ones.
+    if whole.operator.derivatives == "differences":
         derivatives = "differences"
+    stages = len(groups) + 2  # of the progress bar: a search for each row, and the traces
 
-    def searched(chosen: Matrix, number: int) -> tuple[RitzPairs, SearchResult]:
-        """The search of a row, each an equal share of the work."""
-        share = portion(progress, number / (len(groups) + 2), (number + 1) / (len(groups) + 2))
-        target = SearchOptions(1, 1, residual_tol, max_products, share)
-        pairs, result = search_operator(chosen.operator, chosen.start(), target)
-        chosen.check(pairs.residuals)
+    def search_row(matrix_of_row: Matrix, number: int) -> tuple[RitzPairs, SearchResult]:
+        part = portion(progress, number / stages, (number + 1) / stages)
+        target = SearchOptions(1, 1, residual_tol, max_products, part)
+        pairs, result = search_operator(matrix_of_row.operator, matrix_of_row.start(), target)
+        matrix_of_row.check(pairs.residuals)
         return pairs, result
 
-    pairs_of_blocks, blocks = [searched(whole, 0)[0]], list[Block]()
+    row_pairs = [search_row(whole, 0)[0]]
+    blocks: list[Block] = []
     for number, slots in enumerate(groups.values(), 1):
         names = [slot.name for slot in slots]
-        chosen = Matrix.of(problem, seed, {}, **options, part=names, derivatives=derivatives)
-        pairs, result = searched(chosen, number)
-        pairs_of_blocks.append(pairs)
-        blocks.append(_block(chosen, slots, result, vectors_kept(problem)))
-        del chosen, result  # the graphs and the basis, before the next ones
-    last = portion(progress, 1 - 1 / (len(groups) + 2), 1.0)
+        block_matrix = Matrix.of(problem, seed, {}, **options, part=names, derivatives=derivatives)
+        pairs, result = search_row(block_matrix, number)
+        row_pairs.append(pairs)
+        blocks.append(_block(block_matrix, slots, result, vectors_kept(problem)))
+        del block_matrix, result  # frees graphs and basis for the next block
+    product_errors = [pairs.product_error for pairs in row_pairs]
+    traces_fields = _traces(whole, blocks, draws, product_errors, portion(progress, 1 - 1 / stages, 1.0))
     return CurvatureTable(
-        **whole.about
-        | ends_of(pairs_of_blocks)
-        | _traces(whole, blocks, draws, [pairs.product_error for pairs in pairs_of_blocks], last),
-        met=np.array([pairs.converged for pairs in pairs_of_blocks]),
+        **whole.about | ends_of(row_pairs) | traces_fields,
+        met=np.array([pairs.converged for pairs in row_pairs]),
         groups=(WHOLE, *groups),
-        sizes=np.array([whole.size, *(sum(s.size for s in slots) for slots in groups.values())]),
-        products=sum(pairs.products for pairs in pairs_of_blocks) + draws,
+        sizes=_row_sizes(whole.size, groups),
+        products=sum(pairs.products for pairs in row_pairs) + draws,
         residual_tol=residual_tol,
         draws=draws,
     )
 
 
+def _row_sizes(whole: int, groups: Mapping[str, Sequence[Slot]]) -> Array:
+    """The number of parameters of all groups, ``whole``, and of each group."""
+    return np.array([whole, *(sum(slot.size for slot in slots) for slots in groups.values())])
+
+
 def ends_of(searches: Sequence[RitzPairs]) -> dict[str, Array]:
-    """λ_max and λ_min of several searches with their residuals, as columns; a single eigenvalue is both."""
+    """Columns of λ_max, λ_min and residuals of several searches; a single eigenvalue is λ_max and λ_min."""
     columns = {}
     for end, index in (("min", -1), ("max", 0)):
         columns[f"lambda_{end}"] = np.array([float(pairs.values[index]) for pairs in searches])
@@ -318,10 +329,10 @@ def ends_of(searches: Sequence[RitzPairs]) -> dict[str, Array]:
 
 def _block(chosen: Matrix, slots: tuple[Slot, ...], result: SearchResult, count: int) -> Block:
     """The block with the ``count`` Ritz vectors of its search that have most of the trace."""
-    values, turn = small_eigh(result.t)
+    values, rotation = small_eigh(result.t)
     largest = np.argsort(-np.abs(values))[: count if np.isfinite(values).all() else 0]
     basis = result.basis.new_empty(len(largest), result.basis.shape[1])
-    combine(result.basis, turn[:, largest].T, basis)
+    combine(result.basis, rotation[:, largest].T, basis)
     doubt = traces.doubt_of(chosen.operator)
     return Block(slots, basis, float(values[largest].sum()), len(basis) * doubt(basis) if doubt else 0.0)
 
@@ -329,38 +340,40 @@ def _block(chosen: Matrix, slots: tuple[Slot, ...], result: SearchResult, count:
 def _traces(
     whole: Matrix, blocks: Sequence[Block], draws: int, errors: Sequence[float], progress: Progress
 ) -> dict[str, Any]:
-    """The traces and their shares, with errors, of the whole and of the blocks.
+    """The traces and shares of all parameters (column 0) and of each block, with errors.
 
-    ``errors``: of the products by differences with eigenvectors.
+    ``errors``: errors of products by differences with eigenvectors.
     """
-    h, like, generator = whole.operator, whole.start(), stream(whole.seed, 1)
-    step, samples, errors_sum = at_once(whole.source), [], np.array([block.doubt for block in blocks])
-    for first in range(0, draws, step):
-        z = ALONE.signs(like, min(step, draws - first), generator)
+    h, template, generator = whole.operator, whole.start(), stream(whole.seed, 1)
+    step, samples = at_once(whole.source), []
+    product_errors = np.array([block.doubt for block in blocks])  # of the traces, by differences
+    for start in range(0, draws, step):
+        z = ALONE.signs(template, min(step, draws - start), generator)
         for block in blocks:
             block.remove_basis(z)
         images = (h @ z.T).T
         samples.append(_inner(blocks, z, images))
-        if first == 0 and h.derivatives == "differences":  # the others have the same distribution
-            sure, most = h.verified(z[:1])
+        if start == 0 and h.derivatives == "differences":  # further draws have the same distribution
+            verified_image, image_error = h.verified(z[:1])
             sizes = np.array([float(vector_norm(cut(z[:1], block.slots))) for block in blocks])
-            errors_sum += np.abs(_inner(blocks, z[:1], images[:1] - sure)[0]) + most[0] * sizes
-        progress((first + len(z)) / draws)
-    own_traces = np.concatenate(samples) + np.array([block.basis_trace for block in blocks])
-    columns = np.column_stack((own_traces.sum(1), own_traces))
-    errors_sum = np.append(errors_sum.sum(), errors_sum)
+            deviations = np.abs(_inner(blocks, z[:1], images[:1] - verified_image)[0])
+            product_errors += deviations + image_error[0] * sizes
+        progress((start + len(z)) / draws)
+    block_traces = np.concatenate(samples) + np.array([block.basis_trace for block in blocks])
+    columns = np.column_stack((block_traces.sum(1), block_traces))  # (draws, 1 + blocks)
+    product_errors = np.append(product_errors.sum(), product_errors)
     trace, drawn_error = np.transpose([mean_and_error(column) for column in columns.T])
-    error = np.hypot(drawn_error, errors_sum)
+    error = np.hypot(drawn_error, product_errors)
     share, share_error = np.full((2, len(trace)), np.nan)
     if abs(trace[0]) > SIGNIFICANT * error[0]:
         share = trace / trace[0]
-        # Of the ratio of two means over the same draws (the delta method).
-        rest = columns - np.outer(columns[:, 0], share)
-        spread = [mean_and_error(column)[1] for column in rest.T]
-        product_errors = np.append(0.0, errors_sum[1:] + np.abs(share[1:]) * errors_sum[0])
-        share_error = np.hypot(spread, product_errors) / abs(trace[0])
+        # A share is a ratio of two means over common draws: the delta method.
+        residuals = columns - np.outer(columns[:, 0], share)
+        drawn_share_error = [mean_and_error(column)[1] for column in residuals.T]
+        product_share_error = np.append(0.0, product_errors[1:] + np.abs(share[1:]) * product_errors[0])
+        share_error = np.hypot(drawn_share_error, product_share_error) / abs(trace[0])
     fields = {"trace": trace, "trace_error": error, "share": share, "share_error": share_error}
-    return fields | {"product_error": max(errors_sum[0], *errors)}
+    return fields | {"product_error": max(product_errors[0], *errors)}
 
 
 def _inner(blocks: Sequence[Block], rows: Tensor, images: Tensor) -> Array:
@@ -392,33 +405,34 @@ def loss_change(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> LossChange:
-    """L(θ + d) − L(θ) = ⟨g, d⟩ + ½ dᵀHd + rest of a step d: in total, by layer, and between layers.
+    """L(θ + d) − L(θ) = ⟨g, d⟩ + ½ dᵀHd + remainder, for a step d: in total, by layer, and between layers.
 
-    The step is that which an optimizer really took, with momentum, weight decay, averaging and all. The terms
-    of a group of parameters are ⟨g_a, d_a⟩ and ½ Σ_b d_aᵀH_ab d_b, of which b = a is the curvature within the
-    group, and the others are between groups; the rest, of third order and more, has no parts. One product of
-    the Hessian for each group.
+    d is the step that an optimizer took, with momentum, weight decay and averaging. A group a of parameters
+    has the terms ⟨g_a, d_a⟩ and ½ Σ_b d_aᵀH_ab d_b. In the sum, b = a is the curvature within the group, and
+    other b are curvature between groups. The remainder, of third order and more, is not divided. Each group
+    takes one Hessian product.
 
-    With it come the directional sharpness dᵀHd/‖d‖² (arXiv 2606.04662), and the critical multiple m, the
-    smallest for which the loss at θ + md is above L(θ): the critical sharpness of arXiv 2601.16979 is 2/(αm)
-    for a step with learning rate α. It is found by doubling or halving, and bisection, to 1%.
+    Further results: the directional sharpness dᵀHd/‖d‖² (arXiv 2606.04662), and the critical multiple m, the
+    smallest m with L(θ + md) > L(θ), to 1%. The critical sharpness of arXiv 2601.16979 is 2/(αm), α the
+    learning rate of the step.
 
     Args:
         problem: the loss, or a run.
         before, after: θ and θ + d, (P,) each, or in another form that :func:`landscape.line` takes.
         by: the groups, as in :func:`landscape.curvature_table`.
-        lr: α; default: the critical sharpness is not known.
+        lr: α; default: unknown, so that there is no critical sharpness.
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function that takes the finished share, or whether to show it; default: show it after two
+            seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        A table with the whole in its first row and each group in another.
+        A table with all parameters in the first row, and a group in each further row.
 
     Raises:
-        InputError: weights of another model, or equal ones; a name that fits no parameter.
+        InputError: weights of another model, equal weights, or a name that fits no parameter.
 
     Example:
         >>> import torch, landscape
@@ -431,50 +445,57 @@ def loss_change(
         4.0
     """
     problem = in_full_precision(problem_of(problem))  # half precision has two digits of a step
-    before, after = (network_of(problem, *w).theta for w in ((before, "before"), (after, "after")))
+    before = network_of(problem, before, "before").theta
+    after = network_of(problem, after, "after").theta
     step = after - before
     norm = float(vector_norm(step))
     if not norm:
         raise InputError("after: it is equal to before, there must be a step between them")
     groups = problem.layout.groups(by)
     options: dict[str, Any] = {"weights": before, "derivatives": derivatives, "max_memory": max_memory}
-    chosen = Matrix.of(problem, 0, about, **options, matrix="hessian", part=None)
-    h = chosen.operator
-    start, g = problem.loss_and_gradient(before)
-    existing(start, g)
-    if math.isnan(end := problem.loss(after)):
+    operand = Matrix.of(problem, 0, about, **options, matrix="hessian", part=None)
+    h = operand.operator
+    loss_before, g = problem.loss_and_gradient(before)
+    existing(loss_before, g)
+    loss_after = problem.loss(after)
+    if math.isnan(loss_after):
         raise OperationError("after: the loss there is NaN; take a shorter step")
     report = taken(progress)
-    pieces = [[slot.place for slot in slots] for slots in groups.values()]
 
-    def along(vector: Tensor) -> list[float]:
+    def products_with_step(vector: Tensor) -> Array:
         """⟨vector_a, d_a⟩ for each group a."""
-        return [sum(float(inner(vector[p], step[p])) for p in pieces_of_group) for pieces_of_group in pieces]
+        products = []
+        for slots in groups.values():
+            products.append(sum(float(inner(vector[slot.place], step[slot.place])) for slot in slots))
+        return np.array(products)
 
     between, error = np.zeros((len(groups), len(groups))), 0.0
     for k, slots in enumerate(groups.values()):
-        part = put(torch.zeros_like(step), slots, cut(step, slots))
-        images, errors = h.verified(part[None])
+        group_step = put(torch.zeros_like(step), slots, cut(step, slots))
+        images, errors = h.verified(group_step[None])
         error += errors[0] * norm / 2
-        between[k] = np.array(along(images[0])) / 2
+        between[k] = products_with_step(images[0]) / 2
         report((k + 1) / (len(groups) + 1))
     between = (between + between.T) / 2
-    gradient, curvature = np.array(along(g)), between.sum(1)
+    gradient, curvature = products_with_step(g), between.sum(1)
+
+    def rises(multiple: float) -> bool:
+        loss = problem.loss(torch.add(before, step, alpha=multiple))
+        return not loss <= loss_before  # True for NaN
+
     return LossChange(
-        **chosen.about,
+        **operand.about,
         groups=(WHOLE, *groups),
-        sizes=np.array([problem.layout.size, *(sum(s.size for s in slots) for slots in groups.values())]),
+        sizes=_row_sizes(problem.layout.size, groups),
         gradient=np.array([gradient.sum(), *gradient]),
         curvature=np.array([curvature.sum(), *curvature]),
         within=np.array([np.trace(between), *np.diag(between)]),
         between=between,
-        loss_before=start,
-        loss_after=end,
+        loss_before=loss_before,
+        loss_after=loss_after,
         step_norm=norm,
         step_lr=math.nan if lr is None else lr,
-        critical_multiple=_critical(
-            lambda m: not problem.loss(torch.add(before, step, alpha=m)) <= start, gradient.sum()
-        ),
+        critical_multiple=_critical(rises, gradient.sum()),
         products=len(groups),
         product_error=error,
     )
@@ -483,8 +504,8 @@ def loss_change(
 def _critical(rises: Callable[[float], bool], slope: float) -> float:
     """The smallest multiple of a step at which the loss ``rises`` above its start; 0 for a step uphill.
 
-    NaN where it does not rise within DOUBLINGS. A rise that lies between two multiples that were tried, with
-    a lower loss behind it, is not seen.
+    NaN where the loss does not rise within DOUBLINGS. A rise between two tried multiples is missed if the
+    loss has fallen again at the larger one.
     """
     if not slope < 0:
         return math.nan if math.isnan(slope) else 0.0

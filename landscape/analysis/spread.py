@@ -76,29 +76,31 @@ def disagreement(
 ) -> Disagreement:
     """Measure learners' spread in the sharpest directions.
 
-    The gradient in the same space and ½ tr(HC), the second-order cost of the spread, stand beside it.
+    Further results are the gradient's part in these directions, and ½ tr(HC), the second-order cost of the
+    spread; C is the learners' covariance.
 
-    Local SGD's learners differ mostly along sharp directions, so that their differences show these without a
-    Hessian (arXiv 2605.27739). BatchNorm has the statistics of the problem at all weights: by default those
-    of w_a, so that the losses of the learners can be compared with the second-order cost.
+    Learners of local SGD differ mostly along sharp directions, so that their differences show these
+    directions without a Hessian (arXiv 2605.27739). BatchNorm has the problem's statistics at all weights, by
+    default those of w_a. The learners' losses can therefore be compared with the second-order cost.
 
     Args:
         problem: the loss; or a run, on its training set.
-        weights: (n, P), those of at least 2 learners; default: the run's.
-        k: how many of the largest eigenvalues of the Hessian at w_a span the sharp space; at most P.
-        residual_tol: the largest residual of the eigenvalues, relative to them.
-        max_products: Hessian-vector products for the eigenvalues, at most; n more are for tr(HC).
+        weights: (n, P), the weights of n ≥ 2 learners; default: the run's.
+        k: the number of top eigenvectors of the Hessian at w_a that span the sharp space; at most P.
+        residual_tol: the largest residual of an eigenvalue, relative to the eigenvalue.
+        max_products: the largest number of Hessian-vector products for the eigenvalues; tr(HC) takes n more.
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         seed: draws the vector that the search of eigenvalues starts from.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function that takes the finished share, or whether to show it; default: show it after two
+            seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        The shares of the spread and of the gradient along each eigenvector (k,), the cost in nats, and how
-        much of the gradient lies in the span of the spread.
+        The shares of the spread and of the gradient along each eigenvector (k,), the cost in nats, and the
+        share of the gradient in the span of the learners' deviations.
 
     Raises:
         InputError: fewer than 2 learners, a ``k`` that is not allowed, weights of another length, or
@@ -130,20 +132,20 @@ def disagreement(
     learners_loss = float(np.mean([problem.loss(w) for w in weights]))
     existing(loss + learners_loss, gradient)
     vectors, values = torch.from_numpy(pairs.vectors).to(mean.device), torch.from_numpy(pairs.values)
-    along = spread.products(vectors)  # (n, k)
-    bends, product_error = spread.curvature(problem, pairs.derivatives)
+    components = spread.products(vectors)  # (n, k), of deviations along eigenvectors
+    curvatures, product_error = spread.curvature(problem, pairs.derivatives)
     report(0.8)
-    share, share_error = shares(along.square().numpy(), spread.gram.diagonal().numpy())
-    cost, cost_error = half_mean(bends)
+    share, share_error = shares(components.square().numpy(), spread.gram.diagonal().numpy())
+    cost, cost_error = half_mean(curvatures)
     result = Disagreement(
         **{name: getattr(pairs, name) for name in ("values", "residuals", "converged", "derivatives")},
         spread_share=share,
         spread_error=share_error,
-        **_of_gradient(gradient, vectors, spread, along),
+        **_of_gradient(gradient, vectors, spread, components),
         consensus=consensus,
         cost=cost,
         cost_error=math.hypot(cost_error, product_error / 2),
-        cost_top=0.5 * float(values @ along.square().mean(0)),
+        cost_top=0.5 * float(values @ components.square().mean(0)),
         loss=loss,
         learners_loss=learners_loss,
         parameters=len(mean),
@@ -198,13 +200,13 @@ class Spread:
         return int(retained.sum()), float((parts.square() / sizes[retained]).sum())
 
 
-def _of_gradient(gradient: Tensor, vectors: Tensor, spread: Spread, along: Tensor) -> dict[str, Any]:
+def _of_gradient(gradient: Tensor, vectors: Tensor, spread: Spread, components: Tensor) -> dict[str, Any]:
     """The fields on the gradient (P,): its shares in the top-k space and in the span of the spread."""
     norm2 = float(_products(gradient[None], gradient[None]))
     scale = 1 / norm2 if norm2 > 0 else math.nan
     in_space = _products(vectors, gradient[None])[:, 0]  # (k,)
     rank, in_span = spread.in_span(spread.products(gradient[None])[:, 0])
-    _, sharp_in_span = spread.in_span(along @ in_space)
+    _, sharp_in_span = spread.in_span(components @ in_space)
     sharp2 = float(in_space.square().sum())
     return {
         "gradient_share": in_space.square().numpy() * scale,
@@ -228,11 +230,11 @@ def shares(along: Array, totals: Array) -> tuple[Array, Array]:
 
     Args:
         along: (n, k), of each learner along each direction.
-        each: (n,), of each learner in all directions.
+        totals: (n,), of each learner in all directions.
 
     Returns:
-        (k,) Σ_j along_ji/Σ_j each_j, and (k,) jackknife errors of their cumulative sums, NaN for two
-        learners.
+        The shares (k,), Σ_j along_ji/Σ_j totals_j, and the jackknife errors (k,) of the shares' cumulative
+        sums; NaN for two learners.
 
     Example:
         >>> share, error = shares(np.array([[1.0], [0.0], [1.0]]), np.array([1.0, 1.0, 2.0]))
@@ -295,30 +297,33 @@ def smoothing(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Smoothing:
-    """How the spread of learners at ``weights`` (n, P) smooths the loss of ``problem`` around their mean.
+    """How the spread of learners smooths the loss of ``problem`` around their mean.
 
-    That it does is the claim of the DPSGD-2021 paper, whose smoothed loss this is.
+    The smoothed loss L_Σ(w) is the mean of L(w + δ) over δ ~ N(0, Σ), Σ the learners' covariance. The
+    DPSGD-2021 paper defines L_Σ and claims that the spread smooths the loss. For comparison, δ is also drawn
+    from an isotropic distribution of equal total variance.
 
-    The memory is that of :func:`landscape.top_eigenvalues` for any number of draws, if the Hessians at all
-    points exceed 1 GiB; a ``trajectory`` takes 3m vectors of P numbers more.
+    Where the Hessians at all points exceed 1 GiB, the memory is that of :func:`landscape.top_eigenvalues` for
+    any number of draws. A ``trajectory`` takes 3m more vectors (P,) in float64.
 
     Args:
         problem: the loss; or a run, on its training set.
-        weights: (n, P), those of at least 2 learners; default: the run's.
+        weights: (n, P), the weights of n ≥ 2 learners; default: the run's.
         draws: m ≥ 2 antithetic pairs ±δ; 16 give standard errors to about 18%.
-        k: how many eigenvectors the spread is compared with; at most P.
-        trajectory: w_a at S + 1 successive steps, (S + 1, P), along which the gradient's Lipschitz constant
-            is estimated.
+        k: the number of top eigenvectors with which the spread is compared; at most P.
+        trajectory: w_a at S + 1 successive steps, (S + 1, P), for the gradient's Lipschitz constant in each
+            step.
         lr, alpha_e: the learning rate (default: the run's) and effective learning rate, kept with the result.
-        residual_tol: the largest residual of eigenvalues, relative to them.
-        seed: draws the displacements.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        residual_tol: the largest residual of an eigenvalue, relative to the eigenvalue.
+        seed: draws the displacements δ.
+        max_memory: the most bytes that the process may use.
+        progress: a function that takes the finished share, or whether to show it; default: show it after two
+            seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        Loss, λ_max and Lipschitz constants of L_Σ, (2,) or (2, S) each with standard errors: for the measured
-        spread and for the isotropic one.
+        Loss (2,), λ_max (2,) and Lipschitz constants (2, S) of L_Σ with standard errors: for the measured
+        spread, and for the isotropic spread.
 
     Raises:
         InputError: fewer than 2 learners or draws, or a model without second derivatives.
@@ -336,46 +341,48 @@ def smoothing(
     exact_only(problem, "smoothing")
     weights = placed(problem, weights, smallest=2)
     mean = average(weights)
-    spread = weights - mean
-    variance = float(double(spread).square().sum()) / len(weights)
+    deviations = weights - mean
+    variance = float(double(deviations).square().sum()) / len(weights)  # tr Σ
     if not 0 < variance < math.inf:
         raise OperationError(f"weights: their consensus distance is {variance:g}, there is no spread")
-    search, count = portion(progress, 0, 0.3), min(k, len(mean))
-    eigen = top_eigenvalues(problem, count, residual_tol, weights=mean, seed=seed, progress=search)
-    vectors = torch.from_numpy(eigen.vectors).to(mean.device)
+    count = min(k, len(mean))
+    search_part = portion(progress, 0, 0.3)
+    pairs = top_eigenvalues(problem, count, residual_tol, weights=mean, seed=seed, progress=search_part)
+    vectors = torch.from_numpy(pairs.vectors).to(mean.device)
     h = fast_hessian(problem, mean)
-    along = double(spread @ vectors.T).square().sum(0) / len(weights)
-    trace_hs = sum(float(double(s) @ double(h(s))) for s in spread) / len(weights)
+    variances = double(deviations @ vectors.T).square().sum(0) / len(weights)  # along each eigenvector
+    trace_hs = sum(float(double(d) @ double(h(d))) for d in deviations) / len(weights)
     route = mean[None] if trajectory is None else trajectory.to(mean)
     lengths = double(route[1:] - route[:-1]).norm(dim=1)
     gradients = [double(existing(*problem.loss_and_gradient(w))) for w in route] if len(route) > 1 else []
-    rows, converged = list[dict[str, Any]](), bool(eigen.converged)
+    rows: list[dict[str, Any]] = []
+    converged = bool(pairs.converged)
     for index, kind in enumerate(KINDS):
 
         def shift(i: int, kind: str = kind) -> Tensor:
-            return problem.along_weights(displacement(spread, kind, variance, seed, i))
+            return problem.along_weights(displacement(deviations, kind, variance, seed, i))
 
+        part_start, part_end = (0.3 + 0.7 * number / len(KINDS) for number in (index, index + 1))
         smoothed = _Smoothed(problem, mean, shift, draws)
-        began, ends = (0.3 + 0.7 * (index + share) / len(KINDS) for share in (0, 1))
-        losses = [[problem.loss(mean + sign * shift(i)) for sign in (1, -1)] for i in range(draws)]
+        losses = smoothed.losses()
         if not np.isfinite(losses).all():
             raise OperationError(f"weights: their {kind} spread reaches infinite losses; take others")
-        first_half = portion(progress, began, (began + ends) / 2)
-        row = smoothed.sharpest(vectors[0], residual_tol, seed, first_half)
+        search_part = portion(progress, part_start, (part_start + part_end) / 2)
+        row = smoothed.sharpest(vectors[0], residual_tol, seed, search_part)
         converged = converged and bool(row.pop("converged"))
-        row["loss_smooth"], row["loss_smooth_se"] = statistics.mean_and_error(np.mean(losses, axis=1))
+        row["loss_smooth"], row["loss_smooth_se"] = statistics.mean_and_error(losses)
         row["lipschitz_smooth"], row["lipschitz_smooth_se"] = smoothed.lipschitz(route, lengths)
         rows.append(row)
-        portion(progress, began, ends)(1.0)
+        portion(progress, part_start, part_end)(1.0)
     columns: dict[str, Any] = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    changes = [float(vector_norm(b - a)) for a, b in itertools.pairwise(gradients)]
+    changes = [float(vector_norm(after - before)) for before, after in itertools.pairwise(gradients)]
     settings: dict[str, Any] = {"lr": lr, "alpha_e": alpha_e, "draws": draws, "seed": seed}
     return Smoothing(
         loss=problem.loss(mean),
-        lambda_max=float(eigen.values[0]),
-        residual=float(eigen.residuals[0]),
-        eigenvalues=eigen.values,
-        share=(along / variance).cpu().numpy(),
+        lambda_max=float(pairs.values[0]),
+        residual=float(pairs.residuals[0]),
+        eigenvalues=pairs.values,
+        share=(variances / variance).cpu().numpy(),
         trace_hs=trace_hs,
         consensus=variance,
         lipschitz=np.array(changes) / lengths.cpu().numpy(),
@@ -393,7 +400,7 @@ def smoothing(
 def displacement(spread: Tensor, kind: str, variance: float, seed: int, i: int) -> Tensor:
     """δ_i (P,) ~ N(0, Σ): Σ = n⁻¹ ΣΔw_jΔw_jᵀ of ``spread`` (n, P), or isotropic with trace ``variance``.
 
-    Each call draws it anew, the same for the same ``seed`` and i, so that none has to be stored.
+    ``seed`` and i determine the draw, so that no displacement has to be stored.
     """
     entropy = np.random.SeedSequence((seed, KINDS.index(kind), i)).generate_state(1, np.uint64)
     generator = torch.Generator().manual_seed(int(entropy[0]))
@@ -412,78 +419,93 @@ class _Smoothed:
     shift: Callable[[int], Tensor]
     draws: int
 
+    def losses(self) -> Array:
+        """The mean loss of each pair, (draws,)."""
+        loss, mean = self.problem.loss, self.mean
+        losses = [[loss(mean + delta), loss(mean - delta)] for delta in map(self.shift, range(self.draws))]
+        return np.mean(losses, axis=1)
+
     def products(self) -> Callable[[Tensor], Iterator[Tensor]]:
-        """v (P,) ↦ the products (P,) with the mean Hessian of each pair, in order."""
-        problem, saved = self.problem, ChainHessian.saved_bytes(self.problem)
-        size = 1 if saved is None else max(1, points_at_once(problem) // 2)
-        groups = [range(i, min(i + size, self.draws)) for i in range(0, self.draws, size)]
-        stored = saved is not None and 2 * self.draws * saved <= min(GRAPH_BYTES, spare())
+        """The function from v (P,) to the products (P,) with the mean Hessian of each pair, in order."""
+        problem, point_bytes = self.problem, ChainHessian.saved_bytes(self.problem)
+        size = 1 if point_bytes is None else max(1, points_at_once(problem) // 2)  # pairs in a group
+        groups = [range(start, min(start + size, self.draws)) for start in range(0, self.draws, size)]
+        is_stored = point_bytes is not None and 2 * self.draws * point_bytes <= min(GRAPH_BYTES, spare())
 
-        def group(rows: range) -> Callable[[Tensor], Tensor]:
-            """v (P,) ↦ the products (rows, P)."""
-            points = torch.stack([self.mean + sign * self.shift(i) for i in rows for sign in (1, -1)])
-            if saved is not None:
+        def make_operator(pairs: range) -> Callable[[Tensor], Tensor]:
+            """The function from v (P,) to the products (pairs, P)."""
+            points = torch.stack([self.mean + sign * self.shift(i) for i in pairs for sign in (1, -1)])
+            if point_bytes is not None:
                 hessians = ChainHessian(problem, points)
-                return lambda v: hessians(v.expand(len(points), -1)).view(len(rows), 2, -1).mean(1)
-            ends = [HessianOperator(problem, point, derivatives="exact", graph_bytes=0) for point in points]
-            return lambda v: ((ends[0](v) + ends[1](v)) / 2)[None]
+                return lambda v: hessians(v.expand(len(points), -1)).view(len(pairs), 2, -1).mean(1)
+            plus, minus = (HessianOperator(problem, p, derivatives="exact", graph_bytes=0) for p in points)
+            return lambda v: ((plus(v) + minus(v)) / 2)[None]
 
-        operators = [group(rows) for rows in groups] if stored else None
+        stored = [make_operator(pairs) for pairs in groups] if is_stored else []
 
         def products(v: Tensor) -> Iterator[Tensor]:
-            for k, rows in enumerate(groups):
-                yield from (operators[k] if operators else group(rows))(v)
+            for number, pairs in enumerate(groups):
+                operator = stored[number] if stored else make_operator(pairs)
+                yield from operator(v)
 
         return products
 
     def sharpest(self, near: Tensor, residual_tol: float, seed: int, progress: Progress) -> dict[str, Any]:
-        """λ_max of the mean Hessian with its errors, searched from a vector ``near``."""
+        """λ_max of the mean Hessian with errors; the search starts at ``near`` (P,).
+
+        The standard error is that of vᵀHv over the pairs, v the eigenvector. The components of Hv orthogonal
+        to v differ between the pairs, too. The bias of λ_max is about the squared error of these components'
+        mean, divided by λ_max.
+        """
         products = self.products()
 
-        def product(v: Tensor) -> Tensor:
+        def mean_product(v: Tensor) -> Tensor:
             total = torch.zeros_like(v)
             for image in products(v):
                 total += image
             return total / self.draws
 
         start = warm_start(near, start_vector(self.problem, seed))
-        top = find_eigenpairs(product, start, residual_tol=residual_tol, progress=progress)
-        v, value = top.vectors[0], float(top.values[0])
-        center, along, across = product(v), np.zeros(self.draws), 0.0
-        for i, product_of_one in enumerate(products(v)):
-            away = product_of_one - center
-            along[i] = part = float(double(v) @ double(away))
-            across += float(double(away).square().sum()) - part**2
-        bias = max(0.0, across) / (self.draws * (self.draws - 1)) / abs(value) if value else math.nan
+        pairs = find_eigenpairs(mean_product, start, residual_tol=residual_tol, progress=progress)
+        v, value = pairs.vectors[0], float(pairs.values[0])
+        mean_image = mean_product(v)
+        along_v, orthogonal = np.zeros(self.draws), 0.0  # a number for each pair; a sum of squares
+        for i, image in enumerate(products(v)):
+            deviation = image - mean_image
+            along_v[i] = float(double(v) @ double(deviation))
+            orthogonal += float(double(deviation).square().sum()) - float(along_v[i]) ** 2
+        squared_error = max(0.0, orthogonal) / (self.draws * (self.draws - 1))
+        bias = squared_error / abs(value) if value else math.nan
         return {
             "lambda_smooth": value,
-            "lambda_smooth_residual": float(top.residuals[0]),
-            "lambda_smooth_se": statistics.standard_error(along),
+            "lambda_smooth_residual": float(pairs.residuals[0]),
+            "lambda_smooth_se": statistics.standard_error(along_v),
             "lambda_smooth_bias": bias,
-            "converged": top.converged,
+            "converged": pairs.converged,
         }
 
     def lipschitz(self, route: Tensor, lengths: Tensor) -> tuple[Array, Array]:
-        """‖Δ∇L_Σ‖/‖Δw‖ of each step of ``route`` (S + 1, P) and its standard error, (S,) each.
+        """‖Δ∇L_Σ‖/‖Δw‖ of each step of ``route`` (S + 1, P), and the standard errors, (S,) each.
 
-        The error is that of the part along the mean difference of gradients; where it is of the norm's size,
-        the norm is too large.
+        The error is that of the changes' components along their mean. Where the error is as large as the
+        ratio, the ratio is too large.
         """
         ratios: list[tuple[float, float]] = []
 
-        def smooth(w: Tensor, i: int) -> Tensor:
-            d = self.shift(i)
-            ahead, behind = (existing(*self.problem.loss_and_gradient(at)) for at in (w + d, w - d))
-            return double((ahead + behind) / 2)
+        def pair_gradient(w: Tensor, i: int) -> Tensor:
+            """The mean of ∇L at w ± δ_i."""
+            delta = self.shift(i)
+            plus, minus = (existing(*self.problem.loss_and_gradient(at)) for at in (w + delta, w - delta))
+            return double((plus + minus) / 2)
 
-        before = [smooth(route[0], i) for i in range(self.draws)] if len(lengths) else []
+        before = [pair_gradient(route[0], i) for i in range(self.draws)] if len(lengths) else []
         for w, length in zip(route[1:], lengths.tolist(), strict=True):
-            after = [smooth(w, i) for i in range(self.draws)]
-            changes = [b - a for a, b in zip(before, after, strict=True)]
-            change = torch.stack(changes).mean(0)
-            size = float(vector_norm(change))
-            parts = np.array([float(inner(c, change)) / size if size else 0.0 for c in changes])
-            ratios.append((size / length, statistics.standard_error(parts) / length))
+            after = [pair_gradient(w, i) for i in range(self.draws)]
+            changes = [new - old for old, new in zip(before, after, strict=True)]
+            mean_change = torch.stack(changes).mean(0)
+            size = float(vector_norm(mean_change))
+            components = [float(inner(change, mean_change)) / size if size else 0.0 for change in changes]
+            ratios.append((size / length, statistics.standard_error(np.array(components)) / length))
             before = after
         values, errors = np.array(ratios).reshape(-1, 2).T
         return values, errors
@@ -495,11 +517,11 @@ def label_counts(run: Checkpoint, **about: Unpack[Provenance]) -> LabelCounts:
 
     Args:
         run: a checkpoint of ``landscape train`` with the recipe's key ``data.split``.
-        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result; by default those
-            of the run.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result; default: the
+            run's.
 
     Returns:
-        The counts (n, K), which the checkpoint recorded: no data is read.
+        The counts (n learners, K labels) from the checkpoint; no data is read.
 
     Raises:
         OperationError: for a run whose learners all draw from the whole training set.

@@ -45,10 +45,10 @@ SAFETY = 2.0
 
 
 class Gradient:
-    """∇L near some weights in one precision, taken as in training: by backward(), the weights in the module.
+    """∇L near some weights in one precision, computed as in training: by backward() in the module itself.
 
     Attributes:
-        coarse: the coarsest precision that the pass goes through, as far as is known.
+        coarse: the coarsest precision in the forward and backward pass, as far as is known.
         problem: the loss in that precision, with the BatchNorm statistics at the weights.
     """
 
@@ -95,9 +95,9 @@ class Gradient:
 class Differences:
     """The products (g(w + εv) − g(w − εv))/2ε at one w, g the gradient, and their errors.
 
-    The step ε is relative to ‖w‖, by layer. g is taken as in training, in the precision of the model as far
-    as products there are right to GOAL; and otherwise, as where ReLU has kinks within the steps that float32
-    allows, in float64, if the model runs in that. Errors are measured in the finest precision of the model.
+    The step ε is relative to ‖w‖, by layer. g is computed as in training. The precision is the model's where
+    this makes products right to GOAL, and else float64, if the model runs in float64. (With ReLU, the steps
+    that float32 needs may contain kinks.) Errors are measured in the finest precision of the model.
 
     Attributes:
         arithmetic: the precisions, in words.

@@ -62,8 +62,9 @@ def in_full_precision(problem: Problem) -> Problem:
     """``problem``, or a copy in float32 with equal weights where these are in half precision.
 
     Products in half precision have two or three digits, too few for an eigenvalue search. A model may also
-    compute in half precision inside its forward pass. ``problem.checked[INSIDE]`` says whether it does; its
-    products are then taken within :class:`FullPrecision`. A ProblemWarning reports either, once a problem.
+    compute in half precision inside its forward pass. ``problem.checked[INSIDE]`` says whether a model does;
+    products are then taken within :class:`FullPrecision`. A ProblemWarning reports both cases, once a
+    problem.
 
     Raises:
         InputError: a model that does not run in float32.
@@ -332,8 +333,8 @@ def check_gradient(few: Problem, weights: Tensor, slots: Sequence[Slot]) -> None
 def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
     """Return whether differences of the loss agree with the gradient, or decide nothing.
 
-    The steps grow until differences along all directions can be trusted: they exceed the loss's rounding,
-    and those at one and two steps agree.
+    The step grows until the differences along all directions can be trusted. Differences are trusted if they
+    exceed the loss's rounding, and if the differences over one step and over two steps agree.
     """
     # A little off the weights, which may lie on a kink of ReLU or max pooling.
     at = problem.weights.add(_random_move(problem, 0), alpha=0.01)
@@ -346,7 +347,7 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
         return (forward - backward) / (2 * step)
 
     def direction(number: int) -> Tensor:
-        """The gradient's direction for 0, random ones for 1 and 2; zero outside of ``slots``."""
+        """The gradient's direction for 0, a random direction for 1 and 2; zero outside of ``slots``."""
         if number == 0:
             return _balanced(problem, gradient, slots)
         chosen, random = torch.zeros_like(at), _random_move(problem, number)
@@ -437,12 +438,9 @@ def distance(a: Sequence[Tensor], b: Sequence[Tensor] | None = None) -> Tensor:
 
 
 def check_differences(
-    problem: Problem,
-    leaves: dict[str, Tensor],
-    active: list[Tensor],
-    vectors: list[Tensor],
+    problem: Problem, leaves: dict[str, Tensor], active: list[Tensor], vectors: list[Tensor],
     image: Sequence[Tensor],
-) -> None:
+) -> None:  # fmt: skip
     """Raise InputError if differences of gradients contradict ``image``, the product of H and ``vectors``.
 
     No other check detects a backward pass that leaves out a term (by detach, .data, NumPy).

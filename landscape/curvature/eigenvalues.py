@@ -148,11 +148,8 @@ def eigenpairs(
     search_part = _PartSearch(problem, weights, target, options, done)
     part = most_curved(problem, weights) if cheaper else problem
     results = search_part(weights, [start] * len(weights), part)
-    missed = [
-        i
-        for i, result in enumerate(results)
-        if not result.converged and result.products < target.max_products and finite(result.residuals)
-    ]
+    missed = [i for i, result in enumerate(results) if not result.converged]
+    missed = [i for i in missed if results[i].products < target.max_products and finite(results[i].residuals)]
     if missed and part is not problem:
         starts = [warm_start(results[i].vectors.sum(0), start) for i in missed]
         repeated = search_part(weights[missed], starts, problem)
@@ -168,13 +165,9 @@ class _PartSearch:
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        weights: Tensor,
-        target: SearchOptions,
-        options: hessian.HessianOptions,
+        self, problem: Problem, weights: Tensor, target: SearchOptions, options: hessian.HessianOptions,
         done: Callable[[], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._problem, self._target, self._done = problem, target, done
         self._options = replace(options, derivatives="exact")
         weight_bytes = _chain_bytes(problem, weights[0], options)
@@ -193,7 +186,7 @@ class _PartSearch:
         verifying: Iterable[Products]  # for each point
         if self._is_chain:
             products = _in_lockstep(single if single and has_all else self._chain(part, weights), share)
-            # Made as the verification asks for them: in memory is one at a time.
+            # A generator, so that one matrix is in memory at a time.
             verifying = [single] if single else (self._chain(problem, theta[None]) for theta in weights)
         else:
             operators = [self._options.at(part, theta) for theta in weights]
@@ -294,9 +287,8 @@ class Matrix:
             return cls(operator, None, hessian.FULL_HESSIAN, operator.size, seed, fields)
         problem, weights, part = problem_of(subject), options["weights"], options["part"]
         preconditioner = hessian.as_preconditioner(options.get("precondition"))
-        matrix_options = hessian.HessianOptions(
-            options["matrix"], part, preconditioner, options["derivatives"]
-        )
+        matrix, derivatives = options["matrix"], options["derivatives"]
+        matrix_options = hessian.HessianOptions(matrix, part, preconditioner, derivatives)
         if engine == "pyhessian":
             peers.check(matrix_options)
         h = matrix_options.at(problem, weights)  # also refuses weights that are no vector
@@ -305,11 +297,8 @@ class Matrix:
         fields = _fields(h, seed) | setting(problem)
         fields |= {"part": ",".join(part_names), "engine": engine, **about}
         if preconditioner:
-            fields |= {
-                "precondition": preconditioner.name,
-                "lr": preconditioner.lr,
-                "limit": preconditioner.limit,
-            }
+            name, lr, limit = preconditioner.name, preconditioner.lr, preconditioner.limit
+            fields |= {"precondition": name, "lr": lr, "limit": limit}
         return cls(problem, weights, matrix_options, h.size, seed, fields)
 
     def start(self) -> Tensor:

@@ -305,7 +305,7 @@ class HessianOperator(SymmetricOperator):
                 yield chunk, share, True
                 continue
 
-            # Defaults bind this pass's values: a closure would see the next pass's.
+            # Default values, because a closure would take x, y and seed of a later pass.
             def build(x: Any = x, y: Any = y, seed: int | None = seed) -> Chunk:
                 with twice_differentiable(self.problem), self.problem.evaluating(seed):
                     return chunk_type(self.problem, self._leaves, self._active, x, y)

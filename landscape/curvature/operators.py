@@ -382,16 +382,9 @@ class KrylovSpace(NamedTuple):
 
 
 def krylov(
-    start: Tensor,
-    locked: Tensor,
-    radius: float,
-    low: int,
-    high: int,
-    residual_tol: float,
-    budget: int,
-    ranks: Ranks,
-    report_ratio: Callable[[float], None] = lambda ratio: None,
-) -> Generator[Tensor, Tensor, KrylovSpace]:
+    start: Tensor, locked: Tensor, radius: float, low: int, high: int, residual_tol: float, budget: int,
+    ranks: Ranks, report_ratio: Callable[[float], None] = lambda ratio: None,
+) -> Generator[Tensor, Tensor, KrylovSpace]:  # fmt: skip
     """Build a Krylov space orthogonal to ``locked`` (m, P), with thick restarts (Wu and Simon 2000).
 
     Yields vectors (P,), is sent their products, and returns the wanted Ritz pairs: ``low`` smallest and
@@ -422,8 +415,9 @@ def krylov(
     t = np.zeros((len(vectors), len(vectors)))
     j, products = 0, 0
     before_restart: tuple[Array, float] | None = None
-    stable_values: Array | None = None  # the wanted values when they last met the tolerance anew
-    stable_since = 0  # products
+    # The wanted values after ``stable_since`` products; since then, changes were below the tolerance.
+    stable_values: Array | None = None
+    stable_since = 0
     while True:
         w = yield vectors[j]
         w, beta = orthogonalize(projected(w) if len(locked) else w, vectors, t, j, ranks)
@@ -479,7 +473,7 @@ def outermost(t: Array, beta: float, size: int) -> float:
 
     A unit eigenvector x to λ above all θ_i has |xᵀb| ≤ Πβ_i / Π(λ − θ_i). For a random b, |xᵀb| is below
     c/√size only with probability c·√(2/π) (van Dorsselaer, Hochstenbach and van der Vorst 2000, section 3).
-    Where half of b is random, the limit is c/(2√size) (Anderson 1955), which this bound takes.
+    If only half of b is random, the limit is c/(2√size) (Anderson 1955); this bound takes that limit.
     """
     betas = np.abs(np.append(np.diag(t, -1), beta))
     if not np.isfinite(betas).all():
@@ -498,8 +492,5 @@ def outermost(t: Array, beta: float, size: int) -> float:
         near, far = far, 2 * far
     for _ in range(40):  # bisection, to 10⁻¹² of β
         middle = (near + far) / 2
-        if possible(middle):
-            near = middle
-        else:
-            far = middle
+        near, far = (middle, far) if possible(middle) else (near, middle)
     return float(values[-1] + far)

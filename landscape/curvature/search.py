@@ -75,10 +75,11 @@ def second_start(
     wanted eigenvalue. ``budget``: the largest number of products.
 
     Let A be the operator on the complement, the vectors orthogonal to basis and locked vectors. Let r =
-    ``space.rest`` be its coupling to the basis, and θ_i the Ritz values below the floor, with last components
-    s_i of their vectors in the basis. By Sylvester's law of inertia, the number of further eigenvalues above
-    the level τ is that of A + Σ_i s_i²/(τ − θ_i)·rrᵀ, the Schur complement. A Lanczos run from a random start
-    in the complement finds one, or bounds all (:func:`outermost`), without a product for the basis.
+    ``space.rest`` be the coupling of A to the basis, θ_i a Ritz value below the floor, and s_i the last
+    component of its eigenvector in the basis. By Sylvester's law of inertia, A + Σ_i s_i²/(τ − θ_i)·rrᵀ (the
+    Schur complement) has as many eigenvalues above the level τ as the operator has besides the known
+    eigenvalues. A Lanczos run from a random start in the complement finds one, or bounds all
+    (:func:`outermost`), without a product for the basis.
     """
     size, basis_size = ranks.size(space.rest), len(space.basis)
     share_of_search = max(MIN_SECOND, int(SECOND_SHARE * space.products))
@@ -214,11 +215,11 @@ Search = Generator[Tensor, Tensor, SearchResult]
 
 
 def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
-    """Yield vectors (P,), be sent their products with a symmetric operator, and return its outer eigenvalues.
+    """Find the smallest and the largest eigenvalues of a symmetric operator, as a generator.
 
-    As a generator it lets many searches share one pass over the data. ``target`` says how many of the
-    smallest and of the largest eigenvalues are wanted. ``start`` (P,) is random, or has a random part of at
-    least half (:func:`.warm_start`).
+    The generator yields vectors (P,), is sent the operator's products with these vectors, and returns the
+    result. Many searches can so share one pass over the data. ``target`` has the wanted numbers of smallest
+    and largest eigenvalues. ``start`` (P,) is random, or random for at least half (:func:`.warm_start`).
 
     The search ends when each wanted Ritz pair has a residual of at most tol·|λ|, tol the ``residual_tol``;
     for |λ| below max|λ|/1000, of at most tol·max|λ|/1000.
@@ -393,7 +394,7 @@ def verify_and_refine(
     vectors, images = [*result.vectors], [*products(result.vectors)]
     ranks = result.target.ranks
     rounding = torch.finfo(result.vectors.dtype).eps * result.radius
-    mixing = np.eye(len(vectors))  # column: a vector as a combination of the vectors that products took
+    mixing = np.eye(len(vectors))  # column j: ``vectors[j]`` in terms of the vectors that had products
 
     def residual_vector(i: int) -> Tensor:
         """Hv − λv of the wanted pair ``i``."""
@@ -410,7 +411,7 @@ def verify_and_refine(
         norms = double(torch.stack([ranks.norm(residual_vector(i)) for i in range(len(wanted))])).cpu()
         doubts = 0 * norms  # errors of the norms, by errors of products; NaN stays NaN
         if errors and any(errors):
-            # Rounding: an error that was measured may be smaller.
+            # A measured error may be smaller than the rounding.
             doubts = torch.from_numpy(np.abs(mixing[:, chosen]).T @ np.array(errors)) + rounding
         allowed = residual_tol * np.maximum(np.abs(wanted), operators.NEAR_ZERO * result.radius) + rounding
         met = norms.numpy() <= allowed
@@ -429,7 +430,7 @@ def verify_and_refine(
         mixing = np.pad(mixing, (0, count))
         mixing[-count:, -count:] = np.eye(count)
     converged = result.converged and bool((residuals.numpy() <= allowed).all())
-    # The bounds of the search move with its innermost wanted values, of which ``shifts`` has the changes.
+    # The search's bounds move as much as the innermost wanted values have moved.
     shifts = np.abs(wanted - result.values)
     below, above = result.bounds
     lows = min(result.target.low or 1, len(shifts))

@@ -200,7 +200,7 @@ def hutchpp(
 
     A third of the products gives AS for random signs S, and so an orthonormal basis Q of the range of AS. A
     second third gives tr(QᵀAQ). The last third gives samples gᵀ(I − QQᵀ)A(I − QQᵀ)g for random signs g, whose
-    mean estimates tr A − tr(QᵀAQ) without bias. The standard error is that of this mean.
+    mean estimates tr A − tr(QᵀAQ) without bias. The standard error is the standard error of this mean.
 
     Args:
         operator: the products with A, (k, P) -> (k, P) for k up to 8.

@@ -313,15 +313,9 @@ class _Grid:
 
 
 def interpolate(
-    shape: Sequence[int],
-    columns: Mapping[str, Array],
-    done: Array,
-    compute: Compute,
-    tolerance: Tolerance,
-    deciding: Sequence[str],
-    seed: int = 0,
-    part: Part | None = None,
-) -> Outcome:
+    shape: Sequence[int], columns: Mapping[str, Array], done: Array, compute: Compute, tolerance: Tolerance,
+    deciding: Sequence[str], seed: int = 0, part: Part | None = None,
+) -> Outcome:  # fmt: skip
     """Compute some points of a grid and interpolate the others.
 
     Args:
@@ -369,9 +363,9 @@ class _Round:
     Attributes:
         checks: the number of check points.
         limit: the estimated error that ends the refinement, in units of the tolerance.
-        margin: of expected errors, as of :func:`_checked`.
-        new: the minimum number of points that are computed if the refinement goes on.
-        growth: the same, as a share of the exact points.
+        margin: the factor of expected errors, as in :func:`_checked`.
+        new: the minimum number of points to compute if the refinement goes on.
+        growth: the minimum share of points to compute, relative to the exact points.
         min_stated: the smallest stated error, in units of the tolerance.
     """
 
@@ -403,14 +397,9 @@ class _Round:
 
 
 def _refined(
-    shape: Sequence[int],
-    level: Part,
-    tolerance: Tolerance,
-    deciding: Sequence[str],
-    seed: int,
-    guide: _Guide | None = None,
-    of_part: bool = False,
-) -> Outcome | None:
+    shape: Sequence[int], level: Part, tolerance: Tolerance, deciding: Sequence[str], seed: int,
+    guide: _Guide | None = None, of_part: bool = False,
+) -> Outcome | None:  # fmt: skip
     """:func:`interpolate` from the coarsest level, or from a ``guide``; None if all points must be computed.
 
     All points must be computed where more than a share MAX_SHARE is needed.
@@ -461,11 +450,9 @@ def _refined(
 
 
 def _stated(
-    outcome: Outcome,
-    scales: Mapping[str, ErrorScale],
-    filled_scales: Mapping[str, ErrorScale],
+    outcome: Outcome, scales: Mapping[str, ErrorScale], filled_scales: Mapping[str, ErrorScale],
     min_stated: float,
-) -> Outcome:
+) -> Outcome:  # fmt: skip
     """``outcome`` with errors on ``scales`` converted to ``filled_scales``, the scales of the filled grid.
 
     The stated error is STATED_FACTOR times the estimate, because the estimate may be too low; it is at most
@@ -483,12 +470,8 @@ def _stated(
 
 
 def _checked(
-    grid: _Grid,
-    count: int,
-    deciding: Sequence[str],
-    draw: np.random.Generator,
-    margin: float | None,
-) -> tuple[Outcome, Array]:
+    grid: _Grid, count: int, deciding: Sequence[str], draw: np.random.Generator, margin: float | None,
+) -> tuple[Outcome, Array]:  # fmt: skip
     """Compute ``count`` open points, and compare the fits' predictions with the values there.
 
     The estimate of a column's largest error is SAFETY times the largest error at these check points. With a
@@ -496,7 +479,7 @@ def _checked(
     Expected errors are scaled by margin · (mean measured error) / (mean expected error) at the check points.
 
     Returns:
-        The estimates, and the expected errors (K,) at all points, 0 at exact ones; both in tolerances.
+        The estimates, and the expected errors (K,) at all points, 0 at exact points; both in tolerances.
     """
     expected = grid.expected()
     predicted = {name: fit.quantity(grid.open) for name, fit in grid.fits.items()}

@@ -39,7 +39,7 @@ from landscape.core.devices import double, float64_device, vector_norm
 from landscape.core.errors import InputError, PathWarning, warn_caller
 from landscape.core.hdf5 import Array
 from landscape.core.memory import MemoryBudget, limit
-from landscape.core.options import OneOf, choose
+from landscape.core.options import OneOf
 from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import call, tree_map
 from landscape.problem.checks import tolerance
@@ -413,15 +413,9 @@ class Evaluator:
 
 
 def evaluator(
-    problem: Problem,
-    center: Tensor,
-    directions: Tensor,
-    count: int,
-    *,
-    method: str = "auto",
-    autocast: str | None = None,
-    max_memory: int | None = None,
-) -> Evaluator:
+    problem: Problem, center: Tensor, directions: Tensor, count: int, *, method: str = "auto",
+    autocast: str | None = None, max_memory: int | None = None,
+) -> Evaluator:  # fmt: skip
     """The path to evaluate ``count`` points of the plane through center (P,) along directions (2, P).
 
     Args:
@@ -437,9 +431,6 @@ def evaluator(
     Raises:
         InputError: a method that the model cannot take, or a bound that is too small.
     """
-    choose("method", method, METHODS)
-    if autocast is not None:
-        choose("autocast", autocast, AUTOCASTS)
     if autocast == "tf32" and (problem.device.type != "cuda" or problem.dtype != torch.float32):
         raise InputError("autocast: 'tf32' is not allowed here, it needs a float32 model on a CUDA device")
     max_memory = limit() if max_memory is None else max_memory

@@ -19,15 +19,16 @@ ERROR_CAP = 1e6
 
 @dataclass(frozen=True)
 class _Function:
-    """A function through N exact points of K: an interpolant, added to a base.
+    """A function through N exact points of K points: an interpolant plus a base.
 
     Attributes:
-        log: whether its values are logarithms.
-        interpolant: of one kernel, through the exact points.
-        coefficients: of the interpolant.
-        base: (K,), a constant, or with a guide this plus a multiple of the guide.
-        leave_one_out: (N,), at each exact point, the error of the function through all others.
-        guide_error: (K,), the error expected where the interpolant does not follow the guide; 0 without one.
+        log: whether the function's values are logarithms.
+        interpolant: the functions of one kernel through the exact points.
+        coefficients: the interpolant's coefficients.
+        base: (K,), a constant; with a guide, a constant plus a multiple of the guide.
+        leave_one_out: (N,), at each exact point, the error of the function through the N − 1 other points.
+        guide_error: (K,), the expected error where the interpolant does not follow the guide; 0 without a
+            guide.
     """
 
     log: bool
@@ -62,22 +63,17 @@ class _Function:
 
 
 class Fit:
-    """One column, fitted at its exact points by the function with the smallest leave-one-out errors.
+    """A column, fitted at exact points by the function with the smallest leave-one-out errors.
 
-    Candidates are all kernels, for the values and, where these are positive, for their logarithms, each
-    without and with the guide. Errors are those of the fitted quantity, which change little from point to
-    point; ``in_tolerances`` converts them to units of the tolerance.
+    Candidates are all kernels, for the values and, if all are positive, for their logarithms, each without
+    and with the guide. Errors are errors of the fitted quantity, and change little from point to point;
+    ``in_tolerances`` converts errors to units of the tolerance.
     """
 
     def __init__(
-        self,
-        at: Array,
-        values: Array,
-        exact: Array,
-        scale: ErrorScale,
-        interpolants: Sequence[Interpolant],
-        guide: Array | None = None,
-    ) -> None:
+        self, at: Array, values: Array, exact: Array, scale: ErrorScale,
+        interpolants: Sequence[Interpolant], guide: Array | None = None,
+    ) -> None:  # fmt: skip
         self._at, self._values, self.scale = at, values, scale
         lowest = min(values[exact].min(), math.inf if guide is None else guide.min())
         candidates: list[_Function] = []

@@ -233,11 +233,7 @@ class Dispatch:
 
 
 def compute_missing(
-    points: Tensor,
-    done: Array,
-    values: Mapping[str, Array],
-    evaluate: Evaluate,
-    dispatch: Dispatch,
+    points: Tensor, done: Array, values: Mapping[str, Array], evaluate: Evaluate, dispatch: Dispatch,
     indices: Array | None = None,
 ) -> None:
     """Evaluate the points that are not done, in their order, and write their values.
@@ -450,14 +446,9 @@ class Grid:
         return self.same and np.array_equal(usable, previous.done) and meets(previous, self.tolerance)
 
     def complete(
-        self,
-        evaluate: Evaluate,
-        dispatch: Dispatch,
-        deciding: Sequence[str],
-        optional: Sequence[str] = (),
-        seed: int = 0,
-        part: Evaluator | None = None,
-    ) -> dict[str, Any]:
+        self, evaluate: Evaluate, dispatch: Dispatch, deciding: Sequence[str], optional: Sequence[str] = (),
+        seed: int = 0, part: Evaluator | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """Complete the columns.
 
         Args:

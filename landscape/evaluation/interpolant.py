@@ -57,11 +57,11 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class ErrorScale:
-    """The scale on which errors meet a tolerance: of logarithms if ``log``, in units of ``limit``.
+    """The scale on which errors meet a tolerance: errors of logarithms if ``log``, in units of ``limit``.
 
-    A share is one of the range of the values as they are shown: of their logarithms where a picture has a
-    logarithmic scale (:mod:`landscape.results.shown`). A tolerance that is less than the rounding of the
-    values is not ``possible``.
+    A relative tolerance is a share of the range shown: the range of the logarithms where a picture has a
+    logarithmic scale (:mod:`landscape.results.shown`). A tolerance below the rounding of the values is not
+    ``possible``.
     """
 
     log: bool
@@ -161,16 +161,9 @@ def monomials(at: Array, degree: int) -> Array:
 
 
 def follow(
-    at: Array,
-    values: Array,
-    weights: Array,
-    kernel: str,
-    start: Array,
-    tolerance: float,
-    minimum: int,
-    usual: int,
-    maximum: int,
-) -> Array:
+    at: Array, values: Array, weights: Array, kernel: str, start: Array, tolerance: float, minimum: int,
+    usual: int, maximum: int,
+) -> Array:  # fmt: skip
     """Indices of points through which a function of ``kernel`` follows ``values``.
 
     The next point is always the one with the largest weighted error of the function through the points

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -47,19 +48,23 @@ def max_stable_step(
 ) -> float:
     """The largest stable ηλ with gradients ``delay`` τ steps old and ``momentum`` m.
 
-    The polynomials, with h = ηλ: ordinary z^τ (z − 1)(z − m) + h z, which is z times z^{τ+1} − (1+m) z^τ +
-    m z^{τ−1} + h (docs/explanation/stability.md); nesterov the same with h ((1+m) z − m); shifted (z^{τ+1} −
-    m)(z − 1) + h z. Without momentum the limit is 2 sin(π/(2(2τ+1))); without delay 2(1+m).
+    With h = ηλ, the characteristic polynomials are (docs/explanation/stability.md):
+
+    - ordinary: z^τ (z − 1)(z − m) + h z
+    - nesterov: z^τ (z − 1)(z − m) + h ((1 + m) z − m)
+    - shifted: (z^{τ+1} − m)(z − 1) + h z
+
+    Without momentum the limit is 2 sin(π/(2(2τ + 1))); without delay, and ordinary or shifted, 2(1 + m).
 
     Args:
         delay: τ ≥ 0, in steps.
         momentum: m, 0 ≤ m < 1.
         form: "ordinary", "nesterov" or "shifted".
-        noise: s²/λ², the relative variance of one sample's curvature. Above 0 it asks for stability in mean
-            square, if a minibatch's curvature along the eigenvector has mean λ and variance s²/B,
-            independent from step to step (Wu, Ma, E 2018, for τ = m = 0: (1−h)² + h² s²/(λ²B) < 1; here
-            q‖G‖² < 1 with q = h² × noise/B and ‖G‖² the sum of squares of the impulse response from the
-            noise to the weights).
+        noise: s²/λ², the relative variance of one sample's curvature. With noise > 0 the limit is for
+            stability in mean square, with minibatches whose curvatures along the eigenvector are independent,
+            with mean λ and variance s²/B. The condition is h² ‖G‖² noise/B < 1, ‖G‖² the sum of squares of
+            the impulse response from the noise to the weights. For τ = m = 0 this is the condition
+            (1 − h)² + h² s²/(λ²B) < 1 of Wu, Ma, E 2018.
         batch: B, samples per step.
 
     Returns:
@@ -82,7 +87,7 @@ def max_stable_step(
         return noise / batch * h**2 * _impulse_power(p0 + h * p1, p1)
 
     low, high = 0.0, limit
-    for _ in range(60):
+    for _ in range(60):  # bisection, to rounding
         middle = (low + high) / 2
         low, high = (low, middle) if growth(middle) >= 1 else (middle, high)
     return low
@@ -134,15 +139,16 @@ class Hyperparameters:
 def lr_that_keeps_minima(
     lr: Positive, before: Hyperparameters, after: Hyperparameters, noise: NonNegative = 0.0
 ) -> float:
-    """The learning rate under ``after`` that leaves the same minima accessible as ``lr`` under ``before``.
+    """The learning rate under ``after`` with the same stable minima as ``lr`` under ``before``.
 
-    Minima stay that are stable, λ < limit/η: so η' = η limit(after)/limit(before). For long delays and no
-    momentum that is η ∝ 1/τ (Delay-2019). The batch matters through the noise of the curvature: where it is 0
-    not at all, where it dominates as η ∝ batch (Wu, Ma, E 2018).
+    Stable minima have λ < limit/η, and so η' = η limit(after)/limit(before). For long delays without momentum
+    this means η ∝ 1/τ (Delay-2019). Without noise of the curvature η' does not depend on the batch; where
+    the noise dominates, η ∝ batch (Wu, Ma, E 2018).
 
     Args:
         lr: η under ``before``, > 0.
-        before, after: the hyperparameters then and now.
+        before: the hyperparameters for which ``lr`` is known.
+        after: the hyperparameters for which η' is wanted.
         noise: s²/λ², the relative variance of one sample's curvature.
 
     Returns:
@@ -201,9 +207,10 @@ def polynomials(
 
 
 def first_crossing(p0: Array, p1: Array) -> float:
-    """The smallest h > 0 at which p₀ + h p₁ has a root on the unit circle: −p₀/p₁ real and positive there.
+    """The smallest h > 0 at which p₀ + h p₁ has a root on the unit circle.
 
-    0 if a root is outside already for the smallest h.
+    At a root z the ratio −p₀(z)/p₁(z) = h is real and positive. The result is 0 if a root is outside the
+    circle already for tiny h.
     """
     count = _POINTS + _POINTS_A_STEP * len(p0)
     angles = np.linspace(-np.pi, np.pi, 2 * count + 1)  # 0 and ±π are among them
@@ -213,21 +220,24 @@ def first_crossing(p0: Array, p1: Array) -> float:
         with np.errstate(divide="ignore", invalid="ignore"):  # p₁ may be 0 at z = 1, which is no crossing
             return -np.polyval(p0, z) / np.polyval(p1, z)
 
+    # Bisection between neighboring angles where the imaginary part changes its sign.
     values = ratio(angles)
-    change = np.flatnonzero(np.sign(values.imag[:-1]) * np.sign(values.imag[1:]) < 0)
-    low, high = angles[change], angles[change + 1]
-    side = np.sign(ratio(low).imag)
+    changes = np.flatnonzero(np.sign(values.imag[:-1]) * np.sign(values.imag[1:]) < 0)
+    low, high = angles[changes], angles[changes + 1]
+    sign_at_low = np.sign(ratio(low).imag)
     for _ in range(60):
         middle = (low + high) / 2
-        same_side = np.sign(ratio(middle).imag) == side
-        low, high = np.where(same_side, middle, low), np.where(same_side, high, middle)
-    ratios = np.concatenate([ratio((low + high) / 2).real, ratio(np.array([0.0, np.pi])).real])
-    # At the angles 0 and π the ratio is real for real polynomials, but not for all others.
-    real = np.abs(np.concatenate([np.zeros(len(change)), ratio(np.array([0.0, np.pi])).imag])) < 1e-9
-    crossings = ratios[real & (ratios > 1e-9)]
+        is_low = np.sign(ratio(middle).imag) == sign_at_low
+        low, high = np.where(is_low, middle, low), np.where(is_low, high, middle)
+    # At the angles 0 and π the ratio is real for real polynomials, without a change of sign.
+    at_ends = ratio(np.array([0.0, np.pi]))
+    at_ends = at_ends.real[np.abs(at_ends.imag) < 1e-9]
+    ratios = np.concatenate([ratio((low + high) / 2).real, at_ends])
+    crossings = ratios[ratios > 1e-9]
     limit = float(crossings.min()) if len(crossings) else np.inf
-    inside = np.abs(np.roots(p0 + min(limit, 1.0) * 1e-3 * p1)).max() if limit else np.inf
-    return limit if inside <= 1 + 1e-9 else 0.0
+    tiny = min(limit, 1.0) * 1e-3
+    largest_root = np.abs(np.roots(p0 + tiny * p1)).max() if limit else np.inf
+    return limit if largest_root <= 1 + 1e-9 else 0.0
 
 
 def _impulse_power(p: Array, p1: Array) -> float:
@@ -254,21 +264,22 @@ def max_mixing_step(
     delay: Natural = 0,
     mixed: bool = False,
 ) -> float:
-    """The largest stable ηλ of learners that mix by a fixed matrix with other eigenvalues ``omegas`` than 1.
+    """The largest stable ηλ of learners that mix by a fixed matrix M, on one quadratic.
 
-    Each takes its own steps, with its own momentum, on one quadratic. A mode evolves by z^τ (z − ω)(z − m) +
-    h p₁, p₁ that of ``form`` "ordinary" or "nesterov" in AWC order, and ω times that in ATC order; the mean
-    is the mode ω = 1. Without delay, for real ω in AWC order, the limit is (1 + ω_min)(1 + m), without
-    momentum 1 + ω_min; in ATC order without momentum |ω(1 − h)| < 1. Where the momentum is mixed with the
-    weights, v ← M v after each step, mω stands for m in p₀ (and in Nesterov's p₁): (1 + ω)(1 + mω) in AWC
-    order.
+    Each learner takes its own steps with its own momentum. The mode of M's eigenvalue ω has the
+    characteristic polynomial z^τ (z − ω)(z − m) + h p₁ in AWC order, with ω p₁ for p₁ in ATC order. p₁ is z
+    for "ordinary" and (1 + m) z − m for "nesterov". The mean of the learners is the mode ω = 1.
+
+    Without delay, in AWC order and for real ω, the limit is (1 + ω_min)(1 + m). In ATC order without momentum
+    the condition is |ω(1 − h)| < 1. With ``mixed`` (v ← M v after each step) mω replaces m in the polynomial;
+    the limit of a mode in AWC order is then (1 + ω)(1 + mω).
 
     Args:
-        omegas: the eigenvalues of the mixing matrix other than the simple 1.
-        momentum, form: "ordinary" or "nesterov" momentum, 0 ≤ m < 1.
+        omegas: the eigenvalues of M except the simple 1.
+        momentum, form: m, 0 ≤ m < 1, of "ordinary" or "nesterov" momentum.
         order: "awc" (gradient at the learner's weights before mixing) or "atc" (step, then mix).
-        delay: of the gradients, in steps.
-        mixed: whether the momentum is mixed with the weights.
+        delay: τ, the age of the gradients in steps.
+        mixed: whether M also mixes the momentum.
 
     Raises:
         InputError: a negative delay, a momentum outside [0, 1), or an unknown form or order.
@@ -290,16 +301,17 @@ def max_mixing_step(
 def max_tracking_step(
     omegas: Any, momentum: BelowOne = 0.0, form: MixingForm = "ordinary", order: Order = "awc"
 ) -> float:
-    """The largest stable ηλ of gradient tracking on one quadratic, over the eigenvalues ``omegas`` of M.
+    """The largest stable ηλ of gradient tracking with a mixing matrix M, on one quadratic.
 
-    A disagreement mode evolves by (z − ω)² (z − m) + h (z − 1) p₁, p₁ that of ``form`` in AWC order, and ω²
-    times that in ATC order; the mean takes plain steps. Without momentum, for real ω in AWC order, z = −1
-    gives (1 + ω_min)²/2 at most.
+    A mode of disagreement has the characteristic polynomial (z − ω)² (z − m) + h (z − 1) p₁ in AWC order,
+    and with ω² p₁ for p₁ in ATC order. p₁ is z for "ordinary" and (1 + m) z − m for "nesterov". The mean
+    takes plain steps. Without momentum, in AWC order and for real ω, the root z = −1 bounds the limit by
+    (1 + ω_min)²/2.
 
     Args:
-        omegas: the eigenvalues of the mixing matrix other than the simple 1.
-        momentum, form: "ordinary" or "nesterov" momentum, 0 ≤ m < 1.
-        order: "awc" or "atc".
+        omegas: the eigenvalues of M except the simple 1.
+        momentum, form: m, 0 ≤ m < 1, of "ordinary" or "nesterov" momentum.
+        order: "awc" or "atc", as in :func:`max_mixing_step`.
 
     Raises:
         InputError: a momentum outside [0, 1), or an unknown form or order.
@@ -311,7 +323,8 @@ def max_tracking_step(
     """
 
     def mode(omega: complex, m: float, p1: Array) -> tuple[Array, Array]:
-        return np.poly([omega, omega, m]), np.convolve(p1, [1, -1]) * (omega**2 if order == "atc" else 1)
+        p0 = np.poly([omega, omega, m])
+        return p0, np.convolve(p1, [1, -1]) * (omega**2 if order == "atc" else 1)
 
     return _max_mode_step(omegas, momentum, form, mode)
 
@@ -346,40 +359,46 @@ Mode = Callable[[complex, float, Array], tuple[Array, Array]]
 
 
 def _max_mode_step(omegas: Any, momentum: float, form: str, mode: Mode, delay: int = 0) -> float:
-    """The smallest limit of the mean's steps and of ``mode``s p₀ + h p₁, from ω, m and the momentum's p₁."""
+    """The smallest limit of the mean's steps, and of the modes.
+
+    ``mode`` maps ω, m and the momentum's p₁ to the two polynomials of a mode, which it adds as p₀ + h p₁.
+    """
     limits, p1 = [max_stable_step(delay, momentum, form)], polynomials(0, momentum, form)[1]
     for omega in np.unique(np.round(np.asarray(omegas, dtype=complex), 12)):
-        fixed, changing = mode(omega, momentum, p1)
-        if changing.any():  # otherwise the mode is gone after some steps
-            limits.append(first_crossing(fixed, changing))
+        mode_p0, mode_p1 = mode(omega, momentum, p1)
+        if mode_p1.any():  # else the mode vanishes for any h
+            limits.append(first_crossing(mode_p0, mode_p1))
     return min(limits)
 
 
 def max_paired_outer_step(
     period: int, outer_lr: float, outer_momentum: float, omegas: Any, drawn: bool = False
 ) -> float:
-    """The largest stable ηλ of NoLoCo on one quadratic, ``period`` H plain steps between outer steps.
+    """The largest stable ηλ of NoLoCo on one quadratic, with ``period`` H plain steps between outer steps.
 
-    With c = (1 − h)^H and the mode ω of M, δ ← μδ + ν (ωcφ − φ), φ ← φ + δ; the mean is the mode ω = 1.
+    An outer step of the mode ω of the mixing matrix M is δ ← μδ + ν (ωcφ − φ), φ ← φ + δ, with c = (1 − h)^H.
+    The mean of the learners is the mode ω = 1.
 
     Args:
         period: H, in steps.
         outer_lr, outer_momentum: ν and μ.
-        omegas: the eigenvalues of the mixing matrix other than the simple 1.
-        drawn: whether M is a projection drawn anew each time, with E M = ``omegas`` orthogonal to the mean;
-            the limit is then one in mean square.
+        omegas: the eigenvalues of M except the simple 1.
+        drawn: whether M is a projection drawn at random for each outer step. Orthogonal to the mean, E M is
+            then ``omegas[0]``, and the limit is one in mean square.
 
     Example:
         >>> from landscape.limits import max_paired_outer_step
         >>> round(max_paired_outer_step(1, 1.0, 0.0, [0.5]), 6)  # averages of plain steps, in ATC order
         2.0
     """
+    # The map of (φ, δ) is ``unmixed`` + ω c ``mixed``.
     unmixed = np.array([[1 - outer_lr, outer_momentum], [-outer_lr, outer_momentum]])
     mixed = np.array([[outer_lr, 0.0], [outer_lr, 0.0]])
+    fixed_modes = [1.0] if drawn else [1.0, *np.atleast_1d(omegas)]
 
     def radius(h: float) -> float:
         c = (1 - h) ** period
-        maps = [unmixed + omega * c * mixed for omega in (1.0, *(() if drawn else np.atleast_1d(omegas)))]
+        maps = [unmixed + omega * c * mixed for omega in fixed_modes]
         largest = max(float(np.abs(np.linalg.eigvals(matrix)).max()) for matrix in maps)
         if not drawn:
             return largest
@@ -389,11 +408,12 @@ def max_paired_outer_step(
 
 
 def max_random_delay_step(workers: int) -> float:
-    """The largest ηλ stable in mean square where each step one of ``workers`` N at random delivers.
+    """The largest ηλ stable in mean square if at each step one of ``workers`` N, at random, delivers.
 
-    Its gradient is of the weights it got when it last delivered, so that the delay is geometric with mean
-    N − 1. With c the workers' copies, x' = x − h c_K and c_K' = x' for K uniform, the second moments
-    E x², E x c_k, E c_k² and E c_j c_k (j ≠ k) follow a linear map. N = 1: 2.
+    A worker's gradient is taken at the weights that it got at its last delivery, so that the delay is
+    geometric with mean N − 1. For one quadratic, with weights x, the workers' copies c_k and K uniform, a
+    step is x' = x − h c_K, c_K' = x'. The second moments E x², E x c_k, E c_k² and E c_j c_k (j ≠ k) follow a
+    linear map. For N = 1 the limit is 2.
 
     Example:
         >>> from landscape.limits import max_random_delay_step
@@ -405,23 +425,24 @@ def max_random_delay_step(workers: int) -> float:
         return 2.0
 
     def radius(h: float) -> float:
-        q = (n - 1) / n
-        x2 = np.array([1.0, -2 * h, h**2, 0.0])
-        xc = np.array([0.0, 1.0, 0.0, -h])  # E x' c_k of a worker that did not deliver
-        same = np.array([0.0, 0.0, 1.0, 0.0])
-        pairs = np.array([0.0, 0.0, 0.0, 1.0])
-        rows = [x2, x2 / n + q * xc, x2 / n + q * same, 2 / n * xc + (1 - 2 / n) * pairs]
+        q = (n - 1) / n  # the probability that worker k does not deliver
+        # As combinations of the four moments before the step:
+        x2 = np.array([1.0, -2 * h, h**2, 0.0])  # E x'²
+        xc = np.array([0.0, 1.0, 0.0, -h])  # E x' c_k, if worker k does not deliver
+        cc = np.array([0.0, 0.0, 1.0, 0.0])  # E c_k²
+        pairs = np.array([0.0, 0.0, 0.0, 1.0])  # E c_j c_k
+        rows = [x2, x2 / n + q * xc, x2 / n + q * cc, 2 / n * xc + (1 - 2 / n) * pairs]
         return float(np.abs(np.linalg.eigvals(np.array(rows))).max())
 
     return first_unstable(radius, 2.0)
 
 
 def max_matching_step(rho: float, delay: int = 0) -> float:
-    """The largest ηλ stable in mean square where learners average in random pairs, gradients ``delay`` τ old.
+    """The largest ηλ stable in mean square if learners average in random pairs, gradients ``delay`` τ old.
 
-    x(t+1) = M_t x(t) − h x(t−τ) in the space orthogonal to the mean, M_t a projection drawn anew with
-    E M_t = ``rho`` there, so that the second moments of x(t), …, x(t−τ) follow a linear map. The mean,
-    ω = 1, has the limit without mixing.
+    Orthogonal to the mean, x(t+1) = M_t x(t) − h x(t−τ). M_t is a projection drawn for each step, with
+    E M_t = ``rho``. The second moments of x(t), …, x(t−τ) therefore follow a linear map. The mean has the
+    limit without mixing.
 
     Example:
         >>> from landscape.limits import max_matching_step
@@ -440,10 +461,10 @@ def max_matching_step(rho: float, delay: int = 0) -> float:
 
 
 def _second_moments(mixed: Array, unmixed: Array, rho: float) -> float:
-    """The growth of E⟨sᵢ, sⱼ⟩ in a step s ← M ``mixed`` s + ``unmixed`` s of vectors s (d, …): a linear map.
+    """The growth of E⟨sᵢ, sⱼ⟩ in a step s ← M ``mixed`` s + ``unmixed`` s of vectors s (d, …).
 
-    M is a projection drawn anew, with E M = ``rho``: E⟨M a, M b⟩ = E⟨M a, b⟩ = ρ⟨a, b⟩. ``mixed`` and
-    ``unmixed`` are (d, d). The growth is the largest |eigenvalue|.
+    M is a projection drawn for each step, with E M = ``rho``: E⟨M a, M b⟩ = E⟨M a, b⟩ = ρ⟨a, b⟩. The
+    matrices ``mixed`` and ``unmixed`` are (d, d). The growth is the largest |eigenvalue| of the moments' map.
     """
     once = np.kron(mixed, mixed) + np.kron(mixed, unmixed) + np.kron(unmixed, mixed)
     moments = rho * once + np.kron(unmixed, unmixed)
@@ -457,18 +478,18 @@ def _second_moments(mixed: Array, unmixed: Array, rho: float) -> float:
 def max_matching_momentum_step(
     rho: float, momentum: BelowOne, form: MixingForm = "ordinary", order: Order = "awc", mixed: bool = False
 ) -> float:
-    """The largest ηλ stable in mean square where learners with momentum m average in random pairs.
+    """The largest ηλ stable in mean square if learners with momentum m average in random pairs.
 
-    With v the momentum in units of weights, v' = m v + h x, u = v' (Nesterov: h x + m v'), and M a projection
-    drawn anew with E M = ``rho`` orthogonal to the mean: x' = M x − u in AWC order, x' = M (x − u) in ATC
-    order, and v' ← M v' where the momentum is ``mixed``. The second moments of x and v follow a linear map.
-    The mean has the limit without mixing.
+    Orthogonal to the mean, the average is a projection M drawn for each step. The momentum, in units of
+    weights, is v' = m v + h x, and the update is u = v', or u = h x + m v' for Nesterov. A step is
+    x' = M x − u in AWC order, and x' = M (x − u) in ATC order. With ``mixed``, M v' replaces v'. The second
+    moments of x and v follow a linear map. The mean has the limit without mixing.
 
     Args:
         rho: E M orthogonal to the mean.
-        momentum, form: "ordinary" or "nesterov" momentum, 0 ≤ m < 1.
-        order: "awc" or "atc".
-        mixed: whether the momentum is mixed with the weights.
+        momentum, form: m, 0 ≤ m < 1, of "ordinary" or "nesterov" momentum.
+        order: "awc" or "atc", as in :func:`max_mixing_step`.
+        mixed: whether M also mixes the momentum.
 
     Raises:
         InputError: a momentum outside [0, 1), or an unknown form or order.
@@ -480,20 +501,21 @@ def max_matching_momentum_step(
     """
 
     def radius(h: float) -> float:
-        x, v = np.array([1.0, 0.0]), np.array([h, momentum])
-        u, none = v if form == "ordinary" else np.array([h, 0.0]) + momentum * v, np.zeros(2)
-        parts = (x - u, none) if order == "atc" else (x, -u)
-        v_parts = (v, none) if mixed else (none, v)
-        return _second_moments(np.array([parts[0], v_parts[0]]), np.array([parts[1], v_parts[1]]), rho)
+        # As combinations of (x, v) before the step; x' and v' in the parts that M mixes, and others.
+        x, v, zero = np.array([1.0, 0.0]), np.array([h, momentum]), np.zeros(2)
+        u = v if form == "ordinary" else np.array([h, 0.0]) + momentum * v
+        x_mixed, x_unmixed = (x - u, zero) if order == "atc" else (x, -u)
+        v_mixed, v_unmixed = (v, zero) if mixed else (zero, v)
+        return _second_moments(np.array([x_mixed, v_mixed]), np.array([x_unmixed, v_unmixed]), rho)
 
     mean = max_stable_step(0, momentum, form)
     return min(mean, first_unstable(radius, mean))
 
 
 def first_unstable(radius: Callable[[float], float], top: float, points: int = 400) -> float:
-    """The smallest h in (0, ``top``] from which on ``radius``(h), continuous, is above 1; ``top`` if none is.
+    """The smallest h in (0, ``top``] at which the continuous ``radius``(h) rises above 1; else ``top``.
 
-    Such ranges of h are seen if they are wider than ``top``/``points``.
+    A range of h with a radius above 1 is found if it is wider than ``top``/``points``.
     """
     from scipy.optimize import brentq  # only here: it would slow down every import
 
@@ -501,8 +523,10 @@ def first_unstable(radius: Callable[[float], float], top: float, points: int = 4
         return radius(h) - 1 - 1e-12
 
     grid = np.linspace(0, top, points + 1)
-    first = next((k for k, h in enumerate(grid) if k and above(h) > 0), None)
-    return top if first is None else float(brentq(above, grid[first - 1], grid[first]))
+    for low, high in pairwise(grid):
+        if above(high) > 0:
+            return float(brentq(above, low, high))
+    return top
 
 
 @checked()
@@ -517,35 +541,42 @@ def max_period_step(
     outer_lr: float = 1.0,
     outer_momentum: BelowOne = 0.0,
 ) -> float:
-    """The largest stable ηλ of ``period`` steps between averages of all learners, then perhaps an outer step.
+    """The largest stable ηλ of learners that take ``period`` steps between averages of all learners.
 
-    The mean's (x, v, x_old, u) goes through ``period`` steps with ``momentum`` in ``form`` and the average's
-    outer step (see landscape.training.algorithms): a linear map, whose spectral radius must be below 1. Modes
-    of disagreement ``omegas`` (1: no mixing in between) lose x at the average, and v only if ``buffers`` are
-    reset or averaged: v must not grow over a period.
+    An ``outer`` step may follow each average (see landscape.training.algorithms). The state of the mean is
+    x (weights), v (momentum), x_old (weights after the last outer step) and u (outer momentum). A period, the
+    steps with ``momentum`` in ``form`` and then the outer step, is a linear map of this state. The map's
+    spectral radius must be at most 1.
+
+    Between averages the learners mix by a matrix with eigenvalues ``omegas`` (1: no mixing), in ``order``. An
+    average removes the x of a mode of disagreement. With ``buffers`` "keep" the mode's v remains, and must
+    not grow over a period.
     """
-    a, b, m = outer_lr, outer_momentum, momentum
+    m = momentum
 
     def step(h: float, omega: complex) -> Array:
-        """(x, v) after a step."""
-        v = np.array([h, m], dtype=complex)
+        """(2, 2), the map of a mode's (x, v) in a step."""
+        x, v = np.array([1.0, 0.0]), np.array([h, m], dtype=complex)
         direction = v if form == "ordinary" else np.array([h, 0]) + m * v
-        x = np.array([1.0, 0.0])
-        moved = omega * (x - direction) if order == "atc" else omega * x - direction
-        return np.array([moved, v])
+        new_x = omega * (x - direction) if order == "atc" else omega * x - direction
+        return np.array([new_x, v])
 
-    x, v, old, u = np.eye(4)
-    slow = b * u + old - x if outer != "none" else u
-    new = {"none": x, "slowmo": old - a * slow, "nesterov": old - a * (old - x + b * slow)}[outer]
-    averaged = np.array([new, 0 * v if buffers == "reset" else v, new, slow])
+    # The outer step, as combinations of (x, v, x_old, u).
+    x, v, x_old, u = np.eye(4)
+    new_u = outer_momentum * u + x_old - x if outer != "none" else u
+    nesterov = x_old - outer_lr * (x_old - x + outer_momentum * new_u)
+    new_x = {"none": x, "slowmo": x_old - outer_lr * new_u, "nesterov": nesterov}[outer]
+    new_v = 0 * v if buffers == "reset" else v
+    outer_map = np.array([new_x, new_v, new_x, new_u])
 
     def radius(h: float) -> float:
-        inner = np.eye(4, dtype=complex)
-        inner[:2, :2] = np.linalg.matrix_power(step(h, 1.0), period)
-        largest = float(np.abs(np.linalg.eigvals(averaged @ inner)).max())
+        steps_map = np.eye(4, dtype=complex)
+        steps_map[:2, :2] = np.linalg.matrix_power(step(h, 1.0), period)
+        largest = float(np.abs(np.linalg.eigvals(outer_map @ steps_map)).max())
         if m and buffers == "keep":
             for omega in np.atleast_1d(omegas):
-                largest = max(largest, float(abs(np.linalg.matrix_power(step(h, omega), period)[1, 1])))
+                v_to_v = np.linalg.matrix_power(step(h, omega), period)[1, 1]
+                largest = max(largest, float(abs(v_to_v)))
         return largest
 
-    return first_unstable(radius, 1 + 2 * (1 + m) * max(1.0, (1 + b) / a))
+    return first_unstable(radius, 1 + 2 * (1 + m) * max(1.0, (1 + outer_momentum) / outer_lr))

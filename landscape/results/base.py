@@ -57,28 +57,27 @@ class Result(shown.Shown):
     """A finished analysis: arrays and attributes that are saved, loaded, drawn and shown in notebooks.
 
     Subclasses are frozen dataclasses. In a file, fields that are arrays are data sets and the others are
-    attributes. A field with a default may be missing from a file; an empty array is then not
-    written.
+    attributes. A field with a default may be missing from a file, and an empty array is then not written.
 
     A subclass describes its fields in their annotations, ``Annotated[Array, "y x", "nat"]`` or
     ``Annotated[float, "nat"]``, and in keywords of the class, ``class Curve(Result, schema="landscape.mine",
     table="step")``. Values that do not fit raise a ValueError.
 
-    - ``schema``: the name of the file format, under which the class is registered. A subclass without a name
-      of its own is saved as its base class.
+    - ``schema``: the name of the file format, under which the class is registered. A subclass without a
+      ``schema`` is saved as its base class.
     - ``table``: the dimensions whose points are the rows of :meth:`to_dataframe`.
     - ``axes``: coordinates that must be finite and increasing.
 
-    The class variables, of which the first two come from the annotations:
+    Class variables (``shapes`` and ``units`` come from the annotations):
 
-    - ``shapes``: field -> dimensions, separated by blanks, such as "y x". A name stands
-      for the same size everywhere; "+" after it means that the size is not 0. A dimension named like a field
-      has that field as its coordinates.
+    - ``shapes``: field -> dimensions, separated by blanks, such as "y x". A dimension has one size in all
+      fields; "+" after a dimension means that the size is not 0. A field named like a dimension holds the
+      dimension's coordinates.
     - ``units``: field -> unit; "1" for numbers without a unit.
-    - ``labels_of``: dimension of fixed size -> the names of its places.
-    - ``texts``: arrays of UTF-8 bytes.
+    - ``labels_of``: dimension of fixed size -> a label for each index.
+    - ``texts``: fields that are arrays of UTF-8 bytes.
 
-    These fields mean the same in every result that has them:
+    Fields with one meaning in all results:
 
     Attributes:
         split: the data, "train" or "test".
@@ -86,7 +85,7 @@ class Result(shown.Shown):
         source: the name of the file whose weights were analyzed; "" if there is none.
         source_sha256: the SHA-256 of that file.
         samples: the number of samples of the data.
-        seed: the seed of what was drawn at random.
+        seed: the seed of all random draws.
         dtype: the precision of the computation, "float32" or "float64".
         kind, norm: how the directions of the plane were chosen, see :class:`landscape.Plane`.
         span: half the width of the grid.
@@ -95,13 +94,13 @@ class Result(shown.Shown):
         learners: the number n of learners.
         local_batch: samples of a learner's minibatch.
         lr: the learning rate of the run; NaN if unknown.
-        residual_tol: the largest residual of an eigenvalue, relative to it, that was asked for.
-        relative_error: the standard error, relative to the value, that was asked for.
-        converged: whether what was asked for was reached.
+        residual_tol: the allowed residual of an eigenvalue, relative to the eigenvalue.
+        relative_error: the allowed standard error, relative to the value.
+        converged: whether ``residual_tol`` or ``relative_error`` was reached.
         products: the number of Hessian-vector products.
         search: the products with which eigenvectors were searched, "exact" or cheaper ones.
-        max_products: the most products that were allowed; 0 for no bound.
-        randomness: what was done with random numbers in eval mode, "refuse" or "seed".
+        max_products: the largest number of products that was allowed; 0 for no bound.
+        randomness: the treatment of random numbers in eval mode, "refuse" or "seed".
         consensus: the consensus distance n⁻¹ Σ_j ‖w_j − w_a‖².
 
     Example:
@@ -129,26 +128,31 @@ class Result(shown.Shown):
 
     def __init_subclass__(cls, schema: str = "", table: str = "", axes: str = "") -> None:
         super().__init_subclass__()
-        if names := {"schema", "table", "axes_of"} & {*vars(cls)}:
+        names = {"schema", "table", "axes_of"} & {*vars(cls)}
+        if names:
             line = f"class {cls.__name__}(…, schema=, table=, axes=)"
             raise InputError(f"{min(names)}: a variable of its own, it must be in the class line: {line}")
         cls.table, cls.axes_of = table or cls.table, tuple(axes.split()) or cls.axes_of
-        if "__repr__" not in vars(cls):  # or a dataclass would print its arrays
+        if "__repr__" not in vars(cls):  # else the dataclass prints its arrays
             cls.__repr__ = shown.Shown.__repr__  # type: ignore[method-assign]
-        if describe := vars(cls).get("describe"):  # which speaks of nats, whatever the loss
-
-            def in_its_unit(self: Self) -> list[Row]:
+        describe = vars(cls).get("describe")
+        if describe:
+            # A class writes "nat" as the unit of a loss; the rows get the unit of the result's own loss.
+            def describe_in_own_unit(self: Self) -> list[Row]:
                 rows = describe(self)
                 return [replace(r, unit=unit_of(self, r.unit), note=unit_of(self, r.note)) for r in rows]
 
-            cls.describe = functools.wraps(describe)(in_its_unit)  # type: ignore[assignment, method-assign]
-        if any("Annotated[" in str(text) for text in vars(cls).get("__annotations__", {}).values()):
+            wrapped: Any = functools.wraps(describe)(describe_in_own_unit)
+            cls.describe = wrapped  # type: ignore[method-assign]
+        annotations = vars(cls).get("__annotations__", {})
+        if any("Annotated[" in str(text) for text in annotations.values()):
             for name, hint in typing.get_type_hints(cls, include_extras=True).items():
-                about = list(getattr(hint, "__metadata__", ()))
-                if about and hint.__origin__ not in (float, int):  # of arrays and tuples: the dimensions
-                    cls.shapes = {**cls.shapes, name: about.pop(0)}
-                if about:
-                    cls.units = {**cls.units, name: about[0]}
+                # Dimensions, for arrays and tuples; then a unit, which may be missing.
+                metadata = list(getattr(hint, "__metadata__", ()))
+                if metadata and hint.__origin__ not in (float, int):
+                    cls.shapes = {**cls.shapes, name: metadata.pop(0)}
+                if metadata:
+                    cls.units = {**cls.units, name: metadata[0]}
         if schema:
             if not re.fullmatch(SCHEMA, schema):
                 words = f"schema: {schema!r} is not allowed, it must be landscape.NAME, or with more dots"
@@ -218,12 +222,13 @@ class Result(shown.Shown):
         """The result as a table of pandas in long form: one row for each point of a grid.
 
         Args:
-            dims: names of dimensions, separated by blanks; each combination of their places is a row, the
-                last dimension fastest. Default: those of the main arrays, such as "y x" of a surface.
+            dims: names of dimensions, separated by blanks; each point of their grid is a row, and the last
+                dimension varies fastest. Default: the dimensions of the main arrays, such as "y x" for a
+                surface.
 
         Returns:
-            A DataFrame with a column for each array that has no other dimensions, and one for each dimension
-            without coordinates. All fields that are no arrays are in ``attrs``.
+            A DataFrame with a column for each array without other dimensions, and one for each dimension
+            without coordinates. Fields that are not arrays are in ``attrs``.
 
         Raises:
             InputError: a dimension that the result does not have.
@@ -234,21 +239,26 @@ class Result(shown.Shown):
         """
         import pandas as pd  # only here: reading a result needs none
 
-        named = self._arrays()
-        sizes = {d: n for names, value in named.values() for d, n in zip(names, value.shape, strict=True)}
+        arrays = self._arrays()
+        sizes: dict[str, int] = {}
+        for names, value in arrays.values():
+            sizes |= zip(names, value.shape, strict=True)
         dimensions = (dims or self.table).split()
         for dimension in dimensions:
-            choose("dims", dimension, sizes)
-        counted = dimensions if len(dimensions) > 1 else []  # of one the index of the table counts rows
-        new = [d for d in dimensions if d not in named and (d in self.labels_of or d in counted)]
-        columns = {d: ((d,), np.array(self.labels_of.get(d, np.arange(sizes[d])))) for d in new}
+            choose("dims", dimension, sizes)  # refuses an unknown dimension
+        # Labels or numbers of dimensions without coordinates. The table's index numbers a single dimension.
+        coordinates: dict[str, tuple[tuple[str, ...], Array]] = {}
+        for dimension in dimensions:
+            if dimension not in arrays and (dimension in self.labels_of or len(dimensions) > 1):
+                labels = self.labels_of.get(dimension, np.arange(sizes[dimension]))
+                coordinates[dimension] = (dimension,), np.array(labels)
         indices = np.indices([sizes[d] for d in dimensions]).reshape(len(dimensions), -1)
-        at = dict(zip(dimensions, indices, strict=True))
-        values = {}
-        for name, (of, value) in (columns | named).items():
-            if {*of} <= {*dimensions}:
-                values[name] = value[tuple(at[d] for d in of)]
-        frame = pd.DataFrame(values)
+        index_of = dict(zip(dimensions, indices, strict=True))  # dimension -> index in each row
+        columns = {}
+        for name, (names, value) in (coordinates | arrays).items():
+            if {*names} <= {*dimensions}:
+                columns[name] = value[tuple(index_of[d] for d in names)]
+        frame = pd.DataFrame(columns)
         frame.attrs = self._attributes()
         return frame
 

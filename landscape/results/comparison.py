@@ -28,22 +28,23 @@ INTERVAL = 0.95
 class Comparison(Result, schema="landscape.comparison", table="quantities sides"):
     """Quantities (Q) of the sides (S) that are compared, and the differences (Q, K) of all K pairs of sides.
 
-    A side is a checkpoint, or a group of checkpoints, such as the seeds of one recipe. The error of a
-    checkpoint is what ``kinds`` says: one standard error over draws, a bound (within which the true
-    eigenvalue is with a probability of 99%; not the residual, within which some eigenvalue is), or nothing
-    ("exact": what rounding leaves). The error of a group is the standard error over its checkpoints, which
-    contains their own errors, as each has draws of its own.
+    A side is a checkpoint, or a group of checkpoints, such as the seeds of one recipe. ``own_kinds`` name the
+    kind of a checkpoint's error: one standard error over draws; a bound, which the outermost eigenvalue
+    keeps with a probability of 99% (a residual only shows that some eigenvalue is near); or the rounding of
+    an exact number. The error of a group is the standard error over the group's checkpoints. Each checkpoint
+    of a group has its own draws, so that this error contains the errors of the checkpoints.
 
     Attributes:
         quantities, titles, unit_names: (Q,), names, names in words, and units.
         loss_name, loss_unit: the loss's name and unit, as in :class:`landscape.Surface`; "loss" and "" where
             the sides have different losses.
-        flatter: (Q,), −1 where small values mean a flat minimum, 1 where large ones do, 0 where it does not
-            say.
-        kinds: (Q,), of the errors of the sides: "standard error", "bound" or "exact".
-        own_kinds: (Q,), the same of the errors of single checkpoints.
-        over: (Q,), what the errors are over, such as "64 minibatches"; "" where nothing is drawn.
-        tests: (Q,), how differences were tested: "paired t", "Welch t", "McNemar", "bounds" (they do not
+        flatter: (Q,), −1 where small values mean a flat minimum, 1 where large values do, 0 where the
+            quantity does not say how flat a minimum is.
+        kinds: (Q,), the kinds of the sides' errors: "standard error", "bound" or "exact".
+        own_kinds: (Q,), the kinds of single checkpoints' errors.
+        over: (Q,), the draws over which errors are standard errors, such as "64 minibatches"; "" without
+            draws.
+        tests: (Q,), the tests of differences: "paired t", "Welch t", "McNemar", "bounds" (whether bounds
             overlap) or "exact".
         sides: (S,), the names of the sides.
         value, error, freedom: (Q, S), the numbers, their errors, and the degrees of freedom of standard
@@ -51,21 +52,22 @@ class Comparison(Result, schema="landscape.comparison", table="quantities sides"
         labels, sources, sources_sha256: (M,), of the checkpoints: names, files, and their SHA-256.
         side_of: (M,), the place of each checkpoint's side.
         own_value, own_error: (Q, M), of the single checkpoints.
-        steps, given_steps: (M,), the step that was measured, and that of the file given; −1 if unknown.
+        steps, given_steps: (M,), the step of the measured checkpoint, and of the caller's; −1 if unknown.
         first, second: (K,), the places of the sides of each pair.
-        difference, difference_error, difference_freedom: (Q, K), that of the second side less the first.
-        p, p_holm: (Q, K), two-sided p-values, and Holm's correction for all of this table together; NaN for
-            bounds and exact numbers, which are not tested, and for groups of fewer than 3.
-        significant: (Q, K), true where the difference is larger than its error: ``p_holm`` at most
-            ``significance``, or bounds
-            that do not overlap; and in any case more than rounding.
+        difference, difference_error, difference_freedom: (Q, K), the second side minus the first, the error,
+            and the degrees of freedom.
+        p, p_holm: (Q, K), two-sided p-values, and these with Holm's correction for all tests of the table;
+            NaN for bounds and exact numbers, which are not tested, and for groups of fewer than 3.
+        significant: (Q, K), true where the difference is larger than rounding and than its error: ``p_holm``
+            at most ``significance``, or bounds that do not overlap.
         significance: the significance level of all tests together.
         grouped: whether the sides are groups.
-        equal_loss: the training loss in nats at which the sides are compared; NaN: at the files given.
-        notes: what was left out and why, and what else must be known.
+        equal_loss: the common training loss of the compared checkpoints, in nats; NaN: the caller's
+            checkpoints are compared.
+        notes: quantities that were left out, with reasons, and limits of the comparison.
         batch, draws, planes, rise, rho, rho_average, k: of the measurements, see
             :func:`landscape.compare`; batch 0 where none was needed.
-        sample_counts: (M,), samples of each one's data.
+        sample_counts: (M,), the number of samples of each checkpoint's data.
         seed, dtype, split, batchnorm: as in other results.
 
     Example:
@@ -320,18 +322,18 @@ class Connection(Evaluated, schema="landscape.connection", axes="t", table="path
         metrics: (metrics, 3, K), the values of the metrics ``metric_names``.
         barrier: (3,), of each path, in nats (see :func:`landscape.barrier`).
         weights: (4, P): a, b, the aligned b, and the bend of the curve.
-        distance, aligned_distance: ‖a − b‖, and the same of the aligned b.
-        groups: names of the parameters whose hidden units were permuted, each the first that has them.
-        sizes: how many units each has.
+        distance, aligned_distance: ‖a − b‖, and ‖a − aligned b‖.
+        groups: groups of hidden units that were permuted, each named by the first parameter with the units.
+        sizes: the number of units in each group.
         fixed: parameters whose units could not be permuted, with the reason.
         largest_change: the largest difference of the loss, and of the outputs, between b and the aligned b,
             each relative to the largest, in float64, on 1,000 samples.
         curve: "bezier" or "chain".
-        align: what units were matched by, "weights" or "activations".
-        steps, lr, batch: how the bend was trained.
-        seed: of the order of the alignment and of the training of the bend.
-        own_loss: (2,), with BatchNorm, the losses of a and b with the statistics that belong to them; NaN
-            where they are not known.
+        align: the match of units, by "weights" or "activations".
+        steps, lr, batch: settings of the bend's training.
+        seed: the seed of the alignment's order and of the bend's training.
+        own_loss: (2,), with BatchNorm, the losses of a and b with their own statistics; NaN where these are
+            not known.
 
     Example:
         >>> connection.barrier.tolist(), connection.removed
@@ -391,8 +393,8 @@ MANY = 8  # averages that a description lists (our choice)
 class WeightAverage(Evaluated, schema="landscape.weight_average", table="average"):
     """The losses of averages w = Σ_j a_j w_j of n members w_j, predicted from measurements at the members.
 
-    The last average is the one that was chosen by prediction (greedy soup, Wortsman et al. 2022); the others
-    were asked for.
+    The last average was chosen by prediction (greedy soup, Wortsman et al. 2022); the other averages have the
+    caller's coefficients.
 
     Attributes:
         members_loss: (n,) in nats, the exact losses of the members.

@@ -26,17 +26,18 @@ class Sharpness(Measurement, schema="landscape.sharpness", table="draw"):
     - kind "average": E_S E L_S(w + δ) − L_S(w), δ ~ N(0, ρ² diag(c²)), so that ‖δ/c‖ is about ρ√P.
 
     Attributes:
-        values: (draws,), of each minibatch, or pair ±δ; one where nothing is drawn.
-        standard_error: of their mean; 0 where nothing is drawn. That of the search is not in it.
+        values: (draws,), the rise for each minibatch, or pair ±δ; (1,) where nothing is drawn.
+        standard_error: the standard error of the mean of ``values``; 0 where nothing is drawn. The error of
+            the search is not included.
         loss: L(w), the mean over the draws.
         kind: "worst" or "average".
         adaptive: whether displacements are relative to each weight.
-        steps, starts: gradients of a search, and searches for each draw; 0 of "average".
+        steps, starts: gradients of a search, and searches for each draw; 0 for "average".
         rho: ρ, without a unit if ``adaptive``, else a distance in weight space.
         m: samples of a minibatch, drawn with replacement; 0: all samples.
-        converged: whether the relative standard error that was asked for was reached.
-        residual: of "worst", the mean angle in radians between gradient and displacement where the search
-            ended, 0 at a maximum; 0 of "average".
+        converged: whether the allowed relative standard error was reached.
+        residual: for "worst", the mean angle in radians between gradient and displacement at the end of the
+            searches, 0 at a maximum; 0 for "average".
         gradients: the number of gradients ("worst") or losses ("average"), each of m samples or of all.
         fixed: weights that are exactly 0, which "adaptive" displacements never move.
 
@@ -98,25 +99,26 @@ class Sharpness(Measurement, schema="landscape.sharpness", table="draw"):
 class Smoothing(Sourced, schema="landscape.smoothing", table="spread"):
     """The loss L at w_a, and L_Σ(w) = E L(w + δ), smoothed by displacements δ ~ N(0, Σ) (DPSGD-2021's paper).
 
-    Arrays (2,) and (2, S) have two rows: Σ of the measured spread of the learners, and the isotropic Σ of the
-    same trace. Expectations are means over m pairs ±δ_i, the same pairs for all numbers of one row.
+    Arrays (2,) and (2, S) have two rows: for Σ of the learners' measured spread, and for the isotropic Σ with
+    an equal trace. Expectations are means over m pairs ±δ_i, which all numbers of a row share.
 
     Attributes:
         loss, loss_smooth, loss_smooth_se: L in nats; L_Σ (2,) and its standard error (2,).
         lambda_max, residual: the largest eigenvalue of ∇²L in nats, and its residual ‖Hv − λv‖.
         lambda_smooth, lambda_smooth_residual: (2,), the largest eigenvalue of the mean of ∇²L(w_a ± δ_i), and
-            its residual.
+            the residual.
         lambda_smooth_se: (2,), the standard error of vᵀ∇²L_Σ v with the eigenvector v.
-        lambda_smooth_bias: (2,), an estimate of how far ``lambda_smooth`` is too large. The largest
-            eigenvalue of a mean of random matrices lies above that of their expectation; to second order,
-            with the rest of the spectrum near 0, by m⁻¹ E‖P⊥(∇²L(w_a ± δ_i) v − mean)‖²/λ.
-        eigenvalues: (k,), of ∇²L, descending.
-        share: (k,), vᵀΣv/tr Σ of their eigenvectors v with the measured Σ; 1/P for an isotropic Σ.
+        lambda_smooth_bias: (2,), an estimate of the bias of ``lambda_smooth``, which is too large. A mean of
+            random matrices has a larger λ_max than the matrices' expectation. To second order, if other
+            eigenvalues are near 0, the difference is m⁻¹ E‖P⊥(∇²L(w_a ± δ_i) v − mean)‖²/λ.
+        eigenvalues: (k,), the largest eigenvalues of ∇²L, descending.
+        share: (k,), vᵀΣv/tr Σ for the eigenvectors v and the measured Σ; 1/P for an isotropic Σ.
         trace_hs: tr(HΣ) = n⁻¹ Σ_j Δw_jᵀHΔw_j, exact; half of it is the second-order term of E L − L.
         consensus: tr Σ.
         lipschitz: (S,), ‖∇L(w(t+1)) − ∇L(w(t))‖/‖w(t+1) − w(t)‖ for S steps of w_a, a lower bound on the
-            Lipschitz constant of the gradient; empty if no steps were given.
-        lipschitz_smooth, lipschitz_smooth_se: (2, S), the same for the smoothed gradients.
+            Lipschitz constant of the gradient; empty without steps.
+        lipschitz_smooth, lipschitz_smooth_se: (2, S), the ratios of the smoothed gradients, and standard
+            errors.
         draws: m, the number of pairs ±δ_i.
         lr, alpha_e: α and α_e of the run; NaN if unknown.
 
@@ -166,31 +168,34 @@ class Smoothing(Sourced, schema="landscape.smoothing", table="spread"):
         return np.where(sharpness > 0, 2 / np.where(sharpness > 0, sharpness, 1.0), np.inf)
 
     def describe(self) -> list[Row]:
-        def smoothed(name: str, values: Array, errors: Array, unit: str = "nat") -> list[Row]:
+        def smoothed_rows(name: str, values: Array, errors: Array, unit: str = "nat") -> list[Row]:
             names = [f"{name}, smoothed, {spread}" for spread in self.labels_of["spread"]]
             return rows_of_each(names, values, errors, unit)
 
-        rates, errors = self.rates[1:], self.rates[1:] * self.lambda_smooth_se / abs(self.lambda_smooth)
+        rate, *smoothed_rates = self.rates
+        rates = np.array(smoothed_rates)
+        rate_errors = rates * self.lambda_smooth_se / abs(self.lambda_smooth)
         rows = [
             Row("loss", self.loss, unit="nat"),
-            *smoothed("loss", self.loss_smooth, self.loss_smooth_se),
+            *smoothed_rows("loss", self.loss_smooth, self.loss_smooth_se),
             eigenvalue("λ_max", self.lambda_max, self.residual),
-            *smoothed("λ_max", self.lambda_smooth, self.lambda_smooth_se),
-            Row("2/λ_max", float(self.rates[0]), note=f"lr {self.lr:.4g}, α_e {self.alpha_e:.4g}"),
-            *smoothed("2/λ_max", rates, errors, ""),
+            *smoothed_rows("λ_max", self.lambda_smooth, self.lambda_smooth_se),
+            Row("2/λ_max", float(rate), note=f"lr {self.lr:.4g}, α_e {self.alpha_e:.4g}"),
+            *smoothed_rows("2/λ_max", rates, rate_errors, ""),
         ]
         if self.lipschitz.size:
-            worst = self.lipschitz_smooth.argmax(1)
-            steep, error = (a[[0, 1], worst] for a in (self.lipschitz_smooth, self.lipschitz_smooth_se))
+            steepest_steps = self.lipschitz_smooth.argmax(1)  # of each kind of spread
+            steepest = self.lipschitz_smooth[[0, 1], steepest_steps]
+            errors = self.lipschitz_smooth_se[[0, 1], steepest_steps]
             rows.append(Row("steepest of the gradient", float(self.lipschitz.max()), unit="nat"))
-            rows += smoothed("steepest of the gradient", steep, error)
-        shares = ", ".join(f"{100 * s:.3g}%" for s in self.share)
-        bias = " and ".join(f"{b:.1e}" for b in self.lambda_smooth_bias)
-        chance = f"isotropic: {100 / self.parameters:.2g}%"
+            rows += smoothed_rows("steepest of the gradient", steepest, errors)
+        shares = ", ".join(f"{100 * share:.3g}%" for share in self.share)
+        biases = " and ".join(f"{bias:.1e}" for bias in self.lambda_smooth_bias)
+        isotropic_share = f"isotropic: {100 / self.parameters:.2g}%"
         return [
             *rows,
-            Row("a smoothed λ_max is too large by about", bias, note=f"{self.draws} pairs ±δ"),
-            Row("spread along the sharpest directions", shares, note=chance),
+            Row("a smoothed λ_max is too large by about", biases, note=f"{self.draws} pairs ±δ"),
+            Row("spread along the sharpest directions", shares, note=isotropic_share),
             Row("tr(HΣ)", self.trace_hs, unit="nat"),
             Row("consensus distance", self.consensus),
             converged(self.converged, "an eigenvalue is not"),
@@ -210,26 +215,27 @@ class LearningCoefficient(Measurement, schema="landscape.learning_coefficient", 
 
     Attributes:
         rise: (chains, draws), nβ (L(w) − L(w*)), on minibatches.
-        heating: (chains, draws), by how much step size and minibatches raise it.
+        heating: (chains, draws), the part of the rise that is due to step size and minibatches.
         distance2: (chains, draws), ‖w − w*‖².
-        standard_error: of ``value``, the larger of that from the effective sample size, which is small where
-            chains were stopped for it, and that of the means of 5 parts of each chain; not that of γ.
+        standard_error: the standard error of ``value`` at this γ: the larger of the standard error from the
+            effective sample size, and of the standard error from the means of 5 parts of each chain. The
+            former is too small where it decided when the chains stopped.
         r_hat: rank-normalized split R̂ of rise − heating (Vehtari et al. 2021), 1 where chains have mixed.
-        r_hat_distance: the same of ``distance2``.
+        r_hat_distance: R̂ of ``distance2``.
         ess: the effective sample size of the mean of rise − heating, all chains together.
         nbeta: nβ, the inverse temperature times the number of samples.
         localization: γ.
         step_size: ε.
         batch: samples of a minibatch.
-        steps: of each chain, those of the burn-in included.
+        steps: the number of steps of each chain, with the burn-in.
         burn_in: draws of each chain that are discarded.
         loss: L(w*) in nats.
         weights_norm2: ‖w*‖².
-        lambda_max: the largest eigenvalue of the Hessian at w* in nats, where ε was chosen by it; else NaN.
+        lambda_max: the largest eigenvalue of the Hessian at w* in nats; NaN where the caller chose ε.
         parameters: P; a regular model has λ = P/2.
         max_rhat: the limit on ``r_hat``.
-        relative_error: the relative standard error asked for.
-        converged: whether it, and an effective sample size of 100 a chain, was reached.
+        relative_error: the allowed relative standard error.
+        converged: whether the allowed error and an effective sample size of 100 for each chain were reached.
 
     Example:
         >>> import numpy as np
@@ -348,19 +354,19 @@ class BatchSharpness(Measurement, schema="landscape.batch_sharpness", table="dra
     Batch sharpness is that of Andreyev and Beneventano 2024 (arXiv 2412.20553).
 
     Attributes:
-        curvature: (draws,) in nats, one for each minibatch of ``batch`` samples, at w_a.
-        norm2: (draws,) ‖g_B‖² of these.
-        learner_curvature, learner_norm2: (learner draws, learners), the same of learner j's minibatch of
-            ``local_batch`` samples at w_j; (0, 0) without learners.
+        curvature: (draws,) in nats, for each minibatch of ``batch`` samples, at w_a.
+        norm2: (draws,), ‖g_B‖² of these minibatches.
+        learner_curvature, learner_norm2: (learner draws, learners), curvature and ‖g_B‖² of learner j's
+            minibatch of ``local_batch`` samples at w_j; (0, 0) without learners.
         batch, local_batch: samples of a minibatch; local_batch 0 without learners.
         lambda_max, residual: the largest eigenvalue of ∇²L at w_a over all data, in nats, and ‖Hv − λv‖; NaN
             if not computed.
         lr: η of the run; NaN if unknown.
         limit: the largest stable ηλ of the run's update rule on a quadratic; NaN if unknown.
-        relative_error: the relative standard error asked for.
-        converged: whether the standard errors of w_a and of the learners are that small.
+        relative_error: the allowed relative standard error.
+        converged: whether the standard errors at w_a and of the learners are allowed.
         derivatives: "exact", or "differences" of gradients.
-        product_error: the largest error that a draw's curvature has by differences, as it was measured.
+        product_error: the largest measured error of a draw's curvature by differences.
 
     Example:
         >>> result = BatchSharpness(

@@ -24,16 +24,16 @@ from landscape.results.surfaces import CENTERED, Basins, Surface
 
 @dataclass(frozen=True)
 class MergeTree:
-    """Basins in order of persistence, the largest first; those that merge with no deeper one are first.
+    """M basins in order of falling persistence; basins that merge with no deeper basin come first.
 
     Attributes:
-        minimum: (M,), the place of each basin's lowest point in the flattened grid.
-        saddle: (M,), the place where it merges with a deeper basin; −1: nowhere.
-        into: (M,), the number of that basin; −1: none.
-        persistence: (M,), the loss at the saddle less that at the minimum; infinite where there is no saddle.
-        first: (M,), the rise above its minimum at which it first merges with any other, deeper or not;
-            infinite for one that never does.
-        basin: (ny, nx), the basin to which a descent from each point leads, from neighbor to lowest
+        minimum: (M,), the place of the basin's lowest point in the flattened grid.
+        saddle: (M,), the place where the basin merges with a deeper basin; −1: nowhere.
+        into: (M,), the number of this deeper basin; −1: none.
+        persistence: (M,), the loss at the saddle minus the loss at the minimum; infinite without a saddle.
+        first: (M,), the rise above the minimum at which the basin first merges with another, deeper or not;
+            infinite for a basin that never merges.
+        basin: (ny, nx), the number of the basin that a descent from the point reaches, always to the lowest
             neighbor; −1 where the loss is not finite.
     """
 
@@ -45,11 +45,12 @@ class MergeTree:
     basin: Array
 
     def without(self, persistence: float) -> MergeTree:
-        """The tree without basins of a lower ``persistence``: parts of those that they merge with."""
+        """The tree in which basins of a lower ``persistence`` are parts of the basins they merge with."""
         count = int(np.searchsorted(-self.persistence, -persistence, "right"))
-        target = np.arange(len(self.minimum) + 1)  # the last one stands for −1
+        target = np.arange(len(self.minimum) + 1)  # the last entry stands for −1
         for k in range(count, len(self.minimum)):
-            target[k] = target[self.into[k]]  # a deeper basin, whose persistence is not smaller
+            # A deeper basin has no smaller persistence: its target is final.
+            target[k] = target[self.into[k]]
         return MergeTree(
             self.minimum[:count], self.saddle[:count], self.into[:count], self.persistence[:count],
             self.first[:count], np.where(self.basin < 0, -1, target[self.basin]),
@@ -59,7 +60,9 @@ class MergeTree:
 def merge_tree(loss: Array) -> MergeTree:
     """The merge tree of ``loss`` (ny, nx), where a point has eight neighbors.
 
-    Losses that are not finite are above all others and belong to no basin. A plateau is one minimum at most.
+    Points are added in order of rising loss, and connected to their neighbors so far. A point between several
+    connected regions is a saddle, at which all of them merge into the region with the lowest minimum. Losses
+    that are not finite belong to no basin. A plateau has at most one minimum.
     """
     ny, nx = loss.shape
     value = loss.ravel()
@@ -67,51 +70,56 @@ def merge_tree(loss: Array) -> MergeTree:
     order = order[: int(np.isfinite(value).sum())]
     rank = np.full(value.size, -1)
     rank[order] = np.arange(len(order))
-    root = np.full(value.size, -1).tolist()  # of a point that was not reached: −1
-    merged: dict[int, tuple[int, int]] = {}  # minimum -> (minimum it merges into, saddle)
-    first: dict[int, float] = {}
-    owner = np.full(value.size, -1)
+    parent = np.full(value.size, -1).tolist()  # leads to the minimum of the region; −1: not added yet
+    merged: dict[int, tuple[int, int]] = {}  # minimum -> (deeper minimum, saddle)
+    first_rise: dict[int, float] = {}  # minimum -> rise to its first merging
+    owner = np.full(value.size, -1)  # the minimum that a descent from the point reaches
 
-    def find(point: int) -> int:
-        while root[point] != point:
-            root[point] = root[root[point]]
-            point = root[point]
+    def minimum_of(point: int) -> int:
+        """The lowest point of the region of a point."""
+        while parent[point] != point:
+            parent[point] = parent[parent[point]]  # shortens later paths
+            point = parent[point]
         return point
 
     for point in order.tolist():
         y, x = divmod(point, nx)
         rows, columns = range(max(y - 1, 0), min(y + 2, ny)), range(max(x - 1, 0), min(x + 2, nx))
-        around = [j * nx + i for j in rows for i in columns]
-        met = sorted({find(neighbor) for neighbor in around if root[neighbor] >= 0}, key=rank.__getitem__)
-        elder = met[0] if met else point
-        root[point] = elder
-        lowest = min((neighbor for neighbor in around if root[neighbor] >= 0), key=rank.__getitem__)
-        owner[point] = owner[lowest] if met else point
-        for neighbor in met[1:]:
-            root[neighbor] = elder
-            merged[neighbor] = elder, point
-        apart = [minimum for minimum in met if value[minimum] < value[point]]  # others are of one plateau
-        for minimum in apart if len(apart) > 1 else []:
-            first.setdefault(minimum, float(value[point] - value[minimum]))
-    return _sorted(value, owner.reshape(ny, nx), merged, first)
+        neighbors = [j * nx + i for j in rows for i in columns]
+        neighbors = [neighbor for neighbor in neighbors if parent[neighbor] >= 0]
+        minima = sorted({minimum_of(neighbor) for neighbor in neighbors}, key=rank.__getitem__)
+        if not minima:
+            parent[point] = owner[point] = point
+            continue
+        deepest = minima[0]
+        parent[point] = deepest
+        owner[point] = owner[min(neighbors, key=rank.__getitem__)]
+        for minimum in minima[1:]:
+            parent[minimum] = deepest
+            merged[minimum] = deepest, point
+        lower = [minimum for minimum in minima if value[minimum] < value[point]]  # not of one plateau
+        if len(lower) > 1:
+            for minimum in lower:
+                first_rise.setdefault(minimum, float(value[point] - value[minimum]))
+    return _sorted(value, owner.reshape(ny, nx), merged, first_rise)
 
 
 def _sorted(
-    value: Array, owner: Array, merged: dict[int, tuple[int, int]], first: dict[int, float]
+    value: Array, owner: Array, merged: dict[int, tuple[int, int]], first_rise: dict[int, float]
 ) -> MergeTree:
-    """The tree with its basins in order; minima of persistence 0 belong to the basin that they merge with."""
-    every = np.unique(owner[owner >= 0]).tolist()
-    rise = {m: value[merged[m][1]] - value[m] if m in merged else np.inf for m in every}
-    order = sorted(every, key=lambda m: (-rise[m], value[m], m))
-    number = np.full(value.size + 1, -1)  # the last one stands for −1
+    """The tree with its basins in order; a minimum of persistence 0 is part of the basin it merges with."""
+    minima = np.unique(owner[owner >= 0]).tolist()
+    persistence = {m: value[merged[m][1]] - value[m] if m in merged else np.inf for m in minima}
+    order = sorted(minima, key=lambda m: (-persistence[m], value[m], m))
+    number = np.full(value.size + 1, -1)  # the last entry stands for −1
     number[order] = np.arange(len(order))
     deeper, saddle = np.array([merged.get(m, (-1, -1)) for m in order], dtype=np.int64).reshape(-1, 2).T
     tree = MergeTree(
         minimum=np.array(order, dtype=np.int64),
         saddle=saddle,
         into=number[deeper],
-        persistence=np.array([rise[m] for m in order], dtype=np.float64),
-        first=np.array([first.get(m, np.inf) for m in order], dtype=np.float64),
+        persistence=np.array([persistence[m] for m in order], dtype=np.float64),
+        first=np.array([first_rise.get(m, np.inf) for m in order], dtype=np.float64),
         basin=number[owner],
     )
     return tree.without(float(np.nextafter(0, 1)))
@@ -283,19 +291,20 @@ def basins(
 
     Args:
         surface: a finished surface of :func:`landscape.contour`.
-        rises: rises of the loss in nats at which the region is measured; default: 24 up to the one at
-            which it reaches the edge of the grid.
-        least: the smallest persistence in nats of a basin that is listed; default: 1% of the median rise
-            above the lowest loss, and no less than twice the error of interpolated losses (our choice).
-        around: the point that the region contains: "center" or "lowest", the lowest point of the grid;
-            default: the center of planes around one set of weights, else the lowest point.
+        rises: R rises of the loss in nats at which the region is measured; default: 24 rises, the largest of
+            which takes the region to the edge of the grid.
+        least: the smallest persistence in nats of a listed basin; default: 1% of the median rise above the
+            lowest loss, but at least twice the error of interpolated losses (our choice).
+        around: a point in the region: "center", or "lowest", the lowest point of the grid. Default: the
+            center of planes around a single network, else the lowest point.
 
     Returns:
         Basins in order of persistence, and for each rise the area, volume and widths (R, 2).
 
     Raises:
-        InputError: a rise that is not positive, an unknown ``around``, or what is no surface.
-        OperationError: no finite loss, none at the center, fewer than 2 × 2 points, parallel directions.
+        InputError: a rise that is not positive, an unknown ``around``, or an argument that is not a surface.
+        OperationError: no finite loss, no finite loss at the center, fewer than 2 × 2 points, or parallel
+            directions.
 
     Example:
         >>> import torch, landscape
@@ -318,14 +327,17 @@ def basins(
     if least is None:
         least = max(LEAST * float(np.median(finite) - finite.min()), 2 * _loss_error(surface))
     tree = merge_tree(loss)
-    first = tree.first[np.isfinite(tree.first)]
-    listed = tree.without(max(least, float(np.nextafter(0, 1))))
-    fine = FineGrid(surface, products, _start(surface, around, _coordinates(surface, listed.minimum[:1])[0]))
+    first_rises = tree.first[np.isfinite(tree.first)]
+    smallest_positive = float(np.nextafter(0, 1))
+    listed = tree.without(max(least, smallest_positive))
+    lowest = _coordinates(surface, listed.minimum[:1])[0]
+    fine = FineGrid(surface, products, _start(surface, around, lowest))
     edge = fine.edge_rise()
-    height = np.array(_default_rises(fine, edge) if rises is None else sorted(map(float, rises)))
-    if not len(height) or len(np.unique(height)) < len(height):
-        raise InputError("rises", height.tolist(), allowed="different numbers > 0")
-    area, volume, width, cut = map(np.array, zip(*map(fine.region, height.tolist()), strict=True))
+    rise = np.array(_default_rises(fine, edge) if rises is None else sorted(map(float, rises)))
+    if not len(rise) or len(np.unique(rise)) < len(rise):
+        raise InputError("rises", rise.tolist(), allowed="different numbers > 0")
+    regions = [fine.region(level) for level in rise.tolist()]
+    area, volume, width, cut = (np.array(column) for column in zip(*regions, strict=True))
     return Basins(
         x=surface.x,
         y=surface.y,
@@ -334,13 +346,13 @@ def basins(
         **_listed(surface, listed),
         least=least,
         minima=len(tree.minimum),
-        smad=float(np.mean(first)) if len(first) else 0.0,
+        smad=float(np.mean(first_rises)) if len(first_rises) else 0.0,
         loss_name=surface.loss_name,
         loss_unit=surface.loss_unit,
         around=around,
         reference=fine.at,
         reference_loss=fine.reference,
-        rise=height,
+        rise=rise,
         area=area,
         volume=volume,
         width=width,
@@ -495,14 +507,14 @@ def save_vts(surface: Surface, path: str | Path) -> None:
     """Write a surface as an ASCII file for ParaView: points (x, y, loss) with the data "loss" and "accuracy".
 
     As in VTK, x varies fastest: point k is (x[k % nx], y[k // nx]). A point whose loss is not finite is
-    hidden ("vtkGhostType") and lies at the height of the lowest finite loss; its data are not changed.
+    hidden ("vtkGhostType"), and has the lowest finite loss as its height; the data "loss" has its loss.
 
     Args:
         surface: the surface.
         path: a name that ends in .vts.
 
     Raises:
-        InputError: no surface, another suffix, or no finite loss.
+        InputError: an argument that is not a surface, another suffix, or no finite loss.
         OperationError: the file cannot be written.
 
     Example:
@@ -525,6 +537,7 @@ def save_vts(surface: Surface, path: str | Path) -> None:
     height = np.where(finite, surface.loss, surface.loss[finite].min())
     x, y = np.meshgrid(surface.x, surface.y)
     points = np.stack((x, y, height), -1).reshape(-1, 3)
+    hidden = np.where(finite, 0, HIDDEN_POINT).ravel().astype(np.uint8)
     ny, nx = surface.loss.shape
     extent = f"0 {nx - 1} 0 {ny - 1} 0 0"
     text = f"""<?xml version="1.0"?>
@@ -534,7 +547,7 @@ def save_vts(surface: Surface, path: str | Path) -> None:
       <PointData Scalars="loss">
 {_array("loss", surface.loss.ravel())}
 {_array("accuracy", surface.accuracy.ravel())}
-{_array("vtkGhostType", np.where(finite, 0, HIDDEN_POINT).ravel().astype(np.uint8))}
+{_array("vtkGhostType", hidden)}
       </PointData>
       <Points>
 {_array("points", points)}

@@ -32,16 +32,16 @@ class Plane:
     Attributes:
         center: (P,).
         directions: (2, P).
-        kind: "random", "between", "pca", "learners" or "eigen": how the directions were chosen.
+        kind: the choice of the directions: "random", "between", "pca", "learners" or "eigen".
         norm: normalization of random directions, as in :func:`landscape.random_plane`.
-        seed: of random directions.
+        seed: the seed of random directions.
         ignore: parameters that random directions do not change: "none" or "bias+norm".
-        axes: what a step of length 1 along each direction means, for plots.
-        weights: (M, P), the weight vectors that define the plane, if any.
-        networks: (M,), with BatchNorm, the same with their own statistics and before they were aligned.
-        markers: (M, 2), their coordinates, or those of the nearest point of the plane; else (0, 2).
-        labels: (M,), their names.
-        explained: (2,), the share of their variance along each direction; (0,) if unknown.
+        axes: the meaning of a step of length 1 along each direction, for plots.
+        weights: (M, P), the M weight vectors that define the plane, if any.
+        networks: (M,), with BatchNorm, the networks of ``weights`` with their own statistics, not aligned.
+        markers: (M, 2), coordinates of the points of the plane nearest to ``weights``; (0, 2) without any.
+        labels: (M,), the names of ``weights``.
+        explained: (2,), each direction's share of the variance of ``weights``; (0,) if unknown.
 
     Example:
         >>> import torch
@@ -78,28 +78,28 @@ class Plane:
 
 @dataclass(frozen=True, kw_only=True)
 class Interpolated(Measured):
-    """A result with values at points, of which ``done`` are exact and the others, if any, interpolated.
+    """A result with values at points: exact where ``done``, and elsewhere interpolated.
 
     Subclasses have the field ``done``.
 
     Attributes:
-        interpolation_tol: the error that was asked for, such as "1%" (of the range shown) or "0.005"; ""
-            where all points are exact or the computation is not finished.
-        columns: the names of the arrays that were interpolated; the tolerance is that of the first, and
-            of all eigenvalues.
-        stated_error: (columns,), a bound on the error at any point: a share of the range of the values as
-            they are here if the tolerance is one, else in the unit of the values. It is twice the estimate
-            that rests on the measured errors, but no more than the tolerance, which is stated after a long
-            refinement or with a part of the samples. It held on at least 99% of 300 surfaces
-            (benchmarks/surfaces.py); it is no guarantee.
-        largest_error: (columns,), the largest measured error, at the last ``checks`` points, which were drawn
-            at random, most in the widest holes between exact points, and unknown to the interpolation. In
-            the end it passes through them as well.
+        interpolation_tol: the allowed error, such as "1%" (of the range shown) or "0.005"; "" where all
+            points are exact or the computation is not finished.
+        columns: the names of the interpolated arrays. The tolerance is for the first column, and for all
+            eigenvalues.
+        stated_error: (columns,), a bound on the error at any point, as a share of the range of the values
+            for a relative tolerance, else in the unit of the values. The bound is twice the estimate from
+            measured errors, at most the tolerance. After a long refinement, and with a part of the samples,
+            the bound is the tolerance. It held on at least 99% of 300 surfaces (benchmarks/surfaces.py), and
+            is no guarantee.
+        largest_error: (columns,), the largest measured error at the last ``checks`` points. These were drawn
+            at random, most in the widest holes between exact points, before the interpolation had their
+            values. The final interpolation passes through them.
         checks: the number of these points.
-        log_columns: of ``columns``, those with an error that is one of logarithms: values that differ by more
-            than a factor of 100, which pictures show on a logarithmic scale.
-        part_samples, part_evaluations: the number of samples in the part of them that was computed first, and
-            at how many points; 0 without one.
+        log_columns: the columns with errors of logarithms: their values differ by more than a factor of 100,
+            and pictures show them on a logarithmic scale.
+        part_samples, part_evaluations: the number of samples in the part that was computed first, and the
+            number of points computed with the part; 0 without a part.
     """
 
     interpolation_tol: str = ""
@@ -117,10 +117,11 @@ class Interpolated(Measured):
         return vars(self)["done"]
 
     def nested(self) -> Self:
-        """The finest grid of every 2ᵏ-th point that is complete: the picture of an unfinished computation.
+        """The finest complete grid of every 2ᵏ-th point: the picture of an unfinished computation.
 
         Returns:
-            The part, or the result itself where it is finished, interpolated, or no such grid is known.
+            A result with these points. The result itself, where it is finished or interpolated, or where no
+            such grid is complete.
 
         Example:
             >>> import torch, landscape
@@ -131,17 +132,25 @@ class Interpolated(Measured):
             >>> surface.nested().loss.shape
             (3, 3)
         """
-        most = min((n for n in self.exact.shape if n > 1), default=1)
-        for step in (2**k for k in range(most.bit_length()) if 2**k < most and not self.columns):
-            every = slice(None, None, step)
-            if self.exact[(every,) * self.exact.ndim].all():
-                parts = {}
-                for name, dims in self.shapes.items():
-                    cut = tuple(every if d.rstrip("+") in self.axes_of else slice(None) for d in dims.split())
-                    if every in cut:
-                        parts[name] = getattr(self, name)[cut]
-                return dataclasses.replace(self, **parts) if step > 1 else self
+        if self.columns or self.exact.all():
+            return self
+        shortest = min((n for n in self.exact.shape if n > 1), default=1)
+        step = 2
+        while step < shortest:
+            every_step = slice(None, None, step)
+            if self.exact[(every_step,) * self.exact.ndim].all():
+                return dataclasses.replace(self, **self._subset(every_step))
+            step *= 2
         return self
+
+    def _subset(self, points: slice) -> dict[str, Any]:
+        """The fields with a dimension along an axis of the grid, at some ``points`` of each axis."""
+        fields = {}
+        for name, text in self.shapes.items():
+            is_axis = [dimension.rstrip("+") in self.axes_of for dimension in text.split()]
+            if any(is_axis):
+                fields[name] = getattr(self, name)[tuple(points if axis else slice(None) for axis in is_axis)]
+        return fields
 
     @property
     def evaluations(self) -> int:
@@ -171,15 +180,15 @@ class Interpolated(Measured):
             return ""
         relative = self.interpolation_tol.endswith("%")
         scale, sign = (100, "%") if relative else (1, "")
-        stated = zip(self.columns, self.stated_error, strict=True)
-        errors = [f"{name.replace('_', ' ')} below {scale * error:.2g}{sign}" for name, error in stated]
+        named_errors = zip(self.columns, self.stated_error, strict=True)
+        errors = [f"{name.replace('_', ' ')} below {scale * error:.2g}{sign}" for name, error in named_errors]
         unit = " of the range shown" if relative else ""
         evaluations, points = f"{self.evaluations:,}", f"{self.exact.size:,}"
-        of = f"interpolated from {evaluations} of {points} points"
+        words = f"interpolated from {evaluations} of {points} points"
         if self.part_samples:
             part = f"{self.part_evaluations:,} of {100 * self.part_samples / self.samples:.2g}%"
-            of = f"{points} points interpolated from {evaluations} evaluations of all samples and {part}"
-        return f"{of}, error of {', '.join(errors)}{unit}"
+            words = f"{points} points interpolated from {evaluations} evaluations of all samples and {part}"
+        return f"{words}, error of {', '.join(errors)}{unit}"
 
 
 @dataclass(frozen=True)
@@ -196,10 +205,10 @@ class Line(Interpolated, Evaluated, schema="landscape.line", axes="t", table="t"
             0, start is the center).
         done: (K,), True where the values are exact. Elsewhere they are interpolated, see
             :class:`landscape.results.grids.Interpolated`.
-        barrier: of an interpolation, in nats (see :func:`landscape.barrier`); NaN of a direction.
+        barrier: of an interpolation, the barrier in nats (:func:`landscape.barrier`); NaN for a direction.
         labels: names of the two sets of weights.
-        own_loss, statistics_of: as in :class:`landscape.Surface`, of the two sets of weights.
-        method: how the losses were computed, see :func:`landscape.contour`.
+        own_loss, statistics_of: as in :class:`landscape.Surface`, for the two sets of weights.
+        method: the evaluation of points, see :func:`landscape.contour`.
         batchnorm, bn, bn_samples: as in :class:`landscape.Surface`.
 
     Example:
@@ -287,7 +296,7 @@ class HessianGrid(Interpolated, schema="landscape.hessian_grid", axes="x y", tab
         residual_min, residual_max: (ny, nx), ‖Hv − λv‖ in nats: some eigenvalue lies within this
             distance, not necessarily the outermost.
         products: (ny, nx), number of Hessian-vector products.
-        residual_tol: the largest residual relative to |λ| that was asked for.
+        residual_tol: the allowed residual, relative to |λ|.
         converged: (ny, nx), whether both residuals are within ``residual_tol``.
         done: (ny, nx), True where the values are exact; elsewhere they are interpolated, or not computed yet.
         interpolation_tol, columns, stated_error, largest_error, checks, log_columns: as in
@@ -458,15 +467,15 @@ class Sweep(Result, schema="landscape.sweep", table="row"):
         ]
 
     def best(self, key: str) -> list[dict[str, str]]:
-        """The settings with the best value of ``key``, one for each combination of the other keys.
+        """The settings with the best value of ``key``, one setting for each combination of the other keys.
 
-        The best has the fewest diverged runs, and among those the lowest mean final test loss.
+        The best value has the fewest diverged runs; of several such values, the lowest mean final test loss.
 
         Args:
-            key: one of ``keys``, such as that of a search.
+            key: one of ``keys``.
 
         Returns:
-            The settings, as ``rows`` has them.
+            The settings, as in ``rows``.
 
         Raises:
             InputError: another key.
@@ -480,11 +489,13 @@ class Sweep(Result, schema="landscape.sweep", table="row"):
         """
         choose("key", key, self.keys)
         loss = np.where(np.isnan(self.test_loss), np.inf, self.test_loss)
+        # Values of the other keys -> ((diverged runs, test loss), setting).
         best: dict[tuple[str, ...], tuple[tuple[float, float], dict[str, str]]] = {}
-        for row, *score in zip(self.rows, self.diverged.tolist(), loss.tolist(), strict=True):
-            setting = tuple(value for name, value in row.items() if name != key)
-            if row[key] and (setting not in best or tuple(score) < best[setting][0]):
-                best[setting] = (score[0], score[1]), row
+        scores = zip(self.diverged.tolist(), loss.tolist(), strict=True)
+        for row, score in zip(self.rows, scores, strict=True):
+            others = tuple(value for name, value in row.items() if name != key)
+            if row[key] and (others not in best or score < best[others][0]):
+                best[others] = score, row
         return [row for _, row in best.values()]
 
     def to_dataframe(self, dims: str = "") -> pd.DataFrame:

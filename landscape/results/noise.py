@@ -100,11 +100,11 @@ class NoiseScale(Measurement, schema="landscape.noise_scale", table="replicate")
         estimates: (replicates,), numbers whose mean is B_simple at w_a, and whose standard error is its own.
         trace, trace_error: tr Σ in squared nats, and one standard error.
         norm2, norm2_error: ‖g‖² in squared nats, and one standard error; 0 where it is exact.
-        covariance, learner_covariance: of the estimates of tr Σ and ‖g‖².
-        draws: how many minibatches of ``batch`` samples were drawn.
+        covariance, learner_covariance: the covariances of the estimates of tr Σ and ‖g‖².
+        draws: the number of minibatches of ``batch`` samples.
         gradient: "whole": g is of all data; "draws": ‖g‖² is estimated from pairs of minibatches.
         batch: samples of a minibatch.
-        learner_draws: how often one minibatch of ``local_batch`` samples was drawn for each learner.
+        learner_draws: the number of minibatches of ``local_batch`` samples for each learner.
         learner_estimates: (learner replicates,), as ``estimates``, of the learners' mean gradient at their
             own weights; empty without learners.
         learner_trace, learner_trace_error, learner_norm2, learner_norm2_error: the same of tr Σ and ‖g‖²; NaN
@@ -160,12 +160,12 @@ class NoiseScale(Measurement, schema="landscape.noise_scale", table="replicate")
     def interval(self, level: float = 0.95, *, learners: bool = False) -> tuple[float, float]:
         """The confidence interval of ``value``, or of ``learner_value``, by Fieller's theorem.
 
-        The distribution of a ratio has heavy tails where ‖g‖² is near 0, which ± standard errors leave out;
-        the interval then has no upper end.
+        Where ‖g‖² is near 0, the ratio tr Σ/‖g‖² has heavy tails, which ± standard errors leave out; the
+        interval then has no upper end.
 
         Args:
-            level: the probability with which it contains B_simple.
-            learners: of the learners' mean gradient.
+            level: the probability with which the interval contains B_simple.
+            learners: whether the interval is that of ``learner_value``.
 
         Returns:
             (lower end, upper end), in samples; the upper end is infinite where ‖g‖² is not significantly
@@ -180,10 +180,11 @@ class NoiseScale(Measurement, schema="landscape.noise_scale", table="replicate")
             ((0.0, inf), nan)
         """
         names = ("estimates", "trace", "trace_error", "norm2", "norm2_error", "covariance")
-        of = {name: getattr(self, f"learner_{name}" if learners else name) for name in names}
-        above = Estimate(of["trace"], of["trace_error"], len(of["estimates"]) - 1)
-        below = Estimate(of["norm2"], of["norm2_error"], len(of["estimates"]) - 1)
-        return statistics.ratio_interval(above, below, of["covariance"], level)
+        values = {name: getattr(self, f"learner_{name}" if learners else name) for name in names}
+        freedom = len(values["estimates"]) - 1
+        numerator = Estimate(values["trace"], values["trace_error"], freedom)
+        denominator = Estimate(values["norm2"], values["norm2_error"], freedom)
+        return statistics.ratio_interval(numerator, denominator, values["covariance"], level)
 
     @property
     def standard_error(self) -> float:
@@ -240,26 +241,26 @@ class NoiseAlignment(Measurement, schema="landscape.noise_alignment", table="ran
     Attributes:
         values, residuals: (k,), λ_i in nats, descending, and ‖Hv − λv‖.
         covariance, covariance_error: (k,), C_ii = v_iᵀCv_i.
-        ias, ias_error: tr(HS)/tr S in nats, the interaction-aware sharpness: of a gradient step on a
-            minibatch, the mean curvature that it meets. At most λ_1.
-        noise_curvature, noise_curvature_error: tr(HC)/tr C in nats, the same of the noise alone.
+        ias, ias_error: tr(HS)/tr S in nats, the interaction-aware sharpness: the mean curvature along
+            gradients of minibatches, at most λ_1.
+        noise_curvature, noise_curvature_error: tr(HC)/tr C in nats, the mean curvature along the noise.
         trace_s, trace_c: tr S and tr C.
         grad_norm2: ‖g‖².
         gamma, gamma_error: γ in C_ii ∝ λ_i^γ (arXiv 2602.05600, in the eigenbasis of H), the least-squares
-            slope of log C_ii over log λ_i > 0, and the error that the draws leave in it; NaN for fewer
-            than 2.
+            slope of log C_ii over log λ_i for λ_i > 0, and the slope's error over the draws; NaN for fewer
+            than 2 eigenvalues.
         gamma_scatter: the standard error of the slope from the scatter of the points around the line, as if
-            they were independent: large where there is no power law. NaN for fewer than 3.
+            the points were independent: large where there is no power law. NaN for fewer than 3 eigenvalues.
         batch: B.
         draws: the number of minibatches.
-        estimates: (draws,), one number a minibatch: their mean is ``ias``, their standard error its own, so
-            that results of the same minibatches can be compared in pairs.
-        draws_converged: whether ``ias`` has the relative standard error that was asked for.
+        estimates: (draws,), a number for each minibatch, with ``ias`` as mean and ``ias_error`` as standard
+            error, so that results of equal minibatches can be compared in pairs.
+        draws_converged: whether ``ias`` has the allowed relative standard error.
         products: the number of Hessian-vector products.
-        converged: whether the eigenvalues have the residual that was asked for.
-        relative_error: the relative standard error asked for.
-        batchnorm, bn, bn_samples: as in :class:`landscape.Surface`; with BatchNorm the statistics are those
-            of each minibatch, and H and g are means over minibatches of that size.
+        converged: whether the eigenvalues have the allowed residuals.
+        relative_error: the allowed relative standard error.
+        batchnorm, bn, bn_samples: as in :class:`landscape.Surface`; with BatchNorm each minibatch has its own
+            statistics, and H and g are means over minibatches of B samples.
 
     Example:
         >>> import numpy as np
@@ -336,18 +337,18 @@ class CriticalBatch(
 ):
     """The loss after branches that train on equally many samples, by batch; the first is the reference.
 
-    The critical batch is where the mean loss exceeds that of the reference by the share ``loss_tol`` of it.
+    At the critical batch the mean loss is 1 + ``loss_tol`` times the mean loss of the reference.
 
     Attributes:
         batch: (K,), samples of a step, nB, increasing.
         lr: (K,), the learning rate of each branch.
-        steps: (K,), its length.
+        steps: (K,), the number of steps of each branch.
         loss: (K, seeds) in nats, the training loss at w_a near the end; inf where a branch diverged.
-        own_batch: nB of the run that the branches start from.
-        step: the step that they start at.
-        trained_samples: the samples that each branch sees.
+        own_batch: nB of the run from which the branches start.
+        step: the step at which the branches start.
+        trained_samples: the number of samples on which each branch trains.
         loss_tol: the allowed rise of the loss, relative to the reference.
-        scaling: how the learning rate follows the batch: "linear", "sqrt" or "none".
+        scaling: the scaling of the learning rate with the batch: "linear", "sqrt" or "none".
 
     Example:
         >>> result = CriticalBatch(
@@ -480,21 +481,22 @@ class Disagreement(Measurement, schema="landscape.disagreement", table="rank_of_
 
     H is the Hessian and g the gradient of the mean loss at w_a, over all samples; v_i the eigenvectors of
     the k largest eigenvalues of H; C = n⁻¹ Σ_j Δw_jΔw_jᵀ the covariance of the learners (not n⁻² Σ, as in
-    Eq. 4 of DPSGD-2020). Errors are one standard error by the jackknife over the learners, as if these were
-    independent draws; learners that have mixed are not, and the error is then too small. They are NaN for
-    two learners. For these very learners the numbers are exact, but for the residuals of the eigenvectors.
+    Eq. 4 of DPSGD-2020). Errors are one standard error by the jackknife over the learners, as if learners
+    were independent draws. After mixing learners are not independent, and the errors are too small. Errors
+    are NaN for two learners. As statements on these learners, the numbers are exact up to the residuals of
+    the eigenvectors.
 
     Attributes:
         values, residuals: (k,), eigenvalues in nats, descending, and ‖Hv − λv‖.
         spread_share: (k,), v_iᵀCv_i/tr C.
-        spread_error: (k,), the error of its sum over the first i eigenvectors.
-        gradient_share: (k,), (v_iᵀg)²/‖g‖²; NaN, as all shares of the gradient, where it is zero.
+        spread_error: (k,), the error of the sum of ``spread_share`` over the first i eigenvectors.
+        gradient_share: (k,), (v_iᵀg)²/‖g‖². All shares of the gradient are NaN for g = 0.
         consensus: tr C, the consensus distance.
-        cost, cost_error: ½ tr(HC) in nats: to second order, the mean loss of the learners above that of w_a;
-            the error has that of products by differences.
-        cost_top: the part of it from the top-k space, ½ Σ_i λ_i v_iᵀCv_i.
-        loss, learners_loss: at w_a, and the mean over the learners at their own weights, in nats, with the
-            statistics of BatchNorm that ``bn`` names at both.
+        cost, cost_error: ½ tr(HC) in nats: to second order, the learners' mean loss minus the loss of w_a;
+            the error includes errors of products by differences.
+        cost_top: the part of ``cost`` from the top-k space, ½ Σ_i λ_i v_iᵀCv_i.
+        loss, learners_loss: the loss of w_a, and the learners' mean loss, in nats; both with the BatchNorm
+            statistics that ``bn`` names.
         gradient_in_span: ‖Pg‖²/‖g‖², P the projector on the span of the Δw_j, of dimension ``rank``.
         rank: the dimension of the span of the Δw_j, at most n − 1.
         dominant_in_span: ‖PQg‖²/‖Qg‖², Q the projector on the top-k space: the share of the gradient's sharp
@@ -502,7 +504,7 @@ class Disagreement(Measurement, schema="landscape.disagreement", table="rank_of_
         grad_norm2: ‖g‖².
         parameters: P; an isotropic vector has the share k/P in the top-k space, and rank/P in the span.
         products: the number of Hessian-vector products.
-        residual_tol: the relative residual of the eigenvalues that was asked for.
+        residual_tol: the allowed relative residual of the eigenvalues.
         derivatives: "exact", or "differences" of gradients.
 
     Example:

@@ -77,12 +77,12 @@ class Row:
     """A line of a result's description: a number with its error, or a text.
 
     Attributes:
-        name: what it is.
+        name: the name of the number.
         value: the number, or a text.
-        error: what follows "±": one standard error, or what ``note`` says; 0 if the number is exact, NaN if
-            there is none.
+        error: the number after "±": one standard error, or the error that ``note`` names; 0 for an exact
+            number, NaN without an error.
         unit: "" for numbers without a unit.
-        note: what else belongs to it, such as the number of draws.
+        note: a remark, such as the number of draws.
     """
 
     name: str
@@ -306,16 +306,16 @@ class Shown(ABC):
         ax: Axes | None = None,
         **options: Any,
     ) -> Figure:
-        """Draw the numbers; a notebook shows the figure, and its ``show()`` opens a window.
+        """Draw the numbers; a notebook shows the figure, and the figure's ``show()`` opens a window.
 
         Args:
-            path: a .png, .pdf or .svg file to which the figure is written, too.
-            style: of a surface: "contour", "hillshade" or "surface" (three dimensions).
+            path: a .png, .pdf or .svg file for the figure; default: no file.
+            style: for a surface, "contour", "hillshade" or "surface" (three dimensions).
             ax: axes to draw into, for a picture of one panel. Default: a new figure.
             options: further arguments of :func:`landscape.draw`, such as ``axes``, ``width`` and ``title``.
 
         Returns:
-            The new figure, or that of ``ax``.
+            The new figure, or the figure of ``ax``.
 
         Raises:
             InputError: there is nothing finite to draw, or an argument is not allowed.

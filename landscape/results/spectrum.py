@@ -29,23 +29,24 @@ FREEDOM = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixResult(Measured):
-    """A result about one symmetric matrix: a Hessian, a block of it, or an operator that was given.
+    """A result about one symmetric matrix: a Hessian, a block of a Hessian, or the caller's operator.
 
     Attributes:
-        matrix: "hessian" or "gauss-newton"; of an operator that was given, the name of its class.
+        matrix: "hessian" or "gauss-newton"; for the caller's operator, the name of its class.
         part: names of the parameters of the block, joined by commas; "" for all.
         parameters: the number of rows of the matrix.
-        products: the number of all products with it.
+        products: the number of all products with the matrix.
         engine: "landscape" or "pyhessian".
-        precondition: the optimizer whose preconditioner P was used, or "given": all is then of P^{-1/2} H
-            P^{-1/2}, in units of 1/η; "" for none.
-        lr, limit: the optimizer's η and the largest stable ηλ with P fixed; NaN if unknown or without P.
+        precondition: the name of the optimizer with the preconditioner D, or "given" for the caller's D. All
+            results are then of D^{-1/2} H D^{-1/2}, in units of 1/η. "" without preconditioner.
+        lr, limit: the optimizer's η and the largest stable ηλ with D fixed; NaN if unknown or without D.
         derivatives: "exact", or "differences" of gradients.
-        product_error: the largest error of products by differences, as it was measured: with the eigenvectors
-            found, whose residuals contain it; how far it may set a trace off, whose standard error contains
-            it; with random vectors of norm 1, by which the nodes of a density may be off. 0 for exact ones.
-        seed: of the random draws.
-        samples: of the problem; 0 for an operator that was given.
+        product_error: the largest measured error by differences; 0 for exact products. Of eigenvalues: the
+            error of a product with an eigenvector, which the residuals include. Of a trace: the error of the
+            trace, which the standard error includes. Of a density: the error of a product with a random
+            vector of norm 1, and so of the nodes.
+        seed: the seed of the random draws.
+        samples: the problem's number of samples; 0 for the caller's operator.
         batchnorm, bn, bn_samples: as in :class:`landscape.Surface`.
     """
 
@@ -83,21 +84,21 @@ class MatrixResult(Measured):
 class Eigenvalues(MatrixResult, table="rank"):
     """The outermost eigenvalues of a matrix, with their residuals and bounds on the others.
 
-    After a search with cheaper products, bounds and ``complete`` are those of the cheaper operator; the
-    bounds are widened by its error in the last of the eigenvalues wanted.
+    After a search with cheaper products, bounds and ``complete`` hold for the cheaper operator. The bounds
+    are then widened by the error of the innermost wanted eigenvalue.
 
     Attributes:
-        values: (k,), eigenvalues in nats, descending: the largest ones, and then the ``lowest`` smallest.
-        residuals: (k,), ‖Hv − λv‖ in nats, each from another product, so that rounding is included: some
-            eigenvalue of H lies within that distance of λ; whether it is the largest, the bounds say.
-        lowest: how many of ``values`` are the smallest ones.
+        values: (k,), eigenvalues in nats, descending: the largest, and then the ``lowest`` smallest.
+        residuals: (k,), ‖Hv − λv‖ in nats, from further products, so that rounding is included. Some
+            eigenvalue of H lies within the residual of λ; the bounds say whether it is the largest.
+        lowest: the number of smallest eigenvalues in ``values``.
         converged: whether all residuals met the tolerance.
-        residual_tol: the largest residual that was allowed, relative to the eigenvalue.
-        search: the products with which the search was done, such as "float32, 2,372 of 10,000 samples".
-        bound_low, bound_high: all other eigenvalues lie between these, each with a probability of 99% over
-            the random start; infinite where nothing is known.
-        complete: no eigenvalue was missed that lies beyond the last of those wanted by more than the
-            tolerance, or a thousandth of the largest magnitude.
+        residual_tol: the allowed residual, relative to the eigenvalue.
+        search: the products of the search, such as "float32, 2,372 of 10,000 samples".
+        bound_low, bound_high: bounds on all other eigenvalues; each holds with a probability of 99% over the
+            random start. Infinite where nothing is known.
+        complete: whether, by the bounds, no missed eigenvalue lies beyond the innermost wanted eigenvalue by
+            more than the tolerance and a thousandth of the largest magnitude.
     """
 
     values: Annotated[Array, "rank", "nat"] = field(default_factory=no_values)
@@ -154,11 +155,11 @@ class Eigenpairs(Eigenvalues, schema="landscape.eigenpairs"):
 class ExtremeEigenvalues(Eigenpairs, schema="landscape.extreme_eigenvalues"):
     """The largest and the algebraically smallest eigenvalue, with unit eigenvectors.
 
-    That λ_max is at least ``max`` and λ_min at most ``min`` holds up to rounding; the residuals do not bound
-    the errors of the two, the bounds do.
+    Up to rounding, λ_max is at least ``max``, and λ_min is at most ``min``. The residuals do not bound the
+    errors of ``max`` and ``min``; ``bound_high`` and ``bound_low`` do.
 
     Attributes:
-        values, residuals, vectors: of λ_max and λ_min, in this order; one where the matrix has one row.
+        values, residuals, vectors: of λ_max and λ_min, in this order; of one eigenvalue for a 1 × 1 matrix.
 
     Example:
         >>> import torch, landscape
@@ -196,9 +197,9 @@ class Trace(MatrixResult, schema="landscape.trace", table="draw"):
 
     Attributes:
         value: tr H, in nats.
-        standard_error: of the value, in nats.
-        draws: (n,), the estimates of which it is the mean, and whose standard error is its own; one where
-            nothing was drawn.
+        standard_error: the standard error of the value, in nats.
+        draws: (n,), estimates with ``value`` as mean and ``standard_error`` as standard error of the mean;
+            (1,) where nothing was drawn.
 
     Example:
         >>> trace.value, trace.freedom, [round(end, 2) for end in trace.interval()]
@@ -239,8 +240,8 @@ class Density(MatrixResult, schema="landscape.density", table="draw node"):
     """The spectral density of a P × P matrix, as quadratures: nodes with masses.
 
     Attributes:
-        nodes, masses: (draws, steps), a row for each draw. The masses of a draw sum to 1; one
-            whose Krylov space ended early has nodes of mass 0 at its end.
+        nodes, masses: (draws, steps), a row for each draw. The masses of a draw sum to 1. A draw whose
+            Krylov space ended early has nodes of mass 0 at the end of the row.
 
     Example:
         >>> density.moment(1)[0], density.width()
@@ -334,29 +335,32 @@ class Spectrum(Eigenvalues, schema="landscape.spectrum"):
 
     @classmethod
     def of(cls, *parts: MatrixResult) -> Self:
-        """The spectrum that has what is known of one matrix.
+        """The spectrum with several results of one matrix.
 
         Args:
-            parts: an :class:`Eigenpairs`, a :class:`Trace` and a :class:`Density`, or some of them.
+            parts: an :class:`Eigenpairs`, a :class:`Trace` and a :class:`Density`, or some of these three.
 
         Returns:
-            A spectrum with their numbers, without eigenvectors, and the sum of their products.
+            A spectrum with the parts' numbers, without eigenvectors, and the sum of the parts' products.
 
         Example:
             >>> found = Spectrum.of(pairs, trace, density)
             >>> found.values.tolist(), found.trace, found.density.width()
             ([2.0, -1.0], 3.0, 0.02)
         """
-        names, values = {field.name for field in fields(cls)}, dict[str, Any]()
+        names = {field.name for field in fields(cls)}
+        values: dict[str, Any] = {}
         for part in parts:
             values |= {field.name: getattr(part, field.name) for field in fields(part) if field.name in names}
             if isinstance(part, Trace):
                 values |= {"trace": part.value, "trace_error": part.standard_error}
                 values["trace_freedom"] = part.freedom
         values["products"] = sum(part.products for part in parts)
-        by = [part for part in parts if part.derivatives == "differences"]
-        if by:
-            largest = max(part.product_error for part in by if len(by) == 1 or not isinstance(part, Trace))
+        with_errors = [part for part in parts if part.derivatives == "differences"]
+        if len(with_errors) > 1:  # a trace's is an error of the trace, no error of a product
+            with_errors = [part for part in with_errors if not isinstance(part, Trace)]
+        if with_errors:
+            largest = max(part.product_error for part in with_errors)
             values |= {"derivatives": "differences", "product_error": largest}
         return cls(**values)
 
@@ -467,7 +471,8 @@ class CurvatureTable(MatrixResult, schema="landscape.curvature_table", table="gr
     """λ_max, λ_min and trace of a Hessian and of its diagonal blocks, by groups (G) of parameters.
 
     Attributes:
-        groups: (G,), the names; the first is "all", of the whole matrix, and each parameter is in one other.
+        groups: (G,), the names; the first is "all", the whole matrix, and each parameter is in one of the
+            further groups.
         sizes: (G,), numbers of parameters.
         lambda_max, lambda_min: (G,), the largest and the algebraically smallest eigenvalue of each block.
         residual_max, residual_min: (G,), their residuals ‖Hv − λv‖, each from another product.
@@ -528,9 +533,9 @@ class LossChange(MatrixResult, schema="landscape.loss_change", table="groups"):
         groups: (G,), the names; the first is "all", and each parameter is in one other.
         sizes: (G,), numbers of parameters.
         gradient: (G,), ⟨g_a, d_a⟩ of each group a.
-        curvature: (G,), ½ Σ_b d_aᵀH_ab d_b: with the groups, that between two counting half for each, they
-            add up to the first, ½ dᵀHd.
-        within: (G,), ½ d_aᵀH_aa d_a, the curvature within each group; first their sum.
+        curvature: (G,), ½ Σ_b d_aᵀH_ab d_b of each group a; curvature between two groups counts half for
+            each, so that the groups add up to ½ dᵀHd, the number of "all".
+        within: (G,), ½ d_aᵀH_aa d_a, the curvature within each group; for "all" the sum over the groups.
         between: (G − 1, G − 1), ½ d_aᵀH_ab d_b.
         loss_before, loss_after: L(θ) and L(θ + d).
         step_norm: ‖d‖.

@@ -47,34 +47,34 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
 
     Attributes:
         x, y: (nx,) and (ny,), coordinates in the plane.
-        loss: (ny, nx), in nats; NaN or infinite where the model returns that, NaN where not computed yet.
-        accuracy: (ny, nx), between 0 and 1; NaN without class labels, and between exact points if it is too
-            rough to be interpolated.
-        metrics: (metrics, ny, nx), the values of the metrics ``metric_names``, NaN as the accuracy is.
+        loss: (ny, nx), in nats; NaN or infinite where the model's loss is, NaN where not computed yet.
+        accuracy: (ny, nx), between 0 and 1; NaN without class labels, and between exact points where the
+            accuracy is too rough to be interpolated.
+        metrics: (metrics, ny, nx), the values of the metrics ``metric_names``; NaN between exact points where
+            a metric is too rough to be interpolated.
         done: (ny, nx), True where the values are exact; elsewhere they are interpolated, or not computed yet.
         interpolation_tol, columns, stated_error, largest_error, checks, log_columns: as in
             :class:`landscape.results.grids.Interpolated`.
         directions, center: (2, P) and (P,), the plane in weight space.
-        kind, norm, seed, ignore: how the directions were chosen, see :class:`landscape.Plane`.
+        kind, norm, seed, ignore: the choice of the directions, see :class:`landscape.Plane`.
         span: half the width of the grid.
         samples: number of samples of the data.
         batchnorm: whether the model has BatchNorm.
         bn: the statistics that BatchNorm used: "center", "recalibrate" or "train".
-        bn_samples: from how many samples they were estimated at each point, or the size of the batches.
-        method: how the losses were computed, see :func:`landscape.contour`.
+        bn_samples: the number of samples for these statistics at each point, or the size of the batches.
+        method: the evaluation of points, see :func:`landscape.contour`.
         autocast: "tf32" or "bfloat16"; "" for the precision of the model.
-        autocast_error: the largest difference in loss to the precision of the model, measured at some of the
-            points; 0 if that precision was used.
-        provenance: lines on the model, the loss and the data, with which an unfinished surface is compared
-            before it is resumed.
+        autocast_error: the largest difference from losses in the model's precision, measured at some of the
+            points; 0 without autocast.
+        provenance: lines on the model, the loss and the data; a call resumes only a surface with equal lines.
         split, label, source, source_sha256: the split of the data, a name for plots, the checkpoint file and
             its SHA-256.
         markers: (M, 2), coordinates of the weights that define the plane, if any.
-        labels: (M,), their names.
-        marker_loss: (M,), the loss at these weights themselves, which may lie outside the plane.
-        own_loss: (M,), with BatchNorm, the same with the statistics that belong to these weights; NaN where
-            they are not known.
-        statistics_of: the name of the weights whose statistics all points have; "" where it is the center.
+        labels: (M,), the names of these weights.
+        marker_loss: (M,), the loss at these weights, which may lie outside the plane.
+        own_loss: (M,), with BatchNorm, the loss at these weights with their own statistics; NaN where the
+            statistics are not known.
+        statistics_of: the label of the weights whose statistics all points have; "" for the center's.
         explained, axes: as in :class:`landscape.Plane`.
 
     Example:
@@ -223,19 +223,19 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         return radius_of(metric, distance, along, steps, drop, rise)
 
     def check(self, eigenvalues: ExtremeEigenvalues | None = None) -> SurfaceCheck:
-        """Findings on whether a picture of the surface shows what it seems to, and what to try where not.
+        """Findings on how a picture of the surface may mislead, with remedies.
 
-        It looks at the center (is it the lowest point, how steep is the plane there), the window (does the
-        loss change, is the valley more than a few points wide), what the plane leaves out (the spread of its
-        places; each place's own loss beside the plane's), BatchNorm's statistics, the kind of directions, and
-        points that are interpolated or missing. All thresholds are ours.
+        The findings are about the center (whether it is the lowest point, and the slope there), the window
+        (whether the loss changes, and the valley is wider than a few points), the marked networks' distance
+        from the plane, their losses with their own BatchNorm statistics, the kind of directions, and points
+        that are interpolated or missing. All thresholds are our choice.
 
         Args:
-            eigenvalues: λ_min and λ_max at the center, by :func:`landscape.extreme_eigenvalues`, with which
-                the curvature along the plane is compared.
+            eigenvalues: λ_min and λ_max at the center, by :func:`landscape.extreme_eigenvalues`, for a
+                comparison with the curvature along the plane. Default: no comparison.
 
         Returns:
-            The findings: a line for each when printed, ``fine`` where there is none to look at.
+            The findings, each printed as a line; ``fine`` is True for a finding without a problem.
 
         Raises:
             OperationError: no finite loss.
@@ -252,22 +252,21 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
     def describe(self) -> list[Row]:
         loss = self.loss[np.isfinite(self.loss)]
         missing = self.loss.size - loss.size
-        low, middle, high = np.quantile(loss, (0, 0.5, 1)).tolist() if loss.size else [np.nan] * 3
-        at = self.loss[np.abs(self.y).argmin(), np.abs(self.x).argmin()]
+        lowest, median, highest = np.quantile(loss, (0, 0.5, 1)).tolist() if loss.size else [np.nan] * 3
+        center_loss = self.loss[np.abs(self.y).argmin(), np.abs(self.x).argmin()]
         rows = [
-            Row("loss near the center", float(at), unit="nat"),
-            Row("lowest loss", low, unit="nat"),
-            Row("highest loss", high, unit="nat"),
-            Row("median rise above the lowest", middle - low, unit="nat"),
+            Row("loss near the center", float(center_loss), unit="nat"),
+            Row("lowest loss", lowest, unit="nat"),
+            Row("highest loss", highest, unit="nat"),
+            Row("median rise above the lowest", median - lowest, unit="nat"),
             Row("span", self.span, note=f"plane: {self.kind}"),
         ]
         if self.kind == "random":
-            u, v, center = (
-                float(np.linalg.norm(w.astype(np.float64))) for w in (*self.directions, self.center)
-            )
+            vectors = (*self.directions, self.center)
+            u_norm, v_norm, center_norm = (float(np.linalg.norm(w.astype(np.float64))) for w in vectors)
             fixed = ", bias and norm parameters fixed" if self.ignore == "bias+norm" else ""
-            note = f"of the directions {u:.3g} and {v:.3g}, normalization: {self.norm}{fixed}"
-            rows.append(Row("norm of the weights", center, note=note))
+            note = f"of the directions {u_norm:.3g} and {v_norm:.3g}, normalization: {self.norm}{fixed}"
+            rows.append(Row("norm of the weights", center_norm, note=note))
         if missing:
             rows.append(Row("points without a finite loss", missing, note=f"of {self.loss.size:,}"))
         if len(self.marker_loss) and self.kind == "learners":
@@ -275,13 +274,14 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
             rows.append(Row("loss of w_a", float(mean), unit="nat"))
             rows.append(Row("mean loss of the learners", float(np.mean(learners)), unit="nat"))
         elif len(self.marker_loss) and self.kind != "pca":
-            named = zip(self.labels, self.marker_loss, strict=True)
-            rows += [Row(f"loss of {name}", float(value), unit="nat") for name, value in named]
+            labeled_losses = zip(self.labels, self.marker_loss, strict=True)
+            rows += [Row(f"loss of {label}", float(value), unit="nat") for label, value in labeled_losses]
         rows += own_losses(self.own_loss, self.marker_loss)
         if self.explained.size:
             shares = " + ".join(f"{100 * share:.1f}%" for share in self.explained)
-            of = "variance" if self.kind == "pca" else "spread"
-            rows.append(Row(f"share of the {of} in the plane", shares, note=f"{len(self.labels)} places"))
+            quantity = "variance" if self.kind == "pca" else "spread"
+            name = f"share of the {quantity} in the plane"
+            rows.append(Row(name, shares, note=f"{len(self.labels)} places"))
         if self.kind == "eigen":
             rows.append(Row("directions", "; ".join(self.axes)))
         if self.autocast:
@@ -432,36 +432,37 @@ def _points(surface: Surface) -> Iterator[Finding]:
 class Basins(Sourced, schema="landscape.basins", axes="x y rise", table="rise"):
     """The basins of a surface, and the region around one point in which the loss rises by less than a bound.
 
-    All numbers are of the surface as it was computed: of its grid, and of bilinear interpolation between the
-    points. They have no standard errors; another sample of the data, or another plane, gives other numbers.
+    All numbers describe the computed surface: the grid's points, with bilinear interpolation between them.
+    There are no standard errors; another sample of the data, or another plane, gives other numbers.
 
-    A basin is a component of the points below a level, where a point of the grid has eight neighbors; it
-    ends at the saddle where it meets a deeper one (persistence, see ``landscape.results.geometry``).
+    A basin is a connected component of the points below a level, with eight neighbors for each point. The
+    basin ends at the saddle where it meets a deeper basin (persistence, see ``landscape.results.geometry``).
 
     Attributes:
         x, y, loss: of the surface: (nx,), (ny,), (ny, nx).
         gram: (2, 2), the inner products of the directions, by which steps in the plane become distances.
-        basin: (ny, nx), the number of the basin to which a descent from each point leads, from neighbor to
-            lowest neighbor; −1 where the loss is not finite.
-        minimum, saddle: (M, 2), coordinates of the lowest point of each basin and of the saddle where it
-            meets a deeper one (NaN: nowhere on the grid), in order of persistence, the largest first.
-        minimum_loss, saddle_loss: (M,), the losses there in nats; infinite where there is no saddle.
-        share: (M,), of the points of the grid.
-        at_edge: (M,), whether the lowest point lies on the edge of the grid, so that there is none inside.
-        least: the smallest persistence in nats of a basin that is listed; all others belong to one that is.
+        basin: (ny, nx), the number of the basin that a descent from the point reaches, always to the lowest
+            neighbor; −1 where the loss is not finite.
+        minimum, saddle: (M, 2), coordinates of the basins' lowest points, and of the saddles where basins
+            meet deeper basins (NaN: no saddle); in order of falling persistence.
+        minimum_loss, saddle_loss: (M,), the losses at ``minimum`` and ``saddle`` in nats; infinite without a
+            saddle.
+        share: (M,), each basin's share of the points of the grid.
+        at_edge: (M,), whether the lowest point lies on the edge of the grid, and so may be no minimum.
+        least: the smallest persistence in nats of a listed basin; other basins are parts of listed basins.
         minima: the number of local minima of the grid, whatever their persistence.
         smad: the saddle-minimum average distance in nats (Landscaper; arXiv 2602.07135): the mean over all
-            local minima of the rise to the first saddle, unweighted; 0 where there is but one minimum. That
-            package may join other points of the grid as neighbors.
-        around: "center" or "lowest": the point of which the other numbers are.
-        reference, reference_loss: its coordinates (2,), and the loss there in nats.
-        rise: (R,), rises above it in nats.
-        area: (R,), of the connected region around it where the loss is at most that high, in squared
+            local minima of the rise to the first saddle, unweighted; 0 for a single minimum. Landscaper may
+            have another neighborhood of points.
+        around: the reference point, "center" or "lowest".
+        reference, reference_loss: the coordinates (2,) of the reference point, and the loss there in nats.
+        rise: (R,), rises above the loss of the reference point, in nats.
+        area: (R,), the area of the region for each rise, in squared distances of weight space. The region is
+            the connected part around the reference point with a rise of at most ``rise``.
+        volume: (R,), the integral over the region of ``rise`` minus the loss's rise, in nats times squared
             distances.
-        volume: (R,), the integral over that region of what the loss lies below that height, in nats times
-            squared distances.
-        width: (R, 2), the axes of the ellipse with the region's second moments, the longer one first: for an
-            elliptic region its own. Distances in weight space.
+        width: (R, 2), the axes of the ellipse with the region's second moments, the longer axis first; in
+            distances of weight space.
         cut: (R,), whether the region reaches the edge of the grid, so that area, volume and widths are too
             small.
         edge_rise: the rise at which the region reaches the edge; infinite if it never does.
