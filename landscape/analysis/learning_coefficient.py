@@ -231,11 +231,11 @@ def learning_coefficient(
     problem = problem_of(problem)
     statistics = optional("arviz_stats.base", "learning_coefficient", "'sgd-landscape[bayes]'").array_stats
     if has_batchnorm(problem.model):
-        fit("batch", batch, Several)
+        fit("batch", batch, Several)  # refuses a batch of one sample, which has no variance
     check_unpenalized(problem, "the coefficient is of the data's likelihood")
     problem = in_minibatches(problem, batch)
     nbeta = _default_nbeta(problem.samples) if nbeta is None else float(nbeta)
-    existing(*problem.loss_and_gradient())
+    existing(*problem.loss_and_gradient())  # refuses a loss or gradient that is not finite
     lambda_max, trial_size = math.nan, step_size
     if trial_size is None:
         lambda_max = float(top_eigenvalues(problem, seed=seed).values[0])

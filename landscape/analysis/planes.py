@@ -225,7 +225,7 @@ def pca_plane(
 def learners_plane(problem: Problem | Run, weights: Sequence[Weights] | Tensor) -> Plane:
     """The plane through the mean w_a that fits the learners w_j best, in the least-squares sense.
 
-    This plane is our choice. The unit directions are the first two right singular vectors of the matrix with
+    This plane is ours. The unit directions are the first two right singular vectors of the matrix with
     rows w_j − w_a. The learners' squared distances from the plane add up to the sum of the other squared
     singular values.
 
@@ -275,7 +275,7 @@ def eigen_plane(
 ) -> Plane:
     """The unit eigenvectors of λ_max (x) and λ_min (y) of the Hessian at the problem's center.
 
-    This plane is our choice. With the directions u and v, and the gradient g, the loss is to second order
+    This plane is ours. With the directions u and v, and the gradient g, the loss is to second order
     L(θ) + x g·u + y g·v + ½(λ_max x² + λ_min y²).
 
     Args:

@@ -81,7 +81,7 @@ def _largest_rise(
         """The loss at ε = ``at``, and its gradient in ε."""
         theta = problem.weights + at if scale is None else torch.addcmul(problem.weights, scale, at)
         loss, gradient = problem.loss_and_gradient(theta)
-        existing(loss, gradient)
+        existing(loss, gradient)  # refuses a loss or gradient that is not finite
         return loss, gradient if scale is None else gradient.mul_(scale)
 
     base, slope = loss_and_slope(torch.zeros_like(problem.weights))

@@ -96,8 +96,8 @@ def spectrum(
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
-        precondition: a positive diagonal D (P,), or a checkpoint's :func:`landscape.preconditioner`. All
-            results are then of D^{-1/2} H D^{-1/2}, by exact products.
+        precondition: a preconditioner P: the positive diagonal, in the shape of θ, or a checkpoint's
+            :func:`landscape.preconditioner`. All results are then of P^{-1/2} H P^{-1/2}, by exact products.
         engine: "landscape", or "pyhessian", which has only the eigenvalue of largest magnitude and the trace.
         search: "auto": products of the eigenvalue search may use only the samples with most curvature, and
             exact products then verify and refine the results; "exact": all products are exact. Trace and
@@ -456,7 +456,7 @@ def loss_change(
     operand = Matrix.of(problem, 0, about, **options, matrix="hessian", part=None)
     h = operand.operator
     loss_before, g = problem.loss_and_gradient(before)
-    existing(loss_before, g)
+    existing(loss_before, g)  # refuses a loss or gradient that is not finite
     loss_after = problem.loss(after)
     if math.isnan(loss_after):
         raise OperationError("after: the loss there is NaN; take a shorter step")

@@ -130,7 +130,7 @@ def disagreement(
     report(0.6)
     loss, gradient = problem.loss_and_gradient(mean)
     learners_loss = float(np.mean([problem.loss(w) for w in weights]))
-    existing(loss + learners_loss, gradient)
+    existing(loss + learners_loss, gradient)  # refuses losses or a gradient that are not finite
     vectors, values = torch.from_numpy(pairs.vectors).to(mean.device), torch.from_numpy(pairs.values)
     components = spread.products(vectors)  # (n, k), of deviations along eigenvectors
     curvatures, product_error = spread.curvature(problem, pairs.derivatives)
@@ -346,9 +346,10 @@ def smoothing(
     if not 0 < variance < math.inf:
         raise OperationError(f"weights: their consensus distance is {variance:g}, there is no spread")
     count = min(k, len(mean))
-    search_part = portion(progress, 0, 0.3)
-    pairs = top_eigenvalues(problem, count, residual_tol, weights=mean, seed=seed, progress=search_part)
-    vectors = torch.from_numpy(pairs.vectors).to(mean.device)
+    eigenpairs = top_eigenvalues(
+        problem, count, residual_tol, weights=mean, seed=seed, progress=portion(progress, 0, 0.3)
+    )
+    vectors = torch.from_numpy(eigenpairs.vectors).to(mean.device)
     h = fast_hessian(problem, mean)
     variances = double(deviations @ vectors.T).square().sum(0) / len(weights)  # along each eigenvector
     trace_hs = sum(float(double(d) @ double(h(d))) for d in deviations) / len(weights)
@@ -356,12 +357,13 @@ def smoothing(
     lengths = double(route[1:] - route[:-1]).norm(dim=1)
     gradients = [double(existing(*problem.loss_and_gradient(w))) for w in route] if len(route) > 1 else []
     rows: list[dict[str, Any]] = []
-    converged = bool(pairs.converged)
+    converged = bool(eigenpairs.converged)
     for index, kind in enumerate(KINDS):
 
         def shift(i: int, kind: str = kind) -> Tensor:
             return problem.along_weights(displacement(deviations, kind, variance, seed, i))
 
+        # The search above has 0.3 of the progress bar, and each kind half of the remaining 0.7.
         part_start, part_end = (0.3 + 0.7 * number / len(KINDS) for number in (index, index + 1))
         smoothed = _Smoothed(problem, mean, shift, draws)
         losses = smoothed.losses()
@@ -379,9 +381,9 @@ def smoothing(
     settings: dict[str, Any] = {"lr": lr, "alpha_e": alpha_e, "draws": draws, "seed": seed}
     return Smoothing(
         loss=problem.loss(mean),
-        lambda_max=float(pairs.values[0]),
-        residual=float(pairs.residuals[0]),
-        eigenvalues=pairs.values,
+        lambda_max=float(eigenpairs.values[0]),
+        residual=float(eigenpairs.residuals[0]),
+        eigenvalues=eigenpairs.values,
         share=(variances / variance).cpu().numpy(),
         trace_hs=trace_hs,
         consensus=variance,
@@ -466,8 +468,8 @@ class _Smoothed:
             return total / self.draws
 
         start = warm_start(near, start_vector(self.problem, seed))
-        pairs = find_eigenpairs(mean_product, start, residual_tol=residual_tol, progress=progress)
-        v, value = pairs.vectors[0], float(pairs.values[0])
+        eigenpairs = find_eigenpairs(mean_product, start, residual_tol=residual_tol, progress=progress)
+        v, value = eigenpairs.vectors[0], float(eigenpairs.values[0])
         mean_image = mean_product(v)
         along_v, orthogonal = np.zeros(self.draws), 0.0  # a number for each pair; a sum of squares
         for i, image in enumerate(products(v)):
@@ -478,10 +480,10 @@ class _Smoothed:
         bias = squared_error / abs(value) if value else math.nan
         return {
             "lambda_smooth": value,
-            "lambda_smooth_residual": float(pairs.residuals[0]),
+            "lambda_smooth_residual": float(eigenpairs.residuals[0]),
             "lambda_smooth_se": statistics.standard_error(along_v),
             "lambda_smooth_bias": bias,
-            "converged": pairs.converged,
+            "converged": eigenpairs.converged,
         }
 
     def lipschitz(self, route: Tensor, lengths: Tensor) -> tuple[Array, Array]:

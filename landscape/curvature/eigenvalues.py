@@ -466,9 +466,9 @@ def top_eigenvalues(
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
-        precondition: a positive diagonal D (P,), or a checkpoint's :func:`landscape.preconditioner`. The
-            eigenvalues and eigenvectors are then of D^{-1/2} H D^{-1/2}, on which the stability of Adam,
-            RMSProp, LARS and LAMB depends; all products are exact.
+        precondition: a preconditioner P: the positive diagonal, in the shape of θ, or a checkpoint's
+            :func:`landscape.preconditioner`. Eigenvalues and eigenvectors are then of P^{-1/2} H P^{-1/2}, on
+            which the stability of Adam, RMSProp, LARS and LAMB depends; all products are exact.
         search: "auto": products of the search may use only the samples with most curvature, and exact
             products then verify and refine the results; "exact": all products are exact.
         engine: "landscape", or "pyhessian" for that package's eigenvalue of largest *magnitude*, with k = 1;

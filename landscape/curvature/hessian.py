@@ -400,7 +400,7 @@ def _is_symmetric(few: Problem, weights: Tensor, operator: HessianOperator) -> b
 class HessianOptions:
     """The choice of a matrix, by options of :class:`landscape.HessianOperator` with these names.
 
-    With ``precondition`` it is P^{-1/2} H P^{-1/2}.
+    With ``precondition`` the matrix is P^{-1/2} H P^{-1/2}.
     """
 
     matrix: Literal["hessian", "gauss-newton"] = "hessian"

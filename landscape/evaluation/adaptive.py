@@ -403,6 +403,7 @@ def _refined(
     """:func:`interpolate` from the coarsest level, or from a ``guide``; None if all points must be computed.
 
     All points must be computed where more than a share MAX_SHARE is needed.
+
     With ``of_part``, ``level`` has a part of the samples. Such a level is given up (None) where more than
     PART_MAX_SHARE is needed, where the estimate is HOPELESS, or where values are not finite: values of other
     samples are then not finite at other points.
@@ -445,7 +446,7 @@ def _refined(
         if of_part and hopeless:
             return None
         count = max(numbers.new, int(numbers.growth * grid.exact.sum()))
-        next_points = grid.worst(expected, 0.5, count)
+        next_points = grid.worst(expected, threshold=0.5, count=count)
     return _stated(outcome, scales, filled_scales, numbers.min_stated)
 
 
@@ -457,7 +458,7 @@ def _stated(
 
     The stated error is STATED_FACTOR times the estimate, because the estimate may be too low; it is at most
     the tolerance and at least ``min_stated``. Linear and logarithmic errors cannot be converted into each
-    other: where a column's scale has changed so, its error is infinite.
+    other: where a column's scale has changed from one to the other, the error is infinite.
     """
     stated, largest = {}, {}
     for name, filled_scale in filled_scales.items():

@@ -491,8 +491,8 @@ class Stability(Sourced, schema="landscape.stability", table="form delay"):
         lr: the learning rate of the run; NaN if unknown.
         own_limit: the largest stable ηλ of the update rule of the run; NaN if unknown.
         own_delay: the delay of the run, in steps.
-        precondition: the optimizer whose preconditioner P the Hessian is seen through, P^{-1/2} H P^{-1/2};
-            "" without.
+        precondition: the optimizer whose preconditioner P makes the Hessian P^{-1/2} H P^{-1/2}; "" without a
+            preconditioner.
 
     Example:
         >>> result = Stability(np.array([0]), np.array([[2.0], [3.8], [3.8]]), momentum=0.9, lambda_max=4.0,

@@ -37,9 +37,9 @@ class MatrixResult(Measured):
         parameters: the number of rows of the matrix.
         products: the number of all products with the matrix.
         engine: "landscape" or "pyhessian".
-        precondition: the name of the optimizer with the preconditioner D, or "given" for the caller's D. All
-            results are then of D^{-1/2} H D^{-1/2}, in units of 1/η. "" without preconditioner.
-        lr, limit: the optimizer's η and the largest stable ηλ with D fixed; NaN if unknown or without D.
+        precondition: the name of the optimizer with the preconditioner P, or "given" for the caller's P. All
+            results are then of P^{-1/2} H P^{-1/2}, in units of 1/η. "" without preconditioner.
+        lr, limit: the optimizer's η and the largest stable ηλ with P fixed; NaN if unknown or without P.
         derivatives: "exact", or "differences" of gradients.
         product_error: the largest measured error by differences; 0 for exact products. Of eigenvalues: the
             error of a product with an eigenvector, which the residuals include. Of a trace: the error of the
