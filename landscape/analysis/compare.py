@@ -333,8 +333,7 @@ def compare(
         preconditioner_of: :func:`landscape.preconditioner`, for λ_max with the preconditioner of a run's
             optimizer, where the optimizer has one.
         seed: draws minibatches, vectors, displacements and planes.
-        progress: a function that takes the finished share, or whether to show it; default: show it after two
-            seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
 
     Returns:
         A table of value and error, (Q, S) each for Q quantities and S sides, and the differences (Q, K) of

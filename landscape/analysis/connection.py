@@ -117,8 +117,7 @@ def connect(
         bn_samples: the number of samples for BatchNorm's statistics at each point.
         seed: draws the order in which layers are aligned, minibatches and t.
         max_memory: the most bytes that the process may use.
-        progress: a function that takes the finished share, or whether to show it; default: show it after two
-            seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -281,8 +280,7 @@ def average(
         bn_samples: samples from which statistics of BatchNorm are estimated.
         labels: names of the members; default: 0, 1, …
         max_memory: the most bytes that the process may use.
-        progress: a function that takes the finished share, or whether to show it; default: show it after two
-            seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

@@ -116,24 +116,20 @@ def contour(
             layers), "folded" (BatchNorm folded into convolutions, in channels-last layout), "pointwise" (any
             model, point by point) and "auto", the fastest that agrees with "pointwise" on a few samples.
         autocast: faster arithmetic: "bfloat16" (networks that torch.fx can trace) or "tf32" (CUDA); default:
-            the problem's precision. The largest error at up to 16 points is measured and kept with the
-            result.
+            the problem's precision. The result has the largest error at up to 16 points.
         max_memory: the most bytes that the process may use.
         interpolation_tol: the largest error of interpolated points, as a share "1%" of the range shown, or as
             a number of nats such as 0.005; default: all points are exact. Where losses differ by more than a
             factor of 100, the range is the range of logarithms. A smooth surface of 51 × 51 points needs 229
             exact points for 1%. All points are computed where 70% would be needed, or where the loss is flat
             up to rounding. From 512 samples on, a twentieth of the samples comes first, and 40 to 100 points
-            are computed with all samples. An island of other values can be missed if it covers less than
-            1.5% of the picture, or if it does not appear with the twentieth. See
-            ``landscape.evaluation.adaptive``.
+            are computed with all samples. An island of other values can be missed if it covers less than 1.5%
+            of the picture, or if the twentieth does not show it (``landscape.evaluation.adaptive``).
         into: a file of :func:`landscape.open`. The surface is written to the file about every ten seconds and
             at the end. A surface in the file, unfinished or on another grid, is resumed: common points are
             not computed again. "auto" keeps the method of an unfinished surface.
-        execution: the processes that compute the surface, and an earlier surface to resume without a file;
-            see :class:`landscape.Execution`.
-        progress: a function that takes the finished share, or whether to show it; default: show it after two
-            seconds.
+        execution: the processes, and an earlier surface to resume; see :class:`landscape.Execution`.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -368,8 +364,7 @@ def line(
             a number of nats such as 0.005; default: all points are exact. Of 51 points a smooth line needs 25
             exact points, or 15 with a part of the samples. Where 70% do not suffice, all are computed.
         max_memory: the most bytes that the process may use.
-        progress: a function that takes the finished share, or whether to show it; default: show it after two
-            seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -497,18 +492,15 @@ def hessian_grid(
         bn_samples: number of samples for "recalibrate", and in a batch for "train".
         interpolation_tol: the largest error of interpolated points, as a share "1%" of the range shown, or as
             a number such as 0.005; default: all points are exact. The tolerance holds for λ_min, λ_max and
-            the ratio. Interpolation saves time for grids finer than about 20 × 20; a tolerance below
-            ``residual_tol`` makes no sense.
+            the ratio, and should exceed ``residual_tol``. Grids finer than about 20 × 20 save time.
         into, execution: as for :func:`landscape.contour`. With another ``max_products``, points that did not
             converge are computed again.
         max_memory: the most bytes that the process may use.
-        progress: a function that takes the finished share, or whether to show it; default: show it after two
-            seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        lambda_min, lambda_max, their residuals, ratio = |λ_min|/|λ_max|, products and
-        converged, (ny, nx) each.
+        lambda_min, lambda_max, residuals, ratio = |λ_min|/|λ_max|, products and converged, (ny, nx) each.
 
     Raises:
         InputError: a grid below 1, a span, residual_tol or max_products that is not positive, or an
@@ -579,9 +571,8 @@ def _eigenvalue_columns(
     """The function from points (K, 2) to the result's columns there, for ``at_once`` points together.
 
     The search at each point starts from one random vector. A start from a neighbor's eigenvectors plus a
-    random part took 15% fewer products on MNIST's MLP, but gave eigenvalues that were up to 1.9% above the
-    lowest. Points share samples and passes over the data in blocks of ``at_once``, for any portions and
-    number of processes.
+    random part took 15% fewer products on MNIST's MLP, but gave eigenvalues up to 1.9% above the lowest.
+    Blocks of ``at_once`` points share passes over the data, for any portions and number of processes.
     """
     start = start_vector(problem, plane.seed)
 

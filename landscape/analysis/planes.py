@@ -285,8 +285,7 @@ def eigen_plane(
         max_products: the largest number of Hessian-vector products.
         seed: draws the starting vector.
         max_memory: the most bytes that the process may use.
-        progress: a function that takes the finished share, or whether to show it; default: show it after two
-            seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
 
     Returns:
         A plane with directions of length 1.

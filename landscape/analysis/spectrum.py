@@ -107,8 +107,7 @@ def spectrum(
         max_products: the largest number of Hessian-vector products for the eigenvalues.
         seed: draws the starting vector, the signs and the random vectors.
         max_memory: the most bytes that the process may use.
-        progress: a function that takes the finished share, or whether to show it; default: show it after two
-            seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -255,8 +254,7 @@ def curvature_table(
             converged.
         seed: draws the starting vectors and the random vectors.
         max_memory: the most bytes that the process may use.
-        progress: a function that takes the finished share, or whether to show it; default: show it after two
-            seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -424,8 +422,7 @@ def loss_change(
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
         max_memory: the most bytes that the process may use.
-        progress: a function that takes the finished share, or whether to show it; default: show it after two
-            seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

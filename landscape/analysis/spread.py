@@ -94,8 +94,7 @@ def disagreement(
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         seed: draws the vector that the search of eigenvalues starts from.
         max_memory: the most bytes that the process may use.
-        progress: a function that takes the finished share, or whether to show it; default: show it after two
-            seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -317,8 +316,7 @@ def smoothing(
         residual_tol: the largest residual of an eigenvalue, relative to the eigenvalue.
         seed: draws the displacements δ.
         max_memory: the most bytes that the process may use.
-        progress: a function that takes the finished share, or whether to show it; default: show it after two
-            seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

@@ -402,8 +402,7 @@ def extreme_eigenvalues(
             ``converged`` False, and residuals that show the error.
         seed: draws the starting vector.
         max_memory: the most bytes that the process may use.
-        progress: a function that takes the finished share, or whether to show it; default: show it after two
-            seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -480,8 +479,7 @@ def top_eigenvalues(
             ``converged`` False, and residuals that show the error.
         seed: draws the starting vector.
         max_memory: the most bytes that the process may use.
-        progress: a function that takes the finished share, or whether to show it; default: show it after two
-            seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

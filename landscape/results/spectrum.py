@@ -155,8 +155,7 @@ class Eigenpairs(Eigenvalues, schema="landscape.eigenpairs"):
 class ExtremeEigenvalues(Eigenpairs, schema="landscape.extreme_eigenvalues"):
     """The largest and the algebraically smallest eigenvalue, with unit eigenvectors.
 
-    Up to rounding, λ_max is at least ``max``, and λ_min is at most ``min``. The residuals do not bound the
-    errors of ``max`` and ``min``; ``bound_high`` and ``bound_low`` do.
+    Up to rounding, λ_max ≥ ``max`` and λ_min ≤ ``min``; ``bound_high`` and ``bound_low`` bound the errors.
 
     Attributes:
         values, residuals, vectors: of λ_max and λ_min, in this order; of one eigenvalue for a 1 × 1 matrix.
