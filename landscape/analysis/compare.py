@@ -51,16 +51,14 @@ LOSS_TOL = 0.1
 def _at_equal_loss(entries: Sequence[Entry], loss_tol: float) -> tuple[list[Entry], float]:
     """Replace each entry by the checkpoint of its run whose training loss is nearest to one common loss.
 
-    The common loss is the highest final loss of the runs, because the other runs passed this loss earlier. A
-    run's checkpoints are the files step-*.h5 in its folder, and its last checkpoint.
-
-    Returns:
-        The new entries, and the common loss in nats.
+    The common loss is the highest final loss of the runs, because the other runs passed it earlier. The
+    checkpoints are the files step-*.h5 in a run's folder, and its last one. Returns the new entries, and the
+    common loss in nats.
 
     Raises:
-        InputError: a run that was not read from a file.
-        OperationError: a run without a checkpoint whose relative distance from the common loss is at most
-            ``loss_tol``, or a loss that is not finite.
+        InputError: a run that is not of a file.
+        OperationError: a run with no checkpoint within ``loss_tol``, relative to the loss, or a loss that is
+            not finite.
     """
     runs = [entry.run for entry in entries if entry.run]
     if len(runs) < len(entries):
@@ -73,33 +71,33 @@ def _at_equal_loss(entries: Sequence[Entry], loss_tol: float) -> tuple[list[Entr
         if not math.isfinite(loss):
             raise OperationError(f"{run.path}: its training loss is {loss:g}, so that no other can be equal")
     target = max(losses)
-    new_entries = []
+    nearest = []
     for entry, run, loss in zip(entries, runs, losses, strict=True):
-        nearest, nearest_loss = (run, loss) if loss == target else _nearest(run, loss, target)
-        if not abs(nearest_loss - target) <= loss_tol * abs(target):
+        near, near_loss = (run, loss) if loss == target else _nearest(run, loss, target)
+        if not abs(near_loss - target) <= loss_tol * abs(target):
             words = f"no checkpoint of its run has a training loss within {loss_tol:.0%} of {target:.4g}"
-            nearest_step = f"the nearest is step {nearest.step:,} with {nearest_loss:.4g}"
+            nearest_step = f"the nearest is step {near.step:,} with {near_loss:.4g}"
             raise OperationError(f"{run.path}: {words}; {nearest_step}; raise loss_tol")
-        new_entries.append(replace(entry, subject=nearest, label=nearest.label))
-    return new_entries, target
+        nearest.append(replace(entry, subject=near, label=near.label))
+    return nearest, target
 
 
 def _nearest(run: Checkpoint, loss: float, target: float) -> tuple[Checkpoint, float]:
     """The checkpoint of the run up to ``run`` whose loss is nearest to ``target``, and that loss.
 
-    The folder may also have files of other runs, which are left out.
+    What other runs left in the folder is not of the run.
     """
     assert run.path is not None
     problem = run.problem(SPLIT)
-    batchnorm = has_batchnorm(problem.model)
+    batchnorm = has_batchnorm(problem.model)  # whose statistics are those of the weights
     best, best_loss = run, loss
     for path in storage.steps(run.path.parent):
         earlier = Checkpoint.load(path, whole_history=False).using(**run.source)
-        same_run = (earlier.algorithm, earlier.seed, earlier.layout) == (run.algorithm, run.seed, run.layout)
-        if not same_run or earlier.step >= run.step:
+        same = (earlier.algorithm, earlier.seed, earlier.layout) == (run.algorithm, run.seed, run.layout)
+        if not same or earlier.step >= run.step:
             continue
-        # BatchNorm's statistics belong to a checkpoint's weights.
-        value = earlier.problem(SPLIT).loss() if batchnorm else problem.loss(earlier.mean.to(problem.weights))
+        mean = earlier.mean.to(problem.weights)
+        value = earlier.problem(SPLIT).loss() if batchnorm else problem.loss(mean)
         if abs(value - target) < abs(best_loss - target):
             best, best_loss = earlier, value
     return best, best_loss
@@ -115,12 +113,11 @@ ROUNDINGS = 1000
 
 @dataclass(frozen=True)
 class Row:
-    """A quantity with its measurements at each checkpoint and for each side.
+    """A quantity with its number at each checkpoint, and of each side.
 
     Attributes:
-        cells: a measurement for each checkpoint.
-        sides: a measurement for each side: a cell or, for groups, the mean of a group's cells, whose values
-            are the mean's draws.
+        cells: one for each checkpoint.
+        sides: the same numbers, or of groups the means of theirs, with these as draws.
         grouped: whether the sides are groups.
     """
 
@@ -182,16 +179,15 @@ def differences(rows: Sequence[Row], sides: int, eps: float, significance: float
     ``eps`` is the relative rounding of the numbers.
     """
     pairs = np.array(list(combinations(range(sides), 2)))
-    tested = [[row.difference(*pair) for pair in pairs] for row in rows]  # (difference, name of the test)
-    numbers = np.array([[astuple(difference) for difference, _ in row] for row in tested], float)
+    every = [[row.difference(*pair) for pair in pairs] for row in rows]
+    numbers = np.array([[astuple(difference) for difference, _ in row] for row in every], float)
     values, errors, freedom, p = np.moveaxis(numbers, 2, 0)
     corrected = holm(p)
-    side_values = np.array([[side.value for side in row.sides] for row in rows])
-    size = np.abs(side_values)[:, pairs].max(2)
+    size = np.abs([[side.value for side in row.sides] for row in rows])[:, pairs].max(2)
     bounded = np.array([row.kind in (BOUND, EXACT) for row in rows])[:, None]
     larger = np.where(bounded, np.abs(values) > errors, corrected <= significance)  # False for NaN
     return {
-        "tests": tuple(" or ".join(dict.fromkeys(test for _, test in row)) for row in tested),
+        "tests": tuple(" or ".join(dict.fromkeys(test for _, test in row)) for row in every),
         "first": pairs[:, 0],
         "second": pairs[:, 1],
         "difference": values,
@@ -298,21 +294,21 @@ def compare(
 ) -> Comparison:
     """Several minima by every instrument, and which differences are larger than their errors.
 
-    All checkpoints share their minibatches, random vectors and planes (common random numbers). Student's t
-    test therefore judges the paired differences, and McNemar's test those over test samples. Welch's t test
-    compares spreads of learners. Eigenvalues differ if their bounds do not overlap; a bound on an outermost
-    eigenvalue holds with a probability of 99%.
-
-    Groups are, for example, the seeds of two recipes. Each checkpoint then has its own draws, the error is
-    the standard error over the group, and Welch's t test compares the means. Only groups tell a recipe from
-    a single run. Holm's correction makes ``significance`` hold for all tests of the table together.
+    All checkpoints have the same minibatches, random vectors and planes, so that what is drawn is compared in
+    pairs (common random numbers; Student's t test of the differences, over test samples McNemar's). Spreads
+    of learners are compared by Welch's t test, eigenvalues by bounds that hold for the outermost ones with a
+    probability of 99% each (not by residuals, which say that some eigenvalue is near). In groups, such as the
+    seeds of two recipes, each checkpoint has draws of its own, the error is that over the group, and Welch's
+    t test compares the means: this alone speaks of recipes rather than of single runs. Holm's
+    correction makes ``significance`` hold for all tests of the table together.
 
     Args:
-        problems: at least two problems, runs, or names of runs' files or folders, in a list or in a dict by
-            name. Lists among them are groups; a single problem beside a list is a group of one. A problem is
-            measured at its center, without quantities that need a test set, learners or an optimizer.
-        batch: samples in a minibatch; default: the runs' total batch. Where the runs differ in this, the
-            quantities that need a minibatch are left out, and a note says so.
+        problems: at least two problems, runs, or names of runs' files or folders, mixed at will; in a list,
+            or in a dict of names to them. A list among them is a group, and what stands alone beside it a
+            group of one. A problem is measured at its center, without what needs a test set, learners or an
+            optimizer.
+        batch: samples in a minibatch; default: the runs' total batch, if it is the same for all, or no
+            quantity that needs one, which the notes say.
         quantities: their names, as ``landscape compare --help`` lists them; default: all that can be
             measured, without "distance", "barrier" and "same-basin" (1 where the error rises by at most 2
             percentage points on the line, Frankle et al. 2020). These are from the first problem, to each
@@ -328,23 +324,22 @@ def compare(
         rise: rise of the loss at that width, in nats.
         rho: ρ of worst-case adaptive sharpness.
         rho_average: ρ of average-case adaptive sharpness.
-        k: the number of eigenvectors that span the sharp space.
+        k: eigenvectors that span the sharp space.
         significance: the significance level of all tests together.
-        preconditioner_of: :func:`landscape.preconditioner`, for λ_max with the preconditioner of a run's
-            optimizer, where the optimizer has one.
+        preconditioner_of: :func:`landscape.preconditioner`, to have λ_max with the preconditioner of the
+            optimizer that made a run, where it has one.
         seed: draws minibatches, vectors, displacements and planes.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
 
     Returns:
-        A table of value and error, (Q, S) each for Q quantities and S sides, and the differences (Q, K) of
-        all K pairs. ``significant`` says which differences are larger than their errors. ``notes`` say which
-        quantities could not be measured.
+        A table of value and error, (Q, S) each, with the differences of all pairs, (Q, K), and ``notes`` on
+        what could not be measured. ``significant`` says which differences are larger than their errors.
 
     Raises:
-        InputError: fewer than two problems, an unknown quantity, a number that is not allowed, a group with
-            one checkpoint or seed twice, or a wanted quantity that cannot be measured, for example without a
-            batch.
-        OperationError: no checkpoint near the common loss.
+        InputError: fewer than two problems, an unknown quantity, a number that is not allowed, a group that
+            has a checkpoint or a seed twice, or a quantity asked for that cannot be measured, as without the
+            batch that it needs.
+        OperationError: no checkpoint near the loss asked for.
 
     Example:
         >>> import torch, landscape
@@ -358,17 +353,16 @@ def compare(
     source = {"model": model, "data": data, "data_dir": data_dir, "metrics": metrics}
     source = {name: value for name, value in source.items() if value is not None}
     if not (isinstance(loss, str) and loss == "data"):
-        run_source["loss"] = loss
-    sides, entries, grouped = _entries(problems, run_source)
+        source["loss"] = loss
+    sides, entries, grouped = _entries(problems, source)
     chosen = [BY_NAME[name] for name in dict.fromkeys(quantities)]
     chosen = chosen or [quantity for quantity in QUANTITIES if not quantity.by_name]
-    batch_size, chosen, batch_notes = _batch(entries, batch, chosen, bool(quantities))
+    size, chosen, left_out = _batch(entries, batch, chosen, bool(quantities))
     radii = float(rise), float(rho), float(rho_average)
-    settings = Settings(batch_size, draws, planes, *radii, k, preconditioner_of)
-    given_steps = [entry.step for entry in entries]
-    common_loss = math.nan
+    settings = Settings(size, draws, planes, *radii, k, preconditioner_of)
+    given_steps, target = [entry.step for entry in entries], math.nan
     if equal_loss:
-        entries, common_loss = _at_equal_loss(entries, loss_tol)
+        entries, target = _at_equal_loss(entries, loss_tol)
     sides = sides or _names(entries)
     columns, first = [], None
     for m, entry in enumerate(entries):
@@ -383,35 +377,34 @@ def compare(
     name, unit = names.pop() if len(names) == 1 else ("loss", "")
     side_of = [entry.side for entry in entries]
     rows = _rows(chosen, columns, bool(quantities), side_of, grouped)
-    labels = tuple(entry.label for entry in entries)
-    sources = [entry.source() for entry in entries]
+    labels, origins = tuple(entry.label for entry in entries), [entry.source() for entry in entries]
     return Comparison(
-        **described(rows, loss_name, one_loss),
+        **described(rows, name, len({c.loss for c in columns}) == 1),
         **differences(rows, len(sides), max(column.eps for column in columns), significance),
         **{name: value for name, value in vars(settings).items() if name != "preconditioner_of"},
         sides=tuple(sides),
         labels=labels,
-        sources=tuple(name for name, _ in sources),
-        sources_sha256=tuple(digest for _, digest in sources),
+        sources=tuple(name for name, _ in origins),
+        sources_sha256=tuple(digest for _, digest in origins),
         side_of=np.array(side_of),
         steps=np.array([entry.step for entry in entries]),
         given_steps=np.array(given_steps),
         significance=float(significance),
         grouped=grouped,
-        equal_loss=common_loss,
-        notes=(*batch_notes, *_notes(chosen, columns, labels), *remarks(rows, sides, side_of)),
+        equal_loss=target,
+        notes=(*left_out, *_notes(chosen, columns, labels), *remarks(rows, sides, side_of)),
         seed=seed,
         sample_counts=np.array([column.setting["samples"] for column in columns]),
         dtype=columns[0].setting["dtype"],
         split=SPLIT,
         batchnorm=any(column.setting["batchnorm"] for column in columns),
-        loss_name=loss_name,
-        loss_unit=loss_unit,
+        loss_name=name,
+        loss_unit=unit,
     )
 
 
 class _Column(NamedTuple):
-    """The measurements of one checkpoint: for each quantity a cell, or the error; the loss and its code."""
+    """The measurements of one checkpoint: a cell for each quantity, or the reason for none; its loss."""
 
     cells: list[Measured | LandscapeError]
     loss: tuple[str, Any]
@@ -420,38 +413,20 @@ class _Column(NamedTuple):
     eps: float
 
 
-def _columns_of(
-    entries: Sequence[Entry], quantities: Sequence[Quantity], settings: Settings, seed: int, grouped: bool,
-    progress: ProgressOption,
-) -> list[_Column]:  # fmt: skip
-    """The measurements of all entries: with common draws, or, ``grouped``, with draws of each entry's own."""
-    columns = []
-    first_subject = None  # the origin of "distance", "barrier" and "same-basin"
-    for m, entry in enumerate(entries):
-        entry_seed = int(np.random.SeedSequence((seed, m)).generate_state(1)[0]) if grouped else seed
-        part = portion(progress, m / len(entries), (m + 1) / len(entries))
-        subject = Subject(entry.subject, entry_seed, first_subject)
-        first_subject = first_subject or subject
-        columns.append(_measured(subject, quantities, settings, part))
-    return columns
-
-
 def _measured(
     subject: Subject, quantities: Sequence[Quantity], settings: Settings, progress: Progress
 ) -> _Column:
-    """Measure all quantities of one checkpoint."""
-    problem = subject.problem
-    cells: list[Measured | LandscapeError] = []
+    """All quantities of one checkpoint."""
+    problem, cells = subject.problem, list[Measured | LandscapeError]()
     for k, quantity in enumerate(quantities):
         part = portion(progress, k / len(quantities), (k + 1) / len(quantities))
         try:
             cells.append(quantity.measure(subject, settings, part))
-        except LandscapeError as error:  # becomes a note of the table
+        except LandscapeError as error:  # the table's notes say it
             cells.append(error)
         part(1.0)
     loss, eps = problem.criterion, torch.finfo(problem.dtype).eps
-    # The code tells lambdas apart, which have one name.
-    code = getattr(getattr(loss, "func", loss), "__code__", None)
+    code = getattr(getattr(loss, "func", loss), "__code__", None)  # of a lambda, whose name says nothing
     return _Column(cells, (describe_loss(loss), code), setting(problem), problem.layout.size, eps)
 
 
@@ -500,17 +475,17 @@ def _notes(quantities: Sequence[Quantity], columns: Sequence[_Column], labels: S
 
 
 def _entries(problems: Given, source: Mapping[str, Any]) -> tuple[list[str], list[Entry], bool]:
-    """(names of the sides, empty without names; entries; whether the sides are groups).
+    """(names of the sides, or none if they are not named; entries; whether the sides are groups).
 
-    ``source``: arguments of the runs' problems.
+    Runs have the arguments ``source`` of their problems.
     """
     names = list(problems) if isinstance(problems, Mapping) else []
-    values: Any = problems.values() if isinstance(problems, Mapping) else problems
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        values = [values]
-    members_or_groups: list[Any] = list(values)
-    grouped = any(isinstance(value, (list, tuple)) for value in members_or_groups)
-    sides = [list(value) if isinstance(value, (list, tuple)) else [value] for value in members_or_groups]
+    several: Any = problems.values() if isinstance(problems, Mapping) else problems
+    if isinstance(several, str) or not isinstance(several, Iterable):
+        several = [several]
+    values: list[Any] = list(several)
+    grouped = any(isinstance(value, (list, tuple)) for value in values)
+    sides = [list(value) if isinstance(value, (list, tuple)) else [value] for value in values]
     if len(sides) < 2 or not all(sides):
         raise InputError(f"problems: {len(sides)} given, at least 2 are needed, and no list may be empty")
     if grouped and not names:

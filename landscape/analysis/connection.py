@@ -65,8 +65,8 @@ def _connect_need(problem: Any, align: Any, **_: Any) -> Need:
 
     Activations of both networks, and a copy, are in float64, too, for half of the samples of a chunk.
     """
-    activations = 1.5 * needs.double(problem) * (align == "activations")
-    return needs.need(problem, 12 + 8 * needs.double(problem), 3 + activations)
+    read = 1.5 * needs.double(problem) * (align == "activations")
+    return needs.need(problem, 12 + 8 * needs.double(problem), 3 + read)
 
 
 @analysis(_connect_need, shorter="fewer steps=, fewer points= or a part of the data", version=1)
@@ -89,45 +89,43 @@ def connect(
 ) -> Connection:
     """The loss between two networks: on the line, on the line after alignment, and along a trained curve.
 
-    A permutation of hidden units changes the weights, and not the function (Entezari et al. 2022). The
-    model's permutations are found by tracing one forward pass, and are tested on the model. Then b is
-    permuted so that its units match those of a: by weights (Ainsworth et al. 2023, Algorithm 1), or by
-    correlations of activations (Li et al. 2015).
+    Hidden units have no order: permuting them gives other weights of the same function (Entezari et al.
+    2022). The permutations of this model are found by tracing one pass of it and are tried on it; those of b
+    that bring it near to a are then found by matching weights (Ainsworth et al. 2023, Algorithm 1) or the
+    correlations of activations (Li et al. 2015). The curve
+    leads from a to the aligned b by a bend, which is trained on the mean loss over t uniform in [0, 1]
+    (Garipov et al. 2018, Eq. 2), by Adam with constant steps that fall linearly to zero in the second half.
 
-    The curve leads from a to the aligned b by a third point, the bend. Adam trains the bend on the mean loss
-    over t uniform in [0, 1] (Garipov et al. 2018, Eq. 2), with a step size that is constant and, in the
-    second half, falls linearly to zero.
-
-    BatchNorm's statistics are estimated again at each point of each path, as by Jordan et al. 2023. The
-    training of the bend takes the statistics of each minibatch.
+    BatchNorm's statistics are estimated again at each point of each path, as Jordan et al. 2023 do for
+    networks that have it, and those of each minibatch train the bend.
 
     Args:
         problem: the loss; or a run, on its training set.
         a, b: two networks, in any form that :func:`landscape.line` takes; without b the paths lead from the
             problem's center to a.
         curve: "bezier", quadratic, or "chain", two straight lines that meet in the bend.
-        align: the match of units: "weights", or "activations": their correlations over up to 1,000 samples,
-            at the operations that sum over the units.
-        points: the number of points of each path, at least 3, evenly spaced in t. Barriers and highest losses
-            are the largest at these points.
-        steps: training steps of the bend, each on one minibatch at one t. With 0 the bend stays in the
-            middle, so that the curve is the aligned line.
-        lr: Adam's first step size.
-        batch: samples in a minibatch; at most all samples are taken.
-        bn_samples: the number of samples for BatchNorm's statistics at each point.
-        seed: draws the order in which layers are aligned, minibatches and t.
-        max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        align: what units are matched by: "weights", or "activations", their correlations over up to 1,000
+            samples, at the operations that sum over the units.
+        points: of each path, at equal distances of t, at least 3. Barriers and highest losses are the largest
+            at these points.
+        steps: of the training of the bend, each on one minibatch at one t. With 0 it stays in the middle, so
+            that the curve is the aligned line.
+        lr: of Adam.
+        batch: samples in a minibatch, at most all.
+        bn_samples: samples from which statistics of BatchNorm are estimated at each point.
+        seed: of the order in which layers are aligned, and of minibatches and t.
+        max_memory: bytes that the process may take, at most.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        Loss and accuracy, (3, points) each, barriers (3,), and the weights w (4, P): a, b, the aligned b and
-        the bend. The plane ``landscape.between(problem, [w[0], w[2], w[3]])`` contains the curve.
+        Loss and accuracy, (3, points) each, barriers (3,) and the weights (4, P): a, b, the aligned b, and
+        the bend. ``landscape.between(problem, [w[0], w[2], w[3]])`` is the plane that contains the curve.
 
     Raises:
         InputError: weights of another model; an unknown curve; a number that is not allowed; a model that
             does not run in float64; aligned weights that compute another function than b.
-        OperationError: weights that are not finite, or a file of another model's weights.
+        OperationError: weights that are not finite, or a file of others.
 
     Example:
         >>> import torch, landscape
@@ -145,21 +143,19 @@ def connect(
     ends = {"problem": problem, "a": a} if b is None else {"a": a, "b": b}
     networks = [network_of(problem, end, name) for name, end in ends.items()]
     a, b = (single(network.theta) for network in networks)
-    report = taken(progress)
-    recalibrated = problem.with_batchnorm("recalibrate", bn_samples)
-    aligned_b, symmetry = aligned(problem, a, b, align, seed)
+    report, measured = taken(progress), problem.with_batchnorm("recalibrate", bn_samples)
+    near, symmetry = aligned(problem, a, b, align, seed)
     report(0.1)
     batch = min(batch, problem.samples)
     minibatches = Minibatches(problem, batch, stream(seed, 0))
-    bend = _trained(minibatches, curve, (a, aligned_b), steps, lr, stream(seed, 1), portion(report, 0.1, 0.7))
+    bend = _trained(minibatches, curve, (a, near), steps, lr, stream(seed, 1), portion(report, 0.1, 0.7))
     t = np.linspace(0, 1, points)
-    straight = t, np.zeros_like(t)  # shares of the end and of the bend, as of ``shares``
-    paths = ((b, straight), (aligned_b, straight), (aligned_b, shares(curve, t)))
-    evaluations = []
-    for k, (end, end_and_bend_shares) in enumerate(paths):
-        directions = torch.stack((end - a, bend - a))
-        coordinates = torch.from_numpy(np.stack(end_and_bend_shares, 1))
-        run = evaluator(recalibrated, a, directions, points)
+    zero = np.zeros_like(t)
+    paths = ((b, (t, zero)), (near, (t, zero)), (near, shares(curve, t)))
+    values = []
+    for k, (end, at) in enumerate(paths):
+        directions, coordinates = torch.stack((end - a, bend - a)), torch.from_numpy(np.stack(at, 1))
+        run = evaluator(measured, a, directions, points)
         evaluation = run(coordinates, portion(report, 0.7 + k / 10, 0.8 + k / 10))
         confirm(run, a, directions, coordinates, evaluation["loss"].numpy())
         values.append(evaluation)
@@ -171,16 +167,16 @@ def connect(
         **with_metrics(names_of(problem), columns),
         weights=np.stack([as_array(w) for w in (a, b, near, bend)]),
         distance=float((double(a) - double(b)).norm()),
-        aligned_distance=float((double(a) - double(aligned_b)).norm()),
+        aligned_distance=float((double(a) - double(near)).norm()),
         groups=tuple(group.name for group in symmetry.groups),
         sizes=np.array([group.size for group in symmetry.groups], int),
         fixed=tuple(f"{name}: {reason}" for name, reason in symmetry.fixed.items()),
-        largest_change=change(problem, b, aligned_b),
+        largest_change=change(problem, b, near),
         own_loss=np.array([network.own_loss(problem) for network in networks if tracked(problem.model)]),
         **settings,
         batch=batch,
         seed=seed,
-        **setting(recalibrated),
+        **setting(measured),
         **about,
     )
 
@@ -189,15 +185,15 @@ def _trained(
     minibatches: Minibatches, curve: str, ends: tuple[Tensor, Tensor], steps: int, lr: float,
     generator: torch.Generator, report: Progress,
 ) -> Tensor:  # fmt: skip
-    """Train the bend (P,) of a curve between two ends; the start is the middle of the ends."""
+    """The bend (P,) of a curve between two ends, from their middle on."""
     a, b = ends
     bend: Tensor = (a + b) / 2
     optimizer = torch.optim.Adam([bend], lr)
     for step, (few,) in zip(range(steps), minibatches, strict=False):
         t = float(torch.rand((), generator=generator))
-        b_share, bend_share = shares(curve, t)
-        theta = (1 - b_share - bend_share) * a + b_share * b + bend_share * bend
-        bend.grad = bend_share * existing(*few.loss_and_gradient(theta.to(few.dtype))).to(bend)
+        of_b, of_bend = shares(curve, t)
+        theta = (1 - of_b - of_bend) * a + of_b * b + of_bend * bend
+        bend.grad = of_bend * existing(*few.loss_and_gradient(theta.to(few.dtype))).to(bend)
         optimizer.param_groups[0]["lr"] = lr * min(1, 2 * (1 - step / steps))
         optimizer.step()
         report((step + 1) / steps)
@@ -279,12 +275,12 @@ def average(
             of how many, those with the lowest predictions.
         bn_samples: samples from which statistics of BatchNorm are estimated.
         labels: names of the members; default: 0, 1, …
-        max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        max_memory: bytes that the process may take, at most.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        Predicted losses with intervals, of the averages with ``coefficients`` and of the chosen average.
+        Predicted losses with intervals of the averages that were asked for, and of the chosen one.
 
     Raises:
         InputError: a number of members or coefficients that is not allowed, what is no weights of this model,

@@ -103,33 +103,36 @@ def contour(
 
     Args:
         problem: the loss; its model is evaluated in eval mode. Or a run, on its training set.
-        plane: center and directions, such as from :func:`landscape.random_plane`.
-        grid: numbers of points (nx, ny), or one number for both axes; default: 50 × 50 (DPSGD-2020, section
-            4.1).
-        span: x and y run over [−span, span]; default: 0.1, or large enough for all markers. The default is
-            ``plane.span``; DPSGD-2020, section 4.1, has 0.1.
-        bn: statistics of BatchNorm: "center" (those of the problem's model), "recalibrate" (estimated again
-            at each point) or "train" (those of the batch); default: "recalibrate" in a plane through networks
-            whose statistics differ, else "center". See :meth:`landscape.Problem.with_batchnorm`.
+        plane: center and directions, such as :func:`landscape.random_plane` gives.
+        grid: numbers of points (nx, ny), or one for both axes; 50 × 50 by default (DPSGD-2020, section 4.1).
+        span: x and y run over [−span, span]; by default 0.1, or what shows all markers. The 0.1 is that of
+            DPSGD-2020, section 4.1, the other ``plane.span``.
+        bn: statistics of BatchNorm, "center" (those of the problem's model), "recalibrate" (estimated again
+            at each point) or "train" (those of the batch); by default recalibrate through networks that
+            differ in them, else center. See :meth:`landscape.Problem.with_batchnorm`.
         bn_samples: number of samples for "recalibrate", and in a batch for "train".
-        method: the evaluation of points. Methods are "batched" (many points at once, for chains of linear
-            layers), "folded" (BatchNorm folded into convolutions, in channels-last layout), "pointwise" (any
-            model, point by point) and "auto", the fastest that agrees with "pointwise" on a few samples.
-        autocast: faster arithmetic: "bfloat16" (networks that torch.fx can trace) or "tf32" (CUDA); default:
-            the problem's precision. The result has the largest error at up to 16 points.
-        max_memory: the most bytes that the process may use.
-        interpolation_tol: the largest error of interpolated points, as a share "1%" of the range shown, or as
-            a number of nats such as 0.005; default: all points are exact. Where losses differ by more than a
-            factor of 100, the range is the range of logarithms. A smooth surface of 51 × 51 points needs 229
-            exact points for 1%. All points are computed where 70% would be needed, or where the loss is flat
-            up to rounding. From 512 samples on, a twentieth of the samples comes first, and 40 to 100 points
-            are computed with all samples. An island of other values can be missed if it covers less than 1.5%
-            of the picture, or if the twentieth does not show it (``landscape.evaluation.adaptive``).
-        into: a file of :func:`landscape.open`. The surface is written to the file about every ten seconds and
-            at the end. A surface in the file, unfinished or on another grid, is resumed: common points are
-            not computed again. "auto" keeps the method of an unfinished surface.
-        execution: the processes, and an earlier surface to resume; see :class:`landscape.Execution`.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        method: how points are evaluated. Paths are "batched" (chains of linear layers: many points at once),
+            "folded" (BatchNorm folded into convolutions,
+            channels-last layout), "pointwise" (any model, point by point) or "auto", the fastest that agrees
+            with "pointwise" on a few samples.
+        autocast: faster arithmetic, "bfloat16" (networks that torch.fx can trace) or "tf32" (CUDA); by
+            default that of the problem. The largest error at up to 16 points is then measured and kept with
+            the result.
+        max_memory: bytes that the process may take, at most.
+        interpolation_tol: compute exact points only until the others can be interpolated with an error below
+            this: "1%" of the range shown, or a number such as 0.005; by default all points are exact. The
+            range is that of the logarithm, if the losses differ by more than a factor of 100; numbers are
+            nats. Smooth surfaces of 51 × 51 points need 229 exact ones for 1%;
+            where 70% of the points would be needed, or the loss is flat but for rounding, all are computed.
+            From 512 samples on these are of a twentieth of the samples, and some 40 to 100 of all. An island
+            that covers less than 1.5% of the picture can be missed, and a larger one that no sample of the
+            part has. See ``landscape.evaluation.adaptive``.
+        into: a file of :func:`landscape.open`, into which the surface is written, about every ten seconds and
+            at the end. A surface that is there, unfinished or on another grid, is resumed: the points in
+            common are not computed again. "auto" keeps the method of an unfinished surface.
+        execution: the processes that compute it, and the earlier surface that it goes on with without a file,
+            see :class:`landscape.Execution`.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -138,10 +141,10 @@ def contour(
 
     Raises:
         InputError: a grid below 1, a span that is not positive, an unknown option, an interpolation_tol that
-            is neither a positive number nor a share below 100%, a method or autocast that the model does not
-            allow, or a bound on memory that is too small.
+            is no positive number and no share below 100%, a method or autocast that the model cannot take, or
+            a bound on memory that is too small.
         MismatchError: an InputError, for an ``execution.previous`` of a different model, plane or setting.
-        OperationError: a file ``into`` with other results, or with points that the grid lacks.
+        OperationError: the file ``into`` holds other results, or points that the grid does not have.
 
     Example:
         >>> import torch, landscape
@@ -158,42 +161,39 @@ def contour(
     at = Grid(problem, axes(grid, span), interpolation_tol)
     original, policy = problem, _policy(problem, bn, plane.networks, len(plane.markers))
     problem = problem.with_batchnorm(policy, bn_samples)
-    setting, lines = _setting(problem, plane, policy, autocast), provenance(problem)
-    required = setting | _source(about) | {"center": plane.center, "directions": plane.directions}
-    if method != "auto":
-        required["method"] = method
+    setting, made_of = _setting(problem, plane, policy, autocast), provenance(problem)
+    same = setting | _source(about) | {"center": plane.center, "directions": plane.directions}
+    same |= {} if method == "auto" else {"method": method}
     execution = execution or Execution()
-    previous, save = _resumed(Surface, points, required, lines, into, execution)
+    previous, save = _resumed(Surface, at, same, made_of, into, execution)
     if previous is not None:
-        if points.take(previous, previous.done):
+        if at.take(previous, previous.done):
             return _ended(previous, into)
-        # The earlier directions: those of ``plane`` may differ by rounding.
-        plane = previous.plane(plane.center)
-        method = previous.method if points.same else method
-    run = evaluator(problem, plane.center, plane.directions, points.first, method=method, autocast=autocast)
-    fields = setting | _description(problem, plane, previous) | {"method": run.method, "provenance": lines}
+        plane = previous.plane(plane.center)  # the same numbers: the one given may differ by rounding
+        method = previous.method if at.same else method
+    run = evaluator(problem, plane.center, plane.directions, at.first, method=method, autocast=autocast)
+    fields = setting | _description(problem, plane, previous) | {"method": run.method, "provenance": made_of}
     if previous is None:
-        fields |= _own_losses(own_problem, problem, plane.networks, plane.labels)
-    autocast_error = 0.0 if autocast is None else math.nan  # NaN until measured
+        fields |= _own_losses(original, problem, plane.networks, plane.labels)
+    error = 0.0 if autocast is None else math.nan
 
     def surface() -> Surface:
-        return Surface(span=span, autocast_error=autocast_error, **points.fields(), **fields, **about)
+        return Surface(span=span, autocast_error=error, **at.fields(), **fields, **about)
 
     dispatch = _dispatch(execution, save, surface, progress=taken(progress), least=run.block)
-    part = _part(problem, points, plane.center, plane.directions, run, autocast)
-    optional = [name for name in points.columns if name != "loss"]
-    fields |= points.complete(run, dispatch, ("loss",), optional, plane.seed, part)
+    part = _part(problem, at, plane.center, plane.directions, run, autocast)
+    fields |= at.complete(run, dispatch, ("loss",), [*at.columns][1:], plane.seed, part)
     if autocast is None:
-        confirm(run, plane.center, plane.directions, points.points, points.exact("loss"))
+        confirm(run, plane.center, plane.directions, at.points, at.exact("loss"))
     else:
-        autocast_error = _autocast_error(problem, plane, points)
+        error = _autocast_error(problem, plane, at)
     return _ended(surface(), into)
 
 
 def _part(
     problem: Problem, at: Grid, center: Tensor, directions: Tensor, run: Evaluator, autocast: str | None
 ) -> Evaluator | None:
-    """An evaluator like ``run`` for a part of the samples; None where a part would not save time."""
+    """The same path as ``run``'s for a part of the samples, where points are interpolated and it pays."""
     part = part_of(problem) if at.tolerance is not None and 2 * at.first <= at.done.size else None
     if part is None:
         return None
@@ -207,29 +207,31 @@ def _check_sharded(problem: Any, into: ResultFile | None, execution: Execution |
 
 
 def _resumed(
-    kind: type[R], points: Grid, required: Mapping[str, Any], lines: Sequence[str], into: ResultFile | None,
+    kind: type[R],
+    at: Grid,
+    same: Mapping[str, Any],
+    made_of: Sequence[str],
+    into: ResultFile | None,
     execution: Execution,
-) -> tuple[R | None, Callable[[R], None] | None]:  # fmt: skip
-    """The earlier result to resume, and the function that saves an unfinished result; None for neither.
+) -> tuple[R | None, Callable[[R], None] | None]:
+    """The earlier result that a call goes on with, and the function that saves an unfinished one, if any.
 
-    An earlier result can be resumed if it has the fields ``required`` and the provenance ``lines``.
+    ``same`` are the fields that an earlier one has equal, and ``made_of`` its provenance.
     """
 
     def differs(result: R) -> str:
-        """The first difference in words, or ""."""
-        return difference(result, required) or changed(result.provenance, lines, points.dtype)
+        return difference(result, same) or changed(result.provenance, made_of, at.dtype)
 
     previous: Any = execution.previous
     if into is None:
         if previous is not None:
             fit("execution.previous", previous, kind)
-            reason = differs(previous)
-            if reason:
+            if reason := differs(previous):
                 raise MismatchError(reason)
         return previous, execution.save
     if previous is not None or execution.save is not None:
         raise InputError("execution: previous and save are not allowed with into, which stands for both")
-    earlier = into.earlier(kind, differs, required.get("source_sha256", ""), points.x, points.y)
+    earlier = into.earlier(kind, differs, same.get("source_sha256", ""), at.x, at.y)
     return earlier, functools.partial(into.put, finished=False)
 
 
@@ -274,7 +276,7 @@ def _description(problem: Problem, plane: Plane, previous: Surface | None) -> di
 
 
 def _policy(problem: Problem, bn: str | None, networks: Sequence[Network], count: int) -> str:
-    """The policy of BatchNorm: ``bn``, else the problem's policy, else what ``count`` networks need."""
+    """The policy of BatchNorm: the one asked for, else the problem's, or what ``places`` networks need."""
     if bn is not None or not count or problem.batchnorm.name != "center":
         return bn or "center"
     alike = len(networks) == count and all(network.shares_statistics(problem) for network in networks)
@@ -296,9 +298,10 @@ def _own_losses(
 
 
 def _autocast_error(problem: Problem, plane: Plane, at: Grid) -> float:
-    """The largest |difference| from the loss in the model's precision, at up to ERROR_POINTS points.
+    """The largest |difference| of the loss from that in the model's precision, at up to ERROR_POINTS points.
 
-    The points are ``done``: center, corners, lowest and highest loss, and random points.
+    These are the center, the corners, the lowest and the highest loss, and others drawn at random, of those
+    that are ``done``.
     """
     loss, (ny, nx) = at.columns["loss"].ravel(), at.done.shape
     finite = np.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0)
@@ -344,37 +347,37 @@ def line(
 
     Args:
         problem: the loss; its model is evaluated in eval mode. Or a run, on its training set.
-        a, b: two networks: the line (1−t)·a + t·b, t ∈ [0, 1], with the barrier between a and b. A network is
-            a vector (P,), a problem (its center), a model, a state dict, a run (its mean), or the name of a
-            file with one of these; parameters are matched by name. Without b the line leads from the
-            problem's center to a. A vector without b is a direction; an integer b after it is ``points``.
-        points: the number of points, at least 2; default: 51.
-        span: along a direction t runs over [−span, span]; default: 0.1, as for planes (DPSGD-2020, section
+        a, b: two networks: the line (1−t)·a + t·b, t ∈ [0, 1], with the barrier between the two. Each is a
+            vector (P,), a problem (its center), a model, a state dict, a run (its mean), or the name of a
+            file of one; parameters are matched by name. Without b the line leads from the problem's center
+            to a; but a vector alone is a direction, and a number after it is that of the points.
+        points: how many, at least 2; 51 by default.
+        span: along a direction t runs over [−span, span]; by default 0.1, as for planes (DPSGD-2020, section
             4.1).
         direction: (P,), in place of a and b: the line is center + t·direction, t ∈ [−span, span].
         weights: a and b as one list, or (2, P).
         labels: names of a and b for plots.
-        bn: statistics of BatchNorm: "center" (those of the problem's model), "recalibrate" (estimated again
-            at each point) or "train" (those of the batch); default: "recalibrate" between networks whose
-            statistics differ, else "center". See :meth:`landscape.Problem.with_batchnorm`.
+        bn: statistics of BatchNorm, "center" (those of the problem's model), "recalibrate" (estimated again
+            at each point) or "train" (those of the batch); by default recalibrate between networks that
+            differ in them, else center. See :meth:`landscape.Problem.with_batchnorm`.
         bn_samples: number of samples for "recalibrate", and in a batch for "train".
-        method: the evaluation of points, as in :func:`landscape.contour`; "auto" takes the fastest method
-            that agrees with the model.
-        interpolation_tol: the largest error of interpolated points, as a share "1%" of the range shown, or as
-            a number of nats such as 0.005; default: all points are exact. Of 51 points a smooth line needs 25
-            exact points, or 15 with a part of the samples. Where 70% do not suffice, all are computed.
-        max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        method: how the losses are computed; "auto" takes the fastest one that agrees with the model itself.
+        interpolation_tol: compute exact points only until the others can be interpolated with an error below
+            this: "1%" of the range shown, or a number such as 0.005; by default all points are exact. Of 51
+            points a smooth line needs 25 exact ones, with a part of the samples 15. Where 70% of them do not
+            suffice, all are computed.
+        max_memory: bytes that the process may take, at most.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
         t, loss and accuracy, (points,) each.
 
     Raises:
-        InputError: fewer than 2 points, a span that is not positive or beside two networks, both direction
-            and a or neither, weights of another model, an unknown option, or an interpolation_tol that is not
-            allowed.
-        OperationError: weights that are not finite, or a file of another model's weights.
+        InputError: fewer than 2 points, a span that is not positive or for two weights, both or neither of
+            direction and a, what is no weights of this model, an unknown option, or an interpolation_tol that
+            is not allowed.
+        OperationError: weights that are not finite, or a file of others.
 
     Example:
         >>> import torch, landscape
@@ -388,8 +391,7 @@ def line(
     if isinstance(b, int):
         points, b = b, None
     if weights is not None:
-        is_pair = hasattr(weights, "__len__") and len(weights) == 2
-        if not is_pair or a is not None or b is not None:
+        if not (hasattr(weights, "__len__") and len(weights) == 2 and a is None and b is None):
             raise InputError("weights: for a line it must be two networks, [a, b], without a or b beside it")
         a, b = weights
     if b is None and isinstance(a, (Tensor, np.ndarray)) and direction is None:
@@ -402,19 +404,16 @@ def line(
         networks = networks_of(problem, [*ends.values()], labels or tuple(ends))
         if span is not None:
             raise InputError("span: a line between two weights runs from 0 to 1; leave it out")
-        kind = "interpolation"
-        t = np.linspace(0, 1, points)
+        kind, t = "interpolation", np.linspace(0, 1, points)
         start, end = (single(network.theta) for network in networks)
         direction = end - start
     else:
         span = SPAN if span is None else span
-        kind = "direction"
-        t = np.linspace(-span, span, points)
+        kind, t = "direction", np.linspace(-span, span, points)
         start, direction = problem.weights, vector_of(direction, problem.weights, "direction")
-        norm = float(ranks_of(problem).norm(direction))
-        if not 0 < norm < math.inf:
+        if not 0 < (norm := float(ranks_of(problem).norm(direction))) < math.inf:
             raise InputError(f"direction: one of norm {norm:g} is not allowed, it must be finite and > 0")
-    own_problem = problem
+    original = problem
     problem = problem.with_batchnorm(_policy(problem, bn, networks, len(networks)), bn_samples)
     at = Grid(problem, (t,), interpolation_tol)
     directions = torch.stack((direction, torch.zeros_like(direction)))
@@ -425,16 +424,16 @@ def line(
     confirm(run, start, directions, at.points, at.exact("loss"))
     return Line(
         t=t,
-        **grid.values(),
-        done=grid.done,
+        **at.values(),
+        done=at.done,
         start=as_array(start),
         direction=as_array(direction),
         kind=kind,
-        barrier=barrier(t, grid.columns["loss"]) if kind == "interpolation" else float("nan"),
+        barrier=barrier(t, at.columns["loss"]) if kind == "interpolation" else float("nan"),
         method=run.method,
         labels=tuple(labels),
-        **_own_losses(own_problem, problem, networks, network_names),
-        **interpolation,
+        **_own_losses(original, problem, networks, labels or ("the first", "the second")[: len(networks)]),
+        **errors,
         **setting(problem),
         **about,
     )
@@ -475,32 +474,33 @@ def hessian_grid(
 
     Args:
         problem: the loss; or a run, on its training set.
-        plane: center and directions, such as from :func:`landscape.random_plane`.
-        grid: numbers of points (nx, ny), or one number for both axes; default: 4 × 4 (DPSGD-2020, section
-            4.1).
-        span: x and y run over [−span, span]; default: 0.1, or large enough for all markers. The default is
-            ``plane.span``; DPSGD-2020, section 4.1, has 0.1.
-        residual_tol: the largest residual ‖Hv − λv‖ / |λ|; for |λ| below max|λ|/1000, relative to
-            max|λ|/1000.
-        max_products: the largest number of Hessian-vector products for each point.
-        search: "auto": products of the search may use only the samples with most curvature, and exact
-            products then verify and refine the results; "exact": all products are exact.
+        plane: center and directions, such as :func:`landscape.random_plane` gives.
+        grid: numbers of points (nx, ny), or one for both axes; 4 × 4 by default (DPSGD-2020, section 4.1).
+        span: x and y run over [−span, span]; by default 0.1, or what shows all markers. The 0.1 is that of
+            DPSGD-2020, section 4.1, the other ``plane.span``.
+        residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
+            zero.
+        max_products: Hessian-vector products per point, at most.
+        search: "auto" may search with cheaper products, whose results are verified and refined with exact
+            ones; "exact": all products are exact.
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
-        bn: statistics of BatchNorm: "center" (those of the problem's model), "recalibrate" (estimated again
+        bn: statistics of BatchNorm, "center" (those of the problem's model), "recalibrate" (estimated again
             at each point) or "train" (those of the batch). See :meth:`landscape.Problem.with_batchnorm`.
         bn_samples: number of samples for "recalibrate", and in a batch for "train".
-        interpolation_tol: the largest error of interpolated points, as a share "1%" of the range shown, or as
-            a number such as 0.005; default: all points are exact. The tolerance holds for λ_min, λ_max and
-            the ratio, and should exceed ``residual_tol``. Grids finer than about 20 × 20 save time.
-        into, execution: as for :func:`landscape.contour`. With another ``max_products``, points that did not
-            converge are computed again.
-        max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        interpolation_tol: compute exact points only until the others can be interpolated with an error below
+            this: "1%" of the range shown, or a number such as 0.005; by default all points are exact. It is
+            of λ_min, λ_max and the ratio alike, pays for grids finer than about 20 × 20, and should not be
+            below ``residual_tol``.
+        into, execution: as for :func:`landscape.contour`; points that did not converge are computed again
+            with another ``max_products``.
+        max_memory: bytes that the process may take, at most.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        lambda_min, lambda_max, residuals, ratio = |λ_min|/|λ_max|, products and converged, (ny, nx) each.
+        lambda_min, lambda_max, their residuals, ratio = |λ_min|/|λ_max|, products and
+        converged, (ny, nx) each.
 
     Raises:
         InputError: a grid below 1, a span, residual_tol or max_products that is not positive, or an
@@ -520,21 +520,21 @@ def hessian_grid(
     _check_sharded(problem, into, execution)
     check_plane(problem, plane)
     span = plane.span if span is None else span
-    points = Grid(problem, axes(grid, span), interpolation_tol, kinds)
+    at = Grid(problem, axes(grid, span), interpolation_tol, kinds)
     target = SearchOptions(1, 1, residual_tol, max_products)
     problem = problem.with_batchnorm(bn, bn_samples)
-    hessian = HessianOptions(derivatives=derivatives).at(problem)
-    # Raises an error if products at the center are not finite; at other points they may be NaN.
-    hessian(start_vector(problem, plane.seed))
-    options = HessianOptions(derivatives=hessian.derivatives)
-    fields = _fields(problem, plane, residual_tol, search) | {"derivatives": hessian.derivatives}
-    del hessian  # frees its graphs
-    lines = provenance(problem)
+    h = HessianOptions(derivatives=derivatives).at(problem)
+    h(start_vector(problem, plane.seed))  # the center has one, other points may be NaN
+    options = HessianOptions(derivatives=h.derivatives)
+    fields = _fields(problem, plane, residual_tol, search) | {"derivatives": h.derivatives}
+    del h
+    made_of = provenance(problem)
     execution = execution or Execution()
-    previous, save = _resumed(HessianGrid, points, fields | _source(about), lines, into, execution)
+    previous, save = _resumed(HessianGrid, at, fields | _source(about), made_of, into, execution)
     if previous is not None:
+        # With other limits a point that did not converge is searched again.
         usable = previous.done & (previous.converged | (previous.max_products == max_products))
-        if points.take(previous, usable):
+        if at.take(previous, usable):
             return _ended(previous, into)
     fields |= {"max_products": max_products, "provenance": made_of}
     if problem.metrics:
@@ -542,12 +542,12 @@ def hessian_grid(
         fields |= {"metric_names": names_of(problem), "metrics": metrics}
 
     def result() -> HessianGrid:
-        return HessianGrid(span=span, **points.fields(), **fields, **about)
+        return HessianGrid(span=span, **at.fields(), **fields, **about)
 
     at_once = points_at_once(problem, options)
     dispatch = _dispatch(execution, save, result, progress=taken(progress), block=at_once)
-    eigenvalues_at = _eigenvalue_columns(problem, plane, target, options, search, at_once)
-    fields |= points.complete(eigenvalues_at, dispatch, VALUES, (), plane.seed)
+    ends = _ends_at(problem, plane, target, options, search, at_once)
+    fields |= at.complete(ends, dispatch, VALUES, (), plane.seed)
     return _ended(result(), into)
 
 
@@ -565,29 +565,28 @@ def _fields(problem: Problem, plane: Plane, residual_tol: float, search: str) ->
     }
 
 
-def _eigenvalue_columns(
+def _ends_at(
     problem: Problem, plane: Plane, target: SearchOptions, options: HessianOptions, search: str, at_once: int
 ) -> Callable[[Tensor, Progress], dict[str, Array]]:
-    """The function from points (K, 2) to the result's columns there, for ``at_once`` points together.
+    """(K, 2) points -> the columns of the result there, ``at_once`` points together.
 
-    The search at each point starts from one random vector. A start from a neighbor's eigenvectors plus a
-    random part took 15% fewer products on MNIST's MLP, but gave eigenvalues up to 1.9% above the lowest.
-    Blocks of ``at_once`` points share passes over the data, for any portions and number of processes.
+    Each point starts from the same random vector. A start from the neighbor's eigenvectors plus a random
+    part took 15% fewer products on MNIST's MLP, but ended at eigenvalues near the lowest, up to 1.9% off. The
+    points share samples and passes over the data in fixed blocks, whatever the portions and processes.
     """
     start = start_vector(problem, plane.seed)
 
-    def columns_at(points: Tensor, progress: Progress) -> dict[str, Array]:
-        pairs = []
-        finished = 0
+    def ends(points: Tensor, progress: Progress) -> dict[str, Array]:
+        pairs, count = [], 0
 
-        def report_point() -> None:
-            nonlocal finished
-            finished += 1
-            progress(finished / len(points))
+        def done_one() -> None:
+            nonlocal count
+            count += 1
+            progress(count / len(points))
 
         for i in range(0, len(points), at_once):
             thetas = plane.center + points[i : i + at_once].to(plane.directions) @ plane.directions
-            pairs += eigenpairs(problem, thetas, start, target, options, search=search, done=report_point)
+            pairs += eigenpairs(problem, thetas, start, target, options, search=search, done=done_one)
         columns = ends_of(pairs)
         for name in ("products", "converged"):
             columns[name] = np.array([getattr(pair, name) for pair in pairs])
@@ -595,4 +594,4 @@ def _eigenvalue_columns(
             columns["ratio"] = np.abs(columns["lambda_min"]) / np.abs(columns["lambda_max"])
         return columns
 
-    return columns_at
+    return ends

@@ -74,22 +74,22 @@ def noise(
 ) -> Noise:
     """Estimate Δ(2), the noise from the learners' spread.
 
-    Let δ be the mean over learners of ∇L^μ(w_j) − ∇L^μ(w_a). There are four estimates: the definition α²‖δ‖²
-    over drawn minibatches; α²‖δ‖² with the whole data as minibatch; Eq. 4 of DPSGD-2020 with the Hessian; and
-    the first-order expansion with the minibatches' Hessians.
+    Four estimates stand side by side.
 
-    BatchNorm takes each minibatch's statistics, as in training. The whole data is then divided into
-    minibatches of this size, without a smaller last one.
+    With δ the mean over learners of ∇L^μ(w_j) − ∇L^μ(w_a): the definition α²‖δ‖² over drawn minibatches, the
+    same with the whole data, Eq. 4 of DPSGD-2020 with the Hessian, and the first-order expansion with the
+    minibatches' Hessians. BatchNorm takes each minibatch's statistics, as in training; the whole data then
+    comes in minibatches of that size, without a smaller last one.
 
     Args:
         problem: the loss on the training set; or a run.
-        weights: (n, P), the weights of n ≥ 2 learners; default: the run's.
+        weights: (n, P), those of at least 2 learners; default: the run's.
         lr: α, the learning rate; default: the run's.
         local_batch: B, samples per learner in a minibatch; default: the run's.
-        draws: the number of draws of minibatches; 32 give each standard error to about 13%.
+        draws: how many times the minibatches are drawn; 32 give each standard error to about 13%.
         seed: draws the minibatches.
-        max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        max_memory: bytes that the process may take, at most.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -113,31 +113,28 @@ def noise(
         raise InputError("lr, local_batch: missing, a problem and imported weights have none; give both")
     weights = placed(problem, weights, smallest=2)
     check_unpenalized(problem, "Δ(2) is of the data's minibatches")
-    # Data without numbered samples raises an error here, before any work.
-    problem.data.gather(torch.zeros(1, dtype=torch.long))
+    problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once
     problem = in_minibatches(problem, local_batch)
     exact_only(problem, "noise")
     n, mean = len(weights), average(weights)
-    gradient = double(existing(*problem.loss_and_gradient(mean)))
-    deviations = weights - mean
-    terms_of = _terms_of_delta(problem, weights, mean, gradient)
-    generator = torch.Generator().manual_seed(seed)
-    report = taken(progress)
-    rows = []
+    gradient, spread = double(existing(*problem.loss_and_gradient(mean))), weights - mean
+    terms = _terms_of_delta(problem, weights, mean, gradient)
+    rows, generator, report = [], torch.Generator().manual_seed(seed), taken(progress)
+
     for k in range(draws):
-        rows.append(terms_of(torch.randint(problem.samples, (n, local_batch), generator=generator)))
+        rows.append(terms(torch.randint(problem.samples, (n, local_batch), generator=generator)))
         report((k + 1) / draws)
     names = ("direct", "first_order", "delta_s", "delta_2", "delta_cross")
-    table = lr**2 * torch.tensor(rows, dtype=torch.float64).numpy()  # (draws, names)
+    table = lr**2 * torch.tensor(rows, dtype=torch.float64).numpy()
     gradients = torch.stack([existing(*problem.loss_and_gradient(w)) for w in weights])
-    delta = gradients.to(gradient.device).mean(0, dtype=torch.float64) - gradient
-    hessian = HessianOperator(problem, mean, derivatives="exact")
-    eq4 = sum(float(double(hessian(deviation)).square().sum()) for deviation in deviations) / n**2
+    full = gradients.to(gradient.device).mean(0, dtype=torch.float64) - gradient
+    operator = HessianOperator(problem, mean, derivatives="exact")
+    eq4 = sum(float(double(operator(d)).square().sum()) for d in spread) / n**2
     return Noise(
         **dict(zip(names, table.T, strict=True)),
-        full_batch=lr**2 * float(delta @ delta),
+        full_batch=lr**2 * float(full @ full),
         eq4=lr**2 * eq4,
-        consensus=float(double(deviations).square().sum()) / n,
+        consensus=float(double(spread).square().sum()) / n,
         lr=lr,
         learners=n,
         local_batch=local_batch,
@@ -150,32 +147,29 @@ def noise(
 def _terms_of_delta(
     problem: Problem, weights: Tensor, mean: Tensor, gradient: Tensor
 ) -> Callable[[Tensor], list[Tensor]]:
-    """The function from minibatches (n, B) to their direct, first order, Δ_S, Δ(2) and cross terms, over lr².
+    """Samples (n, B) ↦ direct, first order, Δ_S, Δ(2) and cross term over lr², on these minibatches.
 
-    A minibatch is given by its samples' numbers. ``gradient`` (P,): ∇L of all data at the ``mean``.
+    ``gradient`` (P,) is that of all data at the ``mean``.
     """
-    stack = Stack(problem)
-    gradients, gradients_at_mean = torch.empty_like(weights), torch.empty_like(weights)  # buffers (n, P)
+    stack, at_learners, at_mean = Stack(problem), torch.empty_like(weights), torch.empty_like(weights)
 
     def perpendicular(v: Tensor) -> Tensor:
         """The part of ``v`` (P,) orthogonal to the gradient."""
         return v - (v @ gradient) / (gradient @ gradient) * gradient
 
-    def terms_of(indices: Tensor) -> list[Tensor]:
+    def terms(indices: Tensor) -> list[Tensor]:
         x, y = problem.data.gather(indices)
-        stack.gradients(weights, x, y, out=gradients)
-        stack.gradients(mean.expand_as(weights), x, y, out=gradients_at_mean)
-        delta = (gradients - gradients_at_mean).to(gradient.device).mean(0, dtype=torch.float64)
-        products = []
-        for samples, deviation in zip(indices, weights - mean, strict=True):
-            hessian = HessianOperator(problem.subset(samples), mean, derivatives="exact")
-            products.append(hessian(deviation))
-        first_order = torch.stack(products).to(gradient.device).mean(0, dtype=torch.float64)
-        mean_gradient = gradients_at_mean.to(gradient.device).mean(0, dtype=torch.float64)
-        p_delta, p_s = perpendicular(delta), perpendicular(mean_gradient)
-        return [delta @ delta, first_order @ first_order, p_s @ p_s, p_delta @ p_delta, 2 * p_s @ p_delta]
+        stack.gradients(weights, x, y, out=at_learners)
+        stack.gradients(mean.expand_as(weights), x, y, out=at_mean)
+        delta = (at_learners - at_mean).to(gradient.device).mean(0, dtype=torch.float64)
+        pairs = zip(indices, weights - mean, strict=True)
+        products = [HessianOperator(problem.subset(i), mean, derivatives="exact")(d) for i, d in pairs]
+        first = torch.stack(products).to(gradient.device).mean(0, dtype=torch.float64)
+        of_mean = at_mean.to(gradient.device).mean(0, dtype=torch.float64)
+        p_delta, p_s = perpendicular(delta), perpendicular(of_mean)
+        return [delta @ delta, first @ first, p_s @ p_s, p_delta @ p_delta, 2 * p_s @ p_delta]
 
-    return terms_of
+    return terms
 
 
 def _noise_scale_need(problem: Any, weights: Any, gradient: Any, **_: Any) -> Need:
@@ -204,21 +198,19 @@ def noise_scale(
 ) -> NoiseScale:
     """B_simple = tr Σ/‖g‖²: the batch at which noise and gradient are equal in size.
 
-    Below B_simple twice the batch takes nearly half the steps; far above B_simple it saves no steps
-    (McCandlish et al. 2018, arXiv:1812.06162). Σ is the covariance of one sample's gradient, and g = ∇L(w_a).
-    For minibatches of B samples, drawn with replacement, tr Σ = B E‖g_B − g‖².
-
-    BatchNorm takes each minibatch's statistics, as in training. B_simple then depends a little on B, as also
-    where samples have unequal weights. Other layers, such as dropout, are in eval mode: their noise is left
-    out.
+    Below it a larger batch saves nearly as many steps as it costs samples; far above it saves none
+    (McCandlish et al. 2018, arXiv:1812.06162). Σ is the covariance of one sample's gradient and g that of the
+    loss at w_a; tr Σ is B E‖g_B − g‖² for minibatches drawn with replacement. BatchNorm takes each
+    minibatch's statistics, as in training, so that B_simple then depends on B a little, as it does where
+    samples weigh unequally. Other layers, such as dropout, are in eval mode: their noise is left out.
 
     Args:
         problem: the loss, on the training set, centered on w_a; or a run.
         batch: B, samples of a minibatch at w_a; default: the run's total batch. Without BatchNorm the result
-            does not depend on B, and a small B is cheaper.
-        weights: (n, P), the weights of n ≥ 2 learners (for SSGD all w_a). They add B_simple of the learners'
-            mean gradient, and the estimates of B_simple from the n gradients of single steps, which training
-            has at no cost.
+            does not depend on it, and small ones are cheaper.
+        weights: (n, P), where n ≥ 2 learners take their gradients (SSGD's all at w_a): B_simple of their mean
+            gradient, too, and what the n gradients of single steps show of it, as training sees them at no
+            cost.
         local_batch: samples of a learner's minibatch; default: batch / n.
         gradient: "whole": g from all data, one pass; "draws": ‖g‖² from pairs of minibatches, without a pass,
             which is the less exact the smaller ‖g‖² is.
@@ -226,15 +218,15 @@ def noise_scale(
             checkpoint of Adam and its relatives: all is then of the gradients P^{-1/2} g, as that optimizer
             sees them.
         relative_error: draw until the standard error is at most this share of the value.
-        min_draws: the least number of draws; a draw takes one gradient, or one for each learner.
+        min_draws: the least number of draws, of one gradient, or one for each learner.
         max_draws: the largest number of draws.
         seed: draws the minibatches.
-        max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        max_memory: bytes that the process may take, at most.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        B_simple in samples, tr Σ and ‖g‖² with standard errors, at w_a and from the learners.
+        B_simple in samples with its standard error, tr Σ and ‖g‖² with theirs, at w_a and from the learners.
 
     Raises:
         InputError: a batch, relative error or number of draws that is not allowed, weights of another shape
@@ -255,8 +247,8 @@ def noise_scale(
     thetas, local = learners_of(problem, batch, weights, local_batch)
     if thetas is not None and len(thetas) < 2:
         raise InputError("weights: those of 1 learner are not allowed, at least 2 are needed")
-    minibatches = Minibatches(problem, batch, stream(seed, 0))
-    middle = 1.0 if thetas is None else 0.5  # of the progress bar
+    at_mean = Minibatches(problem, batch, stream(seed, 0))
+    middle = 1.0 if thetas is None else 0.5
     estimator: ExactGradientEstimator | JackknifeEstimator
     by = as_preconditioner(precondition)
     root = None if by is None else by.root(problem).to(problem.weights)
@@ -277,16 +269,16 @@ def noise_scale(
         of_learners |= own_gradients.rounds()
         of_learners |= {"learners": len(thetas), "local_batch": local, "learner_draws": own_gradients.draws}
     return NoiseScale(
-        **vars(noise_at_mean),
-        **learner_fields,
+        **vars(mean),
+        **of_learners,
         batch=batch,
         draws=estimator.draws,
         gradient=gradient,
         precondition=by.name if by else "",
         relative_error=relative_error,
-        converged=all(precision.met(estimate.value, estimate.standard_error) for estimate in estimates),
+        converged=all(precision.met(estimate.value, estimate.standard_error) for estimate in measured),
         seed=seed,
-        **setting(minibatches.whole),
+        **setting(at_mean.whole),
         **about,
     )
 
@@ -353,29 +345,27 @@ def noise_alignment(
 ) -> NoiseAlignment:
     """Compare gradient noise with the Hessian.
 
-    The results are tr(HS)/tr S, the covariance C_ii along each eigenvector of H, and γ in C_ii ∝ λ_i^γ.
+    It gives tr(HS)/tr S of minibatch gradients, their covariance by eigenvector of H, and γ in C_ii ∝ λ_i^γ.
 
-    H and g are the Hessian and the gradient over all samples. S is the second moment E g_B g_Bᵀ of the
-    gradients of minibatches drawn with replacement, and C the covariance E (g_B − g)(g_B − g)ᵀ.
-
-    The interaction-aware sharpness of "A new characterization of the edge of stability" (2022) is
-    tr(HS)/tr S. γ is the exponent of arXiv 2602.05600, which finds 1 ≤ γ ≤ 2 in single fully connected
-    layers; here γ is of all parameters, in the basis of H's top eigenvectors (our choice).
-
-    BatchNorm takes each minibatch's statistics, as in training. H and g are then means over minibatches of
-    this size, without a smaller last one, and the mean of g_B differs a little from g.
+    S is the second moment of the gradients of minibatches drawn with replacement, C their covariance around
+    the gradient g of all samples, H the Hessian over all samples. tr(HS)/tr S is the interaction-aware
+    sharpness of "A new characterization of the edge of stability" (2022). The exponent is that of
+    arXiv 2602.05600, which finds 1 ≤ γ ≤ 2 in fully connected layers, each by itself; here it is of all
+    parameters, in the basis of H's top eigenvectors (our choice). BatchNorm takes each minibatch's
+    statistics, as in training; H and g are then means over minibatches of that size, without a smaller last
+    one, and g_B has a mean that differs a little from g.
 
     Args:
         problem: the loss on the training set; or a run.
         batch: B, samples in a minibatch; default: the run's total batch.
         k: the number of eigenvectors; at most P.
-        relative_error: draw until the standard error is at most this share of tr(HS)/tr S.
+        relative_error: draw until the standard error of tr(HS)/tr S is at most this share of it.
         min_draws: the least number of draws. Each takes a minibatch gradient and a Hessian product.
         max_draws: the largest number of draws.
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         seed: draws the minibatches and the start of the search of eigenvalues.
-        max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        max_memory: bytes that the process may take, at most.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -397,35 +387,32 @@ def noise_alignment(
     check_unpenalized(problem, "the noise is of the data's minibatches")
     exact_only(problem, "noise_alignment")
     minibatches = Minibatches(problem, batch, stream(seed, 0))
-    problem, draws = minibatches.whole, iter(minibatches)
-    search_part, draw_part = portion(progress, 0, 0.5), portion(progress, 0.5, 1)
-    pairs = top_eigenvalues(problem, k, derivatives="exact", search=search, seed=seed, progress=search_part)
+    problem, parts = minibatches.whole, iter(minibatches)
+    first, drawing = portion(progress, 0, 0.5), portion(progress, 0.5, 1)
+    pairs = top_eigenvalues(problem, k, derivatives="exact", search=search, seed=seed, progress=first)
     products = row_products(fast_hessian(problem))
     gradient = double(existing(*problem.loss_and_gradient()))
-    vectors = torch.from_numpy(pairs.vectors).to(gradient)
-    terms_of = _terms_in_curvature(problem, products, gradient, vectors)
+    terms = _terms_in_curvature(problem, products, gradient, torch.from_numpy(pairs.vectors).to(gradient))
     rows = np.zeros((0, 4 + k))
     while True:
-        block = itertools.islice(draws, min(BLOCK, max_draws - len(rows)))
-        rows = np.concatenate([rows, terms_of([minibatch for (minibatch,) in block])])
-        hs_terms, s_terms, hc_terms, c_terms = rows[:, :4].T
-        ias, ias_error = statistics.ratio(hs_terms, s_terms)
-        if precision.enough(len(rows), ias, ias_error, draw_part):
+        block = itertools.islice(parts, min(BLOCK, max_draws - len(rows)))
+        rows = np.concatenate([rows, terms([part for (part,) in block])])
+        ias, ias_error = statistics.ratio(rows[:, 0], rows[:, 1])
+        if precision.enough(len(rows), ias, ias_error, drawing):
             break
-    noise_curvature, noise_curvature_error = statistics.ratio(hc_terms, c_terms)
-    squares = rows[:, 4:]
-    gamma, gamma_error, scatter = exponent(pairs.values, squares)
+    noise, noise_error = statistics.ratio(rows[:, 2], rows[:, 3])
+    gamma, gamma_error, scatter = exponent(pairs.values, rows[:, 4:])
     return NoiseAlignment(
         **{name: getattr(pairs, name) for name in ("values", "residuals", "converged")},
-        covariance=squares.mean(0),
-        covariance_error=np.array([statistics.standard_error(column) for column in squares.T]),
+        covariance=rows[:, 4:].mean(0),
+        covariance_error=np.array([statistics.standard_error(column) for column in rows[:, 4:].T]),
         ias=ias,
         ias_error=ias_error,
-        estimates=statistics.ratio_estimates(hs_terms, s_terms),
-        noise_curvature=noise_curvature,
-        noise_curvature_error=noise_curvature_error,
-        trace_s=float(s_terms.mean()),
-        trace_c=float(c_terms.mean()),
+        estimates=statistics.ratio_estimates(rows[:, 0], rows[:, 1]),
+        noise_curvature=noise,
+        noise_curvature_error=noise_error,
+        trace_s=float(rows[:, 1].mean()),
+        trace_c=float(rows[:, 3].mean()),
         grad_norm2=float(gradient.square().sum()),
         gamma=gamma,
         gamma_error=gamma_error,
@@ -443,52 +430,45 @@ def noise_alignment(
 
 
 def exponent(values: Array, squares: Array) -> tuple[float, float, float]:
-    """(γ, the jackknife error of γ, the error of γ from the scatter around the line), C_ii ∝ λ_i^γ.
-
-    γ is the slope of log C_ii over log λ_i.
+    """(γ, its jackknife error, its error from the scatter) of C_ii ∝ λ_i^γ.
 
     Args:
-        values: (k,), λ_i; values that are not positive are left out.
-        squares: (draws, k), squared deviations along each eigenvector; their means are C_ii.
+        values: (k,), λ_i; those that are not positive are left out.
+        squares: (draws, k), squared deviations along each eigenvector, whose means are C_ii.
 
     Example:
         >>> gamma, error, scatter = exponent(np.array([4.0, 2.0, 1.0]), np.array([[16.0, 4, 1], [32, 8, 2]]))
         >>> round(gamma, 6), round(error, 6), round(scatter, 6)
         (2.0, 0.0, 0.0)
     """
-    usable = (values > 0) & (squares.mean(0) > 0)
-    if usable.sum() < 2:
+    used = (values > 0) & (squares.mean(0) > 0)
+    if used.sum() < 2:
         return math.nan, math.nan, math.nan
-    squares, log_values = squares[:, usable], np.log(values[usable])
-    x = log_values - log_values.mean()
+    picked, x = squares[:, used], np.log(values[used]) - np.log(values[used]).mean()
     if not x @ x > 0:
         return math.nan, math.nan, math.nan
-    y = np.log(squares.mean(0))
-    gamma = float(x @ y / (x @ x))
-    means_without_one = (squares.sum(0) - squares) / (len(squares) - 1)  # one draw left out in each row
+    heights = np.log(picked.mean(0))
+    gamma = float(x @ heights / (x @ x))
+    without_one = (picked.sum(0) - picked) / (len(picked) - 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        gammas_without_one = np.log(means_without_one) @ x / (x @ x)
-    misfit, freedom = y - y.mean() - gamma * x, len(x) - 2
+        without = np.log(without_one) @ x / (x @ x)
+    misfit, freedom = heights - heights.mean() - gamma * x, len(x) - 2
     scatter = math.sqrt(float(misfit @ misfit) / freedom / float(x @ x)) if freedom > 0 else math.nan
-    return gamma, float(statistics.error_of(gammas_without_one)), scatter
+    return gamma, float(statistics.error_of(without)), scatter
 
 
 def _terms_in_curvature(
     problem: Problem, products: Products, gradient: Tensor, vectors: Tensor
 ) -> Callable[[Sequence[Problem]], Array]:
-    """The function from minibatches B to rows (minibatches, 4 + k).
-
-    With d = g_B − g a row holds g_BᵀHg_B, ‖g_B‖², dᵀHd, ‖d‖², and the squares of d along ``vectors`` (k, P).
-    """
+    """Minibatches ↦ (minibatches, 4 + k): gᵀHg, ‖g‖², both of g_B − g, and its squares along ``vectors``."""
     image_of_gradient = double(products(gradient[None].to(problem.weights))[0])
 
-    def terms_of(minibatches: Sequence[Problem]) -> Array:
-        gradients = [existing(*minibatch.loss_and_gradient(problem.weights)) for minibatch in minibatches]
-        rows = torch.stack(gradients)
+    def terms(parts: Sequence[Problem]) -> Array:
+        rows = torch.stack([existing(*part.loss_and_gradient(problem.weights)) for part in parts])
         images, rows = double(products(rows)), double(rows)
-        deviations, deviation_images = rows - gradient, images - image_of_gradient
-        factors = ((rows, images), (rows, rows), (deviations, deviation_images), (deviations, deviations))
+        deviations, their_images = rows - gradient, images - image_of_gradient
+        factors = ((rows, images), (rows, rows), (deviations, their_images), (deviations, deviations))
         columns = torch.stack([(a * b).sum(1) for a, b in factors], 1)
         return torch.cat([columns, (deviations @ vectors.T).square()], 1).cpu().numpy()
 
-    return terms_of
+    return terms
