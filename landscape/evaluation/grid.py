@@ -233,7 +233,11 @@ class Dispatch:
 
 
 def compute_missing(
-    points: Tensor, done: Array, values: Mapping[str, Array], evaluate: Evaluate, dispatch: Dispatch,
+    points: Tensor,
+    done: Array,
+    values: Mapping[str, Array],
+    evaluate: Evaluate,
+    dispatch: Dispatch,
     indices: Array | None = None,
 ) -> None:
     """Evaluate the points that are not done, in their order, and write their values.
