@@ -75,27 +75,28 @@ def critical_batch(
 ) -> CriticalBatch:
     """Find the critical batch by branched training.
 
-    It is the largest batch with which training continues as well, sample for sample, from a checkpoint.
+    The critical batch is the largest batch with which training continues as well, sample for sample, from a
+    checkpoint.
 
-    From the checkpoint, with the state of its optimizer and update rule, branches train on equally many
-    samples in steps of other batches; the learning rate follows the batch. The critical batch is the one
-    above which the training loss ends higher than with the smallest batch, by more than the share
-    ``loss_tol``: branched training (Merrill et al. 2025, arXiv 2505.23971). It needs no assumption on the
-    Hessian, which :func:`landscape.noise_scale` does. Evaluation of the loss at w_a over all training data,
-    several seeds and interpolation between batches are ours.
+    Branches start at the checkpoint, with the state of its optimizer and update rule. All branches train on
+    equally many samples, each with another batch; the learning rate follows the batch. With batches above the
+    critical one the training loss ends higher than with the smallest batch, by more than the share
+    ``loss_tol``. This is branched training (Merrill et al. 2025, arXiv 2505.23971). Branched training needs
+    no assumption on the Hessian; :func:`landscape.noise_scale` needs one. Three parts are ours: the loss at
+    the mean w_a of the weights over all training data, several seeds, and interpolation between batches.
 
     Args:
-        run: a checkpoint of ``landscape train``, which says how the run continues (a
-            :class:`landscape.Problem` does not); its learning rate stays constant within a branch.
+        run: a checkpoint of ``landscape train``, whose recipe says how the run continues (a
+            :class:`landscape.Problem` has none); the learning rate stays constant within a branch.
         factors: batches of the branches in units of the run's; the smallest is the reference.
-        trained_samples: of each branch; default: 40 steps of the largest batch.
-        seeds: branches for each batch, with minibatches of their own.
-        loss_tol: the allowed rise of the loss, relative to that of the reference.
-        scaling: of the learning rate with the batch: "linear", "sqrt" or "none". Default: "linear", for
-            optimizers that divide by the size of the gradient "sqrt".
-        seed: of the first branch; it draws the minibatches.
-        device, data_dir: where the branches train, and the folder of data sets; default: those of the run's
-            problem.
+        trained_samples: the number of samples of each branch; default: 40 steps of the largest batch.
+        seeds: the number of branches for each batch, which differ in their minibatches.
+        loss_tol: the allowed rise of the loss, relative to the loss of the reference.
+        scaling: how the learning rate follows the batch: "linear", "sqrt" or "none". Default: "sqrt" for
+            optimizers that divide by the size of the gradient, else "linear".
+        seed: draws the minibatches of the first branch; the next branches take the next numbers.
+        device, data_dir: where the branches train, and the folder of data sets; default: the device and the
+            folder of the run's problem.
         progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
@@ -116,22 +117,25 @@ def critical_batch(
     """
     options.fit("run", run, Checkpoint)
     device, data_dir = device or run.source.get("device") or "cpu", data_dir or run.source.get("data_dir")
-    # The run's, without its schedule and what is recorded along the way.
+    # The run's recipe, without the schedule of its learning rate and without records along the way.
     recipe = continued(run, schedule=Schedule())
     if run.diverged:
         raise OperationError(f"{run.path or 'checkpoint'}: the run diverged, there is nothing to continue")
-    chosen = scaling or ("sqrt" if recipe.part("optimizer")[0] in ROOT else "linear")
+    if scaling is None:
+        optimizer_name, _ = recipe.part("optimizer")
+        scaling = "sqrt" if optimizer_name in ROOT else "linear"
     batches = _batches(recipe, factors)
-    total = trained_samples or STEPS * batches[-1]
-    rates = [run.lr * (batch / recipe.batch) ** SCALING[chosen] for batch in batches]
-    steps = [round(total / batch) for batch in batches]
+    samples = trained_samples or STEPS * batches[-1]
+    rates = [run.lr * (batch / recipe.batch) ** SCALING[scaling] for batch in batches]
+    steps = [round(samples / batch) for batch in batches]
     if steps[-1] < LEAST_STEPS:
-        raise InputError("trained_samples", total, allowed=f"at least {LEAST_STEPS * batches[-1]}")
-    loss, report = np.empty((len(batches), seeds)), taken(progress)
-    for done, (k, s) in enumerate(np.ndindex(loss.shape)):
+        raise InputError("trained_samples", samples, allowed=f"at least {LEAST_STEPS * batches[-1]}")
+    loss = np.empty((len(batches), seeds))
+    report = taken(progress)
+    for number, (k, s) in enumerate(np.ndindex(loss.shape), 1):
         branch = replace(recipe, batch=batches[k], lr=rates[k], steps=run.step + steps[k], seed=seed + s)
         loss[k, s], trainer = _train(branch, run, device, data_dir)
-        report((done + 1) / loss.size)
+        report(number / loss.size)
     return CriticalBatch(
         batch=np.array(batches),
         lr=np.array(rates),
@@ -139,9 +143,9 @@ def critical_batch(
         loss=loss,
         own_batch=recipe.batch,
         step=run.step,
-        trained_samples=total,
+        trained_samples=samples,
         loss_tol=loss_tol,
-        scaling=chosen,
+        scaling=scaling,
         seed=seed,
         **setting(trainer.train),
         **about,
@@ -149,33 +153,36 @@ def critical_batch(
 
 
 def _batches(recipe: Recipe, factors: Sequence[float]) -> list[int]:
-    """The batches in increasing order, each once."""
-    exact = sorted({factor * recipe.batch for factor in factors})
-    if len(exact) < 2:
+    """The batches of ``factors`` in increasing order, without repetition."""
+    products = sorted({factor * recipe.batch for factor in factors})
+    if len(products) < 2:
         raise InputError(f"factors: {list(factors)} is not allowed, at least two different ones are needed")
-    for batch in exact:
+    for batch in products:
         if batch % (recipe.learners * recipe.accumulate):
             reason = f"{recipe.learners} learners cannot share {batch:g} samples"
             raise InputError(f"factors: {batch / recipe.batch:g} is not allowed, {reason}")
-    return [round(batch) for batch in exact]
+    return [round(batch) for batch in products]
 
 
 def _train(
     recipe: Recipe, run: Checkpoint, device: torch.device | str, data_dir: str | Path | None
 ) -> tuple[float, Trainer]:
-    """(the mean training loss over the last quarter of a branch, inf if it diverged; its trainer)."""
+    """Train a branch: (its mean training loss over the last quarter, inf where it diverged; its trainer)."""
     length = recipe.steps - run.step
     every = max(1, length // (4 * PLACES))
+    last_quarter = recipe.steps - length / 4
     losses = []
 
     def evaluate(state: Checkpoint) -> None:
-        if state.step > recipe.steps - length / 4:
+        if state.step > last_quarter:
             losses.append(trainer.buffers.training_loss(average(state.weights)))
 
     recipe = replace(recipe, checkpoint=Save(every=every))
     trainer = Trainer(recipe, checkpoint=run, device=device, data_dir=data_dir, hooks=Hooks(save=evaluate))
     end = trainer.run()
-    return math.inf if end.diverged or not np.isfinite(losses).all() else float(np.mean(losses)), trainer
+    if end.diverged or not np.isfinite(losses).all():
+        return math.inf, trainer
+    return float(np.mean(losses)), trainer
 
 
 # Steps along which the gradient's Lipschitz constant is estimated, and decomposed steps whose median is
@@ -225,17 +232,18 @@ def preconditioner(
     """The diagonal P with which Adam, AdamW, RMSprop, LARS or LAMB makes its next step, and its limit.
 
     For Adam P = (√v̂ + ε)(1 − β₁ᵗ), v̂ the second moment corrected for its bias, as in Cohen et al. 2022
-    (arXiv:2207.14484); for LAMB that times ‖s‖/‖w‖ and for LARS (‖g‖ + λ‖w‖)/(trust ‖w‖), by parameter tensor
-    (our choice). The limit on ηλ_max(P^{-1/2} H P^{-1/2}) is that of the update rule with the optimizer's
-    momentum, P being fixed and common to all learners: 2(1 + β₁)/(1 − β₁) = 38 for SSGD with Adam's β₁ = 0.9.
-    A weight decay in the recipe is left out.
+    (arXiv:2207.14484). For LAMB P is Adam's P times ‖s‖/‖w‖, and for LARS P = (‖g‖ + λ‖w‖)/(trust ‖w‖), by
+    parameter tensor (our choice); s is LAMB's step before this scaling, λ the weight decay. The limit is one
+    on ηλ_max(P^{-1/2} H P^{-1/2}), η the learning rate. The limit holds for the update rule with the
+    optimizer's momentum, where P is fixed and common to all learners: 2(1 + β₁)/(1 − β₁) = 38 for SSGD with
+    Adam's β₁ = 0.9. The effect of a weight decay on the limit is left out.
 
     Args:
         run: a checkpoint of ``landscape train``.
-        problem: its problem; LARS takes gradients of it, on minibatches of the run's size.
-        learner: "mean": the state averaged over the learners (ours; with SSGD all are equal), at w_a; or a
-            learner's number, with its own state and weights.
-        seed: draws these minibatches.
+        problem: the run's problem. LARS takes gradients of this problem, on minibatches of the run's size.
+        learner: "mean": the state averaged over the learners (ours; with SSGD all are equal), at their mean
+            weights w_a; or a learner's number: the state and the weights of this learner.
+        seed: draws the minibatches for LARS.
 
     Returns:
         P with the optimizer's learning rate and limit.
@@ -252,7 +260,7 @@ def preconditioner(
     path = run.path or "run"
     if not run.has_recipe:
         raise OperationError(f"{path}: no run of landscape train; give a landscape.Preconditioner")
-    of_state = StatePreconditioner(recipe_of(run), problem, "precondition")
+    maker = StatePreconditioner(recipe_of(run), problem, "precondition")
     if run.step < 1:
         raise OperationError(f"{path}: of step 0, the optimizer has no state yet")
     check_learner(learner, run.learners)
@@ -260,8 +268,9 @@ def preconditioner(
         weights = run.weights[learner]
         state = {key: rows[learner : learner + 1] for key, rows in run.optimizer.items()}
     else:
-        weights, state = run.mean, of_state.mean_of(run.optimizer, lambda key, rows: average(rows))
-    return of_state.at(weights.to(problem.weights), state, run.step, run.lr, stream(seed, 0))
+        weights = run.mean
+        state = maker.mean_of(run.optimizer, lambda key, rows: average(rows))
+    return maker.at(weights.to(problem.weights), state, run.step, run.lr, stream(seed, 0))
 
 
 # LARS's preconditioner depends on the gradient's norm: it is averaged over this number of minibatches (our
@@ -289,9 +298,10 @@ class StatePreconditioner:
         if momentum is None:
             names = "adam, adamw, rmsprop, lars, lamb"
             raise InputError(f"{where}: the optimizer '{self.name}' has no preconditioner, use {names}")
-        m, form, factor = momentum
+        # P's steps are steps of momentum m with learning rate rate_factor·η (Adam: m = β₁, factor 1 − β₁).
+        m, form, rate_factor = momentum
         limit = recipe.rule().stability_limit(m, form)
-        self.limit = math.nan if limit is None else limit / factor
+        self.limit = math.nan if limit is None else limit / rate_factor
 
     def mean_of(self, rows: Mapping[str, Tensor], mean: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
         """The learners' mean state, name -> (1, …).
@@ -355,16 +365,16 @@ def stability(
 
     Args:
         problem: the loss; or a run.
-        delays: gradient delays τ in steps; default: 0, and for a run with delay its own and 1, 3, 7, 31.
+        delays: gradient delays τ in steps; default: 0; for a run with a delay 0, 1, 3, 7, 31 and this delay.
         momentum: m of the ordinary and shifted forms. 0.9 is the usual value.
         lr: the learning rate, for the picture of ηλ_max; default: the run's.
-        own_limit, own_delay: the limit on ηλ of the run itself, and its delay; default: those of the run's
-            update rule.
-        precondition: P, as :func:`landscape.spectrum` takes it, or True: that of the run's optimizer. λ_max
-            is then that of P^{-1/2} H P^{-1/2}, the limits are of steps w ← w − η P⁻¹ v, v ← m v + g, and lr
-            and own_limit are those of P, if it has them.
-        residual_tol: residual of λ_max, relative to it.
-        seed: draws the starting vector.
+        own_limit, own_delay: the run's own limit on ηλ, and its delay; default: the limit and the delay of
+            the run's update rule.
+        precondition: P, as :func:`landscape.spectrum` takes it, or True: P of the run's optimizer. λ_max is
+            then the largest eigenvalue of P^{-1/2} H P^{-1/2}, and the limits are of steps w ← w − η P⁻¹ v,
+            v ← m v + g. lr and own_limit are then P's, where P has them.
+        residual_tol: the allowed residual of λ_max, relative to λ_max.
+        seed: draws the starting vector of the iteration.
         progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
@@ -419,33 +429,37 @@ def stability(
 def loop_preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> Preconditioner | None:
     """The preconditioner of torch's Adam, AdamW or RMSprop in a loop of the user's own, for ``parameters``.
 
-    None before its first step.
+    None before the optimizer's first step.
 
     Raises:
         InputError: for another optimizer, or parameter groups with different options.
     """
     kind = type(optimizer)
     names = ("betas", "eps", "amsgrad", "centered", "momentum", "maximize")
-    groups = optimizer.param_groups if optimizer is not None else [{}]
+    groups = optimizer.param_groups if optimizer is not None else [{}]  # None is refused below, as a kind
     values = {name: groups[0][name] for name in names if name in groups[0]}
-    form = optimizers.torch_preconditioned(kind, values)
-    if form is None or any(group.get(name) != value for group in groups for name, value in values.items()):
-        reason = "parameter groups with different options" if form else f"the optimizer '{kind.__name__}'"
+    momentum = optimizers.torch_preconditioned(kind, values)
+    differs = any(group.get(name) != value for group in groups for name, value in values.items())
+    if momentum is None or differs:
+        reason = "parameter groups with different options" if momentum else f"the optimizer '{kind.__name__}'"
         allowed = "only with Adam, AdamW or RMSprop of torch, with the same options for all parameters"
         where = "monitor.instruments: 'preconditioned-lambda-max'"
         raise InputError(f"{where} is not allowed with {reason}, {allowed}")
     states = [optimizer.state.get(p, {}) for p in parameters]
     if not all("step" in state for state in states):
         return None
+    # The state of one learner: (1, P).
     flat = {
         key: torch.cat([state[key].detach().flatten() for state in states])[None]
         for key, value in states[0].items()
         if value is not None and key != "step"
     }
+    # For each entry of θ, as parameters may have made different numbers of steps.
     pairs = zip(parameters, states, strict=True)
-    updates = torch.cat([torch.full((p.numel(),), float(state["step"])) for p, state in pairs])[None]
-    m, momentum_form, factor = form
-    updates = updates.to(float64_device(parameters[0].device), torch.float64)
-    diagonal = optimizers.torch_preconditioner(kind, values, flat, updates)[0]
-    limit = max_stable_step(0, m, momentum_form) / factor
+    step_counts = torch.cat([torch.full((p.numel(),), float(state["step"])) for p, state in pairs])[None]
+    step_counts = step_counts.to(float64_device(parameters[0].device), torch.float64)
+    diagonal = optimizers.torch_preconditioner(kind, values, flat, step_counts)[0]
+    # The steps are steps of momentum m with learning rate rate_factor·η (Adam: m = β₁, factor 1 − β₁).
+    m, form, rate_factor = momentum
+    limit = max_stable_step(0, m, form) / rate_factor
     return Preconditioner(diagonal, name=kind.__name__, lr=rate(optimizer), limit=limit)

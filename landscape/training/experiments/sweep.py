@@ -55,44 +55,46 @@ def outcome_of(end: Checkpoint) -> dict[str, float]:
 
 
 def canonical(value: Any) -> str:
-    """One form of all values that mean the same, as text."""
+    """``value`` as text; equal values in different notations have one text."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
-    if isinstance(value, str) and parse_value(value) is value:  # it reads back as the same
+    if isinstance(value, str) and parse_value(value) is value:  # the text needs no quotes
         return value
     return toml_value(value)
 
 
 def grid(labels: Iterable[str], values: Mapping[str, Any]) -> list[Setting]:
-    """All combinations of recipes and ``values``, by key; a list has several.
+    """All combinations of the recipes ``labels`` and of ``values``, key -> a value, or a list of values.
 
     Raises:
-        InputError: for a key that is none of a sweep, and for a value that is missing or given twice.
+        InputError: for a key that a sweep does not allow, and for a value that is missing or given twice.
     """
     axes: dict[str, list[str]] = {"recipe": list(labels)}
     for key, value in values.items():
         if key in ("seed", "recipe", "name"):
             raise InputError(f"settings: '{key}' is not a key of a sweep", give={"seeds": ...})
-        several = plain_value(key, value)
-        axes[key] = [canonical(item) for item in (several if isinstance(several, list) else [several])]
+        plain = plain_value(key, value)
+        items = plain if isinstance(plain, list) else [plain]
+        axes[key] = [canonical(item) for item in items]
     for key, texts in axes.items():
-        doubles = [v for v in texts if texts.count(v) > 1]
+        doubles = [text for text in texts if texts.count(text) > 1]
         if doubles or not texts or "" in texts:
             reason = f"has {doubles[0]} twice" if doubles and doubles[0] else "lacks a value"
             raise InputError(f"settings: {key}={','.join(texts)} is not allowed, it {reason}")
-    pairs = itertools.product(*([(key, value) for value in texts] for key, texts in axes.items()))
-    return [_setting(dict(combination)) for combination in pairs]
+    combinations = itertools.product(*axes.values())
+    return [_setting(dict(zip(axes, texts, strict=True))) for texts in combinations]
 
 
 def _setting(values: Mapping[str, str]) -> Setting:
-    rest = sorted((k, v) for k, v in values.items() if k != "recipe")
-    return (("recipe", values["recipe"]), *rest)
+    """The setting of ``values``, key -> text: the recipe's label, then the other pairs by key."""
+    pairs = sorted((key, text) for key, text in values.items() if key != "recipe")
+    return (("recipe", values["recipe"]), *pairs)
 
 
 def folder_name(setting: Setting) -> str:
-    """The setting in letters that any shell takes; where that loses something, with a part of its SHA-256."""
-    label, *rest = setting
-    text = ",".join([label[1].replace("/", "-"), *(f"{key}={value}" for key, value in rest)])
+    """The setting in letters that any shell takes; where letters change, a part of its SHA-256 follows."""
+    (_, label), *pairs = setting
+    text = ",".join([label.replace("/", "-"), *(f"{key}={value}" for key, value in pairs)])
     safe = re.sub(r"[^A-Za-z0-9_.,=+-]+", "-", text)[:MAX_NAME]
     return safe if safe == text else f"{safe}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
@@ -105,14 +107,18 @@ class Runner:
 
     Args:
         folder: DIR.
-        seeds: those of every setting.
-        keys: the columns, in order; those of earlier sweeps follow.
+        seeds: the seeds of every setting.
+        keys: the columns, in order; columns of earlier sweeps follow.
         read: makes the recipe of a setting with a further KEY=VALUE.
-        execute: trains runs; takes what is called with each as it ends, and with the share of the present
-            one.
+        execute: trains the runs of its first argument. The second is called with each run that ends, the
+            third with the completed share of the present run.
         message: takes a line for the user.
-        progress: takes the number of runs that are done, with the part of the present one.
-        share: K/N, of the runs; the table is then neither read nor written.
+        progress: takes the number of completed runs, with the completed share of the present run added.
+        share: K/N: only this share of the runs is made, and the table is neither read nor written.
+
+    Attributes:
+        done: the number of completed runs.
+        outcomes: setting -> seed -> the numbers of :func:`outcome_of`.
     """
 
     folder: Path
@@ -141,13 +147,14 @@ class Runner:
         return self.folder / folder_name(setting) / f"seed-{seed}"
 
     def run(self, settings: Iterable[Setting]) -> None:
-        """Run all settings with every seed; runs that are in the folder are checked first, and not repeated.
+        """Run all settings with every seed; completed runs in the folder are checked first, and not repeated.
 
         Raises OperationError where a folder holds a run of another recipe than its name says.
         """
         waiting: dict[Path, tuple[TrainingJob, Setting, int]] = {}
         for setting, seed in share_of([*itertools.product(settings, self.seeds)], self.share):
-            recipe, folder = self.read(setting, f"seed={seed}"), self._run_folder(setting, seed)
+            recipe = self.read(setting, f"seed={seed}")
+            folder = self._run_folder(setting, seed)
             if end := launch.ended(recipe, folder):
                 self.outcomes.setdefault(setting, {})[seed] = outcome_of(end)
                 self.done += 1
@@ -161,8 +168,10 @@ class Runner:
             outcome = _outcome(run.folder / "last.h5")
             self.outcomes.setdefault(setting, {})[seed] = outcome
             self.done += 1
-            error = f", test error {outcome['test_error']:.2f}%" * math.isfinite(outcome["test_error"])
-            words = f"{'diverged, ' * bool(outcome['diverged'])}test loss {outcome['test_loss']:.4g}{error}"
+            diverged = "diverged, " if outcome["diverged"] else ""
+            words = f"{diverged}test loss {outcome['test_loss']:.4g}"
+            if math.isfinite(outcome["test_error"]):
+                words += f", test error {outcome['test_error']:.2f}%"
             self.message(f"{run.folder.relative_to(self.folder)}: {words}, {outcome['seconds']:.1f} s")
             self.progress(self.done)
             self.save()
@@ -171,10 +180,11 @@ class Runner:
         self.execute(jobs, record, lambda share: self.progress(self.done + share))
 
     def score(self, setting: Setting) -> tuple[int, float]:
-        """(number of diverged seeds, mean final test loss of all); lower is better."""
+        """(number of diverged seeds, mean final test loss of all seeds); lower is better."""
         outcomes = [self.outcomes[setting][seed] for seed in self.seeds]
-        loss = float(np.mean([o["test_loss"] for o in outcomes]))
-        return int(sum(o["diverged"] for o in outcomes)), loss if loss < math.inf else math.inf
+        diverged = sum(outcome["diverged"] for outcome in outcomes)
+        loss = float(np.mean([outcome["test_loss"] for outcome in outcomes]))
+        return int(diverged), loss if loss < math.inf else math.inf  # NaN counts as infinite
 
     def result(self) -> Sweep:
         """The table now: sorted by its columns, numbers before words."""
@@ -184,21 +194,24 @@ class Runner:
             values = dict(setting)
             return [_rank(values.get(key, "")) for key in self.keys]
 
-        rows = sorted((s for s, outcomes in self.outcomes.items() if outcomes), key=order)
-        ends = [pandas.DataFrame([*self.outcomes[setting].values()]) for setting in rows]
+        rows = sorted((setting for setting, outcomes in self.outcomes.items() if outcomes), key=order)
+        # A table for each setting, a row for each seed.
+        tables = [pandas.DataFrame([*self.outcomes[setting].values()]) for setting in rows]
+        reductions = {name: "std" if name.endswith("_std") else "mean" for name in COLUMNS} | {
+            "diverged": "sum"
+        }
         arrays: dict[str, Any] = {}
-        for name in COLUMNS:
-            reduction = "std" if name.endswith("_std") else "sum" if name == "diverged" else "mean"
-            columns = [end[name.removesuffix("_std")] for end in ends]
+        for name, reduction in reductions.items():
+            columns = [table[name.removesuffix("_std")] for table in tables]
             with np.errstate(invalid="ignore", over="ignore"):  # a diverged run's loss may be infinite
                 arrays[name] = np.array([column.agg(reduction, skipna=False) for column in columns])
-        seeds = [" ".join(map(str, sorted(self.outcomes[s]))) for s in rows]
-        table = [[dict(s).get(key, "") for key in self.keys] for s in rows]
-        settings = as_texts(table).reshape(len(rows), len(self.keys))
+        seeds = [" ".join(map(str, sorted(self.outcomes[setting]))) for setting in rows]
+        values = [[dict(setting).get(key, "") for key in self.keys] for setting in rows]
+        settings = as_texts(values).reshape(len(rows), len(self.keys))
         return Sweep(keys=tuple(self.keys), settings=settings, seeds=as_texts(seeds), **arrays)
 
     def save(self) -> None:
-        """Write DIR/sweep.csv and DIR/sweep.h5, once a run has ended; a share does not."""
+        """Write DIR/sweep.csv and DIR/sweep.h5 if any run has ended; for a share, write nothing."""
         if self.share is not None:
             return
         result = self.result()
@@ -253,34 +266,36 @@ def sweep(
     """Train all combinations of recipes, values of their keys and seeds, as ``landscape sweep`` does.
 
     A run is in FOLDER/SETTING/seed-N, with the files of :func:`landscape.train`; the table is in
-    FOLDER/sweep.csv and FOLDER/sweep.h5, which are rewritten after each run. The same call resumes after an
-    interruption; other values and seeds are added to the table. Runs that diverge are counted in the table;
-    they are no failure.
+    FOLDER/sweep.csv and FOLDER/sweep.h5, which are rewritten after each run. A repeated call resumes an
+    interrupted sweep; a call with other values and seeds adds rows to the table. Runs that diverge are
+    counted in the table; they are no failure.
 
-    A search evaluates both ends of a range and its middle, then ``rounds`` times the two neighbors of the
-    best value so far, at half the previous distance on a log scale. The best value has the fewest diverged
-    seeds, and among those the lowest mean final loss: :meth:`landscape.Sweep.best`.
+    A search evaluates the two ends and the middle of a range. Then, ``rounds`` times, the search evaluates
+    the two neighbors of the best value so far, at half the previous distance on a log scale. The best value
+    has the fewest diverged seeds; among values with equally many, the lowest mean final loss
+    (:meth:`landscape.Sweep.best`).
 
     Args:
         recipes: names, patterns of names such as "cifar10/resnet-18-b8192-*", TOML files, or
             :class:`landscape.Recipe`\\ s; one or several.
-        folder: of the runs and the table.
-        seeds: those of each setting.
-        search: (key, lowest, highest value) of a number to be found for each setting, such as
-            ("algorithm.sigma", 1e-5, 10.0).
+        folder: the folder for the runs and the table.
+        seeds: the seeds of each setting.
+        search: (key, lowest value, highest value): the best number in this range is searched for each
+            setting, such as ("algorithm.sigma", 1e-5, 10.0).
         rounds: halvings of the search: at most 3 + 2·rounds values. DPSGD-2020 evaluates about 20.
         jobs: runs at a time, each in its own process.
-        share: "K/N": make share K of N of the runs, and no file of the table, so that several machines that
-            see the folder make a share each, all at once. The same call without it makes the table.
+        share: "K/N": make share K of N of the runs, and no file of the table. Several machines that see the
+            folder can so make one share each, all at once. A call without ``share`` then makes the table.
         timeout: seconds that a process may be silent.
         device, data_dir, allow_code: as of :func:`landscape.train`.
         message: takes lines for the user.
         progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
-        settings: values of the recipes' keys: a list has several, anything else changes the key in all runs;
-            a value that is itself a list stands in a list.
+        settings: values of the recipes' keys. A list gives several values, each for runs of its own; anything
+            else is the value in all runs. A value that is itself a list stands in a list.
 
     Returns:
-        The table: mean and deviation over the seeds, a row for each setting; of a share, of its own runs.
+        The table: mean and deviation over the seeds, a row for each setting. With ``share`` the table has the
+        runs of this share only.
 
     Raises:
         InputError: a recipe, key or value that is not allowed or given twice.
@@ -304,8 +319,10 @@ def sweep(
             return source.replace(**values)
         return Recipe.read(source, allow_code=allow_code, **values)
 
-    bases, keys = grid(sources, settings), list(settings)
-    total, first_value = len(share_of(range(len(bases) * len(seeds)), share)), list[str]()
+    bases = grid(sources, settings)
+    keys = list(settings)
+    total = len(share_of(range(len(bases) * len(seeds)), share))  # the number of runs
+    lowest: list[str] = []
     if search:
         if share is not None:
             raise InputError("share: not allowed with search, whose values depend on runs that have ended")
@@ -314,14 +331,16 @@ def sweep(
             raise InputError(f"search: {key} is not allowed, the settings or seeds give it")
         if not low < high:
             raise InputError(f"search: {low} to {high} is not allowed, it must be 0 < lowest < highest")
-        keys, total = [key, *keys], total * (3 + 2 * rounds)
-        first_value = [f"{key}={low:g}"]
+        keys = [key, *keys]
+        total *= 3 + 2 * rounds
+        lowest = [f"{key}={low:g}"]
     for setting in bases:  # bad values are reported before the folder is made
-        recipe_of(setting, *first_value)
-    folder, report = Path(folder), taken(progress)
+        recipe_of(setting, *lowest)
+    folder = Path(folder)
+    report = taken(progress)
     make_folder(folder)
     with Lock(folder) as lock:
-        if share is None:  # several may run at once; each run has a lock of its own
+        if share is None:  # commands with a share may run at once; each of their runs has its own lock
             lock.acquire()
         pool = launch.pool(jobs, timeout, device)
         train = functools.partial(launch.train_runs, pool=pool, device=device, data_dir=data_dir)
@@ -335,12 +354,14 @@ def sweep(
 
 
 def _labeled(recipes: Source | Sequence[Source]) -> dict[str, Source]:
-    """Label -> recipe: names and patterns as they are, files by their stem, recipes by their name."""
+    """Label -> recipe. A bundled recipe is labeled by its name, a file by its stem, a Recipe by its name."""
     sources: dict[str, Source] = {}
-    several: Any = [recipes] if isinstance(recipes, (str, Path, Recipe)) else recipes
-    for pattern in several:
-        matches: list[Any] = [name for name in names() if fnmatchcase(name, str(pattern))]
-        for source in [pattern] if isinstance(pattern, Recipe) else matches or [pattern]:
+    items: Any = [recipes] if isinstance(recipes, (str, Path, Recipe)) else recipes
+    for item in items:
+        matches: list[Any] = []
+        if not isinstance(item, Recipe):
+            matches = [name for name in names() if fnmatchcase(name, str(item))]
+        for source in matches or [item]:
             name = source.name if isinstance(source, Recipe) else str(source)
             name = Path(name).stem if name.endswith(".toml") else name
             if name in sources:
@@ -354,13 +375,17 @@ def find_best(
 ) -> dict[Setting, str]:
     """The value of ``key`` in [low, high] with the best :meth:`Runner.score`, for each of ``bases``.
 
-    By halving, in the logarithm: both ends and the middle are tried; then, ``rounds`` times, the two points
-    half as far as before from the best so far. 3 + 2·rounds settings at most: 19 with 8 rounds, where
-    neighbors differ by 2.7% for a range of six decades. DPSGD-2020 (section 4.3) speaks of a binary search
-    over about 20 settings; this halving and its criterion, the final test loss, are ours.
-    It finds the best value if the score has one valley; with seeds that differ, the best of those tried.
+    The search halves distances on a log scale. The first round tries the two ends and the middle of the
+    range. Each of ``rounds`` further rounds tries two points beside the best point so far, at half the
+    distance of the round before. At most 3 + 2·rounds settings are tried: 19 with 8 rounds, where neighbors
+    differ by 2.7% for a range of six decades. DPSGD-2020 (section 4.3) speaks of a binary search over about
+    20 settings; this halving and its criterion, the final test loss, are ours. If the score has one valley,
+    the result is its lowest point; otherwise the result is the best point among the tried ones.
+
+    Returns:
+        Base -> the best value, as text.
     """
-    last = 2 ** (rounds + 1)
+    last = 2 ** (rounds + 1)  # point k of 0, …, last is the value low·(high/low)^(k/last)
 
     def at(base: Setting, point: int) -> Setting:
         value = low * (high / low) ** (point / last)
@@ -369,12 +394,12 @@ def find_best(
     all_scores: dict[Setting, dict[int, tuple[int, float]]] = {base: {} for base in bases}
     points = {base: [0, last // 2, last] for base in bases}
     best = dict.fromkeys(bases, 0)
-    for half in range(rounds + 1):
+    for number in range(rounds + 1):
         runner.run([at(base, point) for base in bases for point in points[base]])
-        reach = last >> (half + 2)
+        distance = last >> (number + 2)
         for base, scores in all_scores.items():
             scores |= {point: runner.score(at(base, point)) for point in points[base]}
             best[base] = min(scores, key=lambda point: scores[point])
-            near = (best[base] - reach, best[base] + reach)
-            points[base] = [point for point in near if 0 <= point <= last and point not in scores]
+            neighbors = (best[base] - distance, best[base] + distance)
+            points[base] = [point for point in neighbors if 0 <= point <= last and point not in scores]
     return {base: dict(at(base, point))[key] for base, point in best.items()}

@@ -35,57 +35,59 @@ from landscape.training.own_loop.observer import Observer, ShardedObserver
 from landscape.training.recipes import GroupedSamples
 from landscape.training.run import History, due, open_writer, writer_names
 
-# Columns of the history that a user may fill; the recorder, or nobody, fills the others.
-OPEN = ("loss", "consensus", "samples_per_s", "wait_s", "test_loss", "test_accuracy")
+# Columns of a run's history that a user may fill by Recorder.log; other names of such columns are refused.
+USER_COLUMNS = ("loss", "consensus", "samples_per_s", "wait_s", "test_loss", "test_accuracy")
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 NEVER = 2**63  # a step that no loop reaches
-# A warning says so where measurements take more than this share of a loop's time, and these seconds (our
-# choice).
+# A warning is shown where measurements take more than this share of a loop's time, and more than these
+# seconds (our choice).
 LARGE_SHARE, LONG = 0.5, 10.0
 
 
 class Recorder:
     """Records a training loop of any kind: its steps decomposed, its loss, its weights along the way.
 
-    Every ``every``-th step is decomposed whatever made it (DPSGD-2020, Eq. 3): d is what the step did to the
-    weights w, g = ∇L(w) before it, α_e = −⟨d, g⟩/‖g‖² and Δ = ‖d + α_e g‖², so that α_e²‖g‖² + Δ = ‖d‖². The
-    files step-NNNNNNN.h5 and last.h5 in ``folder`` are checkpoints with one learner, which every command
-    takes: ``landscape contour FOLDER --model MODULE:NAME --data MODULE:NAME``. They name the model's class
-    and never run it. A step that is not due costs a counter; one that is costs a gradient over the data.
+    Every ``every``-th step is decomposed, by whatever rule the step was made (DPSGD-2020, Eq. 3). d is the
+    change of the weights w, g = ∇L(w) is the gradient before the step, α_e = −⟨d, g⟩/‖g‖² and
+    Δ = ‖d + α_e g‖², so that α_e²‖g‖² + Δ = ‖d‖². The files step-NNNNNNN.h5 and last.h5 in ``folder`` are
+    checkpoints with one learner. Every command takes these files: ``landscape contour FOLDER --model
+    MODULE:NAME --data MODULE:NAME``. The files name the model's class and run no code. A step
+    that is not decomposed costs a counter; a decomposed step costs a gradient over the data.
 
-    The loop is left as it is: its random numbers, the gradients and the training mode of its model. Under
-    DistributedDataParallel rank 0 records, while the other ranks wait for it at their next exchange. Of a
-    model divided among ranks (:class:`landscape.ShardedProblem`) all ranks measure, make the same calls, and
-    close the recorder; rank 0 writes, for which it gathers the weights in its CPU's memory.
+    The recorder leaves the loop as it is: the random numbers, the gradients and the training mode of the
+    model. Under DistributedDataParallel rank 0 records, while the other ranks wait for rank 0 at their next
+    exchange. Where a model is divided among ranks (:class:`landscape.ShardedProblem`) all ranks measure, make
+    the same calls, and close the recorder; rank 0 writes, and gathers the weights in its CPU's memory.
 
     Args:
-        folder: where the files go; made where it is missing.
-        model: the module that is trained; of DistributedDataParallel, DataParallel and torch.compile the
-            one inside. θ are its trainable parameters, P in all; frozen ones and buffers go with each file.
-        loss, terms, randomness: ``loss(outputs, targets)``, a mean, or None; where samples contribute to it
-            unequally, ``terms(targets)``; and what to do with random numbers in eval mode; as
-            :class:`landscape.Problem` takes them.
+        folder: where the files go; a missing folder is made.
+        model: the module that is trained; inside DistributedDataParallel, DataParallel and torch.compile the
+            wrapped module is meant. θ are the P trainable parameters; each file also has frozen parameters
+            and buffers.
+        loss, terms, randomness: as :class:`landscape.Problem` takes them: ``loss(outputs, targets)``, a mean,
+            or None; ``terms(targets)``, where samples contribute unequally to the mean; and what to do with
+            random numbers in eval mode.
         data: the training set, as :class:`landscape.Problem` takes it: g is the gradient of its mean loss,
             in eval mode (but see ``batch``), so that dropout and augmentation count as noise.
-        every: steps from one that is decomposed to the next; 0: none. Ours; for a large training set give
+        every: every how many steps one is decomposed; 0: none (50 is ours). For a large training set give
             ``samples``, too: on MNIST in minibatches of 128, exact g takes as long as 360 steps of a small
-            network, g from 1,024 samples as 15.
-        test: data of the same kind; its loss, and accuracy where there is one, are evaluated after each step
-            that is decomposed, at the start and at the end.
-        optimizer: the one that makes the steps, for the columns lr and lr·λ_max and ``landscape stability``;
-            lr is NaN where its parameter groups have several.
+            network, g from 1,024 samples as long as 15.
+        test: test data in the form of ``data``. Their loss, and accuracy where there is one, are evaluated
+            at the start, after each decomposed step, and at the end.
+        optimizer: the optimizer that makes the steps, for the columns lr and lr·λ_max and ``landscape
+            stability``; lr is NaN where its parameter groups have several.
         samples: the number of samples from which g is estimated, drawn anew each time, with standard errors;
-            a multiple of 16. 0: all, exactly.
-        sharpness: steps from one λ_max to the next, on 2,000 samples of the training set, always the same
-            (all, where data comes in batches, or the model is divided among ranks); 0: none.
-        monitor: what else is measured, as a recipe's table "monitor": {"instruments": ["noise-scale"]}.
-        save_every: steps from one step-NNNNNNN.h5 to the next; 0: only at the end. As the trainer's (500).
-        batch: samples in a minibatch of one process. Needed by most instruments, and by BatchNorm: g has the
-            statistics of such batches, cut once at random; data in batches, which needs none, keeps its own.
-        resume: resume the run in ``folder``; begin one in an empty folder. True: from its last
-            file. A number: from that step, which the loop's own checkpoint is of; what was recorded of later
-            steps is deleted. The loop itself loads its weights.
-        scalars: "tensorboard", "wandb" or "trackio", or a list of them: where the numbers go, too.
+            a multiple of 16. 0: g is exact, from all samples.
+        sharpness: every how many steps λ_max is measured; 0: never. λ_max is that of 2,000 fixed samples of
+            the training set (of all, where data comes in batches, or the model is divided among ranks).
+        monitor: further measurements, as a recipe's table "monitor": {"instruments": ["noise-scale"]}.
+        save_every: every how many steps step-NNNNNNN.h5 is written; 0: only at the end. 500 is the trainer's.
+        batch: samples in a minibatch of one process. Most instruments need this number, and BatchNorm: g then
+            has the statistics of such batches, cut once at random. Data in batches keep their own batches.
+        resume: resume the run in ``folder``, or begin a run in an empty folder. True: from the run's last
+            file. A number: from this step, where the loop's own checkpoint was made; records of later steps
+            are deleted. The loop itself loads its weights.
+        scalars: "tensorboard", "wandb" or "trackio", or a list of such names: further places for the numbers.
         seed: draws the samples.
         metrics: as :class:`landscape.Problem` takes them, of ``test``: columns test_NAME beside test_loss.
 
@@ -137,38 +139,51 @@ class Recorder:
         randomness: str | int = "refuse",
         metrics: Metrics | None = None,
     ) -> None:
-        self.folder, self.steps, self._every, self._samples = Path(folder), 0, every, samples
-        self._save_every, self._batch, self._seed = save_every, batch, seed
+        self.folder, self.steps = Path(folder), 0
+        self._every, self._save_every = every, save_every
+        self._samples, self._batch, self._seed = samples, batch, seed
         self._optimizer, self._resume, self._scalars = optimizer, resume, scalars
         self._check_options(model)
-        self._phase, self._broken, self._next = IDLE, False, 1
+        self._phase, self._next_due = IDLE, 1
+        self._broken = False  # whether the weights may be half changed, so that no file may have them
         self._process = os.getpid()
         self._rank, self._world = loop.rank_and_size()
         module = unwrapped(model)
         self._sharded = is_sharded(module)
-        self._idle = self._closed = self._rank > 0 and not self._sharded
-        if self._idle:
+        self._records_nothing = self._closed = self._rank > 0 and not self._sharded
+        if self._records_nothing:
             return
-        if not self._sharded:  # whose ranks see it together
+        if not self._sharded:  # with shards the folder is checked later, so that all ranks see the error
             storage.check_folder(self.folder, resume=resume is not False)
         elif resume is not False:
             raise InputError("resume: not allowed in a recorder of a sharded model; give another folder")
-        how: dict[str, Any] = {"optimizer": optimizer, "terms": terms, "randomness": randomness, "seed": seed}
-        how["metrics"] = metrics
-        kind = ShardedObserver if self._sharded else Observer
-        table = {"sharpness": sharpness, **(monitor or {})}
-        self._observer = kind(
-            module, loss, data, test, samples=samples, monitor=table, batch=batch, ranks=self._world, **how
+        observer_class = ShardedObserver if self._sharded else Observer
+        self._observer = observer_class(
+            module,
+            loss,
+            data,
+            test,
+            samples=samples,
+            monitor={"sharpness": sharpness, **(monitor or {})},
+            batch=batch,
+            ranks=self._world,
+            seed=seed,
+            optimizer=optimizer,
+            terms=terms,
+            randomness=randomness,
+            metrics=metrics,
         )
-        with contextlib.ExitStack() as opened:
-            self._open({"train": data} | ({} if test is None else {"test": test}), opened)
-            self._opened = opened.pop_all()
-        # The seconds of the recorder's own work, and the beginning of the loop.
-        self._spent, self._began, self._first = 0.0, time.perf_counter(), self.steps
+        splits = {"train": data} if test is None else {"train": data, "test": test}
+        with contextlib.ExitStack() as resources:
+            self._open_folder(splits, resources)
+            self._resources = resources.pop_all()  # they stay open until close()
+        self._own_seconds = 0.0
+        self._began, self._first_step = time.perf_counter(), self.steps  # of the loop
         self._share_shown = self._rank > 0
         atexit.register(self._close_at_exit)
 
     def _check_options(self, model: nn.Module) -> None:
+        """Raise InputError unless the optimizer trains the model and the writers are known."""
         if self._optimizer is not None and not hasattr(self._optimizer, "param_groups"):
             raise InputError("optimizer", self._optimizer, allowed="a torch.optim.Optimizer")
         trained = {id(p) for group in getattr(self._optimizer, "param_groups", ()) for p in group["params"]}
@@ -176,26 +191,21 @@ class Recorder:
             raise InputError("optimizer: it has no parameter of the model; give the one that trains it")
         writer_names(self._scalars)
 
-    def _open(self, splits: dict[str, Any], opened: contextlib.ExitStack) -> None:
-        """Take the folder, resume its run, if there is one, and write the first file."""
+    def _open_folder(self, splits: dict[str, Any], resources: contextlib.ExitStack) -> None:
+        """Take the folder, resume the run in it, if there is one, and write the first file of a new run."""
         observer, train, test = self._observer, self._observer.train, self._observer.test
         with observer.together():
-            before = None if self._rank else self._take(opened)
-        measured = {f"test_{name}": "1" for name in (names_of(test) if test else ())}
-        self._history = History(RECORDED, observer.monitor.columns | measured)
-        self._columns = frozenset(self._history.units)
-        if before is not None:
-            self.steps = before.step if isinstance(self._resume, bool) else self._resume
-            for path in storage.named_like_a_run(self.folder):
-                if path.stem[5:].isdecimal() and int(path.stem[5:]) > self.steps:
-                    path.unlink()
-            observer.monitor.restore(before.shared)
-            rows = before.history["step"] <= self.steps
-            self._history.restore({name: c[rows] for name, c in before.history.items()}, before.units)
-        last = self._history.rows[-1:]
-        self._clock = time.perf_counter() - (last[0]["wall_s"] if last else 0.0)
-        self._lr, self._saved, self._logged = loop.rate(self._optimizer), self.steps, False
-        self._model = loop.class_path(observer.parameters.module)  # later __main__ has no file
+            run = None if self._rank else self._take_folder(resources)
+        metrics = {f"test_{name}": "1" for name in names_of(test)} if test else {}
+        self._history = History(RECORDED, observer.monitor.columns | metrics)
+        self._columns = frozenset(self._history.units)  # the recorder's own
+        if run is not None:
+            self._restore(run)
+        last_row = self._history.rows[-1:]
+        self._clock = time.perf_counter() - (last_row[0]["wall_s"] if last_row else 0.0)
+        self._lr = loop.rate(self._optimizer)
+        self._saved, self._logged = self.steps, False  # the step of the last file; rows added since
+        self._model = loop.class_path(observer.parameters.module)  # now, as __main__ loses its file at exit
         self._facts = {
             "name": "",
             "options": {},
@@ -205,17 +215,30 @@ class Recorder:
         }
         names = [] if self._rank else writer_names(self._scalars)
         with observer.together():
-            self._writers = [open_writer(name, self.folder, self.steps, opened) for name in names]
-        self._resumed = before
-        if before is None:  # a history begins with its first step, or before
+            self._writers = [open_writer(name, self.folder, self.steps, resources) for name in names]
+        self._run_to_resume = run
+        if run is None:  # the history begins with a row of the start
             self._add(0, observer.tested())
             self._write()
-        self._next = self._due_after(self.steps) if before is None else self.steps + 1
+            self._next_due = self._due_after(self.steps)
+        else:
+            self._next_due = self.steps + 1  # the first step compares the weights with the run's
 
-    def _take(self, opened: contextlib.ExitStack) -> Checkpoint | None:
-        """Take the folder for this process alone: the last state of the run to resume, if any."""
+    def _restore(self, run: Checkpoint) -> None:
+        """Take the history of ``run`` up to the step to resume at; delete files of later steps."""
+        self.steps = run.step if isinstance(self._resume, bool) else self._resume
+        for path in storage.named_like_a_run(self.folder):
+            number = path.stem.removeprefix("step-")
+            if number.isdecimal() and int(number) > self.steps:
+                path.unlink()
+        self._observer.monitor.restore(run.shared)
+        rows = run.history["step"] <= self.steps
+        self._history.restore({name: column[rows] for name, column in run.history.items()}, run.units)
+
+    def _take_folder(self, resources: contextlib.ExitStack) -> Checkpoint | None:
+        """Lock the folder for this process; the last state of the run to resume, None for a new run."""
         files.make_folder(self.folder)
-        opened.enter_context(Lock(self.folder)).acquire()
+        resources.enter_context(Lock(self.folder)).acquire()
         files.remove_stale(self.folder)
         storage.check_folder(self.folder, resume=self._resume is not False)
         return run_before(self.folder, self._resume, self._observer.train.layout)
@@ -223,14 +246,14 @@ class Recorder:
     def step(self) -> contextlib.AbstractContextManager[None]:
         """The context of the optimizer's step: ``with recorder.step(): optimizer.step()``.
 
-        Whatever happens inside is one step, counted from 1; one that a GradScaler skips has d = 0.
+        Whatever happens inside is one step, counted from 1; a step that a GradScaler skips has d = 0.
 
         Returns:
             The context, for a ``with`` statement.
 
         Raises:
-            InputError: where it is called without ``with``, within another step or after :meth:`close`, and
-                for parameters that were added, frozen, or changed in shape or precision.
+            InputError: for a call without ``with``, within another step or after :meth:`close`, and for
+                parameters that were added, frozen, or changed in shape or precision.
 
         Example:
             >>> import tempfile, torch, landscape
@@ -242,21 +265,21 @@ class Recorder:
             1
             >>> recorder.close()
         """
-        if self._closed and not self._idle:
+        if self._closed and not self._records_nothing:
             raise InputError("step: the recorder is closed; call this before")
         if self._phase != IDLE:
             raise InputError("step: it needs its own with statement, with recorder.step(): optimizer.step()")
-        if self._idle:
+        if self._records_nothing:
             return contextlib.nullcontext()
         self._phase = ASKED
         return self._recorded()
 
     @contextlib.contextmanager
     def _recorded(self) -> Iterator[None]:
-        """Record the step that is made inside, if it is due."""
-        if self.steps + 1 >= self._next:
+        """Record the step that is made inside the block, if the step is due."""
+        if self.steps + 1 >= self._next_due:
             with self._timed():
-                self._before()
+                self._before_step()
         self._phase = INSIDE
         try:
             yield
@@ -268,53 +291,53 @@ class Recorder:
             self._phase = IDLE
         self._broken = False
         self.steps += 1
-        if self.steps >= self._next:
+        if self.steps >= self._next_due:
             with self._timed():
-                self._after()
+                self._after_step()
             self._show_share()
 
     def _due_after(self, step: int) -> int:
-        """The next step after ``step`` at which there is something to do."""
-        turns = self._every, *self._observer.monitor.turns, self._save_every
-        return min(((step // every + 1) * every for every in turns if every), default=NEVER)
+        """The next step after ``step`` with a measurement or a file; NEVER where there is none."""
+        periods = self._every, *self._observer.monitor.turns, self._save_every
+        return min(((step // period + 1) * period for period in periods if period), default=NEVER)
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
         """Count the seconds of the recorder's own work."""
         began = time.perf_counter()
         yield
-        self._spent += time.perf_counter() - began
+        self._own_seconds += time.perf_counter() - began
 
     def _show_share(self) -> None:
-        """Show once the share of the time that measurements take, after each of them was made."""
-        turns = sorted({self._every, *self._observer.monitor.turns} - {0})
-        if self._share_shown or self.steps - self._first < max(turns, default=NEVER):
+        """Show once, when all kinds of measurements were made, which share of the time they take."""
+        periods = sorted({self._every, *self._observer.monitor.turns} - {0})
+        if self._share_shown or self.steps - self._first_step < max(periods, default=NEVER):
             return
         self._share_shown = True
-        share = self._spent / (time.perf_counter() - self._began)
-        steps = " and ".join(f"{turn:,}" for turn in turns)
+        share = self._own_seconds / (time.perf_counter() - self._began)
+        steps = " and ".join(f"{period:,}" for period in periods)
         line = f"{self.folder}: what is measured every {steps} steps takes {share:.0%} of the time"
-        if share > LARGE_SHARE and self._spent > LONG:
+        if share > LARGE_SHARE and self._own_seconds > LONG:
             warn_caller(f"{line}; a larger every= or sharpness=, or samples=, takes less", RecorderWarning)
-        elif self._spent > DELAY and os.environ.get("LANDSCAPE_PROGRESS") != "0":
+        elif self._own_seconds > DELAY and os.environ.get("LANDSCAPE_PROGRESS") != "0":
             print(line, file=sys.stderr)
 
-    def _before(self) -> None:
+    def _before_step(self) -> None:
         """Measure what a due step needs before it is made."""
-        self._phase, self._broken = IDLE, True  # if this fails
+        self._phase, self._broken = IDLE, True  # as it stays where the check raises an error
         self._observer.parameters.check()
         self._broken = False
         self._lr = loop.rate(self._optimizer)
-        if self._resumed is not None:
-            self._check_resumed(self._resumed)
+        if self._run_to_resume is not None:
+            self._check_resumed(self._run_to_resume)
         self._observer.keep_weights(self.steps + 1)
         if due(self._every, self.steps + 1):
             self._observer.start(self.steps + 1)
 
     def _check_resumed(self, run: Checkpoint) -> None:
-        """At the first step after a resumption: warn of weights that are not the file's, or write a file."""
-        self._resumed = None
-        if run.step != self.steps:
+        """Before the first step of a resumed run: warn if the weights are not those of ``run``'s file."""
+        self._run_to_resume = None
+        if run.step != self.steps:  # no file has the weights of this step
             self._write()
             return
         theta, recorded = self._observer.parameters.flat(), run.weights[0]
@@ -322,10 +345,10 @@ class Recorder:
             text = f"{self.folder}: the weights are not those recorded at step {self.steps}"
             warn_caller(f"{text}; load those, or give resume=STEP, that of these weights", RecorderWarning)
 
-    def _after(self) -> None:
+    def _after_step(self) -> None:
         """Record a due step after it is made."""
         step = self.steps
-        self._next = self._due_after(step)
+        self._next_due = self._due_after(step)
         row = self._observer.finish()
         if self._observer.monitor.due(step):
             row |= self._observer.measured(step, self._lr)
@@ -335,10 +358,11 @@ class Recorder:
             self._write()
 
     def _row(self, step: int) -> dict[str, float] | None:
-        """The row of a late ``step``; None where it has none yet."""
+        """The history's row of ``step``; None where there is no row yet."""
         return next((row for row in reversed(self._history.rows) if row["step"] == step), None)
 
     def _add(self, step: int, values: dict[str, float]) -> None:
+        """Add ``values`` (name -> number, no NaN) to the row of ``step``, and give them to the writers."""
         numbers = {name: value for name, value in values.items() if not math.isnan(value)}
         row = self._row(step)
         if row is None:
@@ -369,7 +393,7 @@ class Recorder:
             >>> landscape.load(f"{folder}/last.h5").history["data_time"].tolist()
             [0.1]
         """
-        if self._idle:
+        if self._records_nothing:
             return
         if self._closed:
             raise InputError("log: the recorder is closed; call this before")
@@ -378,7 +402,7 @@ class Recorder:
         for name in numbers:
             if not _NAME.fullmatch(name):
                 raise InputError("log", name, allowed="letters, digits, _, . and -, a letter first")
-            if name in self._columns and name not in OPEN:
+            if name in self._columns and name not in USER_COLUMNS:
                 raise InputError(f"log: '{name}' is a column of the recorder's own, choose another name")
             units[name] = units.get(name) or unit or "1"  # a resumed file may have "" for an unknown unit
             if unit is not None and unit != units[name]:
@@ -390,10 +414,10 @@ class Recorder:
         """Write step-NNNNNNN.h5 and last.h5 of the weights now.
 
         Returns:
-            The path of the former; None on other ranks than 0.
+            The path of step-NNNNNNN.h5; None on other ranks than 0.
 
         Raises:
-            InputError: for parameters that are no longer those of the start, and within a step.
+            InputError: for parameters other than at the start, within a step, and after :meth:`close`.
             OperationError: where the files cannot be written.
 
         Example:
@@ -404,18 +428,20 @@ class Recorder:
             'step-0000000.h5'
             >>> recorder.close()
         """
-        if self._idle:
+        if self._records_nothing:
             return None
         if self._closed or self._phase != IDLE:
             raise InputError("checkpoint: the recorder is closed, or within a step; call this between steps")
         return self._write()
 
     def _write(self) -> Path | None:
+        """Write a checkpoint; the path of step-NNNNNNN.h5, None on other ranks than 0."""
         observer = self._observer
         observer.parameters.check()
-        batch, limit = self._batch * self._world, loop.stability_limit(self._optimizer)
+        step_samples = self._batch * self._world  # 0: unknown
+        limit = loop.stability_limit(self._optimizer)
         monitor = dataclasses.asdict(observer.monitor.run.monitor)
-        settings: dict[str, Any] = {  # with the keys of a recipe, whose place they take
+        settings: dict[str, Any] = {  # in place of a recipe, with a recipe's keys
             "name": self.folder.resolve().name,
             "seed": self._seed,
             "decompose": {"every": self._every, "samples": self._samples},
@@ -428,7 +454,7 @@ class Recorder:
             weights=observer.parameters.recorded(),
             layout=observer.train.layout,
             step=self.steps,
-            epoch=self.steps * batch / observer.train.samples if batch else math.nan,
+            epoch=self.steps * step_samples / observer.train.samples if step_samples else math.nan,
             algorithm=RECORDED,
             recipe=toml_text(settings),
             model={"name": self._model, "options": {}},
@@ -447,10 +473,10 @@ class Recorder:
         return path
 
     def close(self) -> None:
-        """Write what is not written yet, with the loss on the test data, and give the folder back.
+        """Write what is not written yet, with the loss on the test data, and unlock the folder.
 
-        The end of a with statement on the recorder, or of the process, does so, too. After an exception
-        within a step nothing is written: the weights may be half changed.
+        The end of a with statement on the recorder, or of the process, also closes the recorder. After an
+        exception within a step nothing is written: the weights may be half changed.
 
         Raises:
             OperationError: where the files cannot be written.
@@ -463,23 +489,25 @@ class Recorder:
             >>> recorder
             Recorder('...', step 0)
         """
-        if self._closed or os.getpid() != self._process:
+        if self._closed or os.getpid() != self._process:  # a forked process writes nothing
             return
         atexit.unregister(self._close_at_exit)
         try:
             if not self._broken and self._phase != INSIDE:
                 observer = self._observer
-                tested = math.isfinite((self._row(self.steps) or {}).get("test_loss", math.nan))
+                row = self._row(self.steps) or {}
+                tested = math.isfinite(row.get("test_loss", math.nan))
+                # Ranks of a sharded model act together: all of them, if one has something to write.
                 if observer.test is not None and observer.agreed(not tested):
                     self._add(self.steps, observer.tested())
                 if observer.agreed(self.steps != self._saved or self._logged):
                     self._write()
         finally:
             self._closed = True
-            self._opened.close()
+            self._resources.close()
 
     def abort(self) -> None:
-        """Close after an error: of a sharded model nothing is written, as other ranks may not be there.
+        """Close after an error; with a sharded model nothing is written, as other ranks may be gone.
 
         Example:
             >>> recorder.abort()  # doctest: +SKIP
@@ -500,11 +528,13 @@ class Recorder:
         (self.close if kind is None else self.abort)()
 
     def __repr__(self) -> str:
-        state = f"rank {self._rank}, which does not record" if self._idle else f"step {self.steps:,}"
+        state = (
+            f"rank {self._rank}, which does not record" if self._records_nothing else f"step {self.steps:,}"
+        )
         return f"Recorder({str(self.folder)!r}, {state})"
 
 
-# What a with statement around a step is at: not asked for, asked for, entered.
+# Phases of the context that step() gives: no step, step() was called, the with block was entered.
 IDLE, ASKED, INSIDE = 0, 1, 2
 
 
@@ -524,7 +554,8 @@ def number(name: str, value: Any) -> float:
 def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint | None:
     """The last state of the recorded run in ``folder``; None for a folder without a run.
 
-    Raises OperationError for a run of another kind or model, and for a step to resume at in such a folder.
+    Raises OperationError for a run of another kind or model, and for a step ``resume`` in a folder without a
+    run.
     """
     if not storage.named_like_a_run(folder):
         if resume and not isinstance(resume, bool):

@@ -53,21 +53,21 @@ def launch(
     group: Group | None = None,
     allow_code: bool = False,
 ) -> Checkpoint:
-    """Train ``recipe`` in ``folder``: writes recipe.toml, step-NNNNNNN.h5 and last.h5.
+    """Train ``recipe`` in ``folder``: write recipe.toml, step-NNNNNNN.h5 and last.h5.
 
-    With a ``group`` each of its processes calls this and returns its learners; rank 0 writes the files, and
-    each writes logs/rank-R.log. In asynchronous SGD with measured delays rank 0 is the server, and the other
-    ranks are its workers, which return the last weights without a history.
+    With a ``group`` each process of the group calls ``launch`` and returns its learners; rank 0 writes the
+    files, and every process writes logs/rank-R.log. In asynchronous SGD with measured delays rank 0 is the
+    server, and the other ranks are the workers; workers return the last weights without a history.
 
     Args:
-        recipe: may be None with ``resume``: then that of the folder's run.
-        resume: continue from last.h5 (or start, if there is none yet). The recipe must equal the folder's,
-            except for ``scalars`` and a larger ``steps``.
-        force: delete the checkpoints of a run that is in the folder first; nothing else is deleted.
-        device: "auto" (the accelerator, where there is one with float64), "cpu", "cuda", "xpu" or "mps".
+        recipe: may be None with ``resume``: then the recipe of the folder's run.
+        resume: continue from last.h5 (or start, if there is no last.h5 yet). The recipe must equal the
+            folder's, except for ``scalars`` and a larger ``steps``.
+        force: first delete the checkpoints of a run in the folder; nothing else is deleted.
+        device: "auto" (an accelerator with float64, where there is one), "cpu", "cuda", "xpu" or "mps".
         data_dir: the folder of data sets.
         hooks: functions to call during the run; ``save`` is replaced.
-        group: the processes that share the run; None: there is only this one.
+        group: the processes that share the run; None: there is only this process.
         allow_code: run the code that the folder's recipe names as MODULE:NAME if ``recipe`` is None.
 
     Returns:
@@ -85,57 +85,59 @@ def launch(
         ...     end.step, sorted(path.name for path in Path(folder).glob("*.h5"))
         (3, ['last.h5', 'step-0000000.h5', 'step-0000003.h5'])
     """
-    folder, first = Path(folder), group is None or group.rank == 0
+    folder = Path(folder)
+    writes = group is None or group.rank == 0
     with Lock(folder) as lock:
-        if first and storage.named_like_a_run(folder):
+        if writes and storage.named_like_a_run(folder):
             lock.acquire()
-        if group:  # nobody reads a checkpoint that another command may still replace
+        if group:  # so that no process reads a checkpoint before rank 0 has the lock
             group.wait_for_all()
         if not force and complete(recipe, folder):
             (hooks or Hooks()).message(f"{folder}: complete already, nothing is trained")
             return Checkpoint.load(folder / "last.h5")
-        present = storage.check_folder(folder, resume=resume, force=force)
-        checkpoint, chosen = None, recipe
+        run_files = storage.check_folder(folder, resume=resume, force=force)
+        checkpoint = None
         if resume:
-            checkpoint, chosen = _resumed(folder, recipe, functools.partial(_local, group), allow_code)
-        if chosen is None:
+            checkpoint, recipe = _resumed(folder, recipe, functools.partial(_local, group), allow_code)
+        if recipe is None:
             words = "a recipe's name (see 'landscape recipes') or a .toml file"
             raise InputError("recipe: missing", give={"resume": True}, otherwise=words)
-        if chosen.scalars and first:
-            package_of(chosen.scalars)
+        if recipe.scalars and writes:
+            package_of(recipe.scalars)  # raises an error where the package is not installed
         hooks = dataclasses.replace(hooks or Hooks())
         run_device = group.device if group else pick_device(device)
-        trainer = trainer_class(chosen, group)(
-            chosen, checkpoint=checkpoint, device=run_device, data_dir=data_dir, hooks=hooks, group=group
+        trainer = trainer_class(recipe, group)(
+            recipe, checkpoint=checkpoint, device=run_device, data_dir=data_dir, hooks=hooks, group=group
         )
-        chosen = trainer.recipe
-        samples = chosen.evaluate.bn_samples
+        recipe = trainer.recipe
+        samples = recipe.evaluate.bn_samples
         if checkpoint is None and samples != Evaluate.bn_samples and not trainer.buffers.local:
             words = "is not allowed, it changes nothing without BatchNorm in the model; leave it out"
             raise InputError(f"evaluate.bn_samples: {samples} {words}")
-        hooks.save = functools.partial(_save, folder=folder, comm=trainer.comm, every=chosen.checkpoint.every)
+        hooks.save = functools.partial(_save, folder=folder, comm=trainer.comm, every=recipe.checkpoint.every)
         if group:
             facts = {"data": str(trainer.data["fingerprint"]), "first step": str(trainer.step + 1)}
-            facts["mixing matrix"] = fingerprint(chosen.matrices.values())
-            group.agree(_flat(chosen.values()) | facts)
+            facts["mixing matrix"] = fingerprint(recipe.matrices.values())
+            group.agree(_flat(recipe.values()) | facts)
         files.make_folder(folder)  # after all checks, so that a mistake leaves no file there
-        if first:
+        if writes:
             lock.acquire()
-            if not present and storage.named_like_a_run(folder):
+            if not run_files and storage.named_like_a_run(folder):
                 raise OperationError(f"{folder}: another process has started a run there meanwhile")
             files.remove_stale(folder)
-            for path in present if force else []:
-                path.unlink(missing_ok=True)
-            files.write_text(folder / "recipe.toml", chosen.to_toml())
+            if force:
+                for path in run_files:
+                    path.unlink(missing_ok=True)
+            files.write_text(folder / "recipe.toml", recipe.to_toml())
         hooks.message(_headline(trainer))
-        with contextlib.ExitStack() as opened:
-            if chosen.scalars and first:
-                hooks.row = row_writer(chosen.scalars, folder, trainer.step, opened, hooks.row)
+        with contextlib.ExitStack() as writers:
+            if recipe.scalars and writes:
+                hooks.row = row_writer(recipe.scalars, folder, trainer.step, writers, hooks.row)
             return trainer.run() if group is None else _run_in_group(trainer, folder, group)
 
 
 def _local(group: Group | None, learners: int) -> slice:
-    """This process's learners: all of them where they are fewer than processes, as with a server."""
+    """This process's learners: all learners where these are fewer than the processes, as with a server."""
     return Comm(learners, group if group and learners >= group.size else None).local
 
 
@@ -153,7 +155,8 @@ def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
     """Run this process's ``trainer`` in a group, and log to logs/rank-R.log."""
     hooks = trainer.hooks
     with log_to(folder / "logs" / f"rank-{group.rank}.log") as log:
-        kind, learners = type(trainer).__name__.lower(), trainer.comm.local
+        kind = type(trainer).__name__.lower()
+        learners = trainer.comm.local
         who = f"rank {group.rank} of {group.size}, {kind} of learners {learners.start} to {learners.stop - 1}"
         where = f"{group.device}; {socket.gethostname()}, process {os.getpid()}; {group.backend}"
         log(f"{who}, on {where}")
@@ -209,7 +212,9 @@ def check_processes(recipe: Recipe, size: int) -> None:
 
 
 def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:
-    """The end of the run of ``recipe`` in ``folder``, its history but no weights; None if it has none yet.
+    """The last checkpoint of the complete run of ``recipe`` in ``folder``, with its history, without weights.
+
+    None where the run is not complete.
 
     Raises OperationError where ``folder`` holds a run of another recipe.
     """
@@ -220,12 +225,12 @@ def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:
 
 
 def complete(recipe: Recipe | None, folder: Path) -> bool:
-    """Return whether last.h5 is the end of the run of ``recipe``; OperationError for one of another."""
+    """Return whether last.h5 is the end of the run of ``recipe``; OperationError for another recipe's."""
     return recipe is not None and storage.of_a_run(folder / "last.h5") and ended(recipe, folder) is not None
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested values by dotted key, as text."""
+    """Dotted key -> text, of nested ``values``."""
     flat: dict[str, str] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
@@ -236,16 +241,19 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
 def _resumed(
     folder: Path, recipe: Recipe | None, learners: Callable[[int], slice], allow_code: bool = True
 ) -> tuple[Checkpoint | None, Recipe | None]:
-    """The checkpoint from which the run in ``folder`` continues, None at its start; ``recipe`` or its own.
+    """The checkpoint from which the run in ``folder`` continues, None for a run's start; and the recipe.
 
+    The recipe is ``recipe`` where given, else the recipe of the folder's run; None where there is neither.
     ``learners`` as of :meth:`.Checkpoint.load`.
     """
-    checkpoint, stored = None, None
+    checkpoint = stored = None
     if (folder / "last.h5").exists():
         checkpoint = storage.last_sound(folder, learners)
         stored = recipe_of(checkpoint)
-    elif (folder / "recipe.toml").exists():  # stopped before its first checkpoint: the same steps again
-        stored = from_values(file_values(str(folder / "recipe.toml")))  # code that it names is checked below
+    elif (folder / "recipe.toml").exists():
+        # The run was stopped before its first checkpoint, and begins again. Whether code that the file names
+        # may run is checked below.
+        stored = from_values(file_values(str(folder / "recipe.toml")))
     elif recipe is None:
         raise OperationError(f"{folder}: holds no run to resume (no last.h5); give a recipe to start one")
     if stored is None:
@@ -260,14 +268,18 @@ def _resumed(
 
 
 def _checked_recipe(stored: Recipe, recipe: Recipe, folder: Path) -> Recipe:
-    """``recipe``; OperationError with the key if more than a larger ``steps`` differs from ``stored``."""
+    """``recipe``, with the digest of a stored init; OperationError where ``stored`` cannot be continued so.
+
+    Only ``scalars`` and a larger ``steps`` may differ. The message has the key that differs.
+    """
     if recipe.init.checkpoint == stored.init.checkpoint and not recipe.init.sha256:
         recipe = dataclasses.replace(recipe, init=stored.init)
     steps = max(stored.steps, recipe.steps)
-    before = dataclasses.replace(stored, scalars=recipe.scalars, steps=steps).to_toml().splitlines()
-    for a, b in zip(before, recipe.to_toml().splitlines(), strict=False):
-        if a != b:
-            words = f"its run has {a}, resuming it with {b} is not allowed, only steps may grow"
+    allowed = dataclasses.replace(stored, scalars=recipe.scalars, steps=steps)
+    pairs = zip(allowed.to_toml().splitlines(), recipe.to_toml().splitlines(), strict=False)
+    for stored_line, line in pairs:
+        if stored_line != line:
+            words = f"its run has {stored_line}, resuming it with {line} is not allowed, only steps may grow"
             raise OperationError(f"{folder}: {words}", give={"force": True}, otherwise="another folder")
     for path, matrix in recipe.matrices.items():
         if not np.array_equal(stored.matrices[path], matrix):
@@ -277,7 +289,7 @@ def _checked_recipe(stored: Recipe, recipe: Recipe, folder: Path) -> Recipe:
 
 
 def _save(checkpoint: Checkpoint, folder: Path, comm: Comm, every: int) -> None:
-    """Write step-NNNNNNN.h5 and last.h5: rank 0 does, and gets the others' learners one at a time."""
+    """Write step-NNNNNNN.h5 and last.h5 on rank 0, which receives the others' learners one at a time."""
     if comm.rank > 0:
         for tensor in checkpoint.stacked().values():
             comm.send_rows(tensor)
@@ -293,7 +305,7 @@ class TrainingJob:
     folder: Path
 
 
-#: Takes a run as it ends, and its seconds; None where its time was over first.
+#: Takes a run that ends, and its duration (s); None for a run that was stopped before its end.
 Ended = Callable[[TrainingJob, float | None], None]
 
 
@@ -302,7 +314,7 @@ class _OutOfTime(Exception):
 
 
 def share_of(items: Sequence[T], share: str | None) -> list[T]:
-    """The items K, K + N, K + 2N, … of the share "K/N", one of several commands; None: all.
+    """The items K, K + N, K + 2N, … (counted from 1) for the ``share`` "K/N"; all items for None.
 
     Raises:
         InputError: anything else than K/N with 1 ≤ K ≤ N, or more shares than items.
@@ -321,7 +333,7 @@ def share_of(items: Sequence[T], share: str | None) -> list[T]:
 
 
 def pool(jobs: int, timeout: float, device: str) -> children.Pool:
-    """A pool of processes that does ``jobs`` runs at a time and takes GPUs in turn.
+    """A pool of processes that makes ``jobs`` runs at a time; the processes take the GPUs in turn.
 
     ``timeout``: seconds that a process may be silent.
     """
@@ -345,11 +357,11 @@ def train_runs(
     data_dir: str | Path | None,
     until: float | None = None,
 ) -> None:
-    """Start or resume ``runs`` by ``pool``; in this process, where that has one process to use.
+    """Start or resume ``runs`` in the processes of ``pool``; in this process, where one is enough.
 
     Args:
-        ended: takes each run as it ends.
-        progress: takes the share of the present run that is done, where it runs in this process.
+        ended: is called with each run that ends.
+        progress: takes the completed share of the present run; called only for runs in this process.
         until: as of :func:`train_one`.
 
     Raises:
@@ -361,7 +373,7 @@ def train_runs(
         return
     for run in runs:
         run.folder.parent.mkdir(parents=True, exist_ok=True)
-    options = [device, data_dir and os.fspath(data_dir), until]
+    options = [device, data_dir and os.fspath(data_dir), until]  # as JSON can represent them
     jobs = [[run.recipe.to_toml(), os.fspath(run.folder), *options] for run in runs]
     try:
         pool.run(f"{__name__}:_train_job", jobs, lambda number, seconds: ended(runs[number], seconds))
@@ -384,25 +396,27 @@ def train_one(
     until: float | None = None,
     step: Callable[[int, int], None] = lambda done, total: None,
 ) -> float | None:
-    """Start or resume ``run``; seconds.
+    """Start or resume ``run``; its duration (s), or None where ``until`` stopped the run.
 
-    At the time ``until``, as time.time() has it, the run stops and the result is None: it can be resumed from
-    its last checkpoint. ``step`` takes, after each step, the number of steps done and the total.
+    Args:
+        until: the time at which the run stops, in the seconds of time.time(). A later call resumes the run
+            from its last checkpoint.
+        step: takes, after each step, the number of completed steps and the total.
     """
 
-    def after(done: int, total: int) -> None:
+    def after_step(done: int, total: int) -> None:
         step(done, total)
         if until is not None and done < total and time.time() > until:
             raise _OutOfTime
 
-    clock = time.perf_counter()
+    began = time.perf_counter()
     try:
-        after(0, 1)
-        hooks = Hooks(step=after)
+        after_step(0, 1)  # the time may be over before the first step
+        hooks = Hooks(step=after_step)
         launch(run.recipe, run.folder, resume=True, device=device, data_dir=data_dir, hooks=hooks)
     except _OutOfTime:
         return None
-    return time.perf_counter() - clock
+    return time.perf_counter() - began
 
 
 @checked()
@@ -423,22 +437,22 @@ def train(
     progress: ProgressOption = None,
     **settings: Any,
 ) -> Checkpoint:
-    """Train n learners by a recipe in a folder, as ``landscape train`` does, to the bit.
+    """Train n learners by a recipe in a folder, bit-identical to the command ``landscape train``.
 
     Args:
         recipe: a name (:func:`landscape.recipes` lists them), the path of a TOML file, or a
-            :class:`landscape.Recipe`. None with ``resume``: that of the folder's run.
+            :class:`landscape.Recipe`. None with ``resume``: the recipe of the folder's run.
         folder: gets last.h5, step-NNNNNNN.h5 and recipe.toml. Default: runs/NAME-seedN.
-        resume: resume from last.h5, or start if there is none yet; the result is bit-identical to an
+        resume: resume from last.h5, or start if there is no last.h5 yet; the result is bit-identical to an
             uninterrupted run. The recipe must equal the run's, except for ``scalars`` and a larger ``steps``.
         force: first delete the run in the folder.
-        nproc: processes on this machine that share the learners; each writes logs/rank-R.log, and neither
-            ``message`` nor ``progress`` is called.
-        max_restarts: how often all processes are restarted from last.h5 after one is lost.
-        timeout: seconds that a process may be silent, or that an exchange between them may take.
-        device: "auto" (the accelerator, where there is one with float64), "cpu", "cuda", "xpu" or "mps".
+        nproc: processes on this machine that share the learners. With several processes each writes
+            logs/rank-R.log, and neither ``message`` nor ``progress`` is called.
+        max_restarts: how often all processes are restarted from last.h5 after a process is lost.
+        timeout: seconds that a process may be silent, or that an exchange between processes may take.
+        device: "auto" (an accelerator with float64, where there is one), "cpu", "cuda", "xpu" or "mps".
         data_dir: the folder of data sets that are not bundled. Default: $LANDSCAPE_DATA or data.
-        allow_code: run code that a file names as MODULE:NAME; what the settings name always runs.
+        allow_code: run code that a file names as MODULE:NAME; code that the settings name always runs.
         message: takes lines for the user.
         progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         settings: other values of the recipe's keys, as of :meth:`landscape.Recipe.read`.
@@ -465,6 +479,7 @@ def train(
         folder = default_folder(chosen)
     options: dict[str, Any] = {"resume": resume, "force": force, "device": device, "data_dir": data_dir}
     options["allow_code"] = allow_code
+    # A complete run needs no processes: launch below returns its end.
     if (nproc != 1 or max_restarts) and (force or not complete(chosen, Path(folder))):
         return in_processes(chosen, Path(folder), nproc, max_restarts, timeout, **options)
     hooks = Hooks(message=message or (lambda line: None))
@@ -488,23 +503,24 @@ def in_processes(
     allow_code: bool,
     output_flags: Sequence[str] | None = None,
 ) -> Checkpoint:
-    """Train in ``nproc`` processes, each of which runs the command ``landscape train``; as :func:`train`.
+    """Train as :func:`train` does, in ``nproc`` processes; each runs the command ``landscape train``.
 
-    ``output_flags``: of the output of the first one; None: it shows nothing.
+    ``output_flags``: the command's flags for what rank 0 shows; None: rank 0 shows nothing.
     """
     if started_by_launcher():
         raise InputError("nproc, max_restarts: not allowed under torchrun, which has its own")
     if force and max_restarts:
         raise InputError("force, max_restarts: only one of the two is allowed")
     last = folder / "last.h5"
-    resumed = f"a resumed run continues from {last}"
     storage.check_folder(folder, resume=resume, force=force)
-    chosen = _resumed(folder, recipe, lambda learners: slice(0), allow_code)[1] if resume else recipe
-    if chosen is not None:
-        check_processes(chosen, nproc)
+    run_recipe = recipe
+    if resume:
+        _, run_recipe = _resumed(folder, recipe, lambda learners: slice(0), allow_code)
+    if run_recipe is not None:
+        check_processes(run_recipe, nproc)
     words = ["train", "-o", str(folder), "--device", device, "--timeout", str(timeout)]
     words += ["--data-dir", str(data_dir)] if data_dir else []
-    # A restart has to resume; where there is no run yet, --resume starts it.
+    # A restart has to resume; where there is no run yet, --resume starts a run.
     words += ["--resume"] if resume or max_restarts else []
     words += ["--force"] if force else []
     # Code that a recipe names was allowed when it was read.
@@ -512,15 +528,18 @@ def in_processes(
     words += ["--quiet"] if output_flags is None else output_flags
     with tempfile.TemporaryDirectory(prefix="landscape-recipe-") as private:
         if recipe is not None:
-            words.append(f"{private}/recipe.toml")
-            files.write_text(Path(words[-1]), recipe.to_toml())
+            recipe_file = Path(private, "recipe.toml")
+            files.write_text(recipe_file, recipe.to_toml())
+            words.append(str(recipe_file))
         code = children.start(
             words,
             nproc,
             timeout=timeout,
             threads=None if "OMP_NUM_THREADS" in os.environ else os.cpu_count(),
             restarts=max_restarts,
-            hint=lambda: resumed if last.exists() else "no checkpoint exists yet",
+            hint=lambda: (
+                f"a resumed run continues from {last}" if last.exists() else "no checkpoint exists yet"
+            ),
             log=folder / "logs" / "launcher.log",
             show_output=output_flags is not None,
         )

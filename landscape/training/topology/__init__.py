@@ -1,11 +1,11 @@
 """Topologies by name, which say who averages with whom, and mixing matrices.
 
-A topology is a function from the number of learners n to mixing matrices (n, n). Its name adds itself to the
-registry; the arguments after n stand in brackets in a recipe, ``ring(2)``. One matrix is that of every step;
-several are used in turn. The docstring begins with the forms that a user may write. InputError with
-a reason refuses an n.
+A topology is a function from the number of learners n to a list of mixing matrices (n, n). A decorator adds
+the function to the registry. A recipe writes the arguments after n in brackets: ``ring(2)``. A single matrix
+serves every step; the steps use several matrices in turn. The function's docstring begins with the forms that
+a user may write. The function refuses an n by an InputError with the reason.
 
-M is doubly stochastic; row j: the weights that learner j uses.
+M is doubly stochastic; row j has the weights that learner j uses.
 """
 
 from __future__ import annotations
@@ -59,34 +59,38 @@ def torus(n: int, size: str = "") -> list[Array]:
     rows = max(r for r in range(1, math.isqrt(n) + 1) if n % r == 0)
     columns = n // rows
     if size:
-        if not (sides := re.fullmatch(r"(\d+)x(\d+)", size)):
+        sides = re.fullmatch(r"(\d+)x(\d+)", size)
+        if not sides:
             raise InputError("torus(RxC) needs numbers of rows and columns, such as torus(2x3)")
         rows, columns = map(int, sides.groups())
     if min(rows, columns) < 2 or rows * columns != n:
         raise InputError(f"{n} is not {size or 'R × C'}, both must be at least 2")
     i, j = np.divmod(np.arange(n), columns)
-    steps = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
-    return [equal_weights(n, [(i + u) % rows * columns + (j + v) % columns - np.arange(n) for u, v in steps])]
+    offsets: list[Array | int] = []
+    for down, right in ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1)):
+        neighbors = (i + down) % rows * columns + (j + right) % columns
+        offsets.append(neighbors - np.arange(n))
+    return [equal_weights(n, offsets)]
 
 
 @registry.topologies.add("exponential")
 def exponential(n: int) -> list[Array]:
-    """exponential: learner j takes from those 1, 2, 4, … after it (Ying et al. 2021)."""
+    """exponential: learner j takes from learners j + 1, j + 2, j + 4, … (Ying et al. 2021)."""
     return [equal_weights(n, [0, *_powers(n)])]
 
 
 @registry.topologies.add("one-peer-exponential")
 def one_peer_exponential(n: int) -> list[Array]:
-    """one-peer-exponential: half from the one 2^((t−1) mod ⌈log₂ n⌉) after it at step t (Ying et al. 2021).
+    """one-peer-exponential: half from learner j + 2^((t−1) mod ⌈log₂ n⌉) at step t (Ying et al. 2021).
 
-    It averages exactly after ⌈log₂ n⌉ steps if n is a power of two, and never otherwise.
+    If n is a power of two, the weights are averaged exactly after ⌈log₂ n⌉ steps; otherwise never.
     """
     return [equal_weights(n, [0, p]) for p in _powers(n)] or [np.ones((1, 1))]
 
 
 @registry.topologies.add("hypercube")
 def hypercube(n: int) -> list[Array]:
-    """hypercube: from those whose number differs in one bit."""
+    """hypercube: from the learners whose numbers differ from j in one bit."""
     powers = _powers(n)
     if n != 2 ** len(powers):
         below = 2 ** (len(powers) - 1)
@@ -97,10 +101,10 @@ def hypercube(n: int) -> list[Array]:
 
 @registry.topologies.add("random-matching")
 def random_matching(n: int) -> list[Array]:
-    """random-matching: drawn anew for every step; each pair averages, an odd learner sits out.
+    """random-matching: pairs drawn anew for every step; each pair averages, an odd learner sits out.
 
-    The same on every process (DPSGD-2020, section 4: "a learner randomly picks a neighbor"). There are no
-    matrices to use in turn: :meth:`.Mixing.matrix` draws them.
+    All processes draw equal pairs (DPSGD-2020, section 4: "a learner randomly picks a neighbor"). The list of
+    matrices is empty: :meth:`.Mixing.matrix` draws a matrix for each step.
     """
     return []
 
@@ -134,19 +138,21 @@ def lazy(n: int, a: UpToOne, form: str) -> list[Array]:
 
 
 def forms() -> list[str]:
-    """The forms that a user may write, topology by topology: "ring(k)"."""
+    """The forms that a user may write, one text for each topology: "ring(k)"."""
     docs = {
         name: (inspect.getdoc(registry.topologies[name]) or "").partition(":")[0]
         for name in registry.topologies
     }
+    # A plugin's docstring may not begin with a form.
     return [doc if doc.startswith(name) else name for name, doc in docs.items()]
 
 
 def matrices(spec: str, n: int, where: str) -> list[Array]:
-    """The matrices of ``spec`` for ``n`` learners, checked; none where each step draws its own.
+    """The checked matrices of ``spec`` for ``n`` learners; an empty list where each step draws its own.
 
     Raises:
-        InputError: an unknown form, or a number of learners that it does not allow; it names ``where``.
+        InputError: an unknown form, or a number of learners that the topology does not allow; the message
+            begins with ``where``.
     """
     form = re.fullmatch(r"([^()]+)(?:\((.+)\))?", spec.replace(" ", ""))
     topology = registry.topologies[form[1]] if form and form[1] in registry.topologies else None
@@ -179,9 +185,9 @@ def _value(name: str, text: str, hint: Any) -> Any:
 
 
 def _checked(matrix: Any, n: int, axes: tuple[int, ...], tolerance: float) -> Array:
-    """``matrix`` in float64; InputError unless it is (n, n), ≥ 0, and its sums along ``axes`` are 1.
+    """``matrix`` in float64; InputError unless it is (n, n), has entries ≥ 0, and sums along ``axes`` of 1.
 
-    What plugins give may be anything.
+    ``matrix`` may be anything, as plugins and files give it.
     """
     if np.shape(matrix) != (n, n):
         raise InputError(f"it is a {np.shape(matrix)} matrix, {n} learners need ({n}, {n})")
@@ -192,7 +198,8 @@ def _checked(matrix: Any, n: int, axes: tuple[int, ...], tolerance: float) -> Ar
         sums = m.sum(axis)
         worst = int(np.argmax(np.abs(sums - 1)))
         if abs(sums[worst] - 1) > tolerance:
-            name, kind = ("column", "row")[axis], "doubly" if len(axes) > 1 else "column"
+            name = ("column", "row")[axis]
+            kind = "doubly" if len(axes) > 1 else "column"
             raise InputError(f"{name} {worst + 1} sums to {sums[worst]:.6g}, it must be {kind} stochastic")
     return m
 
@@ -203,8 +210,9 @@ def _powers(n: int) -> list[int]:
 
 
 def equal_weights(n: int, offsets: list[Array | int]) -> Array:
-    """M with equal weights: learner j takes from j + each of ``offsets``, each source counted once."""
-    m, learners = np.zeros((n, n)), np.arange(n)
+    """M with equal weights: learner j takes from j + offset for all ``offsets``; equal sources count once."""
+    m = np.zeros((n, n))
+    learners = np.arange(n)
     for offset in offsets:
         m[learners, (learners + offset) % n] = 1.0
     m /= m.sum(1, keepdims=True)
@@ -220,9 +228,10 @@ _MATRICES: ContextVar[dict[str, Array] | None] = ContextVar("matrices", default=
 
 @contextlib.contextmanager
 def stored_matrices(matrices: dict[str, Array]) -> Iterator[None]:
-    """Use ``matrices`` inside in place of the files of their names; the matrix of any other file is added.
+    """Use ``matrices``, file name -> matrix, inside the block in place of the files.
 
-    So a run keeps the matrix that it began with, whatever becomes of the file.
+    The matrix of any other file is added to ``matrices``. A run so keeps the matrix of its beginning when the
+    file changes.
     """
     token = _MATRICES.set(matrices)
     try:
@@ -271,23 +280,25 @@ class Mixing:
         if self.cycle:
             return self.cycle[(step - 1) % len(self.cycle)]
         order = torch.randperm(self.learners, generator=generator(self.seed, "mixing", step)).numpy()
-        a, b = order[: self.learners // 2 * 2].reshape(-1, 2).T
+        even = self.learners // 2 * 2
+        a, b = order[:even].reshape(-1, 2).T  # learners a[i] and b[i] are a pair
         m = np.eye(self.learners)
         m[a, a] = m[b, b] = m[a, b] = m[b, a] = 0.5
         return m
 
     @cached_property
     def modes(self) -> Array:
-        """ω (τ, n − 1), complex: the eigenvalues of the cycle's τ matrices but the mean's 1, a column a mode.
+        """ω (τ, n − 1), complex: the eigenvalues of the cycle's τ matrices, without the mean's eigenvalue 1.
 
-        Circulant matrices share their modes; of others a column has no meaning (:attr:`shares_modes`). For
-        random matching, of the mean of M_t.
+        A column belongs to one mode where the matrices share their modes, as circulant ones do
+        (:attr:`shares_modes`); otherwise a column has no meaning. For random matching: the eigenvalues of the
+        mean of M_t.
         """
         if self.learners == 1:
             return np.empty((max(1, len(self.cycle)), 0), dtype=complex)
         if len(self.cycle) > 1 and self.shares_modes:
             return np.array([np.fft.fft(m[:, 0])[1:] for m in self.cycle])
-        if not self.cycle:  # two learners meet with probability 2⌊n/2⌋/(n(n − 1))
+        if not self.cycle:  # of the mean: two learners meet with probability 2⌊n/2⌋/(n(n − 1))
             count = self.learners - 1
             return np.full((1, count), 1 - self.learners // 2 / count, dtype=complex)
         modes = []
@@ -300,11 +311,14 @@ class Mixing:
     def shares_modes(self) -> bool:
         """Return whether the matrices of the cycle have the same modes, as one matrix or circulant ones."""
         n = self.learners
-        shift = (np.arange(n)[:, None] - np.arange(n)) % n  # equal along a diagonal of a circulant matrix
-        return len(self.cycle) < 2 or all(np.abs(m - m[shift, 0]).max() <= _ROUNDING for m in self.cycle)
+        if len(self.cycle) < 2:
+            return True
+        # Entry (i, j) of a circulant matrix equals entry ((i − j) mod n, 0).
+        shift = (np.arange(n)[:, None] - np.arange(n)) % n
+        return all(np.abs(m - m[shift, 0]).max() <= _ROUNDING for m in self.cycle)
 
     def _growth(self, x: float) -> float:
-        """The spectral radius of Π_t (M_t − x) over a cycle, where the weights disagree."""
+        """The spectral radius of Π_t (M_t − x) over a cycle, on the subspace of disagreement (mean 0)."""
         if self.shares_modes:
             return float(np.abs(self.modes - x).prod(0).max(initial=0))
         identity = np.eye(self.learners)
@@ -315,7 +329,7 @@ class Mixing:
 
     @property
     def rounds(self) -> int | None:
-        """The first step of the cycle after which all weights are the mean, to 1e-12; None: there is none."""
+        """The first step of the cycle that leaves all weights at the mean, to 1e-12; None: no such step."""
         product = np.eye(self.learners)
         for step, m in enumerate(self.cycle, 1):
             product = m @ product
@@ -325,16 +339,16 @@ class Mixing:
 
     @property
     def gap(self) -> float:
-        """1 − max |ω|: the share of the disagreement that a step takes away at least.
+        """1 − max |ω|: the least share of the disagreement that a step takes away.
 
-        Of a cycle, from the product over one, per step; of random matching, of the mean of M_t.
+        For a cycle: per step, from the product of its matrices. For random matching: of the mean of M_t.
         """
         slowest = round(self._growth(0.0), 12)  # before the root: 0 stays 0
         return round(1 - math.pow(slowest, 1 / max(1, len(self.cycle))), 12)
 
     @property
     def omega_min(self) -> float:
-        """The smallest real part of an eigenvalue of any M_t; random matching draws projections: 0."""
+        """The smallest real part of an eigenvalue of any M_t; 0 for random matching (projections)."""
         if not self.cycle:
             return 0.0 if self.learners > 1 else 1.0
         return round(float(self.modes.real.min(initial=1)), 12) + 0.0
@@ -344,10 +358,10 @@ class Mixing:
         """The ηλ at which learners that take plain steps on one quadratic, in AWC order, drift apart.
 
         A mode evolves by ω − ηλ, so the limit is min Re ω + √(1 − (Im ω)²): 1 + ω_min for symmetric M
-        (docs/explanation/stability.md). For a cycle it is where the product over one first reaches 1 in
-        modulus. For random matching it is the limit in mean square: with projections E(M − ηλ)² = (1 − 2ηλ) E
-        M + (ηλ)², so ρ + √(ρ² − ρ + 1) with ρ the mean's eigenvalue; no drawing at all grows below 1 + ω_min
-        = 1. One learner: SGD's 2.
+        (docs/explanation/stability.md). For a cycle, the limit is the first ηλ at which the product over the
+        cycle reaches modulus 1. For random matching, the limit is one in mean square. M_t are projections,
+        so E(M − ηλ)² = (1 − 2ηλ) E M + (ηλ)², and the limit is ρ + √(ρ² − ρ + 1), ρ the eigenvalue of E M.
+        Below 1 + ω_min = 1 no sequence of matchings grows. For one learner the limit is SGD's 2.
         """
         if self.learners == 1:
             return 2.0
@@ -357,14 +371,15 @@ class Mixing:
         if len(self.cycle) == 1:
             limits = self.modes.real + np.sqrt(np.maximum(0, 1 - self.modes.imag**2))
             return round(float(limits.min()), 12)
-        return first_unstable(self._growth, 2.01, 2010 if self.shares_modes else 201)  # others take long
+        points = 2010 if self.shares_modes else 201  # fewer where each point takes an eigenvalue problem
+        return first_unstable(self._growth, 2.01, points)
 
     def degree(self, step: int) -> float:
-        """Vectors that a learner sends at ``step``, the mean over the learners.
+        """The number of vectors that a learner sends at ``step``, the mean over the learners.
 
-        One to each neighbor; an average of all is an all-reduce, 2(n−1)/n.
+        A learner sends one vector to each neighbor; an average of all is an all-reduce, 2(n − 1)/n vectors.
         """
-        if not self.cycle:  # every learner but an odd one has a partner; no need to draw the large matrix
+        if not self.cycle:  # every learner but an odd one has a partner, whatever matrix is drawn
             return self.learners // 2 * 2 / self.learners
         m = self.matrix(step)
         if averages_all(m):
@@ -388,9 +403,10 @@ def is_file(spec: object) -> bool:
 
 
 def read_matrix(where: str, path: Path, n: int, axes: tuple[int, ...] = (1, 0)) -> Array:
-    """The n × n matrix in ``path``, whose sums along ``axes`` must be 1: 1 for its rows, 0 for its columns.
+    """The n × n matrix in ``path``, whose sums along ``axes`` must be 1: axis 1 for rows, 0 for columns.
 
-    ``where`` is the option that named it. Raises OperationError or InputError for any other.
+    ``where`` is the option that names the file. Raises OperationError for a file that cannot be read, and
+    InputError for a matrix that is not allowed.
     """
     matrices = _MATRICES.get()
     m = matrices[str(path)] if matrices and str(path) in matrices else _numbers(where, path)
@@ -399,7 +415,7 @@ def read_matrix(where: str, path: Path, n: int, axes: tuple[int, ...] = (1, 0)) 
     except InputError as reason:
         raise InputError(f"{where}: {path}: {reason}") from None
     if max(np.abs(m.sum(axis) - 1).max() for axis in axes) > 1e-12:
-        for _ in range(100):  # the rounding to few decimals is scaled away (Sinkhorn)
+        for _ in range(100):  # Sinkhorn's scaling removes what few decimals in the file leave
             for axis in axes:
                 m = m / m.sum(axis, keepdims=True)
     if matrices is not None:
@@ -412,7 +428,7 @@ def _numbers(where: str, path: Path) -> Array:
         with open_regular(path, MAX_FILE_BYTES) as file, warnings.catch_warnings():
             warnings.simplefilter("error")
             if path.suffix == ".npy":
-                m = np.lib.format.open_memmap(path, mode="r")  # its shape is known before memory is used
+                m = np.lib.format.open_memmap(path, mode="r")  # no memory is used before the shape is checked
                 if m.dtype.kind not in "fiub":
                     raise ValueError("it holds no array of numbers")
                 return m
@@ -423,7 +439,7 @@ def _numbers(where: str, path: Path) -> Array:
         raise OperationError(f"{where}: {path} cannot be read as a matrix ({words})") from error
 
 
-#: Of the topologies that need a number, besides rings, one each in the list of all (our choice).
+#: In the default list: one example of each topology that needs a number, besides rings (our choice).
 EXAMPLES = ("k-peer-exponential(2)", "hyper-hypercube(2)", "base(2)", "d-equistatic(4)", "u-equistatic(4)")
 
 
@@ -450,24 +466,24 @@ def topologies(
     """Compare the topologies for a number of learners.
 
     Args:
-        mixings: what ``algorithm.mixing`` may be, such as "ring(2)", "base" or a file. Default: every
-            topology that this number of learners allows, with some numbers where it needs one.
+        mixings: values of ``algorithm.mixing``, such as "ring(2)", "base" or a file. Default: every topology
+            that this number of learners allows, with example numbers where a topology needs one.
         learners: n.
-        parameters: of the network, 4 bytes each.
-        picture: a .png, .pdf or .svg file for a picture of the topologies as graphs, a panel for each step of
-            a cycle, eight at most; of random matching three steps with seed 0.
+        parameters: the number of the network's parameters, 4 bytes each.
+        picture: a .png, .pdf or .svg file for a picture of the topologies as graphs. Each step of a cycle has
+            a panel, up to eight; random matching has three panels, drawn with seed 0.
         progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
 
     Returns:
-        Mixing -> its numbers: "gap", the spectral gap of the mixing matrix; "omega_min", its smallest
-        eigenvalue; "limit", the largest stable ηλ of DPSGD in AWC order without momentum; "rounds", after how
-        many steps from the first the learners have exactly the average, None for never; "bytes", what a
-        learner sends in a step, the mean over the steps. Of a cycle of matrices the gap is per step, and the
-        eigenvalue is the smallest of all.
+        Mixing -> its numbers. "gap": the spectral gap of the mixing matrix, for a cycle of matrices per step.
+        "omega_min": the smallest eigenvalue of any matrix. "limit": the largest stable ηλ of DPSGD in AWC
+        order without momentum. "rounds": the number of steps after which all learners have exactly the
+        average, None for never. "bytes": the number of bytes that a learner sends in a step, the mean over
+        the steps.
 
     Raises:
-        InputError: a mixing that is not known, or not for this number of learners; numbers below
-            1; a picture of none, or with another ending.
+        InputError: a mixing that is unknown, or not allowed with this number of learners; numbers below 1; a
+            picture without a mixing, or with another ending.
 
     Example:
         >>> numbers = topologies(["ring(1)", "base"], learners=6)
@@ -481,16 +497,18 @@ def topologies(
         ends_in("picture", picture, plots.FORMATS)
     properties: dict[str, Properties] = {}
     graphs: dict[str, list[Array]] = {}
-    chosen, report = default_mixings() if mixings is None else [*mixings], taken(progress)
-    for done, spec in enumerate(chosen):
-        report(done / len(chosen))
+    specs = default_mixings() if mixings is None else [*mixings]
+    report = taken(progress)
+    for number, spec in enumerate(specs):
+        report(number / len(specs))
         try:
             mixing = Mixing(spec, learners, seed=0, where="mixings")
         except InputError:
             if mixings is not None:
                 raise
-            continue
-        vectors = np.mean([mixing.degree(t) for t in range(1, max(1, len(mixing.cycle)) + 1)])
+            continue  # a default mixing that this number of learners does not allow
+        period = max(1, len(mixing.cycle))
+        vectors = np.mean([mixing.degree(step) for step in range(1, period + 1)])
         properties[spec] = {
             "gap": mixing.gap,
             "omega_min": mixing.omega_min,
@@ -498,7 +516,7 @@ def topologies(
             "rounds": mixing.rounds,
             "bytes": 4 * parameters * float(vectors),
         }
-        graphs[spec] = mixing.cycle or [mixing.matrix(t) for t in range(1, 4)]
+        graphs[spec] = mixing.cycle or [mixing.matrix(step) for step in (1, 2, 3)]
     if picture is not None:
         if not graphs:
             raise InputError("mixings: none is not allowed with picture, there must be one to draw")
@@ -507,6 +525,8 @@ def topologies(
 
 
 def default_mixings() -> list[str]:
-    """The mixings that :func:`topologies` compares by default: those whose name is enough, and examples."""
-    alone = [spec for form in forms() for spec in form.split(", ") if spec in registry.topologies]
-    return [alone[0], "ring(1)", "ring(2)", *alone[1:], *EXAMPLES]
+    """The mixings that :func:`topologies` compares by default: names without numbers, rings, and EXAMPLES."""
+    full_name, *bare_names = [
+        spec for form in forms() for spec in form.split(", ") if spec in registry.topologies
+    ]
+    return [full_name, "ring(1)", "ring(2)", *bare_names, *EXAMPLES]
