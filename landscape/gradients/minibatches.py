@@ -115,8 +115,8 @@ def draws(
 ) -> Iterator[tuple[Any, Any]]:
     """(x, y) of minibatches drawn with replacement, (learners, batch, …) each, on the device, without end.
 
-    Of data given as batches one pass collects ``most`` draws, or as many as take :data:`PASS_BYTES`; the
-    numbers drawn do not depend on how many.
+    Where data come in batches, one pass over the data collects ``most`` draws, or as many draws as take
+    :data:`PASS_BYTES`; the drawn sample numbers do not depend on this count.
 
     Example:
         >>> x = torch.arange(6.0)[:, None]
@@ -124,10 +124,10 @@ def draws(
         >>> next(draws(problem.data, 2, 4, stream(0, 0)))[0].shape
         torch.Size([2, 4, 1])
     """
-    shape, samples = (learners, batch), data.samples
+    samples = data.samples
 
     def numbers() -> Tensor:
-        return torch.randint(samples, shape, generator=generator)
+        return torch.randint(samples, (learners, batch), generator=generator)
 
     while True:
         if data.indexed:
@@ -136,25 +136,26 @@ def draws(
         x, y = data.first()
         sample_bytes = sum(t.nbytes for _, t in named_tensors((x, y))) // count_samples(x, y, alike=False)
         count = max(1, min(most, PASS_BYTES // max(1, sample_bytes * learners * batch)))
-        rows = torch.stack([numbers() for _ in range(count)])
-        collected = _collected(data, rows.flatten(), samples)
-        for part in torch.arange(rows.numel()).view(rows.shape):
-            yield data.place(take(collected, part))
+        draw_numbers = torch.stack([numbers() for _ in range(count)])  # (count, learners, batch)
+        collected = _collected(data, draw_numbers.flatten(), samples)
+        for places in torch.arange(draw_numbers.numel()).view(draw_numbers.shape):
+            yield data.place(take(collected, places))
 
 
 def _collected(data: Data, numbers: Tensor, samples: int) -> tuple[Any, Any]:
     """(x, y) of the samples with these ``numbers``, in their order, from one pass over the batches."""
     order = numbers.argsort(stable=True)
-    ascending, parts, done = numbers[order], [], 0
+    ascending = numbers[order]
+    parts, begin = [], 0  # begin: the number of the batch's first sample
     for x, y in data.pairs():
         count = count_samples(x, y, alike=True)
-        edges = torch.tensor([done, done + count])
+        edges = torch.tensor([begin, begin + count])
         low, high = torch.searchsorted(ascending, edges).tolist()
         if high > low:
-            parts.append(take((x, y), ascending[low:high] - done))
-        done += count
-    if done != samples:
-        raise InputError(f"data: a pass over its batches has {done} samples, the first had {samples}")
+            parts.append(take((x, y), ascending[low:high] - begin))
+        begin += count
+    if begin != samples:
+        raise InputError(f"data: a pass over its batches has {begin} samples, the first had {samples}")
     x, y = concatenate(parts)
     return take((x, y), order.argsort())
 

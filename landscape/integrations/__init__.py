@@ -28,8 +28,8 @@ class Recorded:
     """The common base of callbacks: a recorder that a trainer's hooks open, step and close.
 
     Args:
-        folder, loss, data, test, settings: as :class:`landscape.Recorder` takes them. What the trainer knows
-            takes the place of a loss, data, ``batch`` and ``resume`` that are not given.
+        folder, loss, data, test, settings: as :class:`landscape.Recorder` takes them. For a missing loss,
+            data, ``batch`` or ``resume`` the trainer's is taken.
 
     Raises:
         InputError: for a setting that is not the recorder's, or not allowed.
@@ -96,12 +96,12 @@ class Recorded:
             self._steps = self._recorder.steps
 
     def _log(self, loss: Any) -> None:
-        """Record the loss of the step that was made last, if that is one that is decomposed."""
+        """Record the loss of the latest step, if this step is decomposed."""
         if self._recorder is not None and due(self._settings["every"], self._steps):
             self._recorder.log(loss=loss)
 
     def _abort(self) -> None:
-        """Close the recorder as it is; of a step that has begun nothing is written."""
+        """Close the recorder at once; nothing is written of a step that has begun."""
         recorder, self._recorder = self._recorder, None
         self._step.pop_all()
         self._within = False
@@ -118,10 +118,10 @@ class Recorded:
 
 
 def shallow_copy(module: nn.Module) -> nn.Module:
-    """Another module with the same parameters, buffers and parts, and attributes of its own.
+    """Another module with the parameters, buffers and submodules of ``module``, but attributes of its own.
 
-    Methods that were put into the module, such as a ``forward`` of another trainer, are its own. So are its
-    lists, as they are now, without what steps gathered there: tensors with a graph, which cannot be copied.
+    Methods that were set on the instance, such as a trainer's ``forward``, are bound to the copy. Lists are
+    copied without tensors that have a graph, which steps collected there and which cannot be copied deeply.
     """
     module_copy = copy.copy(module)
     for name, value in vars(module).items():
@@ -132,25 +132,25 @@ def shallow_copy(module: nn.Module) -> nn.Module:
     return module_copy
 
 
-# Under these samplers, of torch and, by name, of Hugging Face, each sample is as likely as any other.
+# Samplers of torch, and names of samplers of Hugging Face, that draw all samples with equal probability.
 EVEN = (torch_data.SequentialSampler, torch_data.RandomSampler, torch_data.DistributedSampler)
 BY_LENGTH = ("LengthGroupedSampler", "DistributedLengthGroupedSampler", "BatchRebalanceSampler")
 
 
 def data_of(name: str, of_user: Any, loader: Any, *, whole: bool) -> Any:
-    """Data as :class:`landscape.Problem` takes it: ``of_user``, or, where that is None, those of ``loader``.
+    """Data as :class:`landscape.Problem` takes them: ``of_user``, or the data of ``loader`` for None.
 
-    A loader of the trainer's is shuffled, cut into shares of processes, and busy with its own epoch: its data
-    set is read by another one, in order. So is a DataLoader of the user's, and a Dataset with the trainer's
-    collate function and batches.
+    The trainer's loader is shuffled, cut into shares of processes, and in the middle of an epoch; therefore
+    another DataLoader reads its data set, in order. A DataLoader of the user's is read in this way, too, and
+    a Dataset with the collate function and the batch size of ``loader``.
 
     Args:
         name: "data" or "test", for messages.
-        whole: as one batch, from which samples can be drawn, and not in batches.
+        whole: whether to give one batch of all samples, so that samples can be drawn, instead of batches.
 
     Raises:
-        InputError: for what is no DataLoader, or one whose data set has no length, or whose sampler may weigh
-            samples.
+        InputError: for a ``loader`` that is no DataLoader; for a DataLoader whose data set has no length, or
+            whose sampler may weigh samples.
     """
     data = loader if of_user is None else of_user
     if isinstance(of_user, torch_data.Dataset) or type(of_user).__module__.partition(".")[0] == "datasets":
@@ -172,7 +172,7 @@ def batch_size(loader: Any) -> int:
 
 
 def in_order(name: str, loader: torch_data.DataLoader[Any], *, whole: bool) -> Any:
-    """The data of ``loader`` in order: batches of its size, or, if ``whole``, one batch of all of it."""
+    """The data of ``loader`` in order: in batches of its size; if ``whole``, all in one batch."""
     dataset, collate = loader.dataset, loader.collate_fn
     if isinstance(dataset, torch_data.IterableDataset) or not hasattr(dataset, "__len__"):
         raise InputError(f"{name}: a {type(dataset).__name__} has no length; give {name}=…, as batches")
@@ -192,7 +192,7 @@ def in_order(name: str, loader: torch_data.DataLoader[Any], *, whole: bool) -> A
         collate_fn=collate,
         num_workers=loader.num_workers,
         multiprocessing_context=loader.multiprocessing_context,
-        generator=torch.Generator(),  # or the seeds of its workers would be drawn from the loop's
+        generator=torch.Generator(),  # otherwise the seeds of workers would be drawn from the loop's numbers
     )
 
 

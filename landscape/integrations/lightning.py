@@ -168,14 +168,15 @@ class StepBatches:
 
 
 def step_model(module: Any) -> nn.Module:
-    """A module with the parameters of ``module`` that gives for a batch the loss of its training_step.
+    """A module with the parameters of ``module``, whose output for a batch is the loss of training_step.
 
-    Its name is that of the module's class. Copies of it log nothing, keep nothing of a batch, and have the
-    epoch and the step of the module itself, which the loss may depend on.
+    The new module's class has the name of the class of ``module``. The new module and its copies log nothing
+    and store nothing of a batch. Epoch and step are always those of ``module``, as the loss may depend on
+    them.
     """
-    kind = type(module)
+    user_class = type(module)
 
-    class LossModule(kind):  # type: ignore[misc, valid-type]
+    class LossModule(user_class):  # type: ignore[misc, valid-type]
         current_epoch = property(lambda self: module.current_epoch)
         global_step = property(lambda self: module.global_step)
         trainer = property(_no_trainer)
@@ -192,19 +193,22 @@ def step_model(module: Any) -> nn.Module:
             return {"loss": _loss_of_step(self, kwargs[BATCH])}
 
     for attribute in ("__name__", "__qualname__", "__module__"):
-        setattr(LossModule, attribute, getattr(kind, attribute))
-    copied = shallow_copy(module)
-    copied.__class__ = LossModule
-    return copied
+        setattr(LossModule, attribute, getattr(user_class, attribute))
+    loss_module = shallow_copy(module)
+    loss_module.__class__ = LossModule
+    return loss_module
 
 
 def _loss_of_step(module: Any, batch: Any) -> Tensor:
-    lengths = [(value, len(value)) for value in vars(module).values() if type(value) is list]
+    """The loss of training_step for ``batch``; lists and metrics of the module are left as they were."""
+    lists = [(value, len(value)) for value in vars(module).values() if type(value) is list]
+    batch_idx = [0] if _indices(module) > 0 else []
     try:
-        result = module.training_step(batch, *[0][: _indices(module)])
+        result = module.training_step(batch, *batch_idx)
     finally:
-        for value, length in lengths:  # for the end of the epoch, which a copy never sees
-            del value[length:]
+        # Modules collect outputs for the end of an epoch, which a copy never reaches.
+        for items, length in lists:
+            del items[length:]
         for part in module.modules():
             if hasattr(part, "_defaults") and hasattr(part, "reset"):  # a metric of torchmetrics
                 part.reset()
@@ -219,7 +223,7 @@ def _no_trainer(module: Any) -> Any:
 
 
 def _indices(module: Any) -> int:
-    """The number of arguments that training_step takes after the batch: one for batch_idx, or none."""
+    """The number of arguments that training_step takes after the batch: 1 with batch_idx, 0 without."""
     parameters = inspect.signature(module.training_step).parameters.values()
     if any(p.kind == p.VAR_POSITIONAL for p in parameters):
         return 1
@@ -228,7 +232,7 @@ def _indices(module: Any) -> int:
 
 
 def _check_own_loss(trainer: Any, module: Any) -> None:
-    """Raise InputError where the loss of training_step is not what the optimizer's steps follow."""
+    """Raise InputError where the optimizer's steps may follow another loss than training_step's."""
     reason = ""
     if not module.automatic_optimization:
         reason = "training_step makes the optimizer's steps itself (manual optimization)"

@@ -23,7 +23,7 @@ from landscape.training.run import generator
 DELTA_2 = ("delta_2", "delta_2_se", "delta_2_full", "delta_cross", "delta_cross_se")
 
 
-#: The columns of a step, from its new weights and learning rate.
+#: A function (new weights, learning rate) -> the history's columns of a step.
 Columns = Callable[[Tensor, float], dict[str, float]]
 # The columns of learners with data of their own.
 HETEROGENEITY = ("heterogeneity", "heterogeneity_se")
@@ -35,9 +35,9 @@ BLOCK = 2**16
 
 @dataclass(frozen=True)
 class Gradient:
-    """∇L(w_a) as rows of independent estimates (k, P); one row if it is exact.
+    """g = ∇L(w_a) as rows of k independent estimates (k, P); one row if g is exact.
 
-    Each process has its share of the P coordinates, of g and of the projected vectors. Sums are in float64.
+    Each process has its share of the P coordinates, (k, P_share). Sums are in float64.
     """
 
     loss: float
@@ -52,15 +52,19 @@ class Gradient:
         """The projections on g of m vectors (P_share,) that do not depend on the estimates."""
         k, m = len(self.rows), len(vectors)
         products = self.comm.totals(_products([*self.rows, *vectors]))
-        gg, dots, pairs = products[:k, :k], products[:k, k:].T, products[k:, k:]
+        gg = products[:k, :k]  # ⟨g_r, g_s⟩ (k, k) of the estimates
+        dots = products[:k, k:].T  # ⟨v_i, g_r⟩ (m, k)
+        pairs = products[k:, k:]  # ⟨v_i, v_j⟩ (m, m)
         if not self.exact:
-            sums = (dots[:, :, None] + dots[:, None, :]) / 2  # (m, k, k)
-            products_of_dots = (dots[:, None, :, None] * dots[None, :, None, :]).expand(m, m, k, k)
-            along, along_se = quotient((products_of_dots + products_of_dots.mT) / 2, gg)
-            norms = float(mean(gg)), float(standard_error(gg))
-            return Projection(*norms, *quotient(sums, gg), pairs, pairs - along, along_se)
+            means = (dots[:, :, None] + dots[:, None, :]) / 2  # (m, k, k), symmetric in r and s
+            # ⟨v_i, g_r⟩⟨v_j, g_s⟩ (m, m, k, k), whose mean over r ≠ s is ⟨v_i, g⟩⟨v_j, g⟩.
+            crossed = (dots[:, None, :, None] * dots[None, :, None, :]).expand(m, m, k, k)
+            inside, inside_se = quotient((crossed + crossed.mT) / 2, gg)
+            norm2, norm2_se = float(mean(gg)), float(standard_error(gg))
+            along, along_se = quotient(means, gg)
+            return Projection(norm2, norm2_se, along, along_se, pairs, pairs - inside, inside_se)
         norm2 = float(gg) or float("nan")
-        # The projections themselves, so that small ones are not lost in differences.
+        # Products of the orthogonal parts, as a difference pairs − … would lose small ones to rounding.
         along = dots[:, 0] / norm2
         across = self.comm.totals(_products([self.rows[0], *vectors], along))[1:, 1:]
         zero = torch.zeros_like(across)
@@ -69,13 +73,19 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Projection:
-    """‖g‖² and, of m vectors, ``along`` ⟨v, g⟩/‖g‖² (m,), with standard errors, 0 where g is exact.
+    """‖g‖² and the projections of m vectors on g, with standard errors (names with _se), 0 where g is exact.
 
-    ``pairs`` (m, m): ⟨a, b⟩ of any two; ``across``: ⟨P⊥a, P⊥b⟩, P⊥ being the projector orthogonal to g.
-    Where g is estimated, each product of two means comes from independent samples, and numerator and
-    denominator of ⟨a, g⟩⟨b, g⟩/‖g‖² from the same: their errors are nearly the same and cancel, so that the
-    error of Δ goes with the noise η, not with the whole displacement. Quotients by ‖g‖² are NaN where
-    its estimate is not positive. ‖g‖² is NaN where g is exactly zero: nothing can be projected on it.
+    Where g is estimated, each product of two means comes from independent samples. In ⟨a, g⟩⟨b, g⟩/‖g‖² the
+    numerator and the denominator come from the same samples: their errors are nearly equal and cancel, so
+    that the error of Δ grows with the noise η, not with the whole displacement. Quotients by ‖g‖² are NaN
+    where the estimate of ‖g‖² is not positive. ‖g‖² is NaN where g is exactly zero: nothing can be projected
+    on a zero vector.
+
+    Attributes:
+        norm2: ‖g‖².
+        along: ⟨v, g⟩/‖g‖² (m,) of each vector v.
+        pairs: ⟨a, b⟩ (m, m) of any two vectors.
+        across: ⟨P⊥a, P⊥b⟩ (m, m), P⊥ the projector orthogonal to g.
     """
 
     norm2: float
@@ -88,7 +98,7 @@ class Projection:
 
 
 def step_columns(loss: float, d: Projection) -> dict[str, float]:
-    """The history's columns of a step of any rule, from L(w_a) and the projection of d."""
+    """The history's columns of a step of any rule, from L(w_a) and the projection of the one vector d."""
     return {
         "train_loss": loss,
         "alpha_e": 0.0 - float(d.along[0]),  # 0, and not −0, where nothing moved
@@ -102,14 +112,18 @@ def step_columns(loss: float, d: Projection) -> dict[str, float]:
 
 
 def _products(vectors: Sequence[Tensor], along: Tensor | None = None) -> Tensor:
-    """⟨a, b⟩ (m, m) of any two, in float64; with ``along`` (m − 1,) of v_0 and v_i − along_i v_0."""
-    m, where = len(vectors), float64_device(vectors[0].device)
-    total = torch.zeros(m, m, dtype=torch.float64, device=where)
-    block = torch.empty(m, BLOCK, dtype=torch.float64, device=where)
-    for i in range(0, len(vectors[0]), BLOCK):
-        rows = block[:, : len(vectors[0]) - i]
+    """⟨a, b⟩ (m, m) of any two of ``vectors``, in float64.
+
+    With ``along`` (m − 1,): the products of v_0 and of all v_i − along_i v_0.
+    """
+    m, size = len(vectors), len(vectors[0])
+    device = float64_device(vectors[0].device)
+    total = torch.zeros(m, m, dtype=torch.float64, device=device)
+    block = torch.empty(m, BLOCK, dtype=torch.float64, device=device)
+    for begin in range(0, size, BLOCK):
+        rows = block[:, : size - begin]  # the last block is shorter
         for row, v in zip(rows, vectors, strict=True):
-            row.copy_(v[i : i + BLOCK].to(where))
+            row.copy_(v[begin : begin + BLOCK].to(device))
         if along is not None:
             rows[1:].addr_(along, rows[0], alpha=-1)
         total.addmm_(rows, rows.T)
@@ -128,10 +142,10 @@ class GradientEstimator:
         comm: the exchange with other processes; results are in its memory.
         samples: the number of samples from which g is estimated, a multiple of GROUPS; 0: all, exactly.
         seed: of the samples.
-        batch: > 0 says that the loss of a sample depends on the batch it is in: the training set is then cut,
+        batch: > 0: the loss of a sample depends on the batch of the sample. The training set is then cut,
             once and at random, into batches of at most ``batch`` samples (equal ±1), and L is the mean over
-            these. Estimates draw batches anew; their expectation is the mean over all batches that can be
-            drawn.
+            these batches. Estimates draw batches anew; the expectation of an estimate is the mean over all
+            batches that can be drawn.
     """
 
     problem: Problem
@@ -151,53 +165,60 @@ class GradientEstimator:
             part = problem.subset(comm.share(problem.samples)) if comm.size > 1 else problem
             weight = part.terms / problem.terms
             memory = comm.buffer("gradient", weights)
-            loss, gradient = part.loss_and_gradient(weights, out=memory) if weight else (0.0, memory.zero_())
+            if weight:
+                loss, gradient = part.loss_and_gradient(weights, out=memory)
+            else:  # no sample of this process's share is a term of the loss
+                loss, gradient = 0.0, memory.zero_()
             exact = comm.part_sum(gradient.mul_(weight), "g")
             return Gradient(comm.total(loss * weight)[0], exact[None], comm)
-        draw = generator(self.seed, "decompose", step)
-        indices = torch.randint(problem.samples, (GROUPS, self.samples // GROUPS), generator=draw)
+        random_numbers = generator(self.seed, "decompose", step)
+        shape = (GROUPS, self.samples // GROUPS)
+        indices = torch.randint(problem.samples, shape, generator=random_numbers)
         total, rows = self._estimates(weights, indices[comm.share(GROUPS)], "estimates")
         return Gradient(comm.total(total)[0] / GROUPS, rows, comm)
 
     def heterogeneity(self, weights: Tensor, step: int, g: Gradient, parts: Parts) -> dict[str, float]:
         """n⁻¹ Σ_j ‖∇L_j − ∇L‖² at ``weights`` = w_a (P,), L_j the loss on the ``parts`` of learner j.
 
-        Exact where ``g`` is. Otherwise each learner's part gives GROUPS independent estimates of ∇L_j, from
-        as many samples together as ``g``, and their mean, weighted by the parts' terms, those of ∇L.
+        The result is exact where ``g`` is. Otherwise each learner's part gives GROUPS independent estimates
+        of ∇L_j; all learners together take as many samples as ``g``. The estimates of ∇L are the means of the
+        learners' estimates, weighted by the parts' terms.
         """
         n = len(parts.indices)
         if g.exact:
             squares = 0.0
-            for j in range(n):
-                part = self._part_gradient(weights, parts.indices[j], j)
-                squares += float(_products([part.sub_(g.rows[0])])[0, 0])
+            for j, samples in enumerate(parts.indices):
+                difference = self._part_gradient(weights, samples, j).sub_(g.rows[0])
+                squares += float(_products([difference])[0, 0])
             return dict(zip(HETEROGENEITY, (self.comm.total(squares)[0] / n, 0.0), strict=True))
-        sizes = self.problem.data.sample_terms
-        terms = [float(len(i) if sizes is None else sizes[i].sum()) for i in parts.indices]
+        sample_terms = self.problem.data.sample_terms  # None: one term each
+        terms = [float(len(i) if sample_terms is None else sample_terms[i].sum()) for i in parts.indices]
+        # R_j (GROUPS, P_share) are the estimates of ∇L_j, S = Σ_j (terms_j/terms) R_j those of ∇L.
         mean_rows = weighted_rows = torch.zeros(())
-        gram = torch.zeros(GROUPS, GROUPS, dtype=torch.float64)
+        mean_products = torch.zeros(GROUPS, GROUPS, dtype=torch.float64)  # Σ_j R_j R_jᵀ/n
         for j, samples in enumerate(parts.indices):
             rows = self._part_estimates(weights, samples, step, j, n)
-            gram += _products([*rows]).cpu() / n
+            mean_products += _products([*rows]).cpu() / n
             mean_rows = mean_rows + rows / n
             weighted_rows = weighted_rows + rows * (terms[j] / sum(terms))
-        # Σ_j ⟨R_j − S, R_j − S⟩/n for the rows R_j of the learners, S their weighted sum.
+        # Σ_j (R_j − S)(R_j − S)ᵀ/n, whose mean over pairs of different estimates is the heterogeneity.
         pairs = _products([*mean_rows, *weighted_rows]).cpu()
-        cross, weighted = pairs[:GROUPS, GROUPS:], pairs[GROUPS:, GROUPS:]
-        kernel = self.comm.totals(gram - cross - cross.T + weighted)
+        cross, weighted_products = pairs[:GROUPS, GROUPS:], pairs[GROUPS:, GROUPS:]
+        kernel = self.comm.totals(mean_products - cross - cross.T + weighted_products)
         return dict(zip(HETEROGENEITY, (float(mean(kernel)), float(standard_error(kernel))), strict=True))
 
     def _part_gradient(self, weights: Tensor, samples: Tensor, learner: int) -> Tensor:
         """∇L_j on ``samples``, this process's share of the coordinates; valid until the next call."""
-        comm, gradient, terms = self.comm, self.comm.buffer("part", weights).zero_(), 0.0
-        if self.batch:  # in fixed batches, as the whole training set is
-            draw = generator(self.seed, "heterogeneity", 0, learner)
-            cut = _cut(samples[torch.randperm(len(samples), generator=draw)], self.batch)
-            cut = cut[comm.share(len(cut))]
+        comm = self.comm
+        gradient, terms = comm.buffer("part", weights).zero_(), 0.0
+        if self.batch:  # fixed batches, as those of the whole training set
+            random_numbers = generator(self.seed, "heterogeneity", 0, learner)
+            batches = _cut(samples[torch.randperm(len(samples), generator=random_numbers)], self.batch)
+            batches = batches[comm.share(len(batches))]
         else:
             samples = samples[comm.share(len(samples))]
-            cut = _cut(samples, CHUNK) if len(samples) else ()
-        for indices in cut:
+            batches = _cut(samples, CHUNK) if len(samples) else ()
+        for indices in batches:
             problem = self.problem.subset(indices.to(self.problem.device))
             gradient.add_(problem.loss_and_gradient(weights)[1], alpha=problem.terms)
             terms += problem.terms
@@ -205,26 +226,33 @@ class GradientEstimator:
 
     def _part_estimates(self, weights: Tensor, samples: Tensor, step: int, learner: int, n: int) -> Tensor:
         """(GROUPS, P_share), independent estimates of ∇L_j from ``samples``, drawn with replacement."""
-        comm, draw = self.comm, generator(self.seed, "heterogeneity", step, learner)
         size = max(self.samples // (GROUPS * n), self.batch, 1)
-        indices = torch.randint(len(samples), (GROUPS, size), generator=draw)
-        return self._estimates(weights, samples[indices][comm.share(GROUPS)], "estimates of ∇L_j")[1]
+        random_numbers = generator(self.seed, "heterogeneity", step, learner)
+        indices = torch.randint(len(samples), (GROUPS, size), generator=random_numbers)
+        groups = samples[indices][self.comm.share(GROUPS)]
+        _, rows = self._estimates(weights, groups, "estimates of ∇L_j")
+        return rows
 
     def _estimates(self, weights: Tensor, groups: Tensor, use: str) -> tuple[float, Tensor]:
-        """The gradients on all GROUPS groups of samples, (GROUPS, P_share), of which ``groups`` (k, size) are
-        this process's, and the sum of the losses of these; valid until the next of the same ``use``.
+        """Gradients on groups of samples: (the sum of this process's losses, (GROUPS, P_share) gradients).
+
+        ``groups`` (k, size) are this process's; the gradients are those of all processes' GROUPS groups. They
+        are valid until the next call with the same ``use``.
         """
-        problem, size, groups = self.problem, groups.shape[1], groups.to(self.problem.device)
+        problem, groups = self.problem, groups.to(self.problem.device)
+        size = groups.shape[1]
         rows, total = self.comm.buffer(use, weights.expand(len(groups), -1)), 0.0
-        # As many groups at once as a chunk of the data has samples, which bounds the memory.
+        # As many groups at once as fit into a chunk of the data, which bounds the memory.
         at_once = problem.chunk // size if self._stack and len(groups) else 0
         if self._stack and at_once:
             for part, out in zip(torch.split(groups, at_once), torch.split(rows, at_once), strict=True):
-                losses = self._stack.gradients(weights.expand_as(out), *problem.gather(part), out=out)
+                x, y = problem.gather(part)
+                losses = self._stack.gradients(weights.expand_as(out), x, y, out=out)
                 total += sum(losses.tolist())
         else:
             for row, group in zip(rows, groups, strict=True):
-                loss, row[:] = _summed(problem, weights, _cut(group, self.batch or size), size)
+                loss, gradient = _summed(problem, weights, _cut(group, self.batch or size), size)
+                row.copy_(gradient)
                 total += loss
         return total, self.comm.parts(rows, GROUPS)
 
@@ -241,16 +269,17 @@ def fixed_batches(samples: int, batch: int, seed: int) -> tuple[Tensor, ...]:
 
 
 def _cut(indices: Tensor, batch: int) -> tuple[Tensor, ...]:
+    """``indices`` in the fewest parts of at most ``batch`` (equal ±1)."""
     return indices.tensor_split(-(-len(indices) // batch))
 
 
 def _summed(problem: Problem, weights: Tensor, parts: Sequence[Tensor], samples: int) -> tuple[float, Tensor]:
-    """Loss and gradient of each of ``parts``, a batch, summed by their shares of ``samples``."""
+    """(Σ_b s_b L_b, Σ_b s_b ∇L_b) over the batches ``parts``, s_b the batch's share of ``samples``."""
     total, gradient = 0.0, torch.zeros_like(weights)
     for part in parts:
-        loss, g = problem.subset(part).loss_and_gradient(weights)
+        loss, part_gradient = problem.subset(part).loss_and_gradient(weights)
         total += loss * len(part) / samples
-        gradient.add_(g, alpha=len(part) / samples)
+        gradient.add_(part_gradient, alpha=len(part) / samples)
     return total, gradient
 
 
@@ -258,22 +287,23 @@ def _summed(problem: Problem, weights: Tensor, parts: Sequence[Tensor], samples:
 class Decomposer:
     """Decomposes steps of one run.
 
-    With BatchNorm, the learners' minibatch gradients are gradients of the loss with the minibatch's own
-    statistics, and so are those at the mean here. g is then the gradient of the same loss over the training
-    set, cut into fixed batches of ``batch`` samples, those that one statistic comes from in training (of
-    ``problem``, which takes each batch's statistics). Running statistics would be constants to the gradient,
-    of another function than the steps descend. Dropout and augmentation are in the minibatch gradients and
-    not in g: their effect counts as noise.
+    With BatchNorm, minibatch gradients are gradients of the loss with the minibatch's own statistics, at the
+    learners' weights and at the mean. g is then the gradient of this loss over the training set, cut into
+    fixed batches with as many samples as one statistic comes from in training (``gradient.batch``). Running
+    statistics would be constants to the gradient, and the gradient that of another loss than the steps
+    descend. Dropout and augmentation are in the minibatch gradients and not in g: their effect counts as
+    noise.
 
-    Several processes have rows of their own each, and share the work: g by samples, sums by coordinates. For
-    each process of N that costs 1/N of g and the traffic of two vectors of P numbers of the weights'
-    precision; the split one vector more ``at_mean``, else a gradient, two vectors and an all-reduce.
+    Several processes have rows of their own each, and share the work: g by samples, sums by coordinates. Each
+    of N processes then computes 1/N of g, and exchanges two vectors of P numbers in the weights' precision.
+    The terms of Eq. 4 take one vector more with ``at_mean``, otherwise a gradient, two vectors and an
+    all-reduce.
 
     Args:
         stack: computes the learners' gradients.
         gradient: gives g.
-        divided: the learners' parts of the training set, whose heterogeneity is measured, too, at the price
-            of another g; None: they share it.
+        divided: the learners' parts of the training set, whose heterogeneity is then measured, at the price
+            of another g; None: the learners share the training set.
     """
 
     stack: Stack
@@ -291,25 +321,27 @@ class Decomposer:
         at_mean: bool = False,
         training: Training | None = None,
     ) -> Columns:
-        """Compute what needs no new weights: g, g_S and δ at w_a.
+        """Begin to decompose a step: compute all that needs no new weights.
+
+        These are g = ∇L(w_a), the learners' mean minibatch gradient g_S at w_a, and δ, the mean minibatch
+        gradient less g_S.
 
         Args:
-            weights: those at the start of the step (n, P).
-            x: the learners' minibatches, with ``y``, of which the gradients at the mean are computed here.
-            gradients: the learners' minibatch gradients (n, P), where the rule took them.
+            weights: the learners' weights (n, P) at the start of the step.
+            x, y: the learners' minibatches, whose gradients at the mean are computed here.
+            gradients: the learners' minibatch gradients (n, P), at the points of the rule.
             step: counted from 1.
-            split: with the terms of Eq. 4. They must be left out where steps are not −α × gradient (with
-                momentum, weight decay, LARS, LAMB or an optimizer of torch's); α_e and Δ come from the
-                displacement and hold for all.
+            split: whether to compute the terms of Eq. 4. These terms need steps of −α × gradient (no
+                momentum, weight decay, LARS, LAMB or optimizer of torch's); α_e and Δ hold for all steps.
             at_mean: whether the rule took all gradients at w_a, so that δ = 0.
             training: the options with which the learners' minibatch gradients were taken.
 
         Returns:
-            The history's columns, given the new weights (n, P) and the learning rate α.
+            A function of the new weights (n, P) and the learning rate α: the history's columns.
         """
         comm = self.gradient.comm
         theta = comm.mean(weights)
-        # Several processes have the mean of the new weights; the memory of this one is then overwritten.
+        # Several processes compute the mean of the new weights in the memory of this mean: a copy is kept.
         start = None if comm.size == 1 else comm.buffer("start", comm.part(theta)).copy_(comm.part(theta))
         g = self.gradient.at(theta, step)
         parts: list[Tensor] = []
@@ -317,7 +349,7 @@ class Decomposer:
             parts = [comm.part_mean(gradients, "g_S")]
         elif split:
             gradients_at_mean = comm.buffer("gradients at w_a", gradients)
-            if training is not None:  # the learners' statistics are those of their own weights
+            if training is not None:  # no running statistics here: those are of the learners' own weights
                 training = dataclasses.replace(training, buffers={})
             self.stack.gradients(theta.expand_as(gradients), x, y, out=gradients_at_mean, training=training)
             delta = comm.part_mean(gradients, "δ", minus=gradients_at_mean)
@@ -325,7 +357,7 @@ class Decomposer:
         columns = self.gradient.heterogeneity(theta, step, g, self.divided) if self.divided else {}
 
         def displacement(new: Tensor) -> Tensor:
-            if start is None:  # the mean of the differences, each nearly free of rounding
+            if start is None:  # a mean of differences has less rounding than a difference of means
                 return comm.part_mean(new, "d", minus=weights)
             return torch.sub(comm.part(comm.mean(new)), start, out=start)
 
@@ -335,11 +367,11 @@ class Decomposer:
 def _columns(g: Gradient, displacement: Tensor, parts: list[Tensor], lr: float) -> dict[str, float]:
     """The history's columns for a step of w_a by ``displacement`` with learning rate α.
 
-    ``parts``: g_S and δ, g_S alone where δ = 0, nothing without the terms of Eq. 4.
+    ``parts``: [g_S, δ]; [g_S] where δ = 0; [] without the terms of Eq. 4.
     """
-    projected = g.project([displacement, *parts])
-    pairs, across, errors = projected.pairs, projected.across, projected.across_se
-    columns = step_columns(g.loss, projected)
+    projection = g.project([displacement, *parts])
+    pairs, across, errors = projection.pairs, projection.across, projection.across_se
+    columns = step_columns(g.loss, projection)
     if not parts:
         return columns
     scale = lr**2
@@ -351,16 +383,16 @@ def _columns(g: Gradient, displacement: Tensor, parts: list[Tensor], lr: float) 
 
 
 def mean(h: Tensor) -> Tensor:
-    """The mean (...,) of ``h`` over all pairs of different estimates."""
+    """The mean (...,) of ``h`` (..., k, k) over all pairs of different estimates."""
     k = h.shape[-1]
     return _off_diagonal(h).sum((-1, -2)) / (k * (k - 1))
 
 
 def covariance(a: Tensor, b: Tensor) -> Tensor:
-    """The covariance (...,) of the means of ``a`` and ``b`` over pairs, without bias.
+    """The covariance (...,) of mean(a) and mean(b), ``a`` and ``b`` (..., k, k), without bias; k ≥ 4.
 
-    E of their product, less the product of their expectations, for which pairs with no estimate in common
-    stand. Needs four estimates or more.
+    The product of the means, less the mean product of pairs without a common estimate; the latter estimates
+    the product of the expectations.
     """
     return mean(a) * mean(b) - _mean_of_distinct(_off_diagonal(a), _off_diagonal(b))
 
@@ -380,16 +412,16 @@ def standard_error(h: Tensor) -> Tensor:
 
 
 def quotient(above: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
-    """mean(above)/mean(below), its bias of order 1/k taken off, and its standard error, (...,) each.
+    """mean(above)/mean(below), without its bias of order 1/k, and the standard error, (...,) each.
 
-    Both from the same estimates, so that what they have in common cancels. The error is that of the
-    linearized quotient. NaN where mean(below) is not positive, as the divisor is then unknown.
+    ``above`` and ``below`` (..., k, k) come from the same k estimates, so that common errors cancel. The
+    error is the linearized quotient's. NaN where mean(below) is not positive: the divisor is then unknown.
     """
-    down = mean(below)
-    down = down.where(down > 0, torch.nan)
-    value = mean(above) / down
-    linear = (above - value[..., None, None] * below) / down[..., None, None]
-    return value + covariance(linear, below) / down, standard_error(linear)
+    divisor = mean(below)
+    divisor = divisor.where(divisor > 0, torch.nan)
+    value = mean(above) / divisor
+    linear = (above - value[..., None, None] * below) / divisor[..., None, None]
+    return value + covariance(linear, below) / divisor, standard_error(linear)
 
 
 def _off_diagonal(h: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ class DecentralizedDataParallel(nn.Module):
         self._algorithm = {"name": algorithm} | {k: v for k, v in options.items() if v is not None}
         if rule.uses_peak_lr:
             group = optimizer.param_groups[0]
-            rate = peak_lr or group.get("initial_lr", group["lr"])
+            rate = peak_lr or group.get("initial_lr", group["lr"])  # a scheduler sets initial_lr
             rule.peak_lr = self._algorithm["peak_lr"] = fit("peak_lr", rate, Positive)
         elif peak_lr is not None:
             raise InputError(f"peak_lr: {peak_lr} is not allowed, algorithm '{algorithm}' does not use it")
@@ -120,7 +120,7 @@ class DecentralizedDataParallel(nn.Module):
     def _share(
         self, model: nn.Module, parameters: FlatParameters, group: DefaultGroup, average_buffers: bool
     ) -> None:
-        """Check that all processes have the same, and take the weights and buffers of rank 0."""
+        """Check that all processes have equal arguments and models, and take rank 0's weights and buffers."""
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         facts = {
             "landscape": __version__,
@@ -180,8 +180,9 @@ class DecentralizedDataParallel(nn.Module):
     def average_model(self) -> nn.Module:
         """A copy of the module with w_a, the mean of the learners' weights, to evaluate it.
 
-        All processes must call it, between steps. Its floating-point buffers are the learners' means;
-        BatchNorm's statistics at w_a differ from these, ``torch.optim.swa_utils.update_bn`` estimates them.
+        All processes must call this method, between steps. The copy's floating-point buffers are the
+        learners' means. BatchNorm's statistics at w_a differ from such means;
+        ``torch.optim.swa_utils.update_bn`` estimates these statistics.
 
         Returns:
             The copy, which training does not change.
@@ -204,17 +205,17 @@ class DecentralizedDataParallel(nn.Module):
         model = independent_copy(self.module)
         with torch.no_grad():
             mean = stepper.comm.fresh_mean(stepper.parameters.flat, "average model")
-            copies = {plain(name): p for name, p in model.named_parameters()}
+            parameters = {plain(name): p for name, p in model.named_parameters()}
             for name, view in stepper.parameters.layout.views(mean).items():
-                copies[name].copy_(view)
+                parameters[name].copy_(view)
             average_buffers(model, stepper.comm)
         return model
 
     def save_checkpoint(self, path: str | Path) -> None:
         """Write all learners, with the states of optimizer and algorithm, to one HDF5 file, atomically.
 
-        All processes must call it, between steps; rank 0 writes. ``landscape info``, ``contour``, ``line``
-        and the other commands take the file, with ``--model MODULE:NAME --data MODULE:NAME``.
+        All processes must call this method, between steps; rank 0 writes. ``landscape info``, ``contour``,
+        ``line`` and the other commands take the file, with ``--model MODULE:NAME --data MODULE:NAME``.
 
         Args:
             path: ends in .h5; a file that is there is replaced.
@@ -238,14 +239,15 @@ class DecentralizedDataParallel(nn.Module):
     def load_checkpoint(self, path: str | Path) -> int:
         """Resume from a file of :meth:`save_checkpoint`: weights, buffers, optimizer and algorithm.
 
-        All processes must call it, between steps. Learning rates, a scheduler, a GradScaler and random
-        numbers are the loop's own; what depends on the step alone gives the numbers of an unbroken run.
+        All processes must call this method, between steps. The loop itself restores learning rates, a
+        scheduler, a GradScaler and random numbers. If these depend on the step alone, the resumed run gives
+        the numbers of an unbroken run.
 
         Args:
             path: the file, which each process reads.
 
         Returns:
-            The number of steps made, which ``steps`` is from now on.
+            The number of steps made until the file was written, the new value of ``steps``.
 
         Raises:
             InputError: within a step, and for a file of another algorithm or number of learners.
@@ -263,7 +265,7 @@ class DecentralizedDataParallel(nn.Module):
             0
         """
         self._stepper.idle("load_checkpoint")
-        with torch.no_grad(), self._stepper.group.together():  # an error on one rank is one on all
+        with torch.no_grad(), self._stepper.group.together():  # an error on one rank is raised on all
             load(self._stepper, Path(path), self._algorithm)
         return self.steps
 

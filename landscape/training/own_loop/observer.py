@@ -31,16 +31,16 @@ from landscape.training.recipes import Monitor, table_of
 
 
 class Observer:
-    """The loss, its gradient and its sharpness at the weights that a module has, from copies of that module.
+    """Measures the loss, its gradient and its sharpness at the weights of a module, on copies of the module.
 
     Args:
-        module: the user's, whose weights are read.
+        module: the user's module, whose weights are read.
         loss, data, test: as :class:`landscape.Problem` takes them; ``test`` None: no test data.
         samples: the number of samples from which g is estimated; 0: all.
-        monitor: the table ``monitor`` of a recipe: the further measurements.
-        batch, ranks: a step has ``ranks`` minibatches of ``batch`` samples; 0: an unknown number.
+        monitor: further measurements: the table ``monitor`` of a recipe.
+        batch, ranks: a step has ``ranks`` minibatches of ``batch`` samples each; batch 0: an unknown number.
         seed: draws the samples.
-        optimizer: what makes the steps: one of torch's, or something else.
+        optimizer: makes the steps: an optimizer of torch, or another object.
         how: ``terms``, ``randomness`` and ``metrics`` (of ``test``) as :class:`landscape.Problem` takes them.
 
     Raises InputError for what :class:`landscape.Problem` refuses, and for choices that do not fit the data.
@@ -64,15 +64,16 @@ class Observer:
         loop.check_module(module)
         for name, split in (("data", data), ("test", test)):
             _check_data(name, split)
-        first = next((p for p in module.parameters() if p.requires_grad and p.numel()), None)
-        half = first is not None and first.is_floating_point() and first.dtype.itemsize < 4
-        how["dtype"] = torch.float32 if half else None
-        device, metrics = first.device if first is not None else torch.device("cpu"), how.pop("metrics", None)
+        metrics = how.pop("metrics", None)
         if metrics is not None and test is None:
             raise InputError("metrics: they are of the test data, which is missing; give test, too")
+        parameter = next((p for p in module.parameters() if p.requires_grad and p.numel()), None)
+        half = parameter is not None and parameter.is_floating_point() and parameter.dtype.itemsize < 4
+        how["dtype"] = torch.float32 if half else None  # measurements need more than half precision
+        device = torch.device("cpu") if parameter is None else parameter.device
         self._undisturbed = functools.partial(undisturbed, device, data, test)
-        self._start: tuple[Tensor, Gradient] | None = None
-        self._before: Tensor | None = None
+        self._start: tuple[Tensor, Gradient] | None = None  # (θ, g) of the step that was started
+        self._weights_before: Tensor | None = None
         norm = has_batchnorm(module)
         if norm and isinstance(data, Dataset):
             data = _in_batches(data, batch, seed)
@@ -83,7 +84,7 @@ class Observer:
             except LandscapeError as error:
                 raise InputError(f"test: {error}") from error
             self.parameters = Parameters(module, self.train)
-            # With BatchNorm, what the steps are compared with depends on the batches.
+            # With BatchNorm the loss that the steps descend depends on the batches.
             self._objective = self.train
             _check_drawn("samples", samples, self.train)
             if norm and self.train.indexed:
@@ -94,11 +95,11 @@ class Observer:
             table = table_of(Monitor, values, "monitor.")
             _check_drawn("monitor.samples", table.samples, self.train)
             self.monitor = self._monitoring(table, seed, batch * ranks, optimizer)
-        cut = batch if norm and self.train.indexed else 0
-        self._gradient = GradientEstimator(self._objective, Comm(1), samples, seed, cut)
+        batch_of_loss = batch if norm and self.train.indexed else 0
+        self._gradient = GradientEstimator(self._objective, Comm(1), samples, seed, batch_of_loss)
 
     def _monitoring(self, table: Monitor, seed: int, batch: int, optimizer: Any) -> Monitoring:
-        """The instruments; a step has ``batch`` samples."""
+        """The instruments of ``table``; a step has ``batch`` samples, 0: an unknown number."""
         limit = loop.stability_limit(optimizer) or math.nan
         parameters = self.parameters.trained
         return Monitoring(
@@ -106,22 +107,22 @@ class Observer:
         )
 
     def start(self, step: int) -> None:
-        """Take w and g = ∇L(w) before ``step`` is made."""
+        """Store w and g = ∇L(w) before ``step`` is made."""
         with self._undisturbed():
             self.parameters.show(self._objective.model)
             theta = self.parameters.flat()
             self._start = theta, self._gradient.at(theta, step)
 
     def keep_weights(self, step: int) -> None:
-        """Take w before ``step`` is made, if an instrument that is due after it needs that."""
-        self._before = self.parameters.flat()[None] if self.monitor.needs_before(step) else None
+        """Store w before ``step`` is made, if an instrument that is due after the step needs w."""
+        self._weights_before = self.parameters.flat()[None] if self.monitor.needs_before(step) else None
 
     def forget(self) -> None:
         """Forget the step that was started."""
         self._start = None
 
     def finish(self) -> dict[str, float]:
-        """The history's columns of the step that was started, if any, and of the test data after it."""
+        """The history's columns of the started step and of the test data after it; {} if no step started."""
         if self._start is None:
             return {}
         (theta, g), self._start = self._start, None
@@ -129,7 +130,7 @@ class Observer:
         return step_columns(g.loss, projection) | self.tested()
 
     def tested(self) -> dict[str, float]:
-        """Loss, accuracy and metrics on the test data now, under the module's own statistics; {} without."""
+        """Loss, accuracy and metrics on the test data, under the module's own statistics; {} without data."""
         if self.test is None:
             return {}
         with self._undisturbed():
@@ -142,7 +143,7 @@ class Observer:
         """The columns of the instruments that are due after ``step``."""
         with self._undisturbed():
             self.parameters.show(self._objective.model)
-            return self.monitor.measure(step, lr, self.parameters.flat()[None], self._before)
+            return self.monitor.measure(step, lr, self.parameters.flat()[None], self._weights_before)
 
     def state(self, step: int) -> dict[str, Tensor]:
         """The memory of the instruments after ``step``, for files."""
@@ -159,13 +160,14 @@ class Observer:
 
 @contextlib.contextmanager
 def undisturbed(device: torch.device, *data: Any) -> Iterator[None]:
-    """Allow gradients inside; afterwards all random generators are as they were before.
+    """Allow gradients inside the block; afterwards all random generators have their states of before.
 
-    Those of torch, NumPy and Python, and those that a DataLoader among ``data`` was given.
+    These are the generators of torch, NumPy and Python, and the generators of any DataLoader among ``data``.
     """
-    generators = {id(g): g for split in data for g in _generators(split)}.values()
+    generators = {id(g): g for split in data for g in _generators(split)}.values()  # without repetition
     states = [(g, g.get_state()) for g in generators]
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the user's data may draw there)
+    python = random.getstate()
+    numpy = np.random.get_state()  # noqa: NPY002 (the user's data may draw there)
     try:
         with (
             kept_randomness(device),
@@ -182,9 +184,12 @@ def undisturbed(device: torch.device, *data: Any) -> Iterator[None]:
 
 
 def _generators(data: Any) -> Iterator[torch.Generator]:
+    """The generators of a DataLoader and its samplers; none for other data."""
     parts = [data, getattr(data, "sampler", None), getattr(data, "batch_sampler", None)]
-    for part in (*parts, *(getattr(part, "sampler", None) for part in parts)):
-        if isinstance(generator := getattr(part, "generator", None), torch.Generator):
+    parts += [getattr(part, "sampler", None) for part in parts]
+    for part in parts:
+        generator = getattr(part, "generator", None)
+        if isinstance(generator, torch.Generator):
             yield generator
 
 
@@ -195,16 +200,16 @@ def _check_batch(batch: int) -> None:
 
 
 def _check_drawn(name: str, samples: int, problem: Problem) -> None:
-    """Raise InputError where samples are to be drawn of data that gives batches."""
+    """Raise InputError where ``samples`` are to be drawn from data that come in batches."""
     if samples and not problem.indexed:
         raise InputError(f"{name}: {samples} is not allowed with data in batches; give (x, y), or {name} 0")
 
 
 def _in_batches(data: Dataset[Any], batch: int, seed: int) -> DataLoader[Any]:
-    """The samples of ``data`` in the batches that :class:`.GradientEstimator` cuts tensors into.
+    """The samples of ``data`` in batches, cut as :class:`.GradientEstimator` cuts tensors.
 
-    Their statistics are those of batches drawn at random, as in training, in whatever order the samples are
-    stored. A data set that gives its samples one after another keeps its order.
+    The batches are drawn at random, as in training, so that their statistics do not depend on the order of
+    the stored samples. An IterableDataset keeps its order.
     """
     _check_batch(batch)
     if isinstance(data, IterableDataset):
@@ -214,40 +219,41 @@ def _in_batches(data: Dataset[Any], batch: int, seed: int) -> DataLoader[Any]:
 
 
 def _check_data(name: str, data: Any) -> None:
-    """Raise InputError for a DataLoader with workers that last: a pass over it would end the user's own."""
+    """Raise InputError for a DataLoader with persistent workers: a pass here would end the user's."""
     if isinstance(data, DataLoader) and data.persistent_workers:
         raise InputError(f"{name}: a DataLoader with persistent_workers=True is not allowed")
 
 
 class Parameters(loop.Tracked):
-    """The trainable parameters of the user's module, as one vector, with its frozen ones and buffers.
+    """The trainable parameters of the user's module as one vector, its frozen parameters, and its buffers.
 
-    They have the names that they have in the model of ``problem``, a copy of the module in which nothing is
-    wrapped by torch.compile and its like. Its layout must not change.
+    All have their names in the model of ``problem``, a copy of the module in which torch.compile and the like
+    wrap nothing. The module's layout must not change.
     """
 
     def __init__(self, module: nn.Module, problem: Problem) -> None:
-        kinds = (nn.Module.named_parameters, nn.Module.named_buffers)
-        pairs = [zip(named(module), named(problem.model), strict=True) for named in kinds]
-        names = {theirs: ours for pair in pairs for (theirs, _), (ours, _) in pair}
+        names: dict[str, str] = {}  # in the module -> in the problem's model
+        for named in (nn.Module.named_parameters, nn.Module.named_buffers):
+            for (module_name, _), (name, _) in zip(named(module), named(problem.model), strict=True):
+                names[module_name] = name
         super().__init__(module, problem.layout, lambda name: names.get(name, name))
         self._device, self._dtype = problem.device, problem.dtype
         self._kinds = {name: loop.kind(p) for name, p in self.named().items()}
 
     def check(self) -> None:
-        """Raise InputError that names a parameter which is not what it was."""
-        now = {name: loop.kind(p) for name, p in self.named().items()}
-        for name in {**self._kinds, **now}:
-            before, after = (kinds.get(name, "missing") for kinds in (self._kinds, now))
-            if before != after:
+        """Raise InputError where a parameter has changed its kind, or the order has changed."""
+        kinds = {name: loop.kind(p) for name, p in self.named().items()}
+        for name in {**self._kinds, **kinds}:
+            before, now = self._kinds.get(name, "missing"), kinds.get(name, "missing")
+            if before != now:
                 remedy = "close the recorder, and make a new one in another folder"
-                raise loop.refusal(name, f"was {before}, now {after}", remedy)
-        if [*self._kinds] != [*now]:
+                raise loop.refusal(name, f"was {before}, now {now}", remedy)
+        if [*self._kinds] != [*kinds]:
             raise InputError("model: the order of its parameters has changed, a recorder needs the first one")
 
     @torch.no_grad()
     def flat(self) -> Tensor:
-        """θ (P,) now, in memory of its own."""
+        """θ (P,) now, a copy."""
         theta = torch.empty(self.layout.size, device=self._device, dtype=self._dtype)
         for view, p in zip(self.layout.views(theta).values(), self.trained(), strict=True):
             view.copy_(p)
@@ -259,25 +265,26 @@ class Parameters(loop.Tracked):
 
     def trained(self) -> list[nn.Parameter]:
         """The trainable parameters, in the order of θ."""
-        now = self.named()
-        return [now[slot.name] for slot in self.layout.slots]
+        parameters = self.named()
+        return [parameters[slot.name] for slot in self.layout.slots]
 
     @torch.no_grad()
     def show(self, copy: nn.Module) -> None:
         """Give ``copy``, a copy of the module, the frozen parameters and buffers that the module has now."""
-        theirs = {**dict(copy.named_parameters()), **dict(copy.named_buffers())}
+        targets = {**dict(copy.named_parameters()), **dict(copy.named_buffers())}
         for name, tensor in self.untrained().items():
-            if name in theirs:  # of BatchNorm under its batch's own statistics there are none
-                if theirs[name].shape != tensor.shape:
+            if name in targets:  # a BatchNorm that takes its batch's statistics has no buffers
+                if targets[name].shape != tensor.shape:
                     raise InputError(f"model: buffer '{name}' must keep its shape, now {tuple(tensor.shape)}")
-                theirs[name].copy_(tensor)
+                targets[name].copy_(tensor)
 
 
 class ShardedObserver(Observer):
-    """It measures a module whose parameters are DTensors, itself and no copy as :class:`.Observer` does.
+    """Measures a module whose parameters are DTensors: the module itself, without a copy.
 
-    Args and errors as there; all ranks make the same calls. Refused in one line is what would need the whole
-    model in one process: samples drawn anew, BatchNorm's own batches, and other instruments than λ_max.
+    Args and errors are those of :class:`.Observer`; all ranks make the same calls. Measurements that need the
+    whole model in one process are refused: samples drawn anew, BatchNorm's own batches, and other instruments
+    than λ_max.
     """
 
     def __init__(
@@ -314,8 +321,8 @@ class ShardedObserver(Observer):
         self._start = self.parameters.flat(), Gradient(loss, g[None], comm)
 
     def state(self, step: int) -> dict[str, Tensor]:
-        self._group.step = step  # which an error of the exchange that follows names
-        return {}  # vectors of this rank
+        self._group.step = step  # for the message of an error in the exchange that follows
+        return {}  # the instruments' memory is a part of a vector: this rank's shard
 
     def agreed(self, due: bool) -> bool:
         return bool(self._shards.gathered(torch.tensor(float(due))).any())
@@ -340,19 +347,19 @@ class ShardedParameters(Parameters):
     @torch.no_grad()
     def recorded(self) -> Tensor:
         """θ (1, P) in the CPU's memory of rank 0, gathered parameter by parameter; (1, 0) on the others."""
-        first = dist.get_rank() == 0
-        theta = torch.empty(1, self.layout.size if first else 0, dtype=self._dtype)
-        views = list(self.layout.views(theta[0]).values()) if first else []
+        writes = dist.get_rank() == 0
+        theta = torch.empty(1, self.layout.size if writes else 0, dtype=self._dtype)
+        views = list(self.layout.views(theta[0]).values()) if writes else []
         for k, parameter in enumerate(self.trained()):
-            part = whole(parameter)
-            if first:
-                views[k].copy_(part)
+            tensor = whole(parameter)  # an exchange, which all ranks make
+            if writes:
+                views[k].copy_(tensor)
         return theta
 
     def untrained_rows(self) -> dict[str, Tensor]:
         rows = {}
         for name, tensor in self.untrained(saved=True).items():
-            gathered = whole(tensor)
+            gathered = whole(tensor)  # an exchange, which all ranks make
             if dist.get_rank() == 0:
                 rows[name] = storable(gathered)[None].to("cpu", copy=True)
         return rows

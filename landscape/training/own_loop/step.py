@@ -33,32 +33,38 @@ from landscape.training.processes.comm import Comm
 class Stepper:
     """Runs an update rule around ``optimizer.step``, by hooks.
 
-    Step t of learner j: at the first forward pass in training mode w_j is copied, the exchanges that do not
-    need the gradient start, and the parameters are those at which the rule takes gradients. After
-    ``optimizer.step`` the displacement is what the parameters have moved since, whoever moved them; the rule
-    makes w_j(t+1) from it, which become the parameters.
+    Step t of learner j begins at the first forward pass in training mode. w_j is copied, the exchanges that
+    do not need the gradient start, and the parameters are set to the points where the rule takes gradients.
+    After ``optimizer.step`` the displacement is the difference of the parameters from these points, whatever
+    code moved them. The rule makes w_j(t+1) from the displacement, and the parameters are set to w_j(t+1).
+
+    Attributes:
+        steps: the number of completed steps.
+        begun: whether a step has begun and is not complete.
+        weights: w_j (1, P) at the start of the step that has begun.
     """
 
     def __init__(
         self, parameters: FlatParameters, rule: Rule, group: DefaultGroup, average_buffers: bool
     ) -> None:
         self.parameters, self.rule, self.group = parameters, rule, group
-        self.comm, self.state = Comm(group.size, group), OptimizerState(parameters, group)
+        self.comm = Comm(group.size, group)
+        self.state = OptimizerState(parameters, group)
         self.steps, self.begun = 0, False
         self._average_buffers = average_buffers
         flat = parameters.flat
-        #: w_j (1, P) at the start of the step that has begun.
         self.weights = torch.empty_like(flat)
-        self._points, self._rate = self.weights, self._rate_of_step()
+        self._points = self.weights
+        self._rate = self._rate_of_step()
         self._gradients = LearnerGradients(parameters, self.comm)
         rule.comm, rule.layout = self.comm, parameters.layout
         rule.start(flat)
-        parameters.optimizer.register_step_pre_hook(self._before)
-        parameters.optimizer.register_step_post_hook(self._after)
+        parameters.optimizer.register_step_pre_hook(self._before_optimizer)
+        parameters.optimizer.register_step_post_hook(self._after_optimizer)
 
     @contextlib.contextmanager
     def _plainly(self) -> Iterator[None]:
-        """Compute inside in the parameters' precision, and record nothing for gradients."""
+        """Inside the block compute in the parameters' precision, and record nothing for gradients."""
         with torch.no_grad(), torch.autocast(self.parameters.device.type, enabled=False):
             yield
 
@@ -66,9 +72,12 @@ class Stepper:
     def begin(self, in_forward: bool) -> None:
         """Begin the next step, unless it has begun.
 
+        Args:
+            in_forward: whether a forward pass begins the step, so that gradients are still to be taken.
+
         Raises:
-            InputError: for parameters that are no longer those that were wrapped; outside a forward pass, for
-                a rule that takes gradients elsewhere than at the weights.
+            InputError: for other parameters than those that were wrapped; outside a forward pass, for a rule
+                that takes gradients elsewhere than at the weights.
         """
         if self.begun:
             return
@@ -79,19 +88,19 @@ class Stepper:
             step = self.steps + 1
             self.group.step = step
             self.weights.copy_(self.parameters.flat)
-            if self.rule.at_mean:  # since the end of the step before
+            if self.rule.at_mean:  # the parameters are the mean since the end of the step before
                 self.comm.hold_mean(self.weights)
             self.rule.begin(self.weights, step)
             self._points = self.rule.gradient_points(self.weights)
-            if self._points.data_ptr() != self.weights.data_ptr():
+            if self._points.data_ptr() != self.weights.data_ptr():  # the rule takes gradients elsewhere
                 if not in_forward:
                     how = "the wrapper itself, in training mode, before each step"
                     raise InputError(f"model: this algorithm takes gradients at older weights; call {how}")
                 self.parameters.flat.copy_(self._points)
             self.begun = True
 
-    def _before(self, optimizer: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """Begin the step, right before the optimizer's."""
+    def _before_optimizer(self, optimizer: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Begin the step, unless it has begun, and prepare the gradients for the optimizer."""
         self.begin(in_forward=False)
         with self._plainly():
             closure = any(callable(argument) for argument in (*args, *keywords.values()))
@@ -101,7 +110,7 @@ class Stepper:
             self._gradients.prepare(self.rule.synchronous)
 
     def _rate_of_step(self) -> float:
-        """The learning rate for the rule; 1 where only its product with the directions matters."""
+        """The learning rate for the rule; 1 where the rule needs only its product with the directions."""
         if self.rule.lr_is_factor:
             return 1.0
         rate = loop.rate(self.parameters.optimizer)
@@ -109,14 +118,14 @@ class Stepper:
             raise InputError("optimizer: this algorithm needs one learning rate for all parameter groups")
         return rate
 
-    def _after(self, optimizer: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """Finish the step, right after the optimizer's."""
+    def _after_optimizer(self, optimizer: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Complete the step, right after the optimizer's step."""
         step, flat = self.steps + 1, self.parameters.flat
         with self._plainly():
             self._gradients.restore()
             self.parameters.check_memory()
             new = self.rule.finish_moved(self.weights, self._points, flat, self._rate, step)
-            if new.data_ptr() != flat.data_ptr():
+            if new.data_ptr() != flat.data_ptr():  # the rule may write w_j(t+1) in place
                 flat.copy_(new)
             self.rule.update_optimizer_state(self.state, step)
             if self.rule.at_mean and self.comm.size > 1:
@@ -126,7 +135,7 @@ class Stepper:
         self.steps, self.begun = step, False
 
     def idle(self, what: str) -> None:
-        """Raise InputError where ``what`` is called within a step, when the parameters are not w_j."""
+        """Raise InputError where ``what`` is called within a step: the parameters are then not w_j."""
         if self.begun:
             raise InputError(f"{what}: not allowed between a forward pass and optimizer.step()")
 
@@ -147,21 +156,22 @@ def average_buffers(module: nn.Module, comm: Comm) -> None:
 class LearnerGradients:
     """The gradients of one learner: unscaled, and averaged where the update rule is synchronous.
 
-    A GradScaler calls ``optimizer.step`` of an optimizer that says that it supports scaling even if gradients
-    overflowed, and tells it the scale. The optimizer is made to say so: an overflow is then a step without
-    gradients, in which this learner exchanges as in any other, instead of a step that it misses.
+    After an overflow a GradScaler skips ``optimizer.step``, unless the optimizer declares that it supports
+    scaling; then the scaler calls the step and sets the scale as an attribute. The optimizer is made to
+    declare this support. So an overflow gives a step without gradients, in which this learner exchanges as in
+    any other step, instead of a skipped step.
     """
 
     def __init__(self, parameters: FlatParameters, comm: Comm) -> None:
         self._parameters, self._comm = parameters, comm
         self._optimizer = parameters.optimizer
-        #: Whether its displacement is linear in all gradients: averages may then be taken afterwards.
+        #: Whether the displacement is linear in the gradients: the weights may then be averaged afterwards.
         self._linear = type(self._optimizer) is torch.optim.SGD
         self._hidden: list[Tensor | None] | None = None
         self._optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
 
     def prepare(self, synchronous: bool) -> None:
-        """Make the gradients those of the step, before the optimizer uses them."""
+        """Unscale the gradients, average them if ``synchronous``, and hide them after an overflow."""
         overflow = self._unscale()
         if synchronous and self._comm.size > 1:
             overflow = self._agree(overflow)
@@ -173,19 +183,19 @@ class LearnerGradients:
             self._average()
 
     def restore(self) -> None:
-        """Give back the gradients that an overflow took away for the step."""
+        """Give back the gradients that were hidden for a step with overflow."""
         if self._hidden is not None:
             for p, grad in zip(self._parameters.trained.values(), self._hidden, strict=True):
                 p.grad = grad
             self._hidden = None
 
     def _unscale(self) -> bool:
-        """Divide by the scale of a GradScaler that called the step; return whether it found an overflow."""
+        """Divide by the scale of a GradScaler that called the step; return whether there was an overflow."""
         overflow = getattr(self._optimizer, "found_inf", None)
         scale = getattr(self._optimizer, "grad_scale", None)
         if overflow is None:
             return False
-        # Only fused optimizers take these; the scaler deletes them after the step.
+        # Only fused optimizers use these attributes; the scaler deletes them after the step.
         self._optimizer.found_inf = self._optimizer.grad_scale = None  # type: ignore[attr-defined]
         if float(overflow):
             return True
@@ -225,14 +235,14 @@ class LearnerGradients:
 
 
 def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) -> None:
-    """Write a checkpoint with all learners to ``path``: rank 0 does, and gets the rows of the others.
+    """Write a checkpoint with all learners to ``path``: rank 0 writes, and receives the rows of the others.
 
     Args:
         algorithm: the name of the rule and its options.
         seed: of the rule's random draws.
 
     Raises:
-        OperationError: on every rank where rank 0 cannot write there.
+        OperationError: on every rank, where rank 0 cannot write to ``path``.
     """
     parameters, comm, rule = stepper.parameters, stepper.comm, stepper.rule
     with stepper.group.together():
@@ -269,12 +279,12 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
         if comm.rank:
             for tensor in state.stacked().values():
                 comm.send_rows(tensor)
-        else:  # an error comes after all rows were received: the file takes them even from a full disk
+        else:  # save receives all rows before it raises an error, even with a full disk
             state.save(path, comm.learners, comm.rows)
 
 
 def _history(stepper: Stepper) -> dict[str, Array]:
-    """Two rows, of the start, where all learners are equal, and of now: the learning rate, the spread."""
+    """A history of two rows, the start (all learners equal) and now: the learning rate and the spread."""
     flat, comm = stepper.parameters.flat, stepper.comm
     spread = (flat - comm.fresh_mean(flat, "weights")).flatten()
     values = {
@@ -288,33 +298,37 @@ def _history(stepper: Stepper) -> dict[str, Array]:
 
 
 def load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
-    """Take weights, buffers, and the states of optimizer and rule from a file of :func:`save`.
+    """Restore weights, buffers, and the states of optimizer and rule from a file of :func:`save`.
 
     Raises:
         OperationError: for a file that cannot be read, or does not fit.
         InputError: for a file of another algorithm, or of another number of learners.
     """
     comm, parameters, rule = stepper.comm, stepper.parameters, stepper.rule
-    learners: list[int] = []
+    file_learners = 0
 
-    def local(n: int) -> slice:
-        learners.append(n)
+    def local(learners: int) -> slice:
+        nonlocal file_learners
+        file_learners = learners
         return comm.local
 
     run = Checkpoint.load(path, local)
     settings = loop.read_settings(run)
     if run.algorithm != RECORDED or "algorithm" not in settings:
         raise OperationError(f"{path}: is not of a DecentralizedDataParallel; give one of save_checkpoint")
-    if learners[0] != comm.learners:
-        raise InputError(f"{path}: of {learners[0]} learners, here are {comm.learners}; start {learners[0]}")
-    before = settings["algorithm"]
-    for key in {**before, **algorithm}:
-        old, new = before.get(key), algorithm.get(key)
-        if old != new:
-            raise InputError(f"algorithm.{key}: {new!r} is not allowed, {path} has {old!r}")
-    old, new = settings.get("optimizer", {}).get("name"), type(parameters.optimizer).__name__
-    if old != new:
-        raise InputError(f"optimizer: {new} is not allowed, {path} has the state of {old}")
+    if file_learners != comm.learners:
+        raise InputError(
+            f"{path}: of {file_learners} learners, here are {comm.learners}; start {file_learners}"
+        )
+    file_algorithm = settings["algorithm"]
+    for key in {**file_algorithm, **algorithm}:
+        file_value, value = file_algorithm.get(key), algorithm.get(key)
+        if value != file_value:
+            raise InputError(f"algorithm.{key}: {value!r} is not allowed, {path} has {file_value!r}")
+    file_optimizer = settings.get("optimizer", {}).get("name")
+    optimizer = type(parameters.optimizer).__name__
+    if optimizer != file_optimizer:
+        raise InputError(f"optimizer: {optimizer} is not allowed, {path} has the state of {file_optimizer}")
     check_fit(path, run.layout, parameters.layout)
     untrained = parameters.untrained(saved=True)
     if run.buffers.keys() != untrained.keys():
@@ -331,12 +345,16 @@ def load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
 class FlatParameters(Tracked):
     """The trainable parameters of ``module`` as views of ``flat`` (1, P), in the order of ``layout``.
 
-    The Parameter objects stay the same, so that the optimizer's are these; only their memory is replaced. A
-    tied parameter is there once. ``trained`` name -> parameter.
+    The Parameter objects stay the module's and the optimizer's; only the memory of each is replaced. A tied
+    parameter appears once.
 
     Args:
-        module: the user's.
-        optimizer: its optimizer, which must have all trainable parameters and no others.
+        module: the user's module.
+        optimizer: the module's optimizer, which must have all trainable parameters and no others.
+
+    Attributes:
+        trained: name -> trainable parameter.
+        views: the parameters as parts of ``flat``, in the order of ``trained``.
 
     Raises:
         InputError: for parameters that cannot lie in one piece of memory, or are not the optimizer's.
@@ -345,67 +363,74 @@ class FlatParameters(Tracked):
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         slots = (dataclasses.replace(slot, name=plain(slot.name)) for slot in Layout.of(module).slots)
         super().__init__(module, Layout(tuple(slots)), plain)
-        self.optimizer, self._present = optimizer, self.named()
-        self.trained = {name: p for name, p in self._present.items() if p.requires_grad}
-        self._groups = self._optimized()
+        self.optimizer = optimizer
+        self._parameters = self.named()  # at the last check, frozen ones included
+        self.trained = {name: p for name, p in self._parameters.items() if p.requires_grad}
+        self._optimizer_ids = self._ids()
         self._check_parameters()
         self._check_optimizer()
-        first = next(iter(self.trained.values()))
-        self.device = first.device
-        self.flat = torch.empty(1, self.layout.size, dtype=first.dtype, device=first.device)
+        parameter = next(iter(self.trained.values()))
+        self.device = parameter.device
+        self.flat = torch.empty(1, self.layout.size, dtype=parameter.dtype, device=parameter.device)
         self.views = [*self.layout.views(self.flat[0]).values()]
         for p, view in zip(self.trained.values(), self.views, strict=True):
             view.copy_(p.detach())
             p.data = view
 
-    def _optimized(self) -> list[int]:
+    def _ids(self) -> list[int]:
         """The identities of the optimizer's parameters."""
         return [id(p) for group in self.optimizer.param_groups for p in group["params"]]
 
     def _check_parameters(self) -> None:
         if not self.trained:
             raise InputError("model: it has no trainable parameter, at least one is needed")
-        first, memory = next(iter(self.trained)), dict[int, str]()
+        first_name, first_parameter = next(iter(self.trained.items()))
+        first_kind = kind_and_place(first_parameter)
+        owners: dict[int, str] = {}  # address of the memory -> name
         for name, p in self.trained.items():
+            kind = kind_and_place(p)
             if p.device.type == "meta" or not p.is_floating_point():
-                raise refusal(name, f"is {kind_and_place(p)}", "parameters are real numbers with values")
-            if kind_and_place(p) != (kind := kind_and_place(self.trained[first])):
-                reason = f"is {kind_and_place(p)}, '{first}' is {kind}"
+                raise refusal(name, f"is {kind}", "parameters are real numbers with values")
+            if kind != first_kind:
+                reason = f"is {kind}, '{first_name}' is {first_kind}"
                 raise refusal(name, reason, "all trainable parameters must be alike; use autocast")
-            if p.numel() and (first_name := memory.setdefault(p.data_ptr(), name)) != name:
-                reason = f"shares the memory of '{first_name}'"
+            owner = owners.setdefault(p.data_ptr(), name) if p.numel() else name
+            if owner != name:
+                reason = f"shares the memory of '{owner}'"
                 raise refusal(name, reason, "tied weights must be one Parameter under both names")
 
     def _check_optimizer(self) -> None:
-        of_model = {id(p) for p in self._present.values()}
-        for p in (p for group in self.optimizer.param_groups for p in group["params"]):
-            if id(p) not in of_model:
-                shape = tuple(p.shape)
-                raise InputError(f"optimizer: its parameter of shape {shape} must be one of the model")
+        model_ids = {id(p) for p in self._parameters.values()}
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                if id(p) not in model_ids:
+                    shape = tuple(p.shape)
+                    raise InputError(f"optimizer: its parameter of shape {shape} must be one of the model")
         for name, p in self.trained.items():
-            if id(p) not in self._groups:
+            if id(p) not in self._optimizer_ids:
                 raise InputError(f"optimizer: parameter '{name}' is not in it; add it, or freeze it")
 
     def check(self) -> None:
-        """Raise InputError where the trained parameters are no longer the same; others may come and go."""
-        now = self.named()
-        for name, p in {**self._present, **now}.items():
-            if now.get(name) is not self._present.get(name) and (name in self.trained or p.requires_grad):
+        """Raise InputError where trained parameters were added, replaced or removed; frozen ones may be."""
+        parameters = self.named()
+        for name, p in {**self._parameters, **parameters}.items():
+            replaced = parameters.get(name) is not self._parameters.get(name)
+            if replaced and (name in self.trained or p.requires_grad):
                 raise refusal(name, "was added, replaced or removed")
             if p.requires_grad and name not in self.trained:
                 raise refusal(name, "was frozen, now it is trained")
-        self._present = now
-        if self._optimized() != self._groups:
+        self._parameters = parameters
+        if self._ids() != self._optimizer_ids:
             raise InputError("optimizer: its parameters have changed; make a new DecentralizedDataParallel")
         self.check_memory()
 
     def check_memory(self) -> None:
-        """Raise InputError where parameters have another shape, precision or device.
+        """Raise InputError where parameters have another shape, precision or device than at the start.
 
-        New memory of the same kind, as ``p.data = …`` gives, is copied and given up.
+        Where a parameter has new memory, as after ``p.data = …``, its values are copied into ``flat``.
         """
         for (name, p), view in zip(self.trained.items(), self.views, strict=True):
-            if p.data_ptr() == view.data_ptr() and p.shape == view.shape:  # as almost always
+            if p.data_ptr() == view.data_ptr() and p.shape == view.shape:  # almost always
                 continue
             if p.shape != view.shape:
                 raise refusal(name, f"had shape {tuple(view.shape)}, now {tuple(p.shape)}")
@@ -415,41 +440,45 @@ class FlatParameters(Tracked):
             p.data = view
 
 
-#: The name in a checkpoint of which parameters have a state (n, parameter tensors): one that never had a
-#: gradient has none.
+#: The name in a checkpoint of an array (n, number of parameter tensors) of flags: which parameters have a
+#: state. A parameter that never had a gradient has no state.
 PRESENT = "present"
 
 
 class OptimizerState:
     """The state of one learner's torch optimizer as update rules take it, an :class:`.OptimizerMemory`.
 
-    ``state`` is read and written by rules that average it: name -> (1, …), for each name of torch's the
-    parameter tensors one after the other. All processes read it at the same step, since they compare first
-    whether theirs have the same parts.
+    Rules that average the state read and write ``state``: name -> (1, …), for each name of torch's the
+    parameter tensors one after the other. All processes must read ``state`` at the same step, as a read
+    compares the names and shapes of all processes.
     """
 
     def __init__(self, parameters: FlatParameters, group: DefaultGroup) -> None:
         self._parameters, self._group = parameters, group
-        # Such as Adagrad's, which is made before the first step.
-        self._first = {p: copy.deepcopy(dict(s)) for p, s in self._states() if s}
+        # A state from before the first step, such as Adagrad's.
+        self._initial = {p: copy.deepcopy(dict(s)) for p, s in self._states() if s}
 
     def _states(self) -> list[tuple[torch.nn.Parameter, dict[str, Any]]]:
         state = self._parameters.optimizer.state
         return [(p, state.get(p, {})) for p in self._parameters.trained.values()]
 
     def _parts(self) -> dict[str, list[Tensor]]:
-        """Name -> tensors of the parameters that have one."""
+        """Name -> the tensors with this name in the states of the parameters."""
         parts: dict[str, list[Tensor]] = {}
         for _, state in self._states():
-            for key in sorted(k for k, v in state.items() if isinstance(v, Tensor)):
-                parts.setdefault(key, []).append(state[key])
+            for key, value in sorted(state.items()):
+                if isinstance(value, Tensor):
+                    parts.setdefault(key, []).append(value)
         return parts
 
     @property
     def counters(self) -> frozenset[str]:
-        """Names of tensors that count steps."""
-        parts = self._parts().items()
-        return frozenset(k for k, ts in parts if any(not t.dim() or not t.is_floating_point() for t in ts))
+        """Names of tensors that count steps: single numbers, and tensors of whole numbers."""
+        return frozenset(
+            key
+            for key, tensors in self._parts().items()
+            if any(t.dim() == 0 or not t.is_floating_point() for t in tensors)
+        )
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -470,16 +499,16 @@ class OptimizerState:
                 tensor.copy_(part.view(tensor.shape))
 
     def reset(self) -> None:
-        """Restore the state that the optimizer had when it was wrapped: for most, none."""
+        """Restore the state that the optimizer had when it was wrapped: for most optimizers no state."""
         for p, _ in self._states():
             self._parameters.optimizer.state.pop(p, None)
-            if p in self._first:
-                self._parameters.optimizer.state[p] = copy.deepcopy(self._first[p])
+            if p in self._initial:
+                self._parameters.optimizer.state[p] = copy.deepcopy(self._initial[p])
 
     # Checkpoints.
 
     def _named(self) -> list[tuple[str, str, Tensor]]:
-        """(parameter, name, tensor) of all tensors. OperationError for a state that is none."""
+        """(parameter, name, tensor) of all tensors; OperationError for a state that is no tensor."""
         tensors = []
         for name, (_, state) in zip(self._parameters.trained, self._states(), strict=True):
             for key, value in sorted(state.items()):
@@ -492,45 +521,46 @@ class OptimizerState:
 
     def rows(self) -> dict[str, Tensor]:
         """The state for a checkpoint: "PARAMETER.NAME" -> (1, …), the same names and shapes on all ranks."""
-        mine = {f"{name}.{key}": storable(value) for name, key, value in self._named()}
-        kinds: dict[str, list[Any]] = {}
-        for theirs in self._group.gathered({name: [precision(t), list(t.shape)] for name, t in mine.items()}):
-            kinds |= theirs
+        tensors = {f"{name}.{key}": storable(value) for name, key, value in self._named()}
+        local_kinds = {name: [precision(t), list(t.shape)] for name, t in tensors.items()}
+        kinds: dict[str, list[Any]] = {}  # of all ranks
+        for rank_kinds in self._group.gathered(local_kinds):
+            kinds |= rank_kinds
         device = self._parameters.device
         rows = {}
         for name, (dtype, shape) in sorted(kinds.items()):
-            value = mine[name] if name in mine else torch.zeros(shape, dtype=getattr(torch, dtype))
+            value = tensors[name] if name in tensors else torch.zeros(shape, dtype=getattr(torch, dtype))
             rows[name] = value.to(device, copy=True)[None]
-        has = [bool(state) for _, state in self._states()]
-        return rows | {PRESENT: torch.tensor([has], dtype=torch.uint8, device=device)}
+        flags = [bool(state) for _, state in self._states()]
+        return rows | {PRESENT: torch.tensor([flags], dtype=torch.uint8, device=device)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take what :meth:`rows` gave, of this learner; the learning rates stay as they are.
+        """Restore this learner's state from the result of :meth:`rows`; learning rates stay as they are.
 
         Raises:
-            OperationError: where it does not fit the optimizer.
+            OperationError: where ``state`` does not fit the optimizer.
         """
         optimizer, trained = self._parameters.optimizer, self._parameters.trained
         if PRESENT not in state or state[PRESENT].shape[1:] != (len(trained),):
             raise OperationError("checkpoint: its /optimizer does not fit the model's parameters")
         tensors: dict[str, dict[str, Tensor]] = {name: {} for name in trained}
-        for full, rows in state.items():
-            name, _, key = full.rpartition(".")
+        for path, rows in state.items():
+            name, _, key = path.rpartition(".")
             if name in tensors:
                 tensors[name][key] = rows[0].clone()
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-        present = state[PRESENT][0].tolist()
-        for (name, p), has in zip(trained.items(), present, strict=True):
+        flags = state[PRESENT][0].tolist()
+        for (name, p), flag in zip(trained.items(), flags, strict=True):
             optimizer.state.pop(p, None)
-            if has:
+            if flag:
                 group = groups[id(p)]
                 optimizer.state[p] = {key: _placed(t, p, group) for key, t in tensors[name].items()}
 
 
 def _placed(value: Tensor, p: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """``value`` where and in the precision that torch's optimizers have it.
+    """``value`` on the device and in the precision that torch's optimizers use for a state of ``p``.
 
-    Their single numbers, such as the step, lie on the CPU unless a kernel on the device reads them.
+    Single numbers, such as the step, lie on the CPU unless a kernel on the device reads them.
     """
     if value.dim() == 0:
         return value.to(p.device) if group.get("capturable") or group.get("fused") else value.cpu()
