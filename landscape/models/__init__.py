@@ -128,10 +128,10 @@ class Block(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         qkv = self.attention(self.norm(h)).unflatten(-1, (3, self.heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        h = h + self.projection(seen.transpose(1, 2).flatten(2))
-        mixed: Tensor = h + self.mlp(h)
-        return mixed
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (N, heads, T, features/heads)
+        h = h + self.projection(attended.transpose(1, 2).flatten(2))
+        result: Tensor = h + self.mlp(h)
+        return result
 
 
 @registry.models.add("gpt")
@@ -167,7 +167,7 @@ class GPT(nn.Module):
         self.norm, self.output = nn.LayerNorm(features), nn.Linear(features, classes, bias=False)
         self.output.weight = self.tokens.weight
         for name, weight in self.named_parameters():
-            if weight.dim() == 2:  # those that end a branch are smaller: the branches add up
+            if weight.dim() == 2:  # the last weights of a branch are smaller, as the branches add up
                 last = name.endswith(("projection.weight", "mlp.3.weight"))
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * layers if last else 1))
             elif name.endswith("bias"):

@@ -289,6 +289,7 @@ def googlenet(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
         if plan is None:
             layers.append(nn.MaxPool2d(3, 2, 1))
             continue
+        # Channels of the branches; reduce3 and reduce5 are those of the 1×1 convolutions before.
         one, reduce3, three, reduce5, five, pooled = (scaled(n, width) for n in plan)
         layers.append(
             Branches(

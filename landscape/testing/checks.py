@@ -332,22 +332,22 @@ def check_analysis(
     """Check an analysis: seeds, files, forms of data, BatchNorm, error bar, refusals, command, picture.
 
     Args:
-        analysis: ``analysis(problem, **options) -> Result``. It is given a network of 27 parameters with 24
-            samples in several forms, in float64.
-        options: with which it is quick.
-        refused: option -> a value of it that must be refused in one line.
+        analysis: ``analysis(problem, **options) -> Result``. The problems are a network of 27 parameters with
+            24 samples in several forms, in float64.
+        options: options with which the analysis is quick.
+        refused: option -> a value of the option that must be refused in one line.
         truth: a problem with known numbers.
-        command: the words of its command after ``landscape``, without the checkpoint and without files; ()
-            for an analysis that has none.
-        seeded: whether it draws random numbers from an option ``seed``.
-        rtol: by how much its numbers may differ, relatively, for data in other forms.
-        forms: the forms of data that it is defined for, besides tensors.
-        device: where it is computed.
-        only: the check that is run, of ``CHECKS["analysis"]``; all by default.
+        command: the words of the analysis's command after ``landscape``, without the checkpoint and without
+            files; () for an analysis without a command.
+        seeded: whether the analysis draws random numbers from an option ``seed``.
+        rtol: the allowed relative difference of numbers for data in other forms.
+        forms: the forms of data, besides tensors, for which the analysis is defined.
+        device: where the analysis is computed.
+        only: the name of one check of ``CHECKS["analysis"]`` to run; default: all checks.
 
     Raises:
         AssertionError: a check fails.
-        InputError: there is no such check.
+        InputError: no check has the name ``only``.
 
     Example:
         >>> import landscape

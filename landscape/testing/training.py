@@ -29,7 +29,7 @@ from landscape.training.recipes import recipe
 from landscape.training.run.loop import Hooks, Trainer
 from landscape.training.topology import Mixing
 
-#: Of the checks without a model.
+#: The layout of the weights in checks without a model.
 LAYOUT = Layout((Slot("w", (3, 4), 0, 12, "weight"), Slot("b", (3,), 12, 3, "bias")))
 
 
@@ -39,15 +39,16 @@ def end_of(changes: Mapping[str, Any], device: str, **more: Any) -> Checkpoint:
 
 
 def resumed(changes: Mapping[str, Any], device: str) -> Checkpoint:
-    """The end of a run that gives the same bits again, and resumed, once from a file."""
-    saved: list[Checkpoint] = []
-    whole = end_of(changes, device, hooks=Hooks(save=saved.append))
-    same_bits(whole, end_of(changes, device))
+    """The end of a run, after checks that a repeated run and resumed runs give equal bits."""
+    checkpoints: list[Checkpoint] = []
+    end = end_of(changes, device, hooks=Hooks(save=checkpoints.append))
+    same_bits(end, end_of(changes, device))
     with tempfile.TemporaryDirectory() as folder:
-        saved[1].save(Path(folder) / "last.h5")
-        for state in (Checkpoint.load(Path(folder) / "last.h5"), *saved[2:-1]):
-            same_bits(whole, end_of(changes, device, checkpoint=state))
-    return whole
+        path = Path(folder) / "last.h5"
+        checkpoints[1].save(path)
+        for checkpoint in (Checkpoint.load(path), *checkpoints[2:-1]):
+            same_bits(end, end_of(changes, device, checkpoint=checkpoint))
+    return end
 
 
 def check_rule(
@@ -55,15 +56,15 @@ def check_rule(
     refused: Mapping[str, Any] | None = None, sharp: bool = True, device: str = "cpu",
     only: str | None = None,
 ) -> None:  # fmt: skip
-    """Check an update rule: resumed at every step, columns, stability limit, cost, docstring, refusals.
+    """Check an update rule: resumption at every step, columns, stability limit, cost, docstring, refusals.
 
     Args:
-        rule: the class; or its name.
-        options: of the recipe.
-        refused: option -> a value of it that must be refused in one line.
-        sharp: whether steps diverge above its stability limit; not where the limit holds on average only.
-        device: where it runs.
-        only: the check that is run, of ``CHECKS["rule"]``; all by default.
+        rule: the class, or its name.
+        options: the rule's options in a recipe.
+        refused: option -> a value of the option that must be refused in one line.
+        sharp: whether steps diverge above the stability limit. False where the limit holds on average only.
+        device: where the rule runs.
+        only: the name of one check of ``CHECKS["rule"]`` to run; default: all checks.
 
     Raises:
         AssertionError: a check fails.
@@ -110,36 +111,37 @@ def rule_step(rule: Rule, weights: Tensor, lr: float, t: int, memory: SGD | None
 def step(case: Any) -> None:
     """A step writes to no tensor that it is given, so that it can be undone, and repeated."""
     weights = torch.linspace(-1, 1, 12, dtype=torch.float64, device=case.device).reshape(4, 3)
-    rule, before_step = case.make(), weights.clone()
+    rule, weights_before = case.make(), weights.clone()
     rule.start(weights)
-    before = {**rule.state}, {**rule.shared}
-    values = copy.deepcopy(before)
-    first = rule_step(rule, weights, 0.1, 1)
-    require(first.shape == weights.shape, f"finish has shape {tuple(first.shape)}, not (n, P)")
-    require(torch.equal(weights, before_step), "a step writes to the weights that it is given")
-    for mine, then in zip(before, values, strict=True):
-        changed = [name for name in mine if not torch.equal(mine[name], then[name])]
+    states = {**rule.state}, {**rule.shared}  # the tensors themselves, which a step may replace only
+    copies = copy.deepcopy(states)
+    result = rule_step(rule, weights, 0.1, 1)
+    require(result.shape == weights.shape, f"finish has shape {tuple(result.shape)}, not (n, P)")
+    require(torch.equal(weights, weights_before), "a step writes to the weights that it is given")
+    for tensors, tensors_before in zip(states, copies, strict=True):
+        changed = [name for name in tensors if not torch.equal(tensors[name], tensors_before[name])]
         require(not changed, f"a step writes to the state {changed} in place")
-    rule.state, rule.shared = before
-    again = rule_step(rule, weights, 0.1, 1)
-    require(torch.equal(first, again), "a step that is repeated gives other weights")
+    rule.state, rule.shared = states
+    repeated = rule_step(rule, weights, 0.1, 1)
+    require(torch.equal(result, repeated), "a step that is repeated gives other weights")
     vectors, rounds = rule.communication_cost(1)
     require(vectors >= 0 and rounds == int(rounds) >= 0, f"a step sends {vectors} vectors in {rounds} rounds")
 
 
 def growth(rule: Rule, lr: float, momentum: float, device: str) -> float:
-    """The largest weight in the last quarter of 1200 steps on ½‖w‖², over that in the second quarter.
+    """The largest weight in the last quarter of 1200 steps on ½‖w‖², over the largest in the second quarter.
 
-    The second counts as 1e-13 at least: where a rule adds differences, the rounding of its start stays.
+    The divisor is 1e-13 at least: where a rule adds differences, the rounding of its start stays.
     """
     weights = torch.tensor([[1.0], [-2.0], [0.5], [0.8]], dtype=torch.float64, device=device)
-    memory, sizes, rule.peak_lr = SGD(momentum), [], lr
+    memory, largest = SGD(momentum), []
+    rule.peak_lr = lr
     rule.start(weights)
     memory.start(Layout(()), weights)
     for t in range(1, 1201):
         weights = rule_step(rule, weights, lr, t, memory)
-        sizes.append(weights.abs().max())
-    _, second, _, last = torch.stack(sizes).nan_to_num(torch.inf).reshape(4, -1).amax(1).tolist()
+        largest.append(weights.abs().max())
+    _, second, _, last = torch.stack(largest).nan_to_num(torch.inf).reshape(4, -1).amax(1).tolist()
     return float("inf") if last == float("inf") else last / max(second, 1e-13)
 
 
@@ -175,15 +177,15 @@ def check_optimizer(
     refused: Mapping[str, Any] | None = None, device: str = "cpu", only: str | None = None,
     reference: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
 ) -> None:  # fmt: skip
-    """Check an optimizer: each learner by itself, restored, against another one, in a run, refusals.
+    """Check an optimizer: independent learners, restored states, steps of a reference, a run, refusals.
 
     Args:
-        optimizer: the class; or a name that recipes know.
-        options: of the recipe.
-        refused: option -> a value of it that must be refused in one line.
-        reference: parameters -> an optimizer of PyTorch with lr 0.01 that takes the same steps.
-        device: where it is computed.
-        only: the check that is run, of ``CHECKS["optimizer"]``; all by default.
+        optimizer: the class, or a name that recipes know.
+        options: the optimizer's options in a recipe.
+        refused: option -> a value of the option that must be refused in one line.
+        reference: parameters -> an optimizer of PyTorch with lr 0.01 that takes equal steps.
+        device: where the steps are computed.
+        only: the name of one check of ``CHECKS["optimizer"]`` to run; default: all checks.
 
     Raises:
         AssertionError: a check fails.
@@ -192,16 +194,17 @@ def check_optimizer(
         >>> check_optimizer("sgd", reference=lambda parameters: torch.optim.SGD(parameters, lr=0.01))
     """
     with registered(registry.optimizers, optimizer, "optimizer-under-test") as name:
-        table, weights = {"name": name, **(options or {})}, torch.linspace(-1, 1, 45, dtype=torch.float64)
+        weights = torch.linspace(-1, 1, 45, dtype=torch.float64).reshape(3, 15).to(device)
 
         def make(changes: Mapping[str, Any] | None = None, learners: int = 3) -> Optimizer:
             new_optimizer = optimizers.make(name, {**(options or {}), **(changes or {})})
-            new_optimizer.start(LAYOUT, case.weights[:learners])
+            new_optimizer.start(LAYOUT, weights[:learners])
             return new_optimizer
 
+        changes = {"optimizer": {"name": name, **(options or {})}, "lr": 0.01}
         case = SimpleNamespace(
-            make=make, changes={"optimizer": table, "lr": 0.01}, refused=refused or {}, reference=reference,
-            device=device, weights=weights.reshape(3, 15).to(device),
+            make=make, changes=changes, refused=refused or {}, reference=reference, device=device,
+            weights=weights,
         )  # fmt: skip
         run("optimizer", case, only)
 
@@ -311,15 +314,16 @@ def check_instrument(
     changes: Mapping[str, Any] | None = None, refused: Mapping[str, Any] | None = None, device: str = "cpu",
     only: str | None = None,
 ) -> None:  # fmt: skip
-    """Check an instrument: its columns, a run that it leaves as it is, resumed within a window, refusals.
+    """Check an instrument: its columns, a run without changes by it, resumption within a window, refusals.
 
     Args:
-        instrument: the class; or its name.
-        monitor: of the recipe's table "monitor".
-        changes: of the recipe, such as an optimizer that the instrument needs.
-        refused: key of the table "monitor", or a table of the recipe -> a value that must be refused.
-        device: where the run is.
-        only: the check that is run, of ``CHECKS["instrument"]``; all by default.
+        instrument: the class, or its name.
+        monitor: changes of the recipe's table "monitor".
+        changes: other changes of the recipe, such as an optimizer that the instrument needs.
+        refused: a key of the table "monitor", or the name of a table of the recipe -> a value that must be
+            refused.
+        device: where the run is made.
+        only: the name of one check of ``CHECKS["instrument"]`` to run; default: all checks.
 
     Raises:
         AssertionError: a check fails.
@@ -328,10 +332,11 @@ def check_instrument(
         >>> check_instrument("lambda-max")
     """
     with registered(registry.instruments, instrument, "instrument-under-test") as name:
-        usual = {"instruments": [name], "every": 4, "draws": 3, "samples": 90, "rho": 0.05}
-        monitored = {**usual, **(monitor or {})}
-        case = {"changes": changes or {}, "monitor": monitored, "refused": refused or {}, "device": device}
-        run("instrument", SimpleNamespace(name=name, **case), only)
+        table = {"instruments": [name], "every": 4, "draws": 3, "samples": 90, "rho": 0.05, **(monitor or {})}
+        case = SimpleNamespace(
+            name=name, changes=changes or {}, monitor=table, refused=refused or {}, device=device
+        )
+        run("instrument", case, only)
 
 
 def measured(case: Any) -> None:

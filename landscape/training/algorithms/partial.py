@@ -72,10 +72,10 @@ class StreamingDiLoCo(Rule):
     """DiLoCo whose outer steps are of one fragment of θ at a time (Douillard et al. 2025, arXiv 2501.18512).
 
     The layers are dealt out to F fragments in turn. After every ``period`` H steps, at evenly spread offsets,
-    fragment p is averaged: Δ_p = x_p − w̄_p, v_p ← μ v_p + Δ_p, x_p ← x_p − ν (Δ_p + μ v_p), Nesterov's.
-    ``delay`` τ steps later each learner takes it: w_jp ← a w_jp + (1 − a) x_p. One fragment with τ = 0 and
-    a = 0 is DiLoCo. The message is not quantized, and is here waited for at once, so that τ changes the
-    numbers as in the paper and not the time.
+    fragment p is averaged. The outer step is Nesterov's: Δ_p = x_p − w̄_p, v_p ← μ v_p + Δ_p,
+    x_p ← x_p − ν (Δ_p + μ v_p). ``delay`` τ steps later each learner takes x_p: w_jp ← a w_jp + (1 − a) x_p.
+    One fragment with τ = 0 and a = 0 is DiLoCo. The message is not quantized, and a step waits for its end,
+    so that τ changes the numbers as in the paper and not the time.
 
     Args:
         period: H. Unit: steps.
@@ -108,15 +108,16 @@ class StreamingDiLoCo(Rule):
         self.period, self.delay, self.own_share = period, delay, own_share
         self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
         self.offsets = [(p + 1) * period // fragments % period for p in range(fragments)]
-        #: Of each fragment the parameter tensors, and the numbers of their coordinates in θ.
+        #: For each fragment the parameter tensors, and the indices of the tensors' coordinates in θ.
         self.tensors: list[list[Slot]] = []
         self.fragments: list[Tensor] = []
         self.shares = [1 / fragments] * fragments
 
     def start(self, weights: Tensor) -> None:
         size, count = weights.shape[1], len(self.offsets)
-        numbers = tuple(Slot(str(i), (1,), i, 1, "weight") for i in range(size))  # of no network
-        layers = [*Layout(self.layout.slots or numbers).groups("layer").values()]
+        # Weights of no network have no slots: each coordinate is then a layer.
+        coordinates = tuple(Slot(str(i), (1,), i, 1, "weight") for i in range(size))
+        layers = [*Layout(self.layout.slots or coordinates).groups("layer").values()]
         if count > len(layers):
             raise InputError("algorithm.fragments", count, allowed=f"≤ {len(layers)}, the number of layers")
         self.tensors = [[slot for layer in layers[p::count] for slot in layer] for p in range(count)]
@@ -126,8 +127,8 @@ class StreamingDiLoCo(Rule):
         self.shared = {"anchor": weights[0].clone(), "slow_momentum": torch.zeros_like(weights[0])}
 
     def _due(self, step: int) -> Iterator[int]:
-        """The fragments of which a period ends with ``step``."""
-        return (p for p, at in enumerate(self.offsets) if step > 0 and step % self.period == at)
+        """The numbers p of the fragments whose period ends with ``step``."""
+        return (p for p, offset in enumerate(self.offsets) if step > 0 and step % self.period == offset)
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         new = torch.sub(weights, directions, alpha=lr, out=self._new_weights(weights))
@@ -163,16 +164,17 @@ class StreamingDiLoCo(Rule):
 class DecoupledDiLoCo(StreamingDiLoCo):
     """Streaming DiLoCo with a server that waits for some of the learners (Douillard et al. 2026).
 
-    When a period of fragment p ends, the server has Δ_j = x_p − w_jp of the learners R that it reaches. Its
-    outer step is Nesterov's with the radial-directional average of each parameter tensor, ρ φ(Σ c_j φ(Δ_j)),
-    φ(Δ) = Δ/‖Δ‖, φ(0) = 0, ρ = Σ c_j ‖Δ_j‖ / Σ c_j; for embeddings with the mean Σ c_j Δ_j / Σ c_j, sums over
-    R. ``delay`` τ steps later the learners in R take x_p; the others keep their own weights. c_j is the
-    samples squared over the steps since j last took p, which is in proportion to these steps (arXiv
-    2604.21428).
+    When a period of fragment p ends, the server has Δ_j = x_p − w_jp of the set R of reached learners. The
+    server's outer step is Nesterov's with the radial-directional average of each parameter tensor,
+    ρ φ(Σ c_j φ(Δ_j)), φ(Δ) = Δ/‖Δ‖, φ(0) = 0, ρ = Σ c_j ‖Δ_j‖ / Σ c_j. For embeddings the step takes the mean
+    Σ c_j Δ_j / Σ c_j; all sums are over R. ``delay`` τ steps later the learners in R take x_p; the other
+    learners keep their own weights. c_j is the squared number of samples over the number of steps since j
+    last took p, and so in proportion to these steps (arXiv 2604.21428).
 
-    Time is simulated: all learners step at one pace, and a draw says whom the server reaches. Its grace
-    window, a matter of time alone, is not simulated. Fragments are the layers dealt out in turn, where the
-    paper balances their sizes. With all learners and ``merge`` "mean" the rule is streaming DiLoCo.
+    Time is simulated: all learners step at one pace, and a draw says which learners the server reaches. The
+    server's grace window concerns time alone and is not simulated. Fragments are the layers dealt out in
+    turn; the paper balances the sizes of fragments. With all learners and ``merge`` "mean" the rule is
+    streaming DiLoCo.
 
     Args:
         period: H. Unit: steps.

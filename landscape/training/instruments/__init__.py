@@ -124,7 +124,7 @@ class Instrument(ABC):
 
     def __init__(self, run: MeasuredRun) -> None:
         self.run = run
-        #: What it remembers from one measurement to the next, on rank 0 at least; None: nothing yet.
+        #: The memory from one measurement to the next, on rank 0 at least; None: nothing yet.
         self.memory: Tensor | None = None
         if self.on_minibatches and not run.batch:
             raise InputError(f"monitor.instruments: '{self.name}' needs the size of a minibatch; give batch=")
@@ -137,13 +137,13 @@ class Instrument(ABC):
     def state(self, step: int) -> dict[str, Tensor]:
         """The memory after ``step``: {} or one tensor under :attr:`key`.
 
-        That of rank 0 goes into checkpoints, which all processes restore: with it a resumed run gives the
-        bits of one that never stopped.
+        Rank 0's memory goes into checkpoints, and all processes restore this memory: a resumed run so gives
+        the bits of an unbroken run.
         """
         return {} if self.memory is None else {self.key: self.memory}
 
     def restore(self, state: Tensor) -> None:
-        """Take the tensor of :meth:`state` from a checkpoint; not called where that has none."""
+        """Take the tensor of :meth:`state` from a checkpoint; not called where the tensor is missing."""
         self.memory = state.to(self.run.problem.weights)
 
     def see(self, step: int, points: Tensor, rows: Tensor) -> None:  # noqa: B027 - most see no steps
@@ -236,8 +236,8 @@ class Monitoring:
         Raises:
             OperationError: for a column that an instrument does not declare.
         """
-        columns = dict[str, float]()
-        # Not the stored mean, which is that of the weights now.
+        columns: dict[str, float] = {}
+        # fresh_mean, as the stored mean is that of ``weights``.
         start = None if before is None else self.run.comm.fresh_mean(before, "before the step")
         mean = self.run.comm.mean(weights)
         points = mean.expand_as(weights) if self.run.at_mean else weights
@@ -267,13 +267,13 @@ class Monitoring:
                 instrument.restore(shared[instrument.key])
 
     def warning(self, row: Mapping[str, float], column: Callable[[str], Array]) -> str:
-        """A line where ``row`` is the first whose lr·λ_max exceeds the limit; "" if one before did.
+        """A line where ``row`` is the first row whose lr·λ_max exceeds the limit; otherwise "".
 
         Args:
-            row: the last of the history.
-            column: gives the history's column of a name.
+            row: the last row of the history.
+            column: name -> the history's column.
         """
-        if not row["lr_lambda_max"] > row["lr_lambda_limit"]:  # NaN: unknown
+        if not row["lr_lambda_max"] > row["lr_lambda_limit"]:  # also NaN: unknown
             return ""
         if np.any(column("lr_lambda_max")[:-1] > column("lr_lambda_limit")[:-1]):
             return ""

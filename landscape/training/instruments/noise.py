@@ -29,19 +29,20 @@ SHARE = 40
 class NoiseScale(Instrument):
     """tr Σ/‖g‖² (McCandlish et al. 2018, arXiv:1812.06162), each part averaged over a window of steps.
 
-    Both parts are unbiased, and the value is the ratio of their averages, not the average of ratios. Where
-    all n learners take their gradients at one point, these give both parts at each step. Where learners have
-    points of their own, g is the mean of their own gradients; their spread would count as noise, so tr Σ
-    comes from a second gradient of one learner, in turn, every ⌈40/n⌉ steps: it takes 1/40 of the time of the
-    gradients (our choice). The window is the steps since the last measurement. Errors come from the scatter
-    within it (of the ratio by the jackknife), in which changes of the weights count as noise, too. The ratio
-    is NaN where ‖g‖² is not significantly above 0: it has heavy tails there, and may come out as any number.
-    The ends of its 95% interval (Fieller's) have columns of their own; the upper one is then infinite.
+    tr Σ and ‖g‖² are unbiased, and the value is the ratio of their averages, not the average of ratios. Where
+    all n learners take their gradients at one point, the gradients of a step give tr Σ and ‖g‖². Where
+    learners have points of their own, g is the mean of the learners' gradients. The spread of the points
+    would then count as noise, so tr Σ comes from a second gradient of one learner, in turn, every ⌈40/n⌉
+    steps: 1/40 of the time of all gradients (our choice). The window is the steps since the last measurement.
+    Errors come from the scatter within the window (of the ratio by the jackknife); changes of the weights
+    count as noise. The ratio is NaN where ‖g‖² is not significantly above 0: the ratio has heavy tails there,
+    and may come out as any number. The ends of the ratio's 95% interval (Fieller's) have columns of their
+    own; where the ratio is NaN, the upper end is infinite.
 
-    In a loop of the user's own both parts come from ``monitor.draws`` fresh minibatches after a step.
+    In a loop of the user's own tr Σ and ‖g‖² come from ``monitor.draws`` fresh minibatches after a step.
 
-    Otherwise a step takes two passes over the learners' gradients; with several processes a reduce-scatter
-    and a sum of two numbers, too.
+    In a run of a recipe a step takes two passes over the learners' gradients; with several processes also a
+    reduce-scatter and a sum of two numbers.
     """
 
     columns: Mapping[str, str] = {
@@ -60,7 +61,7 @@ class NoiseScale(Instrument):
         super().__init__(run)
         self._between = run.synchronous and run.learners > 1
         self._every = 1 if self._between else -(-SHARE // run.learners)
-        #: The steps since the last measurement, and of each ‖Σ_j g_j‖² with Σ_j ‖g_j‖² or tr Σ of a learner.
+        #: The steps since the last measurement. Of each step two sums: ‖Σ_j g_j‖², and Σ_j ‖g_j‖² or tr Σ.
         self._steps: list[int] = []
         self._sums: list[Tensor] = []
 
@@ -77,9 +78,9 @@ class NoiseScale(Instrument):
         self._sums.append(comm.totals(double(sums)))
 
     def _noise(self, step: int, points: Tensor, rows: Tensor) -> Tensor:
-        """B/2 ‖g_j − g_j'‖², whose mean is tr Σ, of the learner whose turn it is, if it is of this process.
+        """B/2 ‖g_j − g_j'‖² of the learner j whose turn it is; its expectation is tr Σ.
 
-        0 of others, and NaN where it is nobody's turn.
+        0 where j is a learner of another process, and NaN where no learner has a turn in this step.
         """
         run = self.run
         assert run.second is not None
@@ -93,7 +94,7 @@ class NoiseScale(Instrument):
         return inner(difference, difference) * (self.run.batch // run.learners / 2)
 
     def state(self, step: int) -> dict[str, Tensor]:
-        count = sum(s <= step for s in self._steps)  # the last one may have been undone
+        count = sum(number <= step for number in self._steps)  # the last step may have been undone
         if not count:
             return {}
         steps = torch.tensor(self._steps[:count], dtype=torch.float64)
@@ -117,17 +118,22 @@ class NoiseScale(Instrument):
         return self._row_of(GradientNoise(statistics.ratio_estimates(traces, norms2), *parts))
 
     def _window(self) -> tuple[Array, Array]:
-        """tr Σ and ‖g‖² of each step, or each stretch of steps up to a second gradient; the rest is kept."""
+        """tr Σ and ‖g‖² of each step, or of each stretch of steps up to a second gradient.
+
+        These steps are removed; steps after the last second gradient stay for the next window.
+        """
         n = self.run.learners
         table = self._table().numpy() if self._sums else np.zeros((0, 2))
-        ends = np.flatnonzero(np.array(self._steps) % self._every == 0) + 1
-        last = int(ends[-1]) if len(ends) else 0
-        self._steps, self._sums = self._steps[last:], self._sums[last:]
+        ends = (
+            np.flatnonzero(np.array(self._steps) % self._every == 0) + 1
+        )  # a stretch ends before these rows
+        used = int(ends[-1]) if len(ends) else 0
+        self._steps, self._sums = self._steps[used:], self._sums[used:]
         if self._between:
             return from_sums(table[:, 1], table[:, 0], n, self.run.batch // n)
         traces = table[ends - 1, 1]
-        parts = np.split(table[:last], ends[:-1]) if last else []
-        means = np.array([part[:, 0].mean() for part in parts])
+        stretches = np.split(table[:used], ends[:-1]) if used else []
+        means = np.array([stretch[:, 0].mean() for stretch in stretches])
         return traces, means / n**2 - traces / self.run.batch
 
     def _from_draws(self, now: StepState) -> dict[str, float]:
@@ -164,9 +170,9 @@ class NoiseAlignment(OnSample):
 class NoiseShare(OnSample):
     """The share of the gradient noise that lies along the ``monitor.k`` leading eigenvectors, at w_a.
 
-    tr(VᵀΣV)/tr Σ, from ``monitor.draws`` fresh minibatches of the total batch: what "disagreement" has of the
-    spread, for the noise that feeds it; of a random direction it would be k/P. Takes a gradient over each
-    minibatch, and the products of the eigenvectors, which "lambda-max" uses as well.
+    tr(VᵀΣV)/tr Σ, from ``monitor.draws`` fresh minibatches of the total batch. "disagreement" has this share
+    for the spread, which the noise feeds. For random directions the share would be k/P. A measurement takes a
+    gradient over each minibatch, and the products of the eigenvectors, which "lambda-max" uses as well.
     """
 
     columns: Mapping[str, str] = {"noise_share": "1", "noise_share_se": "1"}
@@ -221,13 +227,15 @@ class Disagreement(OnSample):
         pairs = self.sample.top(now.step, now.mean)
         if pairs is None:
             return ()
-        vectors, curvatures_along = double(pairs.vectors), self.sample.curvatures(now.mean)
-        curvatures, rows = list[float](), list[Tensor]()
+        vectors = double(pairs.vectors)
+        curvatures_along = self.sample.curvatures(now.mean)
+        curvatures: list[float] = []
+        rows: list[Tensor] = []  # of a learner: the squares of Δw_j along the eigenvectors, and ‖Δw_j‖²
         for weights in learners:
             spread = weights - now.mean
             curvatures += curvatures_along(spread)
-            exact = double(spread)  # its squares along the eigenvectors, and its own
-            rows.append(torch.cat((vectors @ exact, exact.norm()[None])).square())
+            spread = double(spread)
+            rows.append(torch.cat((vectors @ spread, spread.norm()[None])).square())
         squares = torch.stack(rows).cpu().numpy()
         share = error = math.nan
         if squares[:, -1].mean() > rounding(now.mean):  # else all learners have the same weights

@@ -40,15 +40,16 @@ STATE = "monitor_start"  # the name in a checkpoint of the vector near which the
 class Sample:
     """Loss and Hessian of ``problem`` on ``monitor.samples`` of its samples, for rank 0.
 
-    A Lanczos search begins at the sum of the eigenvectors of the previous search, plus a random vector of the
-    same norm, the same every time, so that an eigenvector orthogonal to them is not missed. It uses exact
-    products only: cheaper products are chosen by timing, on which the history's bits must not depend. Where
-    the model has no second derivatives, they are differences of gradients, with the errors in the residuals.
-    ``state`` is the sum, so that a resumed run gives the bits of one that never stopped.
+    A Lanczos search begins at the sum of the previous search's eigenvectors, plus a fixed random vector of
+    equal norm, so that an eigenvector orthogonal to the sum is not missed. The search uses exact products
+    only: cheaper products are chosen by timing, and the history's bits must not depend on timing. Where the
+    model has no second derivatives, products are differences of gradients, whose errors are in the residuals.
 
     Attributes:
-        problem: that of the whole sample.
+        problem: the loss on the whole sample.
         count: the number of eigenvalues that :meth:`top` gives.
+        state: the sum of the eigenvectors by its name in checkpoints, so that a resumed run gives the bits of
+            an unbroken run.
 
     Raises:
         InputError: a model whose gradient is wrong.
@@ -60,7 +61,8 @@ class Sample:
         self._last: tuple[int, search.RitzPairs | None] = -1, None
         # This refuses a model whose gradient is wrong, before the first step.
         self._options = HessianOptions(derivatives=HessianOptions().at(problem).derivatives)
-        batch, samples = problem.batchnorm.samples, min(monitor.samples or problem.samples, problem.samples)
+        samples = min(monitor.samples or problem.samples, problem.samples)
+        batch = problem.batchnorm.samples
         if batch:  # whole batches, as a sample's loss depends on its batch
             samples = max(1, samples // batch) * batch
         if samples < problem.samples:
@@ -75,7 +77,7 @@ class Sample:
             self.state = {STATE: shared[STATE].to(self._random)}
 
     def top(self, step: int, weights: Tensor) -> search.RitzPairs | None:
-        """The ``count`` largest eigenvalues at ``weights`` (P,) after ``step``, searched once a step.
+        """The ``count`` largest eigenvalues at ``weights`` (P,) after ``step``, with one search per step.
 
         None where the Hessian is not finite.
         """
@@ -98,7 +100,7 @@ class Sample:
     ) -> Callable[[Tensor], list[float]]:
         """v ↦ Σ v_i (Hv)_i over each of ``groups`` of coordinates; NaN where the error is too large.
 
-        The default is one group of all, whose sum is vᵀHv.
+        The default is one group of all coordinates, whose sum is vᵀHv.
         """
         h = self.operator(weights)
 
@@ -114,7 +116,7 @@ class Sample:
     def largest(
         self, weights: Tensor, count: int, near: Tensor | None, precondition: Preconditioner | None = None
     ) -> search.RitzPairs | None:
-        """The largest eigenvalues of H, or of P^{-1/2} H P^{-1/2}; None where these are not finite.
+        """The largest eigenvalues of H, or of P^{-1/2} H P^{-1/2}; None where an eigenvalue is not finite.
 
         Args:
             weights: θ (P,).
@@ -122,7 +124,8 @@ class Sample:
             near: the sum of eigenvectors at weights nearby; None: there are none yet.
             precondition: P.
         """
-        start, operator = self._random, self.operator(weights, precondition)
+        operator = self.operator(weights, precondition)
+        start = self._random
         if near is not None:
             start = search.warm_start(near, start, search.ranks_of(self.problem))
         pairs, _ = search.search_operator(operator, start, search.SearchOptions(high=count))
@@ -133,7 +136,7 @@ class OnSample(Instrument):
     """An instrument of the loss or its Hessian on the run's sample, whose numbers rank 0 computes for all."""
 
     on_sample = True
-    #: Whether it needs the weights of all learners, which rank 0 then gets.
+    #: Whether the instrument needs the weights of all learners, which rank 0 then receives.
     of_learners = False
 
     def __init__(self, run: MeasuredRun) -> None:
@@ -154,7 +157,7 @@ class OnSample(Instrument):
         if comm.rank == 0:
             learners = comm.rows(now.weights) if self.of_learners else iter(())
             numbers = [*self.numbers(now, learners), *[math.nan] * count][:count]
-            for _ in learners:  # the other processes send all
+            for _ in learners:  # receive all rows, as the other processes send them in any case
                 pass
         elif self.of_learners:
             comm.send_rows(now.weights)
@@ -171,7 +174,7 @@ LAYERS = 12
 class LambdaMax(OnSample):
     """λ_max of ∇²L at w_a, lr·λ_max, the rule's limit, and the share of the spread along top eigenvectors.
 
-    It is also measured every ``monitor.sharpness`` steps.
+    λ_max is also measured every ``monitor.sharpness`` steps.
     """
 
     columns: Mapping[str, str] = {column: UNITS[column] for column in MONITORED}
@@ -207,35 +210,35 @@ class PreconditionedLambdaMax(OnSample):
 
     def __init__(self, run: MeasuredRun) -> None:
         super().__init__(run)
-        self._of_state = run.recipe and StatePreconditioner(run.recipe, run.problem, "monitor.instruments")
-        if self._of_state is None:
-            loop_preconditioner(run.optimizer, run.parameters())  # refuses an optimizer that has none
+        self._maker = run.recipe and StatePreconditioner(run.recipe, run.problem, "monitor.instruments")
+        if self._maker is None:  # a loop of the user's own
+            loop_preconditioner(run.optimizer, run.parameters())  # refuses optimizers without one
 
     def _preconditioner(self, now: StepState) -> Preconditioner | None:
         """The preconditioner of the learners' mean state, at w_a; None where there is no state yet."""
-        run, of_state = self.run, self._of_state
-        if of_state is None:
+        run, maker = self.run, self._maker
+        if maker is None:
             return loop_preconditioner(run.optimizer, run.parameters())
-        state = of_state.mean_of(
+        state = maker.mean_of(
             run.optimizer.state, lambda key, rows: run.comm.fresh_mean(rows, f"optimizer's {key}")
         )
         draws = generator(run.seed, "monitor_preconditioner", now.step)
-        return of_state.at(now.mean, state, now.step, now.lr, draws)
+        return maker.at(now.mean, state, now.step, now.lr, draws)
 
     def measure(self, now: StepState) -> dict[str, float]:
-        self._now = self._preconditioner(now)
+        self._current = self._preconditioner(now)  # on all processes, as an exchange makes it
         return super().measure(now)
 
     def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
-        if self._now is None:
+        if self._current is None:
             self.memory = None
             return ()
-        pairs = self.sample.largest(now.mean, 1, self.memory, self._now)
+        pairs = self.sample.largest(now.mean, 1, self.memory, self._current)
         self.memory = None if pairs is None else pairs.vectors.sum(0)
         if pairs is None:
             return ()
         top = float(pairs.values[0])
-        return top, float(pairs.residuals[0]), now.lr * top, self._now.limit
+        return top, float(pairs.residuals[0]), now.lr * top, self._current.limit
 
 
 # The instrument "generalized-sharpness" ends a search where the first-order gain left is below this share of
@@ -251,9 +254,9 @@ class GeneralizedSharpness(OnSample):
     steps η is α/‖g‖_*. For other rules the limit is theirs on ηλ with plain steps (our choice): where
     H = vvᵀ, the steps along v are those of plain SGD with S in place of λ.
 
-    S is the largest of several local maxima, each found by Frank–Wolfe steps with exact line search, and so a
-    lower bound: from that of the measurement before, from a random vector, and from the leading eigenvector,
-    with the norm "block" from its part in each parameter tensor.
+    S is the largest of several local maxima, found by Frank–Wolfe steps with exact line search, and so a
+    lower bound. The searches start at the maximum of the measurement before, at a random vector, and at the
+    leading eigenvector; with the norm "block" also at the eigenvector's part in each parameter tensor.
     """
 
     columns: Mapping[str, str] = {
@@ -299,7 +302,7 @@ class GeneralizedSharpness(OnSample):
         return value, rate * value, self.run.plain_limit
 
     def _ascend(self, product: Callable[[Tensor], Tensor], d: Tensor) -> tuple[float, Tensor]:
-        """A local maximum of dᵀHd and its place in the ball, from ``d`` on."""
+        """A local maximum of dᵀHd and its place in the ball, by steps from ``d``; ``product``: v ↦ Hv."""
         image, value = product(d), 0.0
         for _ in range(ASCENT):
             best, dual = self._aligned(image)
@@ -308,8 +311,9 @@ class GeneralizedSharpness(OnSample):
                 break
             way = best - d
             way_image = product(best) - image
-            curve, gain = float(inner(way, way_image)), dual - value
-            share = min(1.0, gain / -curve) if curve < 0 else 1.0
+            # The maximum along d + share·way: 2 gain share + curvature share² is the growth of dᵀHd.
+            curvature, gain = float(inner(way, way_image)), dual - value
+            share = min(1.0, gain / -curvature) if curvature < 0 else 1.0
             d, image = d + share * way, image + share * way_image
         return value, d
 
@@ -318,9 +322,10 @@ class GeneralizedSharpness(OnSample):
 class BatchSharpness(Instrument):
     """E[gᵀHg/‖g‖²] (arXiv:2412.20553), over ``monitor.draws`` fresh minibatches of the training set.
 
-    At w_a with minibatches of the total batch and, with several learners, where each of them takes its
-    gradients, with the local one; see :func:`landscape.batch_sharpness`. A draw takes a gradient and a
-    product over its minibatch. NaN where a gradient is zero or not finite.
+    The first columns are at w_a with minibatches of the total batch. With several learners, the columns of
+    "learner" are at the points where the learners take their gradients, with minibatches of the local batch;
+    see :func:`landscape.batch_sharpness`. A draw takes a gradient and a product over its minibatch. NaN where
+    a gradient is zero or not finite.
     """
 
     columns: Mapping[str, str] = {
@@ -343,22 +348,23 @@ class BatchSharpness(Instrument):
         return self.row(*values)
 
     def _curvatures(self, now: StepState, weights: Tensor, learners: int) -> Array:
-        """(draws, learners); the processes share the draws at w_a, or measure their own learners."""
+        """gᵀHg/‖g‖² (draws, learners); processes share the draws at w_a, or measure their own learners."""
         run, comm, draws = self.run, self.run.comm, self.run.monitor.draws
         part = "learners" if learners > 1 else "mean"
         minibatches = Minibatches(run.problem, run.batch // learners, self.generator(now, part), learners)
         local = comm.local if learners > 1 else slice(0, 1)
-        share = range(draws)[slice(None) if learners > 1 else comm.share(draws)]
+        share = range(draws) if learners > 1 else range(draws)[comm.share(draws)]
         table = torch.zeros(draws, learners, dtype=torch.float64)
         for k, batches in enumerate(itertools.islice(minibatches, draws)):
             if k in share:
                 pairs = zip(batches[local], weights, strict=True)
-                table[k, local] = torch.tensor([_curvature(p, t) for p, t in pairs], dtype=torch.float64)
+                values = [_curvature(minibatch, point) for minibatch, point in pairs]
+                table[k, local] = torch.tensor(values, dtype=torch.float64)
         return comm.totals(table).numpy()
 
 
 def _curvature(minibatch: Problem, weights: Tensor) -> float:
-    """gᵀHg/‖g‖²; NaN where it does not exist or has too large an error, since a run must not end for it."""
+    """gᵀHg/‖g‖²; NaN where its error is large, and instead of an exception, which must not end the run."""
     try:
         value, _, error = hessian.gradient_curvature(minibatch, weights, derivatives="auto")
     except (OperationError, NoSecondDerivative):
@@ -368,12 +374,12 @@ def _curvature(minibatch: Problem, weights: Tensor) -> float:
 
 @instrument("loss-change")
 class LossChange(OnSample):
-    """L(w_a + d) − L(w_a) = ⟨g, d⟩ + ½ dᵀHd + rest of the step d that w_a made, on the run's sample.
+    """L(w_a + d) − L(w_a) = ⟨g, d⟩ + ½ dᵀHd + rest for the step d of w_a, on the run's sample.
 
-    Any rule and optimizer: d is what w_a has moved. The last three columns of the loss add up to the first;
-    the sharpness is dᵀHd/‖d‖². A further column for each layer a, "loss_change LAYER", has its part
-    ⟨g_a, d_a⟩ + ½ d_aᵀ(Hd)_a of the gradient's and the curvature's terms; models with more than LAYERS have
-    those of their blocks, and with more of these none. See :func:`landscape.loss_change`.
+    d is the change of w_a by any rule and optimizer. "loss_change" is the sum of the columns for gradient,
+    curvature and rest; the sharpness is dᵀHd/‖d‖². A further column for each layer a, "loss_change LAYER",
+    has the layer's part ⟨g_a, d_a⟩ + ½ d_aᵀ(Hd)_a. Models with more than LAYERS layers have columns of
+    blocks; models with more than LAYERS blocks have no such columns. See :func:`landscape.loss_change`.
     """
 
     columns: Mapping[str, str] = {
@@ -387,8 +393,8 @@ class LossChange(OnSample):
 
     def __init__(self, run: MeasuredRun) -> None:
         super().__init__(run)
-        every = (run.problem.layout.groups(by) for by in ("layer", "block"))
-        self._groups = next((groups for groups in every if len(groups) <= LAYERS), {})
+        choices = (run.problem.layout.groups(by) for by in ("layer", "block"))
+        self._groups = next((groups for groups in choices if len(groups) <= LAYERS), {})
         self.columns = {**self.columns, **{f"{OF_LAYER}{name}": "nat" for name in self._groups}}
 
     def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
@@ -408,10 +414,10 @@ class LossChange(OnSample):
 
 @instrument("path")
 class Path(OnSample):
-    """cos(w_a(s) − w_a(t), ∇L(w_a(s))): how far the mean's way from step s to t points along −g at its start.
+    """cos(w_a(s) − w_a(t), g): how far the mean's way from step s to t points along −g, g = ∇L(w_a(s)).
 
-    s is the step of the measurement before, so that ``monitor.every`` is the length of the way; with that of
-    a period it is the outer step of local SGD and DiLoCo. g is that of the run's sample.
+    s is the step of the measurement before, so that ``monitor.every`` is the length of the way. Where this
+    length is a period of local SGD or DiLoCo, the way is the outer step. g is of the run's sample.
     """
 
     columns: Mapping[str, str] = {"path_cosine": "1"}
@@ -428,8 +434,8 @@ class Path(OnSample):
 class Along(OnSample):
     """An instrument whose columns are numbers of an analysis of the run's sample.
 
-    They are NaN where w_a is not finite, or where the analysis ends with an OperationError, for which a run
-    must not end.
+    The columns are NaN where w_a is not finite, or where the analysis raises an OperationError, which must
+    not end the run.
     """
 
     @abstractmethod
@@ -483,9 +489,9 @@ class AverageSharpness(_Rise):
 class RunningAverage(Along):
     """The loss of the mean of the last ``monitor.window`` measured w_a (LAWA), predicted.
 
-    It is on the run's sample, with the ends of a 90% interval. The gain is the loss at w_a now minus the
-    predicted loss: where it is above 0, to stop here and average is predicted to be better than to stop here.
-    See :func:`landscape.average`. NaN until that number were measured, and without a prediction.
+    The loss is on the run's sample, with the ends of a 90% interval. The gain is the loss at w_a now minus
+    the predicted loss: above 0, to stop now and average is predicted to be better than to stop now without
+    averaging. See :func:`landscape.average`. NaN before a full window, and without a prediction.
     """
 
     columns: Mapping[str, str] = {

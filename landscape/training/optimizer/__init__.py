@@ -1,9 +1,9 @@
 """Optimizers by name: from each learner's gradient to its direction u_j; the rule steps by −α u_j.
 
-Each learner has a state of its own, (n, P), which is not averaged or exchanged unless the rule says so. Under
-SSGD that is the same as one optimizer on the mean gradient if u is linear in the gradients, as SGD's is.
-LARS's, LAMB's and most of torch's are not, so there every learner is given the mean gradient: all states and
-directions are equal.
+Each learner has a state of its own, a row of (n, P). States are not averaged or exchanged unless the rule
+says so. Under SSGD, n states are equivalent to one optimizer on the mean gradient if u is linear in the
+gradients, as SGD's u is. u of LARS, LAMB and most of torch's optimizers is not linear: there every learner is
+given the mean gradient, so that all states and directions are equal.
 
 The learning rate stays outside the state, as in ``torch.optim.SGD``: a change does not rescale momentum.
 """
@@ -54,28 +54,29 @@ def options(name: str, table: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         name: one of :func:`names`, or "torch:CLASS" with a class of ``torch.optim``.
-        table: the recipe's table "optimizer" without its name. A table "groups" in it has further tables, by
-            role or pattern of names: a group has the optimizer's own options where it changes none.
+        table: the recipe's table "optimizer" without the key "name". Its table "groups" has a table for each
+            group of parameters, by role or pattern of names: the options that the group changes.
 
     Raises:
-        InputError: for an unknown name, or an option that the optimizer does not have; it names the key.
+        InputError: for an unknown name, or an option that the optimizer does not have; with the key.
     """
     without_groups = {key: value for key, value in table.items() if key != GROUPS}
     name = full_name(name)
     check = torch_options if is_torch(name) else optimizers.options
     checked = check(name, without_groups)
-    tables = fit("optimizer.groups", table.get(GROUPS, {}), dict)
-    for pattern, group in tables.items():
+    groups: dict[str, Any] = {}
+    for pattern, group in fit("optimizer.groups", table.get(GROUPS, {}), dict).items():
         frozen, factor, changes = options_of(pattern, group)
         if frozen:
-            tables = tables | {pattern: {"frozen": True}}
+            groups[pattern] = {"frozen": True}
             continue
         with named(pattern):
             group_name = full_name(str(changes.pop("name", name)))
-            inner = options(group_name, (without_groups if group_name == name else {}) | changes)
-        # In an order that does not depend on the user's: recipes are compared as texts.
-        tables = tables | {pattern: {"name": group_name, "lr_factor": factor, **dict(sorted(inner.items()))}}
-    return checked | ({GROUPS: tables} if tables else {})
+            inherited = without_groups if group_name == name else {}
+            group_options = options(group_name, inherited | changes)
+        # Sorted, as recipes are compared as texts.
+        groups[pattern] = {"name": group_name, "lr_factor": factor, **dict(sorted(group_options.items()))}
+    return checked | ({GROUPS: groups} if groups else {})
 
 
 def make(name: str, table: dict[str, Any]) -> Optimizer:
@@ -100,18 +101,19 @@ def make(name: str, table: dict[str, Any]) -> Optimizer:
 
 
 def steepest(norm: str, layout: Layout, v: Tensor) -> tuple[Tensor, Tensor]:
-    """The directions d of a norm's unit ball with the largest ⟨v, d⟩, and these products, the dual norm of v.
+    """The direction d in a norm's unit ball with the largest ⟨v, d⟩, and this product: the dual norm of v.
 
     Args:
-        norm: "max": the largest |w_i|; d is the sign of v, its dual norm Σ|v_i|. "spectral": the largest
-            singular value of a parameter tensor, a matrix as in Muon (a vector is one row); d is UVᵀ of each
-            USVᵀ, the dual norm the sum of all S. "block": the sum of the Euclidean norms of the parameter
-            tensors; d is the tensor of v with the largest norm, over that norm.
-        layout: of the parameter tensors in a row.
+        norm: "max": the largest |w_i|. d is the sign of v, the dual norm Σ|v_i|.
+            "spectral": the largest singular value of a parameter tensor, taken as a matrix as in Muon (a
+            vector is one row). d is UVᵀ of each matrix v = USVᵀ, the dual norm the sum of all S.
+            "block": the sum of the Euclidean norms of the parameter tensors. d is the tensor of v with the
+            largest norm, divided by this norm, and 0 elsewhere; the dual norm is this largest norm.
+        layout: the layout of the parameter tensors in a row.
         v: (n, P).
 
     Returns:
-        d (n, P), and (n,).
+        d (n, P), and the dual norms (n,).
 
     Example:
         >>> steepest("max", Layout(()), torch.tensor([[3.0, -1.0]]))
@@ -121,9 +123,8 @@ def steepest(norm: str, layout: Layout, v: Tensor) -> tuple[Tensor, Tensor]:
         return v.sign(), v.abs().sum(1)
     d = torch.zeros_like(v)
     if norm == "block":
-        sizes = slot_norms(layout, v)
-        largest, which = sizes.max(1)
-        for row, k in enumerate(which.tolist()):
+        largest, numbers = slot_norms(layout, v).max(1)
+        for row, k in enumerate(numbers.tolist()):
             columns = layout.slots[k].place
             d[row, columns] = v[row, columns] / largest[row].clamp(min=torch.finfo(v.dtype).tiny)
         return d, largest
@@ -131,11 +132,11 @@ def steepest(norm: str, layout: Layout, v: Tensor) -> tuple[Tensor, Tensor]:
     for slot in layout.slots:
         rows = slot.shape[0] if len(slot.shape) > 1 else 1
         matrices = v[:, slot.place].reshape(len(v), rows, -1)
-        u, sizes, vt = torch.linalg.svd(matrices, full_matrices=False)
-        # Directions in which v has rounding only have no sign.
-        mask = sizes > sizes[:, :1] * max(matrices.shape[1:]) * torch.finfo(v.dtype).eps
-        d[:, slot.place] = (u * mask[:, None] @ vt).flatten(1)
-        dual += sizes.sum(1)
+        u, singular, vt = torch.linalg.svd(matrices, full_matrices=False)
+        # Singular values at the level of rounding count as 0: their directions are arbitrary.
+        rounding = singular[:, :1] * max(matrices.shape[1:]) * torch.finfo(v.dtype).eps
+        d[:, slot.place] = (u * (singular > rounding)[:, None] @ vt).flatten(1)
+        dual += singular.sum(1)
     return d, dual
 
 
@@ -428,18 +429,20 @@ class TorchOptimizer(Optimizer):
 
     def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
         state = {key: tensor.clone() for key, tensor in self.state.items()}
-        started, slots = bool(state[UPDATES].any()), len(self._parameters) // len(points)
-        if not started:  # its state is the one that the class begins with
+        started = bool(state[UPDATES].any())
+        if not started:  # the class makes its own initial state
             self._optimizer = self._build(self._parameters)
         optimizer = self._optimizer
         self._copies.copy_(points)
         optimizer.param_groups[0]["lr"] = lr
+        # Of each parameter, name -> its part of ``state``.
         views: list[dict[str, Tensor]] = [{} for _ in self._parameters]
+        per_learner = len(self._parameters) // len(points)
         for key, shapes in self._shapes.items():
             for j, row in enumerate(state[key]):
                 parts = row.split([shape.numel() for shape in shapes.values()])
                 for (slot, shape), part in zip(shapes.items(), parts, strict=True):
-                    views[j * slots + slot][key] = part.view(shape)
+                    views[j * per_learner + slot][key] = part.view(shape)
         for parameter, gradient, view in zip(self._parameters, self._tensors(gradients), views, strict=True):
             parameter.grad = gradient
             if started:
@@ -448,9 +451,9 @@ class TorchOptimizer(Optimizer):
         for parameter, view in zip(self._parameters, views, strict=True):
             parameter.grad = None
             for key, tensor in view.items():
-                tensor.copy_(optimizer.state[parameter][key])  # nothing where it is the same tensor
+                tensor.copy_(optimizer.state[parameter][key])  # no effect where the class wrote into tensor
         state[UPDATES] += 1
         self.state = state
-        if not lr:  # the step is none, whatever its direction
+        if not lr:  # nothing moves, and the quotient below is not defined
             return torch.zeros_like(points)
         return torch.sub(points, self._copies).div_(lr)

@@ -294,7 +294,7 @@ def _scale(layout: Layout, v: Tensor, ratios: Tensor) -> Tensor:
     return v
 
 
-#: What the parameters of a role are, see :func:`role_of`.
+#: The roles of parameters, see :func:`role_of`.
 ROLES = ("matrix", "bias", "norm", "embedding", "head")
 #: The group of the parameters that are in no other group.
 OTHERS = "others"
@@ -307,7 +307,7 @@ def role_of(slot: Slot) -> str:
 
 @contextlib.contextmanager
 def named(pattern: str) -> Iterator[None]:
-    """Messages about the optimizer inside are about that of the group."""
+    """Make messages of the block about the optimizer name the group ``pattern``."""
     try:
         yield
     except InputError as error:
@@ -340,9 +340,9 @@ class Member:
     """A group of parameters.
 
     Attributes:
-        optimizer: that of the group; None where it is frozen.
-        factor: its learning rate is the run's times this.
-        slots: its parameter tensors in θ.
+        optimizer: the group's optimizer; None for a frozen group.
+        factor: the group's learning rate is the run's times this factor.
+        slots: the group's parameter tensors in θ.
     """
 
     optimizer: Optimizer | None
@@ -351,14 +351,15 @@ class Member:
 
 
 class Grouped(Optimizer):
-    """Each group's direction from its own optimizer: u = f u_g(α f), f the factor of its rate; 0 if frozen.
+    """Each group g has its own optimizer and direction: u = f u_g(α f), f the group's factor; 0 if frozen.
 
-    A group is the parameters of a role, or those whose name is a pattern such as "*.bias" or begins with it
-    and a dot; a parameter belongs to the first group that it fits. The state's names begin with the group's.
+    A group's name is a role, or a pattern of parameter names such as "*.bias", or the beginning of names up
+    to a dot. A parameter belongs to the first group that its role or name fits. The names in the state begin
+    with the group's name.
 
     Args:
-        base: the optimizer of the parameters that no group has.
-        groups: group -> its optimizer and rate, without slots.
+        base: the optimizer of the parameters that are in no group.
+        groups: group -> its optimizer and factor, without slots.
     """
 
     def __init__(self, base: Optimizer, groups: Mapping[str, Member]) -> None:
@@ -382,7 +383,8 @@ class Grouped(Optimizer):
         )
 
     def start(self, layout: Layout, weights: Tensor) -> None:
-        self.layout, self.state, self._present, free = layout, {}, {}, list(layout.slots)
+        self.layout, self.state, self._present = layout, {}, {}
+        free = list(layout.slots)  # the tensors that are in no group yet
         for name, member in self._groups.items():
             slots = tuple(s for s in free if name == OTHERS or _fits(name, s))
             free = [s for s in free if s not in slots]
@@ -402,7 +404,8 @@ class Grouped(Optimizer):
                 self.state |= _prefixed(name, member.optimizer.state)
 
     def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
-        u, state = torch.zeros_like(points), dict[str, Tensor]()
+        u = torch.zeros_like(points)
+        state: dict[str, Tensor] = {}
         for name, optimizer, member in self._moving():
             rate = lr * member.factor
             part = optimizer.directions(cut(gradients, member.slots), cut(points, member.slots), rate, step)
@@ -412,7 +415,7 @@ class Grouped(Optimizer):
         return u
 
     def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor | None:
-        """Join the preconditioners of the groups, over their factors; None where one is missing or still."""
+        """Join the groups' preconditioners over their factors; None if one is missing, or a factor 0."""
         p = torch.full_like(points, torch.inf)
         for _, optimizer, member in self._moving():
             part = optimizer.preconditioner(cut(points, member.slots), cut(gradients, member.slots), step)
@@ -422,7 +425,7 @@ class Grouped(Optimizer):
         return p
 
     def _moving(self) -> Iterator[tuple[str, Optimizer, Member]]:
-        """The groups that are not frozen, and their optimizers, each with its part of the state."""
+        """(name, optimizer, group) of the groups that are not frozen; each optimizer gets its state."""
         for name, member in self._present.items():
             if optimizer := member.optimizer:
                 optimizer.state = {key: self.state[f"{name}.{key}"] for key in optimizer.state}

@@ -118,35 +118,40 @@ class Children:
     def start(
         self, module: str, words: Sequence[str], environment: Mapping[str, str], *, piped: bool, show: bool
     ) -> None:
-        """Start ``module``'s main with ``words``.
+        """Start a child that runs ``module``'s main with the arguments ``words``.
 
-        With ``show`` its output goes to this process's stdout and stderr; otherwise stderr goes to a file and
-        stdout is dropped. With ``piped`` its stdin and stdout are pipes to this process.
+        Args:
+            environment: further environment variables.
+            piped: whether the child's stdin and stdout are pipes to this process.
+            show: whether the child writes to this process's stdout and stderr. Otherwise stderr goes to a
+                file, and stdout is dropped unless ``piped``.
         """
         number = len(self.all)
         parent_end, child_end = socket.socketpair()
         parent_end.setblocking(False)
         errors = self.folder / f"errors-{number}"
         settings = {**environment, boot.LINK: str(child_end.fileno())}
+        stdout = None if show else subprocess.DEVNULL
         with child_end, contextlib.nullcontext() if show else errors.open("wb") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-P", boot.__file__, module, *words],
                 env={**os.environ, **settings},
                 stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
-                stdout=subprocess.PIPE if piped else None if show else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if piped else stdout,
                 stderr=stderr,
                 pass_fds=[child_end.fileno()],
             )
         self.all.append(Child(number, process, parent_end, errors))
 
     def check(self, *streams: IO[bytes]) -> list[IO[bytes]]:
-        """Read the children's signs of life; the ``streams`` that can be read now, or within a moment."""
+        """Read the children's signs of life; the ``streams`` with data to read."""
         ready = select.select(streams, [], [], CHECK_INTERVAL)[0]
         now = time.monotonic()
-        # At most one beat is counted, as this process itself may have been stopped.
-        passed, self._checked = min(now - self._checked, boot.BEAT), now
+        # At most one beat is counted, as this process itself may have been stopped meanwhile.
+        seconds = min(now - self._checked, boot.BEAT)
+        self._checked = now
         for child in self.all:
-            child.silent += passed
+            child.silent += seconds
             with contextlib.suppress(BlockingIOError, ConnectionError):
                 if child.link.recv(2**16):
                     child.silent = 0.0
@@ -207,17 +212,17 @@ class Pool:
     environment: Callable[[int], dict[str, str]] = lambda number: {}
 
     def run(self, function: str, jobs: Sequence[Sequence[Any]], done: Callable[[int, Any], None]) -> None:
-        """Call ``function`` with the arguments of each job; JSON can represent these and the results.
+        """Call ``function`` with the arguments of each job; JSON can represent arguments and results.
 
         Args:
-            function: MODULE:NAME, MODULE being of this package.
-            jobs: the arguments of each.
+            function: MODULE:NAME of a function of this package.
+            jobs: the arguments of each job.
             done: takes a job's number and its result, in the order in which the jobs end.
 
         Raises:
-            JobError: as soon as a job fails; the others are ended then.
+            JobError: as soon as a job fails; the other jobs are then ended.
         """
-        waiting = list(enumerate(jobs))[::-1]
+        waiting = list(enumerate(jobs))[::-1]  # the next job is the last item
         with Children() as children:
             shared = threads_each(self.nproc, self.threads)
             for number in range(min(self.nproc, len(jobs))):
@@ -297,18 +302,18 @@ def start(
     log: Path | None = None,
     show_output: bool = True,
 ) -> int:
-    """Run the command ``words`` in ``nproc`` processes; the exit code when all have ended.
+    """Run the command ``words`` in ``nproc`` processes; the exit code when all processes have ended.
 
     Args:
-        timeout: limit of the time without a sign of life of a process (s).
-        threads: shared by the processes; None: as the environment has it for each.
-        restarts: how often all processes are restarted after one was lost.
+        timeout: the longest time of a process without a sign of life (s).
+        threads: the number of threads that the processes share; None: as the environment says.
+        restarts: how often all processes are restarted after a process was lost.
         hint: gives the words that tell the user how to resume after a process was lost.
         log: a file for starts and failures, written if the parent of its folder exists.
-        show_output: whether the first process writes to this one's stdout and stderr.
+        show_output: whether rank 0 writes to this process's stdout and stderr.
 
     Raises OperationError (InputError for bad usage) with the message of the process that failed first, or
-    with the rank that was lost.
+    with the rank of the lost process.
     """
     for attempt in range(restarts + 1):
         with Children() as children:

@@ -41,8 +41,8 @@ class Processes(ABC):
     """The processes of torch's default group, which share the learners.
 
     Args:
-        rank, size: the number of this process, and that of all processes.
-        device: that of the exchanged tensors.
+        rank, size: the number of this process, and the number of processes.
+        device: the device of the exchanged tensors.
 
     Attributes:
         step: the number of the step that this process is in.
@@ -53,7 +53,7 @@ class Processes(ABC):
 
     @abstractmethod
     def naming(self) -> contextlib.AbstractContextManager[None]:
-        """Turn torch's errors in the exchanges inside into an error that names the lost rank."""
+        """Turn torch's errors in the exchanges of the block into an error that names the lost rank."""
 
     def gathered(self, mine: T) -> list[T]:
         """The value of each rank, which JSON can represent, in the order of the ranks."""
@@ -63,21 +63,21 @@ class Processes(ABC):
             return [json.loads(text) for text in gather_bytes(json.dumps(mine).encode(), self.device)]
 
     def difference(self, facts: Mapping[str, str]) -> str:
-        """The first of ``facts`` that is not the same on all ranks, in words; "" if there is none."""
-        first, *others_facts = self.gathered(dict(facts))
-        for rank, theirs in enumerate(others_facts, 1):
-            for name in {**first, **theirs}:
-                a, b = first.get(name, "missing"), theirs.get(name, "missing")
-                if a != b:
-                    return f"{name}: {b} on rank {rank}, but {a} on rank 0; all must be the same"
+        """A line on the first of ``facts``, name -> text, that differs between ranks; "" if none differs."""
+        rank_0_facts, *others = self.gathered(dict(facts))
+        for rank, rank_facts in enumerate(others, 1):
+            for name in {**rank_0_facts, **rank_facts}:
+                at_0, at_rank = rank_0_facts.get(name, "missing"), rank_facts.get(name, "missing")
+                if at_rank != at_0:
+                    return f"{name}: {at_rank} on rank {rank}, but {at_0} on rank 0; all must be the same"
         return ""
 
 
 class Comm:
-    """This process's part of ``learners`` learners: rows ``local`` of the (n, P) buffer.
+    """This process's part of ``learners`` n learners, rows ``local`` of the (n, P) buffer, and its exchanges.
 
-    Without a ``group``, or in a group of one, that is all of them. Raises InputError for fewer learners than
-    processes; an exchange that fails raises :class:`.LostProcessError`, which names the rank.
+    Without a ``group``, or in a group of one process, this process has all learners. Raises InputError for
+    fewer learners than processes; a failed exchange raises :class:`.LostProcessError` with the rank.
     """
 
     def __init__(self, learners: int, group: Processes | None = None) -> None:
@@ -118,30 +118,30 @@ class Comm:
     def mean(self, rows: Tensor) -> Tensor:
         """The mean (P,) over all n learners, of which ``rows`` (n_local, P) are this process's.
 
-        The mean of the last tensor is stored, as a step ends and the next begins at the same weights. It is
-        valid until the mean of another tensor is computed or started.
+        The mean of the last tensor is stored, as a step ends and the next begins with one tensor of weights.
+        The result is valid until the mean of another tensor is computed or started.
         """
         return self.start_mean(rows)()
 
     def start_mean(self, rows: Tensor) -> Callable[[], Tensor]:
-        """Start :meth:`mean`, so that the exchange overlaps with the computing until it is called."""
+        """Start :meth:`mean`; the exchange runs until the result is called, which returns the mean."""
         if self._mean is None or self._mean[0] is not rows or self._mean[1] != rows._version:
             if self._mean is not None:
-                self._mean[2]()  # its memory is used for the new one
+                self._mean[2]()  # finish this exchange, whose memory the next mean uses
             self._mean = rows, rows._version, functools.cache(self._start_mean(rows, "mean"))
         return self._mean[2]
 
     def hold_mean(self, rows: Tensor, mean: Callable[[], Tensor] | None = None) -> None:
-        """Store what ``mean`` gives as the :meth:`mean` of ``rows`` (n_local, P).
+        """Store the result of ``mean`` as the :meth:`mean` of ``rows`` (n_local, P).
 
-        Without ``mean`` it is row 0, as all n learners are equal.
+        Without ``mean`` row 0 is stored: all n learners are then equal.
         """
         self._mean = rows, rows._version, functools.cache(mean) if mean else lambda: rows[0]
 
     def fresh_mean(self, rows: Tensor, use: str = "", out: Tensor | None = None) -> Tensor:
         """The mean (P,) as :meth:`mean`, not stored; valid until the next call with the same ``use``.
 
-        Several processes write it to ``out`` (P,), if given, which may be the only row.
+        Several processes write the mean to ``out`` (P,), if given; ``out`` may be the only row of ``rows``.
         """
         return self._start_mean(rows, use, out)()
 
@@ -194,7 +194,7 @@ class Comm:
     def start_learners_mean(self, *values: float) -> Callable[[], list[float]]:
         """Start the mean over all learners of numbers that are means over this process's learners.
 
-        A call of the result waits, and returns them.
+        A call of the result waits for the exchange, and returns the means.
         """
         if self.size == 1:
             return lambda: list(values)

@@ -68,8 +68,8 @@ class Group(Processes):
     a private folder of the launcher's, without an address.
 
     Args:
-        device: that of the exchanged tensors: gloo on the CPU, NCCL on GPUs.
-        timeout: limit of the rendezvous, and of the time without a sign of life of a rank (s).
+        device: the device of the exchanged tensors; the backend is NCCL on GPUs, else gloo.
+        timeout: the longest time of the rendezvous, and of a rank without a sign of life (s).
 
     Raises InputError for a rank or size that is missing or wrong.
     """
@@ -84,9 +84,9 @@ class Group(Processes):
         self.backend = "nccl" if device.type == "cuda" else "gloo"
         self._hosts = False  # whether this process holds the store
         self._stop, self._failure, self._failure_beats = threading.Event(), "", 0
-        # Whether the store is lost, and the number of beats without an answer of it.
+        # Whether the store is lost, and the number of beats without an answer of the store.
         self._store_lost, self._unanswered = False, 0
-        # The last sign of life of each rank, the seconds since it changed, and how often it has changed.
+        # For each rank: the last sign of life, the seconds since the sign changed, the number of changes.
         self._signs = dict.fromkeys(range(self.size), "")
         self._silent = dict.fromkeys(range(self.size), 0.0)
         self._changes = dict.fromkeys(range(self.size), 0)
@@ -96,11 +96,11 @@ class Group(Processes):
     def join(
         cls, device: torch.device, timeout: float = children.TIMEOUT, exchange_timeout: float | None = None
     ) -> Group:
-        """Join the group that the environment describes, once all its processes have come.
+        """Join the group that the environment describes, after all its processes have come.
 
         Args:
             device, timeout: as of the class.
-            exchange_timeout: limit of an exchange (s); by default ``timeout``.
+            exchange_timeout: the longest time of an exchange (s); default: ``timeout``.
 
         Raises InputError for an address that is missing or wrong, OperationError where a port is in use or a
         rank does not come in time.
@@ -117,8 +117,11 @@ class Group(Processes):
             timeout=datetime.timedelta(seconds=exchange_timeout or timeout),
             device_id=device if device.type == "cuda" else None,
         )
-        try:  # NCCL belongs to the thread it is started in
-            init() if group.backend == "nccl" else within(timeout + LOST_AFTER, init)
+        try:
+            if group.backend == "nccl":  # only the thread that starts NCCL may use it
+                init()
+            else:
+                within(timeout + LOST_AFTER, init)
         except (RuntimeError, TimeoutError) as error:
             words = f"the processes cannot meet ({first_line(error)})"
             raise OperationError(f"rank {group.rank}: {words}") from error

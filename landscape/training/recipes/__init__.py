@@ -208,10 +208,12 @@ class Init:
 
 
 def table_of(kind: type[Any], values: dict[str, Any], prefix: str, **others: Any) -> Any:
-    """A table of a recipe, a dataclass ``kind``, from its ``values``; ``others`` are no keys.
+    """A recipe's table: an instance of the dataclass ``kind``, made from ``values``, key -> value.
+
+    ``others`` are fields of ``kind`` that are no keys of the table.
 
     Raises:
-        InputError: for unknown keys and wrong types; it names the key, with ``prefix`` before it.
+        InputError: for unknown keys and wrong types; the message has the key, with ``prefix`` before the key.
 
     Example:
         >>> table_of(Monitor, {"every": 10}, "monitor.").every
@@ -219,19 +221,19 @@ def table_of(kind: type[Any], values: dict[str, Any], prefix: str, **others: Any
     """
     hints = options.type_hints(kind, bounds=True)
     fields = {f.name: f for f in dataclasses.fields(kind) if f.name not in others}
-    built = {}
+    checked = {}
     for key, value in values.items():
         options.choose(f"recipe key {prefix}{key}", key, fields)
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, dict):
                 raise InputError(f"{prefix}{key}", value, allowed="a table")
             value = table_of(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
-        built[key] = value
+        checked[key] = value
     for name, f in fields.items():
         no_default = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        if name not in built and no_default:
+        if name not in checked and no_default:
             raise InputError(f"recipe key {prefix}{name}: missing, and there is no default")
-    table = kind(**built, **others)
+    table = kind(**checked, **others)
     options.check_fields(table, prefix)
     return table
 
@@ -326,7 +328,7 @@ SERIES = (
 
 @functools.cache
 def cells() -> dict[str, tuple[Series, str, int, str, float]]:
-    """The series, model, batch, algorithm and rate of each recipe, by its name, table by table."""
+    """Recipe name -> (series, model, batch, algorithm, learning rate), in the order of the paper's tables."""
     by_name = {}
     for s in SERIES:
         for model, batch, algorithm, rate in itertools.product(s.models, s.batches, s.algorithms, s.rates):
@@ -338,10 +340,11 @@ def cells() -> dict[str, tuple[Series, str, int, str, float]]:
 
 
 def table_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
-    """The values of the recipe ``name``, for the epochs and batch of ``changes``; None for another name.
+    """The values of the paper's recipe ``name`` for the epochs, batch and data of ``changes``.
 
-    The key ``epochs``, which only these recipes have, shortens the run with its schedule; ``batch`` keeps the
-    epochs. Raises InputError for a name that is like one of theirs.
+    None for the name of no such recipe. A change of the key ``epochs``, which only these recipes have,
+    shortens the run and its schedule. A change of ``batch`` keeps the epochs. Raises InputError for an
+    unknown name that begins as these recipes' names.
     """
     if name not in cells():
         if name.partition("/")[0] in SAMPLES and not name.endswith(".toml"):
@@ -352,10 +355,10 @@ def table_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
     epochs = fit("epochs", changes.get("epochs", EPOCHS[series.task]), Positive)
     batch = fit("batch", changes.get("batch", batch), Count)
     data = changes.get("data", {})
-    samples = data.get("subset") if isinstance(data, dict) else 0
-    samples = samples if isinstance(samples, int) and samples > 0 else SAMPLES[series.task]
+    subset = data.get("subset") if isinstance(data, dict) else 0
+    samples = subset if isinstance(subset, int) and subset > 0 else SAMPLES[series.task]
     steps = max(1, round(epochs * samples / batch))
-    of_task = _of_task(series.task, epochs / EPOCHS[series.task])
+    task_tables = _task_tables(series.task, epochs / EPOCHS[series.task])
     return {
         "name": name,
         "learners": 1 if algorithm == "sgd" else 16,
@@ -363,17 +366,18 @@ def table_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
         "lr": rate,
         "steps": steps,
         "decompose": {"every": 0},
-        "evaluate": {"every": -(-steps // 32)},  # this and the four checkpoints are ours
+        # 32 evaluations and four checkpoints are ours.
+        "evaluate": {"every": -(-steps // 32)},
         "checkpoint": {"every": -(-steps // 4)},
-        **of_task,
+        **task_tables,
         "algorithm": ALGORITHMS[algorithm] | ({"sigma": SIGMA[model]} if algorithm == "ssgd-noise" else {}),
-        "model": {"name": model, **of_task["model"]},
-        "schedule": {"unit": "epochs", "base_batch": series.base, **of_task["schedule"]},
+        "model": {"name": model, **task_tables["model"]},
+        "schedule": {"unit": "epochs", "base_batch": series.base, **task_tables["schedule"]},
     }
 
 
-def _of_task(task: str, share: float) -> dict[str, Any]:
-    """The tables that a task decides; the schedule is that of a run of ``share`` of its epochs."""
+def _task_tables(task: str, share: float) -> dict[str, Any]:
+    """The tables that a task decides, with the schedule of a run over ``share`` of the task's epochs."""
     if task == "speech":
         return {
             "model": {"classes": 100},

@@ -316,9 +316,10 @@ class Recipe:
 def read(
     recipe: str | Path, settings: Iterable[str] | Mapping[str, Any] = (), *, allow_code: bool = False
 ) -> Recipe:
-    """The recipe of a built-in name or TOML file, changed by settings: :meth:`Recipe.read`.
+    """The recipe of a built-in name or TOML file, changed by settings, as :meth:`Recipe.read` gives it.
 
-    ``settings`` are values by dotted key, or "KEY=VALUE" as the commands take them; "~KEY" takes a key out.
+    ``settings``: dotted key -> value, or texts "KEY=VALUE" as the commands take them. The text "~KEY" removes
+    a key.
 
     Example:
         >>> recipe = read("digits-dpsgd", ["lr=0.5", "algorithm.mixing=ring(1)"])
@@ -326,15 +327,16 @@ def read(
         (0.5, 5, 'ring(1)')
     """
     recipe = str(recipe)
-    by_key = dict(settings) if isinstance(settings, Mapping) else parsed(settings)
-    typed = changed({}, {key: value for key, value in by_key.items() if not key.startswith(UNSET)})
-    values = built_in.table_values(recipe, typed) or built_in.file_values(recipe)
+    changes = dict(settings) if isinstance(settings, Mapping) else parsed(settings)
+    nested = changed({}, {key: value for key, value in changes.items() if not key.startswith(UNSET)})
+    values = built_in.table_values(recipe, nested) or built_in.file_values(recipe)
     if recipe in built_in.cells():
-        by_key.pop("epochs", None)
-    values = changed(values, by_key)
+        changes.pop("epochs", None)  # table_values took this key
+    values = changed(values, changes)
     for table in CODE if not allow_code else ():
         name = keys.table_name(values, table)
-        if isinstance(name, str) and is_user_defined(name) and name != keys.table_name(typed, table):
+        # Code that the settings name may run: only a file's may not.
+        if isinstance(name, str) and is_user_defined(name) and name != keys.table_name(nested, table):
             text = f"{recipe}: {table}.name = {options.toml_value(name)} is code, which a file may not name"
             setting = f"the setting {table}.name={name} yourself"
             raise InputError(text, give={"allow_code": True}, otherwise=setting)

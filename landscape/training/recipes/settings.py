@@ -196,7 +196,7 @@ def _tables(recipe: Any) -> Iterator[tuple[str, Mapping[str, str], Mapping[str, 
 
 
 def _is_true(term: str, facts: Mapping[str, Any]) -> Any:
-    """Return whether a fact, or "KEY < VALUE", or "KEY + KEY <= VALUE", is true."""
+    """Return whether ``term`` is true: the name of a fact, "KEY < VALUE", or "KEY + KEY <= VALUE"."""
     if term in facts:
         return facts[term]
     keys, sign, bound = term.rsplit(" ", 2)
@@ -205,35 +205,45 @@ def _is_true(term: str, facts: Mapping[str, Any]) -> Any:
 
 
 def idle(recipe: Any) -> dict[str, tuple[Any, str]]:
-    """The settings of a :class:`.Recipe` that are no defaults and change nothing: key -> value, its needs."""
-    s, m, rule = recipe.schedule, recipe.monitor, recipe.rule()
+    """The settings of a :class:`.Recipe` that differ from the defaults without effect.
+
+    Returns:
+        Key -> (value, the unmet conditions for an effect, in words).
+    """
+    schedule, monitor, rule = recipe.schedule, recipe.monitor, recipe.rule()
     method = optimizer.make(*recipe.part("optimizer"))
-    instruments = [*m.instruments, *(["lambda-max"] if m.sharpness else [])]
-    read = {key for name in instruments for key in registry.instruments[name].reads}
+    instruments = [*monitor.instruments, *(["lambda-max"] if monitor.sharpness else [])]
+    keys_of_instruments = {key for name in instruments for key in registry.instruments[name].reads}
     facts = {
         "learners": recipe.learners,
         "steps": recipe.steps,
-        CHANGES: s.warmup or s.milestones or s.anneal != 1 or s.cosine,
+        CHANGES: schedule.warmup or schedule.milestones or schedule.anneal != 1 or schedule.cosine,
         SPLITS: method.direction_is_gradient and any(map(rule.follows_mean_direction, range(1, 100))),
         STATE: method.names,
         OTHER: method.names or not method.linear,
     }
-    keys = {}
+    settings = {}
     for where, needs, values, defaults in _tables(recipe):
         for key, condition in needs.items():
             if values.get(key) == defaults.get(key):
                 continue
-            terms = {**facts, **values, READ: key in read}
-            ways = [way.split(" and ") for way in condition.split(" or ")]
-            unmet = [" and ".join(term for term in way if not _is_true(term, terms)) for way in ways]
+            terms = {**facts, **values, READ: key in keys_of_instruments}
+            # A condition is alternatives of terms: "A and B or C".
+            alternatives = [alternative.split(" and ") for alternative in condition.split(" or ")]
+            unmet = [
+                " and ".join(term for term in alternative if not _is_true(term, terms))
+                for alternative in alternatives
+            ]
             if all(unmet):
-                keys[f"{where}.{key}"] = values[key], " or ".join(dict.fromkeys(unmet))
+                settings[f"{where}.{key}"] = values[key], " or ".join(dict.fromkeys(unmet))
     spec = recipe.spec("optimizer")
     groups = spec.options.pop(optimizer.GROUPS, {})
-    if all(group == {"name": spec.name, "lr_factor": 1.0, **spec.options} for group in groups.values()):
-        for key in groups:
-            keys[f"optimizer.groups.{key}"] = recipe.optimizer[optimizer.GROUPS][key], "a setting of its own"
-    return keys
+    unchanged = {"name": spec.name, "lr_factor": 1.0, **spec.options}
+    if all(group == unchanged for group in groups.values()):
+        for pattern in groups:
+            value = recipe.optimizer[optimizer.GROUPS][pattern]
+            settings[f"optimizer.groups.{pattern}"] = value, "a setting of its own"
+    return settings
 
 
 def refuse_idle(recipe: Any) -> Any:

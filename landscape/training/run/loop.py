@@ -58,15 +58,15 @@ class Hooks:
 class Trainer:
     """A run in memory: :meth:`run` takes it to its last step, from the start or from a checkpoint.
 
-    The weights of this process's learners are one (n_local, P) tensor; without a ``group`` of processes they
-    are all n. Random draws depend on the seed and the step alone, so that a run resumed from any of its
-    checkpoints gives the bits of one that never stopped; with another number of processes, only the rounding
-    of sums differs.
+    The weights of this process's learners are one (n_local, P) tensor; without a ``group`` of processes
+    n_local is n. Random draws depend on the seed and the step alone. A run resumed from any of its
+    checkpoints therefore gives the bits of an unbroken run; with another number of processes, only the
+    rounding of sums differs.
 
     Args:
-        recipe: the run's.
+        recipe: the run's recipe.
         checkpoint: the state to resume from, with this process's learners; None: the start of the run.
-        device: that of weights and data.
+        device: the device of weights and data.
         data_dir: the folder of data sets.
         hooks: the functions to call; by default there are none.
         group: the processes that share the learners; None: this process has all of them.
@@ -105,7 +105,7 @@ class Trainer:
         self._gradients = torch.empty_like(self.weights)
         self.optimizer = optimizer.make(*recipe.part("optimizer"))
         self.optimizer.start(self.train.layout, self.weights)
-        # With BatchNorm, the loss whose gradient steps are compared with depends on the batches, too.
+        # With BatchNorm the loss that the steps descend depends on the batches.
         batch, objective = 0, self.train
         if has_batchnorm(self.train.model):
             batch = recipe.local_batch // recipe.accumulate
@@ -169,7 +169,7 @@ class Trainer:
         """Train to the last step, or until the run diverges.
 
         Returns:
-            The final state, which the hook ``save`` has taken, too.
+            The final state; the hook ``save`` has also taken this state.
 
         Raises:
             LostProcessError: where another process of the group is lost.
@@ -185,7 +185,7 @@ class Trainer:
                 self.hooks.save(self.checkpoint())
         if self.history.rows and math.isnan(self.history.rows[-1]["test_loss"]):
             self.history.rows[-1] |= self.buffers.test(self.weights, self.step)
-        if self._last is not None and self._last is self.history.rows[-1]:  # not one that was undone
+        if self._last is not None and self._last is self.history.rows[-1]:  # the row's step was not undone
             self.hooks.row(self._last)
         final = self.checkpoint()
         if self.step > 0 or self.diverged:
@@ -200,7 +200,7 @@ class Trainer:
         recipe, weights, state = self.recipe, self.weights, self._state()
         lr = recipe.rate(t, self.train.samples)
         decomposed = due(recipe.decompose.every, t)
-        # Exchanges that start here run beside the gradients; the decomposer waits for the mean.
+        # Exchanges that start here run while gradients are computed; the decomposer waits for the mean.
         self.rule.begin(weights, t)
         if decomposed:
             self.comm.start_mean(weights)
@@ -244,10 +244,10 @@ class Trainer:
             self._record(row, time.perf_counter() - clock, self.comm.waited - waited, weights)
 
     def _exchange_in_backward(self, points: Tensor, lr: float, t: int) -> InBackward | None:
-        """The exchange that runs while the backward pass of step ``t`` does; None where there is none.
+        """The exchange that runs during the backward pass of step ``t``; None where no exchange can.
 
-        With several processes, a synchronous rule averages gradients where directions are not linear in them,
-        and SSGD averages the new weights.
+        With several processes, a synchronous rule averages the gradients where directions are not linear in
+        the gradients. Otherwise SSGD with the optimizer SGD averages the new weights.
         """
         comm, layout, gradients, sgd = self.comm, self.train.layout, self._gradients, self.optimizer
         if comm.size > 1 and self.rule.synchronous and not sgd.linear:
@@ -255,7 +255,7 @@ class Trainer:
             return InBackward(PiecewiseMean(comm, layout, total, lambda piece: gradients[:, piece]))
         if comm.size == 1 or type(self.rule) is not SSGD or type(sgd) is not SGD:
             return None
-        # One of three in turn, as the step before may still be undone, which needs the weights before it.
+        # Three buffers in turn: to undo the step before, its start weights are needed as well.
         new = comm.buffer(f"weights {t % 3}", gradients)
         state = {name: torch.empty_like(old) for name, old in sgd.state.items()}
 
@@ -282,12 +282,12 @@ class Trainer:
         return new
 
     def _start_results(self, new: Tensor, mean: Tensor | None, losses: Tensor) -> Callable[[], list[float]]:
-        """Start the exchange of the learners' mean loss, and of ‖w_j − w_a‖² after the step.
+        """Start the exchange of the learners' mean loss, and of the mean of ‖w_j − w_a‖² after the step.
 
-        Without w_a, ``mean``, it is ‖w_j‖², which shows only whether all weights are finite.
+        ``mean`` is w_a. Without w_a the mean of ‖w_j‖² is exchanged, as a test for finite weights.
         """
         differences = new
-        if mean is not None:  # in the memory of the gradients
+        if mean is not None:  # written over the gradients, which are not needed any more
             differences = torch.sub(new, mean, out=self._gradients)
         flat = differences.flatten()
         mean_square = float(inner(flat, flat)) / len(new)
@@ -307,7 +307,7 @@ class Trainer:
     def _diverged_before(self, t: int, state: State) -> bool:
         """Complete the step before ``t``, and return whether the run diverged in it.
 
-        Step ``t``, which has begun with ``state``, is then undone, once its exchanges are finished.
+        If so, step ``t``, which began with ``state``, is undone after its exchanges are finished.
         """
         weights = self.weights
         if self._pending:
@@ -328,8 +328,8 @@ class Trainer:
         bounded = self.divergence.loss_is_bounded(loss) and math.isfinite(squares)
         if bounded and not self.divergence.spread_exceeds_bound(self.history.rows, pending.mean):
             return
-        # By the training loss of w_a: before the step, where the learners' loss was, or after it if only the
-        # spread exceeds its bound.
+        # The training loss of w_a tells whether the mean or the learners diverged. w_a is taken before the
+        # step, where the learners' loss was evaluated; after the step if only the spread exceeds its bound.
         mean = self.comm.mean(self.weights)
         if not self.divergence.loss_is_bounded(loss) or not bool(torch.isfinite(mean).all()):
             mean = self.comm.mean(pending.weights)
@@ -368,7 +368,7 @@ class Trainer:
         return self.optimizer.state, self.rule.state, self.rule.shared, buffers
 
     def checkpoint(self) -> Checkpoint:
-        """The present state of the run, in copies: later steps overwrite the run's memory."""
+        """The present state of the run; tensors are copied, as later steps overwrite the run's memory."""
         recipe = self.recipe
         shared = self.rule.shared | self.trial.state | self.monitor.state(self.step)
         if recipe.init.checkpoint:  # the file may be missing when the run is resumed
@@ -407,10 +407,12 @@ def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class InBackward:
-    """An exchange in a backward pass.
+    """An exchange during a backward pass.
 
-    ``mean`` over all learners: of their gradients, or of their new weights. The pass then writes ``weights``
-    (n_local, P) and the optimizer's new state.
+    Attributes:
+        mean: the mean over all learners of their gradients, or of their new weights.
+        weights: this process's new weights (n_local, P), where ``mean`` is that of new weights; else None.
+        optimizer_state: the optimizer's new state, where ``weights`` is not None.
     """
 
     mean: PiecewiseMean
@@ -424,11 +426,14 @@ State = tuple[dict[str, Tensor], ...]
 
 @dataclass(frozen=True)
 class PendingStep:
-    """A step that is done except for the all-reduce of its loss, and the state before it, to undo it.
+    """A step that is complete except for the all-reduce of its loss, with the state before, to undo the step.
 
-    ``row`` of the history; ``weights`` (n_local, P) and ``state`` before the step; ``mean`` w_a (P,) after
-    it, where it is known; ``results`` waits for the all-reduce and gives the mean over all learners of their
-    loss and of ‖w_j − w_a‖², or of ‖w_j‖² where w_a is not known.
+    Attributes:
+        row: the step's row of the history.
+        weights, state: before the step; weights (n_local, P).
+        mean: w_a (P,) after the step; None: unknown.
+        results: waits for the all-reduce, and gives two means over all learners: of the loss, and of
+            ‖w_j − w_a‖², or of ‖w_j‖² where w_a is unknown.
     """
 
     row: Row
@@ -442,15 +447,16 @@ class _Part(Trainer):
     """The common part of server and worker: a loop without a group, and the group for their messages.
 
     Worker processes deliver gradients at their own speed. Rank 0 is the server: the training loop with the
-    rule async-sgd, schedule "measured", each gradient coming from the worker that delivers next. Rank k + 1
-    is worker k: it receives the server's weights, computes a gradient there on its minibatch, and sends it.
-    The history's column "delay" is the number of updates between. Momentum, shifted momentum and
-    staleness-aware rates are the rule's, as under simulated schedules.
+    rule async-sgd, schedule "measured"; each gradient comes from the worker that delivers next. Rank k + 1
+    is worker k: the worker receives the server's weights, computes a gradient at these weights on its
+    minibatch, and sends the gradient. The history's column "delay" is the number of updates that the server
+    makes meanwhile. Momentum, shifted momentum and staleness-aware rates are those of the rule, as under
+    simulated schedules.
 
     The order of the workers depends on the machine, so that a run cannot be repeated to the bit, except with
-    one worker. A resumed run continues from its last checkpoint: workers start again from their copies of
-    then. While the server evaluates, decomposes or saves, the workers wait. α_e and Δ are recorded, Eq. 4's
-    terms not.
+    one worker. A resumed run continues from its last checkpoint: workers start from their weights in this
+    checkpoint. While the server evaluates, decomposes or saves, the workers wait. α_e and Δ are recorded, the
+    terms of Eq. 4 are not.
     """
 
     def __init__(self, recipe: Recipe, *, group: Group | None = None, **options: Any) -> None:
@@ -475,7 +481,8 @@ class Server(_Part):
     def __init__(self, recipe: Recipe, **options: Any) -> None:
         super().__init__(recipe, **options)
         self.async_rule.deliver = self._deliver
-        # A thread for each worker sends its copy and waits, so that a lost worker is noticed at once.
+        # A thread for each worker sends the worker's weights and waits for the gradient, so that a lost
+        # worker is noticed at once.
         self._threads = ThreadPoolExecutor(self.workers)
         self._arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._under_way: dict[int, Future[Tensor]] = {}
@@ -484,7 +491,7 @@ class Server(_Part):
     def run(self) -> Checkpoint:
         end = super().run()
         for k in range(self.workers):
-            if k in self._under_way:  # its last gradient is not used
+            if k in self._under_way:  # the worker's last gradient is not used
                 self._under_way.pop(k).result()
             with self.group.naming():
                 self._send(k, self.weights[0], -1 - self.step)
@@ -492,7 +499,7 @@ class Server(_Part):
         return end
 
     def _deliver(self) -> int:
-        """Send all waiting workers their copies; the worker whose gradient arrives first, which is stored."""
+        """Send all waiting workers their weights, and store the first gradient that arrives; its worker."""
         for k in set(range(self.workers)) - self._under_way.keys():
             future = self._threads.submit(self._exchange, k)
             self._under_way[k] = future
@@ -505,7 +512,7 @@ class Server(_Part):
         return worker
 
     def _exchange(self, k: int) -> Tensor:
-        """Worker ``k``'s gradient and loss at its copy, which does not change until it has delivered."""
+        """Worker ``k``'s gradient and loss (P + 1,), at weights that do not change before the delivery."""
         shared = self.async_rule.shared
         self._send(k, shared["copies"][k], int(shared["fetched"][k]))
         message = self._message()

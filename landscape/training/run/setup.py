@@ -112,9 +112,9 @@ class Buffers:
         self._step, self._statistics = -1, dict[str, Tensor]()
 
     def check(self, model: nn.Module, samples: int) -> None:
-        """Raise InputError if ``model``, in training mode, does not train by ``samples`` samples at a time.
+        """Raise InputError if ``model``, in training mode, cannot train on ``samples`` samples at a time.
 
-        That is where BatchNorm has one number per channel, or the model has a state of another kind.
+        This is the case where BatchNorm has one number per channel, or the model changes another buffer.
         """
         x, _ = self._train.gather(torch.zeros(min(2, samples), dtype=torch.long))
         try:
@@ -123,9 +123,9 @@ class Buffers:
         except ValueError as error:
             words = f"a learner at a time cannot be trained on ({' '.join(str(error).split())[:120]})"
             raise InputError(f"batch: {samples} sample{'s' * (samples > 1)} {words}") from error
-        now = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         for name, tensor in self._fixed.items():
-            if not torch.equal(now[name], tensor):
+            if not torch.equal(tensors[name], tensor):
                 words = "changes in training, only the statistics of BatchNorm may"
                 raise InputError(f"model: its buffer '{name}' {words}")
 
@@ -139,9 +139,9 @@ class Buffers:
         return Training(self.local, seed)
 
     def at_mean(self, weights: Tensor) -> dict[str, Tensor]:
-        """Name -> statistics at ``weights`` = w_a, which the problems for training and test are given, too.
+        """Name -> statistics at ``weights`` = w_a, averages over batches of 250 samples.
 
-        An average over batches of 250 samples, which the processes share.
+        The processes share the batches. The problems for training and test take these statistics.
         """
         if not self.local:
             return {}
@@ -250,14 +250,14 @@ STATE = "stack.batched"
 
 
 class BatchingChoice:
-    """The choice for ``stack``; ``state`` is its form in checkpoints, empty before the first step."""
+    """The choice of ``stack.batched``; ``state`` is its form in checkpoints, empty before the first step."""
 
     def __init__(self, stack: Stack, comm: Comm) -> None:
         self._stack, self._comm = stack, comm
         self.state: dict[str, Tensor] = {}
 
     def restore(self, shared: Mapping[str, Tensor]) -> None:
-        """The choice of a checkpoint; one that more processes wrote has none."""
+        """Take the choice of a checkpoint; there is none where each process had one learner."""
         if STATE in shared:
             self._choose(bool(shared[STATE]))
 
@@ -268,9 +268,9 @@ class BatchingChoice:
             warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
 
     def decide(self, weights: Tensor, x: Any, y: Any, training: Training, model: dict[str, Any]) -> None:
-        """Choose, unless that is done, by a trial with these arguments of :meth:`Stack.gradients`.
+        """Choose once, by a trial with these arguments of :meth:`Stack.gradients`.
 
-        Rank 0 decides for all. There is nothing to choose for a chain, or where a process has one learner.
+        Rank 0 decides for all. There is no choice for a chain, or where each process has one learner.
         """
         stack, comm = self._stack, self._comm
         if self.state or stack.layers is not None or comm.learners == comm.size:
@@ -320,7 +320,7 @@ OTHER = "second "
 def divided(
     recipe: Recipe, dataset: Dataset | UserData, train: Problem, checkpoint: Checkpoint | None
 ) -> Parts | None:
-    """The learners' parts of the training set, those that ``checkpoint`` recorded; None: they share it."""
+    """The learners' parts of the training set, as in ``checkpoint``, if given; None: all share it."""
     split = recipe.split
     if split.kind == IID:
         return None
@@ -353,33 +353,34 @@ class Sampler:
         self._recipe, self._train, self.augment, self._parts = recipe, train, augment, parts
 
     def draw(self, step: int, learners: int, local: slice, purpose: str = "") -> tuple[Any, Any]:
-        """(x (n_local, B, …), y (n_local, B, …)) of ``step``, of the ``local`` ones of ``learners``.
+        """(x (n_local, B, …), y (n_local, B, …)) of ``step``, for the learners ``local`` among ``learners``.
 
         The draws and the augmentation of a learner do not depend on the number of processes. ``purpose``
-        is that of a further, independent draw at the same step.
+        names a further, independent draw at this step.
         """
         size, seed, samples = self._recipe.local_batch, self._recipe.seed, self._train.samples
-        parts, draws = self._parts, generator(seed, f"{purpose}batch", step)
+        parts, random_numbers = self._parts, generator(seed, f"{purpose}batch", step)
         if self._recipe.sampling == "all":
-            shared = torch.arange(samples).view(-1, size).expand(learners, size)
-            indices = shared if parts is None else torch.stack(parts.indices)
+            whole = torch.arange(samples).view(-1, size).expand(learners, size)
+            indices = whole if parts is None else torch.stack(parts.indices)
         elif parts is None:
-            indices = torch.randint(samples, (learners, size), generator=draws)
+            indices = torch.randint(samples, (learners, size), generator=random_numbers)
         else:
-            rows = [part[torch.randint(len(part), (size,), generator=draws)] for part in parts.indices]
-            indices = torch.stack(rows)
+            places = [torch.randint(len(part), (size,), generator=random_numbers) for part in parts.indices]
+            indices = torch.stack([part[rows] for part, rows in zip(parts.indices, places, strict=True)])
         x, y = self._train.gather(indices[local])
         if self.augment is not None:
-            changes = [generator(seed, f"{purpose}augment", step, j) for j in range(local.start, local.stop)]
-            x = torch.stack([self.augment(rows, draw) for rows, draw in zip(x, changes, strict=True)])
+            numbers = range(local.start, local.stop)
+            generators = [generator(seed, f"{purpose}augment", step, j) for j in numbers]
+            x = torch.stack([self.augment(rows, source) for rows, source in zip(x, generators, strict=True)])
         return x, y
 
     def second_gradient(self, stack: Stack, step: int, learner: int, point: Tensor) -> Tensor:
-        """The gradient (P,) of ``learner`` at ``point`` (P,), independent of that of its ``step``.
+        """A gradient (P,) of ``learner`` at ``point`` (P,), independent of the learner's one in ``step``.
 
-        On a further minibatch of the same size, with augmentation and dropout of its own. As in a step
-        BatchNorm takes the minibatch's statistics; the learner's running ones stay as they are. ``stack``
-        computes the gradients of the steps.
+        ``stack`` computes the gradient on a further minibatch of equal size, with other draws of augmentation
+        and dropout. As in a step, BatchNorm takes the minibatch's statistics; the learner's running
+        statistics do not change.
         """
         recipe = self._recipe
         x, y = self.draw(step, recipe.learners, slice(learner, learner + 1), OTHER)
@@ -398,16 +399,18 @@ def of_run(
     """The instruments of a recipe's run.
 
     Args:
-        recipe: of the run.
-        problem: the loss that its steps descend, on the training set.
-        comm: its processes.
-        optimizer: that makes its steps, whose state is read when it is measured.
-        sampler: draws the minibatches of second gradients, which ``stack`` computes.
+        recipe: the run's recipe.
+        problem: the loss that the run's steps descend, on the training set.
+        comm: the run's processes.
+        optimizer: makes the run's steps; instruments read the optimizer's state.
+        sampler: draws the minibatches of second gradients.
+        stack: computes second gradients.
 
     Raises:
         InputError: for an instrument that cannot measure this run.
     """
-    rule, limit, plain = recipe.rule(), recipe.stability_limit(), recipe.rule().stability_limit()
+    rule = recipe.rule()
+    limit, plain_limit = recipe.stability_limit(), rule.stability_limit()  # with momentum, without
     run = MeasuredRun(
         recipe.monitor,
         problem,
@@ -422,6 +425,6 @@ def of_run(
         synchronous=rule.synchronous,
         second=functools.partial(sampler.second_gradient, stack),
         geometry=optimizer.geometry,
-        plain_limit=math.nan if plain is None else plain,
+        plain_limit=math.nan if plain_limit is None else plain_limit,
     )
     return Monitoring(run, reserved=rule.columns)
