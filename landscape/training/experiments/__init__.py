@@ -399,8 +399,8 @@ def stability(
     lr = own_lr if lr is None else lr
     own_limit = rule_limit if own_limit is None else own_limit
     own_delay = rule_delay if own_delay is None else own_delay
-    usual = {own_delay, *DELAYS} if own_delay else {0}
-    delays = sorted({*(usual if delays is None else delays)})
+    default_delays = {own_delay, *DELAYS} if own_delay else {0}
+    delays = sorted({*(default_delays if delays is None else delays)})
     if isinstance(precondition, bool):
         if precondition and run is None:
             raise InputError("precondition: True is not allowed for a problem, whose optimizer is not known")
