@@ -137,9 +137,10 @@ def tiny(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of ``tiny``, for tests that write nothing there."""
+    from landscape.core.options import parse_toml
     from landscape.training.recipes import recipe
     from landscape.training.run import launch
 
     folder = tmp_path_factory.mktemp("trained")
-    launch.launch(recipe.from_values(recipe.parse(TINY, "tiny") | {"name": "tiny"}), folder)
+    launch.launch(recipe.from_values(parse_toml(TINY, "tiny") | {"name": "tiny"}), folder)
     return folder

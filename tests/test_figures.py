@@ -19,6 +19,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.history import UNITS
 from landscape.core import registry
 from landscape.core.errors import OperationError
+from landscape.core.options import parse_toml
 from landscape.paper import figure, pages, run_times
 from landscape.paper.context import SCALES, Cell, Context, Ended, Point, Scale, identity
 from landscape.paper.figure import Compared, Drawing
@@ -59,7 +60,7 @@ def test_the_runs_of_every_figure_can_be_written_down(scale: Scale) -> None:
         cells = found.runs(scale)
         of_each_kind = {str(cell.values | {"seed": 0}): cell.recipe for cell in cells}  # a seed is a number
         for run in [*of_each_kind.values()][::5]:
-            assert recipe.from_values(recipe.parse(run.to_toml(), name)).to_toml() == run.to_toml()
+            assert recipe.from_values(parse_toml(run.to_toml(), name)).to_toml() == run.to_toml()
         for cell in cells:
             assert cell.values["seed"] == cell.recipe.seed
             if scale == "smoke":  # nothing but what is bundled

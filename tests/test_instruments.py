@@ -16,6 +16,7 @@ import landscape
 from landscape import Checkpoint, InputError, Problem
 from landscape.core import registry
 from landscape.core.errors import OperationError
+from landscape.core.options import parse_toml
 from landscape.plots import draw
 from landscape.problem.layout import average
 from landscape.testing.checks import registered
@@ -41,7 +42,7 @@ ALL: dict[str, Any] = {
 
 
 def values_of(tiny: Path, **changes: Any) -> dict[str, Any]:
-    values = recipe.parse(tiny.read_text(), "") | {"name": "tiny", "dtype": "float64"}
+    values = parse_toml(tiny.read_text(), "") | {"name": "tiny", "dtype": "float64"}
     return values | {"checkpoint": {"every": 5}, "monitor": ALL} | changes
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 import landscape
 from landscape import InputError, OperationError
 from landscape.core import registry
+from landscape.core.options import parse_toml
 from landscape.gradients.learners import Stack
 from landscape.gradients.minibatches import stream
 from landscape.problem.layout import Layout, Slot
@@ -54,7 +55,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 
 def chosen(tiny: Path, **changes: Any) -> recipe.Recipe:
-    values = recipe.parse(tiny.read_text(), "tiny") | {"name": "tiny", "dtype": "float64", "lr": 0.02}
+    values = parse_toml(tiny.read_text(), "tiny") | {"name": "tiny", "dtype": "float64", "lr": 0.02}
     return recipe.from_values(values | changes)
 
 
@@ -462,7 +463,7 @@ def test_groups_go_into_a_recipe_and_back(tiny: Path) -> None:
     """Their run is resumed in tests/test_processes.py."""
     options = {"name": "adamw", "groups": {"matrix": {"name": "muon"}, "*.bias": {"weight_decay": 0.0}}}
     made = chosen(tiny, optimizer=options, steps=2)
-    back = recipe.from_values(recipe.parse(made.to_toml(), "recipe"))
+    back = recipe.from_values(parse_toml(made.to_toml(), "recipe"))
     assert back.to_toml() == made.to_toml()
     state = {*Trainer(back).run().optimizer}
     assert {"matrix.momentum", "*.bias.exp_avg", "others.exp_avg_sq"} <= state
@@ -474,7 +475,7 @@ def test_short_names_are_torchs_classes(tiny: Path) -> None:
     names = ("torch:AdamW", "AdamW", "adamw")
     long, *short = (recipe.read(str(tiny), [f"optimizer.name={each}", *more]).to_toml() for each in names)
     assert short == [long, long]
-    assert recipe.from_values(recipe.parse(long, "recipe")).to_toml() == long
+    assert recipe.from_values(parse_toml(long, "recipe")).to_toml() == long
 
 
 def test_sgd_and_a_plugins_name_stay_theirs(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
