@@ -300,6 +300,7 @@ def test_states_that_do_not_fit_name_the_parameter(folder: Path, command: Comman
     Path("cut.pt").write_bytes(Path("old.pt").read_bytes()[:500])
     for name in ("junk.pt", "junk.safetensors", "cut.pt", "none.pt"):
         one_line(command("import", name, *own, "-o", "x.h5"), 1, f"{name}: ")
+    Path("net.onnx").write_bytes(b"junk")
     one_line(command("import", "net.onnx", *own), 2, "net.onnx", ".safetensors")
     one_line(command("import", "old.pt", "-o", "x.h5"), 2, "--model: missing", "MODULE:NAME")
     said = "old.h5: complete already, nothing is imported\n"

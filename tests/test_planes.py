@@ -354,9 +354,15 @@ def test_the_middle_of_networks_in_half_precision_is_one(seed: int, dtype: torch
     assert landscape.connect(problem, a, b, points=5, steps=2).loss[0, 2] == middle
     with pytest.warns(ProblemWarning, match="computes in"):
         average = landscape.average(problem, [a, b])
-    assert average.exact[0] == middle
-    assert average.inside.all()
-    assert {line.dtype, average.dtype} == {str(dtype).removeprefix("torch.")}
+    single = Problem(copy.deepcopy(a).float(), nn.CrossEntropyLoss(), (x.float(), y)).with_batchnorm(
+        "recalibrate"
+    )
+    assert average.exact[0] == pytest.approx(single.loss(((first + second) / 2).float()), rel=1e-6)
+    assert average.stored[0] == pytest.approx(single.loss(((first + second) / 2).to(dtype).float()), rel=1e-6)
+    floats = [copy.deepcopy(net).float() for net in (a, b)]
+    reference = landscape.average(Problem(floats[0], nn.CrossEntropyLoss(), (x.float(), y)), floats)
+    np.testing.assert_allclose([average.low, average.high], [reference.low, reference.high], rtol=1e-5)
+    assert (line.dtype, average.dtype) == (str(dtype).removeprefix("torch."), "float32")
     plane = landscape.between(problem, [a, b])
     surface = landscape.contour(problem, plane, grid=(3, 1), span=0.5, bn="recalibrate")
     assert surface.loss[0, 1] == middle

@@ -95,7 +95,7 @@ def cases() -> Iterator[tuple[str, str]]:
     """(function, parameter) of all that are checked."""
     for name, function in FUNCTIONS.items():
         for key, parameter in inspect.signature(function).parameters.items():
-            if name == "ShardedProblem" and key in ("terms", "check"):  # all ranks compare it before
+            if name == "ShardedProblem" and key in ("terms", "check", "name"):  # all ranks compare it before
                 continue
             if key not in EXAMINED and parameter.kind not in (
                 parameter.VAR_POSITIONAL,
@@ -129,7 +129,7 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "run": run, "surface": surface,
         "folder": "no folder", "path": "no.h5", "paths": "no.pt", "recipe": "digits-ssgd", "recipes": "digits-ssgd",
         "runs": "no.h5", "results": [surface], "t": np.ones(3), "function": landscape.trace, "name": "digits",
-        "delays": [0], "momentum": 0.0,
+        "delays": [0], "momentum": 0.0, "into": model,
     }  # fmt: skip
 
 

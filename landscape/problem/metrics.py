@@ -279,7 +279,8 @@ def check_metrics(problem: Any, batch: tuple[Any, Any]) -> None:
             try:
                 metric.sums(outputs, y, Scores.of(outputs, y))
             except ValueError as error:
-                raise InputError(f"metrics: '{metric.name}' {first_words(error)}") from error
+                words = f"metrics: '{metric.name}' {first_words(error)}; give a function of your own"
+                raise InputError(words) from error
         elif metric.make is None:
             failed |= _check_function(problem, metric, outputs, x, y)
         mean = metric.of_sums and (metric.statistic is None or metric.statistic.linear)
