@@ -52,6 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
     "ssgd, nesterov": {
         "algorithm": {"name": "ssgd"}, "model": NORM, "lr": 0.02,
         "optimizer": {"name": "sgd", "momentum": 0.8, "nesterov": True, "weight_decay": 0.01}},
+    "ssgd, microbatches": {"algorithm": {"name": "ssgd"}, "accumulate": 2, **MOMENTUM},
     "ssgd*": {"algorithm": {"name": "ssgd*", "sigma": 0.01}},
     "ssgd, lamb": {"algorithm": {"name": "ssgd"}, "optimizer": {"name": "lamb"}, "lr": 0.02},
     "full, atc": {"algorithm": DPSGD | {"order": "atc"}},

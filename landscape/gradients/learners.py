@@ -220,8 +220,8 @@ class Stack:
             x, y: (n, B, ...), or nested tensors of such shapes; B is a multiple of ``accumulate``.
             out: (n, P).
             training: options of training mode, with BatchNorm statistics of each microbatch; None: eval mode.
-            ready: is called in the backward pass as soon as a parameter's gradients of all learners are
-                written; not called with microbatches.
+            ready: is called as soon as a parameter's gradients of all learners are written: in the backward
+                pass, or with microbatches after the last.
 
         Returns:
             The mean losses (n,).
@@ -243,6 +243,8 @@ class Stack:
             part_losses = self._compute(path, weights, inputs, targets, gradient_part, training)
             losses += part_losses / self.accumulate
             out.add_(gradient_part, alpha=1 / self.accumulate)
+        if ready:
+            ready(*(slot.name for slot in self.problem.layout.slots))
         return losses
 
     def _compute(
