@@ -215,6 +215,7 @@ DIVERGING: dict[str, dict[str, Any]] = {
         "algorithm": RING, "optimizer": {"name": "sgd", "momentum": 0.5},
         "model": {"name": "mlp", "widths": [6, 8, 3]}, "lr": 1e6, "dtype": "float32",
         "diverge": {"loss": 1e300, "consensus": 1e300}},
+    "first step": {"algorithm": {"name": "ssgd"}, "lr": 1e300},
 }  # fmt: skip
 
 

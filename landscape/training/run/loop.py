@@ -183,10 +183,11 @@ class Trainer:
             self._step(self.step + 1)
             if self.step < self.recipe.steps and due(every, self.step) and not self.diverged:
                 self.hooks.save(self.checkpoint())
-        if self.history.rows and math.isnan(self.history.rows[-1]["test_loss"]):
-            self.history.rows[-1] |= self.buffers.test(self.weights, self.step)
-        if self._last is not None and self._last is self.history.rows[-1]:  # the row's step was not undone
-            self.hooks.row(self._last)
+        for row in self.history.rows[-1:]:  # none where the first step was undone
+            if math.isnan(row["test_loss"]):
+                row |= self.buffers.test(self.weights, self.step)
+            if row is self._last:  # not one that was undone
+                self.hooks.row(row)
         final = self.checkpoint()
         if self.step > 0 or self.diverged:
             self.hooks.save(final)
