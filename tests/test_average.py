@@ -274,3 +274,15 @@ def test_files_in_bfloat16_are_averaged_in_float32(tmp_path: Path) -> None:
     half = landscape.average(problem.to(torch.bfloat16), low)
     assert half.exact[0] == pytest.approx(result.exact[0], rel=1e-3)
     assert half.dtype == "float32"
+
+
+def test_far_outside_of_the_members_there_is_no_prediction() -> None:
+    problem = Problem(nn.Linear(3, 2), nn.CrossEntropyLoss(), (torch.randn(20, 3), torch.arange(20) % 2))
+    members = [problem.weights + 0.1 * torch.randn(8) for _ in range(4)]
+    result = landscape.average(problem, members, base=problem.weights, plan="grid")
+    outside = 4 * np.arange(1, 21) / 20 - 1 > 1  # the base's coefficient is 1 − 4λ
+    np.testing.assert_array_equal(np.isinf(result.ratio[:-1]), outside)
+    np.testing.assert_array_equal(np.isinf(result.high[:-1]), outside)
+    assert not np.isin(result.ranking, np.flatnonzero(outside)).any()
+    far = landscape.average(problem, members, base=problem.weights, coefficients=[1.0, 1.0, 1.0, 1.0])
+    assert "too far outside of the members" in far.summary()

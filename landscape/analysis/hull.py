@@ -19,6 +19,10 @@ LENGTHS = np.geomspace(0.5, 4, 7)
 JITTER = 1e-9
 # Directions with a smaller share of the largest variance are rounding of the weights in float32 (our choice).
 ROUNDING = 1e-10
+# An average whose negative coefficients have a larger sum than this has no prediction (our choice: of 72 sets
+# of a base and fine-tunings on digits, 90% intervals held 90% of the exact losses up to 1, and 82% from 1 to
+# 2).
+OUTSIDE = 1.0
 LEVEL = 0.9
 
 
@@ -98,6 +102,8 @@ class Hull:
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.nan_to_num(rest / np.abs(halves).sum(1), nan=0.0, posinf=np.inf)
             remainder = np.where(ratio < 1, rest * ratio / (1 - ratio), np.inf)
+        inside = np.maximum(-a, 0.0).sum(1) <= OUTSIDE + 1e-9  # with their rounding
+        ratio, remainder = np.where(inside, ratio, np.inf), np.where(inside, remainder, np.inf)
         # The losses of single members are known.
         single = (a == 1).any(1) & (np.count_nonzero(a, axis=1) == 1)
         wide = np.abs(m.offsets).max() * np.abs(a).sum(1)

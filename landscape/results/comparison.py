@@ -509,8 +509,11 @@ class WeightAverage(Evaluated, schema="landscape.weight_average", table="average
                 Row(f"{name} minus the members' mean", float(self.change[k]), float(half), "nat", mean),
             ]
         else:
-            far = "the members are too far apart, each order corrects"
-            rows = [Row(title, "none", note=f"{far} {self.ratio[k]:.2g} times the one before")]
+            note = "it is too far outside of the members, by its negative coefficients"
+            if np.isfinite(self.ratio[k]):
+                order = f"each order corrects {self.ratio[k]:.2g} times the one before"
+                note = f"the members are too far apart, {order}"
+            rows = [Row(title, "none", note=note)]
         if np.isfinite(self.exact[k]):
             rows.append(Row(f"exact loss of the {name}", float(self.exact[k]), 0.0, "nat"))
             named = zip(self.metric_names, self.metrics[:, k], strict=True)
