@@ -296,6 +296,17 @@ def test_a_name_for_outputs_that_have_no_such_metric_is_refused_in_one_line() ->
         )
 
 
+def test_f1_leaves_out_classes_of_no_target_and_no_guess_as_scikit_learn() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    model = network("chain")
+    with torch.no_grad():
+        dict(model.named_parameters())["2.bias"][1] = -100.0
+    seen = Y != 1
+    problem = Problem(model, F.cross_entropy, (X[seen], Y[seen]), metrics=["f1"])
+    truth = metrics.f1_score(Y[seen], model(X[seen]).argmax(1), average="macro")
+    assert float(problem.totals()[2] / problem.samples) == pytest.approx(truth)
+
+
 def test_paths_averages_the_center_of_a_grid_and_comparisons_have_the_metrics(tmp_path: Path) -> None:
     metrics: dict[str, Any] = {"f1": "f1", "std": spread_of_outputs}
     problem, other = (Problem(network("chain"), F.cross_entropy, (X, Y), metrics=metrics) for _ in range(2))
