@@ -296,6 +296,20 @@ def test_a_name_for_outputs_that_have_no_such_metric_is_refused_in_one_line() ->
         )
 
 
+def test_outputs_whose_classes_may_be_either_dimension_are_refused_unless_the_loss_says_which() -> None:
+    tokens = torch.randint(4, (20, 4), generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4))
+
+    def last(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+    with pytest.raises(InputError, match="^metrics: 'nll' takes outputs .B, classes, …., these may be"):
+        Problem(model, last, (tokens, tokens), metrics=["nll"])
+    problem = Problem(model, F.cross_entropy, (tokens, tokens), metrics=["nll"])
+    assert float(problem.totals()[2] / 20) == pytest.approx(problem.loss(), rel=1e-6)
+
+
 def test_f1_leaves_out_classes_of_no_target_and_no_guess_as_scikit_learn() -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     model = network("chain")

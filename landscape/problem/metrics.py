@@ -16,7 +16,7 @@ from landscape.core.devices import double, float64_device
 from landscape.core.errors import InputError, first_words
 from landscape.core.options import choose
 from landscape.problem.batches import attempt, concatenate, count_samples, named_tensors, opened, tree_map
-from landscape.problem.losses import correct, describe_loss, opened_logits
+from landscape.problem.losses import ClassLoss, correct, describe_loss, opened_logits
 
 # Outputs of all samples that a metric of the whole set may take at once, in bytes (our choice: a million
 # samples of a thousand classes).
@@ -277,6 +277,7 @@ def check_metrics(problem: Any, batch: tuple[Any, Any]) -> None:
     for metric in problem.metrics:
         if metric.statistic is not None:
             try:
+                _check_order(opened_logits(outputs), y, problem.criterion)
                 metric.sums(outputs, y, Scores.of(outputs, y))
             except ValueError as error:
                 words = f"metrics: '{metric.name}' {first_words(error)}; give a function of your own"
@@ -288,6 +289,13 @@ def check_metrics(problem: Any, batch: tuple[Any, Any]) -> None:
             raise InputError(f"metrics: '{metric.name}' is no mean over samples; use randomness='seed'")
     if failed:
         problem.totals()
+
+
+def _check_order(z: Any, y: Any, loss: Any) -> None:
+    """Raise ValueError where classes may come second or last, and the ``loss`` does not say."""
+    unsaid = isinstance(z, Tensor) and z.dim() > 2 and isinstance(y, Tensor) and ClassLoss.of(loss) is None
+    if unsaid and y.shape == z.shape[:-1] == (len(z), *z.shape[2:]):
+        raise ValueError("takes outputs (B, classes, …), these may be (B, …, classes); give a function")
 
 
 def _check_function(problem: Any, metric: Metric, outputs: Any, x: Any, y: Any) -> bool:
