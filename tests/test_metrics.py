@@ -190,6 +190,7 @@ def test_metrics_of_numbers_and_of_masked_targets() -> None:
     line = landscape.line(problem, problem.weights, points=3)
     assert np.isnan([line.accuracy, line.column("nll"), line.column("f1")]).all()
     assert line.metric_names == ("nll", "f1")
+    assert [row.value for row in line.describe() if row.name == "f1"] == ["nan to nan"]  # without a warning
 
 
 def test_a_surface_with_metrics_is_resumed_interpolated_and_drawn(tmp_path: Path) -> None:

@@ -538,6 +538,7 @@ class Evaluated(Measured):
     def _metric_rows(self) -> list[Row]:
         """A row for each metric: its smallest and largest value."""
         ends = [
-            (name, np.nanmin(self.column(name)), np.nanmax(self.column(name))) for name in self.metric_names
+            (name, np.fmin.reduce(column, None), np.fmax.reduce(column, None))
+            for name, column in zip(self.metric_names, map(self.column, self.metric_names), strict=True)
         ]
         return [Row(name, f"{low:.4g} to {high:.4g}") for name, low, high in ends]
