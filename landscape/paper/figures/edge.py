@@ -127,6 +127,8 @@ def _edge(context: Context) -> Drawing:
         ax.set_ylabel(r"$\eta\lambda_{max}$ of $w_a$")
     axes[0].set_ylim(0, 3)
     settings_legend(picture, handle("its limit on ηλ", lw=1.2, ls="--"), columns=5, lw=1.8)
+    text = "Thin lines: seeds; thick lines: their median. η is the rate α; values above 3 are not shown."
+    caption(picture, f"{text} In ATC order all limits are that of SSGD.")
     what = "plateau of ηλ_max, α = {lr:g}, {setting} (limit {limit:.2f})"
     return Drawing({"": picture}, rows, compare_with_paper(rows, what, LEVEL))
 
@@ -185,6 +187,8 @@ def _follows(context: Context) -> Drawing:
     axes[-len(rates) // 2].set_xlabel(r"$\lambda_{max}$ of $w_a$, second half (nat)")
     atc_order = handle("ATC order", marker="o", mfc="none", ls="none")
     settings_legend(picture, atc_order, columns=5, marker="o", ls="none")
+    text = "A point a run; filled: SSGD, AWC order. Rise: over a plane around w_a."
+    caption(picture, text)
     chosen = rows[rows["setting"].isin(["SSGD", "ring(2) AWC", "ring(2) ATC"])]
     compared = compare_with_paper(chosen, "test error (%), α = {lr:g}, {setting}", ERROR, mean_and_spread)
     compared.append(Compared("correlation of log λ_max with log rise", f"{_correlation(rows):.2f}"))
@@ -378,7 +382,9 @@ def _picture(rows: Rows, ends: Rows, which: str) -> Any:
         lines.append(handle("limit; total batch", lw=1.0, ls=":"))
     settings_legend(picture, *lines, columns=6, lw=1.8)
     if which == "spread":
-        caption(picture, "Sharp: along the 10 sharpest directions of the Hessian.")
+        picture.suptitle("Spread and gradient along the sharpest directions, MNIST")
+        text = "Sharp: along the 10 sharpest directions of the Hessian H; C: covariance of the learners"
+        caption(picture, f"Medians over seeds. {text}; in ATC order, full mixing leaves no spread.")
     return picture
 
 

@@ -43,6 +43,15 @@ def median_rise(surface: Surface) -> float:
     return float(np.nanmedian(surface.loss) - surface.loss[len(surface.y) // 2, len(surface.x) // 2])
 
 
+# What the small panels below contours show.
+PROFILES = "Below: the loss by distance, median and quartiles; gray: the other panels."
+
+
+def _add(picture: Any, text: str) -> None:
+    """Add a sentence to the caption of ``picture``, where it has room."""
+    caption(picture, f"{picture.get_caption()} {text}")
+
+
 # ---- Figure 2
 
 
@@ -80,7 +89,10 @@ def _figure_2(context: Context, name: str, text: Any, log: bool | None = None) -
         what, lowest, highest = f"test loss over the plane, {s.label}", np.nanmin(s.loss), np.nanmax(s.loss)
         compared.append(Compared(what, f"{lowest:.3g} to {highest:.3g}"))
     ends = [run.end for run in context.ended()]
-    return Drawing({"": plots.draw(ends), "-contour": plots.draw(first, log=log)}, rows, compared)
+    pictures = {"": plots.draw(ends), "-contour": plots.draw(first, log=log)}
+    _add(pictures[""], "SSGD*: SSGD with injected noise. Next picture: the loss around w_a.")
+    _add(pictures["-contour"], PROFILES)
+    return Drawing(pictures, rows, compared)
 
 
 def _judge_2a(rows: Rows) -> list[Effect]:
@@ -307,13 +319,15 @@ def _judge_3(rows: Rows) -> list[Effect]:
 
 @figure("fig3", _judge_3)
 def _fig3(context: Context) -> Drawing:
-    return _grids(
+    drawing = _grids(
         context,
         lambda run, label: context.contour(run.last, label),
         lambda s: {"test_loss_nat": s.loss, "rise_nat": s.loss - s.loss[len(s.y) // 2, len(s.x) // 2]},
         "rise_nat",
         "median rise of the test loss, {model}, {algorithm}",
     )
+    _add(drawing.pictures[""], PROFILES)
+    return drawing
 
 
 def _judge_4(rows: Rows) -> list[Effect]:

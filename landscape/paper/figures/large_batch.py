@@ -39,7 +39,7 @@ from landscape.paper.verdicts import (
     select,
     settings,
 )
-from landscape.plots.picture import panels, shared_legend, wrapped_panels
+from landscape.plots.picture import caption, panels, shared_legend, wrapped_panels
 from landscape.plots.style import color_of
 from landscape.problem.layout import Layout
 
@@ -193,11 +193,13 @@ def _progress(context: Context, column: str) -> Drawing:
             of_rule = select(rows, model=model, batch=batch, algorithm=a)
             draw_curves(ax, of_rule, column, color=color_of(a), **look)
         ax.set(title=model, xlabel="epoch")
+        ax.locator_params(axis="x", integer=True)
         if ax.get_subplotspec().is_first_col():
             ax.set_ylabel(_WHAT[column])
     handles = [handle(a, color=color_of(a)) for a in _PAIR]
     handles += [handle(_batch(context, batch=batch), **look) for batch, look in looks.items()]
     picture.legend(handles=handles, loc="outside lower center", ncols=6 if several else 3)
+    caption(picture, "Lines: seeds. Tested: the largest batch.")
     return Drawing({"": picture}, rows, [])
 
 

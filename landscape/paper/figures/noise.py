@@ -292,7 +292,8 @@ def _judge_rules(rows: Rows) -> list[Effect]:
 def _rules(context: Context) -> Drawing:
     """A row of points for each rule, a panel for each number, two pictures for each network.
 
-    The second one has SSGD, and the rules whose learners are apart for several steps.
+    The second one has SSGD, and the rules whose learners are apart for several steps. The very first one has
+    the finding as its title, and so those of these rules that the claims name, too.
     """
     tables, compared, pictures = [], list[Compared](), dict[str, Any]()
     colors = {run.values["rule"]: color_of(run.end.algorithm) for run in context.ended()}
@@ -309,7 +310,9 @@ def _rules(context: Context) -> Drawing:
         tables.append(rows)
         name = f"-{network.split(',')[0].lower()}" if pictures else ""
         apart = rows["rule"].isin(settings(rows[rows["steps_apart"] > 1], "rule"))
-        for suffix, part in {"": rows[~apart], "-apart": rows[apart | (rows["rule"] == "SSGD")]}.items():
+        named = rows["rule"].isin(["local SGD", DILOCO, MULOCO]) if not pictures else False
+        parts = {"": rows[~apart | named], "-apart": rows[apart | (rows["rule"] == "SSGD")]}
+        for suffix, part in parts.items():
             pictures[f"{name}{suffix}"] = picture = _picture(part, network, colors)
             picture.suptitle(f"{network}: several steps between exchanges" if suffix else network)
         compared += _compared(rows)
@@ -444,7 +447,7 @@ def _shares_picture(rows: Rows, network: str) -> Any:
     for ax in axes[-COLUMNS:]:
         ax.set_xlabel("step")
     for ax in axes[::COLUMNS]:
-        ax.set_ylabel("share")
+        ax.set_ylabel("sharp share")
     picture.suptitle(network)
     caption(picture, f"{network}. {LAYOUT['shares_caption']}")
     return picture
