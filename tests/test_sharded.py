@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -179,6 +180,41 @@ def test_two_ranks_agree_with_one_process() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_four_ranks_agree_with_one_process(kind: str, net: type[nn.Module]) -> None:
     assert together(4, agree, [(kind, net, True)]) == [None] * 4
+
+
+def averaged(group: Any) -> None:
+    """Averages of members that ranks have in parts are those of one process; float32 states its errors."""
+    for kind, dtype in (("fsdp", torch.float64), ("ddp", torch.float32)):
+        model, x, y = made(Words)
+        alone = landscape.Problem(copy.deepcopy(model).double(), F.cross_entropy, (x, y))
+        x, y = x[8 * group.rank :][:8], y[8 * group.rank :][:8]
+        sharded = KINDS[kind](model.to(dtype), 2)
+        problem = ShardedProblem(sharded, F.cross_entropy, [(x[:3], y[:3]), (x[3:], y[3:])])
+        generator = torch.Generator().manual_seed(1)
+        noise = torch.randn(3, alone.layout.size, dtype=torch.float64, generator=generator)
+        whole = alone.weights + 0.1 * noise
+        parts = torch.stack([problem.draw(lambda p, w=w: w[p.slot.place].view(p.slot.shape)) for w in whole])
+        before = state(problem)
+        options: Any = {"coefficients": [[1, 2, 0], [3, -1, 1]]}
+        on_ranks, of_one = dict[str, Any](), dict[str, Any]()
+        if kind == "fsdp":
+            options = {"plan": "grid", "exact": 2}
+            on_ranks["base"], of_one["base"] = problem.weights, alone.weights
+        ours = landscape.average(problem, parts, **options, **on_ranks)
+        truth = landscape.average(alone, whole, **options, **of_one)
+        assert (ours.parameters, ours.products) == (truth.parameters, truth.products)
+        assert (ours.chosen.tolist(), ours.labels) == (truth.chosen.tolist(), truth.labels)
+        assert np.isfinite(truth.high).any()
+        names = ("members_loss", "coefficients", "exact", "loss", "low", "high", "ratio")
+        for name in names if dtype == torch.float64 else names[:3]:
+            expected = pytest.approx(getattr(truth, name), rel=1e-6, abs=1e-9, nan_ok=True)
+            assert getattr(ours, name) == expected, name
+        assert ours.loss == pytest.approx(truth.loss, rel=1e-4)
+        assert same(before, state(problem))
+
+
+def test_averages_on_two_ranks_are_those_of_one_process() -> None:
+    assert together(2, averaged) == [None] * 2
 
 
 class Causal(Words):
@@ -489,6 +525,7 @@ def other_calls(group: Any) -> None:
     sharded = fsdp(model, 2)
     problem = landscape.ShardedProblem(sharded, F.cross_entropy, (x, y))
     unchecked = landscape.ShardedProblem(sharded, F.cross_entropy, (x / (1.0 - r), y), check="off")
+    members = problem.weights * torch.arange(1, 4)[:, None]
     cases: tuple[tuple[str, Callable[[], Any]], ...] = (
         ("k: 2 on rank 1, but 1 on rank 0", lambda: landscape.top_eigenvalues(problem, 1 + r)),
         ("k: 0 on rank 1, but 1 on rank 0", lambda: landscape.spectrum(problem, 1 - r)),
@@ -503,6 +540,14 @@ def other_calls(group: Any) -> None:
         ("terms: 5 on rank 1", lambda: landscape.ShardedProblem(sharded, None, x, terms=(None, 5)[r])),
         ("dtype: 'x' on rank 1", lambda: landscape.Problem(sharded, None, x, **{"dtype": "x"} if r else {})),
         (r"\(rank 1\)", lambda: problem.loss(problem.weights[r:])),
+        (r"weights: 3 on rank 1", lambda: landscape.average(problem, members[: 2 + r])),
+        (
+            r"coefficients: \(1\.0, 1\.0\)",
+            lambda: landscape.average(problem, members[:2], np.array([2.0 - r, 1])),
+        ),
+        (r"weights\[0\]: shape .*\(rank 1\)", lambda: landscape.average(problem, members[:, r:])),
+        (r"NaN .*\(rank 1\)", lambda: landscape.average(problem, members / (1.0 - r))),
+        (r"all 3 members are equal", lambda: landscape.average(problem, members * 0)),
         ("the loss on rank 1 is nan", unchecked.gradient),
         ("the loss on rank 1 is nan", lambda: landscape.top_eigenvalues(unchecked, 1)),
     )
@@ -565,6 +610,8 @@ def refused(group: Any) -> None:
 
     problem = landscape.Problem(sharded, F.cross_entropy, own)
     plane = landscape.random_plane(problem)
+    with_norm = nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES), nn.BatchNorm1d(CLASSES)).eval()
+    normed: Any = ShardedProblem(nn.parallel.DistributedDataParallel(with_norm), F.cross_entropy, own)
     calls: tuple[Callable[[], Any], ...] = (
         lambda: landscape.noise_scale(problem, 4),
         lambda: landscape.sharpness(problem, 0.05),
@@ -585,6 +632,15 @@ def refused(group: Any) -> None:
         lambda: landscape.contour(problem, plane, method="folded"),
         lambda: landscape.contour(problem, plane, execution=landscape.Execution()),
         lambda: landscape.line(problem, problem.weights[:-1]),
+        lambda: landscape.average(problem),
+        lambda: landscape.average(problem, ["a.pt", "b.pt"]),
+        lambda: landscape.average(problem, [problem.weights, model]),
+        lambda: landscape.average(problem, torch.ones(2, 3)),
+        lambda: landscape.average(problem, torch.stack([problem.weights] * 2), bn_samples=64),
+        lambda: landscape.average(problem, torch.stack([problem.weights] * 2).bfloat16()),
+        lambda: landscape.average(problem, torch.stack([problem.weights] * 2), rank=2),
+        lambda: landscape.average(problem, [problem.weights] * 2, factors=[("up", "down")]),
+        lambda: landscape.average(normed, [normed.weights, 2 * normed.weights]),
         lambda: problem.loss(problem.weights[:-1]),
         lambda: problem.of("nowhere"),
     )

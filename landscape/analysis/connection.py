@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, Unpack
 
 import numpy as np
@@ -19,9 +20,11 @@ from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
 from landscape.core.options import Count, Natural, Positive, Seed, Several, Within
 from landscape.core.progress import Progress, ProgressOption, portion, taken
+from landscape.curvature.differences import ShardedRanks
 from landscape.curvature.double_backward import LOW, in_full_precision
 from landscape.curvature.eigenvalues import fast_hessian
 from landscape.curvature.hessian import exact_only
+from landscape.curvature.operators import ALONE
 from landscape.evaluation import needs
 from landscape.evaluation.evaluate import confirm, evaluator
 from landscape.evaluation.grid import setting, with_metrics
@@ -33,6 +36,7 @@ from landscape.problem.layout import as_array
 from landscape.problem.losses import existing
 from landscape.problem.metrics import names_of
 from landscape.problem.problem import Problem, Run, problem_of
+from landscape.problem.sharded import on_all, on_ranks
 from landscape.results.base import Provenance
 from landscape.results.comparison import Connection, WeightAverage, ranked
 from landscape.results.geometry import barrier
@@ -256,9 +260,9 @@ def average(
     own type and rank, is ``stored``.
 
     Args:
-        problem: the loss; or a run, on its training set.
+        problem: the loss; or a run, on its training set. It may be sharded.
         weights: the members, 2 to 32: (n, P), or a list of networks in any form that :func:`landscape.line`
-            takes; default: the run's learners.
+            takes; default: the run's learners. Of a sharded problem each rank gives vectors of its own parts.
         coefficients: a_j, one for each member, divided by their sum; by default uniform. Of shape (n,), or
             (K, n) for K averages. With a base λ_j, which are taken as they are.
         base: the network from which the members were fine-tuned. Averages are then base + Σ_j λ_j (w_j −
@@ -296,16 +300,23 @@ def average(
         >>> result.loss.round(3).tolist(), result.chosen.tolist()  # of the first two; they are chosen, too
         ([0.02, 0.02], [True, True, False])
     """
-    own, based = problem_of(problem), base is not None
+    own: Any = problem_of(problem, sharded=True)
+    based = base is not None
     if last is not None and plan != "windows":
         raise InputError("last: not allowed without plan='windows'; leave members out of weights")
     if last is not None and weights is not None:
         weights, labels = weights[-last:], list(labels)[-last:]
-    problem, pairs = in_full_precision(own), pairs_of(own.layout, factors)
+    pairs, sharded = pairs_of(own.layout, factors), on_ranks(own)
+    problem = own if sharded else in_full_precision(own)
     if rank is not None and not pairs:
         raise InputError("rank: not allowed, only averages of products have one; name their factors")
-    members, kinds = _members(own, problem, weights, base, labels)
+    if sharded:
+        on_all(own, partial(_check_sharded, own, weights, pairs, bn_samples))
+    members, kinds = on_all(own, partial(_members, own, problem, weights, base, labels))
     n = len(members)
+    if sharded:  # of arrays the call has compared the kind only
+        numbers_of = getattr(coefficients, "tolist", lambda: coefficients)
+        own.agree("average", {"weights": n, "coefficients": numbers_of()})
     if n > MEMBERS:
         raise InputError(f"weights: {n} members are not allowed, it must be 2 to {MEMBERS}")
     names, requested = _requested(coefficients, plan, n, based)
@@ -337,7 +348,7 @@ def average(
         metric_names=names_of(problem),
         chosen=chosen > 0,
         labels=("base",) * based + tuple(labels or map(str, range(n - based))),
-        parameters=problem.layout.size,
+        parameters=own.size if sharded else problem.layout.size,
         products=n,
         level=LEVEL,
         **setting(evaluated),
@@ -366,6 +377,19 @@ def _exact(
         if kinds or rank:
             numbers["stored"][k] = problem.loss(theta)
     return numbers
+
+
+def _check_sharded(problem: Any, weights: Any, pairs: Sequence[Any], bn_samples: int) -> None:
+    """InputError for what averages of a sharded model do not take."""
+    low = next((k for k in (problem.coarse, getattr(weights, "dtype", None)) if k in LOW), None)
+    words = "not allowed with a sharded model"
+    if pairs:
+        raise InputError(f"factors: products are {words}; give factors=() for averages of the factors")
+    if bn_samples != SAMPLES or tracked(problem.model):
+        raise InputError(f"bn_samples: estimates of BatchNorm's statistics are {words}; take a Problem")
+    if low:
+        name = str(low).removeprefix("torch.")
+        raise InputError(f"problem, weights: {name} is {words} in averages; take float32 or float64")
 
 
 def _members(
@@ -421,29 +445,32 @@ def _shares(coefficients: Any, n: int, based: bool) -> Array:
 
 def _with_statistics(problem: Problem, bn_samples: int) -> tuple[Problem, Problem]:
     """The problem of the losses, and of the derivatives, which differs with BatchNorm."""
-    trained = problem.with_batchnorm("train", bn_samples)
     if problem.batchnorm.name == "train" or not tracked(problem.model):
         return problem, problem
+    trained = problem.with_batchnorm("train", bn_samples)
     recalibrates = problem.batchnorm.name == "recalibrate"
     return problem if recalibrates else problem.with_batchnorm("recalibrate", bn_samples), trained
 
 
-def _measure(evaluated: Problem, curved: Problem, weights: Tensor, progress: Progress) -> Measured:
+def _measure(evaluated: Problem, curved: Any, weights: Tensor, progress: Progress) -> Measured:
     """Measure the members by ``curved``; offsets are the losses by ``evaluated`` minus those."""
-    n, spread = len(weights), Spread(weights)
-    if not spread.consensus > 0 or all(torch.equal(w, weights[0]) for w in weights):
+    ranks = ShardedRanks(curved) if on_ranks(curved) else ALONE
+    n, spread, error = len(weights), Spread(weights, ranks), 0.0
+    differ = ranks.total(torch.tensor([not torch.equal(w, weights[0]) for w in weights]).double())
+    if not (spread.consensus > 0 and differ.any()):
         raise OperationError(f"weights: all {n} members are equal; give members that differ")
     losses, offsets, slopes, bends = np.zeros(n), np.zeros(n), np.zeros((n, n)), np.zeros((n, n))
     for i, w in enumerate(weights):
         losses[i], gradient = curved.loss_and_gradient(w)
-        image = fast_hessian(curved, w)(w - spread.mean)[None]
+        image, errors = fast_hessian(curved, w).verified((w - spread.mean)[None])
+        error = max(error, errors[0] * float(spread.gram[i, i].sqrt()) / 2)
         slopes[i], bends[i] = spread.products(torch.cat([gradient[None], image])).T.cpu().numpy()
         offsets[i] = evaluated.loss(w.to(evaluated.dtype)) - losses[i] if evaluated is not curved else 0.0
         if not all(np.isfinite(part).all() for part in (losses[i], offsets[i], slopes[i], bends[i])):
             raise OperationError(f"weights: loss or derivatives of member {i} are not finite, leave it out")
         progress((i + 1) / n)
     rounding = float(torch.finfo(evaluated.dtype).eps * np.abs(losses).max())
-    return Measured(spread.gram.cpu().numpy(), losses, offsets, slopes, bends, rounding)
+    return Measured(spread.gram.cpu().numpy(), losses, offsets, slopes, bends, rounding, error)
 
 
 def _greedy(hull: Hull, losses: Array) -> Array:

@@ -38,6 +38,7 @@ class Measured:
         slopes: (n, n), ⟨∇L(w_i), Δw_j⟩.
         bends: (n, n), ⟨∇²L(w_i) Δw_i, Δw_j⟩.
         rounding: the rounding error of a loss.
+        error: that of a loss between the vectors by products that are differences of gradients, at most.
     """
 
     gram: Array
@@ -46,6 +47,7 @@ class Measured:
     slopes: Array
     bends: Array
     rounding: float
+    error: float = 0.0
 
 
 class Predicted(NamedTuple):
@@ -106,7 +108,7 @@ class Hull:
         ratio, remainder = np.where(inside, ratio, np.inf), np.where(inside, remainder, np.inf)
         # The losses of single members are known.
         single = (a == 1).any(1) & (np.count_nonzero(a, axis=1) == 1)
-        wide = np.abs(m.offsets).max() * np.abs(a).sum(1)
+        wide = (np.abs(m.offsets).max() + m.error) * np.abs(a).sum(1)
         total = np.where(single, a @ m.losses, loss) + a @ m.offsets
         beyond = np.hypot(remainder, wide)
         below, above = (np.where(single, 0.0, np.hypot(part, beyond)) for part in (loss - low, high - loss))

@@ -29,6 +29,7 @@ from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.eigenvalues import fast_hessian, points_at_once, top_eigenvalues
 from landscape.curvature.hessian import Derivatives, HessianOperator, HessianOptions, exact_only
+from landscape.curvature.operators import ALONE, Ranks
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, find_eigenpairs, start_vector, warm_start
 from landscape.data.base import IID, NAMES
 from landscape.evaluation import needs
@@ -160,10 +161,13 @@ def disagreement(
 
 
 class Spread:
-    """The deviations Δw_j (n, P) of ``weights`` from their mean, and inner products with them in float64."""
+    """The deviations Δw_j (n, P) of ``weights`` from their mean, and inner products with them in float64.
 
-    def __init__(self, weights: Tensor) -> None:
-        self.mean = average(weights)
+    ``ranks`` hold parts of them.
+    """
+
+    def __init__(self, weights: Tensor, ranks: Ranks = ALONE) -> None:
+        self.mean, self._ranks = average(weights), ranks
         self._rows = weights - self.mean
         n = len(weights)
         self._centered = torch.eye(n, dtype=torch.float64) - 1 / n  # takes off the mean's rounding, too
@@ -176,7 +180,7 @@ class Spread:
 
     def products(self, vectors: Tensor) -> Tensor:
         """(n, m), ⟨Δw_j, x⟩ for ``vectors`` x (m, P)."""
-        return self._centered @ _products(self._rows, vectors)
+        return self._centered @ self._ranks.total(_products(self._rows, vectors))
 
     def curvature(self, problem: Problem, derivatives: str) -> tuple[Array, float]:
         """(n,), Δw_jᵀHΔw_j, and the largest error of their mean by differences.

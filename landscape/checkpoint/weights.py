@@ -286,7 +286,7 @@ def network_of(problem: Problem, source: Any, name: str) -> Network:
         OperationError: a file that cannot be read, a tensor that does not fit, or numbers not finite.
     """
     names = {*problem.model.state_dict()}
-    if isinstance(source, (str, os.PathLike)):
+    if isinstance(source, (str, os.PathLike)) and not on_ranks(problem):
         source, name = _read(Path(source), name, problem.model), f"{name}: {source}"
     if isinstance(source, (Tensor, np.ndarray)) or (on_ranks(problem) and source is not None):
         theta, buffers = vector_of(source, problem.weights, name), dict(problem.model.named_buffers())

@@ -367,7 +367,7 @@ class Precision:
 
 def placed(problem: Problem, weights: Tensor | None, smallest: int = 1) -> Tensor:
     """The learners' ``weights`` (n, P), n ≥ ``smallest``, on the problem's device; else InputError."""
-    size = problem.layout.size
+    like, size = problem.weights, len(problem.weights)
     if weights is None:
         raise InputError(f"weights: missing; a problem has no learners, give theirs (n, {size}), or the run")
     weights = fit("weights", weights, Tensor)
@@ -376,7 +376,7 @@ def placed(problem: Problem, weights: Tensor | None, smallest: int = 1) -> Tenso
     if len(weights) < smallest:
         reason = f"at least {smallest} are needed; give more, or a run with more learners"
         raise InputError(f"weights: those of {len(weights)} network are not allowed, {reason}")
-    return weights.to(problem.device, problem.dtype)
+    return weights.to(like)
 
 
 def known_batch(batch: int | None) -> int:

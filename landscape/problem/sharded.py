@@ -8,7 +8,7 @@ import importlib
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,8 @@ from landscape.problem.losses import (
     with_other_first_labels,
 )
 from landscape.problem.ranks import Exchanges, Piece
+
+T = TypeVar("T")
 
 #: Models whose state within a pass cannot be ended: before 2.13, PyTorch has no ``reset_iter_state``.
 ENDED = weakref.WeakSet[nn.Module]()
@@ -570,6 +572,12 @@ def _nothing(outputs: Any) -> Tensor:
     """Zero as a function of the outputs, with which a pass without a target takes part in the exchanges."""
     every = [t for _, t in named_tensors(opened(outputs)[0]) if t.requires_grad and t.dim()]
     return torch.stack([t.flatten()[0] * 0.0 for t in every]).sum()
+
+
+def on_all(problem: Any, function: Callable[[], T]) -> T:
+    """``function()``, of whose errors those of one rank of a sharded ``problem`` are raised on all."""
+    result: T = problem._on_all(function) if on_ranks(problem) else function()
+    return result
 
 
 def on_ranks(problem: Any) -> bool:
