@@ -612,6 +612,10 @@ def refused(group: Any) -> None:
     plane = landscape.random_plane(problem)
     with_norm = nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES), nn.BatchNorm1d(CLASSES)).eval()
     normed: Any = ShardedProblem(nn.parallel.DistributedDataParallel(with_norm), F.cross_entropy, own)
+    adapter = nn.Sequential(nn.Flatten())
+    adapter.add_module("lora_A", nn.Linear(64, 2, bias=False))
+    adapter.add_module("lora_B", nn.Linear(2, CLASSES, bias=False))
+    adapted: Any = ShardedProblem(nn.parallel.DistributedDataParallel(adapter), F.cross_entropy, own)
     calls: tuple[Callable[[], Any], ...] = (
         lambda: landscape.noise_scale(problem, 4),
         lambda: landscape.sharpness(problem, 0.05),
@@ -639,7 +643,7 @@ def refused(group: Any) -> None:
         lambda: landscape.average(problem, torch.stack([problem.weights] * 2), bn_samples=64),
         lambda: landscape.average(problem, torch.stack([problem.weights] * 2).bfloat16()),
         lambda: landscape.average(problem, torch.stack([problem.weights] * 2), rank=2),
-        lambda: landscape.average(problem, [problem.weights] * 2, factors=[("up", "down")]),
+        lambda: landscape.average(adapted, [adapted.weights, 2 * adapted.weights]),
         lambda: landscape.average(normed, [normed.weights, 2 * normed.weights]),
         lambda: problem.loss(problem.weights[:-1]),
         lambda: problem.of("nowhere"),

@@ -286,9 +286,12 @@ def network_of(problem: Problem, source: Any, name: str) -> Network:
         OperationError: a file that cannot be read, a tensor that does not fit, or numbers not finite.
     """
     names = {*problem.model.state_dict()}
-    if isinstance(source, (str, os.PathLike)) and not on_ranks(problem):
+    if on_ranks(problem) and not isinstance(source, (Tensor, np.ndarray, type(None))):
+        words = "it must be a vector; load it into the model and give problem.weights"
+        raise InputError(f"{name}: a {type(source).__name__} is not allowed with a sharded model, {words}")
+    if isinstance(source, (str, os.PathLike)):
         source, name = _read(Path(source), name, problem.model), f"{name}: {source}"
-    if isinstance(source, (Tensor, np.ndarray)) or (on_ranks(problem) and source is not None):
+    if isinstance(source, (Tensor, np.ndarray)):
         theta, buffers = vector_of(source, problem.weights, name), dict(problem.model.named_buffers())
         stats = {key: buffers[key] for key in buffer_names(problem.model)}
         network = Network(theta, stats if not stats or torch.equal(theta, problem.weights) else None)
