@@ -374,6 +374,7 @@ TYPES = (
     "landscape.problem.layout.Slot",
     "landscape.results.base.Provenance",
     "landscape.results.shown.Finding",
+    "landscape.analysis.forecast.Forecast",
     "landscape.results.shown.Radius",
     "landscape.results.shown.SurfaceCheck",
     "landscape.evaluation.grid.MismatchError",
