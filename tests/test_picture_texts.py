@@ -104,6 +104,7 @@ def test_texts_of_every_kind_of_result(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted({*RESULTS} - {*ALONE, "checkpoint"}))
+@pytest.mark.slow  # each kind alone is tried by the test above
 def test_texts_of_several_results(name: str) -> None:
     labeled = "label" in {field.name for field in dataclasses.fields(RESULTS[name])}
     labels = ("ssgd, seed 0", "dpsgd, seed 0")
