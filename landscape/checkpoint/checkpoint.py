@@ -239,7 +239,7 @@ class Checkpoint(Shown):
             loss: replaces the loss of the data ("data"); as in :class:`landscape.Problem`.
             data_dir: the folder with the data sets that are not bundled.
             device, dtype, randomness, metrics: as in :class:`landscape.Problem`.
-            samples: only so many samples of the split, the same ones in each call; default: all.
+            samples: use at most this number of samples of the split, the same in each call; default: all.
 
         Returns:
             The problem; it shares nothing with the checkpoint.

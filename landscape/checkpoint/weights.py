@@ -394,6 +394,6 @@ def _network(problem: Problem, state: dict[str, Any], name: str) -> Network:
             kind = "frozen parameter" if isinstance(t, nn.Parameter) else "buffer"
             raise InputError(f"{name}: its {kind} '{key}' is not the problem's; give a vector of θ alone")
     theta = problem.layout.flatten(tensors).to(problem.weights)
-    known = None if unknown else {key: t for key, t in constants.items() if key in statistics}
+    saved_statistics = None if unknown else {key: t for key, t in constants.items() if key in statistics}
     kinds = {slot.name: tensors[slot.name].dtype for slot in problem.layout.slots}
-    return Network(theta, known, {name: kind for name, kind in kinds.items() if kind.itemsize < 4})
+    return Network(theta, saved_statistics, {name: kind for name, kind in kinds.items() if kind.itemsize < 4})

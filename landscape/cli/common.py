@@ -287,7 +287,7 @@ class AnalysisCommand:
 
     Args:
         seed: Of whatever the command draws.
-        samples: Only so many samples of the data, always the same ones, for a quick look. [default: all]
+        samples: Use at most N samples of the data, the same in each call, for a quick look. [default: all]
         metrics: A metric besides the loss: accuracy, error, top5, mse, mae, nll, margin, perplexity, f1 or
             calibration; or NAME=MODULE:FUNCTION of (outputs, targets). Can be repeated.
     """
