@@ -373,7 +373,7 @@ def mnist(samples: Natural = 0, data_dir: str | Path | None = None) -> Dataset:
     """MNIST: x (60000 and 10000, 784) in [0, 1] with no further normalization, y in 0…9.
 
     Args:
-        samples: The number of samples of the training set, the first ones; 0: all. Unit: samples. Source: ours.
+        samples: The number of training samples to use, the first ones; 0: all. Unit: samples. Source: ours.
     """
     return _load("mnist", samples, data_dir)
 
