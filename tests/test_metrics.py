@@ -184,6 +184,19 @@ def test_metrics_of_numbers_and_of_masked_targets() -> None:
     )
     line = landscape.line(problem, problem.weights, points=3)
     np.testing.assert_allclose(line.column("mse"), line.loss, rtol=1e-12)
+    # Counts (B, 1), and outputs in another order than the targets.
+    counts = (3 * X[:, :1]).round().long()
+    problem = Problem(
+        nn.Linear(5, 1).double(), lambda o, t: F.mse_loss(o, t.double()), (X, counts), metrics=["mse"]
+    )
+    line = landscape.line(problem, problem.weights, points=3)
+    np.testing.assert_allclose(line.column("mse"), line.loss, rtol=1e-12)
+    np.testing.assert_allclose(float(problem.totals()[2] / 300), line.loss[1], rtol=1e-12)
+    pairs = nn.Sequential(nn.Linear(5, 6), nn.Unflatten(1, (2, 3))).double()
+    with pytest.raises(InputError, match="^metrics: 'mse' takes outputs .* or numbers of one shape"):
+        Problem(pairs, lambda o, t: F.mse_loss(o.mT, t), (X, torch.ones(300, 3, 2).double()), metrics=["mse"])
+    with pytest.raises(InputError, match="^metrics: 'f1' counts all targets, the loss leaves out those"):
+        Problem(network("chain"), nn.CrossEntropyLoss(ignore_index=0), (X, Y), metrics=["f1"])
     masked = Y.clone()
     masked[7] = -100
     problem = Problem(network("chain"), F.cross_entropy, (X, masked), metrics=["nll", "f1", "accuracy"])

@@ -43,7 +43,7 @@ from landscape.core.options import OneOf
 from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import call, tree_map
 from landscape.problem.checks import tolerance
-from landscape.problem.metrics import Scores, Sums, few_of, names_of
+from landscape.problem.metrics import Scores, Sums, few_of, names_of, numbers
 from landscape.problem.problem import Layer, LinearLayer, Problem, chain, stacked_losses
 from landscape.problem.sharded import on_ranks
 
@@ -127,7 +127,7 @@ def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Tota
                 h = torch.bmm(at_points(layer.weight), h)
         targets = y[part].expand(len(c), *y[part].shape)
         losses = stacked_losses(problem.criterion, h, targets)
-        scores = Scores(h, y[part] if classes else y[part].reshape(len(y[part]), -1).T)
+        scores = Scores(h, y[part] if classes else numbers(y[part]))
         correct = torch.full_like(losses, torch.nan) if labels is None else scores.right.sum(1)
         # (k·B, out), for functions of the user's, which are of single samples.
         rows = None if all(m.statistic for m in problem.metrics) else h.transpose(1, 2).flatten(0, 1)

@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -48,9 +48,10 @@ class Scores:
                 return cls(z.flatten(2), targets.flatten(1))
             if z.dim() == 2 and targets.dim() == 1 and is_classes(targets):
                 return cls(z.T.contiguous()[None], targets)
-            if targets.numel() == z.numel() and not is_classes(targets):
-                return cls(z.flatten(1).T[None], targets.reshape(len(z), -1).T)
-        raise ValueError("takes outputs (B, classes, …) with targets (B, …), or as many numbers as outputs")
+            sizes = [[n for n in t.shape[1:] if n != 1] for t in (z, targets)]
+            if targets.shape == z.shape or (sizes[0] == sizes[1] and not is_classes(targets)):
+                return cls(z.flatten(1).T[None], numbers(targets))
+        raise ValueError("takes outputs (B, classes, …) with targets (B, …), or numbers of one shape")
 
     @functools.cached_property
     def classes(self) -> Tensor:
@@ -110,9 +111,15 @@ def is_classes(targets: Tensor) -> bool:
     return not (targets.is_floating_point() or targets.is_complex())
 
 
-def _mean(values: Callable[[Scores], Tensor], finish: Any = lambda means: means[..., 0]) -> Statistic:
-    """A function of the mean of ``values``, (N, L) or (N, 1, L)."""
-    return Statistic(lambda s: values(s).flatten(1).sum(1, keepdim=True), finish)
+def numbers(targets: Tensor) -> Tensor:
+    """Targets (B, …) as numbers (C, B)."""
+    rows = targets.flatten(1) if targets.dim() > 1 else targets[:, None]
+    return (double(rows) if is_classes(rows) else rows).T
+
+
+def _mean(values: Callable[[Scores], Tensor]) -> Statistic:
+    """The mean of ``values``, (N, L) or (N, 1, L)."""
+    return Statistic(lambda s: values(s).flatten(1).sum(1, keepdim=True), lambda means: means[..., 0])
 
 
 def _top5(s: Scores) -> Tensor:
@@ -161,6 +168,7 @@ class Statistic:
     linear: bool = True
 
 
+_NLL = _mean(lambda s: s.scale - s.own)
 #: The metrics that have a name.
 BY_NAME: dict[str, Statistic] = {
     "accuracy": _mean(lambda s: s.right),
@@ -168,11 +176,9 @@ BY_NAME: dict[str, Statistic] = {
     "top5": _mean(_top5),
     "mse": _mean(lambda s: s.gap.square().mean(1)),
     "mae": _mean(lambda s: s.gap.abs().mean(1)),
-    "nll": _mean(lambda s: s.scale - s.own),
+    "nll": _NLL,
     "margin": _mean(_margin),
-    "perplexity": replace(
-        _mean(lambda s: s.scale - s.own, lambda m: m[..., 0].clamp(max=700).exp()), linear=False
-    ),
+    "perplexity": Statistic(_NLL.sums, lambda means: means[..., 0].clamp(max=700).exp(), linear=False),
     "f1": Statistic(_counts, _f1, linear=False),
     # The mean of |accuracy − confidence| over the bins, by samples.
     "calibration": Statistic(_gaps, lambda means: means.abs().sum(-1), linear=False),
@@ -277,7 +283,7 @@ def check_metrics(problem: Any, batch: tuple[Any, Any]) -> None:
     for metric in problem.metrics:
         if metric.statistic is not None:
             try:
-                _check_order(opened_logits(outputs), y, problem.criterion)
+                _check_classes(opened_logits(outputs), y, problem.criterion)
                 metric.sums(outputs, y, Scores.of(outputs, y))
             except ValueError as error:
                 words = f"metrics: '{metric.name}' {first_words(error)}; give a function of your own"
@@ -291,9 +297,12 @@ def check_metrics(problem: Any, batch: tuple[Any, Any]) -> None:
         problem.totals()
 
 
-def _check_order(z: Any, y: Any, loss: Any) -> None:
-    """Raise ValueError where classes may come second or last, and the ``loss`` does not say."""
-    unsaid = isinstance(z, Tensor) and z.dim() > 2 and isinstance(y, Tensor) and ClassLoss.of(loss) is None
+def _check_classes(z: Any, y: Any, loss: Any) -> None:
+    """Raise ValueError where the ``loss`` leaves out a class, or does not say where the classes are."""
+    class_loss = ClassLoss.of(loss)
+    if class_loss is not None and class_loss.ignored >= 0:
+        raise ValueError(f"counts all targets, the loss leaves out those equal to {class_loss.ignored}")
+    unsaid = isinstance(z, Tensor) and z.dim() > 2 and isinstance(y, Tensor) and class_loss is None
     if unsaid and y.shape == z.shape[:-1] == (len(z), *z.shape[2:]):
         raise ValueError("takes outputs (B, classes, …), these may be (B, …, classes); give a function")
 
