@@ -425,6 +425,19 @@ def test_the_radius_of_a_metric_is_that_of_the_ellipse_and_what_lies_beyond_is_s
     assert np.isnan(none.median)
 
     hole = parabola()
+    rough = surface.radius("loss", rise=1e-4)  # its distances are 0.005 to 0.01, a step of the grid is 0.025
+    assert rough.near.all()
+    assert "72 within one step of the grid: rough, take a smaller span" in repr(rough)
+    assert not far.near.any()
+    t = np.linspace(-0.5, 1.5, 21)
+    line = landscape.Line(
+        t=t, loss=t**2, accuracy=t, start=np.zeros(2), direction=np.array([3.0, 4.0]), kind="direction",
+        barrier=0.0, samples=1, dtype="float64", method="batched",
+    )  # fmt: skip
+    assert line.radius("loss", rise=1.0).distance == pytest.approx([5.0, 2.5])  # it ends at t = -0.5
+    assert line.radius("loss", rise=1.0).censored.tolist() == [False, True]
+    assert line.radius("loss", rise=0.005).near.all()
+
     hole.loss[:, 45:] = np.nan
     cut = hole.radius("loss", rise=0.25)
     assert cut.censored[0]

@@ -263,10 +263,10 @@ class Line(Interpolated, Evaluated, schema="landscape.line", axes="t", table="t"
         values, length = self.column(metric), np.linalg.norm(self.direction.astype(np.float64))
         signs = np.array([1.0, -1.0][: 1 + (self.t[0] < 0)])
         fine = np.unique([0.0, *np.abs(self.t)])[:, None]
-        along = np.interp(signs * fine, self.t, values)
-        return radius_of(
-            metric, fine * length * np.ones(len(signs)), along, signs[:, None] / length, drop, rise
-        )
+        along = np.interp(signs * fine, self.t, values, left=np.nan, right=np.nan)
+        distance, steps = fine * length * np.ones(len(signs)), signs[:, None] / length
+        grid_step = np.diff(self.t).max(initial=0) * length * np.ones(len(signs))
+        return radius_of(metric, distance, along, steps, grid_step, drop, rise)
 
     def describe(self) -> list[Row]:
         rows = [

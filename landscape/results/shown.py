@@ -382,6 +382,7 @@ class Radius:
             is known not to.
         censored: (D,), whether the border lies beyond the surface, or beyond a value that is not known.
         points: (D, 2) or (D, 1), the coordinates at these distances.
+        near: (D,), whether the border lies within one step of the grid, where the distance is rough.
     """
 
     metric: str
@@ -391,6 +392,7 @@ class Radius:
     distance: Array
     censored: Array
     points: Array
+    near: Array
 
     def quantile(self, share: float) -> tuple[float, bool]:
         """The distance that a ``share`` of the directions does not exceed.
@@ -422,6 +424,8 @@ class Radius:
             value, known = self.quantile(share)
             rows.append(Row(f"{name} of the distances", value if known else f"≥ {value:.6g}"))
         reached = f"{(~self.censored).sum()} of {len(self.distance)} directions reach it"
+        if self.near.any():
+            reached += f", {self.near.sum()} within one step of the grid: rough, take a smaller span"
         return [Row(f"{self.metric} at the border", self.border, note=f"{self.change}, {reached}"), *rows]
 
     def __repr__(self) -> str:
@@ -433,6 +437,7 @@ def radius_of(
     distance: Array,
     values: Array,
     steps: Array,
+    grid_step: Array,
     drop: str | float | None,
     rise: float | None,
 ) -> Radius:
@@ -443,6 +448,7 @@ def radius_of(
         distance: (T, D), of the values.
         values: those of the metric; NaN where they are not known.
         steps: (D, n), the coordinates of a distance of 1.
+        grid_step: (D,), the distance of one step of the grid.
         drop, rise: how much less than at the center the border is, a number or a share as "1%"; or more.
     """
     text = f"{rise:g}" if isinstance(rise, (int, float)) else str(drop).strip()
@@ -466,10 +472,9 @@ def radius_of(
     censored = ~reached.any(0) | (first_unknown < last)
     last = np.minimum(last, first_unknown - 1)
     before, after = (values[k, columns] for k in (np.maximum(last - 1, 0), last))
-    near, far = (distance[k, columns] for k in (np.maximum(last - 1, 0), last))
+    start, end = (distance[k, columns] for k in (np.maximum(last - 1, 0), last))
     with np.errstate(divide="ignore", invalid="ignore"):
-        crossing = near + (far - near) * (border - before) / (after - before)
-    at = np.where(censored, far, crossing)
-    return Radius(
-        metric, f"{'+' if sign > 0 else '−'}{text}", center, border, at, censored, steps * at[:, None]
-    )
+        crossing = start + (end - start) * (border - before) / (after - before)
+    at = np.where(censored, end, crossing)
+    change, near = f"{'+' if sign > 0 else '−'}{text}", ~censored & (at < grid_step)
+    return Radius(metric, change, center, border, at, censored, steps * at[:, None], near)

@@ -181,7 +181,8 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         """How far one may go from the center before a metric has lost, or gained, so much.
 
         Along each of 72 directions of the plane it is the distance in weight space to the first point of the
-        border, between the points of the grid by bilinear interpolation. Where the border lies beyond the
+        border, between the points of the grid by bilinear interpolation, which makes a distance below one
+        step of the grid too small in a valley (the description says so). Where the border lies beyond the
         surface, the distance is said to be at least what the surface has, and so is a median that depends
         on it.
 
@@ -215,12 +216,14 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         angle = np.arange(RAYS) / RAYS * 2 * np.pi
         steps = np.linalg.solve(np.linalg.cholesky(gram).T, np.stack([np.cos(angle), np.sin(angle)])).T
         ends = np.where(steps > 0, [self.x[-1], self.y[-1]], [self.x[0], self.y[0]])
-        reach = np.nanmin(ends / np.where(steps == 0, np.nan, steps), axis=1)
+        spacing = [np.diff(axis).max() for axis in (self.x, self.y)]
+        sizes = np.where(steps == 0, np.nan, steps)
+        reach, grid_step = np.nanmin(ends / sizes, axis=1), np.nanmin(spacing / np.abs(sizes), axis=1)
         distance = np.linspace(0, 1, 4 * max(values.shape) + 1)[:, None] * reach
         at = [np.clip(distance * s, *axis[[0, -1]]) for s, axis in zip(steps.T[::-1], axes, strict=True)]
         # Infinite values are beyond any border, also beside others.
         along = RegularGridInterpolator(axes, np.clip(values, -HUGE, HUGE))(tuple(at))
-        return radius_of(metric, distance, along, steps, drop, rise)
+        return radius_of(metric, distance, along, steps, grid_step, drop, rise)
 
     def check(self, eigenvalues: ExtremeEigenvalues | None = None) -> SurfaceCheck:
         """Findings on how a picture of the surface may mislead, with remedies.
