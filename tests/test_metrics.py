@@ -204,6 +204,7 @@ def test_metrics_of_numbers_and_of_masked_targets() -> None:
     assert np.isnan([line.accuracy, line.column("nll"), line.column("f1")]).all()
     assert line.metric_names == ("nll", "f1")
     assert [row.value for row in line.describe() if row.name == "f1"] == ["nan to nan"]  # without a warning
+    assert "nan to nan   no numbers: a metric that has a name needs targets that are not" in line.summary()
 
 
 def test_a_surface_with_metrics_is_resumed_interpolated_and_drawn(tmp_path: Path) -> None:
@@ -424,7 +425,6 @@ def test_the_radius_of_a_metric_is_that_of_the_ellipse_and_what_lies_beyond_is_s
     assert none.censored.all()
     assert np.isnan(none.median)
 
-    hole = parabola()
     rough = surface.radius("loss", rise=1e-4)  # its distances are 0.005 to 0.01, a step of the grid is 0.025
     assert rough.near.all()
     assert "72 within one step of the grid: rough, take a smaller span" in repr(rough)
@@ -438,6 +438,7 @@ def test_the_radius_of_a_metric_is_that_of_the_ellipse_and_what_lies_beyond_is_s
     assert line.radius("loss", rise=1.0).censored.tolist() == [False, True]
     assert line.radius("loss", rise=0.005).near.all()
 
+    hole = parabola()
     hole.loss[:, 45:] = np.nan
     cut = hole.radius("loss", rise=0.25)
     assert cut.censored[0]

@@ -536,9 +536,10 @@ class Evaluated(Measured):
         return named | dict(zip(self.metric_names, ((dims[1:], value) for value in values), strict=True))
 
     def _metric_rows(self) -> list[Row]:
-        """A row for each metric: its smallest and largest value."""
-        ends = [
-            (name, np.fmin.reduce(column, None), np.fmax.reduce(column, None))
-            for name, column in zip(self.metric_names, map(self.column, self.metric_names), strict=True)
-        ]
-        return [Row(name, f"{low:.4g} to {high:.4g}") for name, low, high in ends]
+        """A row for each metric: its smallest and largest value; one without any says why that may be."""
+        why = "no numbers: a metric that has a name needs targets that are not masked"
+        rows = []
+        for name in self.metric_names:
+            low, high = (ends.reduce(self.column(name), None) for ends in (np.fmin, np.fmax))
+            rows.append(Row(name, f"{low:.4g} to {high:.4g}", note=why if np.isnan(low) else ""))
+        return rows
