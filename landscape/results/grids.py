@@ -15,7 +15,7 @@ from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose
 from landscape.results.base import Evaluated, Measured, Result, no_values
-from landscape.results.shown import Radius, Row, own_losses, radius_of
+from landscape.results.shown import Radius, Row, own_losses, radius_of, rows_of_each
 
 if TYPE_CHECKING:  # results are read and shown without torch
     import pandas as pd
@@ -370,10 +370,7 @@ class HessianGrid(Interpolated, schema="landscape.hessian_grid", axes="x y", tab
             Row("largest relative residual", f"{np.fmax.reduce(relative, axis=None, initial=0.0):.1e}"),
             Row("converged points", met, note=note),
             Row("Hessian products", self.products.sum().item()),
-            *(
-                Row(f"{name} at the center", float(v))
-                for name, v in zip(self.metric_names, self.metrics, strict=True)
-            ),
+            *rows_of_each((f"{name} at the center" for name in self.metric_names), self.metrics),
             *self._interpolated(),
         ]
 
