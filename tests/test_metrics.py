@@ -250,6 +250,7 @@ def test_a_surface_with_metrics_is_resumed_interpolated_and_drawn(tmp_path: Path
     ({"a": lambda o, t: brier(o, t) / brier(o, t).sum()}, "metrics: 'a' gives a sample another value where other samples"),
     ({"a": lambda o, t: brier(o, t).flip(0).cumsum(0).flip(0)}, "metrics: 'a' gives a sample another value where other"),
     ({"a": lambda o, t: 1e-9 * o.amax(1) / o.max()}, "metrics: 'a' gives a sample another value where other"),
+    ({"a": lambda o, t: o.exp_().sum(1)}, "metrics: 'a' changes outputs or targets in place"),
     ({"a": lambda o, t: None}, "metrics: 'a' gives NoneType"),
     ({"a": lambda o, t: o.nothing}, "metrics: 'a' failed: AttributeError"),
 ])  # fmt: skip

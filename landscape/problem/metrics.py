@@ -309,11 +309,16 @@ def _check_classes(z: Any, y: Any, loss: Any) -> None:
 
 def _check_function(problem: Any, metric: Metric, outputs: Any, x: Any, y: Any) -> bool:
     """Decide whether a user's function is a mean over samples; return whether it fails on these."""
+    given = [t for _, t in named_tensors((outputs, y)) if not t.is_inference()]
+    versions = [t._version for t in given]
     try:
         value = called(metric, outputs, y)
     except InputError:
         metric.whole = True
         return True
+    if versions != [t._version for t in given]:
+        words = "changes outputs or targets in place, which other metrics take, too; let it copy them"
+        raise InputError(f"metrics: '{metric.name}' {words}")
     samples = count_samples(x, y, alike=False)
     metric.whole = not (isinstance(value, Tensor) and value.shape == (samples,))
     try:
