@@ -187,6 +187,13 @@ def test_any_number_of_processes_gives_the_trajectory_of_one(size: int, trained:
             np.testing.assert_allclose(values, expected, rtol, atol, err_msg=f"{name}: {column}")
 
 
+def test_a_small_step_of_processes_has_the_displacement_of_one() -> None:
+    small = {"algorithm": RING, "dtype": "float32", "lr": 1e-6, "steps": 1, "decompose": {"every": 1}}
+    for _, part, whole, _ in in_processes(2, {"small": recipe.from_values(BASE | small)}):
+        for column in ("alpha_e", "delta"):  # a difference of rounded means has errors of 1%
+            np.testing.assert_allclose(part.history[column], whole.history[column], 1e-5, err_msg=column)
+
+
 @pytest.mark.parametrize("name", slow_but(RESUMED[:3], RESUMED))
 def test_a_run_from_each_checkpoint_has_the_bits_of_an_unbroken_one(name: str, tmp_path: Path) -> None:
     shorter = {"steps": 12, "checkpoint": {"every": 4}, "learners": 3, "batch": 36}

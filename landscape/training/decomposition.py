@@ -341,8 +341,6 @@ class Decomposer:
         """
         comm = self.gradient.comm
         theta = comm.mean(weights)
-        # Several processes compute the mean of the new weights in the memory of this mean: a copy is kept.
-        start = None if comm.size == 1 else comm.buffer("start", comm.part(theta)).copy_(comm.part(theta))
         g = self.gradient.at(theta, step)
         parts: list[Tensor] = []
         if split and at_mean:
@@ -356,12 +354,11 @@ class Decomposer:
             parts = [comm.part_mean(gradients_at_mean, "g_S"), delta]
         columns = self.gradient.heterogeneity(theta, step, g, self.divided) if self.divided else {}
 
-        def displacement(new: Tensor) -> Tensor:
-            if start is None:  # a mean of differences has less rounding than a difference of means
-                return comm.part_mean(new, "d", minus=weights)
-            return torch.sub(comm.part(comm.mean(new)), start, out=start)
+        def decomposed(new: Tensor, lr: float) -> dict[str, float]:
+            # The mean of the differences: a difference of two means would have the rounding of both.
+            return columns | _columns(g, comm.part_mean(new, "d", minus=weights), parts, lr)
 
-        return lambda new, lr: columns | _columns(g, displacement(new), parts, lr)
+        return decomposed
 
 
 def _columns(g: Gradient, displacement: Tensor, parts: list[Tensor], lr: float) -> dict[str, float]:

@@ -218,10 +218,6 @@ class Comm:
         bounds = _bounds(count, self.size)
         return slice(bounds[self.rank], bounds[self.rank + 1])
 
-    def part(self, vector: Tensor) -> Tensor:
-        """This process's :meth:`share` of the coordinates of ``vector`` (P,)."""
-        return vector[self.share(len(vector))]
-
     def part_sum(self, vector: Tensor, use: str) -> Tensor:
         """Σ over the processes of ``vector`` (P,), of which each process keeps its :meth:`share`.
 
