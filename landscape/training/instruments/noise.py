@@ -124,9 +124,8 @@ class NoiseScale(Instrument):
         """
         n = self.run.learners
         table = self._table().numpy() if self._sums else np.zeros((0, 2))
-        ends = (
-            np.flatnonzero(np.array(self._steps) % self._every == 0) + 1
-        )  # a stretch ends before these rows
+        # A stretch ends before each of these rows.
+        ends = np.flatnonzero(np.array(self._steps) % self._every == 0) + 1
         used = int(ends[-1]) if len(ends) else 0
         self._steps, self._sums = self._steps[used:], self._sums[used:]
         if self._between:
