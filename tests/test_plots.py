@@ -378,6 +378,9 @@ def test_levels_follow_a_trajectory(surface: Surface) -> None:
     assert np.ptp(np.log(wide)) == pytest.approx(3 * np.log(10))
     assert scale([loss], marked=[np.array([2.0])]).levels[-1] >= 90
     assert scale([loss], vmax=50, marked=[path.marker_loss]).levels[-1] >= 50
+    off = [np.array([200.0, 300.0])]  # of a path above the plane, or above the user's highest level
+    assert scale([loss], marked=off).levels[-1] >= 90
+    assert scale([loss], vmax=5, marked=[np.array([20.0, 30.0])]).levels[[0, -1]] == pytest.approx([1, 5])
 
 
 @pytest.mark.parametrize("style", ["contour", "surface", "difference"])

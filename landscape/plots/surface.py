@@ -91,7 +91,7 @@ def draw_surfaces(
     choose("style", style, STYLES)
     rings = [ring] if isinstance(ring, Radius) else [*ring]
     if rings and (len(rings) != len(results) or style == "surface"):
-        raise InputError(f"ring: {len(rings)} for {len(results)} surfaces; give contours one each")
+        raise InputError(f"ring: {len(rings)} for {len(results)} surfaces; give one for each, of contours")
     if quantity != "loss":
         results = [r.showing(quantity) for r in results]
         title = title or quantity
@@ -315,7 +315,7 @@ def scale(
         marked: losses along trajectories.
 
     Returns:
-        Increasing levels, of which the first is at most the lowest loss, and the rest.
+        Increasing levels, of which the first is at most the lowest loss but of trajectories, and the rest.
 
     Raises:
         InputError: no loss is finite, or a choice that these losses do not allow.
@@ -361,7 +361,7 @@ def _range(losses: Sequence[Array], levels: int | None, vmax: float | None) -> t
 def _around(ends: tuple[float, float], path: Array, ratios: bool) -> tuple[float, float]:
     """The part of a range of losses around those of a path, at most three times as wide as its own."""
     into, back = (np.log, np.exp) if ratios else (np.asarray, float)
-    path = path[np.isfinite(path) & (path > 0)]
+    path = np.clip(path[np.isfinite(path)], *ends)
     if not np.unique(path).size > 1:
         return ends
     first, last = into(path.min()), into(path.max())
