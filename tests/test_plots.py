@@ -158,13 +158,29 @@ def test_labels_of_log_axes_are_decimals_that_do_not_touch(low: float, high: flo
     figure, (ax,) = panels(1, 1, 4.0, height)
     ax.set(yscale="log", ylim=(low, high))
     decimal_labels(ax.yaxis)
-    FigureCanvasAgg(figure).draw()
-    ticks = [t for t in (*ax.get_yticklabels(), *ax.get_yticklabels(minor=True)) if t.get_text()]
-    assert all(tick.get_text() == f"{float(tick.get_text()):g}" for tick in ticks)
-    boxes = [t.get_window_extent() for t in ticks if low <= float(t.get_text()) <= high]
-    ends = sorted((box.y0, box.y1) for box in boxes)
+    ends = ends_of_labels(figure, ax.yaxis)
     assert len(ends) > 1 + (height > 2)
     assert all(below[1] < above[0] for below, above in itertools.pairwise(ends))
+
+
+@pytest.mark.parametrize(("low", "high"), [(2.6, 370.0), (13.0, 450.0), (0.03, 0.6), (42, 92)])
+def test_labels_beside_one_another_do_not_touch(low: float, high: float) -> None:
+    figure, (ax,) = panels(1, 1, 2.25, 3.0)
+    ax.set(xscale="log", xlim=(low, high))
+    decimal_labels(ax.xaxis)
+    ends = ends_of_labels(figure, ax.xaxis)
+    assert len(ends) > 1
+    assert all(left[1] < right[0] for left, right in itertools.pairwise(ends))
+
+
+def ends_of_labels(figure: Any, axis: Any) -> list[tuple[float, float]]:
+    """Where the labels of an axis, which are decimals, begin and end."""
+    FigureCanvasAgg(figure).draw()
+    low, high = axis.get_view_interval()
+    ticks = [t for t in (*axis.get_ticklabels(), *axis.get_ticklabels(minor=True)) if t.get_text()]
+    assert all(tick.get_text() == f"{float(tick.get_text()):g}" for tick in ticks)
+    boxes = [t.get_window_extent() for t in ticks if low <= float(t.get_text()) <= high]
+    return sorted(tuple(getattr(box, f"interval{axis.axis_name}")) for box in boxes)
 
 
 def trained_run(*settings: str, name: str = "digits-ssgd") -> Any:

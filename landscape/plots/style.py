@@ -33,6 +33,8 @@ SEQUENTIAL, DIVERGING = "mako_r", "RdBu_r"
 # The largest number of characters of a title and of a line of an axis label (our choice: a title then has one
 # line in a picture of two panels, and a label ends within its panel).
 TITLE, LABEL = 60, 35
+# Inches between the middles of numbers beside one another on an axis (our choice: three digits have room).
+NEAREST = 0.25
 _SETTINGS = [str(Path(__file__).with_name(name)) for name in ("style.mplstyle", "paper.mplstyle")]
 
 
@@ -152,13 +154,15 @@ class _Decimal(ticker.LogFormatter):
         if low <= 0:
             return
         decades = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
-        room = self.axis.get_tick_space()
+        room, ax = self.axis.get_tick_space(), self.axis.axes
+        inches, least = ax.bbox.width / ax.figure.dpi, NEAREST * (self.axis.axis_name == "x")
         self._leading = (1,)
         if len(decades) > room + 2:  # the powers of ten alone fill it
             return
         for self._leading in (tuple(range(1, 10)), (1, 2, 5), (5, 7), (1,)):  # one alone says nothing
             inside = [x for x in (n * d for n in self._leading for d in decades) if low <= x <= high]
-            if 1 < len([x for x in inside if self(x)]) <= room:
+            shown = np.log([x for x in sorted(inside) if self(x)]) * inches / math.log(high / low)
+            if 1 < len(shown) <= room and np.diff(shown).min() >= least:
                 return
 
     def __call__(self, x: float, pos: int | None = None) -> str:
