@@ -101,6 +101,8 @@ def test_equal_is_what_lies_within_a_margin_of_zero() -> None:
     more, less = (1.01, 1.011, 1.012), (0.99, 0.991, 0.989)
     assert [effect(0.05, values).answer for values in (more, less)] == ["as claimed", "not as claimed"]
     assert outcome([effect(0.05), effect(0.05, less)]) == "does not hold"
+    unknown = Effect("", "", (0.0, math.nan, 0.0), exact=True, margin=1.0)
+    assert (unknown.answer, outcome([unknown])) == ("open", "undecided")
     points = Effect("", "", (0.2, -0.3, 0.1), margin=1.0)
     assert points.answer == "equal within 1"
     assert counted([points, effect(0.05, more)]) == "1 of 2 as claimed, 1 equal within 1"

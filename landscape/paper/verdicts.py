@@ -111,8 +111,8 @@ class Effect:
     def equal(self) -> bool:
         """Return whether the interval lies within the margin."""
         most = math.log1p(self.margin) if self.ratio else self.margin
-        tested = len(self.values) >= SEEDS and not self.untested
-        return tested and bool((np.abs(self._scaled(self.interval[1:])) < most).all())
+        tested = len(self.values) >= SEEDS and not self.untested and np.isfinite(self.values).all()
+        return bool(tested and (np.abs(self._scaled(self.interval[1:])) < most).all())
 
     @property
     def _deciding(self) -> str:
