@@ -155,6 +155,9 @@ def test_windows_are_ranked_by_prediction_and_the_best_evaluated() -> None:
     assert np.flatnonzero(np.isfinite(result.exact)).tolist() == sorted(result.ranking[:3])
     (best,) = (row.value for row in result.describe() if row.name == "best by prediction")
     assert best == result.names[result.ranking[0]]
+    all_of_them = landscape.average(problem, weights, plan="windows", last=4, exact=7).exact
+    mean = torch.from_numpy(result.coefficients[-1]).to(weights) @ weights[2:]
+    assert all_of_them[-1] == pytest.approx(problem.loss(mean))
 
 
 class Adapter(nn.Module):

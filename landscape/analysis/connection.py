@@ -276,7 +276,7 @@ def average(
             each by itself.
         rank: of the average of products, as it would be stored; default: all that it needs.
         exact: whether the exact losses of the averages are computed beside it, a pass over the data each; or
-            of how many, those with the lowest predictions.
+            of how many, those with the lowest predictions; the chosen one comes last.
         bn_samples: samples from which statistics of BatchNorm are estimated.
         labels: names of the members; default: 0, 1, …
         max_memory: bytes that the process may take, at most.
@@ -332,7 +332,7 @@ def average(
     averages = np.vstack([requested, chosen := _greedy(hull, members_loss)])
     predicted = hull(averages)
     best = ranked(predicted.loss[:-1], predicted.ratio[:-1])
-    places = range(len(averages)) if exact is True else best[:exact]
+    places = range(len(averages)) if exact is True else [*best, len(requested)][:exact]
     numbers: dict[str, Any] = _exact(evaluated, averages, members, places, kinds, products, rank)
     taken(progress)(1.0)
     by_factor = not factors and pairs_of(own.layout, PEFT)
