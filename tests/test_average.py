@@ -274,6 +274,7 @@ def test_files_in_bfloat16_are_averaged_in_float32(tmp_path: Path) -> None:
     assert result.stored[0] == pytest.approx(problem.loss(mean.bfloat16().to(problem.dtype)))
     assert result.stored[0] != result.exact[0]
     assert "average in bfloat16" in result.summary()
+    assert landscape.average(problem, [*low]).stored[0] == result.stored[0]
     half = landscape.average(problem.to(torch.bfloat16), low)
     assert half.exact[0] == pytest.approx(result.exact[0], rel=1e-3)
     assert half.dtype == "float32"

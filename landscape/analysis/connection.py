@@ -399,8 +399,8 @@ def _members(
     networks = [] if weights is None else networks_of(problem, weights, labels)
     if base is not None:
         networks.insert(0, network_of(problem, base, "base"))
-    low = next((kind for kind in (getattr(weights, "dtype", None), own.dtype) if kind in LOW), None)
-    kinds = [network.kinds for network in networks] + [{s.name: low for s in own.layout.slots if low}]
+    every = [network.kinds for network in networks] + [{slot.name: own.dtype for slot in own.layout.slots}]
+    kinds = ({name: kind for name, kind in of.items() if kind in LOW} for of in every)
     if base is not None or not isinstance(weights, Tensor):  # which is taken without a copy
         weights = torch.stack([network.theta for network in networks]) if networks else None
     return placed(problem, weights, smallest=2), next((k for k in kinds if k), {})

@@ -255,7 +255,7 @@ Kinds = Mapping[str, torch.dtype]
 class Network:
     """θ (P,), as a problem has its own, and BatchNorm's buffers by name; None where these are not known.
 
-    ``kinds`` are those of the parameters that were in half precision.
+    ``kinds`` are the types that the parameters had where they come from.
     """
 
     theta: Tensor
@@ -294,7 +294,9 @@ def network_of(problem: Problem, source: Any, name: str) -> Network:
     if isinstance(source, (Tensor, np.ndarray)):
         theta, buffers = vector_of(source, problem.weights, name), dict(problem.model.named_buffers())
         stats = {key: buffers[key] for key in buffer_names(problem.model)}
-        network = Network(theta, stats if not stats or torch.equal(theta, problem.weights) else None)
+        known = stats if not stats or torch.equal(theta, problem.weights) else None
+        kind = torch.as_tensor(source).dtype
+        network = Network(theta, known, {slot.name: kind for slot in problem.layout.slots})
     else:
         state = unwrapped_state(name, _state(problem.model, source, name, names), names)
         network = _network(problem, state, name)
@@ -396,4 +398,4 @@ def _network(problem: Problem, state: dict[str, Any], name: str) -> Network:
     theta = problem.layout.flatten(tensors).to(problem.weights)
     saved_statistics = None if unknown else {key: t for key, t in constants.items() if key in statistics}
     kinds = {slot.name: tensors[slot.name].dtype for slot in problem.layout.slots}
-    return Network(theta, saved_statistics, {name: kind for name, kind in kinds.items() if kind.itemsize < 4})
+    return Network(theta, saved_statistics, kinds)
