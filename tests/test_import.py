@@ -598,6 +598,16 @@ def in_pieces(state: State, folder: Path) -> Any:
     return index
 
 
+def test_a_mask_may_be_infinite_where_the_models_is(folder: Path) -> None:
+    model = trained()
+    model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    torch.save(model.state_dict(), "net.pt")
+    assert torch.equal(landscape.load_weights("net.pt", into=model).mask, model.mask)
+    model.mask = torch.zeros(2)
+    with pytest.raises(OperationError, match="'mask' holds NaN or infinite numbers"):
+        landscape.load_weights("net.pt", into=model)
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_distributed_checkpoints_are_read_to_the_bit(folder: Path, command: Command) -> None:
     model, fresh = trained(), problems.SmallConv()

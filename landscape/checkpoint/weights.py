@@ -58,6 +58,13 @@ def _unfit(value: Tensor, target: Tensor) -> str:
     return ""
 
 
+def _finite(value: Tensor, own: Tensor) -> bool:
+    """Return whether all numbers are finite; a constant's may be infinite where the model's ``own`` are."""
+    beyond = ~torch.isfinite(value)
+    constant = not (own.requires_grad or own.is_meta)
+    return not beyond.any() or (constant and torch.equal(value[beyond], own.to(value)[beyond]))
+
+
 def unwrapped_state(
     where: str | Path, state: Mapping[str, Any], names: set[str], message: states.Message = lambda line: None
 ) -> dict[str, Any]:
@@ -128,7 +135,7 @@ def fitted(
                 raise OperationError(f"{path}: '{key}' {what}, the model {name} needs shape {shape}")
             if why := _unfit(value, tensors[key]):
                 raise OperationError(f"{path}: '{key}' {why}")
-            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            if not _finite(value, tensors[key]):
                 raise OperationError(f"{path}: '{key}' holds NaN or infinite numbers, all must be finite")
             if key != first and not torch.equal(value, named[first]):
                 raise OperationError(f"{path}: '{first}' and '{key}' differ, but are one tensor in {name}")
