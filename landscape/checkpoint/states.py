@@ -234,6 +234,8 @@ def _index_of(path: Path) -> tuple[dict[str, Any], dict[int, list[_Piece]]]:
             if about.state:
                 kind, size = about.state["properties"].state[0], about.state["size"]
                 tensor = torch.empty(size, dtype=kind, device="meta")
+                if name not in places:
+                    raise OperationError(f"{path}: pieces of '{name}' are missing; save the checkpoint again")
                 pieces[id(tensor)] = places[name]
             inner[str(last)] = tensor
     return nested, pieces
