@@ -120,6 +120,7 @@ def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Forecas
     Raises:
         InputError: a function that is no analysis with a bound on its memory, or an argument that it does not
             allow.
+        TypeError: arguments that it does not have, or a missing one, as in a call of it.
 
     Example:
         >>> import torch, landscape

@@ -259,7 +259,7 @@ def preconditioner(
     """
     path = run.path or "run"
     if not run.has_recipe:
-        raise OperationError(f"{path}: no run of landscape train; give a landscape.Preconditioner")
+        raise OperationError(f"{path}: no run of landscape train; give a landscape.Preconditioner in Python")
     maker = StatePreconditioner(recipe_of(run), problem, "precondition")
     if run.step < 1:
         raise OperationError(f"{path}: of step 0, the optimizer has no state yet")
