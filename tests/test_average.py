@@ -248,7 +248,7 @@ def test_own_names_of_factors_and_what_has_no_products() -> None:
     result = landscape.average(problem, members, factors=[("a", "b")])
     assert (result.space, result.ranks[0]) == ("products", 4)
     assert landscape.average(problem, members, exact=False).space == "weights"
-    decayed = Problem(net, nn.functional.cross_entropy, data, weight_decay=0.5)
+    decayed = Problem(net, nn.functional.cross_entropy, data, weight_decay=1e-6)
     for of, options, words in (
         (
             problem,
@@ -261,6 +261,31 @@ def test_own_names_of_factors_and_what_has_no_products() -> None:
     ):
         with pytest.raises(InputError, match=words):
             landscape.average(of, members, **options)
+
+
+class Bent(Adapter):
+    """An adapter that is no function of its product, unless one factor is zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        low: Tensor = self.lora_B["default"](self.lora_A["default"](x).tanh())
+        return self.base_layer(x) + low  # type: ignore[no-any-return]
+
+
+def test_each_member_must_be_a_function_of_its_own_products() -> None:
+    torch.manual_seed(0)
+    data = torch.randn(40, 6).double(), torch.randint(5, (40,))
+    problem = Problem(Bent().double(), nn.functional.cross_entropy, data)
+    members = problems.around(problem, 3, 0.3)
+    problem.layout.views(members[-1])["lora_B.default.weight"].zero_()
+    with pytest.raises(InputError, match="the loss is no function of their products"):
+        landscape.average(problem, members)
+    twice = nn.Sequential(Adapter(), nn.Linear(5, 6), Adapter()).double()
+    twice[2].lora_A["default"].weight = twice[0].lora_A["default"].weight
+    shared = Problem(twice, nn.functional.cross_entropy, data)
+    with pytest.raises(
+        InputError, match="'0.lora_A.default.weight' is shared by several layers; give factors"
+    ):
+        landscape.average(shared, problems.around(shared, 2, 0.3))
 
 
 def test_files_in_bfloat16_are_averaged_in_float32(tmp_path: Path) -> None:

@@ -323,7 +323,8 @@ def average(
     exact_only(problem, "average")
     products = Products(problem, pairs) if pairs else None
     if products:
-        products.check(members[-1])
+        for row in members:
+            products.check(row)
         problem = in_full_precision(products.problem)
         members = torch.stack([products(row) for row in members])
     evaluated, curved = _with_statistics(problem, bn_samples)

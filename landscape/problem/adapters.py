@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -20,6 +22,8 @@ from landscape.problem.problem import Problem
 PEFT = (("lora_A", "lora_B"), ("lora_embedding_A", "lora_embedding_B"))
 # Singular values below this share of the largest are rounding of factors in float32 (our choice).
 ROUNDING = 1e-6
+# Losses that differ by less, relative to themselves or to 0.1, differ by rounding in float32 (our choice).
+ROUNDED_LOSS = 1e-4
 
 
 def pairs_of(layout: Layout, factors: Sequence[tuple[str, str]]) -> list[tuple[Slot, Slot]]:
@@ -56,11 +60,15 @@ class Products:
         problem: with the products.
 
     Raises:
-        InputError: weights whose loss is no function of the products (:meth:`check`).
+        InputError: a factor of several products.
     """
 
     def __init__(self, problem: Problem, pairs: Sequence[tuple[Slot, Slot]]) -> None:
         self._own, self._pairs, model = problem, pairs, copy.deepcopy(problem.model)
+        uses = Counter(id(tensor) for _, tensor in model.named_parameters(remove_duplicate=False))
+        for slot in itertools.chain(*pairs):
+            if uses[id(model.get_parameter(slot.name))] > 1:
+                raise InputError(f"factors: '{slot.name}' is shared by several layers; give factors=()")
         for a, b in pairs:
             one = torch.eye(b.shape[0]).view(b.shape[0], b.shape[0], *b.shape[2:])
             zero = torch.zeros(b.shape[0], *a.shape[1:])
@@ -88,7 +96,8 @@ class Products:
     def check(self, theta: Tensor) -> None:
         """InputError unless the loss at ``theta`` (P,) is that of its products."""
         losses = self._own.loss(theta), self.problem.loss(self(theta))
-        if not abs(losses[0] - losses[1]) <= 1e-3 * max(abs(losses[0]), 1e-3):
+        equal = abs(losses[0] - losses[1]) <= ROUNDED_LOSS * max(abs(losses[0]), 0.1)
+        if self._own.weight_decay or not equal:
             words = f"{losses[0]:.6g} with the factors, {losses[1]:.6g} with the products"
             raise InputError(f"factors: the loss is no function of their products ({words}); give factors=()")
 
