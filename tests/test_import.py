@@ -606,6 +606,8 @@ def test_a_mask_may_be_infinite_where_the_models_is(folder: Path) -> None:
     model.mask = torch.zeros(2)
     with pytest.raises(OperationError, match="'mask' holds NaN or infinite numbers"):
         landscape.load_weights("net.pt", into=model)
+    with pytest.raises(InputError, match="into: a model on the device 'meta' has no numbers"):
+        landscape.load_weights("net.pt", into=model.to("meta"))
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -231,6 +231,7 @@ def load_weights(path: str | Path, into: nn.Module) -> nn.Module:
         The model.
 
     Raises:
+        InputError: a model on the device "meta".
         OperationError: a file that cannot be read, or does not fit; it names the parameter.
 
     Example:
@@ -242,6 +243,8 @@ def load_weights(path: str | Path, into: nn.Module) -> nn.Module:
         True
     """
     model, names = unwrapped(into), {*unwrapped(into).state_dict()}
+    if any(tensor.is_meta for tensor in model.state_dict().values() if isinstance(tensor, Tensor)):
+        raise InputError("into: a model on the device 'meta' has no numbers; make it on another device")
     state = _state(model, _read(Path(path), "path", model), str(path), names)
     tensors = dict(fitted(path, unwrapped_state(path, state, names), model, type(model).__name__))
     model.load_state_dict(tensors, strict=False)  # one name of each tensor is sufficient
