@@ -187,6 +187,8 @@ def test_the_forecast_of_a_grid_is_that_of_its_points() -> None:
         landscape.forecast(max, problem)
     with pytest.raises(InputError, match="args: trace has a forecast for a landscape.Problem or a run only"):
         landscape.forecast(landscape.trace, torch.eye(3))
+    with pytest.raises(InputError, match="products: None is not allowed"):
+        landscape.forecast(landscape.trace, problem, products=None)
     with pytest.raises(TypeError, match="unexpected keyword argument 'kk'"):
         landscape.forecast(landscape.top_eigenvalues, problem, kk=5)
 

@@ -140,7 +140,8 @@ def analysis(
         def forecasted(*args: Any, **kwargs: Any) -> tuple[Need | None, Mapping[str, Any]]:
             if "plane" in [*signature.parameters][len(args) :]:  # a call costs the same wherever it lies
                 kwargs = {"plane": None, **kwargs}
-            left_out = [name for name, value in kwargs.items() if value is None]
+            required = {key for key, of in signature.parameters.items() if of.default is of.empty}
+            left_out = [key for key, value in kwargs.items() if value is None and key in required]
             call = bound(args, kwargs, lambda *parts: check_arguments(*parts, *left_out))
             return needed(call.arguments), call.arguments
 
