@@ -49,9 +49,8 @@ class Processes:
         With ``--nproc N``, N processes run the command instead, and this process exits after them. They
         divide the processor's threads. If one fails, all end, with an error that names its rank.
         """
-        size = number("WORLD_SIZE", 1)
-        if started_by_launcher() and size > 1:
-            rank = number("RANK", 0)
+        if started_by_launcher() and number("WORLD_SIZE", 1) > 1:
+            size, rank = number("WORLD_SIZE", 1), number("RANK", 0)
             output.current().muted = rank > 0
             if self.nproc not in (1, size):
                 raise InputError(f"--nproc: {self.nproc} is not allowed, torchrun started {size} processes")
