@@ -128,7 +128,7 @@ def draw(
 
 
 def loaded(results: Any) -> list[Any]:
-    """The results and runs in ``results``; those of files are read, and those of a dict have its names."""
+    """Return the results and runs of ``results``: files are read, and keys of a dict become names."""
     if isinstance(results, Mapping):
         return [_named(item, str(name)) for name, given in results.items() for item in loaded(given)]
     items: list[Any] = []
@@ -139,7 +139,7 @@ def loaded(results: Any) -> list[Any]:
 
 
 def _named(item: Any, name: str) -> Any:
-    """A result or a run of that name."""
+    """Return the result or the run with this name."""
     if hasattr(item, "using"):
         return item.using(name=name)
     if not hasattr(item, "label"):
@@ -189,7 +189,7 @@ LENGTH = 300
 
 
 def literal(text: str) -> str:
-    """``text`` in the form in which matplotlib shows its characters unchanged.
+    """Return ``text`` in the form in which matplotlib shows its characters unchanged.
 
     A dollar sign then begins no formula, and characters that cannot be printed are written as escapes. Texts
     longer than 300 characters are cut.
@@ -199,7 +199,7 @@ def literal(text: str) -> str:
 
 
 def drawable(result: Any) -> Any:
-    """A copy of ``result`` with :func:`literal` texts, and with infinity for numbers too large for an axis.
+    """Return a copy of ``result`` with :func:`literal` texts, and infinity for numbers too large for an axis.
 
     Of an unfinished grid it is the finest part that is complete.
 
@@ -226,7 +226,7 @@ def drawable(result: Any) -> Any:
 
 
 def each_of(results: Any) -> list[Any]:
-    """One or several results, runs or names of files, as a list."""
+    """Return one or several results, runs or names of files, as a list."""
     several = isinstance(results, Iterable) and not isinstance(results, (str, Path))
     return list(results) if several else [results]
 
@@ -254,7 +254,7 @@ F = TypeVar("F", bound=Callable[..., Figure])
 
 
 def draws(kind: type) -> Callable[[F], F]:
-    """A decorator that registers a function as the drawing of results of class ``kind``.
+    """Return a decorator that registers a function as the drawing of results of class ``kind``.
 
     :func:`landscape.draw` calls the function, in the style of all pictures, with results whose texts and
     numbers can be drawn (``drawable``). A parameter ``style`` of the function is that of the call.
@@ -283,7 +283,7 @@ def draws(kind: type) -> Callable[[F], F]:
 
 
 def drawing_of(kind: type) -> Callable[..., Figure]:
-    """The drawing of results of class ``kind``: its own, or that of the nearest base class.
+    """Return the drawing of results of class ``kind``: its own, or that of the nearest base class.
 
     Raises:
         InputError: neither the class nor any base class has a drawing.

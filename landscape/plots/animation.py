@@ -47,7 +47,7 @@ class Frame:
 
 
 def film(frames: Sequence[Frame], algorithm: str) -> tuple[Figure, Callable[[int], None]]:
-    """The learners on the landscape around their mean, by step, beside a dial of ηλ_max.
+    """Return the learners on the landscape around their mean, by step, beside a dial of ηλ_max.
 
     All frames have the same levels and colors.
 
@@ -108,7 +108,7 @@ def _draw_surface(ax: Axes, r: Surface, chosen: surface.LevelScale) -> None:
 
 
 def _draw_dial(ax: Axes, frame: Frame, top: float, color: str) -> None:
-    """A half circle from 0 to ``top`` with a needle; beyond the limit its rim has a warning color."""
+    """Draw a half circle from 0 to ``top`` with a needle; beyond the limit its rim has a warning color."""
 
     def at(value: Any, radius: float) -> tuple[Any, Any]:
         angle = np.pi * (1 - value / top)

@@ -33,7 +33,7 @@ _MATRICES = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix"}
 
 
 def draw_parts(results: Sequence[MatrixResult], title: str = "") -> Figure:
-    """Eigenvalues, traces and densities, as those of spectra are drawn."""
+    """Draw eigenvalues, traces and densities as in spectra."""
     return draw_spectra([Spectrum.of(r) for r in results], title)
 
 
@@ -43,7 +43,7 @@ for _kind in (Eigenpairs, Trace, Density):
 
 @draws(Spectrum)
 def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
-    """Spectral densities on a log axis with eigenvalues as ticks below it, one color for each result.
+    """Draw spectral densities on a log axis with eigenvalues as ticks below it, one color for each result.
 
     The axis ends a factor of 10 below the peak of one eigenvalue out of P. Results that have only traces
     are drawn as traces, with one standard error.
@@ -87,12 +87,12 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
 
 
 def _size(results: Sequence[Spectrum]) -> str:
-    """The samples of the loss, or the size of an operator that was given."""
+    """Return the samples of the loss, or the size of an operator that was given."""
     return style.samples_of(results) if results[0].samples else f"{results[0].parameters:,} rows"
 
 
 def density_scale(dense: Sequence[Density], count: int) -> tuple[Array, float]:
-    """``count`` eigenvalues at which densities are drawn, and the density at which their axis begins.
+    """Return ``count`` eigenvalues at which densities are drawn, and the density at which their axis begins.
 
     Below a tenth of the peak of one eigenvalue out of P there is nothing to see.
     """
@@ -105,7 +105,7 @@ def density_scale(dense: Sequence[Density], count: int) -> tuple[Array, float]:
 
 
 def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
-    """Traces with their 95% intervals, one below the other."""
+    """Draw traces with their 95% intervals, one below the other."""
     if not any(np.isfinite(r.trace) for r in results):
         raise InputError("spectrum: no eigenvalue, no density and no trace, there is nothing to draw")
     figure, (ax,) = panels(1, 1, 6.4, 1.5 + 0.4 * len(results), ["trace"])
@@ -124,7 +124,7 @@ def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
 
 @draws(BatchSpectrum)
 def draw_batch_spectra(results: Sequence[BatchSpectrum], title: str = "") -> Figure:
-    """Histograms of λ_max over minibatches, one for each result; dashed lines are λ_max of all samples."""
+    """Draw a histogram of λ_max over minibatches for each result; dashed lines are λ_max of all samples."""
     figure, (ax,) = panels(1, 1, 6.4, 3.9, ["batch_spectrum"])
     top = [r.values[:, 0] for r in results]
     bins = np.histogram_bin_edges(np.concatenate(top), max(8, int(2 * np.sqrt(max(map(len, top))))))
@@ -144,7 +144,7 @@ def draw_batch_spectra(results: Sequence[BatchSpectrum], title: str = "") -> Fig
 
 @draws(CurvatureTable)
 def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") -> Figure:
-    """Bars of both ends of the spectrum of each block, and beside them its share of the trace.
+    """Draw bars of both ends of the spectrum of each block, and beside them its share of the trace.
 
     Dotted lines are the ends of the whole. Error bars are residuals, and one standard error of the shares.
     """
@@ -181,7 +181,7 @@ def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") ->
 
 @draws(LossChange)
 def draw_loss_changes(results: Sequence[LossChange], title: str = "") -> Figure:
-    """Bars of what each group of parameters did to the loss: gradient, curvature within, and between.
+    """Draw the share of each group of parameters in the change of the loss: gradient and curvature.
 
     They are stacked. One panel for each step; the dashed line is the change of the loss.
     """
@@ -209,7 +209,7 @@ def draw_loss_changes(results: Sequence[LossChange], title: str = "") -> Figure:
 
 @draws(BatchSharpness)
 def draw_batch_sharpness(results: Sequence[BatchSharpness], title: str = "") -> Figure:
-    """Batch sharpness against the batch, one panel for each checkpoint, times η where that is known.
+    """Draw batch sharpness against the batch, one panel for each checkpoint, times η if that is known.
 
     Filled points are w_a, open ones the mean over the learners at their own weights and minibatches; the
     dashed line is λ_max, the solid one the limit of the update rule. Error bars are one standard error.
@@ -232,7 +232,7 @@ def draw_batch_sharpness(results: Sequence[BatchSharpness], title: str = "") -> 
 
 
 def _draw_group(ax: Axes, group: Sequence[BatchSharpness], scaled: bool) -> None:
-    """Points and lines of one checkpoint."""
+    """Draw points and lines of one checkpoint."""
     color, last = style.color_of(group[0].label), group[-1]
     factor = [r.lr if scaled else 1.0 for r in group]
     mean_rows = [(r.batch, r.value, r.standard_error) for r in group]
@@ -256,7 +256,7 @@ def _draw_group(ax: Axes, group: Sequence[BatchSharpness], scaled: bool) -> None
 
 @draws(Disagreement)
 def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figure:
-    """Cumulative shares over the eigenvectors; beside them ½ tr(HC) against the loss that the spread costs.
+    """Draw cumulative shares over the eigenvectors; beside them ½ tr(HC) and the loss that the spread costs.
 
     Error bars are one standard error over the learners.
     """
@@ -289,7 +289,7 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
 
 @draws(Sharpness)
 def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
-    """The sharpness of each checkpoint against ρ where there are several, else one beside the other.
+    """Draw the sharpness of each checkpoint against ρ if there are several, else side by side.
 
     Error bars are one standard error over the draws.
     """
@@ -336,7 +336,7 @@ _MARKERS: list[dict[str, Any]] = [
 
 @draws(Smoothing)
 def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
-    """Four panels: learning rates, sharpness and loss at the checkpoints, and the directions of the spread.
+    """Draw learning rates, sharpness and loss at the checkpoints, and the directions of the spread.
 
     The first three show the loss itself and the loss smoothed by the spread, with one standard error.
     Learning rates are 2/λ_max, against the rates α and α_e of the run. Dashes beside the sharpness are the
@@ -402,7 +402,7 @@ def _draw_spread(ax: Axes, results: Sequence[Smoothing]) -> None:
 
 @draws(LearningCoefficient)
 def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str = "") -> Figure:
-    """The chains' nβ (L(w) − L(w*)) without heating against the step, one panel for each result.
+    """Draw the chains' nβ (L(w) − L(w*)) without heating against the step, one panel for each result.
 
     The line is λ̂ with a band of one standard error; the gray part is the burn-in.
     """
@@ -415,7 +415,7 @@ def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str
 
 
 def _draw_chains(ax: Axes, result: LearningCoefficient) -> None:
-    """Traces, burn-in and estimate of one result."""
+    """Draw chains, burn-in and estimate of one result."""
     traces = result.rise - result.heating
     steps = (np.arange(traces.shape[1]) + 0.5) * result.steps_a_draw
     tones = style.shades(style.color_of(result.label), len(traces))
