@@ -274,7 +274,7 @@ class Figure(Described):
 def figure(
     name: str, judge: Judge, table: dict[str, Any] | None = None
 ) -> Callable[[Callable[[Context], Drawing]], Figure]:
-    """Draw a decorator: add the :class:`Figure` that the function draws to the registry.
+    """Return a decorator that registers a function as the drawing of a :class:`Figure`.
 
     Args:
         name: in ``landscape figures``.
@@ -314,7 +314,7 @@ def names() -> list[str]:
 
 
 def get(name: str) -> Figure:
-    """Draw the figure called ``name``. InputError names the nearest one."""
+    """Return the figure called ``name``. InputError names the most similar one."""
     return registry.figures[name]
 
 

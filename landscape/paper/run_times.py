@@ -170,7 +170,7 @@ class Exchange:
         return cls(busy, sources, np.searchsorted(rows, np.arange(len(waits))))
 
     def done(self, begun: Array) -> Array:
-        """Return the times (runs, W) of the workers' results; ``begun`` (runs, W) are those of their starts."""
+        """Return when the workers have their results (runs, W); they began at ``begun`` (runs, W)."""
         sent = begun + self.busy
         if self.sources is None or self.offsets is None:
             return np.broadcast_to(sent.max(1, keepdims=True), begun.shape)
