@@ -87,7 +87,7 @@ class Effect:
         return estimate.value, low, high
 
     def _scaled(self, values: Sequence[float]) -> Array:
-        """``values`` on the scale on which they are compared: of ratios the logarithms."""
+        """Return ``values`` on the scale on which they are compared: of ratios the logarithms."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.log(values) if self.ratio else np.array(values)
 
@@ -150,13 +150,13 @@ class Effect:
         return texts[0] if texts[0] == texts[1] == texts[2] else f"{texts[0]} ({texts[1]} to {texts[2]})"
 
     def _number(self, value: float) -> str:
-        """``value`` in a few digits, with a sign where zero is among the claimed sizes, or their border."""
+        """Return ``value`` in a few digits, with a sign if the claimed sizes include or border on zero."""
         if self.ratio or not self.claimed[0] <= 0 <= self.claimed[1]:
             return f"{value:.3g}"
         return f"{value:+.3g}" if abs(value) >= 100 else f"{value:+.2g}"
 
     def entry(self) -> dict[str, Any]:
-        """The entry in the JSON file of a figure; numbers that are not finite are null."""
+        """Return the entry in the JSON file of a figure; numbers that are not finite are null."""
         mean, low, high = self.interval
         numbers = {"mean": mean, "low": low, "high": high, "least": self.claimed[0], "most": self.claimed[1]}
         return {
@@ -176,7 +176,7 @@ Judge = Callable[[Rows], list[Effect]]
 
 
 def judged(judge: Judge, rows: Rows) -> list[Effect]:
-    """The effects of ``rows`` as a CSV has them; one without values where a column is missing.
+    """Return the effects of ``rows`` of a CSV; one without values if a column is missing.
 
     Example:
         >>> import pandas as pd
@@ -191,7 +191,7 @@ def judged(judge: Judge, rows: Rows) -> list[Effect]:
 
 
 def outcome(effects: Sequence[Effect]) -> Outcome:
-    """The grade of a claim; "holds" where all of its effects do, and none is open.
+    """Return the grade of a claim; "holds" where all of its effects do, and none is open.
 
     Example:
         >>> good, open_ = Effect("a", "", (1.0, 1.1, 1.2)), Effect("b", "", (-1.0, 1.1, 1.2))
@@ -209,7 +209,7 @@ def outcome(effects: Sequence[Effect]) -> Outcome:
 
 
 def counted(effects: Sequence[Effect]) -> str:
-    """The number of effects with each answer.
+    """Return the number of effects with each answer.
 
     Example:
         >>> good, open_ = Effect("a", "", (1.0, 1.1, 1.2)), Effect("b", "", (-1.0, 1.1, 1.2))
@@ -222,7 +222,7 @@ def counted(effects: Sequence[Effect]) -> str:
 
 
 def select(rows: Rows, /, **where: Any) -> Rows:
-    """The rows with these values.
+    """Return the rows with these values.
 
     Example:
         >>> import pandas as pd
@@ -235,7 +235,7 @@ def select(rows: Rows, /, **where: Any) -> Rows:
 
 
 def settings(rows: Rows, *names: str) -> list[Any]:
-    """The values of a column, or of several the tuples, each once in the order of the rows.
+    """Return the values of a column, or of several the tuples, each once in the order of the rows.
 
     Example:
         >>> import pandas as pd
@@ -249,7 +249,7 @@ def settings(rows: Rows, *names: str) -> list[Any]:
 
 
 def by_seed(rows: Rows, value: str, /, **where: Any) -> Numbers:
-    """``value`` by seed; of several rows with one seed the last, such as that of the last epoch.
+    """Return ``value`` by seed; of several rows with one seed the last, such as that of the last epoch.
 
     Example:
         >>> import pandas as pd
@@ -262,7 +262,7 @@ def by_seed(rows: Rows, value: str, /, **where: Any) -> Numbers:
 
 
 def difference(a: Numbers, b: Numbers) -> tuple[float, ...]:
-    """a − b of the seeds that both have; of two infinities, which is no number, 0.
+    """Return a − b of the seeds that both have; of two infinities, which is no number, 0.
 
     Example:
         >>> import pandas as pd
@@ -274,7 +274,7 @@ def difference(a: Numbers, b: Numbers) -> tuple[float, ...]:
 
 
 def ratio(a: Numbers, b: Numbers) -> tuple[float, ...]:
-    """a/b of the seeds that both have."""
+    """Return a/b of the seeds that both have."""
     a, b = a.align(b, join="inner")
     return tuple((a / b.where(b != 0)).sort_index().tolist())
 
@@ -290,7 +290,7 @@ def paired_effect(
     claimed: Sizes | None = None,
     **columns: Any,
 ) -> Effect:
-    """The first of two settings against the second, by seed.
+    """Return the first of two settings against the second, by seed.
 
     Args:
         where, what, claimed: as of :class:`Effect`; by default above zero, of a ratio above one.
@@ -314,13 +314,13 @@ def paired_effect(
 def effect_of(
     where: str, what: str, a: Numbers, b: Numbers, *, times: bool = False, claimed: Sizes | None = None
 ) -> Effect:
-    """:func:`paired_effect` of numbers by seed."""
+    """Return :func:`paired_effect` of numbers by seed."""
     border = claimed or (ABOVE_ONE if times else ABOVE_ZERO)
     return Effect(where, what, (ratio if times else difference)(a, b), border, ratio=times)
 
 
 def table(rows: Rows) -> str:
-    """``rows`` as CSV; numbers to 6 digits.
+    """Return ``rows`` as CSV; numbers to 6 digits.
 
     Example:
         >>> import pandas as pd
@@ -334,7 +334,7 @@ def table(rows: Rows) -> str:
 
 
 def rows_of(text: str) -> Rows:
-    """The rows of a CSV, in which "nan" alone is no number.
+    """Return the rows of a CSV, in which "nan" alone is no number.
 
     Raises:
         ValueError: it is no CSV.
