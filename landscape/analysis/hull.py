@@ -27,7 +27,7 @@ LEVEL = 0.9
 
 
 @dataclass(frozen=True)
-class Measured:
+class MemberMeasurements:
     """Measurements at n vectors w_j with deviations Δw_j from their mean, in float64.
 
     Attributes:
@@ -50,8 +50,8 @@ class Measured:
     error: float = 0.0
 
 
-class Predicted(NamedTuple):
-    """Predicted losses (K,), the ends of their 90% intervals, and the convergence ratios."""
+class Prediction(NamedTuple):
+    """Prediction losses (K,), the ends of their 90% intervals, and the convergence ratios."""
 
     loss: Array
     low: Array
@@ -74,7 +74,7 @@ class Hull:
         measured: at the vectors.
     """
 
-    def __init__(self, measured: Measured) -> None:
+    def __init__(self, measured: MemberMeasurements) -> None:
         self._measured = measured
         sizes, vectors = np.linalg.eigh(measured.gram)
         retained = sizes > ROUNDING * sizes[-1]
@@ -89,7 +89,7 @@ class Hull:
         values = np.concatenate([part.ravel() for part in observed])
         self._processes = [_Process(self._blocks, values, length) for length in LENGTHS]
 
-    def __call__(self, coefficients: Array) -> Predicted:
+    def __call__(self, coefficients: Array) -> Prediction:
         """The losses at Σ_j a_j w_j for the rows a of ``coefficients`` (K, n), each of which sums to 1."""
         m, a = self._measured, coefficients
         target = _Block(a @ self._points)
@@ -112,7 +112,7 @@ class Hull:
         total = np.where(single, a @ m.losses, loss) + a @ m.offsets
         beyond = np.hypot(remainder, wide)
         below, above = (np.where(single, 0.0, np.hypot(part, beyond)) for part in (loss - low, high - loss))
-        return Predicted(total, total - below, total + above, np.where(single, 0.0, ratio))
+        return Prediction(total, total - below, total + above, np.where(single, 0.0, ratio))
 
 
 class _Process:
