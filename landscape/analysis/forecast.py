@@ -144,7 +144,7 @@ def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Forecas
 
 
 def _seconds_of_a_product(problem: Any, arguments: Mapping[str, Any]) -> float:
-    """The time of a product after the first, which makes graphs that are kept."""
+    """Return the time of a product after the first, which makes graphs that are kept."""
     matrix, part = arguments.get("matrix", "hessian"), arguments.get("part")
     options = HessianOptions(matrix, part, None, arguments.get("derivatives", "auto"))
     h = fast_hessian(problem, arguments.get("weights"), options)
@@ -156,7 +156,7 @@ def _seconds_of_a_product(problem: Any, arguments: Mapping[str, Any]) -> float:
 
 
 def _seconds_of_a_point(problem: Any) -> float:
-    """The time of a point of a line beyond the first ones, which have the start of the call."""
+    """Return the time of a point of a line beyond the first ones, which have the start of the call."""
     direction, times = torch.ones_like(problem.weights), []
     for points in (2, 2, 10):  # the first call loads what is loaded once
         began = time.perf_counter()

@@ -90,7 +90,7 @@ class Hull:
         self._processes = [_Process(self._blocks, values, length) for length in LENGTHS]
 
     def __call__(self, coefficients: Array) -> Prediction:
-        """The losses at Σ_j a_j w_j for the rows a of ``coefficients`` (K, n), each of which sums to 1."""
+        """Return the losses at Σ_j a_j w_j for the rows a of ``coefficients`` (K, n), which sum to 1."""
         m, a = self._measured, coefficients
         target = _Block(a @ self._points)
         predictions = np.array([process.predict(target) for process in self._processes])
@@ -136,7 +136,7 @@ class _Process:
         self._variance = max(residual @ self._weights, 0.0) / self.freedom
 
     def predict(self, target: _Block) -> tuple[Array, Array]:
-        """The mean and the scale (K,) of Student's t with ``freedom`` degrees at the points of a block."""
+        """Return mean and scale (K,) of Student's t with ``freedom`` degrees at the points of a block."""
         cross = np.hstack([_covariance(target, block, self._length) for block in self._blocks]) * self._scale
         trend = _quadratic(target)
         residual = trend - cross @ self._solved
@@ -146,7 +146,7 @@ class _Process:
 
 
 def _covariance(a: _Block, b: _Block, length: float) -> Array:
-    """(m_a, m_b), the derivatives of exp(−s), s = ‖x − y‖²/2ℓ², along a's directions in x and b's in y.
+    """Return derivatives (m_a, m_b) of exp(−s), s = ‖x − y‖²/2ℓ², along a's directions in x and b's in y.
 
     By Faà di Bruno's formula it is the sum over the partitions of the directions into sets of one or two of
     the products of (−1) times the derivatives of s, of which there are no higher ones: the first direction
@@ -177,7 +177,7 @@ def _covariance(a: _Block, b: _Block, length: float) -> Array:
 
 
 def _quadratic(block: _Block) -> Array:
-    """(m, (r + 1)(r + 2)/2), what the block observes of 1, x_i and x_i x_j, i ≤ j."""
+    """Return a block's observations of 1, x_i and x_i x_j, i ≤ j, (m, (r + 1)(r + 2)/2)."""
     x = block.points
     i, j = np.triu_indices(x.shape[1])
     if not block.directions:
@@ -189,7 +189,7 @@ def _quadratic(block: _Block) -> Array:
 
 
 def _quantiles(means: Array, scales: Array, freedom: int) -> tuple[Array, Array]:
-    """The ends (K,) of the interval of an even mixture of Student's t with ``means`` (m, K), by bisection."""
+    """Return the ends (K,) of the interval of an even mixture of Student's t with ``means`` (m, K)."""
     tail, ends = (1 - LEVEL) / 2, []
     reach = -special.stdtrit(freedom, tail / len(means)) * scales  # beyond it no component has a tail's share
     for probability in (tail, 1 - tail):

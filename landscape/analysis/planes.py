@@ -32,7 +32,7 @@ NORMS: tuple[Literal["none", "filter", "layer"], ...] = ("none", "filter", "laye
 
 
 def _random_plane_need(problem: Any, **_: Any) -> Need:
-    """Two directions, and a draw of the largest parameter in float64."""
+    """Return the need of two directions, and of a draw of the largest parameter in float64."""
     largest = max(slot.size for slot in problem.layout.slots) / problem.layout.size
     return needs.need(problem, 2 + largest * needs.double(problem), 0)
 
@@ -120,7 +120,7 @@ def between(
     align: Literal["none", "weights", "activations"] = "none",
     seed: Seed = 0,
 ) -> Plane:
-    """The plane through three weight vectors, or through two and along a random direction.
+    """Return the plane through three weight vectors, or through two and along a random direction.
 
     The first direction is w1 − w0. The second direction is the part of w2 − w0 orthogonal to w1 − w0, scaled
     to the length of w1 − w0 (Garipov et al. 2018, section 3). The center is the middle of the box around the
@@ -186,7 +186,7 @@ def between(
 def pca_plane(
     problem: Problem | Run, weights: Sequence[Weights] | Tensor, labels: Sequence[str] = ()
 ) -> Plane:
-    """The plane along the first two principal components of a run's checkpoints, through the last checkpoint.
+    """Return the plane along the first two principal components of a run's checkpoints, through the last.
 
     Directions have unit length, so that coordinates are distances between weights. A random walk in many
     dimensions also has large shares of variance (Antognini and Sohl-Dickstein 2018).
@@ -223,7 +223,7 @@ def pca_plane(
 @numerics(1)
 @checked("problem")
 def learners_plane(problem: Problem | Run, weights: Sequence[Weights] | Tensor) -> Plane:
-    """The plane through the mean w_a that fits the learners w_j best, in the least-squares sense.
+    """Return the plane through the mean w_a that fits the learners w_j best, in the least-squares sense.
 
     This plane is ours. The unit directions are the first two right singular vectors of the matrix with
     rows w_j − w_a. The learners' squared distances from the plane add up to the sum of the other squared
@@ -317,7 +317,7 @@ def _plane(
     problem: Problem, center: Tensor, kind: str, rows: Tensor, networks: list[Network],
     labels: Sequence[str], directions: Tensor, seed: int = 0, **more: Any,
 ) -> Plane:  # fmt: skip
-    """A plane that shows ``networks``, whose weights on it are ``rows`` (M, P), as markers."""
+    """Return a plane that shows ``networks``, whose weights on it are ``rows`` (M, P), as markers."""
     like = single(problem.weights)  # a half precision would round each point several times
     return Plane(
         center.to(like),
@@ -334,17 +334,17 @@ def _plane(
 
 
 def _rows(networks: Sequence[Network]) -> Tensor:
-    """Their weights (M, P) in float64: differences of similar ones cancel most of float32's digits."""
+    """Return the networks' weights (M, P) in float64, because their differences lose most float32 digits."""
     return torch.stack([double(network.theta) for network in networks])
 
 
 def _rounding(problem: Problem, rows: Tensor) -> float:
-    """How far apart equal weights may lie after rounding to the problem's precision."""
+    """Return how far apart equal weights may lie after rounding to the problem's precision."""
     return float(torch.finfo(problem.dtype).eps * rows.norm())
 
 
 def _components(problem: Problem, rows: Tensor, mean: Tensor, what: str, axis: str) -> dict[str, Any]:
-    """The fields on the unit directions of the greatest variance of ``rows`` around ``mean``.
+    """Return the fields on the unit directions of the greatest variance of ``rows`` around ``mean``.
 
     ``axis``: a label, with places for the number of a direction and its share in percent.
     """
@@ -359,6 +359,6 @@ def _components(problem: Problem, rows: Tensor, mean: Tensor, what: str, axis: s
 
 
 def _coordinates(center: Tensor, directions: Tensor, rows: Tensor) -> Array:
-    """(M, 2) coordinates of the points of the plane nearest to ``rows``; directions are orthogonal."""
+    """Return the coordinates (M, 2) of the plane's points nearest to ``rows``, for orthogonal directions."""
     away: Tensor = (rows - center) @ directions.T / directions.square().sum(1)
     return away.cpu().numpy()

@@ -56,7 +56,7 @@ LOSS_ROUNDINGS = 1000
 def basin_widths(
     problem: Problem, rise: float, planes: int, *, seed: int = 0, progress: Progress | None = None
 ) -> Array:
-    """(planes,), the width of the region around the center in which the loss rises by less than ``rise``.
+    """Return the widths (planes,) of the region in which the loss rises by less than ``rise``.
 
     Each plane has two i.i.d. normal directions, which depend only on seed and size of the problem. On 16
     rays of a plane, the search finds the distance at which the loss has risen by ``rise``. The width is the
@@ -105,7 +105,7 @@ def basin_widths(
             raise OperationError(f"rise: {rise:g} is hidden by the rounding of a loss of {base:g}; raise it")
 
         def excess(squared: Array, rays: Array, loss: Evaluator = loss, base: float = base) -> Array:
-            """(k,), the loss minus base and rise, on ``rays`` (k,) at ``squared`` distances (k,)."""
+            """Return the loss minus base and rise, (k,), on ``rays`` (k,) at ``squared`` distances (k,)."""
             points = circle[rays] * torch.from_numpy(squared**0.5)[:, None]
             values = loss(points)["loss"].numpy() - base - rise
             return np.where(np.isfinite(values), values, WALL)
@@ -181,7 +181,7 @@ class MeasuredValue:
 
     @classmethod
     def mean(cls, draws: Array) -> MeasuredValue:
-        """The mean of independent draws (n,); of one, which nothing was drawn for, exact."""
+        """Return the mean of independent draws (n,), which is exact for a single draw."""
         if len(draws) == 1:
             return cls(float(draws[0]), 0.0, math.inf, draws)
         estimate = Estimate.of(draws)
@@ -233,11 +233,11 @@ class Subject:
         return line(self.problem, *ends, points=POINTS, bn="recalibrate", progress=False)
 
     def rounding(self, top: float) -> float:
-        """The rounding error of eigenvalues whose largest magnitude is ``top``."""
+        """Return the rounding error of eigenvalues whose largest magnitude is ``top``."""
         return ROUNDINGS * torch.finfo(self.problem.dtype).eps * abs(top)
 
     def spread(self, settings: Settings, progress: Progress) -> Disagreement:
-        """The learners' disagreement, computed once."""
+        """Return the learners' disagreement, computed once."""
         if not hasattr(self, "_spread"):
             if self.run is None:
                 raise InputError("learners: a problem alone has none, give the checkpoint")
@@ -303,7 +303,7 @@ def _lambda_max(subject: Subject, settings: Settings, progress: Progress) -> Mea
 
 
 def _ratio(subject: Subject, settings: Settings, progress: Progress) -> MeasuredValue:
-    """|λ_min|/λ_max, with the largest deviation that the bounds on both allow."""
+    """Return |λ_min|/λ_max, with the largest deviation that the bounds on both allow."""
     ends = subject.ends
     slack = subject.rounding(max(ends.max, -ends.min))
     if not ends.max > slack:
@@ -316,14 +316,14 @@ def _ratio(subject: Subject, settings: Settings, progress: Progress) -> Measured
 
 
 def _largest(subject: Subject, value: float, bound: float) -> MeasuredValue:
-    """λ_max, with what it may be above ``value``, a Ritz value: its residual says nothing about that."""
+    """Return λ_max from the Ritz value ``value``, with its distance from the ``bound`` above as the error."""
     return MeasuredValue(value, max(bound - value, 0.0) + subject.rounding(value))
 
 
 def _mean_of(
     analysis: Callable[..., Any], draws: str, options: Callable[[Settings, Problem], dict[str, Any]]
 ) -> Measure:
-    """The mean of the ``draws`` that a result of an ``analysis`` has, with the options that it takes."""
+    """Return the measurement of the mean of an analysis's field ``draws``, with its ``options``."""
 
     def measure(subject: Subject, settings: Settings, progress: Progress) -> MeasuredValue:
         arguments = options(settings, subject.problem)
@@ -371,17 +371,17 @@ def _preconditioned(subject: Subject, settings: Settings, progress: Progress) ->
 
 
 def _distance(subject: Subject, settings: Settings, progress: Progress) -> MeasuredValue:
-    """‖w − w_first‖, w with its hidden units in an order that brings it near; a bound on the least."""
+    """Return ‖w − w_first‖ with the hidden units of w in a near order: a bound on the smallest distance."""
     return MeasuredValue(float(vector_norm(double(subject.aligned) - double(subject.first.problem.weights))))
 
 
 def _barrier(subject: Subject, settings: Settings, progress: Progress) -> MeasuredValue:
-    """The barrier on the line from the first subject's weights to these, aligned."""
+    """Return the barrier on the line from the first subject's weights to these, aligned."""
     return MeasuredValue(subject.from_first.barrier if subject.from_first else 0.0)
 
 
 def _same_basin(subject: Subject, settings: Settings, progress: Progress) -> MeasuredValue:
-    """1 where the error has no barrier above :data:`UNSTABLE` on the same line, else 0."""
+    """Return 1 where the error has no barrier above :data:`UNSTABLE` on the same line, else 0."""
     path = subject.from_first
     if path and not np.isfinite(path.accuracy).all():
         raise OperationError("same-basin: the data has no class labels; leave it out")
@@ -389,7 +389,7 @@ def _same_basin(subject: Subject, settings: Settings, progress: Progress) -> Mea
 
 
 def metric_quantity(name: str) -> Quantity:
-    """The row of a problem's metric, on the data of the loss."""
+    """Return the row of a problem's metric, on the data of the loss."""
 
     def measure(subject: Subject, settings: Settings, progress: Progress) -> MeasuredValue:
         if name not in subject.sums:

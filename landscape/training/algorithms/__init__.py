@@ -106,7 +106,7 @@ class Rule(ABC):
         """
 
     def gradient_points(self, weights: Tensor) -> Tensor:
-        """The points at which the learners' gradients are taken: by default each learner's own weights.
+        """Return the points at which gradients are computed: by default each learner's own weights.
 
         Args:
             weights: those at the step's start (n, P).
@@ -131,7 +131,7 @@ class Rule(ABC):
         """
 
     def finish_moved(self, weights: Tensor, points: Tensor, moved: Tensor, lr: float, step: int) -> Tensor:
-        """:meth:`finish` for a step that an optimizer of the user's own has made.
+        """Return the result of :meth:`finish` for a step that the user's own optimizer has made.
 
         Args:
             weights: those at the step's start (n, P).
@@ -165,7 +165,7 @@ class Rule(ABC):
         return True
 
     def record(self, step: int) -> dict[str, float]:
-        """The values of this rule's ``columns``, after :meth:`finish`.
+        """Return the values of this rule's ``columns``, after :meth:`finish`.
 
         Args:
             step: counted from 1.
@@ -177,7 +177,7 @@ class Rule(ABC):
 
     @abstractmethod
     def communication_cost(self, step: int) -> tuple[float, int]:
-        """The communication of a step, with each learner on a separate machine, however they are spread here.
+        """Return the communication of a step as if each learner were on a machine of its own.
 
         Args:
             step: counted from 1.
@@ -207,7 +207,7 @@ class Rule(ABC):
         return len(means)
 
     def generator(self, purpose: str, step: int = 0, *learner: int) -> torch.Generator:
-        """A generator for random draws, from this rule's seed.
+        """Return a generator for random draws, from this rule's seed.
 
         Args:
             purpose: one of ``purposes``.
@@ -230,7 +230,7 @@ class Rule(ABC):
         return 2 * (self.learners - 1) / self.learners
 
     def _new_weights(self, weights: Tensor) -> Tensor:
-        """Memory for the new weights: that of the weights before ``weights``, which are not used any more.
+        """Return memory for the new weights, that of the unused weights before ``weights``.
 
         Fresh memory for a large network costs as much as the arithmetic that fills it.
         """
@@ -239,7 +239,7 @@ class Rule(ABC):
         return self._memory[self._memory[0].data_ptr() == weights.data_ptr()]
 
     def describe(self, momentum: float | None = 0.0, form: str = "ordinary") -> str:
-        """A line for the user at the start of a run: its mixing, if it has one, and the stability limit.
+        """Return a line for the user at the start of a run: the mixing, if any, and the stability limit.
 
         Args:
             momentum: the optimizer's; None: the limit with this optimizer is not known.

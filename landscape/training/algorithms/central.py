@@ -103,9 +103,7 @@ class LocalSGD(Rule):
         return new
 
     def _outer(self, mean: Tensor, lr: float, step: int) -> Tensor:
-        """The weights (P,) from which all learners continue, given their mean after a synchronous step or a
-        period.
-        """
+        """Return the weights (P,) from which all continue, given the mean after a period or a first step."""
         return mean
 
     def update_optimizer_state(self, optimizer: OptimizerMemory, step: int) -> None:
@@ -293,7 +291,7 @@ class AsyncSGD(Rule):
             self.shared |= {"last": torch.tensor(0)}
 
     def worker(self, step: int) -> int:
-        """The worker that delivers at ``step``, 0…τ; with the measured schedule the last that delivered."""
+        """Return the worker, 0…τ, that delivers at ``step``, or the last one with the measured schedule."""
         if self.measured:
             return int(self.shared["last"])
         if self.schedule == "round-robin":
@@ -327,21 +325,21 @@ class AsyncSGD(Rule):
         return new.copy_(torch.sub(x, v, alpha=lr))
 
     def _delay(self, step: int) -> int:
-        """The age of the gradient of ``step``, in steps."""
+        """Return the age of the gradient of ``step``, in steps."""
         return step - 1 - int(self.shared["fetched"][self._worker])
 
     def record(self, step: int) -> dict[str, float]:
         return {"delay": self._delay(step)}
 
     def follows_mean_direction(self, step: int) -> bool:
-        """A measured schedule does not: its server has the gradient, but not the minibatch."""
+        """Return whether the step follows the mean; a measured schedule's server lacks the minibatch."""
         return not (self.shifted or self.staleness_aware or self.measured)
 
     def communication_cost(self, step: int) -> tuple[float, int]:
         return 2.0, 0  # its gradient to the server, weights back; no worker waits for another
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """The limit is one in mean square for the random schedule, and unknown for the measured one."""
+        """Return the limit: in mean square for the random schedule, unknown for the measured one."""
         random = self.schedule == "random" and self.delay
         plain = not (self.shifted or momentum or self.staleness_aware)
         if (self.measured and self.delay) or (self.shifted and momentum) or (random and not plain):
@@ -377,7 +375,7 @@ class SSGD(Rule):
         return torch.sub(self.gradient_points(weights), directions, alpha=lr, out=self._new_weights(weights))
 
     def finish_moved(self, weights: Tensor, points: Tensor, moved: Tensor, lr: float, step: int) -> Tensor:
-        """The result is where the optimizer moved the mean, unless a subclass has another :meth:`finish`."""
+        """Return ``moved``, the optimizer's mean, unless a subclass has a :meth:`finish` of its own."""
         if type(self).finish is SSGD.finish:
             return moved
         return super().finish_moved(weights, points, moved, lr, step)
@@ -498,7 +496,10 @@ class GPA(Rule):
         return self.all_reduce, 1
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """The roots of (ζ − 1)(ζ − m)(ζ − μ_x) + h p₁ ((1 − μ_x μ_y)ζ − (1 − μ_y)μ_x) must be below 1."""
+        """Return the smallest h with |ζ| = 1.
+
+        ζ is a root of (ζ − 1)(ζ − m)(ζ − μ_x) + h p₁ ((1 − μ_x μ_y)ζ − (1 − μ_y)μ_x).
+        """
         p0, p1 = limits.polynomials(0, momentum, form)
         at_y = [1 - self.mu_x * self.mu_y, -(1 - self.mu_y) * self.mu_x]
         return limits.first_crossing(np.convolve(p0, [1, -self.mu_x]), np.convolve(p1, at_y))

@@ -47,7 +47,7 @@ class Sparta(Rule):
         self._sent = share  # that of the last step, rounded to whole numbers
 
     def part(self, step: int, size: int) -> Tensor:
-        """(k,), the coordinates of P = ``size`` that ``step`` averages, in increasing order."""
+        """Return the k coordinates among P = ``size`` that ``step`` averages, in increasing order."""
         k = max(1, round(self.share * size))
         rng = np.random.default_rng(self.generator("part", step).initial_seed())
         return torch.from_numpy(np.sort(rng.choice(size, k, replace=False, shuffle=False)))
@@ -63,7 +63,7 @@ class Sparta(Rule):
         return self._sent * self.all_reduce, 1
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """The limit without momentum is the mean's, 2: averaging a part makes no disagreement larger."""
+        """Return the mean's limit without momentum, 2: averaging coordinates never increases disagreement."""
         return None if momentum else max_stable_step()
 
 
@@ -127,7 +127,7 @@ class StreamingDiLoCo(Rule):
         self.shared = {"anchor": weights[0].clone(), "slow_momentum": torch.zeros_like(weights[0])}
 
     def _due(self, step: int) -> Iterator[int]:
-        """The numbers p of the fragments whose period ends with ``step``."""
+        """Return the numbers p of the fragments whose period ends with ``step``."""
         return (p for p, offset in enumerate(self.offsets) if step > 0 and step % self.period == offset)
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
@@ -145,11 +145,11 @@ class StreamingDiLoCo(Rule):
         return new
 
     def _merged(self, weights: Tensor, p: int, step: int) -> Tensor:
-        """Δ_p of the learners' ``weights`` of fragment p (n, P_p)."""
+        """Return Δ_p of the learners' ``weights`` of fragment p (n, P_p)."""
         return self.shared["anchor"][self.fragments[p]] - self.comm.fresh_mean(weights, "fragment")
 
     def _received(self, weights: Tensor, outer: Tensor, p: int, step: int) -> Tensor:
-        """The learners' new weights (n, P_p) of fragment p, given x_p = ``outer`` (P_p,)."""
+        """Return the learners' new weights (n, P_p) of fragment p, given x_p = ``outer`` (P_p,)."""
         return torch.lerp(outer.expand(len(weights), -1), weights, self.own_share)
 
     def follows_mean_direction(self, step: int) -> bool:
@@ -221,7 +221,7 @@ class DecoupledDiLoCo(StreamingDiLoCo):
         self.state = {"steps": steps}  # of each learner since it last took a fragment
 
     def _reached(self, step: int) -> Tensor:
-        """(n,), which learners take part in the round that begins with the end of ``step``."""
+        """Return which learners, (n,) bool, take part in the round that begins at the end of ``step``."""
         draw = torch.rand(self.learners, generator=self.generator("reached", step))
         return draw <= draw.kthvalue(self.quorum).values.clamp(min=self.availability)
 
@@ -288,7 +288,7 @@ class TopK(Rule):
         self._sent = 2 * count / weights.shape[1]  # values and their indices
 
     def _largest(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The coefficients that learners with ``rows`` (n, P) send, and 1 where one is sent; both (n, P)."""
+        """Return the coefficients that learners with ``rows`` (n, P) send, and 1 where sent, both (n, P)."""
         sent, chosen = torch.empty_like(rows), torch.empty_like(rows)
         for columns, shape, k, of_rows, of_columns in self._blocks:
             blocks = rows[:, columns].reshape(-1, *shape).transpose(2, 3)
@@ -298,7 +298,7 @@ class TopK(Rule):
         return sent, chosen
 
     def _restored(self, coefficients: Tensor) -> Tensor:
-        """The rows whose coefficients these are, (n, P) both."""
+        """Return the rows whose coefficients these are, (n, P) both."""
         rows = torch.empty_like(coefficients)
         for columns, (y, h, x, w), _, of_rows, of_columns in self._blocks:
             blocks = of_rows @ coefficients[:, columns].reshape(-1, y, x, h, w) @ of_columns.T
@@ -306,7 +306,7 @@ class TopK(Rule):
         return rows
 
     def _mean_of_senders(self, sent: Tensor, chosen: Tensor) -> Tensor:
-        """(1, P): of each coefficient the mean over the learners that sent it; 0 where none did."""
+        """Return the mean (1, P) of each coefficient over the learners that sent it; 0 if none did."""
         total, count = self.comm.fresh_mean(sent, "sent"), self.comm.fresh_mean(chosen, "chosen")
         return (total / count.clamp(min=1 / (2 * self.learners)))[None]
 
@@ -433,7 +433,7 @@ class SparseLoCo(TopK):
         return (0.0, 0) if step % self.period else ((self.learners - 1) * self._sent, 1)
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """The limit is known where everything is sent: that of DiLoCo without outer momentum."""
+        """Return the limit of DiLoCo without outer momentum if all coefficients are sent; otherwise None."""
         if self.share < 1:
             return None
         return max_period_step(self.period, momentum, form, outer="nesterov", outer_lr=self.outer_lr)

@@ -178,7 +178,7 @@ class DecentralizedDataParallel(nn.Module):
         return contextlib.nullcontext()
 
     def average_model(self) -> nn.Module:
-        """A copy of the module with w_a, the mean of the learners' weights, to evaluate it.
+        """Return a copy of the module with w_a, the mean of the learners' weights, to evaluate it.
 
         All processes must call this method, between steps. The copy's floating-point buffers are the
         learners' means. BatchNorm's statistics at w_a differ from such means;
@@ -270,7 +270,7 @@ class DecentralizedDataParallel(nn.Module):
         return self.steps
 
     def get_extra_state(self) -> dict[str, Any]:
-        """The algorithm's own state, which ``state_dict`` holds as ``_extra_state``."""
+        """Return the algorithm's own state, which ``state_dict`` holds as ``_extra_state``."""
         rule = self._stepper.rule
         parts = {"state": rule.state, "shared": rule.shared}
         facts: dict[str, Any] = {"algorithm": self._algorithm["name"], "steps": self.steps}

@@ -297,7 +297,7 @@ class Recorder:
             self._show_share()
 
     def _due_after(self, step: int) -> int:
-        """The next step after ``step`` with a measurement or a file; NEVER where there is none."""
+        """Return the next step after ``step`` with a measurement or a file; NEVER where there is none."""
         periods = self._every, *self._observer.monitor.turns, self._save_every
         return min(((step // period + 1) * period for period in periods if period), default=NEVER)
 
@@ -358,7 +358,7 @@ class Recorder:
             self._write()
 
     def _row(self, step: int) -> dict[str, float] | None:
-        """The history's row of ``step``; None where there is no row yet."""
+        """Return the history's row of ``step``; None where there is no row yet."""
         return next((row for row in reversed(self._history.rows) if row["step"] == step), None)
 
     def _add(self, step: int, values: dict[str, float]) -> None:
@@ -543,7 +543,7 @@ class RecorderWarning(UserWarning):
 
 
 def number(name: str, value: Any) -> float:
-    """``value`` as a float; InputError where it is not one number."""
+    """Return ``value`` as a float; InputError unless it is a single number."""
     try:
         return float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -552,7 +552,7 @@ def number(name: str, value: Any) -> float:
 
 
 def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint | None:
-    """The last state of the recorded run in ``folder``; None for a folder without a run.
+    """Return the last state of the recorded run in ``folder``; None for a folder without a run.
 
     Raises OperationError for a run of another kind or model, and for a step ``resume`` in a folder without a
     run.

@@ -110,7 +110,7 @@ class Stepper:
             self._gradients.prepare(self.rule.synchronous)
 
     def _rate_of_step(self) -> float:
-        """The learning rate for the rule; 1 where the rule needs only its product with the directions."""
+        """Return the learning rate for the rule; 1 if the rule needs only its product with the directions."""
         if self.rule.lr_is_factor:
             return 1.0
         rate = loop.rate(self.parameters.optimizer)
@@ -284,7 +284,7 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
 
 
 def _history(stepper: Stepper) -> dict[str, Array]:
-    """A history of two rows, the start (all learners equal) and now: the learning rate and the spread."""
+    """Return a history of learning rate and spread in two rows: the start, with equal learners, and now."""
     flat, comm = stepper.parameters.flat, stepper.comm
     spread = (flat - comm.fresh_mean(flat, "weights")).flatten()
     values = {
@@ -378,7 +378,7 @@ class FlatParameters(Tracked):
             p.data = view
 
     def _ids(self) -> list[int]:
-        """The identities of the optimizer's parameters."""
+        """Return the identities of the optimizer's parameters."""
         return [id(p) for group in self.optimizer.param_groups for p in group["params"]]
 
     def _check_parameters(self) -> None:
@@ -508,7 +508,7 @@ class OptimizerState:
     # Checkpoints.
 
     def _named(self) -> list[tuple[str, str, Tensor]]:
-        """(parameter, name, tensor) of all tensors; OperationError for a state that is no tensor."""
+        """Return (parameter, name, tensor) of all tensors; OperationError for a state that is no tensor."""
         tensors = []
         for name, (_, state) in zip(self._parameters.trained, self._states(), strict=True):
             for key, value in sorted(state.items()):
@@ -520,7 +520,7 @@ class OptimizerState:
         return tensors
 
     def rows(self) -> dict[str, Tensor]:
-        """The state for a checkpoint: "PARAMETER.NAME" -> (1, …), the same names and shapes on all ranks."""
+        """Return the state for a checkpoint: "PARAMETER.NAME" -> (1, …), with equal names on all ranks."""
         tensors = {f"{name}.{key}": storable(value) for name, key, value in self._named()}
         local_kinds = {name: [precision(t), list(t.shape)] for name, t in tensors.items()}
         kinds: dict[str, list[Any]] = {}  # of all ranks
@@ -558,7 +558,7 @@ class OptimizerState:
 
 
 def _placed(value: Tensor, p: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """``value`` on the device and in the precision that torch's optimizers use for a state of ``p``.
+    """Return ``value`` on the device and in the precision that torch's optimizers use for a state of ``p``.
 
     Single numbers, such as the step, lie on the CPU unless a kernel on the device reads them.
     """

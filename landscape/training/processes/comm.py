@@ -56,14 +56,14 @@ class Processes(ABC):
         """Turn torch's errors in the exchanges of the block into an error that names the lost rank."""
 
     def gathered(self, mine: T) -> list[T]:
-        """The value of each rank, which JSON can represent, in the order of the ranks."""
+        """Return the value of each rank, which JSON can represent, in the order of the ranks."""
         if self.size == 1:
             return [mine]
         with self.naming():
             return [json.loads(text) for text in gather_bytes(json.dumps(mine).encode(), self.device)]
 
     def difference(self, facts: Mapping[str, str]) -> str:
-        """A line on the first of ``facts``, name -> text, that differs between ranks; "" if none differs."""
+        """Return a line on the first of ``facts``, name -> text, that differs between ranks, or ""."""
         rank_0_facts, *others = self.gathered(dict(facts))
         for rank, rank_facts in enumerate(others, 1):
             for name in {**rank_0_facts, **rank_facts}:
@@ -116,7 +116,7 @@ class Comm:
     # Means and sums over all processes.
 
     def mean(self, rows: Tensor) -> Tensor:
-        """The mean (P,) over all n learners, of which ``rows`` (n_local, P) are this process's.
+        """Return the mean (P,) over all n learners, of which ``rows`` (n_local, P) are this process's.
 
         The mean of the last tensor is stored, as a step ends and the next begins with one tensor of weights.
         The result is valid until the mean of another tensor is computed or started.
@@ -139,7 +139,7 @@ class Comm:
         self._mean = rows, rows._version, functools.cache(mean) if mean else lambda: rows[0]
 
     def fresh_mean(self, rows: Tensor, use: str = "", out: Tensor | None = None) -> Tensor:
-        """The mean (P,) as :meth:`mean`, not stored; valid until the next call with the same ``use``.
+        """Return the mean (P,) as :meth:`mean`, not stored; valid until the next call with the same ``use``.
 
         Several processes write the mean to ``out`` (P,), if given; ``out`` may be the only row of ``rows``.
         """
@@ -168,7 +168,7 @@ class Comm:
         return result
 
     def totals(self, values: Tensor) -> Tensor:
-        """``values`` (float64, the same shape on all ranks) summed over the processes."""
+        """Return ``values`` (float64, the same shape on all ranks) summed over the processes."""
         if self.size == 1:
             return values
         total = values.detach().to(self._device, torch.float64, copy=True)
@@ -177,12 +177,12 @@ class Comm:
         return total.to(values.device)
 
     def total(self, *values: float) -> list[float]:
-        """Each of ``values`` summed over the processes."""
+        """Return each of ``values`` summed over the processes."""
         sums: list[float] = self.totals(torch.tensor(values, dtype=torch.float64)).tolist()
         return sums
 
     def evaluate(self, problem: Problem, weights: Tensor) -> tuple[float, float]:
-        """(mean loss, accuracy) at ``weights``, each process doing its share of the samples."""
+        """Return mean loss and accuracy at ``weights``; each process evaluates its share of the samples."""
         if self.size == 1:
             return problem.evaluate(weights)
         part = problem.subset(self.share(problem.samples))
@@ -205,7 +205,7 @@ class Comm:
         return lambda: self._finished([work], total).tolist()
 
     def buffer(self, use: str, like: Tensor) -> Tensor:
-        """Memory of the shape of ``like`` that every step uses again: new memory costs as much as sums."""
+        """Return memory of the shape of ``like`` that every step reuses, as new memory is slow."""
         old = self._buffers.get(use)
         if old is None or old.shape != like.shape or old.dtype != like.dtype:
             self._buffers[use] = old = torch.empty(like.shape, dtype=like.dtype, device=like.device)
@@ -214,12 +214,12 @@ class Comm:
     # Work and coordinates split over the processes.
 
     def share(self, count: int) -> slice:
-        """This process's share of ``count`` samples, coordinates or the like; empty if there are too few."""
+        """Return this process's share of ``count`` samples or coordinates; empty if there are too few."""
         bounds = _bounds(count, self.size)
         return slice(bounds[self.rank], bounds[self.rank + 1])
 
     def part_sum(self, vector: Tensor, use: str) -> Tensor:
-        """Σ over the processes of ``vector`` (P,), of which each process keeps its :meth:`share`.
+        """Return this process's :meth:`share` of the sum of ``vector`` (P,) over the processes.
 
         Of several processes, valid until the next of the same ``use``.
         """
@@ -243,7 +243,7 @@ class Comm:
         return total
 
     def part_mean(self, rows: Tensor, use: str, minus: Tensor | None = None) -> Tensor:
-        """The mean over all learners of ``rows``, or of rows − minus, (n_local, P) each, in their precision.
+        """Return the mean over all learners of ``rows`` (n_local, P), or of rows − minus, in their precision.
 
         Each process keeps its :meth:`share` of the columns, as in :meth:`part_sum`. Sums over its own
         learners are in float64.
@@ -260,7 +260,7 @@ class Comm:
         return total / self.learners if self.size == 1 else self.part_sum(total, use).div_(self.learners)
 
     def parts(self, vectors: Tensor, count: int) -> Tensor:
-        """(count, P_share): of ``count`` vectors (P,) the coordinates that are this process's :meth:`share`.
+        """Return this process's :meth:`share` of the coordinates of ``count`` vectors (P,), (count, P_share).
 
         ``vectors`` (k, P) are this process's share of them.
         """
@@ -290,7 +290,7 @@ class Comm:
         return self.combine(weights, mixing.matrix(step), turn)
 
     def combine(self, weights: Tensor, matrix: Array, key: tuple[str, int] | None = None) -> Exchange:
-        """:meth:`mix` by any ``matrix`` (n, n) whose rows sum to 1; ``key`` names one that recurs."""
+        """Begin to mix by any ``matrix`` (n, n) whose rows sum to 1; ``key`` names a matrix that recurs."""
         if averages_all(matrix):
             mean = self.start_mean(weights) if self.size == 1 else self._start_mean(weights, "mixed")
             return Exchange(weights, lambda: mean().expand_as(weights))
@@ -374,7 +374,7 @@ class PiecewiseMean:
 
 
 def pieces(row: Tensor) -> list[slice]:
-    """The columns of ``row`` (P,) in pieces of at most PIECE bytes, the last first, as gradients come."""
+    """Return the columns of ``row`` (P,) in pieces of at most PIECE bytes, in a backward pass's order."""
     width = max(1, PIECE // row.itemsize)
     return [slice(max(0, stop - width), stop) for stop in range(len(row), 0, -width)]
 
@@ -420,7 +420,7 @@ class Plan:
 
     @classmethod
     def of(cls, matrix: Array, bounds: list[int], rank: int) -> Plan:
-        """The plan of ``rank``, which holds the learners bounds[rank]…bounds[rank + 1] − 1."""
+        """Return the plan of ``rank``, which holds the learners bounds[rank]…bounds[rank + 1] − 1."""
         a, b = bounds[rank], bounds[rank + 1]
         holder = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
         sources = (matrix[a:b] != 0).any(0)
@@ -432,7 +432,7 @@ class Plan:
         return cls(receive, transfers, torch.from_numpy(local.copy()), torch.from_numpy(remote.copy()))
 
     def apply(self, weights: Tensor, received: Tensor, out: Tensor) -> Tensor:
-        """Σ_k M_jk w_k for this process's learners j; uses up ``received``, and ``out`` if it needs it.
+        """Return Σ_k M_jk w_k for this process's learners j; overwrites ``received``, and perhaps ``out``.
 
         Mixes differences from the first local row, as :func:`combine` does from the mean, so that
         rounding in the matrix does not let the mean drift.
@@ -460,7 +460,7 @@ class LostProcessError(OperationError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error of torch's, without the place in torch's sources."""
+    """Return the first line of an error of torch's, without the place in torch's sources."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
     return line.rpartition("] ")[2][:160] if line.startswith("[/") else line[:160]
 
@@ -474,7 +474,7 @@ def averages_all(matrix: Array) -> bool:
 
 
 def combine(weights: Tensor, matrix: Array) -> Tensor:
-    """Σ_k M_jk w_k for each row j of ``weights`` (n, P), the rows of ``matrix`` (n, n) sum to 1.
+    """Return Σ_k M_jk w_k (n, P) of ``weights`` (n, P), where the rows of ``matrix`` (n, n) sum to 1.
 
     Mixes the deviations from the mean: a float32 matrix whose rows miss 1 by a rounding would otherwise let
     the mean drift by that factor every step.
