@@ -63,16 +63,9 @@ class Langevin:
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        batch: int,
-        chains: int,
-        *,
-        step_size: float,
-        nbeta: float,
-        localization: float,
-        seed: int,
-    ) -> None:
+        self, problem: Problem, batch: int, chains: int, *, step_size: float, nbeta: float,
+        localization: float, seed: int,
+    ) -> None:  # fmt: skip
         self._numbers, self.steps = list[Array](), 0
         self.step_size, self.nbeta, self.localization = step_size, nbeta, localization
         self._stack, self._along = Stack(problem), problem.along_weights

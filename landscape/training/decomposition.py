@@ -311,16 +311,9 @@ class Decomposer:
     divided: Parts | None = None
 
     def begin(
-        self,
-        weights: Tensor,
-        x: Any,
-        y: Any,
-        gradients: Tensor,
-        step: int,
-        split: bool = True,
-        at_mean: bool = False,
-        training: Training | None = None,
-    ) -> Columns:
+        self, weights: Tensor, x: Any, y: Any, gradients: Tensor, step: int, split: bool = True,
+        at_mean: bool = False, training: Training | None = None,
+    ) -> Columns:  # fmt: skip
         """Begin to decompose a step: compute all that needs no new weights.
 
         These are g = ∇L(w_a), the learners' mean minibatch gradient g_S at w_a, and δ, the mean minibatch

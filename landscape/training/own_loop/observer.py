@@ -47,20 +47,9 @@ class Observer:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        loss: Loss | None,
-        data: Any,
-        test: Any,
-        *,
-        samples: int,
-        monitor: Mapping[str, Any],
-        batch: int,
-        ranks: int,
-        seed: int,
-        optimizer: Any,
-        **how: Any,
-    ) -> None:
+        self, module: nn.Module, loss: Loss | None, data: Any, test: Any, *, samples: int,
+        monitor: Mapping[str, Any], batch: int, ranks: int, seed: int, optimizer: Any, **how: Any,
+    ) -> None:  # fmt: skip
         loop.check_module(module)
         for name, split in (("data", data), ("test", test)):
             _check_data(name, split)

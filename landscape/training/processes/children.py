@@ -292,16 +292,9 @@ class RestartableError(OperationError):
 
 
 def start(
-    words: Sequence[str],
-    nproc: int,
-    *,
-    timeout: float,
-    threads: int | None,
-    restarts: int = 0,
-    hint: Callable[[], str],
-    log: Path | None = None,
-    show_output: bool = True,
-) -> int:
+    words: Sequence[str], nproc: int, *, timeout: float, threads: int | None, restarts: int = 0,
+    hint: Callable[[], str], log: Path | None = None, show_output: bool = True,
+) -> int:  # fmt: skip
     """Run the command ``words`` in ``nproc`` processes; the exit code when all processes have ended.
 
     Args:

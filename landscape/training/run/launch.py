@@ -42,17 +42,10 @@ T = TypeVar("T")
 
 
 def launch(
-    recipe: Recipe | None,
-    folder: str | Path,
-    *,
-    resume: bool = False,
-    force: bool = False,
-    device: str = "auto",
-    data_dir: Any = None,
-    hooks: Hooks | None = None,
-    group: Group | None = None,
+    recipe: Recipe | None, folder: str | Path, *, resume: bool = False, force: bool = False,
+    device: str = "auto", data_dir: Any = None, hooks: Hooks | None = None, group: Group | None = None,
     allow_code: bool = False,
-) -> Checkpoint:
+) -> Checkpoint:  # fmt: skip
     """Train ``recipe`` in ``folder``: write recipe.toml, step-NNNNNNN.h5 and last.h5.
 
     With a ``group`` each process of the group calls ``launch`` and returns its learners; rank 0 writes the
@@ -348,15 +341,9 @@ def pool(jobs: int, timeout: float, device: str) -> children.Pool:
 
 
 def train_runs(
-    runs: Sequence[TrainingJob],
-    ended: Ended,
-    progress: Progress,
-    *,
-    pool: children.Pool,
-    device: str,
-    data_dir: str | Path | None,
-    until: float | None = None,
-) -> None:
+    runs: Sequence[TrainingJob], ended: Ended, progress: Progress, *, pool: children.Pool, device: str,
+    data_dir: str | Path | None, until: float | None = None,
+) -> None:  # fmt: skip
     """Start or resume ``runs`` in the processes of ``pool``; in this process, where one is enough.
 
     Args:
@@ -390,12 +377,9 @@ def _train_job(
 
 
 def train_one(
-    run: TrainingJob,
-    device: str,
-    data_dir: str | Path | None,
-    until: float | None = None,
+    run: TrainingJob, device: str, data_dir: str | Path | None, until: float | None = None,
     step: Callable[[int, int], None] = lambda done, total: None,
-) -> float | None:
+) -> float | None:  # fmt: skip
     """Start or resume ``run``; its duration (s), or None where ``until`` stopped the run.
 
     Args:
@@ -490,19 +474,10 @@ def train(
 
 
 def in_processes(
-    recipe: Recipe | None,
-    folder: Path,
-    nproc: int,
-    max_restarts: int,
-    timeout: float,
-    *,
-    resume: bool,
-    force: bool,
-    device: str,
-    data_dir: str | Path | None,
-    allow_code: bool,
+    recipe: Recipe | None, folder: Path, nproc: int, max_restarts: int, timeout: float, *, resume: bool,
+    force: bool, device: str, data_dir: str | Path | None, allow_code: bool,
     output_flags: Sequence[str] | None = None,
-) -> Checkpoint:
+) -> Checkpoint:  # fmt: skip
     """Train as :func:`train` does, in ``nproc`` processes; each runs the command ``landscape train``.
 
     ``output_flags``: the command's flags for what rank 0 shows; None: rank 0 shows nothing.

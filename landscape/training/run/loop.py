@@ -83,16 +83,10 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        *,
-        checkpoint: Checkpoint | None = None,
-        device: torch.device | str = "cpu",
-        data_dir: Any = None,
-        hooks: Hooks | None = None,
-        group: Group | None = None,
+        self, recipe: Recipe, *, checkpoint: Checkpoint | None = None, device: torch.device | str = "cpu",
+        data_dir: Any = None, hooks: Hooks | None = None, group: Group | None = None,
         dataset: Dataset | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.comm = Comm(recipe.learners, group)
         recipe, start = (recipe, None) if checkpoint else setup.read(recipe)
         self.recipe, self.hooks = recipe, hooks or Hooks()
