@@ -59,17 +59,10 @@ class LocalSGD(Rule):
     outer_lr, outer_momentum = 1.0, 0.0
 
     def __init__(
-        self,
-        learners: int,
-        seed: int,
-        period: Count,
-        start: Natural = 0,
-        nodes: Count = 1,
-        node_period: Natural = 0,
-        mixing: str = "none",
-        order: Literal["awc", "atc"] = "awc",
+        self, learners: int, seed: int, period: Count, start: Natural = 0, nodes: Count = 1,
+        node_period: Natural = 0, mixing: str = "none", order: Literal["awc", "atc"] = "awc",
         buffers: Buffers = "keep",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(learners, seed)
         if nodes > 1 and mixing != "none":
             raise InputError("algorithm.nodes, algorithm.mixing: only one of the two is allowed")
@@ -186,19 +179,10 @@ class SlowMo(OuterStep):
     outer = "slowmo"
 
     def __init__(
-        self,
-        learners: int,
-        seed: int,
-        period: Count,
-        slow_lr: Positive = 1.0,
-        slow_momentum: BelowOne = 0.5,
-        start: Natural = 0,
-        nodes: Count = 1,
-        node_period: Natural = 0,
-        mixing: str = "none",
-        order: Literal["awc", "atc"] = "awc",
-        buffers: Buffers = "keep",
-    ) -> None:
+        self, learners: int, seed: int, period: Count, slow_lr: Positive = 1.0, slow_momentum: BelowOne = 0.5,
+        start: Natural = 0, nodes: Count = 1, node_period: Natural = 0, mixing: str = "none",
+        order: Literal["awc", "atc"] = "awc", buffers: Buffers = "keep",
+    ) -> None:  # fmt: skip
         super().__init__(learners, seed, period, start, nodes, node_period, mixing, order, buffers)
         self.outer_lr, self.outer_momentum = slow_lr, slow_momentum
 
@@ -219,15 +203,9 @@ class DiLoCo(OuterStep):
     outer = "nesterov"
 
     def __init__(
-        self,
-        learners: int,
-        seed: int,
-        period: Count,
-        outer_lr: Positive = 0.7,
-        outer_momentum: BelowOne = 0.9,
-        start: Natural = 0,
-        buffers: Buffers = "keep",
-    ) -> None:
+        self, learners: int, seed: int, period: Count, outer_lr: Positive = 0.7,
+        outer_momentum: BelowOne = 0.9, start: Natural = 0, buffers: Buffers = "keep",
+    ) -> None:  # fmt: skip
         super().__init__(learners, seed, period, start, buffers=buffers)
         self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
 
@@ -262,14 +240,10 @@ class AsyncSGD(Rule):
     }
 
     def __init__(
-        self,
-        learners: int,
-        seed: int,
-        delay: Natural,
-        schedule: Literal["round-robin", "random", "measured"] = "round-robin",
-        shifted: BelowOne = 0.0,
+        self, learners: int, seed: int, delay: Natural,
+        schedule: Literal["round-robin", "random", "measured"] = "round-robin", shifted: BelowOne = 0.0,
         staleness_aware: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(learners, seed)
         self.measured = schedule == "measured"
         if self.measured and learners > 1:

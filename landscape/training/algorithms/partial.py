@@ -90,16 +90,9 @@ class StreamingDiLoCo(Rule):
     lr_is_factor = True
 
     def __init__(
-        self,
-        learners: int,
-        seed: int,
-        period: Count,
-        fragments: Count,
-        delay: Natural = 0,
-        own_share: BelowOne = 0.0,
-        outer_lr: Positive = 0.7,
-        outer_momentum: BelowOne = 0.9,
-    ) -> None:
+        self, learners: int, seed: int, period: Count, fragments: Count, delay: Natural = 0,
+        own_share: BelowOne = 0.0, outer_lr: Positive = 0.7, outer_momentum: BelowOne = 0.9,
+    ) -> None:  # fmt: skip
         super().__init__(learners, seed)
         if fragments > period:
             raise InputError("algorithm.fragments", fragments, allowed=f"≤ {period}, the period")
@@ -198,18 +191,10 @@ class DecoupledDiLoCo(StreamingDiLoCo):
     lr_is_factor = True
 
     def __init__(
-        self,
-        learners: int,
-        seed: int,
-        period: Count,
-        fragments: Count,
-        delay: Natural = 0,
-        quorum: Count = 1,
-        availability: UpToOne = 1.0,
-        merge: Literal["rda", "mean"] = "rda",
-        outer_lr: Positive = 0.7,
-        outer_momentum: BelowOne = 0.9,
-    ) -> None:
+        self, learners: int, seed: int, period: Count, fragments: Count, delay: Natural = 0,
+        quorum: Count = 1, availability: UpToOne = 1.0, merge: Literal["rda", "mean"] = "rda",
+        outer_lr: Positive = 0.7, outer_momentum: BelowOne = 0.9,
+    ) -> None:  # fmt: skip
         super().__init__(learners, seed, period, fragments, delay, 0.0, outer_lr, outer_momentum)
         if quorum > learners:
             raise InputError("algorithm.quorum", quorum, allowed=f"≤ {learners}, the number of learners")
@@ -333,14 +318,9 @@ class DeMo(TopK):
     needs: Mapping[str, str] = dict.fromkeys(("decay", "k"), "chunk > 1")
 
     def __init__(
-        self,
-        learners: int,
-        seed: int,
-        decay: BelowOne = 0.999,
-        k: Count = 32,
-        chunk: Count = 64,
+        self, learners: int, seed: int, decay: BelowOne = 0.999, k: Count = 32, chunk: Count = 64,
         weight_decay: NonNegative = 0.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(learners, seed)
         self.decay, self.k, self.chunk, self.weight_decay = decay, k, chunk, weight_decay
 
@@ -393,16 +373,9 @@ class SparseLoCo(TopK):
     lr_is_factor = True
 
     def __init__(
-        self,
-        learners: int,
-        seed: int,
-        period: Count,
-        share: UpToOne = 1 / 32,
-        decay: BelowOne = 0.95,
-        chunk: Count = 64,
-        outer_lr: Positive = 1.0,
-        average: Literal["all", "senders"] = "all",
-    ) -> None:
+        self, learners: int, seed: int, period: Count, share: UpToOne = 1 / 32, decay: BelowOne = 0.95,
+        chunk: Count = 64, outer_lr: Positive = 1.0, average: Literal["all", "senders"] = "all",
+    ) -> None:  # fmt: skip
         super().__init__(learners, seed)
         self.period, self.share, self.decay, self.chunk = period, share, decay, chunk
         self.outer_lr, self.average = outer_lr, average
