@@ -308,7 +308,7 @@ def compare(
         preconditioner_of: :func:`landscape.preconditioner`, to measure λ_max with the preconditioner of each
             run's optimizer, where it has one.
         seed: draws minibatches, vectors, displacements and planes.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
 
     Returns:
         A table of value and error, (Q, S) each, with the differences of all pairs, (Q, K), and ``notes`` on

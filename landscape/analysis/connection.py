@@ -118,8 +118,8 @@ def connect(
         batch: samples in a minibatch, at most all.
         bn_samples: samples from which statistics of BatchNorm are estimated at each point.
         seed: draws the order in which layers are aligned, minibatches, and t.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -287,8 +287,8 @@ def average(
             number of averages to compute, those with the lowest predictions, and the greedy soup last.
         bn_samples: samples from which statistics of BatchNorm are estimated.
         labels: names of the members; default: 0, 1, …
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

@@ -33,8 +33,8 @@ class Forecast:
         products: Hessian-vector products. Those of searches depend on the spectrum and are right to a factor
             of 2 for most networks; those of traces and densities are known. 0: none, or not known.
         seconds: on this machine as it is now, without the start of the call; NaN: not known.
-        memory: bytes besides what is in use, at most.
-        free: bytes that the call may take now.
+        memory: the most bytes in addition to those in use.
+        free: the bytes that the call may use now.
     """
 
     function: str
@@ -102,12 +102,13 @@ _COUNTS: dict[Any, Callable[[Any, Mapping[str, Any]], float] | None] = {
 
 @checked()
 def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Forecast:
-    """Forecast what a call of an analysis takes: Hessian products, seconds, memory.
+    """Forecast the Hessian products, seconds and memory of a call of an analysis.
 
-    One product, or a few points of a line, is computed and timed, if the memory of the call is free. Products
-    of eigenvalue searches depend on the spectrum: the forecast was right to a factor of 2 on networks from
-    the start of training to its end. Cheaper searches (``search="auto"``) can be faster, and take a larger
-    basis where there is room: half of what is free beyond this, or all that ``max_memory`` leaves.
+    The function computes and times one product, or a few points of a line, if the memory of the call is free.
+    The number of products of an eigenvalue search depends on the spectrum: the forecast was right to a factor
+    of 2 on networks from the start of training to its end. Cheaper searches (``search="auto"``) can be
+    faster, and use a larger basis if memory allows: half of the memory that is free beyond this, or all of
+    ``max_memory``.
 
     Args:
         function: the analysis, such as :func:`landscape.contour`.

@@ -115,7 +115,7 @@ def contour(
             point) or "auto", the fastest of these that agrees with "pointwise" on a few samples.
         autocast: faster arithmetic, "bfloat16" (networks that torch.fx can trace) or "tf32" (CUDA); default:
             the arithmetic of the problem. The result then has the largest error at up to 16 points.
-        max_memory: bytes that the process may take, at most.
+        max_memory: the most bytes that the process may use.
         interpolation_tol: compute exact points only until the others can be interpolated with an error below
             this: "1%" of the range shown, or a number such as 0.005, in nats; by default all points are
             exact. If the losses differ by more than a factor of 100, the range is that of their logarithm.
@@ -129,7 +129,7 @@ def contour(
             common are not computed again. "auto" keeps the method of an unfinished surface.
         execution: the processes that compute the surface, and an earlier surface to resume without a file,
             see :class:`landscape.Execution`.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -366,8 +366,8 @@ def line(
             this: "1%" of the range shown, or a number such as 0.005; by default all points are exact. Of 51
             points a smooth line needs 25 exact ones, or 15 if a part of the samples chooses them. If 70% of
             the points do not suffice, all are computed.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -498,8 +498,8 @@ def hessian_grid(
             20 × 20, and should not be below ``residual_tol``.
         into, execution: as for :func:`landscape.contour`; points that did not converge are computed again
             if ``max_products`` differs.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

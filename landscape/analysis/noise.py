@@ -90,8 +90,8 @@ def noise(
         local_batch: B, samples per learner in a minibatch; default: the run's.
         draws: the number of draws of minibatches; 32 give each standard error to about 13%.
         seed: draws the minibatches.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -232,8 +232,8 @@ def noise_scale(
         min_draws: the smallest number of draws of a gradient, or of one gradient for each learner.
         max_draws: the largest number of draws.
         seed: draws the minibatches.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -375,8 +375,8 @@ def noise_alignment(
         max_draws: the largest number of draws.
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         seed: draws the minibatches and the start of the search of eigenvalues.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

@@ -55,8 +55,8 @@ def random_plane(
             filter (Li et al. 2018, section 4); a bias or normalization tensor counts as one filter. "layer":
             each parameter tensor is scaled to the norm of the center's tensor. A filter or tensor that is
             zero at the center gets a zero direction.
-        seed: a seed gives one draw for all problems of equal layout, on every device and in every precision,
-            so that several centers can be compared along equal directions.
+        seed: draws the directions, which are the same for all problems of equal layout, on every device and
+            in every precision, so that several centers can be compared along equal directions.
         ignore: "bias+norm" leaves biases and normalization parameters unchanged, "none" moves them, too.
             Default: "bias+norm" for norm "filter" (as Li et al. 2018 do), else "none". The choice does not
             change the draw of other parameters.
@@ -102,7 +102,7 @@ def random_plane(
 
 
 def _normalize(direction: Tensor, center: Tensor, norm: str) -> None:
-    """Scale ``direction`` in place to the norms of ``center``; a zero center gives a zero direction."""
+    """Scale ``direction`` in place to the norms of ``center``; for a zero center the direction is zero."""
     if not direction.numel():
         return
     rows = (len(center), -1) if norm == "filter" and center.dim() > 1 else (1, -1)
@@ -225,9 +225,9 @@ def pca_plane(
 def learners_plane(problem: Problem | Run, weights: Sequence[Weights] | Tensor) -> Plane:
     """Return the plane through the mean w_a that fits the learners w_j best, in the least-squares sense.
 
-    This plane is ours. The unit directions are the first two right singular vectors of the matrix with
-    rows w_j − w_a. The learners' squared distances from the plane add up to the sum of the other squared
-    singular values.
+    The unit directions are the first two right singular vectors of the matrix with rows w_j − w_a (our
+    choice). The learners' squared distances from the plane add up to the sum of the other squared singular
+    values.
 
     Args:
         problem: the problem whose parameters the weights are; or a run.
@@ -273,9 +273,9 @@ def eigen_plane(
     max_memory: Count | None = None,
     progress: ProgressOption = None,
 ) -> Plane:
-    """The unit eigenvectors of λ_max (x) and λ_min (y) of the Hessian at the problem's center.
+    """Return the plane of the Hessian's unit eigenvectors of λ_max (x) and λ_min (y), at the center.
 
-    This plane is ours. With the directions u and v, and the gradient g, the loss is to second order
+    The plane is our choice. With the directions u and v, and the gradient g, the loss is to second order
     L(θ) + x g·u + y g·v + ½(λ_max x² + λ_min y²).
 
     Args:

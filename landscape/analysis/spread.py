@@ -1,8 +1,8 @@
-"""The learners' spread: how much of it lies along the sharp directions, and how it smooths the loss.
+"""Measure the learners' spread: its share along the sharp directions, and how it smooths the loss.
 
-The loss as learners that are spread out see it is averaged over displacements (DPSGD-2021, smoothing):
-L_Σ(w) = E L(w + δ), δ ~ N(0, Σ). With Σ = n⁻¹ Σ_j Δw_jΔw_jᵀ, the measured spread, δ is n^(−1/2) Σ_j ξ_j Δw_j
-with ξ_j independent and normal; and for comparison the isotropic Σ = σ²I of the same trace.
+The smoothed loss is the mean over displacements (DPSGD-2021, smoothing): L_Σ(w) = E L(w + δ), δ ~ N(0, Σ). Of
+the measured spread, Σ = n⁻¹ Σ_j Δw_jΔw_jᵀ, δ is n^(−1/2) Σ_j ξ_j Δw_j with ξ_j independent and normal. It is
+compared with the isotropic spread Σ = σ²I of the same trace.
 """
 
 from __future__ import annotations

@@ -180,8 +180,8 @@ class GradientEstimator:
     def heterogeneity(self, weights: Tensor, step: int, g: Gradient, parts: Parts) -> dict[str, float]:
         """Return n⁻¹ Σ_j ‖∇L_j − ∇L‖² at ``weights`` = w_a (P,), L_j the loss on the ``parts`` of learner j.
 
-        The result is exact where ``g`` is. Otherwise each learner's part gives GROUPS independent estimates
-        of ∇L_j; all learners together take as many samples as ``g``. The estimates of ∇L are the means of the
+        The result is exact if ``g`` is exact. Otherwise it uses GROUPS independent estimates of ∇L_j for each
+        learner, from the same total number of samples as ``g``. The estimates of ∇L are the means of the
         learners' estimates, weighted by the parts' terms.
         """
         n = len(parts.indices)
@@ -289,19 +289,18 @@ class Decomposer:
 
     With BatchNorm, minibatch gradients are gradients of the loss with the minibatch's own statistics, at the
     learners' weights and at the mean. g is then the gradient of this loss over the training set, cut into
-    fixed batches with as many samples as one statistic comes from in training (``gradient.batch``). Running
-    statistics would be constants to the gradient, and the gradient that of another loss than the steps
-    descend. Dropout and augmentation are in the minibatch gradients and not in g: their effect counts as
-    noise.
+    fixed batches of the size whose statistics training uses (``gradient.batch``). With running statistics,
+    which are constants to the gradient, g would belong to another loss than the one that steps descend.
+    Dropout and augmentation change minibatch gradients and not g: their effect counts as noise.
 
-    Several processes have rows of their own each, and share the work: g by samples, sums by coordinates. Each
-    of N processes then computes 1/N of g, and exchanges two vectors of P numbers in the weights' precision.
-    The terms of Eq. 4 take one vector more with ``at_mean``, otherwise a gradient, two vectors and an
-    all-reduce.
+    Each of several processes has its own rows. The processes share the work: g by samples, sums by
+    coordinates. Each of N processes computes 1/N of g, and exchanges two vectors of P numbers in the weights'
+    precision. The terms of Eq. 4 need one more vector with ``at_mean``, otherwise a gradient, two vectors and
+    an all-reduce.
 
     Args:
         stack: computes the learners' gradients.
-        gradient: gives g.
+        gradient: computes g.
         divided: the learners' parts of the training set, whose heterogeneity is then measured, at the price
             of another g; None: the learners share the training set.
     """

@@ -37,8 +37,8 @@ class Rule(ABC):
         class MyRule(Rule): ...
     """
 
-    #: Its name and its color in all pictures: by default the name in recipes, and gray. They are not
-    #: inherited.
+    #: The rule's name and color in all pictures; default: the name in recipes, and gray. Subclasses do not
+    #: inherit them.
     label: ClassVar[str] = ""
     color: ClassVar[str] = ""
     #: The history's columns that this rule adds to those of the loop: name -> unit.
@@ -55,8 +55,8 @@ class Rule(ABC):
     at_mean = False
     #: Whether gradients come from processes at their own pace (``landscape.training.run.loop``).
     measured = False
-    #: Whether :meth:`finish` uses lr as the factor of the directions only, so that a displacement with lr = 1
-    #: gives the same weights. A rule that does not say so is given the learning rate of the step.
+    #: Whether :meth:`finish` uses lr only as the factor of the directions, so that a displacement with lr = 1
+    #: leads to the same weights. If not, :meth:`finish` is called with the learning rate of the step.
     lr_is_factor = False
     #: η_0, the rate after the warm-up; the recipe sets it.
     peak_lr = 0.0
@@ -144,12 +144,12 @@ class Rule(ABC):
             The new weights (n, P): :meth:`finish` with the directions (points − moved)/lr.
         """
         directions = torch.sub(points, moved, out=moved)
-        if lr != 1:  # with a rate of 0 the step is none, whatever its direction
+        if lr != 1:  # a rate of 0 makes no step
             directions = directions.div_(lr) if lr else directions.zero_()
         return self.finish(weights, directions, lr, step)
 
     def update_optimizer_state(self, optimizer: OptimizerMemory, step: int) -> None:  # noqa: B027 - few rules change it
-        """Change ``optimizer.state`` for the next step; by default it stays as it is.
+        """Change ``optimizer.state`` for the next step; by default it does not change.
 
         Args:
             optimizer: that of the run, after its directions of this step.

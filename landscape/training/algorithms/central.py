@@ -25,8 +25,8 @@ Buffers = Literal["keep", "reset", "average"]
 class LocalSGD(Rule):
     """w_j ← w_j − α u_j at every step, and w_j ← w_a after every ``period`` H of them (LocalSGD-2021).
 
-    H = 1 is synchronous SGD. torch's PeriodicModelAverager averages first after *one* local step: its
-    warmup_steps = start + H − 1 gives the steps of this rule.
+    H = 1 is synchronous SGD. torch's PeriodicModelAverager averages first after *one* local step: with
+    warmup_steps = start + H − 1 it makes the steps of this rule.
 
     Args:
         period: H, the number of local steps between averages of all learners. Unit: steps.
@@ -166,8 +166,8 @@ class OuterStep(LocalSGD):
 class SlowMo(OuterStep):
     """SlowMo: after ``period`` steps average to x̄, then u ← βu + (x_old − x̄)/γ, x_old ← x_old − a γ u.
 
-    γ is the learning rate of the period's last step (Wang et al. 2020, Algorithm 1; LocalSGD-2021). a = 1 and
-    β = 0 is local SGD, whose options it has.
+    γ is the learning rate of the period's last step (Wang et al. 2020, Algorithm 1; LocalSGD-2021). With
+    a = 1 and β = 0 the rule is local SGD.
 
     Args:
         slow_lr: a. Source: ours; with a = 1 the outer step without momentum is the average itself.
@@ -212,12 +212,12 @@ class DiLoCo(OuterStep):
 
 @registry.algorithms.add("async-sgd")
 class AsyncSGD(Rule):
-    """x ← x − α g(c_k), c_k ← x: of τ+1 workers one delivers at each step, its gradient at its copy c_k (P,).
+    """x ← x − α g(c_k), c_k ← x: one of τ+1 workers delivers at each step, its gradient at its copy c_k (P,).
 
-    The copy is of the server's weights when the worker last delivered, so that the gradient is as many steps
-    old as others delivered since. A worker's minibatch is shared by the n learners, so that nB samples make
-    an update; with one learner this is the textbook's. Momentum in its ordinary form, v ← m v + g on the
-    server, is the optimizer's.
+    The copy has the server's weights of the worker's last delivery: the age of the gradient is the number of
+    deliveries since. The n learners share a worker's minibatch, so that nB samples make an update; with one
+    learner this is the textbook's rule. Momentum in its ordinary form, v ← m v + g on the server, belongs to
+    the optimizer.
 
     Args:
         delay: τ, the age of gradients; there are τ + 1 workers. Unit: steps.
@@ -365,8 +365,8 @@ class SSGD(Rule):
 class SSGDNoise(SSGD):
     """w_j ← w_a − α ∇L^{μ_j}(w_a) + ξ, ξ ~ N(0, σ²I) drawn anew each step (DPSGD-2020, section 2.1).
 
-    The paper does not say whether each learner has noise of its own. Here all learners add the same ξ, so
-    that the mean, the synchronized model, has noise of standard deviation ``sigma`` whatever n is.
+    The paper does not say whether the learners' noise differs. Here all learners add the same ξ, so that the
+    mean, the synchronized model, has noise of standard deviation ``sigma`` for any n.
 
     Args:
         sigma: Standard deviation σ of the noise on each weight.

@@ -104,7 +104,7 @@ class DPSGD(Rule):
 class SingleMerge(DPSGD):
     """DPSGD, and once, after step ``at``, the average of all: w_j ← w_a (Zhu et al. 2025).
 
-    Their merge is at the end: ``at`` is then the number of steps of the run. A run that ends before has none.
+    The paper merges at the end: ``at`` is then the number of steps of the run. A shorter run has no merge.
 
     Args:
         at: The step after which all learners average. Unit: steps.

@@ -29,7 +29,7 @@ class Sparta(Rule):
     """w_j ← w_j − α u_j; then a random part of the weights, drawn anew in each step, becomes the mean of all.
 
     Sparse parameter averaging (SPARTA, Baioumy and Cheema 2025): the part has round(``share`` · P) numbers,
-    at least one, the same ones for all learners. Each learner's optimizer keeps a state of its own.
+    at least one, at the same coordinates for all learners. Each learner's optimizer keeps its own state.
 
     Args:
         share: The share of the weights that a step averages. Source: Baioumy and Cheema 2025.
@@ -300,12 +300,12 @@ class TopK(Rule):
 class DeMo(TopK):
     """m_j ← βm_j + αu_j, q_j = top-k(DCT m_j), m_j ← m_j − DCT⁻¹q_j; w ← w − α sign(DCT⁻¹q̄) for all.
 
-    q̄ is the mean over the learners that sent a coefficient. The transform is the orthonormal one of blocks of
-    each parameter tensor, whose sides are the largest divisors of its own up to ``chunk``; each block sends
-    its ``k`` largest coefficients (Peng, Quesnelle and Kingma 2024, decoupled momentum). A bias is a row. All
-    learners have the same weights, and a momentum of their own; u_j is the optimizer's direction, the
-    gradient of plain SGD. A weight whose part of q̄ is rounding only still moves by α. Steps have one size,
-    whatever the gradient, so that there is no limit of stability.
+    q̄ is the mean over the learners that sent a coefficient. The orthonormal transform is that of blocks of
+    each parameter tensor; a block's sides are the largest divisors, up to ``chunk``, of the tensor's sides.
+    Each block sends its ``k`` largest coefficients (Peng, Quesnelle and Kingma 2024, decoupled momentum). A
+    bias is a row. All learners have the same weights, and each has its own momentum; u_j is the optimizer's
+    direction, the gradient for plain SGD. Even a weight whose part of q̄ is only rounding moves by α. The size
+    of steps does not depend on the gradient, so that no limit of stability exists.
 
     Args:
         decay: β. Source: the authors' program.
@@ -347,12 +347,12 @@ class DeMo(TopK):
 class SparseLoCo(TopK):
     """After ``period`` H steps e_j ← βe_j + x − w_j, q_j = top-k(e_j), e_j ← e_j − q_j, x ← x − νq̄, w_j ← x.
 
-    x is where all learners began the period (Sarfi et al. 2025, arXiv 2508.15706). It is local SGD whose
-    learners send the largest numbers of what they have moved by, in blocks of each parameter tensor whose
-    sides are the largest divisors of its own up to ``chunk``. What is not sent yet, e_j, takes the place of
-    DiLoCo's outer momentum; with ``share`` = 1 the rule is DiLoCo without outer momentum. Their inner
-    optimizer is AdamW, whose state is kept; here it is the recipe's. Values are sent in full precision: the
-    paper's quantization to 2 bits is not simulated.
+    x are the weights at which all learners began the period (Sarfi et al. 2025, arXiv 2508.15706). This is
+    local SGD whose learners send the largest numbers of their displacements, in blocks of each parameter
+    tensor; a block's sides are the largest divisors, up to ``chunk``, of the tensor's sides. The unsent rest,
+    e_j, replaces DiLoCo's outer momentum; with ``share`` = 1 the rule is DiLoCo without outer momentum. The
+    paper's inner optimizer is AdamW, whose state is kept; here it is the recipe's. Values are sent in full
+    precision: the paper's quantization to 2 bits is not simulated.
 
     Args:
         period: H. Unit: steps.

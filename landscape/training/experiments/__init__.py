@@ -97,7 +97,7 @@ def critical_batch(
         seed: draws the minibatches of the first branch; the next branches take the next numbers.
         device, data_dir: where the branches train, and the folder of data sets; default: the device and the
             folder of the run's problem.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -375,7 +375,7 @@ def stability(
             v ← m v + g. lr and own_limit are then P's, where P has them.
         residual_tol: the allowed residual of λ_max, relative to λ_max.
         seed: draws the starting vector of the iteration.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

@@ -289,7 +289,7 @@ def sweep(
         timeout: seconds that a process may be silent.
         device, data_dir, allow_code: as of :func:`landscape.train`.
         message: takes lines for the user.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         settings: values of the recipes' keys. A list gives several values, each for runs of its own; anything
             else is the value in all runs. A value that is itself a list stands in a list.
 

@@ -47,21 +47,21 @@ class MeasuredRun:
     """The run that instruments measure.
 
     Attributes:
-        monitor: what is measured, and how.
+        monitor: the measurements and their options.
         problem: the loss that the steps descend, on the training set.
         comm: the processes; all measure together, and have the same numbers.
-        seed: of the run.
-        learners, batch: n, and the samples of a step, all learners together; 0: unknown.
+        seed: the run's seed.
+        learners, batch: n, and the total samples of a step; 0: unknown.
         limit: the largest stable ηλ of the rule with its optimizer; NaN: unknown.
-        at_mean, synchronous: whether all learners take their gradients at w_a, or at another point together.
-        geometry: of the optimizer's steps, as of :attr:`.Optimizer.geometry`.
+        at_mean, synchronous: whether all learners compute their gradients at w_a, or at one point.
+        geometry: the geometry of the optimizer's steps, see :attr:`.Optimizer.geometry`.
         plain_limit: the largest stable ηλ of the rule with plain steps; NaN: unknown.
         second: (step, learner, its point) -> a minibatch gradient (P,) of a learner of this process that is
-            independent of its gradient in that step; None where the steps are another's.
-        optimizer: what makes the steps: an optimizer of a recipe, or of a loop of the user's own.
-        recipe: that of the run; None for such a loop.
-        parameters: gives the parameters in such a loop, in the order of θ.
-        sample: on which Hessians are taken, once an instrument needs it.
+            independent of its gradient in that step; None in a user's training loop.
+        optimizer: makes the steps: an optimizer of a recipe, or of a user's training loop.
+        recipe: the run's recipe; None for a user's training loop.
+        parameters: returns the parameters in a user's training loop, in the order of θ.
+        sample: the sample for Hessians; None until an instrument needs it.
     """
 
     monitor: Monitor
@@ -96,7 +96,7 @@ def instrument(name: str, *reads: str) -> Callable[[type[Kind]], type[Kind]]:
 
 
 class Instrument(ABC):
-    """Measures a run at intervals; ``measure`` gives one number for each of ``columns``.
+    """Measures a run at intervals; ``measure`` returns one number for each of ``columns``.
 
     An instrument is added to the registry under the name that ``monitor.instruments`` has, in this package or
     in a plugin::
@@ -106,7 +106,7 @@ class Instrument(ABC):
             name = "my-instrument"
 
     Args:
-        run: what is measured. ``__init__`` raises InputError where that is not possible.
+        run: the run. ``__init__`` raises InputError if the instrument cannot measure it.
     """
 
     #: The name in the registry.
@@ -137,8 +137,8 @@ class Instrument(ABC):
     def state(self, step: int) -> dict[str, Tensor]:
         """Return the memory after ``step``: {} or one tensor under :attr:`key`.
 
-        Rank 0's memory goes into checkpoints, and all processes restore this memory: a resumed run so gives
-        the bits of an unbroken run.
+        Checkpoints have rank 0's memory, which all processes restore: a resumed run has the bits of an
+        unbroken run.
         """
         return {} if self.memory is None else {self.key: self.memory}
 

@@ -47,8 +47,8 @@ class Sample:
 
     Attributes:
         problem: the loss on the whole sample.
-        count: the number of eigenvalues that :meth:`top` gives.
-        state: the sum of the eigenvectors by its name in checkpoints, so that a resumed run gives the bits of
+        count: the number of eigenvalues that :meth:`top` returns.
+        state: the sum of the eigenvectors by its name in checkpoints, so that a resumed run has the bits of
             an unbroken run.
 
     Raises:

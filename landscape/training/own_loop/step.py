@@ -35,8 +35,8 @@ class Stepper:
 
     Step t of learner j begins at the first forward pass in training mode. w_j is copied, the exchanges that
     do not need the gradient start, and the parameters are set to the points where the rule takes gradients.
-    After ``optimizer.step`` the displacement is the difference of the parameters from these points, whatever
-    code moved them. The rule makes w_j(t+1) from the displacement, and the parameters are set to w_j(t+1).
+    After ``optimizer.step`` the displacement is the difference of the parameters from these points. The rule
+    computes w_j(t+1) from the displacement, and the parameters are set to w_j(t+1).
 
     Attributes:
         steps: the number of completed steps.
@@ -157,9 +157,9 @@ class LearnerGradients:
     """The gradients of one learner: unscaled, and averaged where the update rule is synchronous.
 
     After an overflow a GradScaler skips ``optimizer.step``, unless the optimizer declares that it supports
-    scaling; then the scaler calls the step and sets the scale as an attribute. The optimizer is made to
-    declare this support. So an overflow gives a step without gradients, in which this learner exchanges as in
-    any other step, instead of a skipped step.
+    scaling; then the scaler calls the step and sets the scale as an attribute. This class makes the optimizer
+    declare the support, so that a step with an overflow is not skipped: it has no gradients, and the learner
+    exchanges weights as in any other step.
     """
 
     def __init__(self, parameters: FlatParameters, comm: Comm) -> None:

@@ -203,7 +203,7 @@ class Pool:
         nproc: number of jobs at a time.
         threads: shared by the processes; None: as the environment has it for each.
         timeout: limit of the time without a sign of life of a process (s).
-        environment: gives further environment variables of a process, by its number.
+        environment: returns further environment variables of a process, given its number.
     """
 
     nproc: int = 1
@@ -220,7 +220,7 @@ class Pool:
             done: takes a job's number and its result, in the order in which the jobs end.
 
         Raises:
-            JobError: as soon as a job fails; the other jobs are then ended.
+            JobError: when a job fails; the other jobs are then ended.
         """
         waiting = list(enumerate(jobs))[::-1]  # the next job is the last item
         with Children() as children:
@@ -301,7 +301,7 @@ def start(
         timeout: the longest time of a process without a sign of life (s).
         threads: the number of threads that the processes share; None: as the environment says.
         restarts: how often all processes are restarted after a process was lost.
-        hint: gives the words that tell the user how to resume after a process was lost.
+        hint: returns the words that tell the user how to resume after a process was lost.
         log: a file for starts and failures, written if the parent of its folder exists.
         show_output: whether rank 0 writes to this process's stdout and stderr.
 

@@ -118,7 +118,7 @@ class Comm:
     def mean(self, rows: Tensor) -> Tensor:
         """Return the mean (P,) over all n learners, of which ``rows`` (n_local, P) are this process's.
 
-        The mean of the last tensor is stored, as a step ends and the next begins with one tensor of weights.
+        The mean of the last tensor is stored, because a step ends and the next begins with the same tensor.
         The result is valid until the mean of another tensor is computed or started.
         """
         return self.start_mean(rows)()
@@ -221,7 +221,7 @@ class Comm:
     def part_sum(self, vector: Tensor, use: str) -> Tensor:
         """Return this process's :meth:`share` of the sum of ``vector`` (P,) over the processes.
 
-        Of several processes, valid until the next of the same ``use``.
+        With several processes the result is valid until the next call with the same ``use``.
         """
         if self.size == 1:
             return vector
@@ -273,7 +273,7 @@ class Comm:
         return self._all_to_all(gathered, sent, received.tolist(), numbers.tolist())
 
     def _all_to_all(self, out: Tensor, sent: Tensor, received: list[int], numbers: list[int]) -> Tensor:
-        """Exchange ``numbers`` of ``sent`` for ``out``, as many from each process as ``received`` says."""
+        """Send ``numbers`` of ``sent`` to the processes, and receive ``received`` numbers in ``out``."""
         with self._naming():
             work = dist.all_to_all_single(out.view(-1), sent, received, numbers, async_op=True)
         return self._finished([work], out)
@@ -283,8 +283,8 @@ class Comm:
     def mix(self, weights: Tensor, mixing: Matrices, step: int) -> Exchange:
         """Start the exchange for Σ_k M_jk w_k; a call of the result waits, and returns it, (n_local, P).
 
-        ``weights`` (n_local, P) must stay as they are until then. Each row is sent once to each process that
-        has a neighbor of it; a matrix that averages more than two is an all-reduce.
+        ``weights`` (n_local, P) must not change before this call. Each row is sent once to each process with
+        a neighbor of its learner; a matrix that averages more than two learners is an all-reduce.
         """
         turn = (mixing.spec, (step - 1) % len(mixing.cycle)) if mixing.cycle else None
         return self.combine(weights, mixing.matrix(step), turn)
@@ -345,7 +345,7 @@ class PiecewiseMean:
         comm: exchanges the pieces.
         layout: of the parameter tensors in the P columns.
         total: (P,), the memory for the mean.
-        rows: gives the rows (n_local, columns) of a piece, once all of its gradients are there.
+        rows: returns the rows (n_local, columns) of a piece whose gradients are all computed.
     """
 
     def __init__(self, comm: Comm, layout: Layout, total: Tensor, rows: Callable[[slice], Tensor]) -> None:
@@ -356,7 +356,7 @@ class PiecewiseMean:
     def ready(self, *names: str) -> None:
         """Send the pieces that are complete with the gradients of the parameters ``names``.
 
-        All processes send in the same order, whatever the order of the gradients: the last piece first.
+        All processes send the last piece first, for any order of the gradients.
         """
         self._done.update(names)
         while self._expected and self._expected[-1].name in self._done:
@@ -385,10 +385,12 @@ def _bounds(count: int, parts: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Exchange:
-    """An exchange of ``weights`` (n_local, P) that has been started: one of its two ways is used, once.
+    """A started exchange of weights, of which either ``mixed`` or ``pull`` is called, once.
 
-    ``mixed`` waits and gives Σ_k M_jk w_k, (n_local, P). ``pull``, where there is one, adds
-    Σ_k M_jk (w_k − w_j) to its argument in less time.
+    Attributes:
+        weights: (n_local, P).
+        mixed: waits, and returns Σ_k M_jk w_k, (n_local, P).
+        pull: adds Σ_k M_jk (w_k − w_j) to its argument in less time; None if there is no such way.
     """
 
     weights: Tensor
@@ -407,10 +409,12 @@ class Exchange:
 class Plan:
     """The messages of one process under one mixing matrix, and its entries of the matrix.
 
-    ``receive``: the other processes' learners it needs. ``transfers``: (learner, the other process), in the
-    order of (learner, receiver), which all processes share: NCCL hangs if matching ones differ in order.
-    ``local_block`` (n_local, n_local) and ``remote_block`` (n_local, len(receive)): the entries of M for its
-    own learners and for those that it receives.
+    Attributes:
+        receive: the learners of other processes that this process needs.
+        transfers: (learner, the other process), in the order of (learner, receiver), which all processes
+            share: NCCL hangs if matching transfers differ in order.
+        local_block: (n_local, n_local), the entries of M for the process's own learners.
+        remote_block: (n_local, len(receive)), the entries for the learners that it receives.
     """
 
     receive: list[int]
@@ -434,7 +438,7 @@ class Plan:
     def apply(self, weights: Tensor, received: Tensor, out: Tensor) -> Tensor:
         """Return Σ_k M_jk w_k for this process's learners j; overwrites ``received``, and perhaps ``out``.
 
-        Mixes differences from the first local row, as :func:`combine` does from the mean, so that
+        The method mixes differences from the first local row, as :func:`combine` does from the mean, so that
         rounding in the matrix does not let the mean drift.
         """
         if len(weights) == len(received) == 1:  # a pair: one pass over memory
@@ -448,7 +452,7 @@ class Plan:
         return mixed
 
     def pull(self, out: Tensor, weights: Tensor, received: Tensor) -> Tensor:
-        """Add Σ_k M_jk (w_k − w_j) to ``out``, of one local learner; uses up ``received``."""
+        """Add Σ_k M_jk (w_k − w_j) to ``out``, of one local learner; overwrites ``received``."""
         received.sub_(weights)
         if len(received) == 1:
             return out.add_(received, alpha=float(self.remote_block))
@@ -468,7 +472,7 @@ def first_line(error: BaseException) -> str:
 def averages_all(matrix: Array) -> bool:
     """Return whether ``matrix`` (n, n) needs an all-reduce: all entries are equal.
 
-    Two learners rather exchange their vectors: the traffic is the same, and the work is less.
+    Two learners exchange their vectors instead, with the same traffic and less work.
     """
     return len(matrix) > 2 and np.ptp(matrix) == 0
 
@@ -476,8 +480,8 @@ def averages_all(matrix: Array) -> bool:
 def combine(weights: Tensor, matrix: Array) -> Tensor:
     """Return Σ_k M_jk w_k (n, P) of ``weights`` (n, P), where the rows of ``matrix`` (n, n) sum to 1.
 
-    Mixes the deviations from the mean: a float32 matrix whose rows miss 1 by a rounding would otherwise let
-    the mean drift by that factor every step.
+    The function mixes deviations from the mean: otherwise the rounding of a float32 matrix's rows would let
+    the mean drift in every step.
     """
     mean = average(weights)
     m = torch.from_numpy(matrix).to(weights)

@@ -395,7 +395,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _reach(host: str, port: int, deadline: float) -> str:
-    """Return the address of ``host`` at which a server listens, after attempts without torch's warnings."""
+    """Return the address of ``host`` at which a server listens; attempts by torch would each warn."""
     while True:
         remaining = deadline - time.monotonic()
         try:

@@ -242,13 +242,13 @@ def table_of(kind: type[Any], values: dict[str, Any], prefix: str, **others: Any
 # with open speech data.
 #
 # CIFAR-10, sections 4 and 4.1 of the paper: 320 epochs, ×0.1 after 160 and 240, momentum 0.9, weight decay
-# 5e-4, crops and flips, normalized channels; 16 learners, DPSGD mixing with one random partner a step. The
-# paper gives neither how many learners Table 2's runs have, nor how noise is spread over them.
+# 5e-4, crops and flips, normalized channels; 16 learners, DPSGD mixing with one random partner per step. The
+# paper states neither the number of learners in Table 2's runs, nor how the noise differs between them.
 #
 # Speech, section 4.2: the paper's network, 10 epochs of warm-up and 10 of annealing by 1/√2. Switchboard
-# has four million samples and a baseline batch of 256; the spoken digits have 3,856, so that all batches
-# are a sixteenth of the paper's and rates are those of batch 16. That, the imbalance of 4 between the
-# digits and the optimizer, which is plain SGD, are ours.
+# has four million samples and a baseline batch of 256; the spoken digits have 3,856, so that all batches are
+# a sixteenth of the paper's, and rates are those of batch 16. Our choices: these batches, the imbalance of 4
+# between the digits, and plain SGD as the optimizer.
 NETWORKS = (
     "efficientnet-b0", "senet-18", "vgg-19", "resnet-18", "densenet-121", "mobilenet", "mobilenet-v2",
     "shufflenet-v2", "googlenet", "resnext-29",

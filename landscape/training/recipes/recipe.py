@@ -346,7 +346,7 @@ def read(
 def from_values(values: dict[str, Any], matrix: Array | None = None) -> Recipe:
     """Return a checked recipe from nested values; unknown keys and wrong types raise InputErrors.
 
-    ``matrix`` stands for the file that the table "algorithm" names, if it does.
+    ``matrix`` replaces the file that the table "algorithm" names, if it names one.
     """
     rule = options.bounded_toml(values, "recipe").get("algorithm", {})
     files = [v for v in rule.values() if is_file(v)] if isinstance(rule, dict) else []

@@ -438,7 +438,7 @@ def train(
         data_dir: the folder of data sets that are not bundled. Default: $LANDSCAPE_DATA or data.
         allow_code: run code that a file names as MODULE:NAME; code that the settings name always runs.
         message: takes lines for the user.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         settings: other values of the recipe's keys, as of :meth:`landscape.Recipe.read`.
 
     Returns:

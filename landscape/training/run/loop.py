@@ -60,7 +60,7 @@ class Trainer:
 
     The weights of this process's learners are one (n_local, P) tensor; without a ``group`` of processes
     n_local is n. Random draws depend on the seed and the step alone. A run resumed from any of its
-    checkpoints therefore gives the bits of an unbroken run; with another number of processes, only the
+    checkpoints therefore has the bits of an unbroken run; with another number of processes, only the
     rounding of sums differs.
 
     Args:
@@ -427,8 +427,8 @@ class PendingStep:
         row: the step's row of the history.
         weights, state: before the step; weights (n_local, P).
         mean: w_a (P,) after the step; None: unknown.
-        results: waits for the all-reduce, and gives two means over all learners: of the loss, and of
-            ‖w_j − w_a‖², or of ‖w_j‖² where w_a is unknown.
+        results: waits for the all-reduce, and returns two means over all learners: of the loss, and of
+            ‖w_j − w_a‖², or of ‖w_j‖² if w_a is unknown.
     """
 
     row: Row

@@ -472,7 +472,7 @@ def topologies(
         parameters: the number of the network's parameters, 4 bytes each.
         picture: a .png, .pdf or .svg file for a picture of the topologies as graphs. Each step of a cycle has
             a panel, up to eight; random matching has three panels, drawn with seed 0.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
 
     Returns:
         Mixing -> its numbers. "gap": the spectral gap of the mixing matrix, for a cycle of matrices per step.
