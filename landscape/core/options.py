@@ -452,8 +452,8 @@ def described(documented: Any) -> dict[str, str]:
     """Return the descriptions in the sections Args and Attributes of a docstring, by name.
 
     Example:
-        >>> described(choose)["where"]
-        'the option that the name was given with, for the message.'
+        >>> described(fit)["where"]
+        'the name of the argument, for the message.'
     """
     doc, texts = inspect.cleandoc(inspect.unwrap(documented).__doc__ or ""), dict[str, str]()
     for section in re.findall(r"^(?:Args|Attributes):\n(.*?)(?=^\S|\Z)", doc, re.M | re.S):
