@@ -114,7 +114,8 @@ class _FileChecker:
         shape = shape_of(dataset.get_space(), path)
         size, stored_size = math.prod(shape) * number_type.get_size(), dataset.get_storage_size()
         # A text of variable length has 8 bytes more in the file than its pointer in memory.
-        size += math.prod(shape) * 8 * sum(map(is_text, members(number_type)))
+        texts = [member for member in members(number_type) if member.get_class() == h5py.h5t.STRING]
+        size += math.prod(shape) * 8 * sum(bool(text.is_variable_str()) for text in texts)
         if layout == h5py.h5d.CHUNKED and size:
             chunk = properties.get_chunk()
             if len(chunk) != len(shape) or min(chunk) < 1:
@@ -177,11 +178,6 @@ def members(kind: Any) -> list[Any]:
     if kind.get_class() != h5py.h5t.COMPOUND:
         return [kind]
     return [kind.get_member_type(i) for i in range(kind.get_nmembers())]
-
-
-def is_text(kind: Any) -> bool:
-    """Return whether a type is text of variable length."""
-    return kind.get_class() == h5py.h5t.STRING and bool(kind.is_variable_str())
 
 
 def check_type(kind: Any, where: str, depth: int = 0) -> None:

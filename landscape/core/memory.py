@@ -370,16 +370,11 @@ def require_besides(name: str, device: torch.device, size: float) -> None:
     _allowance(name, Need(device, (_ALLOWANCE.get() or MemoryAllowance()).fixed + size))
 
 
-def _release_freed() -> None:
-    """Return freed blocks to the system: the C library of Linux keeps those of less than 32 MiB."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
-        trim(0)
-
-
 def _allowance(name: str, need: Need) -> MemoryAllowance:
     """Return the allowance of a call with this need; raise InputError if its fixed bytes are not free."""
-    if need.fixed > LARGE:
-        _release_freed()
+    if need.fixed > LARGE and sys.platform == "linux":
+        # Return freed blocks to the system: the C library of Linux keeps those of less than 32 MiB.
+        getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: None)(0)
     budget = MemoryBudget.on(need.device, limit())
     budget.require(need.fixed)
     if need.fixed + need.spare <= RESERVE and budget.limit is None:

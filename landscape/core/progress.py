@@ -120,7 +120,8 @@ def _tqdm(title: str, delay: float) -> Any:
     """
     options: dict[str, Any] = {"delay": delay, "dynamic_ncols": True}
     line = "{desc}: {percentage:3.0f}%|{bar}| {remaining} left{postfix}"
-    if _in_notebook():
+    ipython: Any = sys.modules.get("IPython")
+    if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):  # in a notebook
         with warnings.catch_warnings(action="ignore"):  # tqdm warns if the widgets are not installed
             bar_class = importlib.import_module("tqdm.auto").tqdm
     else:
@@ -129,11 +130,6 @@ def _tqdm(title: str, delay: float) -> Any:
             options = {"delay": EVERY, "mininterval": EVERY, "position": 0, "file": _Lines()}
             line = "{desc}: {percentage:.0f}%, {remaining} left{postfix}"
     return bar_class(total=1.0, desc=title, leave=False, miniters=0, smoothing=0, bar_format=line, **options)
-
-
-def _in_notebook() -> bool:
-    shell: Any = sys.modules.get("IPython")
-    return shell is not None and hasattr(shell.get_ipython(), "kernel")
 
 
 def aside() -> contextlib.AbstractContextManager[None]:

@@ -91,11 +91,6 @@ def custom(model: nn.Module) -> list[str]:
     return names or [name for name, module in modules if module._parameters or held(module)]
 
 
-def may_keep(module: nn.Module) -> bool:
-    """Return whether a module has a train() or eval() of its own, or stores tensors, perhaps of a pass."""
-    return not of_torch(module) and (own_mode(module) or bool(held(module)))
-
-
 def of_torch(module: nn.Module) -> bool:
     """Return whether a module is PyTorch's own, without hooks, so that it stores nothing of a pass."""
     is_of_torch = type(module).__module__.split(".")[0] == "torch"
@@ -459,8 +454,10 @@ def _check_model(
     if draws_numbers and not problem.draws:
         check_random(problem, x, y)
     check_recorded(problem, before, loss, check_leaves(problem, original, x, y), x, y)
-    far = [SHRUNK * away[0]] if any(map(may_keep, problem.model.modules())) else []
-    for weights in (*away, *far):
+    users_modules = [module for module in problem.model.modules() if not of_torch(module)]
+    if any(own_mode(module) or held(module) for module in users_modules):  # it may store numbers of a pass
+        away = [*away, SHRUNK * away[0]]
+    for weights in away:
         check_parameters(problem, original, x, y, weights, training)
     return x, y
 

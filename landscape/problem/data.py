@@ -365,7 +365,7 @@ class Data:
         return self.resident is not None or isinstance(self.batches, Stream)
 
     def gather(self, indices: Tensor) -> tuple[Any, Any]:
-        """Return (x, y) of the samples ``indices`` (…), repeats allowed: tensors (…, *shape) on the device."""
+        """Return (x, y) of the samples ``indices`` (…), repeats allowed, as tensors (…, *shape)."""
         self._check_mean()
         return self._gather(indices)
 
