@@ -82,11 +82,11 @@ def fresh(problem: MeanLoss, x: Any, y: Any) -> tuple[Any, Any]:
 def custom(model: nn.Module) -> list[str]:
     """Names of the user's modules that may keep in eval mode what they compute from parameters.
 
-    They have a train() or eval() of their own; or, where none has, parameters or other tensors.
+    They have a train() or eval() of their own; or, where none has, parameters or other tensors; else all.
     """
-    modules = [(name, module) for name, module in model.named_modules() if not of_torch(module)]
-    names = [name for name, module in modules if own_mode(module)]
-    return names or [name for name, module in modules if module._parameters or held(module)]
+    modules = {name: module for name, module in model.named_modules() if not of_torch(module)}
+    names = [name for name, module in modules.items() if own_mode(module)]
+    return names or [name for name, m in modules.items() if m._parameters or held(m)] or list(modules)
 
 
 def may_keep(module: nn.Module) -> bool:
@@ -168,7 +168,9 @@ def check_parameters(
         scale = math.hypot(*(float(double(part).norm()) for part in truth))
         if math.isfinite(scale) and math.hypot(*apart) > 10 * allowed * (scale + allowed):
             recomputes(problem.model, seen=True)
-        follows = _flat(problem, original, (x, y), weights, gradient, training)
+        users = [name for name, module in original.named_modules() if not of_torch(module)]
+        modes = dict.fromkeys((() if training else tuple(custom(original)), tuple(users)))
+        follows = all(_flat(problem, original, (x, y), weights, gradient, training, names) for names in modes)
     if not follows:
         names = dict.fromkeys(type(original.get_submodule(name)).__name__ for name in custom(original))
         raise InputError(
@@ -195,13 +197,20 @@ def _in_place(problem: MeanLoss, parameters: dict[str, Tensor], x: Any, y: Any) 
 
 
 def _flat(
-    problem: MeanLoss, original: nn.Module, xy: tuple[Any, Any], at: Tensor, parts: Any, training: Any
+    problem: MeanLoss,
+    original: nn.Module,
+    xy: tuple[Any, Any],
+    at: Tensor,
+    parts: Any,
+    training: Any,
+    names: Sequence[str],
 ) -> bool:
     """Return whether the loss has the gradient ``parts``, of which nothing is detached.
 
-    A copy in the other mode, of the same loss or where a part is zero, has one by which the loss rises more.
+    A copy with ``names`` in the other mode, of the same loss or where a part is zero, would have one by which
+    the loss rises more.
     """
-    names, zero = () if training else custom(original), not all(bool(part.any()) for part in parts)
+    zero = not all(bool(part.any()) for part in parts)
     other_mode = (
         attempt(truth_of, problem, original, *xy, at, names) if names or (training and zero) else None
     )
