@@ -33,9 +33,9 @@ def tracked(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
 
 
 def buffer_names(model: nn.Module) -> list[str]:
-    """The names of BatchNorm's buffers in ``model``: running statistics, and counts of batches."""
-    layers = [m for m in model.named_modules() if isinstance(m[1], nn.modules.batchnorm._BatchNorm)]
-    return [key for name, layer in layers for key, _ in layer.named_buffers(name, recurse=False)]
+    """The names of BatchNorm's buffers in ``model``, each once: running statistics, and counts of batches."""
+    layers = {n for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+    return [name for name, _ in model.named_buffers() if name.rpartition(".")[0] in layers]
 
 
 def has_batchnorm(model: nn.Module) -> bool:
