@@ -55,8 +55,8 @@ ATTEMPTS, PAUSE = 50, 0.02
 # every 1 to 10 ms.
 TICK = 20_000_000
 # Time limit of the validator: seconds for its start, which took more than 10 on 2 cores with 14 processes,
-# and bytes per second, a tenth of the speed of a disk (our choice). Its memory limit in bytes, plus twice
-# the size of the file: Python, numpy and HDF5 need half of it.
+# and bytes per second, a tenth of the speed of a disk (our choice). Its memory limit in bytes, plus two to
+# four times the size of the file: Python, numpy and HDF5 need half of it.
 PATIENCE, PACE, MEMORY = 25.0, 20e6, 1 << 29
 _examined: dict[str, tuple[int, ...]] = {}  # the stamp of the sound file at each path
 

@@ -520,7 +520,9 @@ def confirm(run: Evaluator, center: Tensor, directions: Tensor, points: Tensor, 
         return
     again = problem.loss(theta)
     cause = f"the method '{run.method}' is wrong for this model; use method='pointwise'"
-    if run.method == "pointwise" or not abs(again - plain) <= allowed:
+    if run.method == "pointwise":
+        cause = "model or loss keeps something of an earlier pass; let it do so in training alone"
+    if not abs(again - plain) <= allowed:
         cause = f"it is {again:.8g} when asked again; the loss is random, or changes with each pass"
     raise InputError(
         f"model or loss: at the point ({a:.4g}, {b:.4g}) the loss is {value:.8g}, but by Problem.loss() it "
