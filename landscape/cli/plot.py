@@ -285,6 +285,11 @@ def _analyze(contents: reports.Contents, folder: Path, values: dict[str, Any]) -
             target = path.with_name(f"{path.stem}-{analysis.name}.h5")
             if not os.access(path.parent, os.W_OK):
                 target = folder / f"{path.resolve().parent.name}-{target.name}"
-            context.invoke(analysis, checkpoints=(str(path),), output=str(target), **options, **values)
+            try:
+                context.invoke(analysis, checkpoints=(str(path),), output=str(target), **options, **values)
+            except OperationError as error:
+                if "replace" in error.give:  # which is no option of this command
+                    error.give, error.otherwise = {}, "this file, too, or move it"
+                raise
             new_files.append(target)
     return new_files

@@ -55,7 +55,7 @@ ATTEMPTS, PAUSE = 50, 0.02
 TICK = 20_000_000
 # The validator's time limit: PATIENCE seconds for its start, which took more than 10 on 2 cores with 14
 # processes, and a second for each PACE bytes, a tenth of the speed of a disk (our choice). Its memory limit:
-# MEMORY bytes, of which Python, numpy and HDF5 need half, plus twice the size of the file.
+# MEMORY bytes, of which Python, numpy and HDF5 need half, plus two to four times the size of the file.
 PATIENCE, PACE, MEMORY = 25.0, 20e6, 1 << 29
 _examined: dict[str, tuple[int, ...]] = {}  # by path, the stamp of a file that was examined and is sound
 

@@ -100,6 +100,8 @@ class Effect:
             return f"{len(self.values) or 'no'} seed{'s' * (len(self.values) != 1)}, a verdict needs {SEEDS}"
         if not np.isfinite(self.values).all() or (self.ratio and min(self.values) <= 0):
             return "not finite"
+        if not self._differing:
+            return "the same numbers with each seed, as where both diverge"
         _, low, high = self.interval
         if self._inside or high < self.claimed[0] or low > self.claimed[1]:
             return ""
@@ -112,7 +114,12 @@ class Effect:
         """Return whether the interval lies within the margin."""
         most = math.log1p(self.margin) if self.ratio else self.margin
         tested = len(self.values) >= SEEDS and not self.untested and np.isfinite(self.values).all()
-        return bool(tested and (np.abs(self._scaled(self.interval[1:])) < most).all())
+        return bool(tested and self._differing and (np.abs(self._scaled(self.interval[1:])) < most).all())
+
+    @property
+    def _differing(self) -> bool:
+        """Return whether a seed has a difference at all, unlike numbers that stand for runs that diverged."""
+        return self.exact or not self.margin or bool(self._scaled(self.values).any())
 
     @property
     def _deciding(self) -> str:

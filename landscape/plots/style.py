@@ -117,8 +117,14 @@ def colors_of(labels: Sequence[str]) -> list[str]:
     return [next(tones[name] if color_of(name) != OTHER else cycle) for name in algorithms]
 
 
-def log_axis(axis: Any) -> None:
-    """Make an axis logarithmic, with :func:`decimal_labels`."""
+def log_axis(axis: Any, factor: float = 0) -> None:
+    """Make an axis logarithmic, with :func:`decimal_labels`, if its data have a ratio above ``factor``.
+
+    Within 2, few ticks of a logarithmic axis have a number.
+    """
+    lowest, highest = getattr(axis.axes.dataLim, f"interval{axis.axis_name}")
+    if factor and not highest > factor * lowest:
+        return
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     decimal_labels(axis)
 

@@ -33,12 +33,9 @@ def tracked(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
 
 
 def buffer_names(model: nn.Module) -> list[str]:
-    """Return the names of BatchNorm's buffers in ``model``: running statistics, and counts of batches."""
-    names = list[str]()
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            names += dict(module.named_buffers(name, recurse=False))
-    return names
+    """Return the names of BatchNorm's buffers in ``model``, each once: statistics, and counts of batches."""
+    layers = {n for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+    return [name for name, _ in model.named_buffers() if name.rpartition(".")[0] in layers]
 
 
 def has_batchnorm(model: nn.Module) -> bool:

@@ -84,11 +84,11 @@ def custom(model: nn.Module) -> list[str]:
     """Return the names of the user's modules that may store numbers computed from parameters in eval mode.
 
     They are the modules with a train() or eval() of their own; if there are none, those with parameters or
-    other tensors.
+    other tensors; if there are none, all of the user's.
     """
-    modules = [(name, module) for name, module in model.named_modules() if not of_torch(module)]
-    names = [name for name, module in modules if own_mode(module)]
-    return names or [name for name, module in modules if module._parameters or held(module)]
+    modules = {name: module for name, module in model.named_modules() if not of_torch(module)}
+    names = [name for name, module in modules.items() if own_mode(module)]
+    return names or [name for name, m in modules.items() if m._parameters or held(m)] or list(modules)
 
 
 def of_torch(module: nn.Module) -> bool:
@@ -174,7 +174,11 @@ def check_parameters(
         norm = math.hypot(*(float(double(part).norm()) for part in true_gradient))
         if math.isfinite(norm) and math.hypot(*errors) > 10 * allowed * (norm + allowed):
             recomputes(problem.model, seen=True)
-        is_right = _is_complete(problem, original, (x, y), weights, gradient, training)
+        of_user = [name for name, module in original.named_modules() if not of_torch(module)]
+        modes = dict.fromkeys((() if training else tuple(custom(original)), tuple(of_user)))
+        is_right = all(
+            _is_complete(problem, original, (x, y), weights, gradient, training, names) for names in modes
+        )
     if not is_right:
         names = dict.fromkeys(type(original.get_submodule(name)).__name__ for name in custom(original))
         raise InputError(
@@ -201,15 +205,21 @@ def _in_place(problem: MeanLoss, parameters: dict[str, Tensor], x: Any, y: Any) 
 
 
 def _is_complete(
-    problem: MeanLoss, original: nn.Module, xy: tuple[Any, Any], at: Tensor, gradient: Any, training: Any
+    problem: MeanLoss,
+    original: nn.Module,
+    xy: tuple[Any, Any],
+    at: Tensor,
+    gradient: Any,
+    training: Any,
+    names: Sequence[str],
 ) -> bool:
     """Return whether the gradient misses no part of the loss, such as one that a module detaches.
 
-    It is compared with the gradient of a copy in the other mode. The gradients may differ by right, except
-    where both losses are equal or a part of the first gradient is zero. There a short step along the
-    difference decides: the first gradient misses a part if the loss changes more than it predicts.
+    It is compared with the gradient of a copy with the modules ``names`` in the other mode. The gradients
+    may differ by right, except where both losses are equal or a part of the first gradient is zero. There a
+    short step along the difference decides: the first gradient misses a part if the loss changes more than
+    it predicts.
     """
-    names = () if training else custom(original)
     has_zero = not all(bool(part.any()) for part in gradient)
     if not names and not (training and has_zero):
         return True

@@ -177,9 +177,7 @@ def _follows(context: Context) -> Drawing:
             look = {"color": color, "marker": "o", "mfc": "none" if atc else color}
             ax.plot(group["lambda_max_nat"], group[quantity], ls="none", ms=5, **look)
         log_axis(ax.xaxis)
-        lowest, highest = ax.dataLim.intervaly
-        if highest > 2 * lowest:  # within less, few ticks of a logarithmic axis have a number
-            log_axis(ax.yaxis)
+        log_axis(ax.yaxis, 2)
     for ax, rate in zip(axes, rates, strict=False):
         ax.set_title(f"α = {rate:g}")
     for ax, label in zip(axes[:: len(rates)], quantities.values(), strict=True):

@@ -357,11 +357,8 @@ def _picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
             points(
                 ax, mean, row + (0.17 if split == SKEWED else -0.17), None, color, xerr=half_widths, **look
             )
-        lowest, highest = ax.dataLim.intervalx
-        if (
-            scale == "log" and highest > 2 * lowest
-        ):  # within less, few ticks of a logarithmic axis have a number
-            log_axis(ax.xaxis)
+        if scale == "log":
+            log_axis(ax.xaxis, 2)
         elif scale == "symlog":
             ax.set_xscale("symlog", linthresh=1)
             ax.xaxis.set_major_formatter("{x:g}")  # powers of ten take more room than there is

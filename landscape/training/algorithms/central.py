@@ -280,7 +280,10 @@ class AsyncSGD(Rule):
             if self.shifted:
                 self.shared["momentum"][last] = self.shared["last_momentum"]
         if self.measured:
-            assert self.deliver is not None  # launch.check_processes has refused a single process
+            if self.deliver is None:  # a Trainer of one process, which launch.check_processes has not seen
+                raise InputError(
+                    "algorithm.schedule: 'measured' needs several processes; give train(…, nproc=)"
+                )
             self.shared = self.shared | {"last": torch.tensor(self.deliver())}
         self._worker = self.worker(step)
 
