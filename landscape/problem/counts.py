@@ -323,8 +323,8 @@ def _orthogonal(system: Tensor, limit: float, sure: bool) -> Tensor:
     weights = weights / weights[weights.abs().argmax()]
     weights[weights.abs() < ZERO] = 0.0
     has_enough_rows = len((system / scale / SINGULAR**2).round().unique(dim=0)) >= len(scale)
-    is_sure = has_enough_rows and singular[1] > SINGULAR and bool((weights >= 0).all())
-    return weights if singular[0] <= limit and (is_sure or not sure) else torch.full_like(weights, torch.nan)
+    allowed = not sure or (has_enough_rows and singular[1] > SINGULAR and bool((weights >= 0).all()))
+    return weights if singular[0] <= limit and allowed else torch.full_like(weights, torch.nan)
 
 
 # The count of every loss that is a mean over its samples.
