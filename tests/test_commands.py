@@ -1,8 +1,9 @@
-"""The words of the commands in landscape/cli/commands.json; ``python -m tests.test_commands`` writes them anew."""
+"""The words of the commands and the texts of the recipes in landscape/cli; ``python -m tests.test_commands`` writes them anew."""
 
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import importlib
 import inspect
 import json
@@ -14,9 +15,12 @@ import click
 
 import landscape.cli
 from landscape.cli import output
+from landscape.cli.info import RECIPES
 from landscape.cli.options import Number
 from landscape.core.analysis import ANALYSES
 from landscape.core.options import Within
+from landscape.training import recipes
+from landscape.training.recipes import recipe
 
 FILE = Path(landscape.cli.__file__).with_name("commands.json")
 #: Options that each command gets when it is looked up.
@@ -104,5 +108,16 @@ def text() -> str:
     return "{" + ",\n".join(entries) + "}\n"
 
 
+def recipe_texts() -> dict[str, list[str]]:
+    """Built-in recipe -> what ``landscape recipes NAME`` prints on stdout and stderr."""
+    every = {name: recipe.read(name, allow_code=True) for name in recipes.names()}
+    return {name: [each.to_toml(), each.describe()] for name, each in every.items()}
+
+
+def test_the_texts_of_the_recipes_are_those_of_the_recipes() -> None:
+    assert json.loads(gzip.decompress(RECIPES.read_bytes())) == recipe_texts()
+
+
 if __name__ == "__main__":
     FILE.write_text(text(), "utf-8")
+    RECIPES.write_bytes(gzip.compress(json.dumps(recipe_texts()).encode(), mtime=0))

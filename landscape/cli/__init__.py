@@ -22,7 +22,7 @@ from landscape.cli import commands, output
 from landscape.core import progress, registry
 from landscape.core.errors import DataWarning, OperationError, explain
 from landscape.core.files import printable
-from landscape.core.options import near
+from landscape.core.options import choose, near
 from landscape.training.processes import children
 
 _HELP = f"{__name__}.help"  # in click's context: the help of a command may be asked for
@@ -64,7 +64,13 @@ class Commands(click.Group):
             hint = near(args[0], self.list_commands(ctx)) or "; landscape --help lists the commands"
             ctx.fail(f"no such command '{args[0]}'{hint}")
         if args[0] in commands.WORDS and not ctx.resilient_parsing and not ctx.meta.get(_HELP):
-            _refuse_words(args, ctx)
+            values = _refuse_words(args, ctx)
+            if args[0] == "figures" and not (values["names"] or values["every"] or values["share"]):
+                from landscape.cli import info
+
+                (command := commands.described("figures")).callback = lambda **_: info.list_figures()
+                output.add_options(command)
+                return args[0], command, args[1:]
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -90,8 +96,9 @@ class Commands(click.Group):
                     formatter.write_dl(rows)
 
 
-def _refuse_words(args: list[str], ctx: click.Context) -> None:
-    """Refuse a wrong option, or a file that is not there, at once: the imports of a command take seconds."""
+def _refuse_words(args: list[str], ctx: click.Context) -> dict[str, Any]:
+    """The words by name; a wrong option or name is refused at once: a command's imports take seconds."""
+    output.current().command = args[0]
     output.add_options(command := commands.described(args[0]))
     context = command.make_context(args[0], args[1:], ctx)
     for words in commands.WORDS[args[0]]["params"]:
@@ -101,6 +108,13 @@ def _refuse_words(args: list[str], ctx: click.Context) -> None:
                 raise OperationError(f"{word}: no such file; a file of weights, a run or a result is needed")
             if word.endswith(".toml") and not os.path.lexists(word):
                 raise OperationError(f"{word}: no such file; a recipe is needed")
+            if args[0] in ("recipes", "train", "sweep") and not set(word) & {*"*?["}:  # no pattern
+                from landscape.training import recipes
+
+                recipes.table_values(word, {}) or recipes.file_values(word)
+            if args[0] == "figures" and registry.figures.untouched:
+                choose("NAME", word, words["complete"])
+    return context.params
 
 
 def _version(context: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -198,7 +212,9 @@ def _show_warning(
 def flags_of(name: str) -> dict[str, str]:
     """Parameter -> option of the command ``name``; an argument in capitals. Options are parameters, too."""
     flags: dict[str, str] = {}
-    for parameter in as_command(registry.commands[name]).params if name in registry.commands else ():
+    entry = registry.commands[name] if name in registry.commands and name not in commands.WORDS else None
+    command = commands.described(name) if name in commands.WORDS else entry and as_command(entry)
+    for parameter in command.params if command else ():
         flag = max(parameter.opts, key=len)
         if isinstance(parameter, click.Argument):
             flag = str(parameter.metavar or parameter.name).strip("[]….").upper()

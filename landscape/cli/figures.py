@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from landscape.cli import common, processes
+from landscape.cli.info import list_figures
 from landscape.cli.options import FOLDER, Choice, command, names
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import printable
@@ -82,9 +83,7 @@ def figures(
     chosen = [figure.get(name) for name in (figure.names() if every else dict.fromkeys(names))]
     if not chosen:
         entries = [figure.get(name) for name in figure.names()]
-        lines = [f"{entry.name:18} {entry.where}: {entry.title}" for entry in entries]
-        rows = [{key: getattr(entry, key) for key in ("name", "where", "title")} for entry in entries]
-        common.values("\n".join(lines), figures=rows)
+        list_figures([{key: getattr(entry, key) for key in ("name", "where", "title")} for entry in entries])
         return
     folder = Path(output)
     context = Context(

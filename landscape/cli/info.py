@@ -1,8 +1,10 @@
-"""landscape info and recipes, without an import of torch where only results are read or recipes listed."""
+"""landscape info, recipes and topologies; torch is imported only where a network is read."""
 
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import json
 import math
 import tomllib
 from pathlib import Path
@@ -12,13 +14,16 @@ import numpy as np
 
 from landscape.checkpoint.history import latest
 from landscape.cli import output
+from landscape.cli.commands import WORDS
 from landscape.cli.options import command, names, paths
 from landscape.cli.output import values
 from landscape.core import hdf5, registry
 from landscape.core.errors import OperationError
+from landscape.core.options import parse_toml
 from landscape.results import base
 from landscape.results.surfaces import Surface
 from landscape.training import recipes as named
+from landscape.training import topology
 
 
 @command(file={"argument": True, "metavar": "FILE", "shell_complete": paths("file")})
@@ -159,6 +164,10 @@ def standing(end: Any) -> str:
     return f", ηλ_max {value:.3g}{share}"
 
 
+#: Built-in recipe -> its text with all defaults, and its description; ``tests.test_commands`` writes it.
+RECIPES = Path(__file__).with_name("recipes.json.gz")
+
+
 @command(name={"argument": True, "metavar": "[NAME]", "shell_complete": names(named.names)})
 def recipes(name: str | None) -> None:
     """List the built-in recipes, or print one.
@@ -174,10 +183,13 @@ def recipes(name: str | None) -> None:
     """
     listed = named.recipes(name)
     if name and (name in listed or not listed):
-        from landscape.training.recipes import recipe  # and torch, as above
+        if name in listed:
+            text, description = json.loads(gzip.decompress(RECIPES.read_bytes()))[name]
+        else:
+            from landscape.training.recipes import recipe  # and torch, as above
 
-        chosen = recipe.read(name, allow_code=True)  # which is only printed
-        text, description = chosen.to_toml(), chosen.describe()
+            chosen = recipe.read(name, allow_code=True)  # which is only printed
+            text, description = chosen.to_toml(), chosen.describe()
         values(text.rstrip("\n"), recipe=tomllib.loads(text), description=description)
         if description:
             output.message(description)
@@ -188,3 +200,59 @@ def recipes(name: str | None) -> None:
         lines += [f"{series.pattern}: {series.where}" for series in named.SERIES]
         lines.append(f"The tables are DPSGD-2020's. NETWORK: {', '.join(named.NETWORKS)}")
     values("\n".join(lines), recipes=[named.facts(recipe_name) for recipe_name in listed])
+
+
+@command(
+    mixings={"argument": True, "metavar": "[MIXING]…", "shell_complete": names(topology.default_mixings)},
+    learners={"metavar": "N"},
+    parameters={"metavar": "P"},
+)
+def topologies(
+    *, mixings: tuple[str, ...], learners: int = 8, parameters: int = 1_000_000, picture: str | None = None
+) -> None:
+    """List the topologies, or compare some, for so many learners.
+
+    Columns: the spectral gap and the smallest eigenvalue ω_min of the mixing matrix; the largest stable ηλ of
+    DPSGD in AWC order without momentum; after how many steps from the first the learners have exactly the
+    average ("-": never); the bytes that a learner sends in a step, the mean over the steps. Of a cycle of
+    matrices the gap is per step, ω_min that of any.
+
+    MIXING is what algorithm.mixing may be, such as ring(2), base, or a file. The picture has them as graphs,
+    a panel for each step.
+
+    Args:
+        learners: How many learners.
+        parameters: How many parameters the network has, 4 bytes each.
+        picture: Draw it, too: .png, .pdf or .svg.
+
+    Example:
+        landscape topologies base 'ring(2)' --learners 25 --parameters 11000000 --plot graphs.png
+    """
+    if picture:
+        from landscape.cli import common  # and torch, as below
+
+        common.check_targets(None, picture)
+    about: dict[str, Any] = {"learners": learners, "parameters": parameters, "picture": picture}
+    with output.progress_bar("topologies") as bar:
+        rows = topology.topologies(mixings or None, progress=bar, **about)
+    lines = [["mixing", "gap", "ω_min", "ηλ <", "exact after", "bytes a step"]]
+    for spec, row in rows.items():
+        spectrum = f"{row['gap']:.4f}", f"{row['omega_min']:.4f}", f"{row['limit']:.4g}"
+        lines.append([spec, *spectrum, str(row["rounds"] or "-"), f"{row['bytes']:,.0f}"])
+    values(output.columns(lines), topologies=rows)
+    if not mixings:
+        if unfit := [spec for spec in topology.default_mixings() if spec not in rows]:
+            output.message(f"not for {learners} learners: {', '.join(unfit)}")
+        output.message(f"forms: {', '.join(topology.forms())}; a file .csv, .txt or .npy")
+    if picture:
+        output.files(picture)
+
+
+def list_figures(rows: list[dict[str, str]] | None = None) -> None:
+    """List figures: by default those of the package, which are not imported."""
+    if rows is None:
+        path = Path(__file__).parents[1] / "paper" / "figures.toml"
+        tables = parse_toml(path.read_text("utf-8"), path.name)
+        every = next(words["complete"] for words in WORDS["figures"]["params"] if "nargs" in words)
+        rows = [{"name": name} | {key: tables[name][key] for key in ("where", "title")} for name in every]
+    values("\n".join("{name:18} {where}: {title}".format(**row) for row in rows), figures=rows)

@@ -1,4 +1,4 @@
-"""landscape train, sweep, topologies and import."""
+"""landscape train, sweep and import."""
 
 from __future__ import annotations
 
@@ -38,8 +38,6 @@ from landscape.training.run import WRITERS
 from landscape.training.run.launch import complete, in_processes, launch
 from landscape.training.run.loop import Hooks
 from landscape.training.run.setup import DivergedError, chosen_recipe, default_folder, divergence_message
-from landscape.training.topology import default_mixings, forms
-from landscape.training.topology import topologies as compare
 
 
 @command(
@@ -278,49 +276,6 @@ def _varying(rows: Iterable[Mapping[str, str]]) -> list[str]:
 
 def _pm(mean: float, spread: float, form: str, spread_form: str) -> str:
     return f"{mean:{form}}" if np.isnan(spread) else f"{mean:{form}} ± {spread:{spread_form}}"
-
-
-@command(
-    mixings={"argument": True, "metavar": "[MIXING]…", "shell_complete": names(default_mixings)},
-    learners={"metavar": "N"},
-    parameters={"metavar": "P"},
-)
-def topologies(
-    *, mixings: tuple[str, ...], learners: int = 8, parameters: int = 1_000_000, picture: str | None = None
-) -> None:
-    """List the topologies, or compare some, for so many learners.
-
-    Columns: the spectral gap and the smallest eigenvalue ω_min of the mixing matrix; the largest stable ηλ of
-    DPSGD in AWC order without momentum; after how many steps from the first the learners have exactly the
-    average ("-": never); the bytes that a learner sends in a step, the mean over the steps. Of a cycle of
-    matrices the gap is per step, ω_min that of any.
-
-    MIXING is what algorithm.mixing may be, such as ring(2), base, or a file. The picture has them as graphs,
-    a panel for each step.
-
-    Args:
-        learners: How many learners.
-        parameters: How many parameters the network has, 4 bytes each.
-        picture: Draw it, too: .png, .pdf or .svg.
-
-    Example:
-        landscape topologies base 'ring(2)' --learners 25 --parameters 11000000 --plot graphs.png
-    """
-    common.check_targets(None, picture)
-    about: dict[str, Any] = {"learners": learners, "parameters": parameters, "picture": picture}
-    with common.progress_bar("topologies") as bar:
-        rows = compare(mixings or None, progress=bar, **about)
-    lines = [["mixing", "gap", "ω_min", "ηλ <", "exact after", "bytes a step"]]
-    for spec, row in rows.items():
-        spectrum = f"{row['gap']:.4f}", f"{row['omega_min']:.4f}", f"{row['limit']:.4g}"
-        lines.append([spec, *spectrum, str(row["rounds"] or "-"), f"{row['bytes']:,.0f}"])
-    common.values(common.columns(lines), topologies=rows)
-    if not mixings:
-        if unfit := [spec for spec in default_mixings() if spec not in rows]:
-            common.message(f"not for {learners} learners: {', '.join(unfit)}")
-        common.message(f"forms: {', '.join(forms())}; a file .csv, .txt or .npy")
-    if picture:
-        common.files(picture)
 
 
 def numbers(end: Checkpoint) -> dict[str, Any]:
