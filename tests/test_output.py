@@ -212,12 +212,18 @@ except SystemExit:
 """
 
 
-def test_info_of_a_result_needs_no_torch(tmp_path: Path) -> None:
-    problem = landscape.Problem(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (torch.eye(2), torch.zeros(2, 1)))
-    landscape.contour(problem, landscape.random_plane(problem), grid=3).save(tmp_path / "a.h5")
-    words = [sys.executable, "-c", INFO, "info", tmp_path / "a.h5"]
+@pytest.mark.parametrize("name", ["a.h5", "run", "run/step-0000002.h5"])
+def test_info_needs_no_torch(tmp_path: Path, name: str) -> None:
+    seen = "plain steps are stable while lr·λ_max < 1"
+    if name == "a.h5":
+        seen, layer, data = "loss near the center", torch.nn.Linear(2, 1), (torch.eye(2), torch.zeros(2, 1))
+        problem = landscape.Problem(layer, torch.nn.MSELoss(), data)
+        landscape.contour(problem, landscape.random_plane(problem), grid=3).save(tmp_path / name)
+    else:
+        landscape.train("digits-dpsgd", tmp_path / "run", steps=4, checkpoint={"every": 2})
+    words = [sys.executable, "-c", INFO, "info", tmp_path / name]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert "loss near the center" in done.stdout
+    assert seen in done.stdout
     modules = done.stdout.splitlines()[-1]
     assert "'h5py'" in modules
     assert not re.search("'(torch|scipy|pandas|matplotlib)'", modules)
@@ -225,11 +231,15 @@ def test_info_of_a_result_needs_no_torch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["recipes", "recipes cifar10/vgg*", "train no.toml", "contour no.h5", "import no", "noise no --k 0"],
-)
+    [
+        "recipes", "recipes cifar10/vgg*", "recipes mnist-fig2a-dpsgd", "recipes no", "train no", "train no.toml",
+        "sweep no -o x", "figures", "figures no", "topologies", "topologies no", "topologies ring(2) base",
+        "contour no.h5", "plot no", "report no", "info no", "import no", "noise no --k 0", "contour --no",
+    ],
+)  # fmt: skip
 def test_lists_and_refusals_need_no_torch(words: str) -> None:
     done = subprocess.run([sys.executable, "-c", INFO, *words.split()], capture_output=True, text=True)
-    assert len(done.stderr.splitlines()) == len(re.findall(r"\bno\b", words))
+    assert done.stderr.count("landscape: ") == len(re.findall(r"\bno\b", words)), done.stderr
     assert not re.search("'(torch|scipy|pandas|matplotlib)'", done.stdout.splitlines()[-1])
 
 

@@ -7,18 +7,19 @@ import gzip
 import json
 import math
 import tomllib
+import types
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from landscape.checkpoint import history
 from landscape.checkpoint.history import latest
 from landscape.cli import output
 from landscape.cli.commands import WORDS
 from landscape.cli.options import command, names, paths
 from landscape.cli.output import values
-from landscape.core import hdf5, registry
-from landscape.core.errors import OperationError
+from landscape.core import hdf5
 from landscape.core.options import parse_toml
 from landscape.results import base
 from landscape.results.surfaces import Surface
@@ -35,24 +36,18 @@ def info(file: str) -> None:
     Example:
         landscape info runs/dp/last.h5
     """
-    path = Path(file)
-    if path.is_dir():
-        from landscape.checkpoint import storage  # and torch, as below
-
-        path = storage.checkpoint_in(path)
+    path = history.checkpoint_in(Path(file))
     with hdf5.reading(path, warn=False) as raw:
         names = ("schema", "version", "created", "landscape_version", "torch_version")
         stamps = {key: raw.attrs[key] for key in names}
-    if stamps["schema"] in registry.results:
-        results = base.load_results(path)
-        _stamps(path, stamps)
-        _results(results)
-    else:
-        from landscape.checkpoint import storage
-
-        checkpoint = storage.load(path)  # or why a file of another format is not read
+    if stamps["schema"] == history.SCHEMA:
+        checkpoint = types.SimpleNamespace(**history.stored(path))
         _stamps(path, stamps)
         _checkpoint(checkpoint)
+    else:
+        results = base.load_results(path)  # or why a file of another format is not read
+        _stamps(path, stamps)
+        _results(results)
 
 
 def _stamps(path: Path, stamps: dict[str, object]) -> None:
@@ -88,16 +83,13 @@ MOST = 8  # tensors of the optimizer's state that are listed (our choice)
 
 def _checkpoint(c: Any) -> None:
     """Print what a run's checkpoint contains."""
-    from landscape.checkpoint.checkpoint import IMPORTED  # and torch
-
     rows = {name: int(np.isfinite(column).sum()) for name, column in c.history.items()}
-    history = {name: {"rows": count, "last": latest(c.history, name)} for name, count in rows.items()}
-    finite = bool(np.isfinite(c.weights.numpy()).all())
-    same = ("learners", "model", "data", "algorithm", "seed", "step", "epoch", "diverged_at", "recipe")
-    facts = {"parameters": c.layout.size, "finite": finite, "history": history}
+    columns = {name: {"rows": count, "last": latest(c.history, name)} for name, count in rows.items()}
+    (n, size), finite = c.weights.shape, bool(np.isfinite(c.weights).all())
+    same = ("model", "data", "algorithm", "seed", "step", "epoch", "diverged_at", "recipe")
+    facts = {"learners": n, "parameters": size, "finite": finite, "history": columns}
     values("", checkpoint={name: getattr(c, name) for name in same} | facts)
-    n, size = c.weights.shape
-    values(f"weights: {n} learners × {size:,} {c.weights.numpy().dtype}, {'' if finite else 'NOT '}finite")
+    values(f"weights: {n} learners × {size:,} {c.weights.dtype}, {'' if finite else 'NOT '}finite")
     values(f"model: {c.model['name']} {c.model['options']}")
     if c.buffers:
         names = list(c.buffers)
@@ -111,36 +103,27 @@ def _checkpoint(c: Any) -> None:
         values(f"data: {c.data['name']} {c.data['options']}, {sizes}")
     else:
         values(f"data: the loop's own, {sizes}" if c.data["train"] else "data: not known")
-    if c.algorithm == IMPORTED:
+    if c.algorithm == history.IMPORTED:
         values(f"imported from:\n{c.recipe}".rstrip("\n"))
         return
     epoch = f" (epoch {c.epoch:.3g})" if math.isfinite(c.epoch) else ""
     values(f"algorithm: {c.algorithm}, seed {c.seed}, step {c.step:,}{epoch}")
-    if c.has_recipe and (about := _rule(c)):
-        values(about)
+    if description := getattr(c, "description", ""):
+        values(description)
     for name, state in [*c.optimizer.items()][:MOST]:
         values(f"optimizer state: {name} {tuple(state.shape)}")
     if len(c.optimizer) > MOST:
         values(f"optimizer state: {len(c.optimizer) - MOST} more tensors")
     for name, state in {**c.rule, **c.shared}.items():
         values(f"state: {name} {tuple(state.shape)}")
-    if c.has_recipe:
+    has_recipe = c.algorithm != history.RECORDED
+    if has_recipe:
         values(closing(c))
-    for name, of in history.items():
+    for name, of in columns.items():
         last = f"last {of['last']:.6g}" if of["rows"] else "never recorded"
         values(f"  {name}: {of['rows']} of {len(c.history[name])} rows, {last}")
-    title = "recipe:" if c.has_recipe else "recorded:"
+    title = "recipe:" if has_recipe else "recorded:"
     values("\n".join([title, *(f"  {line}" for line in c.recipe.splitlines())]))
-
-
-def _rule(c: Any) -> str:
-    """The update rule in its own words, such as its mixing; a matrix file may be gone by now."""
-    from landscape.training.recipes.recipe import recipe_of
-
-    try:
-        return recipe_of(c).describe()
-    except OperationError as error:
-        return str(error)
 
 
 def closing(end: Any) -> str:
