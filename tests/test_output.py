@@ -344,6 +344,7 @@ def test_a_bar_inside_another_shows_under_it(monkeypatch: pytest.MonkeyPatch) ->
 
 @progress.shows_progress("a smaller n=")
 def counted(n: int, progress: progress.ProgressOption = None) -> int:
+    taken(progress)(0.25)
     taken(progress)(0.5)
     return inner() + n
 
@@ -352,6 +353,19 @@ def counted(n: int, progress: progress.ProgressOption = None) -> int:
 def inner(progress: progress.ProgressOption = None) -> int:
     taken(progress)(0.25)
     return 1
+
+
+def test_an_estimate_leaves_out_the_start_of_the_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr(progress, "_hints_shown", set())
+    with progress.progress_bar("grid", hint="less") as report:
+        monkeypatch.setattr(progress.time, "monotonic", lambda: 1000.0)  # the first report comes late
+        report(0.1)
+        monkeypatch.setattr(progress.time, "monotonic", lambda: 1010.0)
+        report(0.3)
+    assert "grid: about 35 s more; less makes it shorter" in capsys.readouterr().err
 
 
 def test_a_long_call_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -368,7 +382,7 @@ def test_a_long_call_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert counted(1, progress=shares.append) == counted(1, progress=False) == 2
     monkeypatch.setenv("LANDSCAPE_PROGRESS", "0")
     assert counted(1) == 2
-    assert (shares, capsys.readouterr().err) == ([0.5], "")
+    assert (shares, capsys.readouterr().err) == ([0.25, 0.5], "")
     counted(1, progress=True)
     assert "counted: 50%" in capsys.readouterr().err
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import math
@@ -21,7 +22,7 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
 from landscape.core.options import Count, GridSize, Several, Span, UpToOne, fit
-from landscape.core.progress import Progress, ProgressOption, taken
+from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.curvature.eigenvalues import eigenpairs, points_at_once
 from landscape.curvature.hessian import Derivatives, HessianOptions
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, SearchOptions, ranks_of, start_vector
@@ -577,16 +578,19 @@ def _ends_at(
     start = start_vector(problem, plane.seed)
 
     def ends(points: Tensor, progress: Progress) -> dict[str, Array]:
-        pairs, count = [], 0
+        pairs, reached = [], 0.0
 
-        def done_one() -> None:
-            nonlocal count
-            count += 1
-            progress(count / len(points))
+        def advance(share: float) -> None:  # of the search that is furthest
+            nonlocal reached
+            reached = max(reached, share)
+            progress(reached)
 
         for i in range(0, len(points), at_once):
             thetas = plane.center + points[i : i + at_once].to(plane.directions) @ plane.directions
-            pairs += eigenpairs(problem, thetas, start, target, options, search=search, done=done_one)
+            report = portion(advance, i / len(points), (i + len(thetas)) / len(points))
+            shown = dataclasses.replace(target, progress=report)
+            pairs += eigenpairs(problem, thetas, start, shown, options, search=search)
+            report(1.0)
         columns = ends_of(pairs)
         for name in ("products", "converged"):
             columns[name] = np.array([getattr(pair, name) for pair in pairs])

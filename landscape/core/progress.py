@@ -163,7 +163,7 @@ def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str 
         >>> with progress_bar("contour", quiet=True) as progress:
         ...     progress(0.5)
     """
-    visible, began = not quiet and all(_open[-1:]), time.monotonic()
+    visible, first = not quiet and all(_open[-1:]), list[tuple[float, float]]()
     _open.append(visible)
     try:
         with _tqdm(title, delay) if visible else contextlib.nullcontext() as bar:
@@ -172,9 +172,17 @@ def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str 
                 if bar is None:
                     return
                 bar.set_postfix_str(words, refresh=False)
-                if bar.update(share - bar.n) and share > 0 and hint and title not in _hints_shown:
+                if not first:
+                    first.append((time.monotonic(), share))
+                if (
+                    bar.update(share - bar.n)
+                    and first[0][1] < share < 1
+                    and hint
+                    and title not in _hints_shown
+                ):
                     _hints_shown.add(title)
-                    left = duration((time.monotonic() - began) * (1 - share) / share)
+                    # The first report has the start of the work, too.
+                    left = duration((time.monotonic() - first[0][0]) * (1 - share) / (share - first[0][1]))
                     line = f"{title}: about {left} more; {hint} makes it shorter; progress=False hides this"
                     with aside():
                         print(line, file=sys.stderr, flush=True)
