@@ -19,6 +19,7 @@ from landscape.cli.info import RECIPES
 from landscape.cli.options import Number
 from landscape.core.analysis import ANALYSES
 from landscape.core.options import Within
+from landscape.paper import figure
 from landscape.training import recipes
 from landscape.training.recipes import recipe
 
@@ -84,6 +85,11 @@ def every() -> dict[str, dict[str, Any]]:
         command = landscape.cli.as_command(getattr(importlib.import_module(module), attribute))
         params = [words_of(each) for each in command.params if each.name not in EVERY]
         texts[name] = {"place": place, "group": group, "help": command.help, "epilog": command.epilog}
+        if name == "figures":  # its list, which imports none
+            entries = map(figure.get, figure.names())
+            texts[name]["rows"] = [
+                {key: getattr(e, key) for key in ("name", "where", "title")} for e in entries
+            ]
         texts[name]["params"] = params
     return texts
 

@@ -370,8 +370,7 @@ class Checkpoint(Shown):
             >>> list(run.stacked())
             ['weights']
         """
-        groups = {group: getattr(self, group) for group in history.STACKED}
-        named = {f"{group}/{name}": t for group, tensors in groups.items() for name, t in tensors.items()}
+        named = {f"{key}/{name}": t for key in history.STACKED for name, t in getattr(self, key).items()}
         return {"weights": self.weights, **named}
 
     def save(

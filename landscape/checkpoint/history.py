@@ -206,9 +206,9 @@ def stored(
             "data": _facts(file, "data", DATA),
             "seed": int(hdf5.dataset(hdf5.group(file, "rng"), "seed", "ui", 0)[()]),
             "history": columns,
+            # Not in files of 0.28 and before.
+            "description": hdf5.attribute(file, "description", str) if "description" in file.attrs else "",
         }
-        if "description" in file.attrs:  # from 0.29 on
-            parts["description"] = hdf5.attribute(file, "description", str)
         _validate(parts, path)
     if whole_history:
         parts["history"] = completed(columns, Path(path))

@@ -65,10 +65,10 @@ class Commands(click.Group):
             ctx.fail(f"no such command '{args[0]}'{hint}")
         if args[0] in commands.WORDS and not ctx.resilient_parsing and not ctx.meta.get(_HELP):
             values = _refuse_words(args, ctx)
-            if args[0] == "figures" and not (values["names"] or values["every"] or values["share"]):
-                from landscape.cli import info
-
-                (command := commands.described("figures")).callback = lambda **_: info.list_figures()
+            listed = args[0] == "figures" and not (values["names"] or values["every"] or values["share"])
+            if listed and registry.figures.untouched:
+                rows = commands.WORDS["figures"]["rows"]
+                (command := commands.described("figures")).callback = lambda **_: output.list_figures(rows)
                 output.add_options(command)
                 return args[0], command, args[1:]
         return super().resolve_command(ctx, args)
@@ -212,8 +212,7 @@ def _show_warning(
 def flags_of(name: str) -> dict[str, str]:
     """Parameter -> option of the command ``name``; an argument in capitals. Options are parameters, too."""
     flags: dict[str, str] = {}
-    entry = registry.commands[name] if name in registry.commands and name not in commands.WORDS else None
-    command = commands.described(name) if name in commands.WORDS else entry and as_command(entry)
+    command = group.get_command(click.Context(group, resilient_parsing=True), name)  # without torch
     for parameter in command.params if command else ():
         flag = max(parameter.opts, key=len)
         if isinstance(parameter, click.Argument):

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from landscape.cli import common, processes
-from landscape.cli.info import list_figures
 from landscape.cli.options import FOLDER, Choice, command, names
+from landscape.cli.output import list_figures
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import printable
 from landscape.core.memory import quantity

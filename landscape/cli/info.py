@@ -16,11 +16,9 @@ import numpy as np
 from landscape.checkpoint import history
 from landscape.checkpoint.history import latest
 from landscape.cli import output
-from landscape.cli.commands import WORDS
 from landscape.cli.options import command, names, paths
 from landscape.cli.output import values
 from landscape.core import hdf5
-from landscape.core.options import parse_toml
 from landscape.results import base
 from landscape.results.surfaces import Surface
 from landscape.training import recipes as named
@@ -40,14 +38,11 @@ def info(file: str) -> None:
     with hdf5.reading(path, warn=False) as raw:
         names = ("schema", "version", "created", "landscape_version", "torch_version")
         stamps = {key: raw.attrs[key] for key in names}
-    if stamps["schema"] == history.SCHEMA:
-        checkpoint = types.SimpleNamespace(**history.stored(path))
-        _stamps(path, stamps)
-        _checkpoint(checkpoint)
-    else:
-        results = base.load_results(path)  # or why a file of another format is not read
-        _stamps(path, stamps)
-        _results(results)
+    is_run = stamps["schema"] == history.SCHEMA
+    # Of another format the latter says why it is not read.
+    contents: Any = history.stored(path) if is_run else base.load_results(path)
+    _stamps(path, stamps)
+    _checkpoint(types.SimpleNamespace(**contents)) if is_run else _results(contents)
 
 
 def _stamps(path: Path, stamps: dict[str, object]) -> None:
@@ -108,8 +103,8 @@ def _checkpoint(c: Any) -> None:
         return
     epoch = f" (epoch {c.epoch:.3g})" if math.isfinite(c.epoch) else ""
     values(f"algorithm: {c.algorithm}, seed {c.seed}, step {c.step:,}{epoch}")
-    if description := getattr(c, "description", ""):
-        values(description)
+    if c.description:
+        values(c.description)
     for name, state in [*c.optimizer.items()][:MOST]:
         values(f"optimizer state: {name} {tuple(state.shape)}")
     if len(c.optimizer) > MOST:
@@ -229,13 +224,3 @@ def topologies(
         output.message(f"forms: {', '.join(topology.forms())}; a file .csv, .txt or .npy")
     if picture:
         output.files(picture)
-
-
-def list_figures(rows: list[dict[str, str]] | None = None) -> None:
-    """List figures: by default those of the package, which are not imported."""
-    if rows is None:
-        path = Path(__file__).parents[1] / "paper" / "figures.toml"
-        tables = parse_toml(path.read_text("utf-8"), path.name)
-        every = next(words["complete"] for words in WORDS["figures"]["params"] if "nargs" in words)
-        rows = [{"name": name} | {key: tables[name][key] for key in ("where", "title")} for name in every]
-    values("\n".join("{name:18} {where}: {title}".format(**row) for row in rows), figures=rows)

@@ -171,3 +171,8 @@ def columns(rows: Iterable[Sequence[str]], *, left: bool = False) -> str:
 def progress_bar(title: str) -> AbstractContextManager[Bar]:
     """The progress of one piece of work, on stderr; none with -q."""
     return progress.progress_bar(title, current().silent)
+
+
+def list_figures(rows: Sequence[dict[str, str]]) -> None:
+    """Print the names of figures, where they are in the papers, and their titles."""
+    values("\n".join("{name:18} {where}: {title}".format(**row) for row in rows), figures=rows)

@@ -172,8 +172,7 @@ def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str 
                 if bar is None:
                     return
                 bar.set_postfix_str(words, refresh=False)
-                if not first:
-                    first.append((time.monotonic(), share))
+                first[:] = first or [(time.monotonic(), share)]
                 if (
                     bar.update(share - bar.n)
                     and first[0][1] < share < 1
