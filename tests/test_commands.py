@@ -20,8 +20,7 @@ from landscape.cli.options import Number
 from landscape.core.analysis import ANALYSES
 from landscape.core.options import Within
 from landscape.paper import figure
-from landscape.training import recipes
-from landscape.training.recipes import recipe
+from landscape.training.recipes import names, recipe
 
 FILE = Path(landscape.cli.__file__).with_name("commands.json")
 #: Options that each command gets when it is looked up.
@@ -85,17 +84,15 @@ def every() -> dict[str, dict[str, Any]]:
         command = landscape.cli.as_command(getattr(importlib.import_module(module), attribute))
         params = [words_of(each) for each in command.params if each.name not in EVERY]
         texts[name] = {"place": place, "group": group, "help": command.help, "epilog": command.epilog}
-        if name == "figures":  # its list, which imports none
-            entries = map(figure.get, figure.names())
-            texts[name]["rows"] = [
-                {key: getattr(e, key) for key in ("name", "where", "title")} for e in entries
-            ]
         texts[name]["params"] = params
+    keys = ("name", "where", "title")
+    texts["figures"]["rows"] = [{key: getattr(figure.get(f), key) for key in keys} for f in figure.names()]
     return texts
 
 
 def test_the_words_of_all_commands_are_those_that_their_modules_say() -> None:
     assert json.loads(FILE.read_text("utf-8")) == json.loads(text())
+    assert json.loads(gzip.decompress(RECIPES.read_bytes())) == recipe_texts()
 
 
 def test_every_command_that_computes_a_loss_takes_fewer_samples() -> None:
@@ -116,12 +113,8 @@ def text() -> str:
 
 def recipe_texts() -> dict[str, list[str]]:
     """Built-in recipe -> what ``landscape recipes NAME`` prints on stdout and stderr."""
-    every = {name: recipe.read(name, allow_code=True) for name in recipes.names()}
+    every = {name: recipe.read(name, allow_code=True) for name in names()}
     return {name: [each.to_toml(), each.describe()] for name, each in every.items()}
-
-
-def test_the_texts_of_the_recipes_are_those_of_the_recipes() -> None:
-    assert json.loads(gzip.decompress(RECIPES.read_bytes())) == recipe_texts()
 
 
 if __name__ == "__main__":

@@ -185,7 +185,6 @@ def test_points_in_step_are_the_points_one_by_one(single: Problem, monkeypatch: 
     apart = landscape.hessian_grid(single, plane, grid=(3, 2), search="exact", progress=shares.append)
     assert shares == sorted(shares)  # with each product, not as a point ends: a forecast needs them early
     assert len([share for share in shares if share < 1 / 6]) > 3
-    assert all(min(abs(share - k / 6) for share in shares) < 1e-9 for k in range(1, 7))
     assert len(set(together.products.ravel())) > 1  # they end at different times
     for name in ("lambda_min", "lambda_max"):
         a, b = (torch.from_numpy(getattr(g, name)) for g in (together, apart))

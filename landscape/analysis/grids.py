@@ -590,7 +590,6 @@ def _ends_at(
             report = portion(advance, i / len(points), (i + len(thetas)) / len(points))
             shown = dataclasses.replace(target, progress=report)
             pairs += eigenpairs(problem, thetas, start, shown, options, search=search)
-            report(1.0)
         columns = ends_of(pairs)
         for name in ("products", "converged"):
             columns[name] = np.array([getattr(pair, name) for pair in pairs])

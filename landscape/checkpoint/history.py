@@ -190,7 +190,7 @@ def settings(algorithm: str, recipe: str, where: str | Path) -> dict[str, Any]:
 def stored(
     path: str | Path, learners: Callable[[int], slice] | None = None, *, whole_history: bool = True
 ) -> dict[str, Any]:
-    """What :meth:`.Checkpoint.load` reads and validates, by field, with arrays for tensors: without torch."""
+    """Read and validate a checkpoint's fields, as :meth:`.Checkpoint.load`, with arrays for tensors."""
     with hdf5.reading(path, SCHEMA) as file:
         weights = hdf5.dataset(file, "weights", "f", 2)
         n = len(weights)
@@ -240,7 +240,7 @@ def _validate(parts: Mapping[str, Any], path: str | Path) -> None:
 
 
 def _layout(rows: h5py.Dataset) -> list[Any]:
-    """What each :class:`.Slot` is made of. ValueError where they do not add up."""
+    """The fields of each :class:`.Slot`. ValueError where they do not add up."""
     if rows.dtype.names != SLOT.names:
         raise ValueError(f"/layout has the columns {rows.dtype.names}, {SLOT.names} are needed")
     slots, end = [], 0

@@ -97,7 +97,7 @@ class Commands(click.Group):
 
 
 def _refuse_words(args: list[str], ctx: click.Context) -> dict[str, Any]:
-    """The words by name; a wrong option or name is refused at once: a command's imports take seconds."""
+    """Refuse a wrong option or name at once, as a command's imports take seconds; gives the words."""
     output.current().command = args[0]
     output.add_options(command := commands.described(args[0]))
     context = command.make_context(args[0], args[1:], ctx)

@@ -43,8 +43,7 @@ for step in range(40):
     optimizer.zero_grad()
     loss(model(x[rows]), y[rows]).backward()
     optimizer.step()
-    if step in (0, 20):
-        torch.save(model.state_dict(), f"net-{step}.pt")
+    step in (0, 20) and torch.save(model.state_dict(), f"net-{step}.pt")
 torch.save(model.state_dict(), "net.pt")
 """, []),
     ("landscape.data.load('digits')", ["Dataset(1,437 train, 360 test; 10 classes)"]),
@@ -53,12 +52,9 @@ torch.save(model.state_dict(), "net.pt")
     ("surface = landscape.contour(problem, plane, grid=(5, 5), span=0.5); surface", ["lowest loss", " nat"]),
     ("surface.check()", ["center: ", "window: ", "LOOK  BatchNorm", 'bn="recalibrate"']),
     ("surface.plot(path='surface.png'); Path('surface.png').exists()", ["True"]),
-    ("path = landscape.pca_plane(problem, ['net-0.pt', 'net-20.pt', 'net.pt']); path", ["pca; 698 weights; through 0, 1, 2"]),
-    ("landscape.contour(problem, path, grid=5).plot().get_suptitle()", ["Along the trajectory the loss goes from "]),
-    ("""
-narrow = landscape.draw({"SGD": surface, "SAM": surface}, "column.pdf", width=3.3)
-{name: ax.get_title() for name, ax in narrow.axes_by_name.items()}
-""", ["'surface 0': 'SGD'", "'surface 1': 'SAM'"]),
+    ("landscape.contour(problem, landscape.pca_plane(problem, ['net-0.pt', 'net-20.pt', 'net.pt']), 5).plot().get_suptitle()",
+     ["Along the trajectory the loss goes from "]),
+    ("[ax.get_title() for ax in landscape.draw({'SGD': surface, 'SAM': surface}, width=3.3).axes]", ["'SGD'", "'SAM'"]),
     ("print(landscape.compare({'A': problem, 'B': problem}, quantities=['lambda-max']))", ["λ_max, A", "λ_max, B"]),
     ("ends = landscape.extreme_eigenvalues(problem); ends", ["λ_1 ", "λ_min ", " ± ", " nat"]),
     ("print(ends.summary())", ["converged", "Hessian products"]),
