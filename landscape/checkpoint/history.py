@@ -206,7 +206,7 @@ def stored(
             "data": _facts(file, "data", DATA),
             "seed": int(hdf5.dataset(hdf5.group(file, "rng"), "seed", "ui", 0)[()]),
             "history": columns,
-            # Not in files of 0.28 and before.
+            # Not in files of 0.29.0 and before.
             "description": hdf5.attribute(file, "description", str) if "description" in file.attrs else "",
         }
         _validate(parts, path)
