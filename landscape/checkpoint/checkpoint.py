@@ -76,9 +76,9 @@ class Checkpoint(Shown):
             all.
         diverged_at: the step at which the run diverged, or −1.
         diverged: what diverged: "", "mean" or "learners".
-        description: the update rule's line, such as its mixing and its limit of stability; "": none.
         path: the file; None if it was not saved.
         source: arguments of :meth:`problem` that stand in for those that a call leaves out (:meth:`using`).
+        description: the update rule's line, such as its mixing and its limit of stability; "": none.
 
     Example:
         >>> run.weights.shape
@@ -105,9 +105,9 @@ class Checkpoint(Shown):
     units: dict[str, str] = field(default_factory=lambda: dict(history.UNITS))
     diverged_at: int = -1
     diverged: str = ""
-    description: str = ""
     path: Path | None = None
     source: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    description: str = ""
 
     def describe(self) -> list[Row]:
         n, size = self.weights.shape
