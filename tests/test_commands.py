@@ -1,8 +1,9 @@
-"""The words of the commands in landscape/cli/commands.json; ``python -m tests.test_commands`` writes them anew."""
+"""The words of the commands and the texts of the recipes in landscape/cli; ``python -m tests.test_commands`` writes them anew."""
 
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import importlib
 import inspect
 import json
@@ -14,9 +15,12 @@ import click
 
 import landscape.cli
 from landscape.cli import commands, output
+from landscape.cli.info import RECIPES
 from landscape.cli.options import Number
 from landscape.core.analysis import ANALYSES
 from landscape.core.options import Within
+from landscape.paper import figure
+from landscape.training.recipes import names, recipe
 
 FILE = Path(landscape.cli.__file__).with_name("commands.json")
 #: Options that each command gets when it is looked up.
@@ -81,11 +85,14 @@ def every() -> dict[str, dict[str, Any]]:
         params = [words_of(each) for each in command.params if each.name not in EVERY]
         texts[name] = {"place": place, "group": group, "help": command.help, "epilog": command.epilog}
         texts[name]["params"] = params
+    keys = ("name", "where", "title")
+    texts["figures"]["rows"] = [{key: getattr(figure.get(f), key) for key in keys} for f in figure.names()]
     return texts
 
 
 def test_the_words_of_all_commands_are_those_that_their_modules_say() -> None:
     assert json.loads(FILE.read_text("utf-8")) == json.loads(text())
+    assert json.loads(gzip.decompress(RECIPES.read_bytes())) == recipe_texts()
 
 
 def test_a_command_without_its_function_keeps_its_name() -> None:
@@ -108,5 +115,12 @@ def text() -> str:
     return "{" + ",\n".join(entries) + "}\n"
 
 
+def recipe_texts() -> dict[str, list[str]]:
+    """Built-in recipe -> what ``landscape recipes NAME`` prints on stdout and stderr."""
+    every = {name: recipe.read(name, allow_code=True) for name in names()}
+    return {name: [each.to_toml(), each.describe()] for name, each in every.items()}
+
+
 if __name__ == "__main__":
     FILE.write_text(text(), "utf-8")
+    RECIPES.write_bytes(gzip.compress(json.dumps(recipe_texts()).encode(), mtime=0))

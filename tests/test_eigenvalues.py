@@ -183,7 +183,8 @@ def test_points_in_step_are_the_points_one_by_one(single: Problem, monkeypatch: 
     monkeypatch.setattr("landscape.curvature.eigenvalues.MAX_POINTS", 1)
     shares: list[float] = []
     apart = landscape.hessian_grid(single, plane, grid=(3, 2), search="exact", progress=shares.append)
-    assert shares[:6] == pytest.approx([k / 6 for k in range(1, 7)])
+    assert shares == sorted(shares)  # with each product, not as a point ends: a forecast needs them early
+    assert len([share for share in shares if share < 1 / 6]) > 3
     assert len(set(together.products.ravel())) > 1  # they end at different times
     for name in ("lambda_min", "lambda_max"):
         a, b = (torch.from_numpy(getattr(g, name)) for g in (together, apart))

@@ -69,3 +69,9 @@ def test_a_first_hour(role: str, trained: Path, in_folder: Path, monkeypatch: py
         pytest.skip("the package transformers is not installed")
     shutil.copytree(trained / "runs", "runs")
     play(ROLES[role], monkeypatch)
+
+
+def test_an_hour_fails_where_something_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in (("1 + 1", ["3"]), ("1 / 0", []), ("1 + 1", ["InputError"]), ("$ landscape contuor", [])):
+        with pytest.raises(AssertionError):
+            play([wrong], monkeypatch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import math
@@ -21,7 +22,7 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
 from landscape.core.options import Count, GridSize, Several, Span, UpToOne, fit
-from landscape.core.progress import Progress, ProgressOption, taken
+from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.curvature.eigenvalues import eigenpairs, points_at_once
 from landscape.curvature.hessian import Derivatives, HessianOptions
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, SearchOptions, ranks_of, start_vector
@@ -579,17 +580,19 @@ def _spectrum_ends(
     start = start_vector(problem, plane.seed)
 
     def evaluate(points: Tensor, progress: Progress) -> dict[str, Array]:
-        pairs, finished = [], 0
+        pairs, largest_share = [], 0.0
 
-        def count_point() -> None:
-            nonlocal finished
-            finished += 1
-            progress(finished / len(points))
+        def advance(share: float) -> None:  # the searches of a block report in turn
+            nonlocal largest_share
+            largest_share = max(largest_share, share)
+            progress(largest_share)
 
         for first in range(0, len(points), block):
             block_points = points[first : first + block].to(plane.directions)
             thetas = plane.center + block_points @ plane.directions
-            pairs += eigenpairs(problem, thetas, start, limits, options, search=search, done=count_point)
+            report = portion(advance, first / len(points), (first + len(thetas)) / len(points))
+            reporting = dataclasses.replace(limits, progress=report)
+            pairs += eigenpairs(problem, thetas, start, reporting, options, search=search)
         columns = ends_of(pairs)
         for name in ("products", "converged"):
             columns[name] = np.array([getattr(pair, name) for pair in pairs])

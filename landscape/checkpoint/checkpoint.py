@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -22,11 +22,14 @@ from torch import Tensor, nn
 from landscape import data as datasets
 from landscape import models
 from landscape.checkpoint import history, user_code
+from landscape.checkpoint.history import IMPORTED as IMPORTED
+from landscape.checkpoint.history import RECORDED as RECORDED
+from landscape.checkpoint.history import SCHEMA as SCHEMA
 from landscape.checkpoint.user_code import UserData, as_data, is_user_defined, text_of
 from landscape.core import hdf5
 from landscape.core.devices import Device, Dtype
-from landscape.core.errors import InputError, LandscapeError, OperationError
-from landscape.core.options import SPLIT, Count, checked, parse_toml
+from landscape.core.errors import InputError, OperationError
+from landscape.core.options import SPLIT, Count, checked
 from landscape.data.base import Dataset
 from landscape.evaluation.part import drawn
 from landscape.problem.batchnorm import has_batchnorm
@@ -39,25 +42,10 @@ from landscape.results.shown import Row, Shown
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA = "landscape.checkpoint"
-IMPORTED = "import"  # the algorithm of imported weights (landscape.checkpoint.weights)
-RECORDED = "recorded"  # that of a loop of the user's own (landscape.training.own_loop.recorder)
-
-DIVERGED = ("", "mean", "learners")
-_ATTRIBUTES: dict[str, type] = {
-    "step": int, "epoch": float, "algorithm": str, "recipe": str, "lr": float, "local_batch": int,
-    "diverged_at": int, "diverged": str,
-}  # fmt: skip
-# Groups of tensors: with a row for each learner, and of all learners.
-_STACKED, _COMMON = ("buffers", "optimizer", "rule"), ("shared", "mean_buffers")
-_TEXT = h5py.string_dtype()
-SLOT = np.dtype([("name", _TEXT), ("shape", _TEXT), ("offset", "i8"), ("size", "i8"), ("role", _TEXT)])
-_DATA: dict[str, type] = {"name": str, "options": dict, "train": int, "test": int, "fingerprint": str}
-
 
 def unknown_data() -> dict[str, Any]:
     """The facts on data of which nothing is known."""
-    return {key: kind() for key, kind in _DATA.items()}
+    return {key: kind() for key, kind in history.DATA.items()}
 
 
 @dataclass(repr=False)
@@ -90,6 +78,7 @@ class Checkpoint(Shown):
         diverged: what diverged: "", "mean" or "learners".
         path: the file; None if it was not saved.
         source: arguments of :meth:`problem` that stand in for those that a call leaves out (:meth:`using`).
+        description: the update rule's line, such as its mixing and its limit of stability; "": none.
 
     Example:
         >>> run.weights.shape
@@ -118,6 +107,7 @@ class Checkpoint(Shown):
     diverged: str = ""
     path: Path | None = None
     source: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    description: str = ""
 
     def describe(self) -> list[Row]:
         n, size = self.weights.shape
@@ -150,11 +140,7 @@ class Checkpoint(Shown):
     @property
     def settings(self) -> dict[str, Any]:
         """The values in ``recipe``; none for imported weights. OperationError where they cannot be read."""
-        try:
-            where = f"{self.path or 'checkpoint'}: recipe"
-            return {} if self.algorithm == IMPORTED else parse_toml(self.recipe, where)
-        except LandscapeError as error:
-            raise OperationError(str(error)) from error
+        return history.settings(self.algorithm, self.recipe, self.path or "checkpoint")
 
     @property
     def learners(self) -> int:
@@ -384,7 +370,7 @@ class Checkpoint(Shown):
             >>> list(run.stacked())
             ['weights']
         """
-        named = {f"{group}/{name}": t for group in _STACKED for name, t in getattr(self, group).items()}
+        named = {f"{key}/{name}": t for key in history.STACKED for name, t in getattr(self, key).items()}
         return {"weights": self.weights, **named}
 
     def save(
@@ -415,9 +401,9 @@ class Checkpoint(Shown):
     ) -> None:
         """Write the checkpoint to an open file, as :meth:`save` does."""
         n = self.learners if learners is None else learners
-        for name in _STACKED + _COMMON:
+        for name in history.STACKED + history.COMMON:
             file.create_group(name)
-        for group in _COMMON:
+        for group in history.COMMON:
             for name, tensor in getattr(self, group).items():
                 file[group][name] = tensor.detach().cpu().numpy()
         for name, tensor in self.stacked().items():
@@ -428,11 +414,12 @@ class Checkpoint(Shown):
                 dataset[j] = row.detach().cpu().numpy()
         slots = self.layout.slots
         layout = [(s.name, "x".join(map(str, s.shape)), s.offset, s.size, s.role) for s in slots]
-        file["layout"] = np.array(layout, dtype=SLOT)
+        file["layout"] = np.array(layout, dtype=history.SLOT)
         file["rng/seed"] = np.uint64(self.seed)
         history.write(file, self.history, self.units)
-        for key in _ATTRIBUTES:
+        for key in history.ATTRIBUTES:
             file.attrs[key] = getattr(self, key)
+        file.attrs["description"] = self.description
         file.attrs["model"] = json.dumps(self.model)
         file.attrs["data"] = json.dumps(self.data)
 
@@ -460,96 +447,17 @@ class Checkpoint(Shown):
             Traceback (most recent call last):
             landscape.core.errors.OperationError: missing.h5: no such file; ...
         """
-        with hdf5.reading(path, SCHEMA) as file:
-            weights = hdf5.dataset(file, "weights", "f", 2)
-            n = len(weights)
-            rows = learners(n) if learners else slice(None)
-            values: dict[str, Any] = {
-                **{key: hdf5.attribute(file, key, kind) for key, kind in _ATTRIBUTES.items()},
-                **{name: _tensors(hdf5.group(file, name), rows, n) for name in _STACKED},
-                **{name: _tensors(hdf5.group(file, name), ...) for name in _COMMON},
-            }
-            seed = hdf5.dataset(hdf5.group(file, "rng"), "seed", "ui", 0)
-            columns, units = history.read(hdf5.group(file, "history"))
-            checkpoint = cls(
-                weights=torch.from_numpy(weights[rows]),
-                layout=_layout(hdf5.dataset(file, "layout", "V", 1)),
-                model=_facts(file, "model", {"name": str, "options": dict}),
-                data=_facts(file, "data", _DATA),
-                seed=int(seed[()]),
-                history=columns,
-                units=units,
-                **values,
-                path=Path(path),
-            )
-            checkpoint._validate()
-        if whole_history:
-            checkpoint.history = history.completed(checkpoint.history, Path(path))
-            checkpoint.units = {name: units.get(name, "") for name in checkpoint.history}
-        return checkpoint
-
-    def _validate(self) -> None:
-        """Raise ValueError where the parts do not fit together."""
-        if self.weights.dim() != 2 or self.weights.shape[1] != self.layout.size:
-            raise ValueError(f"weights {tuple(self.weights.shape)} for a layout of {self.layout.size}")
-        if self.diverged not in DIVERGED:
-            raise ValueError(f"diverged is '{self.diverged}', it must be one of {DIVERGED}")
-        if min(self.step, self.local_batch, self.data["train"], self.data["test"], self.diverged_at + 1) < 0:
-            raise ValueError("step, local_batch, sizes of the data and diverged_at must not be negative")
-        steps = self.settings.get("steps", 0)
-        if type(steps) is not int or steps < 0:
-            raise ValueError("steps of its recipe must be a whole number ≥ 0")
-        missing = [name for name in history.UNITS if name not in self.history]
-        if missing:
-            raise ValueError(f"/history/{missing[0]} is missing")
-        lengths = {len(column) for column in self.history.values()}
-        if len(lengths) > 1:
-            raise ValueError("history columns are of unequal length")
-        steps = self.history["step"]
-        if not np.isfinite(steps).all() or not (np.diff(steps) > 0).all():
-            raise ValueError("/history/step must be finite and increasing")
+        parts = history.stored(path, learners, whole_history=whole_history)
+        for group in (*history.STACKED, *history.COMMON):
+            parts[group] = {name: torch.from_numpy(array) for name, array in parts[group].items()}
+        parts["weights"] = torch.from_numpy(parts["weights"])
+        parts["layout"] = Layout(tuple(itertools.starmap(Slot, parts["layout"])))
+        return cls(**parts, path=Path(path))
 
 
 def storable(tensor: Tensor) -> Tensor:
     """``tensor`` in a precision that files have: float32 for bfloat16 and float16."""
     return tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor
-
-
-def _layout(rows: h5py.Dataset) -> Layout:
-    """The layout as a checkpoint holds it. ValueError where its slots do not add up."""
-    if rows.dtype.names != SLOT.names:
-        raise ValueError(f"/layout has the columns {rows.dtype.names}, {SLOT.names} are needed")
-    slots, end = [], 0
-    for name, text, offset, size, role in np.asarray(rows).tolist():
-        shape = tuple(int(n) for n in bytes(text).decode("ascii").split("x") if n)
-        slot = Slot(bytes(name).decode(), shape, int(offset), int(size), bytes(role).decode())
-        if offset != end or size != math.prod(shape) or min(shape, default=1) < 0:
-            raise ValueError(f"layout of {slot.name} does not add up")
-        slots.append(slot)
-        end += slot.size
-    if not slots or len({slot.name for slot in slots}) < len(slots):
-        raise ValueError("layout must hold names, each once")
-    return Layout(tuple(slots))
-
-
-def _facts(file: h5py.File, name: str, kinds: dict[str, type]) -> dict[str, Any]:
-    """A JSON object in an attribute, with values of these kinds."""
-    facts = json.loads(hdf5.attribute(file, name, str))
-    for key, kind in kinds.items():
-        if not isinstance(facts, dict) or type(facts.get(key)) is not kind:
-            raise ValueError(f"attribute /{name} has no '{key}' of the kind {kind.__name__}")
-    return dict(facts)
-
-
-def _tensors(group: Any, rows: slice | EllipsisType, learners: int | None = None) -> dict[str, Tensor]:
-    """Tensors by name; with ``learners``, each has that number of rows."""
-    by_name = {}
-    for name in group:
-        dataset = hdf5.dataset(group, name, "fiubc")
-        if learners is not None and (not dataset.ndim or len(dataset) != learners):
-            raise ValueError(f"{dataset.name} has shape {dataset.shape}, {learners} rows are needed")
-        by_name[name] = torch.from_numpy(np.asarray(dataset[rows]))
-    return by_name
 
 
 def check_learner(learner: str | int, learners: int) -> None:

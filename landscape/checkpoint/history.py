@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import EllipsisType
+from typing import Any
 
 import h5py
 import numpy as np
 
 from landscape.core import hdf5
-from landscape.core.errors import DataWarning, OperationError, warn_caller
+from landscape.core.errors import DataWarning, LandscapeError, OperationError, warn_caller
 from landscape.core.files import printable
 from landscape.core.hdf5 import Array
+from landscape.core.options import parse_toml
 from landscape.results.shown import Row
 
 #: The columns that every run has: name -> (unit, meaning). Update rules declare more of their own. A row
@@ -32,6 +36,21 @@ UNITS = {name: unit for name, (unit, _) in COLUMNS.items()}
 MONITORED = ("lambda_max", "lambda_max_residual", "lr_lambda_max", "lr_lambda_limit", "spread_share")
 #: The columns of :class:`.LossChange` on single layers begin with this.
 OF_LAYER = "loss_change "
+
+SCHEMA = "landscape.checkpoint"
+IMPORTED = "import"  # the algorithm of imported weights (landscape.checkpoint.weights)
+RECORDED = "recorded"  # that of a loop of the user's own (landscape.training.own_loop.recorder)
+
+DIVERGED = ("", "mean", "learners")
+ATTRIBUTES: dict[str, type] = {
+    "step": int, "epoch": float, "algorithm": str, "recipe": str, "lr": float, "local_batch": int,
+    "diverged_at": int, "diverged": str,
+}  # fmt: skip
+# Groups of tensors: with a row for each learner, and of all learners.
+STACKED, COMMON = ("buffers", "optimizer", "rule"), ("shared", "mean_buffers")
+_TEXT = h5py.string_dtype()
+SLOT = np.dtype([("name", _TEXT), ("shape", _TEXT), ("offset", "i8"), ("size", "i8"), ("role", _TEXT)])
+DATA: dict[str, type] = {"name": str, "options": dict, "train": int, "test": int, "fingerprint": str}
 
 History = dict[str, Array]
 # The least number of rows in a step file: a run that is resumed from it alone needs the last ten (for the
@@ -146,3 +165,112 @@ def _joined(earlier: History, history: History) -> History:
     before, after = np.full(first, np.nan), np.full(len(history["step"]), np.nan)
     names = dict.fromkeys([*history, *earlier])
     return {n: np.concatenate([earlier.get(n, before)[:first], history.get(n, after)]) for n in names}
+
+
+def checkpoint_in(path: Path) -> Path:
+    """``path``, or the last checkpoint of the run whose folder it is. OperationError for a folder without."""
+    if not path.is_dir():
+        return path
+    if not (path / "last.h5").is_file():
+        runs = [file.parent for file in sorted(path.glob("*/last.h5"))]
+        inside = f"; give {runs[0]} or another of its {len(runs)} runs" if runs else ""
+        words = f"a folder without a last.h5, a run's folder or a checkpoint is needed{inside}"
+        raise OperationError(f"{path}: {words}")
+    return path / "last.h5"
+
+
+def settings(algorithm: str, recipe: str, where: str | Path) -> dict[str, Any]:
+    """The values in a run's recipe; none for imported weights. OperationError where they cannot be read."""
+    try:
+        return {} if algorithm == IMPORTED else parse_toml(recipe, f"{where}: recipe")
+    except LandscapeError as error:
+        raise OperationError(str(error)) from error
+
+
+def stored(
+    path: str | Path, learners: Callable[[int], slice] | None = None, *, whole_history: bool = True
+) -> dict[str, Any]:
+    """Read and validate a checkpoint's fields, as :meth:`.Checkpoint.load`, with arrays for tensors."""
+    with hdf5.reading(path, SCHEMA) as file:
+        weights = hdf5.dataset(file, "weights", "f", 2)
+        n = len(weights)
+        rows = learners(n) if learners else slice(None)
+        columns, units = read(hdf5.group(file, "history"))
+        parts: dict[str, Any] = {
+            **{key: hdf5.attribute(file, key, kind) for key, kind in ATTRIBUTES.items()},
+            **{name: _arrays(hdf5.group(file, name), rows, n) for name in STACKED},
+            **{name: _arrays(hdf5.group(file, name), ...) for name in COMMON},
+            "weights": weights[rows],
+            "layout": _layout(hdf5.dataset(file, "layout", "V", 1)),
+            "model": _facts(file, "model", {"name": str, "options": dict}),
+            "data": _facts(file, "data", DATA),
+            "seed": int(hdf5.dataset(hdf5.group(file, "rng"), "seed", "ui", 0)[()]),
+            "history": columns,
+            # Not in files of 0.29.0 and before.
+            "description": hdf5.attribute(file, "description", str) if "description" in file.attrs else "",
+        }
+        _validate(parts, path)
+    if whole_history:
+        parts["history"] = completed(columns, Path(path))
+    return parts | {"units": {name: units.get(name, "") for name in parts["history"]}}
+
+
+def _validate(parts: Mapping[str, Any], path: str | Path) -> None:
+    """Raise ValueError where the parts do not fit together."""
+    size = sum(slot[3] for slot in parts["layout"])
+    if parts["weights"].shape[1] != size:
+        raise ValueError(f"weights {parts['weights'].shape} for a layout of {size}")
+    if parts["diverged"] not in DIVERGED:
+        raise ValueError(f"diverged is '{parts['diverged']}', it must be one of {DIVERGED}")
+    data = parts["data"]
+    if min(parts["step"], parts["local_batch"], data["train"], data["test"], parts["diverged_at"] + 1) < 0:
+        raise ValueError("step, local_batch, sizes of the data and diverged_at must not be negative")
+    steps = settings(parts["algorithm"], parts["recipe"], path).get("steps", 0)
+    if type(steps) is not int or steps < 0:
+        raise ValueError("steps of its recipe must be a whole number ≥ 0")
+    missing = [name for name in UNITS if name not in parts["history"]]
+    if missing:
+        raise ValueError(f"/history/{missing[0]} is missing")
+    lengths = {len(column) for column in parts["history"].values()}
+    if len(lengths) > 1:
+        raise ValueError("history columns are of unequal length")
+    steps = parts["history"]["step"]
+    if not np.isfinite(steps).all() or not (np.diff(steps) > 0).all():
+        raise ValueError("/history/step must be finite and increasing")
+
+
+def _layout(rows: h5py.Dataset) -> list[Any]:
+    """The fields of each :class:`.Slot`. ValueError where they do not add up."""
+    if rows.dtype.names != SLOT.names:
+        raise ValueError(f"/layout has the columns {rows.dtype.names}, {SLOT.names} are needed")
+    slots, end = [], 0
+    for name, text, offset, size, role in np.asarray(rows).tolist():
+        shape = tuple(int(n) for n in bytes(text).decode("ascii").split("x") if n)
+        slot = bytes(name).decode(), shape, int(offset), int(size), bytes(role).decode()
+        if offset != end or size != math.prod(shape) or min(shape, default=1) < 0:
+            raise ValueError(f"layout of {slot[0]} does not add up")
+        slots.append(slot)
+        end += size
+    if not slots or len({slot[0] for slot in slots}) < len(slots):
+        raise ValueError("layout must hold names, each once")
+    return slots
+
+
+def _facts(file: h5py.File, name: str, kinds: dict[str, type]) -> dict[str, Any]:
+    """A JSON object in an attribute, with values of these kinds."""
+    facts = json.loads(hdf5.attribute(file, name, str))
+    for key, kind in kinds.items():
+        if not isinstance(facts, dict) or type(facts.get(key)) is not kind:
+            raise ValueError(f"attribute /{name} has no '{key}' of the kind {kind.__name__}")
+    return dict(facts)
+
+
+def _arrays(group: Any, rows: slice | EllipsisType, learners: int | None = None) -> dict[str, Array]:
+    """Arrays by name; with ``learners``, each has that number of rows."""
+    by_name = {}
+    for name in group:
+        dataset = hdf5.dataset(group, name, "fiubc")
+        if learners is not None and (not dataset.ndim or len(dataset) != learners):
+            raise ValueError(f"{dataset.name} has shape {dataset.shape}, {learners} rows are needed")
+        by_name[name] = np.asarray(dataset[rows])
+    return by_name

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from landscape.checkpoint import history
 from landscape.checkpoint.checkpoint import IMPORTED, SCHEMA, Checkpoint
+from landscape.checkpoint.history import checkpoint_in as checkpoint_in
 from landscape.core import hdf5
 from landscape.core.errors import DataWarning, InputError, OperationError, warn_caller
 from landscape.core.files import Lock, printable
@@ -57,18 +58,6 @@ def write(
     with hdf5.writing(path, SCHEMA, folder / "last.h5", complete) as file:
         dataclasses.replace(checkpoint, history=recent)._write(file, learners, rows)
     return path
-
-
-def checkpoint_in(path: Path) -> Path:
-    """``path``, or the last checkpoint of the run whose folder it is. OperationError for a folder without."""
-    if not path.is_dir():
-        return path
-    if not (path / "last.h5").is_file():
-        runs = [file.parent for file in sorted(path.glob("*/last.h5"))]
-        inside = f"; give {runs[0]} or another of its {len(runs)} runs" if runs else ""
-        words = f"a folder without a last.h5, a run's folder or a checkpoint is needed{inside}"
-        raise OperationError(f"{path}: {words}")
-    return path / "last.h5"
 
 
 def steps(folder: Path) -> list[Path]:

@@ -22,7 +22,7 @@ from landscape.cli import commands, output
 from landscape.core import progress, registry
 from landscape.core.errors import DataWarning, OperationError, explain
 from landscape.core.files import printable
-from landscape.core.options import near
+from landscape.core.options import choose, near
 from landscape.training.processes import children
 
 _HELP = f"{__name__}.help"  # in click's context: the help of a command may be asked for
@@ -67,7 +67,14 @@ class Commands(click.Group):
             hint = near(args[0], self.list_commands(ctx)) or "; landscape --help lists the commands"
             ctx.fail(f"no such command '{args[0]}'{hint}")
         if args[0] in commands.WORDS and not ctx.resilient_parsing and not ctx.meta.get(_HELP):
-            _refuse_words(args, ctx)
+            values = _refuse_words(args, ctx)
+            listed = args[0] == "figures" and not (values["names"] or values["every"] or values["share"])
+            if listed and registry.figures.untouched:
+                rows = commands.WORDS["figures"]["rows"]
+                command = commands.without_callback("figures")
+                command.callback = lambda **_: output.list_figures(rows)
+                output.add_options(command)
+                return args[0], command, args[1:]
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -94,23 +101,35 @@ class Commands(click.Group):
                     formatter.write_dl(rows)
 
 
-def _refuse_words(args: list[str], ctx: click.Context) -> None:
-    """Refuse a wrong option or a missing file before the imports of the command, which take seconds."""
+def _refuse_words(args: list[str], ctx: click.Context) -> dict[str, Any]:
+    """Refuse a wrong option or name before the imports of the command, which take seconds.
+
+    Returns:
+        The values by parameter.
+    """
+    output.current().command = args[0]
     command = commands.without_callback(args[0])
     output.add_options(command)
     values = command.make_context(args[0], args[1:], ctx).params
     for parameter in commands.WORDS[args[0]]["params"]:
-        declarations = parameter["declarations"]
-        if declarations[0].startswith("-"):  # only arguments are files that must exist
+        declarations, completed = parameter["declarations"], parameter.get("complete")
+        if declarations[0].startswith("-"):  # only arguments are files and names
             continue
         value = values[declarations[-1]] or ()
         for word in [value] if isinstance(value, str) else value:
-            if os.path.lexists(word):
-                continue
-            if parameter.get("complete") == "file":
+            exists = os.path.lexists(word)
+            if completed == "file" and not exists:
                 raise OperationError(f"{word}: no such file; a file of weights, a run or a result is needed")
-            if word.endswith(".toml"):
+            if word.endswith(".toml") and not exists:
                 raise OperationError(f"{word}: no such file; a recipe is needed")
+            is_pattern = bool(set("*?[") & set(word))
+            if args[0] in ("recipes", "train", "sweep") and not is_pattern:
+                from landscape.training import recipes
+
+                recipes.table_values(word, {}) or recipes.file_values(word)
+            if args[0] == "figures" and registry.figures.untouched:
+                choose("NAME", word, completed)
+    return values
 
 
 def _version(context: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -211,7 +230,8 @@ def flags_of(name: str) -> dict[str, str]:
     Keys are names of parameters and, in lower case with underscores, of options.
     """
     flags: dict[str, str] = {}
-    for parameter in as_command(registry.commands[name]).params if name in registry.commands else ():
+    command = group.get_command(click.Context(group, resilient_parsing=True), name)  # without torch
+    for parameter in command.params if command else ():
         flag = max(parameter.opts, key=len)
         if isinstance(parameter, click.Argument):
             flag = str(parameter.metavar or parameter.name).strip("[]….").upper()

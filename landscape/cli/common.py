@@ -9,7 +9,6 @@ import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -22,19 +21,21 @@ from landscape.checkpoint import storage, user_code
 from landscape.checkpoint.checkpoint import SCHEMA, Checkpoint
 from landscape.checkpoint.states import files_of, name_beside, names_state
 from landscape.checkpoint.weights import import_state
-from landscape.cli import options, output
+from landscape.cli import options
 from landscape.cli.options import group
+from landscape.cli.output import columns as columns
 from landscape.cli.output import files as files
 from landscape.cli.output import message as message
+from landscape.cli.output import progress_bar as progress_bar
 from landscape.cli.output import results as results
 from landscape.cli.output import values as values
-from landscape.core import hdf5, progress, registry
+from landscape.core import hdf5, registry
 from landscape.core.analysis import ANALYSES
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import make_folder as make_folder
 from landscape.core.options import SPLIT, Count, Seed, ends_in, type_hints
-from landscape.core.progress import Bar, Progress, portion
+from landscape.core.progress import Progress, portion
 from landscape.data.base import Dataset
 from landscape.problem.problem import Loss, Problem
 from landscape.results import base
@@ -125,23 +126,6 @@ def check_targets(path: Path | None, picture: str | None) -> None:
     for target in (path, picture):
         if target:
             make_folder(Path(target).parent)
-
-
-def columns(rows: Iterable[Sequence[str]], *, left: bool = False) -> str:
-    """Return a table as text, with aligned columns: the first to the left, the others to the right.
-
-    With ``left``, all columns are aligned to the left.
-    """
-    table = [*rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    align = str.ljust if left else str.rjust
-    lines = ["  ".join([row[0].ljust(widths[0]), *map(align, row[1:], widths[1:])]) for row in table]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def progress_bar(title: str) -> AbstractContextManager[Bar]:
-    """Return the progress bar of one piece of work, on stderr; with -q it shows nothing."""
-    return progress.progress_bar(title, output.current().silent)
 
 
 def show(items: Sequence[base.Result], path: Path | None, picture: str | None) -> None:

@@ -12,6 +12,7 @@ import click
 
 from landscape.cli import common, processes
 from landscape.cli.options import FOLDER, Choice, command, names
+from landscape.cli.output import list_figures
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import printable
 from landscape.core.memory import quantity
@@ -81,9 +82,9 @@ def figures(
     registered = [figure.get(name) for name in figure.names()]
     entries = registered if every else [figure.get(name) for name in dict.fromkeys(names)]
     if not entries:
-        lines = [f"{entry.name:18} {entry.where}: {entry.title}" for entry in registered]
-        rows = [{key: getattr(entry, key) for key in ("name", "where", "title")} for entry in registered]
-        common.values("\n".join(lines), figures=rows)
+        list_figures(
+            [{key: getattr(entry, key) for key in ("name", "where", "title")} for entry in registered]
+        )
         return
     folder = Path(output)
     context = Context(

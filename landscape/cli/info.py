@@ -1,24 +1,28 @@
-"""landscape info and recipes, without an import of torch where only results are read or recipes listed."""
+"""landscape info, recipes and topologies; torch is imported only where a network is read."""
 
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import json
 import math
 import tomllib
+import types
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from landscape.checkpoint import history
 from landscape.checkpoint.history import latest
 from landscape.cli import output
 from landscape.cli.options import command, names, paths
 from landscape.cli.output import values
-from landscape.core import hdf5, registry
-from landscape.core.errors import OperationError
+from landscape.core import hdf5
 from landscape.results import base
 from landscape.results.surfaces import Surface
 from landscape.training import recipes as named
+from landscape.training import topology
 
 
 @command(file={"argument": True, "metavar": "FILE", "shell_complete": paths("file")})
@@ -30,24 +34,15 @@ def info(file: str) -> None:
     Example:
         landscape info runs/dp/last.h5
     """
-    path = Path(file)
-    if path.is_dir():
-        from landscape.checkpoint import storage  # and torch, as below
-
-        path = storage.checkpoint_in(path)
+    path = history.checkpoint_in(Path(file))
     with hdf5.reading(path, warn=False) as raw:
         names = ("schema", "version", "created", "landscape_version", "torch_version")
         stamps = {key: raw.attrs[key] for key in names}
-    if stamps["schema"] in registry.results:
-        results = base.load_results(path)
-        _stamps(path, stamps)
-        _results(results)
-    else:
-        from landscape.checkpoint import storage
-
-        checkpoint = storage.load(path)  # or why a file of another format is not read
-        _stamps(path, stamps)
-        _checkpoint(checkpoint)
+    is_run = stamps["schema"] == history.SCHEMA
+    # Of another format the latter says why it is not read.
+    contents: Any = history.stored(path) if is_run else base.load_results(path)
+    _stamps(path, stamps)
+    _checkpoint(types.SimpleNamespace(**contents)) if is_run else _results(contents)
 
 
 def _stamps(path: Path, stamps: dict[str, object]) -> None:
@@ -85,19 +80,16 @@ MAX_STATES = 8  # tensors of the optimizer's state that are listed (our choice)
 
 def _checkpoint(checkpoint: Any) -> None:
     """Print what a run's checkpoint contains."""
-    from landscape.checkpoint.checkpoint import IMPORTED  # and torch
-
     recorded, data = checkpoint.history, checkpoint.data
     rows = {name: int(np.isfinite(column).sum()) for name, column in recorded.items()}
-    history = {name: {"rows": count, "last": latest(recorded, name)} for name, count in rows.items()}
-    weights = checkpoint.weights.numpy()
-    finite = bool(np.isfinite(weights).all())
-    attributes = ("learners", "model", "data", "algorithm", "seed", "step", "epoch", "diverged_at", "recipe")
-    entries = {name: getattr(checkpoint, name) for name in attributes}
-    entries |= {"parameters": checkpoint.layout.size, "finite": finite, "history": history}
-    values("", checkpoint=entries)
-    learners, size = weights.shape
-    values(f"weights: {learners} learners × {size:,} {weights.dtype}, {'' if finite else 'NOT '}finite")
+    history_rows = {name: {"rows": count, "last": latest(recorded, name)} for name, count in rows.items()}
+    learners, size = checkpoint.weights.shape
+    finite = bool(np.isfinite(checkpoint.weights).all())
+    attributes = ("model", "data", "algorithm", "seed", "step", "epoch", "diverged_at", "recipe")
+    entries = {"learners": learners, "parameters": size, "finite": finite, "history": history_rows}
+    values("", checkpoint={name: getattr(checkpoint, name) for name in attributes} | entries)
+    dtype = checkpoint.weights.dtype
+    values(f"weights: {learners} learners × {size:,} {dtype}, {'' if finite else 'NOT '}finite")
     values(f"model: {checkpoint.model['name']} {checkpoint.model['options']}")
     if names := list(checkpoint.buffers):
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
@@ -110,36 +102,27 @@ def _checkpoint(checkpoint: Any) -> None:
         values(f"data: {data['name']} {data['options']}, {sizes}")
     else:
         values(f"data: the loop's own, {sizes}" if data["train"] else "data: not known")
-    if checkpoint.algorithm == IMPORTED:
+    if checkpoint.algorithm == history.IMPORTED:
         values(f"imported from:\n{checkpoint.recipe}".rstrip("\n"))
         return
     epoch = f" (epoch {checkpoint.epoch:.3g})" if math.isfinite(checkpoint.epoch) else ""
     values(f"algorithm: {checkpoint.algorithm}, seed {checkpoint.seed}, step {checkpoint.step:,}{epoch}")
-    if checkpoint.has_recipe and (rule := _rule(checkpoint)):
-        values(rule)
+    if checkpoint.description:
+        values(checkpoint.description)
     for name, state in [*checkpoint.optimizer.items()][:MAX_STATES]:
         values(f"optimizer state: {name} {tuple(state.shape)}")
     if len(checkpoint.optimizer) > MAX_STATES:
         values(f"optimizer state: {len(checkpoint.optimizer) - MAX_STATES} more tensors")
     for name, state in {**checkpoint.rule, **checkpoint.shared}.items():
         values(f"state: {name} {tuple(state.shape)}")
-    if checkpoint.has_recipe:
+    has_recipe = checkpoint.algorithm != history.RECORDED
+    if has_recipe:
         values(closing(checkpoint))
     for name, count in rows.items():
         last = f"last {latest(recorded, name):.6g}" if count else "never recorded"
         values(f"  {name}: {count} of {len(recorded[name])} rows, {last}")
-    title = "recipe:" if checkpoint.has_recipe else "recorded:"
+    title = "recipe:" if has_recipe else "recorded:"
     values("\n".join([title, *(f"  {line}" for line in checkpoint.recipe.splitlines())]))
-
-
-def _rule(checkpoint: Any) -> str:
-    """Return the description of the update rule, such as its mixing; or why its matrix file is not read."""
-    from landscape.training.recipes.recipe import recipe_of
-
-    try:
-        return recipe_of(checkpoint).describe()
-    except OperationError as error:
-        return str(error)
 
 
 def closing(end: Any) -> str:
@@ -163,6 +146,10 @@ def standing(end: Any) -> str:
     return f", ηλ_max {value:.3g}{share}"
 
 
+#: Built-in recipe -> its text with all defaults, and its description; ``tests.test_commands`` writes it.
+RECIPES = Path(__file__).with_name("recipes.json.gz")
+
+
 @command(name={"argument": True, "metavar": "[NAME]", "shell_complete": names(named.names)})
 def recipes(name: str | None) -> None:
     """List the built-in recipes, or print one.
@@ -178,10 +165,13 @@ def recipes(name: str | None) -> None:
     """
     summaries = named.recipes(name)
     if name and (name in summaries or not summaries):
-        from landscape.training.recipes import recipe  # and torch, as above
+        if name in summaries:
+            text, description = json.loads(gzip.decompress(RECIPES.read_bytes()))[name]
+        else:
+            from landscape.training.recipes import recipe  # and torch, as above
 
-        chosen = recipe.read(name, allow_code=True)  # the code is only named, and does not run
-        text, description = chosen.to_toml(), chosen.describe()
+            chosen = recipe.read(name, allow_code=True)  # the code is only named, and does not run
+            text, description = chosen.to_toml(), chosen.describe()
         values(text.rstrip("\n"), recipe=tomllib.loads(text), description=description)
         if description:
             output.message(description)
@@ -192,3 +182,49 @@ def recipes(name: str | None) -> None:
         lines += [f"{series.pattern}: {series.where}" for series in named.SERIES]
         lines.append(f"The tables are DPSGD-2020's. NETWORK: {', '.join(named.NETWORKS)}")
     values("\n".join(lines), recipes=[named.facts(recipe_name) for recipe_name in summaries])
+
+
+@command(
+    mixings={"argument": True, "metavar": "[MIXING]…", "shell_complete": names(topology.default_mixings)},
+    learners={"metavar": "N"},
+    parameters={"metavar": "P"},
+)
+def topologies(
+    *, mixings: tuple[str, ...], learners: int = 8, parameters: int = 1_000_000, picture: str | None = None
+) -> None:
+    """List the topologies for a number of learners, or compare some.
+
+    Columns: the spectral gap and the smallest eigenvalue ω_min of the mixing matrix; the largest stable ηλ of
+    DPSGD in AWC order without momentum; the number of steps from the first after which the learners have
+    exactly the average ("-": never); the bytes that a learner sends in a step, the mean over the steps. For a
+    cycle of matrices, the gap is that per step, and ω_min the smallest of all.
+
+    MIXING is a value of algorithm.mixing, such as ring(2), base, or a file. The picture shows each topology
+    as a graph, with a panel for each step.
+
+    Args:
+        learners: Number of learners.
+        parameters: Number of parameters of the network, 4 bytes each.
+        picture: Also draw a picture: .png, .pdf or .svg.
+
+    Example:
+        landscape topologies base 'ring(2)' --learners 25 --parameters 11000000 --plot graphs.png
+    """
+    if picture:
+        from landscape.cli import common  # and torch, as below
+
+        common.check_targets(None, picture)
+    options: dict[str, Any] = {"learners": learners, "parameters": parameters, "picture": picture}
+    with output.progress_bar("topologies") as bar:
+        rows = topology.topologies(mixings or None, progress=bar, **options)
+    lines = [["mixing", "gap", "ω_min", "ηλ <", "exact after", "bytes a step"]]
+    for mixing, row in rows.items():
+        spectrum = f"{row['gap']:.4f}", f"{row['omega_min']:.4f}", f"{row['limit']:.4g}"
+        lines.append([mixing, *spectrum, str(row["rounds"] or "-"), f"{row['bytes']:,.0f}"])
+    values(output.columns(lines), topologies=rows)
+    if not mixings:
+        if unavailable := [mixing for mixing in topology.default_mixings() if mixing not in rows]:
+            output.message(f"not for {learners} learners: {', '.join(unavailable)}")
+        output.message(f"forms: {', '.join(topology.forms())}; a file .csv, .txt or .npy")
+    if picture:
+        output.files(picture)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from landscape._version import __version__
+from landscape.core import progress
 from landscape.core.errors import InputError
 from landscape.core.files import printable
-from landscape.core.progress import aside
+from landscape.core.progress import Bar, aside
 
 if TYPE_CHECKING:  # a list of the commands needs no numpy
     from landscape.results.base import Result
@@ -159,3 +161,24 @@ def add_options(command: click.Command) -> None:
         )
         if flags_in_use.isdisjoint(option.opts):
             command.params.append(option)
+
+
+def columns(rows: Iterable[Sequence[str]], *, left: bool = False) -> str:
+    """A table: a line for each row, whose cells stand below each other, all but the first at the right.
+
+    ``left``: all at the left.
+    """
+    table = [*rows]
+    first, *widths = (max(map(len, column)) for column in zip(*table, strict=True))
+    align = str.ljust if left else str.rjust
+    return "\n".join("  ".join([row[0].ljust(first), *map(align, row[1:], widths)]).rstrip() for row in table)
+
+
+def progress_bar(title: str) -> AbstractContextManager[Bar]:
+    """The progress of one piece of work, on stderr; none with -q."""
+    return progress.progress_bar(title, current().silent)
+
+
+def list_figures(rows: Sequence[dict[str, str]]) -> None:
+    """Print the names of figures, where they are in the papers, and their titles."""
+    values("\n".join("{name:18} {where}: {title}".format(**row) for row in rows), figures=rows)

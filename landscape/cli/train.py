@@ -1,4 +1,4 @@
-"""landscape train, sweep, topologies and import."""
+"""landscape train, sweep and import."""
 
 from __future__ import annotations
 
@@ -38,8 +38,6 @@ from landscape.training.run import WRITERS
 from landscape.training.run.launch import complete, in_processes, launch
 from landscape.training.run.loop import Hooks
 from landscape.training.run.setup import DivergedError, chosen_recipe, default_folder, divergence_message
-from landscape.training.topology import default_mixings, forms
-from landscape.training.topology import topologies as compare
 
 
 @command(
@@ -279,49 +277,6 @@ def _varying(rows: Sequence[Mapping[str, str]]) -> list[str]:
 def _with_std(mean: str, std: float, number_format: str) -> str:
     """Return the text of a mean with its standard deviation, if there is one."""
     return mean if np.isnan(std) else f"{mean} ± {std:{number_format}}"
-
-
-@command(
-    mixings={"argument": True, "metavar": "[MIXING]…", "shell_complete": names(default_mixings)},
-    learners={"metavar": "N"},
-    parameters={"metavar": "P"},
-)
-def topologies(
-    *, mixings: tuple[str, ...], learners: int = 8, parameters: int = 1_000_000, picture: str | None = None
-) -> None:
-    """List the topologies for a number of learners, or compare some.
-
-    Columns: the spectral gap and the smallest eigenvalue ω_min of the mixing matrix; the largest stable ηλ of
-    DPSGD in AWC order without momentum; the number of steps from the first after which the learners have
-    exactly the average ("-": never); the bytes that a learner sends in a step, the mean over the steps. For a
-    cycle of matrices, the gap is that per step, and ω_min the smallest of all.
-
-    MIXING is a value of algorithm.mixing, such as ring(2), base, or a file. The picture shows each topology
-    as a graph, with a panel for each step.
-
-    Args:
-        learners: Number of learners.
-        parameters: Number of parameters of the network, 4 bytes each.
-        picture: Also draw a picture: .png, .pdf or .svg.
-
-    Example:
-        landscape topologies base 'ring(2)' --learners 25 --parameters 11000000 --plot graphs.png
-    """
-    common.check_targets(None, picture)
-    options: dict[str, Any] = {"learners": learners, "parameters": parameters, "picture": picture}
-    with common.progress_bar("topologies") as bar:
-        rows = compare(mixings or None, progress=bar, **options)
-    lines = [["mixing", "gap", "ω_min", "ηλ <", "exact after", "bytes a step"]]
-    for mixing, row in rows.items():
-        spectrum = f"{row['gap']:.4f}", f"{row['omega_min']:.4f}", f"{row['limit']:.4g}"
-        lines.append([mixing, *spectrum, str(row["rounds"] or "-"), f"{row['bytes']:,.0f}"])
-    common.values(common.columns(lines), topologies=rows)
-    if not mixings:
-        if unavailable := [mixing for mixing in default_mixings() if mixing not in rows]:
-            common.message(f"not for {learners} learners: {', '.join(unavailable)}")
-        common.message(f"forms: {', '.join(forms())}; a file .csv, .txt or .npy")
-    if picture:
-        common.files(picture)
 
 
 def numbers(end: Checkpoint) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str 
         >>> with progress_bar("contour", quiet=True) as progress:
         ...     progress(0.5)
     """
-    start = time.monotonic()
+    first_report = list[tuple[float, float]]()  # (time, share); the time before it includes the start
     is_shown = not quiet and (not _open or _open[-1])
     _open.append(is_shown)
     try:
@@ -172,10 +172,13 @@ def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str 
                 if bar is None:
                     return
                 bar.set_postfix_str(words, refresh=False)
+                now = time.monotonic()
+                first_report[:] = first_report or [(now, share)]
+                first_time, first_share = first_report[0]
                 is_drawn = bar.update(share - bar.n)
-                if is_drawn and share > 0 and hint and title not in _hints_shown:
+                if is_drawn and first_share < share < 1 and hint and title not in _hints_shown:
                     _hints_shown.add(title)
-                    remaining = duration((time.monotonic() - start) * (1 - share) / share)
+                    remaining = duration((now - first_time) * (1 - share) / (share - first_share))
                     line = (
                         f"{title}: about {remaining} more; {hint} makes it shorter; progress=False hides this"
                     )

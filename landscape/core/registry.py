@@ -176,6 +176,12 @@ class Registry:
         self.names()
         return iter(tuple(self._entries))
 
+    @property
+    def untouched(self) -> bool:
+        """Return whether it has no entry yet, as before the room is imported where no plugin adds one."""
+        load_plugins()
+        return not self._entries
+
     def summary(self, name: str) -> str:
         """Return the summary that :meth:`declare` got for ``name``, or ""."""
         return self._summaries.get(name, "")

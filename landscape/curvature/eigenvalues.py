@@ -114,7 +114,6 @@ def eigenpairs(
     options: hessian.HessianOptions = hessian.FULL_HESSIAN,
     *,
     search: str = "auto",
-    done: Callable[[], None] = lambda: None,
 ) -> list[RitzPairs]:
     """Eigenvalues of ∇²L at each of ``weights`` (K, P).
 
@@ -123,29 +122,28 @@ def eigenpairs(
 
     Args:
         start: the first vector of every search, (P,) or (P',) for a part; see :func:`.search_eigenpairs`.
-        target: the wanted eigenvalues and the tolerance.
+        target: the wanted eigenvalues and the tolerance; its progress is called by the search of each point.
         options: the matrix; see :class:`landscape.HessianOperator`. With a preconditioner K is 1.
         search: "exact": every product has all samples. "auto": for tolerances from 1e-3 and from 1,280
             parameters on, products of the search have the samples with most curvature (:func:`most_curved`).
             These are the samples with 99% of the sum of 1 − p, p the probability of the target: a sample's
             part of the Hessian vanishes with 1 − p.
-        done: called as the search of each point ends.
     """
     first_hessian = options.at(problem, weights[0])
     if first_hessian.derivatives == "differences":
         hessians = [first_hessian, *(options.at(problem, theta) for theta in weights[1:])]
-        pairs = [search_operator(h, start, target, done)[0] for h in hessians]
+        pairs = [search_operator(h, start, target)[0] for h in hessians]
         suffix = ", preconditioned" if options.precondition else ""
         return [replace(result, search=result.search + suffix) for result in pairs]
     del first_hessian  # frees its graphs
     if options.precondition:
-        result, _ = search_operator(fast_hessian(problem, weights[0], options), start, target, done)
+        result, _ = search_operator(fast_hessian(problem, weights[0], options), start, target)
         return [replace(result, search="exact, preconditioned")]
     problem = in_full_precision(problem)
     weights = weights.to(problem.weights)
     small = problem.layout.size < MIN_PARAMETERS or target.residual_tol < MIN_RESIDUAL_TOL
     cheaper = search == "auto" and not small and problem.separable
-    search_part = _PartSearch(problem, weights, target, options, done)
+    search_part = _PartSearch(problem, weights, target, options)
     part = most_curved(problem, weights) if cheaper else problem
     results = search_part(weights, [start] * len(weights), part)
     missed = [i for i, result in enumerate(results) if not result.converged]
@@ -165,10 +163,9 @@ class _PartSearch:
     """
 
     def __init__(
-        self, problem: Problem, weights: Tensor, target: SearchOptions, options: hessian.HessianOptions,
-        done: Callable[[], None],
-    ) -> None:  # fmt: skip
-        self._problem, self._target, self._done = problem, target, done
+        self, problem: Problem, weights: Tensor, target: SearchOptions, options: hessian.HessianOptions
+    ) -> None:
+        self._problem, self._target = problem, target
         self._options = replace(options, derivatives="exact")
         weight_bytes = _chain_bytes(problem, weights[0], options)
         budget = min(GRAPH_BYTES, spare())
@@ -200,7 +197,7 @@ class _PartSearch:
             else:
                 verifying = (self._options.at(problem, theta)._images for theta in weights)
         searches = [search_eigenpairs(start, self._target) for start in starts]
-        results = run_in_lockstep(searches, products, self._done)
+        results = run_in_lockstep(searches, products)
         name = str(problem.dtype).removeprefix("torch.")
         name += "" if has_all else f", {part.samples:,} of {problem.samples:,} samples"
         return [

@@ -346,13 +346,11 @@ def stacked(rows: Sequence[Tensor]) -> Tensor:
 def run_in_lockstep(
     searches: list[Generator[Tensor, Tensor, T]],
     products: Callable[[Tensor, list[int]], Tensor],
-    done: Callable[[], None] = lambda: None,
 ) -> list[T]:
     """Run ``searches``, generators that yield vectors and are sent products, and return their results.
 
     In each step the products of all searches are computed together. ``products`` gets the vectors (k, P) of
-    the k running searches and these searches' numbers; it returns the products (k, P). ``done`` is called as
-    each search ends.
+    the k running searches and these searches' numbers; it returns the products (k, P).
     """
     results: dict[int, T] = {}
     running = list(range(len(searches)))
@@ -366,7 +364,6 @@ def run_in_lockstep(
                 unfinished.append(number)
             except StopIteration as end:
                 results[number] = end.value
-                done()
         running = unfinished
         del images, image  # frees memory for the next products
     return [results[number] for number in range(len(searches))]
@@ -458,7 +455,7 @@ def _davidson(result: SearchResult, gap: Tensor, at: float, residual: float) -> 
 
 
 def search_operator(
-    h: SymmetricOperator, start: Tensor, target: SearchOptions, done: Callable[[], None] = lambda: None
+    h: SymmetricOperator, start: Tensor, target: SearchOptions
 ) -> tuple[RitzPairs, SearchResult]:
     """:func:`search_eigenpairs` for a matrix: the pairs, with measured errors of products, and the search.
 
@@ -472,7 +469,7 @@ def search_operator(
         return images
 
     search, measured = search_eigenpairs(start, replace(target, ranks=h.ranks)), h.differences is not None
-    result = run_in_lockstep([search], lambda v, _: h._images(v), done)[0]
+    result = run_in_lockstep([search], lambda v, _: h._images(v))[0]
     h.products += result.products
     pairs = verify_and_refine(result, verified, target.residual_tol, errors if measured else None)
     return replace(pairs, search=h.arithmetic * measured), result

@@ -517,15 +517,15 @@ def first_unstable(radius: Callable[[float], float], top: float, points: int = 4
 
     A range of h with a radius above 1 is found if it is wider than ``top``/``points``.
     """
-    from scipy.optimize import brentq  # only here: it would slow down every import
 
-    def above(h: float) -> float:
-        return radius(h) - 1 - 1e-12
+    def above(h: float) -> bool:
+        return radius(h) > 1 + 1e-12
 
-    grid = np.linspace(0, top, points + 1)
-    for low, high in pairwise(grid):
-        if above(high) > 0:
-            return float(brentq(above, low, high))
+    for low, high in pairwise(np.linspace(0, top, points + 1)):
+        if above(high):
+            while low < (middle := (low + high) / 2) < high:  # bisection: SciPy's root finders import slowly
+                low, high = (low, middle) if above(middle) else (middle, high)
+            return float(low)
     return top
 
 

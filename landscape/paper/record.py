@@ -26,8 +26,8 @@ import numpy as np
 import torch
 
 from landscape._version import __version__
-from landscape.checkpoint.checkpoint import DIVERGED, Checkpoint
-from landscape.checkpoint.history import UNITS
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.checkpoint.history import DIVERGED, UNITS
 from landscape.core.errors import OperationError
 from landscape.core.files import make_folder, read_regular, replacing
 from landscape.core.hdf5 import Array

@@ -43,13 +43,13 @@ from landscape.data.base import Dataset
 from landscape.results.base import Result
 from landscape.training.algorithms.central import SSGD
 from landscape.training.processes import children
-from landscape.training.processes.comm import Comm, Plan, averages_all
+from landscape.training.processes.comm import Comm, Plan
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes import Decompose, Evaluate
 from landscape.training.recipes.recipe import Recipe, from_values
 from landscape.training.run import generator
 from landscape.training.run.loop import Trainer
-from landscape.training.topology import Mixing
+from landscape.training.topology import Mixing, averages_all
 
 # A measurement goes on for this long (s), and for this many times at least (our choice: medians within
 # percents).

@@ -94,7 +94,8 @@ def draw_surfaces(
         raise InputError(f"ring: {len(rings)} for {len(results)} surfaces; give one for each, of contours")
     if quantity != "loss":
         results = [r.showing(quantity) for r in results]
-        title = title or quantity
+        values = np.concatenate([r.loss[np.isfinite(r.loss)] for r in results])
+        title = title or f"{quantity} from {values.min():.3g} to {values.max():.3g}" if len(values) else title
     if cmap is not None:
         choose("cmap", cmap, colormaps)
     for r in results:

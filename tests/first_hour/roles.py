@@ -43,6 +43,7 @@ for step in range(40):
     optimizer.zero_grad()
     loss(model(x[rows]), y[rows]).backward()
     optimizer.step()
+    step in (0, 20) and torch.save(model.state_dict(), f"net-{step}.pt")
 torch.save(model.state_dict(), "net.pt")
 """, []),
     ("landscape.data.load('digits')", ["Dataset(1,437 train, 360 test; 10 classes)"]),
@@ -51,6 +52,10 @@ torch.save(model.state_dict(), "net.pt")
     ("surface = landscape.contour(problem, plane, grid=(5, 5), span=0.5); surface", ["lowest loss", " nat"]),
     ("surface.check()", ["center: ", "window: ", "LOOK  BatchNorm", 'bn="recalibrate"']),
     ("surface.plot(path='surface.png'); Path('surface.png').exists()", ["True"]),
+    ("landscape.contour(problem, landscape.pca_plane(problem, ['net-0.pt', 'net-20.pt', 'net.pt']), 5).plot().get_suptitle()",
+     ["Along the trajectory the loss goes from "]),
+    ("[ax.get_title() for ax in landscape.draw({'SGD': surface, 'SAM': surface}, width=3.3).axes]", ["'SGD'", "'SAM'"]),
+    ("print(landscape.compare({'A': problem, 'B': problem}, quantities=['lambda-max']))", ["λ_max, A", "λ_max, B"]),
     ("ends = landscape.extreme_eigenvalues(problem); ends", ["λ_1 ", "λ_min ", " ± ", " nat"]),
     ("print(ends.summary())", ["converged", "Hessian products"]),
     ("$ landscape contour net.pt --grid 3", ["exit 2", "--model: missing; net.pt has only weights"]),

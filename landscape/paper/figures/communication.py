@@ -204,10 +204,10 @@ def _loopback(context: Context) -> Drawing:
         by = table.groupby("processes")[["measured_s", "predicted_s"]].agg(["median", "min", "max"])
         middle, low, high = (by["measured_s"][name] for name in ("median", "min", "max"))
         look: Any = {"color": color_of(rule), "ls": ":" if rule.endswith("atc") else "--"}
-        ax.plot(counts, by["predicted_s"]["median"], label=f"{rule}, predicted", **look)
+        ax.plot(counts, by["predicted_s"]["median"], label=f"{rule.upper()}, predicted", **look)
         look |= {"marker": marker, "ls": "none", "mfc": "none" if rule.endswith("atc") else look["color"]}
         reach = [middle - low, high - middle]
-        ax.errorbar(counts, middle, reach, capsize=3, label=f"{rule}, measured", **look)
+        ax.errorbar(counts, middle, reach, capsize=3, label=f"{rule.upper()}, measured", **look)
     ax.set(xscale="log", ylim=(0, None), xlabel="processes", ylabel="time per step (s)")
     ticks_at(ax.xaxis, counts, [*map(str, counts)])
     shared_legend(picture, [ax], ncols=3)

@@ -294,6 +294,8 @@ def _geometries(context: Context) -> Drawing:
         ax.set_ylabel("η × sharpness / limit")
     handles = [handle(rule, color=color_of(rule), lw=1.8) for rule in rules]
     picture.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    words = "Gray: {:g} to {:g} of the limit; values above 2.5 are not shown.".format(*SETTLED)
+    caption(picture, f"Thin lines: seeds; thick lines: their median. {words}")
     what = "η × sharpness / limit, {optimizer}, {rule}"
     runs = _settled(rows).groupby(["optimizer", "rule", "seed"], sort=False, as_index=False)
     return Drawing({"": picture}, rows, compare_with_paper(runs["ratio"].median(), what, "ratio"))

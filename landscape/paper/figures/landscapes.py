@@ -89,8 +89,9 @@ def _figure_2(context: Context, name: str, text: Any, log: bool | None = None) -
         what, lowest, highest = f"test loss over the plane, {s.label}", np.nanmin(s.loss), np.nanmax(s.loss)
         compared.append(Compared(what, f"{lowest:.3g} to {highest:.3g}"))
     ends = [run.end for run in context.ended()]
-    pictures = {"": plots.draw(ends), "-contour": plots.draw(first, log=log)}
-    _add(pictures[""], "SSGD*: SSGD with injected noise. Next picture: the loss around w_a.")
+    pictures: dict[str, Any] = {"": plots.draw(ends), "-contour": plots.draw(first, log=log)}
+    words = pictures[""].get_caption().partition(", seed")[2]  # the title of the figure has what is before
+    caption(pictures[""], f"Seed{words} SSGD*: SSGD with injected noise. Next picture: the loss around w_a.")
     _add(pictures["-contour"], PROFILES)
     return Drawing(pictures, rows, compared)
 

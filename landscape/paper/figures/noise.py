@@ -374,7 +374,7 @@ def _picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
 
 # ---- Where the spread lies
 
-COLUMNS = 5  # of panels in a row
+COLUMNS = 4  # of panels in a row
 
 
 def _along(run: Ended) -> Rows:

@@ -373,9 +373,9 @@ def _boundary(context: Context) -> Drawing:
         for tau in DELAYS
     )
     picture, (ax,) = panels(1, 1, 6.8, 3.9)
-    for marker, label, (m, form) in zip("osD", FORMS.values(), FORMS, strict=True):
+    for marker, size, label, (m, form) in zip("osD", (4, 7, 4), FORMS.values(), FORMS, strict=True):
         limits = select(rows, momentum=m, form=form)["limit"].to_numpy()
-        ax.plot(*without_bridge(np.array(DELAYS), limits), marker=marker, ms=4, label=label)
+        ax.plot(*without_bridge(np.array(DELAYS), limits), marker=marker, ms=size, label=label)
     line = [np.pi / (2 * tau + 1) for tau in DELAYS[1:]]
     ax.plot(DELAYS[1:], line, color=style.OTHER, lw=0.9, ls=":", label="π/(2τ + 1)")
     ax.set_xscale("symlog", base=2, linthresh=1)

@@ -22,6 +22,7 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.problem.layout import Layout, average
 from landscape.problem.problem import Problem
+from landscape.training.topology import averages_all
 
 T = TypeVar("T")
 # Bytes of a piece of a mean. Source: DistributedDataParallel's buckets.
@@ -467,14 +468,6 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an error of torch's, without the place in torch's sources."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
     return line.rpartition("] ")[2][:160] if line.startswith("[/") else line[:160]
-
-
-def averages_all(matrix: Array) -> bool:
-    """Return whether ``matrix`` (n, n) needs an all-reduce: all entries are equal.
-
-    Two learners exchange their vectors instead, with the same traffic and less work.
-    """
-    return len(matrix) > 2 and np.ptp(matrix) == 0
 
 
 def combine(weights: Tensor, matrix: Array) -> Tensor:

@@ -93,6 +93,7 @@ class Trainer:
         data = dataset or user_code.load_data("data", recipe.spec("data"), data_dir)
         self._make_problems(data, start, checkpoint, torch.device(device))
         self.algorithm, self.rule = recipe.part("algorithm")[0], recipe.rule()
+        self.description = recipe.describe()
         self.rule.comm, self.rule.layout = self.comm, self.train.layout
         self.weights = self.train.weights.repeat(self.comm.n_local, 1)
         self.rule.start(self.weights)
@@ -169,8 +170,8 @@ class Trainer:
             LostProcessError: where another process of the group is lost.
         """
         every = self.recipe.checkpoint.every
-        if description := self.recipe.describe():
-            self.hooks.message(description)
+        if self.description:
+            self.hooks.message(self.description)
         if self.step == 0:
             self.hooks.save(self.checkpoint())
         while self.step < self.recipe.steps and not self.diverged:
@@ -393,6 +394,7 @@ class Trainer:
             shared=_copied(shared),
             diverged_at=self.diverged_at,
             diverged=self.diverged,
+            description=self.description,
         )
 
 

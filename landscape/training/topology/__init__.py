@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, TypedDict, get_args
 
 import numpy as np
-import torch
 
 from landscape.core import registry
 from landscape.core.errors import InputError, LandscapeError, OperationError
@@ -32,8 +31,6 @@ from landscape.core.hdf5 import Array
 from landscape.core.options import Count, UpToOne, checked, ends_in, fit, type_hints
 from landscape.core.progress import ProgressOption, shows_progress, taken
 from landscape.limits import first_unstable
-from landscape.training.processes.comm import averages_all
-from landscape.training.run import generator
 
 # Row and column sums of a topology miss 1 by rounding only.
 _ROUNDING = 1e-9
@@ -279,6 +276,10 @@ class Mixing:
         """Return the mixing matrix (n, n) of this step, counted from 1, in float64."""
         if self.cycle:
             return self.cycle[(step - 1) % len(self.cycle)]
+        import torch  # only here, as properties of the topologies need none
+
+        from landscape.training.run import generator
+
         order = torch.randperm(self.learners, generator=generator(self.seed, "mixing", step)).numpy()
         even = self.learners // 2 * 2
         a, b = order[:even].reshape(-1, 2).T  # learners a[i] and b[i] are a pair
@@ -395,6 +396,14 @@ class Mixing:
             gap = f" a step over a cycle of {len(self.cycle)}"
         words = f"mixing {self.spec}: spectral gap {self.gap:.4g}{gap}"
         return f"{words}, smallest eigenvalue ω_min {self.omega_min:.4g}{omega}"
+
+
+def averages_all(matrix: Array) -> bool:
+    """Return whether ``matrix`` (n, n) needs an all-reduce: all entries are equal.
+
+    Two learners rather exchange their vectors: the traffic is the same, and the work is less.
+    """
+    return len(matrix) > 2 and np.ptp(matrix) == 0
 
 
 def is_file(spec: object) -> bool:
@@ -516,7 +525,8 @@ def topologies(
             "rounds": mixing.rounds,
             "bytes": 4 * parameters * float(vectors),
         }
-        graphs[spec] = mixing.cycle or [mixing.matrix(step) for step in (1, 2, 3)]
+        if picture is not None:
+            graphs[spec] = mixing.cycle or [mixing.matrix(step) for step in (1, 2, 3)]
     if picture is not None:
         if not graphs:
             raise InputError("mixings: none is not allowed with picture, there must be one to draw")

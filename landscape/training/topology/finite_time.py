@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.linalg import block_diag
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
@@ -113,7 +112,10 @@ def _simple_base(n: int, k: int) -> list[Array]:
     groups = [(a, piece) for a, piece in powers if a]
     starts = np.cumsum([0, *(a * piece for a, piece in groups)])
     cubes = [_cubes(a * piece, k) for a, piece in groups]
-    steps = [block_diag(*(c[t % len(c)] for c in cubes)) for t in range(len(cubes[0]))]
+    steps = [np.zeros((n, n)) for _ in cubes[0]]
+    for t, m in enumerate(steps):
+        for start, c in zip(starts, cubes, strict=False):
+            m[start : start + len(c[0]), start : start + len(c[0])] = c[t % len(c)]
     for t in range(round(math.log(groups[0][1], k + 1)) + 1):
         m = np.eye(n)
         if later := [i for j in range(len(groups) - 1, t, -1) for i in range(starts[j], starts[j + 1])]:
