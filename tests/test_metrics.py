@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import landscape
-from landscape import InputError, OperationError, Problem
+from landscape import InputError, OperationError, Problem, plots
 
 X = torch.randn(300, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 Y = (X[:, :3].argmax(1) + (X[:, 3] > 1)) % 3
@@ -385,6 +385,8 @@ def test_a_recorder_has_columns_of_metrics_of_the_test_data(tmp_path: Path) -> N
     assert isinstance(run, landscape.Checkpoint)
     problem = Problem(model, F.cross_entropy, (X, Y))
     assert run.history["test_f1"][-1] == pytest.approx(brute_force(problem, problem.weights)["f1"])
+    (panel,) = (ax for ax in plots.draw(run).axes if ax.get_ylabel() == "test f1")
+    assert panel.lines[0].get_ydata()[-1] == run.history["test_f1"][-1]
     with pytest.raises(InputError, match="metrics: they are of the test data"):
         landscape.Recorder(tmp_path / "other", model, F.cross_entropy, (X, Y), metrics=["f1"])
 

@@ -34,7 +34,8 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
 
     Above these are panels of what a run measured with instruments: ηλ_max and η times batch sharpness (with
     the limit 2 of plain SGD and, in the color of each setting, the limit of its update rule), λ_max, the
-    noise scale (dotted: the total batch), shares along the top eigenvectors, ½ tr(HC), and others.
+    noise scale (dotted: the total batch), shares along the top eigenvectors, ½ tr(HC), and others; and of the
+    metrics of a recorder's test data.
 
     Raises:
         InputError: imported weights, which have no training history.
@@ -42,8 +43,9 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     for run in runs:
         if run.algorithm == IMPORTED:
             raise InputError(f"{run.path or run.label}: imported weights have no training history to draw")
-    instruments = tuple(PANELS)[_OF_ALL:]
-    measured = [c for c in instruments if any(np.isfinite(column_of(r, c)).any() for r in runs)]
+    metrics = dict.fromkeys(c for r in runs for c in r.history if c.startswith("test_") and c not in UNITS)
+    candidates = *tuple(PANELS)[_OF_ALL:], *metrics
+    measured = [c for c in candidates if any(np.isfinite(column_of(r, c)).any() for r in runs)]
     usual = list(_USUAL)
     if all(run.algorithm == RECORDED for run in runs):  # one learner, minibatches that are not known
         usual = [_RECORDED.get(column, column) for column in _USUAL]
@@ -53,7 +55,7 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     # Two curves have room beside each other in a column.
     figure, axes = panels(len(names) // 3, 3, 3.2 if in_paper() else 3.9, 2.8, names)
     for ax, column in zip(axes, filter(None, names), strict=True):
-        name, scale = PANELS[column]
+        name, scale = PANELS.get(column, (column.replace("_", " "), "linear"))
         layers = layers_of(runs) if column == "loss_change" else {}
         scales = [_draw_layers(ax, runs[0], layers)] if layers else []
         for k, group in enumerate(groups if not layers else ()):  # where two are equal, both are seen
