@@ -404,6 +404,8 @@ def test_a_window_of_absurd_losses_is_not_fine(top: float) -> None:
         drawn = dataclasses.replace(surface, loss=0.3 + height * distance**2 / 2)
         (window,) = (finding for finding in drawn.check().findings if finding.subject == "window")
         assert window.fine == fine
+    drawn.loss[4, 4] = np.nan
+    assert "its loss is nan, nan above the lowest" in str(drawn.check())
 
 
 def test_the_format_of_a_result_stands_in_its_class_line() -> None:

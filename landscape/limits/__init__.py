@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import (
     BelowOne,
@@ -282,7 +283,7 @@ def max_mixing_step(
         mixed: whether M also mixes the momentum.
 
     Raises:
-        InputError: a negative delay, a momentum outside [0, 1), or an unknown form or order.
+        InputError: |ω| > 1, a negative delay, a momentum outside [0, 1), or an unknown form or order.
 
     Example:
         >>> from landscape.limits import max_mixing_step
@@ -314,7 +315,7 @@ def max_tracking_step(
         order: "awc" or "atc", as in :func:`max_mixing_step`.
 
     Raises:
-        InputError: a momentum outside [0, 1), or an unknown form or order.
+        InputError: |ω| > 1, a momentum outside [0, 1), or an unknown form or order.
 
     Example:
         >>> from landscape.limits import max_tracking_step
@@ -341,7 +342,7 @@ def max_d2_step(omegas: Any, momentum: BelowOne = 0.0, form: MixingForm = "ordin
         momentum, form: "ordinary" or "nesterov" momentum, 0 ≤ m < 1.
 
     Raises:
-        InputError: a momentum outside [0, 1), or an unknown form.
+        InputError: |ω| > 1, a momentum outside [0, 1), or an unknown form.
 
     Example:
         >>> from landscape.limits import max_d2_step
@@ -364,7 +365,10 @@ def _max_mode_step(omegas: Any, momentum: float, form: str, mode: Mode, delay: i
     ``mode`` maps ω, m and the momentum's p₁ to the two polynomials of a mode, which it adds as p₀ + h p₁.
     """
     limits, p1 = [max_stable_step(delay, momentum, form)], polynomials(0, momentum, form)[1]
-    for omega in np.unique(np.round(np.asarray(omegas, dtype=complex), 12)):
+    modes = np.asarray(omegas, dtype=complex)
+    if not (np.abs(modes) <= 1 + 1e-9).all():
+        raise InputError("omegas", omegas, allowed="eigenvalues of a mixing matrix, of absolute value ≤ 1")
+    for omega in np.unique(np.round(modes, 12)):
         mode_p0, mode_p1 = mode(omega, momentum, p1)
         if mode_p1.any():  # else the mode vanishes for any h
             limits.append(first_crossing(mode_p0, mode_p1))

@@ -302,7 +302,7 @@ def _center(surface: Surface) -> Iterator[Finding]:
     rise = np.nanmedian(loss[np.isfinite(loss)]) - loss[low]
     fine = bool(depth <= NO_MINIMUM * rise)
     words = f"its loss is {loss[i, j]:.4g}"
-    if depth > 0:
+    if not depth <= 0:  # also NaN
         words += f", {depth:.2g} above the lowest, at ({surface.x[low[1]]:.3g}, {surface.y[low[0]]:.3g})"
     else:
         words += ", the lowest of all points"
