@@ -492,6 +492,7 @@ def check_passes(problem: MeanLoss, before: Tensor, first: Tensor, x: Any, y: An
     The message names the buffer that a pass changes, if there is one.
     """
     if not torch.equal(problem.weights, before):
+        problem.weights.copy_(before)  # for a trial in another mode
         raise InputError("model: its forward pass writes to its parameters (max_norm?); move that to steps")
     buffers = {name: buffer.clone() for name, buffer in problem.model.named_buffers()}
     second = loss_of(problem, x, y)
