@@ -619,11 +619,8 @@ def test_weights_of_any_precision_are_converted(model_dtype: torch.dtype, given_
 
 
 def test_a_pass_that_writes_to_its_parameters_is_refused_in_either_mode() -> None:
-    model = network(
-        lambda m, x: m.words(x).mean(1) @ m.w,
-        words=nn.Embedding(9, 4, max_norm=0.5),
-        w=nn.Parameter(X[:4, :3]),
-    )
+    parts = {"words": nn.Embedding(9, 4, max_norm=0.5), "w": nn.Parameter(X[:4, :3])}
+    model = network(lambda m, x: m.words(x).mean(1) @ m.w, **parts)
     with pytest.raises(InputError, match="max_norm"):
         Problem(model, F.cross_entropy, (torch.randint(9, (20, 3)), torch.randint(3, (20,))))
 

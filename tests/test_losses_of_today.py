@@ -420,8 +420,8 @@ def test_a_path_that_is_wrong_beyond_the_samples_of_its_comparison(monkeypatch: 
         landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2))
     surface = landscape.contour(problem, landscape.random_plane(problem), grid=(1, 1), method="pointwise")
     assert surface.loss[0, 0] == pytest.approx(problem.loss(), rel=1e-12)
-    one_by_one = evaluate.PlaneLoss.pointwise
-    monkeypatch.setattr(evaluate.PlaneLoss, "pointwise", lambda *args: 1.01 * one_by_one(*args))
+    by_one = evaluate.PlaneLoss.pointwise
+    monkeypatch.setattr(evaluate.PlaneLoss, "pointwise", lambda *args: 1.01 * by_one(*args))
     with pytest.raises(InputError, match=r"Problem\.loss\(\) it is .*: model or loss keeps something"):
         landscape.contour(problem, landscape.random_plane(problem), grid=(1, 1), method="pointwise")
 

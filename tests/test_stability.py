@@ -267,9 +267,8 @@ def test_rules_for_data_that_differ_against_their_linear_maps(omega: float, m: f
     """One mode with momentum v: of (w, v, y, u) for gradient tracking, of (w, v, last w, last u) for D²."""
     if rule == "d2" and omega < -1 / 3:
         assert max_d2_step([omega], m) == 0
-        for wrong in (np.nan, -1.01, np.inf):
-            with pytest.raises(ValueError, match="omegas: .* of absolute value ≤ 1"):
-                max_d2_step([omega, wrong], m)
+        with pytest.raises(ValueError, match="omegas: .* of absolute value ≤ 1"):
+            max_d2_step([omega, np.nan], m)
         return
     limit = max_d2_step([omega], m) if rule == "d2" else max_tracking_step([omega], m, order=rule)
 

@@ -96,7 +96,6 @@ def test_equal_is_what_lies_within_a_margin_of_zero() -> None:
     assert effect(0.05).holds is None
     assert effect(0.05).answer == effect(0.05).entry()["reason"] == "equal within 5%"
     # One that is open or wide, has two seeds or no number is not equal, and what is decided stays so.
-    # Nor are runs that all diverged, or did not leave a saddle, for which one number stands.
     for values in ((0.9, 1.1, 1.0), (1.0, 1.001), (1.0, math.nan, 1.0), (1.0, 1.0, 1.0)):
         assert outcome([effect(0.05, values)]) == outcome([effect(0.05), effect(0.05, values)]) == "undecided"
     more, less = (1.01, 1.011, 1.012), (0.99, 0.991, 0.989)
