@@ -304,7 +304,7 @@ def test_the_noise_scale_with_a_preconditioner_is_that_of_rescaled_weights() -> 
     )
     problem = landscape.Problem(layer, torch.nn.MSELoss(), (x, y), weights=w)
     scaled = landscape.Problem(layer, torch.nn.MSELoss(), (x * diagonal**-0.5, y), weights=w * diagonal**0.5)
-    learners = {"weights": torch.stack([w, w + 0.1]), "local_batch": 4}
+    learners: dict[str, Any] = {"weights": torch.stack([w, w + 0.1]), "local_batch": 4, "max_draws": 64}
     of_scaled = {**learners, "weights": learners["weights"] * diagonal**0.5}
     for gradient in ("whole", "draws"):
         result = landscape.noise_scale(problem, 8, gradient=gradient, precondition=diagonal, **learners)
