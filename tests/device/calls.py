@@ -101,7 +101,7 @@ MORE: dict[str, Compute] = {
     "average": lambda at: landscape.average(at.problem, at.weights),
     "smoothing": lambda at: landscape.smoothing(at.problem, at.weights, draws=2, k=2),
     "learning_coefficient": lambda at: landscape.learning_coefficient(
-        at.problem, 50, chains=2, max_steps=1000, max_rhat=9.0, nbeta=1.0
+        at.problem, 50, step_size=0.003, chains=2, max_steps=1000, max_rhat=9.0, nbeta=1.0
     ),
     "loss_change": lambda at: landscape.loss_change(at.problem, at.problem.weights, 0.9 * at.problem.weights),
     "connect": lambda at: landscape.connect(at.problem, *at.weights[:2], points=3, steps=2),
