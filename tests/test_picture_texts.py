@@ -45,10 +45,16 @@ def boxes_of(picture: Any) -> list[tuple[str, Any]]:
     return [(name, artist.get_window_extent().padded(-0.5)) for name, artist in named]  # of a pixel
 
 
+def lay_out(picture: Any) -> None:
+    """Give the texts their places, without pixels: twice, as panels of a fixed aspect get room for labels late."""
+    FigureCanvasAgg(picture)
+    for _ in range(2):
+        picture.draw_without_rendering()
+
+
 def check(picture: Any) -> None:
     """Check the texts of a picture, in which no name of the user is so long that a label is cut."""
-    FigureCanvasAgg(picture).draw()
-    picture.canvas.draw()  # panels of a fixed aspect get room for labels only now
+    lay_out(picture)
     title = picture._suptitle
     assert len(title.get_text().replace("\n", " ")) <= TITLE, title.get_text()
     assert (title.get_fontsize(), title.get_fontweight()) == (13, "normal")
@@ -70,8 +76,7 @@ def check(picture: Any) -> None:
 
 def check_paper(picture: Any) -> None:
     """Check that all texts, also at ticks and in panels, have 7 to 9 points, are whole, and lie on no other."""
-    FigureCanvasAgg(picture).draw()
-    picture.canvas.draw()
+    lay_out(picture)
     texts = [t for t in (picture._suptitle, getattr(picture, "_caption", None)) if t]
     legends = [*picture.legends]
     for ax in (ax for ax in picture.axes if ax.get_visible()):
