@@ -10,5 +10,5 @@ import landscape
 
 run = landscape.load("runs/dpsgd-0/last.h5")
 problem = run.problem(split="train")
-result = landscape.learning_coefficient(problem, relative_error=0.2, **run.about("train"))
+result = landscape.learning_coefficient(problem, relative_error=0.5, **run.about("train"))
 figure = result.plot()

@@ -9,4 +9,4 @@ beside that of the loss.
 import landscape
 
 runs = [landscape.load(f"runs/dpsgd-0/step-{step:07d}.h5") for step in (50, 500)]
-figure = landscape.draw([landscape.smoothing(run, draws=8, k=2) for run in runs])
+figure = landscape.draw([landscape.smoothing(run, draws=4, k=2) for run in runs])

@@ -11,4 +11,4 @@ import landscape
 run = landscape.load("runs/ssgd-0/last.h5")
 problem = run.problem(split="train")
 plane = landscape.eigen_plane(problem)
-figure = landscape.contour(problem, plane, grid=41, span=1.0, **run.about("train")).plot()
+figure = landscape.contour(problem, plane, grid=31, span=1.0, **run.about("train")).plot()

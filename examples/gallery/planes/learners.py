@@ -11,4 +11,4 @@ import landscape
 run = landscape.load("runs/dpsgd-0/step-0000050.h5")
 problem = run.problem(split="train")
 plane = landscape.learners_plane(problem, run.weights)
-figure = landscape.contour(problem, plane, grid=41, **run.about("train")).plot()
+figure = landscape.contour(problem, plane, grid=31, **run.about("train")).plot()

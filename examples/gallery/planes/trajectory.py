@@ -13,4 +13,4 @@ runs = [landscape.load(f"runs/dpsgd-0/step-{step:07d}.h5") for step in steps]
 weights = [run.stacked()["weights"].mean(0) for run in runs]
 problem = runs[-1].problem(split="train")
 plane = landscape.pca_plane(problem, weights, labels=[f"step {step}" for step in steps])
-figure = landscape.contour(problem, plane, grid=41, **runs[-1].about("train")).plot()
+figure = landscape.contour(problem, plane, grid=31, **runs[-1].about("train")).plot()

@@ -10,6 +10,6 @@ import subprocess
 import sys
 
 picture = "runs/film.gif"
-command = "plot runs/dpsgd-0 --animate learners --frames 10 --film-grid 13 -o"
+command = "plot runs/dpsgd-0 --animate learners --frames 6 --film-grid 11 -o"
 program = [sys.executable, "-m", "landscape"]
 subprocess.run([*program, *command.split(), picture], check=True)
