@@ -18,13 +18,17 @@ OUTDATED := -W ignore::DeprecationWarning -W ignore::PendingDeprecationWarning
 # The tests start many processes, which would compile the package each time where this is set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-integrations test-lowest battery-huggingface ordinary-uses truth figures figures-smoke bench bench-smoke gpu fuzz chaos lint docs coverage package clean
+.PHONY: demo test browser test-all test-integrations test-lowest battery-huggingface ordinary-uses truth figures figures-smoke bench bench-smoke gpu fuzz chaos lint docs coverage package clean
 
 demo: $(READY)  ## train on the bundled digits and draw the landscape around what comes out
 	$(BIN)/landscape demo -o demo
 
 test: $(READY)  ## the tests that CI runs
 	$(BIN)/python -m pytest -n auto
+
+# A slow test, but of what a reader of a report does first: surfaces are turned together.
+browser: $(READY)  ## the report in Chromium, if it is installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "" -n 0 tests/test_report_browser.py -k cameras
 
 test-all: $(READY)  ## the slow ones, too
 	$(BIN)/python -m pytest -n auto -m ""
@@ -45,8 +49,10 @@ truth: $(TRUTH)/peers  ## products of this and other packages against float64 re
 figures: $(READY)  ## the papers' figures and tables at laptop scale, into figures/ (hours; LANDSCAPE_DATA, BUDGET=6h, JOBS=1)
 	$(BIN)/landscape figures --all --jobs $(or $(JOBS),2) $(if $(BUDGET),--budget $(BUDGET))
 
+# All runs first: with --jobs 2 alone each figure would start two processes, which take longer than its runs.
 figures-smoke: $(READY)  ## the same with bundled data, to see that each can be made
-	OMP_NUM_THREADS=1 $(BIN)/landscape figures --all --scale smoke --jobs 2 -o build/figures --runs build/runs
+	OMP_NUM_THREADS=1 $(BIN)/landscape figures --all --scale smoke --share 1/1 --jobs 2 -o build/figures --runs build/runs
+	OMP_NUM_THREADS=1 $(BIN)/landscape figures --all --scale smoke -o build/figures --runs build/runs
 
 fuzz: $(READY)  ## 20,000 damaged and hostile files for every reader, half with forged checksums (half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.harm files
