@@ -509,5 +509,5 @@ def test_distance_and_barrier_are_those_of_aligned_networks() -> None:
     assert result.value[2].tolist() == [1, 1, rise <= 0.02]
     apart = landscape.compare([problem, problems.mlp()], quantities=["distance"])
     assert np.isnan(apart.value[0, 1])
-    assert "distance: it is another network than the first" in apart.notes[0]
+    assert "distance: the network differs from the first one" in apart.notes[0]
     assert "distance" not in landscape.compare([problem, same], 10, draws=2, planes=2).quantities

@@ -1,4 +1,4 @@
-"""The loss in the affine hull of weight vectors, by kriging with what is measured at them."""
+"""Predict the loss in the affine hull of weight vectors, by kriging with measurements at the vectors."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class MemberMeasurements:
 
     Attributes:
         gram: (n, n), ⟨Δw_i, Δw_j⟩.
-        losses: (n,), L(w_i), of which the slopes and bends are.
-        offsets: (n,), what is added to these losses; between the vectors it is interpolated, and the largest
-            is part of the interval.
+        losses: (n,), L(w_i).
+        offsets: (n,), numbers that are added to these losses; between the vectors they are interpolated, and
+            the largest is part of the interval.
         slopes: (n, n), ⟨∇L(w_i), Δw_j⟩.
         bends: (n, n), ⟨∇²L(w_i) Δw_i, Δw_j⟩.
         rounding: the rounding error of a loss.
-        error: that of a loss between the vectors by products that are differences of gradients, at most.
+        error: the largest error of a loss between the vectors if products are differences of gradients.
     """
 
     gram: Array
@@ -51,7 +51,13 @@ class MemberMeasurements:
 
 
 class Prediction(NamedTuple):
-    """Prediction losses (K,), the ends of their 90% intervals, and the convergence ratios."""
+    """Predictions for K averages.
+
+    Attributes:
+        loss: (K,), the predicted losses.
+        low, high: (K,), the ends of their 90% intervals.
+        ratio: (K,), the corrections of higher orders, divided by those of second order.
+    """
 
     loss: Array
     low: Array
@@ -71,52 +77,54 @@ class Hull:
     """The loss in the affine hull of weight vectors.
 
     Args:
-        measured: at the vectors.
+        measurements: at the vectors.
     """
 
-    def __init__(self, measured: MemberMeasurements) -> None:
-        self._measured = measured
-        sizes, vectors = np.linalg.eigh(measured.gram)
-        retained = sizes > ROUNDING * sizes[-1]
+    def __init__(self, measurements: MemberMeasurements) -> None:
+        self._measurements = measurements
+        eigenvalues, vectors = np.linalg.eigh(measurements.gram)
+        retained = eigenvalues > ROUNDING * eigenvalues[-1]
+        lengths, vectors = np.sqrt(eigenvalues[retained]), vectors[:, retained]
         # In coordinates of unit root mean square Δw_j is points[j], and ∇L is slopes @ dual.
-        scale = np.sqrt(sizes[retained].sum() / len(sizes))
-        self._points = vectors[:, retained] * np.sqrt(sizes[retained]) / scale
-        dual = vectors[:, retained] / np.sqrt(sizes[retained]) * scale
+        scale = np.sqrt(eigenvalues[retained].sum() / len(eigenvalues))
+        self._points, dual = vectors * lengths / scale, vectors / lengths * scale
         n, r = self._points.shape
-        at, axes = np.repeat(self._points, r, 0), np.tile(np.eye(r), (n, 1))
-        self._blocks = [_Block(self._points), _Block(at, (axes,)), _Block(at, (at, axes))]
-        observed = (measured.losses, measured.slopes @ dual, measured.bends @ dual)
-        values = np.concatenate([part.ravel() for part in observed])
+        # Each point is repeated for its derivatives along the r axes.
+        points, axes = np.repeat(self._points, r, 0), np.tile(np.eye(r), (n, 1))
+        self._blocks = [_Block(self._points), _Block(points, (axes,)), _Block(points, (points, axes))]
+        observations = (measurements.losses, measurements.slopes @ dual, measurements.bends @ dual)
+        values = np.concatenate([observation.ravel() for observation in observations])
         self._processes = [_Process(self._blocks, values, length) for length in LENGTHS]
 
     def __call__(self, coefficients: Array) -> Prediction:
         """Return the losses at Σ_j a_j w_j for the rows a of ``coefficients`` (K, n), which sum to 1."""
-        m, a = self._measured, coefficients
-        target = _Block(a @ self._points)
-        predictions = np.array([process.predict(target) for process in self._processes])
-        loss, errors = predictions[:, 0].mean(0), np.hypot(predictions[:, 1], m.rounding)
-        low, high = _quantiles(predictions[:, 0], errors, self._processes[0].freedom)
+        m, a = self._measurements, coefficients
+        averages = _Block(a @ self._points)
+        predictions = np.array([process.predict(averages) for process in self._processes])
+        means, errors = predictions[:, 0], np.hypot(predictions[:, 1], m.rounding)  # (lengths, K)
+        loss = means.mean(0)
+        low, high = _quantiles(means, errors, self._processes[0].freedom)
         # To second order L(w) is Σ a_j (L(w_j) + ½⟨∇L(w_j), w − w_j⟩) = Σ a_j L(w_j) − ½ tr(HC), C the
-        # covariance. If what is left is to that correction as each further order to the one before, the
-        # remainder is that of a geometric series, which may not converge.
-        halves = a * (a @ m.slopes.T - m.slopes.diagonal()) / 2
-        rest = np.maximum(np.abs(loss - a @ m.losses - halves.sum(1)) - m.rounding, 0.0)
+        # covariance. The ratio is that of all higher orders to this correction. If each order is to the order
+        # before as this ratio, the missing orders are the rest of a geometric series, which may not converge.
+        corrections = a * (a @ m.slopes.T - m.slopes.diagonal()) / 2
+        higher = np.maximum(np.abs(loss - a @ m.losses - corrections.sum(1)) - m.rounding, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.nan_to_num(rest / np.abs(halves).sum(1), nan=0.0, posinf=np.inf)
-            remainder = np.where(ratio < 1, rest * ratio / (1 - ratio), np.inf)
-        inside = np.maximum(-a, 0.0).sum(1) <= OUTSIDE + 1e-9  # with their rounding
-        ratio, remainder = np.where(inside, ratio, np.inf), np.where(inside, remainder, np.inf)
-        # The losses of single members are known.
-        single = (a == 1).any(1) & (np.count_nonzero(a, axis=1) == 1)
-        wide = (np.abs(m.offsets).max() + m.error) * np.abs(a).sum(1)
-        total = np.where(single, a @ m.losses, loss) + a @ m.offsets
-        beyond = np.hypot(remainder, wide)
-        below, above = (np.where(single, 0.0, np.hypot(part, beyond)) for part in (loss - low, high - loss))
-        return Prediction(total, total - below, total + above, np.where(single, 0.0, ratio))
+            ratio = np.nan_to_num(higher / np.abs(corrections).sum(1), nan=0.0, posinf=np.inf)
+            missing_orders = np.where(ratio < 1, higher * ratio / (1 - ratio), np.inf)
+        inside = np.maximum(-a, 0.0).sum(1) <= OUTSIDE + 1e-9  # with the rounding of coefficients
+        ratio, missing_orders = np.where(inside, ratio, np.inf), np.where(inside, missing_orders, np.inf)
+        is_member = (a == 1).any(1) & (np.count_nonzero(a, axis=1) == 1)  # whose loss was measured
+        offset_error = (np.abs(m.offsets).max() + m.error) * np.abs(a).sum(1)
+        total = np.where(is_member, a @ m.losses, loss) + a @ m.offsets
+        further_errors = np.hypot(missing_orders, offset_error)
+        below = np.where(is_member, 0.0, np.hypot(loss - low, further_errors))
+        above = np.where(is_member, 0.0, np.hypot(high - loss, further_errors))
+        return Prediction(total, total - below, total + above, np.where(is_member, 0.0, ratio))
 
 
 class _Process:
-    """Quadratic function and Gaussian process of one length scale, conditioned on ``values`` (N,)."""
+    """A quadratic function plus a Gaussian process of one length scale, conditioned on ``values`` (N,)."""
 
     def __init__(self, blocks: list[_Block], values: Array, length: float) -> None:
         self._blocks, self._length = blocks, length
@@ -148,9 +156,9 @@ class _Process:
 def _covariance(a: _Block, b: _Block, length: float) -> Array:
     """Return derivatives (m_a, m_b) of exp(−s), s = ‖x − y‖²/2ℓ², along a's directions in x and b's in y.
 
-    By Faà di Bruno's formula it is the sum over the partitions of the directions into sets of one or two of
-    the products of (−1) times the derivatives of s, of which there are no higher ones: the first direction
-    stands alone, or with one of the others.
+    By Faà di Bruno's formula this is a sum over the partitions of the directions into sets of one or two. A
+    term is the product of −1 times the derivatives of s along each set; third derivatives of s are zero. The
+    recursion takes the first direction alone, or with one of the others.
     """
     x, y = a.points / length, b.points / length
     squares = (x**2).sum(1)[:, None] + (y**2).sum(1) - 2 * x @ y.T

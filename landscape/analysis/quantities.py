@@ -44,10 +44,11 @@ from landscape.results.spectrum import ExtremeEigenvalues
 # for axes of 1 : 2 and within 3.4% for 1 : 4; random planes in many dimensions are rounder).
 ANGLES = 16
 RAYS = np.arange(ANGLES)
-# The loss at the distances found is right within this share of the rise (our choice: widths within 0.1%).
+# The error of the rise at the resulting distances, as a share of the rise (our choice: widths are then right
+# within 0.1%).
 WITHIN = 2e-3
-# Squared distances that are tried, each twice the last, and the rise where the loss is not finite (our
-# choice).
+# The number of squared distances that the search tries, each twice the last, and the rise at which it counts
+# a loss that is not finite (our choice).
 STEPS, WALL = 200, 1e300
 # A rise below this number of roundings of the loss cannot be measured (our choice).
 LOSS_ROUNDINGS = 1000
@@ -67,7 +68,7 @@ def basin_widths(
     Args:
         problem: the loss.
         rise: in nats.
-        planes: the number of planes; each takes about 150 losses.
+        planes: the number of planes; each needs about 150 losses.
         seed: draws the directions.
         progress: called with the finished share of the planes.
 
@@ -86,7 +87,7 @@ def basin_widths(
         [1.0, 1.0]
     """
     positive("parameters of the model", problem.layout.size, least=2)
-    # First guesses; later planes start from the distances of the plane before.
+    # First guesses; each later plane starts from the distances of the plane before.
     distances = np.full(ANGLES, SPAN * math.sqrt(problem.layout.size))
     widths = []
     report = progress or no_progress
@@ -104,9 +105,9 @@ def basin_widths(
         if not rise >= LOSS_ROUNDINGS * torch.finfo(problem.dtype).eps * abs(base):
             raise OperationError(f"rise: {rise:g} is hidden by the rounding of a loss of {base:g}; raise it")
 
-        def excess(squared: Array, rays: Array, loss: Evaluator = loss, base: float = base) -> Array:
-            """Return the loss minus base and rise, (k,), on ``rays`` (k,) at ``squared`` distances (k,)."""
-            points = circle[rays] * torch.from_numpy(squared**0.5)[:, None]
+        def excess(squares: Array, rays: Array, loss: Evaluator = loss, base: float = base) -> Array:
+            """Return the loss minus base and rise, (k,), on ``rays`` (k,) at squared distances (k,)."""
+            points = circle[rays] * torch.from_numpy(squares**0.5)[:, None]
             values = loss(points)["loss"].numpy() - base - rise
             return np.where(np.isfinite(values), values, WALL)
 
@@ -121,13 +122,13 @@ def basin_widths(
     return np.array(widths)
 
 
-# Tolerance of the ends of the spectrum (our choice: the bounds on them are then a few percent, with a tenth
-# more products than at 1%). Cheaper products would leave the bounds without a proof.
+# Tolerance of the ends of the spectrum (our choice: their bounds are then within a few percent, for a tenth
+# more products than at 1%). With cheaper products the bounds would have no proof.
 ENDS_TOL = 1e-3
-# Roundings of λ_max that products of the Hessian have at most (our choice: as in the search).
+# The largest error of Hessian products, in rounding errors of λ_max (our choice: as in the search).
 ROUNDINGS = 100
 
-# Networks whose error rises by at most so much between them are linearly connected (Frankle et al. 2020,
+# Networks are linearly connected if the error rises by at most this much between them (Frankle et al. 2020,
 # section 2).
 UNSTABLE = 0.02
 
@@ -144,11 +145,11 @@ class Settings:
     """
 
     batch: int = 0
-    # Draws of every quantity that is a mean over draws: the same number for all, so that they can be compared
-    # in pairs (our choice: batch sharpness of the MNIST network then has an error of about 5%).
+    # The number of draws of every mean over draws, equal for all quantities, so that draws can be compared in
+    # pairs (our choice: batch sharpness of the MNIST network then has an error of about 5%).
     draws: int = 64
-    # Planes over which the width is a mean (our choice: each takes some 500 losses, random ones differ
-    # little).
+    # The number of planes over which the width is a mean (our choice: each needs some 500 losses, and random
+    # planes differ little).
     planes: int = 8
     # The rise of the loss in nats at which the width is measured (our choice: far above the training loss of
     # a network that fits its data, and far below that of a network that guesses, ln 10 of ten classes).
@@ -163,11 +164,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class MeasuredValue:
-    """A number with its error, which is a standard error, or a bound (``freedom`` is NaN).
+    """A number with its error.
 
     Attributes:
-        freedom: the degrees of freedom of a standard error; NaN without one.
-        draws: (n,), of which it is the mean; empty where there are none.
+        value: the number.
+        error: its standard error, or a bound on its error.
+        freedom: the degrees of freedom of a standard error; NaN for a bound.
+        draws: (n,), the draws whose mean is ``value``; empty if it is not a mean.
 
     Example:
         >>> MeasuredValue.mean(np.array([1.0, 3.0])).error
@@ -189,12 +192,17 @@ class MeasuredValue:
 
 
 class Subject:
-    """A problem at its center, at which quantities are measured, and its checkpoint, if there is one.
+    """A problem whose quantities are measured at its center.
+
+    Args:
+        source: the problem, or a checkpoint, whose problem on the training set is measured.
+        seed: draws minibatches, vectors, displacements and planes.
+        first: the subject from which distances are measured; None: this one.
 
     Attributes:
-        test: gives the same on the test set; None where that is not known.
-        seed: draws everything.
-        first: the subject to which distances are measured; None: this one.
+        run: the checkpoint; None for a problem.
+        problem: the problem.
+        test: returns the checkpoint's problem on the test set; None for a problem.
     """
 
     def __init__(self, source: Checkpoint | Problem, seed: int, first: Subject | None = None) -> None:
@@ -211,22 +219,22 @@ class Subject:
 
     @functools.cached_property
     def sums(self) -> dict[str, float]:
-        """The loss and the metrics, by name, of one pass."""
+        """The loss, the accuracy and the metrics by name, from one pass over the data."""
         names = ("loss", "accuracy", *names_of(self.problem))
         values = (self.problem.totals().cpu() / self.problem.samples).tolist()
         return dict(zip(names, values, strict=True))
 
     @functools.cached_property
     def aligned(self) -> Tensor:
-        """The weights, with their hidden units permuted to be near those of the first subject."""
+        """The weights with hidden units permuted, so that they are near the first subject's weights."""
         a, b = self.first.problem, self.problem
         if a.layout != b.layout:
-            raise InputError("distance: it is another network than the first, it must be the same")
+            raise InputError("distance: the network differs from the first one, it must be the same")
         return aligned(b, a.weights.to(b.weights), b.weights, seed=self.seed)[0]
 
     @functools.cached_property
     def from_first(self) -> Line | None:
-        """The line from the first subject's weights to these, aligned; None where they are the same."""
+        """The line from the first subject's weights to the aligned weights; None if they are equal."""
         ends = torch.stack((self.first.problem.weights.to(self.aligned), self.aligned))
         if torch.equal(*ends):
             return None
@@ -252,16 +260,18 @@ Measure = Callable[[Subject, Settings, Progress], MeasuredValue]
 
 @dataclass(frozen=True)
 class Quantity:
-    """One row of a comparison.
+    """A quantity that checkpoints are compared by.
 
     Attributes:
-        name, title, unit: in options, in words, of the number.
-        kind: of its error: "standard error", "bound" or "exact".
-        measure: measures it.
-        over: what the draws are, such as "minibatches".
-        flatter: −1 where small values mean a flat minimum, 1 where large ones do, 0 where it does not say.
+        name: its name in options.
+        title: its name in words.
+        unit: the unit of its values.
+        kind: the kind of its error: "standard error", "bound" or "exact".
+        measure: measures it at a subject.
+        over: the draws of its mean, such as "minibatches".
+        flatter: −1 if small values mean a flat minimum, 1 if large values do, 0 if neither does.
         common: whether the draws of two subjects have the same random numbers.
-        by_name: whether it is measured only where it is asked for.
+        by_name: whether it is measured only if it is requested by name.
 
     Example:
         >>> BY_NAME["loss"].flatter
@@ -280,7 +290,7 @@ class Quantity:
 
     @property
     def needs_batch(self) -> bool:
-        """Return whether it takes the size of the minibatches that it draws."""
+        """Return whether the quantity needs the size of minibatches."""
         return self.over == MINIBATCHES
 
 
@@ -288,14 +298,14 @@ class Quantity:
 def _test_error(subject: Subject, settings: Settings, progress: Progress) -> MeasuredValue:
     if subject.test is None:
         raise InputError("test error: a problem alone has no test set, give the checkpoint")
-    whole = subject.test()
-    problem = whole.at()
-    outputs = ((problem.outputs(whole.weights, x), y) for x, y, _ in whole.chunks())
-    shares = [correct_shares(z, y, whole.criterion) for z, y in outputs]
-    wrong = 100 * (1 - torch.cat([share.cpu() for share in shares]).numpy())
-    if not np.isfinite(wrong).all():
+    test = subject.test()
+    problem, shares = test.at(), []
+    for x, y, _ in test.chunks():
+        shares.append(correct_shares(problem.outputs(test.weights, x), y, test.criterion).cpu())
+    errors = 100 * (1 - torch.cat(shares).numpy())  # (samples,)
+    if not np.isfinite(errors).all():
         raise OperationError("test error: the data has no class labels; leave it out")
-    return MeasuredValue.mean(wrong)
+    return MeasuredValue.mean(errors)
 
 
 def _lambda_max(subject: Subject, settings: Settings, progress: Progress) -> MeasuredValue:
@@ -303,16 +313,16 @@ def _lambda_max(subject: Subject, settings: Settings, progress: Progress) -> Mea
 
 
 def _ratio(subject: Subject, settings: Settings, progress: Progress) -> MeasuredValue:
-    """Return |λ_min|/λ_max, with the largest deviation that the bounds on both allow."""
+    """Return |λ_min|/λ_max, with the largest error that the bounds on both allow."""
     ends = subject.ends
-    slack = subject.rounding(max(ends.max, -ends.min))
-    if not ends.max > slack:
+    rounding = subject.rounding(max(ends.max, -ends.min))
+    if not ends.max > rounding:
         raise OperationError("ratio: λ_max is not above 0; leave it out")
-    lowest, highest = ends.bounds[0] - slack, ends.min + slack  # of λ_min
-    value = abs(ends.min) / ends.max
-    most = max(-lowest, highest) / (ends.max - slack)
-    lowest_value = max(lowest, -highest, 0.0) / (ends.bounds[1] + slack)
-    return MeasuredValue(value, max(most - value, value - lowest_value))
+    lowest_end, highest_end = ends.bounds[0] - rounding, ends.min + rounding  # of λ_min
+    ratio = abs(ends.min) / ends.max
+    largest_ratio = max(-lowest_end, highest_end) / (ends.max - rounding)
+    smallest_ratio = max(lowest_end, -highest_end, 0.0) / (ends.bounds[1] + rounding)
+    return MeasuredValue(ratio, max(largest_ratio - ratio, ratio - smallest_ratio))
 
 
 def _largest(subject: Subject, value: float, bound: float) -> MeasuredValue:
@@ -327,7 +337,7 @@ def _mean_of(
 
     def measure(subject: Subject, settings: Settings, progress: Progress) -> MeasuredValue:
         arguments = options(settings, subject.problem)
-        # As many draws as asked for, whatever their scatter.
+        # All quantities have the same number of draws, for any scatter.
         if "max_draws" in inspect.signature(analysis).parameters:
             arguments |= {"min_draws": settings.draws, "max_draws": settings.draws}
         result = analysis(subject.problem, **arguments, seed=subject.seed, progress=progress)
@@ -340,7 +350,7 @@ _trace = _mean_of(trace, "draws", lambda s, p: {})
 _batch_sharpness = _mean_of(batch_sharpness, "curvature", lambda s, p: {"batch": s.batch, "quantities": ()})
 _noise_scale = _mean_of(noise_scale, "estimates", lambda s, p: {"batch": s.batch})
 _noise_alignment = _mean_of(noise_alignment, "estimates", lambda s, p: {"batch": s.batch, "k": 1})
-# Over minibatches, whose scatter is its error; of all samples there would be none.
+# Over minibatches, whose scatter is the error; over all samples there would be no error.
 _worst = _mean_of(sharpness, "values", lambda s, p: {"rho": s.rho, "m": min(s.batch, p.samples)})
 _average = _mean_of(sharpness, "values", lambda s, p: {"rho": s.rho_average, "kind": "average"})
 

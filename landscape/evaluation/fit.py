@@ -1,4 +1,4 @@
-"""Fits of one column of values at some points of a grid, with the errors to be expected elsewhere."""
+"""Fit one column of values at some points of a grid, and estimate the errors at the other points."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class _Function:
     def guided(self, guide: Array, at: Array, exact: Array) -> _Function:
         """Return the function with a multiple of ``guide`` (K,) in its base, which the interpolant corrects.
 
-        The multiple is that with the least leave-one-out errors. Errors are expected where the interpolant of
-        the guide's values at the exact points leaves the guide.
+        The multiple minimizes the leave-one-out errors. Errors are expected where the interpolant of the
+        guide's values at the exact points differs from the guide.
         """
         coefficients = self.interpolant.coefficients(guide[exact])
         guide_left_out = self.interpolant.left_out(coefficients)
@@ -133,8 +133,9 @@ class Fit:
     def expected(self, indices: Array, distance: Array, nearest: Array, spacing: Array) -> Array:
         """Return the expected errors at the points ``indices`` (M,), up to a common factor.
 
-        Leaving out one of the ``nearest`` (M, k) exact points opens a hole of its ``spacing`` (N,). Its error
-        is scaled to the smaller hole around the point, whose ``distance`` from exact ones is given.
+        Without one of the ``nearest`` (M, k) exact points there is a hole of its ``spacing`` (N,). The
+        leave-one-out error there is scaled to the smaller hole around the point, whose size is the point's
+        ``distance`` (M,) from exact points.
         """
         holes = np.minimum(distance[:, None] / spacing[nearest], 1.0)
         errors = np.abs(self._function.leave_one_out)[nearest]

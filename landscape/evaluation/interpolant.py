@@ -1,4 +1,4 @@
-"""Tolerances of errors, radial functions through points of a line or a plane, and choices of such points."""
+"""Tolerances of errors, radial functions through points of a line or a plane, and the choice of points."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ from landscape.results.shown import logarithmic
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The largest error: ``size`` is a share of the range shown if ``relative``, else in the values' unit.
+    """The largest error that is allowed.
 
-    ``rounding`` is the share of a value by which it may be rounded: the machine epsilon of its computation.
+    Attributes:
+        size: a share of the range shown if ``relative``, otherwise a number in the values' unit.
+        relative: whether the size is a share.
+        rounding: the machine epsilon of the values' computation.
 
     Example:
         >>> Tolerance.parse("1%").size, Tolerance.parse(0.005).relative
@@ -57,11 +60,15 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class ErrorScale:
-    """The scale on which errors meet a tolerance: errors of logarithms if ``log``, in units of ``limit``.
+    """The scale on which errors are compared with a tolerance.
 
-    A relative tolerance is a share of the range shown: the range of the logarithms where a picture has a
-    logarithmic scale (:mod:`landscape.results.shown`). A tolerance below the rounding of the values is not
-    ``possible``.
+    A relative tolerance is a share of the range shown: the range of the logarithms if a picture has a
+    logarithmic scale (:mod:`landscape.results.shown`).
+
+    Attributes:
+        log: whether errors are errors of logarithms.
+        limit: the largest allowed error.
+        possible: whether the limit is above the rounding of the values.
     """
 
     log: bool
@@ -84,14 +91,15 @@ class ErrorScale:
         return np.where(np.isfinite(scaled), scaled, np.nan)
 
 
-# φ, the degree of the polynomial, and the power of the size of a hole with which an error shrinks, at least.
-# Cubic and quintic ones follow smooth surfaces, linear ones kinks.
+# φ, the degree of the polynomial, and the smallest power of a hole's size with which the error shrinks. Cubic
+# and quintic functions follow smooth surfaces, linear functions follow kinks.
 KERNELS: dict[str, tuple[Callable[[Array], Array], int, float]] = {
     "linear": (lambda r: r, 0, 1.0),
     "cubic": (lambda r: r * r * r, 1, 2.0),
     "quintic": (lambda r: r * r * r * r * r, 2, 3.0),
 }
-DISTANCES = 2**21  # the number in memory at once, 16 MiB (our choice: little beside a grid's values)
+# The number of distances in memory at once, 16 MiB (our choice: little beside a grid's values).
+DISTANCES = 2**21
 
 
 class Interpolant:
@@ -110,7 +118,7 @@ class Interpolant:
 
     @cached_property
     def _inverse(self) -> Array:
-        """Return the inverse of the system for the coefficients, (N + M, N + M)."""
+        """The inverse of the system for the coefficients, (N + M, N + M)."""
         powers = self._powers(self._at)
         n, m = powers.shape
         system = np.zeros((n + m, n + m))
@@ -142,7 +150,7 @@ class Interpolant:
         n = len(self._at)
         values = np.empty(len(at))
         step = max(1, DISTANCES // n)
-        for k in range(0, len(at), step):  # a bound on memory, however fine the grid
+        for k in range(0, len(at), step):  # memory is bounded for any grid
             part = at[k : k + step]
             distances = scipy.spatial.distance.cdist(part, self._at)
             values[k : k + step] = _product(self._phi(distances), coefficients[:n])
@@ -173,9 +181,9 @@ def follow(
         at: points (K, d).
         values: (K,), finite.
         weights: (K,), factors of the errors.
-        start: indices of points that are chosen in any case.
-        tolerance: the weighted error at which the choice ends; twice as much from ``usual`` points on.
-        minimum, maximum: the least and the largest number of points.
+        start: indices of points that are always chosen.
+        tolerance: the weighted error at which the choice ends; it is doubled at ``usual`` points.
+        minimum, maximum: the smallest and the largest number of points.
     """
     phi, degree, _ = KERNELS[kernel]
     powers = monomials(at, degree)  # (K, M)

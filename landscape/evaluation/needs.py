@@ -1,9 +1,9 @@
-"""The peak memory of public functions, besides what is in use when they are called.
+"""Estimate the peak memory of public functions, in addition to the memory in use before a call.
 
-A function has its own count above it, ``name_need``, in the terms of this file: vectors of P numbers in the
-problem's precision, arrays of a grid, and what a chunk of data saves for its backward pass, which one forward
-pass measures. The counts are those of the code; tests/test_needs.py measures the peaks of processes against
-them. What is no number in them is refused by the function itself.
+Above a function its estimate, ``name_need``, counts vectors of P numbers in the problem's precision, arrays
+of a grid, and the activations that a chunk of data saves for its backward pass, which one forward pass
+measures. The counts follow the code; tests/test_needs.py compares them with the peaks of processes. Arguments
+that are not numbers are refused by the function itself.
 """
 
 from __future__ import annotations
@@ -14,26 +14,24 @@ from typing import Any
 from landscape.core.memory import Need, limit, room
 from landscape.problem.batches import recomputes
 
-# Basis vectors of a search before a restart, or fewer if P or the memory below is smaller. MNIST's MLP needs
-# 40 to 90. Restarts cost less than Lanczos twice without a basis: a small GPT-2 takes 23 products with 8
-# vectors, and 22 without restart (benchmarks bases). A basis in a file would be read four times a
-# product, twice for each orthogonalization: with 28 vectors of 124 million numbers 52 GiB.
+# Basis vectors of a search before a restart; fewer if P is smaller, or for the memory below. MNIST's MLP
+# needs 40 to 90. Restarts cost less than a second Lanczos run in place of a basis: a small GPT-2 takes 23
+# products with 8 vectors, and 22 without restart (benchmarks bases). A basis in a file would be read four
+# times per product, twice for each orthogonalization: 52 GiB for 28 vectors of 124 million numbers.
 MAX_BASIS = 128
 BASIS_BYTES = 2**30
 # Memory for gradient graphs (our choice: small beside the 24 GB of a usual machine, and enough for all of
 # MNIST's test set with a small network).
 GRAPH_BYTES = 2**30
-# What a second derivative saves, as a multiple of the first: measured on MLPs.
+# The activations that a second derivative saves, as a multiple of the first derivative's: measured on MLPs.
 TWICE = 4
-# Vectors besides those that a function counts for itself: of a product with the Hessian, and of the check of
-# its symmetry (4 random vectors, 3 sums and images, the gradient and its parts).
+# Vectors in addition to the function's own: of a Hessian product, and of the check of its symmetry (4 random
+# vectors, 3 sums and images, the gradient and its parts).
 PRODUCT, CHECK = 4, 14
-
-
-# Vectors in float64 of a product by differences whose error is measured, at most: the weights of problem,
+# The largest number of vectors in float64 of a product by differences with its error: the weights of problem,
 # model and two gradients, the center of these, seven of a difference, and one for each of eight steps.
 DIFFERENCES = 22
-# Of ``Problem.checked``: the model's second derivatives are missing or wrong.
+# A key of ``Problem.checked``: the model's second derivatives are missing or wrong.
 UNLIKE = "second derivatives"
 
 
@@ -43,9 +41,9 @@ def need(problem: Any, vectors: float, activations: float = 1.0, extra: float = 
 
 
 def evaluated(problem: Any, vectors: float, extra: float, max_memory: Any) -> Need:
-    """Return the need of a function that evaluates points, with smaller chunks of data under a limit.
+    """Return the need of a function that evaluates points.
 
-    It then states its minimum itself.
+    Under a limit the function uses smaller chunks of data, and states its minimum itself.
     """
     whole = need(problem, vectors, 1, extra)
     bound = max_memory is not None or limit() is not None
@@ -57,8 +55,8 @@ def curved(
 ) -> Need:
     """Return the need of a function with Hessian products, and of gradient graphs if there is room.
 
-    ``vectors`` are those of the ``part`` of the parameters; ``derivatives`` as of HessianOperator, where
-    "auto" are differences for a model that is known to have no others.
+    ``vectors`` have the size of the ``part`` of the parameters. ``derivatives`` are those of HessianOperator;
+    "auto" means differences for a model without correct second derivatives.
     """
     if derivatives == "differences" or (derivatives == "auto" and lacks_second(problem)):
         extra += difference_bytes(problem)
@@ -110,11 +108,11 @@ def least_basis(count: int, vector_bytes: int) -> int:
 def basis_of_room(count: int, vector_bytes: int, several: bool) -> int:
     """Return :func:`least_basis`, or more up to MAX_BASIS where the current call has the memory.
 
-    ``several``: of an end, for which a second start takes half as many again.
+    With ``several`` eigenvalues at an end, a second start needs half of the basis again.
     """
     minimum = least_basis(count, vector_bytes)
-    more = room() / (1.5 if several else 1) // vector_bytes
-    return max(minimum, int(min(MAX_BASIS, minimum + more)))
+    further = room() / (1.5 if several else 1) // vector_bytes
+    return max(minimum, int(min(MAX_BASIS, minimum + further)))
 
 
 def several(problem: Any, count: Any, products: Any = MAX_BASIS, part: Any = None) -> float:
