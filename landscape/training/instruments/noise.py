@@ -27,21 +27,21 @@ SHARE = 40
 
 @instrument("noise-scale")
 class NoiseScale(Instrument):
-    """tr Σ/‖g‖² (McCandlish et al. 2018, arXiv:1812.06162), each part averaged over a window of steps.
+    """tr Σ/‖g‖² (McCandlish et al. 2018, arXiv:1812.06162), averaged over a window of steps.
 
-    tr Σ and ‖g‖² are unbiased, and the value is the ratio of their averages, not the average of ratios. Where
-    all n learners take their gradients at one point, the gradients of a step give tr Σ and ‖g‖². Where
-    learners have points of their own, g is the mean of the learners' gradients. The spread of the points
-    would then count as noise, so tr Σ comes from a second gradient of one learner, in turn, every ⌈40/n⌉
-    steps: 1/40 of the time of all gradients (our choice). The window is the steps since the last measurement.
-    Errors come from the scatter within the window (of the ratio by the jackknife); changes of the weights
-    count as noise. The ratio is NaN where ‖g‖² is not significantly above 0: the ratio has heavy tails there,
-    and may come out as any number. The ends of the ratio's 95% interval (Fieller's) have columns of their
-    own; where the ratio is NaN, the upper end is infinite.
+    The value is the ratio of the averages of tr Σ and ‖g‖², which are unbiased. If all n learners compute
+    their gradients at one point, tr Σ and ‖g‖² come from the gradients of a step. Otherwise g is the mean of
+    the learners' gradients, and the spread of the points would count as noise: tr Σ then comes from a second
+    gradient of one learner, in turn, every ⌈40/n⌉ steps, which takes 1/40 of the time of all gradients (our
+    choice). The window is the steps since the last measurement.
 
-    In a loop of the user's own tr Σ and ‖g‖² come from ``monitor.draws`` fresh minibatches after a step.
+    Errors come from the scatter within the window (the ratio's by the jackknife); changes of the weights
+    count as noise. The ratio is NaN if ‖g‖² is not significantly above 0, because its distribution then has
+    heavy tails. Further columns have the ends of the ratio's 95% interval (Fieller's); if the ratio is NaN,
+    the upper end is infinite.
 
-    In a run of a recipe a step takes two passes over the learners' gradients; with several processes also a
+    In a user's training loop tr Σ and ‖g‖² come from ``monitor.draws`` fresh minibatches after a step. In a
+    run of a recipe a step takes two passes over the learners' gradients; with several processes also a
     reduce-scatter and a sum of two numbers.
     """
 
@@ -114,8 +114,12 @@ class NoiseScale(Instrument):
         traces, norms2 = self._window()
         if not len(traces):
             return {}
-        parts = (*mean_and_error(traces), *mean_and_error(norms2), covariance_of_means(traces, norms2))
-        return self._row_of(GradientNoise(statistics.ratio_estimates(traces, norms2), *parts))
+        estimates, covariance = (
+            statistics.ratio_estimates(traces, norms2),
+            covariance_of_means(traces, norms2),
+        )
+        noise = GradientNoise(estimates, *mean_and_error(traces), *mean_and_error(norms2), covariance)
+        return self._row_of(noise)
 
     def _window(self) -> tuple[Array, Array]:
         """Return tr Σ and ‖g‖² of each step, or of each group of steps up to a second gradient.
@@ -124,15 +128,15 @@ class NoiseScale(Instrument):
         """
         n = self.run.learners
         table = self._table().numpy() if self._sums else np.zeros((0, 2))
-        # A stretch ends before each of these rows.
+        # Each group of steps ends before one of these rows.
         ends = np.flatnonzero(np.array(self._steps) % self._every == 0) + 1
-        used = int(ends[-1]) if len(ends) else 0
-        self._steps, self._sums = self._steps[used:], self._sums[used:]
+        count = int(ends[-1]) if len(ends) else 0
+        self._steps, self._sums = self._steps[count:], self._sums[count:]
         if self._between:
             return from_sums(table[:, 1], table[:, 0], n, self.run.batch // n)
         traces = table[ends - 1, 1]
-        stretches = np.split(table[:used], ends[:-1]) if used else []
-        means = np.array([stretch[:, 0].mean() for stretch in stretches])
+        groups = np.split(table[:count], ends[:-1]) if count else []
+        means = np.array([group[:, 0].mean() for group in groups])
         return traces, means / n**2 - traces / self.run.batch
 
     def _from_draws(self, now: StepState) -> dict[str, float]:
@@ -143,8 +147,9 @@ class NoiseScale(Instrument):
 
     def _row_of(self, scale: GradientNoise) -> dict[str, float]:
         error = scale.standard_error if math.isfinite(scale.value) else math.nan
-        parts = scale.trace, scale.trace_error, scale.norm2, scale.norm2_error
-        return self.row(scale.value, error, *scale.interval(), *parts)
+        low, high = scale.interval()
+        trace, norm2 = (scale.trace, scale.trace_error), (scale.norm2, scale.norm2_error)
+        return self.row(scale.value, error, low, high, *trace, *norm2)
 
 
 @instrument("noise-alignment", "draws")

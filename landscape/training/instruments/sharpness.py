@@ -241,8 +241,8 @@ class PreconditionedLambdaMax(OnSample):
         return top, float(pairs.residuals[0]), now.lr * top, self._current.limit
 
 
-# The instrument "generalized-sharpness" ends a search where the first-order gain left is below this share of
-# its value, or after this number of products (our choice).
+# The instrument "generalized-sharpness" ends a search if the remaining first-order gain is below this share
+# of its value, or after this number of products (our choice).
 GAIN, ASCENT = 0.01, 100
 
 
@@ -250,13 +250,13 @@ GAIN, ASCENT = 0.01, 100
 class GeneralizedSharpness(OnSample):
     """S = max dᵀHd over the unit ball of the norm of the optimizer's steps at w_a, and η S with its limit.
 
-    For "steepest" (Islamov et al. 2026, arXiv 2603.05002), whose limit is 2 for one learner; of normalized
-    steps η is α/‖g‖_*. For other rules the limit is theirs on ηλ with plain steps (our choice): where
-    H = vvᵀ, the steps along v are those of plain SGD with S in place of λ.
+    The optimizer must be "steepest" (Islamov et al. 2026, arXiv 2603.05002), whose limit is 2 for one
+    learner. With normalized steps η is α/‖g‖_*. For other rules the limit is the rule's limit on ηλ with
+    plain steps (our choice): if H = vvᵀ, the steps along v are those of plain SGD with S in place of λ.
 
-    S is the largest of several local maxima, found by Frank–Wolfe steps with exact line search, and so a
-    lower bound. The searches start at the maximum of the measurement before, at a random vector, and at the
-    leading eigenvector; with the norm "block" also at the eigenvector's part in each parameter tensor.
+    S is the largest of several local maxima, and so a lower bound. Each search makes Frank–Wolfe steps with
+    exact line search. The searches start at the previous measurement's maximum, at a random vector, and at
+    the leading eigenvector; with the norm "block" also at the eigenvector's part in each parameter tensor.
     """
 
     columns: Mapping[str, str] = {
@@ -276,8 +276,8 @@ class GeneralizedSharpness(OnSample):
 
     def _aligned(self, v: Tensor) -> tuple[Tensor, float]:
         """Return the direction of the unit ball with the largest product with ``v`` (P,), and the product."""
-        d, dual = steepest(self._norm, self.run.problem.layout, v[None])
-        return d[0], float(dual[0])
+        directions, products = steepest(self._norm, self.run.problem.layout, v[None])
+        return directions[0], float(products[0])
 
     def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
         pairs = self.sample.top(now.step, now.mean)
@@ -309,12 +309,11 @@ class GeneralizedSharpness(OnSample):
             value = float(inner(d, image))
             if dual - value <= GAIN * dual:
                 break
-            way = best - d
-            way_image = product(best) - image
-            # The maximum along d + share·way: 2 gain share + curvature share² is the growth of dᵀHd.
-            curvature, gain = float(inner(way, way_image)), dual - value
+            difference, difference_image = best - d, product(best) - image
+            # dᵀHd grows by 2 gain share + curvature share² along d + share·difference, share in [0, 1].
+            curvature, gain = float(inner(difference, difference_image)), dual - value
             share = min(1.0, gain / -curvature) if curvature < 0 else 1.0
-            d, image = d + share * way, image + share * way_image
+            d, image = d + share * difference, image + share * difference_image
         return value, d
 
 
@@ -350,8 +349,8 @@ class BatchSharpness(Instrument):
     def _curvatures(self, now: StepState, weights: Tensor, learners: int) -> Array:
         """Return gᵀHg/‖g‖² (draws, learners); processes share draws at w_a, or have their own learners."""
         run, comm, draws = self.run, self.run.comm, self.run.monitor.draws
-        part = "learners" if learners > 1 else "mean"
-        minibatches = Minibatches(run.problem, run.batch // learners, self.generator(now, part), learners)
+        purpose = "learners" if learners > 1 else "mean"
+        minibatches = Minibatches(run.problem, run.batch // learners, self.generator(now, purpose), learners)
         local = comm.local if learners > 1 else slice(0, 1)
         share = range(draws) if learners > 1 else range(draws)[comm.share(draws)]
         table = torch.zeros(draws, learners, dtype=torch.float64)
@@ -408,16 +407,16 @@ class LossChange(OnSample):
         halves = np.array(self.sample.curvatures(now.before, groups)(step)) / 2
         square = float(inner(step, step))
         sharpness = 2 * halves[0] / square if square else math.nan
-        parts = (gradients + halves).tolist()
-        return change, gradients[0], halves[0], change - parts[0], sharpness, *parts[1:]
+        total, *of_groups = (gradients + halves).tolist()
+        return change, gradients[0], halves[0], change - total, sharpness, *of_groups
 
 
 @instrument("path")
 class Path(OnSample):
-    """cos(w_a(s) − w_a(t), g): how far the mean's way from step s to t points along −g, g = ∇L(w_a(s)).
+    """The cosine of the mean's path from step s to step t with −g, cos(w_a(s) − w_a(t), g), g = ∇L(w_a(s)).
 
-    s is the step of the measurement before, so that ``monitor.every`` is the length of the way. Where this
-    length is a period of local SGD or DiLoCo, the way is the outer step. g is of the run's sample.
+    s is the step of the previous measurement, so that ``monitor.every`` is the length of the path. If this
+    length is a period of local SGD or DiLoCo, the path is the outer step. g is that of the run's sample.
     """
 
     columns: Mapping[str, str] = {"path_cosine": "1"}
@@ -426,9 +425,9 @@ class Path(OnSample):
         start, self.memory = self.memory, torch.stack((now.mean, self.sample.gradient(now.mean)))
         if start is None:
             return ()
-        way, g = start[0] - now.mean, start[1]
-        norms = math.sqrt(float(inner(way, way)) * float(inner(g, g)))
-        return (float(inner(way, g)) / norms,) if norms > 0 else ()
+        path, g = start[0] - now.mean, start[1]
+        norms = math.sqrt(float(inner(path, path)) * float(inner(g, g)))
+        return (float(inner(path, g)) / norms,) if norms > 0 else ()
 
 
 class Along(OnSample):

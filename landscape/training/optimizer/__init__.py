@@ -80,11 +80,11 @@ def options(name: str, table: dict[str, Any]) -> dict[str, Any]:
 
 
 def make(name: str, table: dict[str, Any]) -> Optimizer:
-    """Return a new optimizer; :meth:`.Optimizer.start` gives it its learners.
+    """Return a new optimizer, whose learners are set by :meth:`.Optimizer.start`.
 
     Args:
         name: one of :func:`names`, or "torch:CLASS" with a class of ``torch.optim``.
-        table: its options; those that are missing have their defaults.
+        table: its options; default values replace missing options.
 
     Raises:
         InputError: for an unknown name, or an option or value that is not allowed; it names the key.
@@ -144,9 +144,10 @@ def steepest(norm: str, layout: Layout, v: Tensor) -> tuple[Tensor, Tensor]:
 class Steepest(Optimizer):
     """u = ‖g‖_* d, d of the largest ⟨g, d⟩ in the unit ball of a norm: non-Euclidean gradient descent.
 
-    It is w − αu = argmin ⟨g, w'⟩ + ‖w' − w‖²/(2α), stable about where α times the sharpness in that norm, the
-    largest dᵀHd of its unit ball, is below 2 (Islamov et al. 2026, arXiv 2603.05002); the instrument
-    "generalized-sharpness" measures it. Without the factor ‖g‖_* all steps have one length.
+    The step is w − αu = argmin ⟨g, w'⟩ + ‖w' − w‖²/(2α). It is stable approximately if α times the sharpness
+    in that norm, the largest dᵀHd of its unit ball, is below 2 (Islamov et al. 2026, arXiv 2603.05002); the
+    instrument "generalized-sharpness" measures this sharpness. Without the factor ‖g‖_* all steps have the
+    same length.
 
     Args:
         norm: "max": sign descent, u = ‖g‖₁ sign(g). "spectral": u = UVᵀ of each gradient matrix USVᵀ, times
@@ -171,15 +172,15 @@ class Steepest(Optimizer):
 QUINTIC = 3.4445, -4.7750, 2.0315
 
 
-EPSILON = 1e-7  # the least norm that is divided by, theirs
+EPSILON = 1e-7  # the smallest divisor of a norm, of the same paper
 
 
 def check_matrices(name: str, layout: Layout, *, only_two: bool = False) -> None:
-    """InputError, with the settings that help, where a parameter tensor is no matrix.
+    """Raise InputError, with settings that help, if a parameter tensor is not a matrix.
 
     Args:
-        name: of the optimizer, for the message.
-        layout: of the parameters that it is given.
+        name: the optimizer's name, for the message.
+        layout: the layout of its parameters.
         only_two: whether tensors of more than two dimensions, as of convolutions, are refused, too.
     """
     for slot in layout.slots:
@@ -207,15 +208,15 @@ class Muon(Optimizer):
     """Muon (Jordan et al. 2024): v ← μ v + (1 − μ) g; w = (1 − μ) g + μ v, or v; u = s NS(w) + λ p.
 
     w = v is without Nesterov's form. NS is the Newton–Schulz iteration, by which the singular values of each
-    matrix become about 1. A tensor of more than two dimensions is the matrix of its first one and all
-    others. The arithmetic is in the weights' precision; that of Jordan and of torch.optim.Muon is in
-    bfloat16, from which the steps differ by about 1%. It takes matrices only: biases, norms, embeddings and
-    the last layer belong in another group.
+    matrix become about 1. A tensor of more than two dimensions counts as the matrix of its first dimension
+    and all others. The arithmetic is in the weights' precision; Jordan and torch.optim.Muon use bfloat16,
+    from which the steps differ by about 1%. Muon accepts only matrices: biases, norms, embeddings and the
+    last layer belong in another group.
 
     Args:
         momentum: μ. Source: Jordan et al. 2024.
-        nesterov: Use Nesterov's form. Source: Jordan et al. 2024.
-        weight_decay: λ, decoupled. Source: Jordan et al. 2024, who have none.
+        nesterov: Whether to use Nesterov's form. Source: Jordan et al. 2024.
+        weight_decay: λ, decoupled. Source: Jordan et al. 2024, who have no weight decay.
         iterations: Newton–Schulz iterations. Source: Jordan et al. 2024.
         scale: s of an A × B matrix: "original", √max(1, A/B); or "match_rms_adamw", 0.2 √max(A, B), with
             which rates and decays of AdamW fit (Liu et al. 2025, arXiv 2502.16982). Source: Jordan et al.
@@ -260,13 +261,13 @@ PREFIX = "torch:"
 SET = "params", "lr"  # the arguments of a class of torch.optim that are no options
 
 
-#: The name in a checkpoint of the number of steps since the state was new, (n, 1): while it is 0 the other
+#: The name in a checkpoint of the number of steps since the state was new, (n, 1): if it is 0 the other
 #: tensors are not used, and torch makes its state itself.
 UPDATES = "updates"
 
 
-# These treat each weight by itself, so that all weights of a learner are one parameter tensor to them: a step
-# of many small ones takes as long as the calls do.
+# These treat each weight by itself, so that a learner's weights can be one parameter tensor: a step of many
+# small tensors takes the time of the calls.
 ELEMENTWISE = {
     optim.ASGD, optim.Adadelta, optim.Adagrad, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam,
     optim.RAdam, optim.RMSprop, optim.Rprop, optim.SGD,
@@ -294,7 +295,7 @@ def torch_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return ``options`` checked against the signature of the class, with the defaults that TOML can hold.
 
     Raises:
-        InputError: for an unknown class or option; ``lr`` is not one, as the schedule gives it.
+        InputError: for an unknown class or option, or for ``lr``, which the schedule determines.
     """
     kind = _classes()[choose("optimizer.name", name, _classes())]
     if "lr" in options:
@@ -337,7 +338,7 @@ def torch_preconditioner(
 
 
 class TorchOptimizer(Optimizer):
-    """A class of ``torch.optim``, each learner with a state of its own.
+    """A class of ``torch.optim``, with a separate state for each learner.
 
     The class steps copies of the points at which gradients were taken, p → p', with the step's learning rate
     α; the direction is u = (p − p')/α. Its state is in checkpoints as torch names it: a row per learner, with

@@ -51,8 +51,8 @@ class Recipe:
         accumulate: Number of microbatches in which each local minibatch is computed. Source: ours; 1 is the
             whole minibatch at once.
         sampling: "replacement" draws minibatches with replacement. "all" takes the whole training set in each
-            step, a share a learner in order, so that gradients have no sampling noise; the training set must
-            then have ``batch`` samples. Source: ours; the paper does not say how it draws.
+            step, an equal share for each learner in order, so that gradients have no sampling noise; the
+            training set must then have ``batch`` samples. Source: ours; the paper does not say how it draws.
         scalars: Tracker that gets the rows of the history, too; "": none. Source: ours; "" needs no package.
         algorithm, model, data, optimizer: Tables with a ``name`` and the options of that part. ``data`` has
             the key ``split``, too: "iid": all learners draw from the whole training set. Otherwise each draws
@@ -95,15 +95,15 @@ class Recipe:
     def __post_init__(self) -> None:
         options.check_fields(self)
         if self.batch % self.learners:
-            n, near = self.learners, max(1, self.local_batch) * self.learners
-            raise InputError("batch", self.batch, allowed=f"divisible by {n} learners, as {near} is")
+            n, example = self.learners, max(1, self.local_batch) * self.learners
+            raise InputError("batch", self.batch, allowed=f"divisible by {n} learners, as {example} is")
         if self.local_batch % self.accumulate:
             raise InputError("accumulate", self.accumulate, allowed=f"a divisor of B, {self.local_batch}")
         if self.autocast and self.dtype == "float64":
             raise InputError("autocast: 'bfloat16' is not allowed with dtype 'float64', only with 'float32'")
-        most = torch.finfo(getattr(torch, self.dtype)).max
-        if self.schedule.peak_lr(self.lr, self.batch) > most:
-            raise InputError(f"lr: {self.lr} is not allowed, {self.dtype} has numbers up to {most:.4g}")
+        maximum = torch.finfo(getattr(torch, self.dtype)).max
+        if self.schedule.peak_lr(self.lr, self.batch) > maximum:
+            raise InputError(f"lr: {self.lr} is not allowed, {self.dtype} has numbers up to {maximum:.4g}")
         if self.init.sha256 and not self.init.checkpoint:
             raise InputError("init.sha256: not allowed without init.checkpoint")
         # The options of the parts are checked here, before any data is read.
@@ -111,7 +111,7 @@ class Recipe:
         optimizer.make(*self.part("optimizer"))
         self.spec("model")
         self.spec("data")
-        self.split  # noqa: B018 - refuses one that is not allowed
+        self.split  # noqa: B018 - refuses a split that is not allowed
 
     def __repr__(self) -> str:
         """Return the arguments that differ from the defaults, in a line for the run and for each table."""

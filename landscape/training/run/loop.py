@@ -178,10 +178,10 @@ class Trainer:
             self._step(self.step + 1)
             if self.step < self.recipe.steps and due(every, self.step) and not self.diverged:
                 self.hooks.save(self.checkpoint())
-        for row in self.history.rows[-1:]:  # none where the first step was undone
+        for row in self.history.rows[-1:]:  # there is no row if the first step was undone
             if math.isnan(row["test_loss"]):
                 row |= self.buffers.test(self.weights, self.step)
-            if row is self._last:  # not one that was undone
+            if row is self._last:  # False if the last step was undone
                 self.hooks.row(row)
         final = self.checkpoint()
         if self.step > 0 or self.diverged:
@@ -189,7 +189,7 @@ class Trainer:
         return final
 
     def _step(self, t: int) -> None:
-        """Step ``t``, counted from 1: w(t−1) -> w(t)."""
+        """Make step ``t``, counted from 1, from w(t−1) to w(t)."""
         clock, waited = time.perf_counter(), self.comm.waited
         if self.comm.group:
             self.comm.group.step = t
@@ -240,10 +240,11 @@ class Trainer:
             self._record(row, time.perf_counter() - clock, self.comm.waited - waited, weights)
 
     def _exchange_in_backward(self, points: Tensor, lr: float, t: int) -> InBackward | None:
-        """Return the exchange that runs during the backward pass of step ``t``; None where no exchange can.
+        """Return the exchange that runs during the backward pass of step ``t``, or None.
 
-        With several processes, a synchronous rule averages the gradients where directions are not linear in
-        the gradients. Otherwise SSGD with the optimizer SGD averages the new weights.
+        With several processes, a synchronous rule averages the gradients if directions are not linear in the
+        gradients. Otherwise SSGD with the optimizer SGD averages the new weights. Other rules have no such
+        exchange.
         """
         comm, layout, gradients, sgd = self.comm, self.train.layout, self._gradients, self.optimizer
         if comm.size > 1 and self.rule.synchronous and not sgd.linear:
@@ -251,7 +252,7 @@ class Trainer:
             return InBackward(PiecewiseMean(comm, layout, total, lambda piece: gradients[:, piece]))
         if comm.size == 1 or type(self.rule) is not SSGD or type(sgd) is not SGD:
             return None
-        # Three buffers in turn: to undo the step before, its start weights are needed as well.
+        # Three buffers in turn: undoing the previous step needs its start weights, too.
         new = comm.buffer(f"weights {t % 3}", gradients)
         state = {name: torch.empty_like(old) for name, old in sgd.state.items()}
 
@@ -296,7 +297,7 @@ class Trainer:
     def _compute_gradients(
         self, points: Tensor, x: Any, y: Any, training: Training, ready: Ready | None = None
     ) -> Tensor:
-        """Write the learners' gradients at ``points`` to ``_gradients``; their losses (n_local,)."""
+        """Write the learners' gradients at ``points`` to ``_gradients``, and return the losses."""
         self.trial.decide(points, x, y, training, self.recipe.model)
         return self.stack.gradients(points, x, y, out=self._gradients, training=training, ready=ready)
 

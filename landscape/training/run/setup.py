@@ -36,8 +36,8 @@ from landscape.training.recipes.recipe import Recipe
 from landscape.training.recipes.settings import refuse_idle
 from landscape.training.run import Row, generator
 
-# Consecutive steps in which the spread must exceed its bound. Our choice: a burst, such as one huge gradient,
-# is shorter, and under SSGD the learners are equal again after one step.
+# The number of consecutive steps in which the spread must exceed its bound (our choice: a burst, for example
+# after one huge gradient, is shorter, and under SSGD the learners are equal again after one step).
 PERSISTENT = 10
 
 
@@ -93,10 +93,16 @@ def divergence_message(end: Checkpoint) -> str:
 
 
 class Buffers:
-    """The BatchNorm statistics of this process's learners, and of the mean, which is evaluated with them.
+    """The BatchNorm statistics of this process's learners, and those with which their mean is evaluated.
 
-    ``local`` name -> (n_local, ...); empty for a network without BatchNorm. The statistics of the mean are
-    estimated from ``samples`` samples of the training set.
+    Args:
+        train, test: the problems, which receive the statistics of the mean.
+        comm: the exchange with other processes.
+        seed: the run's seed, for dropout.
+        samples: the number of training samples from which the statistics of the mean are estimated.
+
+    Attributes:
+        local: name -> (n_local, ...); empty for a network without BatchNorm.
     """
 
     def __init__(self, train: Problem, test: Problem, comm: Comm, seed: int, samples: int) -> None:
@@ -114,7 +120,7 @@ class Buffers:
     def check(self, model: nn.Module, samples: int) -> None:
         """Raise InputError if ``model``, in training mode, cannot train on ``samples`` samples at a time.
 
-        This is the case where BatchNorm has one number per channel, or the model changes another buffer.
+        BatchNorm may have only one number per channel, or the model may change another buffer.
         """
         x, _ = self._train.gather(torch.zeros(min(2, samples), dtype=torch.long))
         try:
@@ -139,9 +145,9 @@ class Buffers:
         return Training(self.local, seed)
 
     def at_mean(self, weights: Tensor) -> dict[str, Tensor]:
-        """Name -> statistics at ``weights`` = w_a, averages over batches of 250 samples.
+        """Set the statistics of both problems at ``weights`` = w_a, and return them by name.
 
-        The processes share the batches. The problems for training and test take these statistics.
+        They are averages over batches of 250 samples, which the processes share.
         """
         if not self.local:
             return {}
@@ -178,7 +184,7 @@ class Buffers:
         return {"test_loss": loss, "test_accuracy": accuracy}
 
     def training_loss(self, mean: Tensor) -> float:
-        """Return the loss of any ``mean`` (P,) on the training set, with the statistics of these weights."""
+        """Return the loss of any weights ``mean`` (P,) on the training set, with their statistics."""
         self._step, self._statistics = -1, self.at_mean(mean)
         return self._comm.evaluate(self._train, mean)[0]
 
@@ -188,7 +194,7 @@ class Buffers:
         return {**local, **{name: _rows(t.clone(), self._comm.n_local) for name, t in self._fixed.items()}}
 
     def restore(self, rows: Mapping[str, Tensor]) -> None:
-        """Take the buffers of a checkpoint. OperationError if it lacks a learner's statistics."""
+        """Set the buffers to a checkpoint's; raise OperationError if it lacks a learner's statistics."""
         for name in self.local:
             if name not in rows:
                 raise OperationError(f"checkpoint: holds no buffer '{name}'; use the model of the run")
@@ -250,14 +256,14 @@ STATE = "stack.batched"
 
 
 class BatchingChoice:
-    """The choice of ``stack.batched``; ``state`` is its form in checkpoints, empty before the first step."""
+    """The choice of ``stack.batched``, with its ``state`` in checkpoints, empty before the first step."""
 
     def __init__(self, stack: Stack, comm: Comm) -> None:
         self._stack, self._comm = stack, comm
         self.state: dict[str, Tensor] = {}
 
     def restore(self, shared: Mapping[str, Tensor]) -> None:
-        """Take the choice of a checkpoint; there is none where each process had one learner."""
+        """Restore the choice of a checkpoint, which has no choice if each process had one learner."""
         if STATE in shared:
             self._choose(bool(shared[STATE]))
 
@@ -270,7 +276,7 @@ class BatchingChoice:
     def decide(self, weights: Tensor, x: Any, y: Any, training: Training, model: dict[str, Any]) -> None:
         """Choose once, by a trial with these arguments of :meth:`Stack.gradients`.
 
-        Rank 0 decides for all. There is no choice for a chain, or where each process has one learner.
+        Rank 0 decides for all. Chains, and processes with one learner each, need no choice.
         """
         stack, comm = self._stack, self._comm
         if self.state or stack.layers is not None or comm.learners == comm.size:
@@ -291,7 +297,7 @@ class BatchingChoice:
 
 
 def check_compatibility(recipe: Recipe, dataset: Dataset | UserData, stack: Stack, buffers: Buffers) -> None:
-    """Raise InputError where model, training set (those of ``stack``) and device are not compatible."""
+    """Raise InputError if the stack's model, training set and device are not compatible."""
     train = stack.problem
     samples, micro = recipe.decompose.samples, recipe.local_batch // recipe.accumulate
     if has_batchnorm(train.model) and 0 < samples < GROUPS * micro:
@@ -313,7 +319,7 @@ def check_compatibility(recipe: Recipe, dataset: Dataset | UserData, stack: Stac
         raise InputError(f"sampling: 'all' is not allowed with batch {recipe.batch}, {words}")
 
 
-# Before the purposes of the draws of a step, for those of a second gradient.
+# The prefix of the purposes of random draws for second gradients.
 OTHER = "second "
 
 
@@ -343,8 +349,8 @@ class Sampler:
     Args:
         recipe: the run's.
         train: the training set, as a problem.
-        augment: the data set's random changes of inputs (B, …), given a generator; None for none.
-        parts: the learners' parts of the training set; None: all draw from the whole.
+        augment: the data set's random changes of inputs (B, …), given a generator; None: no changes.
+        parts: the learners' parts of the training set; None: all learners draw from the whole set.
     """
 
     def __init__(
@@ -379,8 +385,8 @@ class Sampler:
         """Return a gradient (P,) of ``learner`` at ``point`` (P,), independent of its gradient in ``step``.
 
         ``stack`` computes the gradient on a further minibatch of equal size, with other draws of augmentation
-        and dropout. As in a step, BatchNorm takes the minibatch's statistics; the learner's running
-        statistics do not change.
+        and dropout. As in a step, BatchNorm uses the minibatch's statistics; the learner's running statistics
+        do not change.
         """
         recipe = self._recipe
         x, y = self.draw(step, recipe.learners, slice(learner, learner + 1), OTHER)
