@@ -288,7 +288,7 @@ def test_the_share_of_the_measurements_is_said_once(
                     pass
     told = [str(each.message) for each in caught] + capsys.readouterr().err.splitlines(keepends=True)
     assert len(told) == 1
-    assert f"what is measured every 2 steps takes {words}" in told[0]
+    assert f"measurements every 2 steps take {words}" in told[0]
     assert not caught or caught[0].filename == __file__
 
 

@@ -145,7 +145,7 @@ class Recorder:
         self._optimizer, self._resume, self._scalars = optimizer, resume, scalars
         self._check_options(model)
         self._phase, self._next_due = IDLE, 1
-        self._broken = False  # whether the weights may be half changed, so that no file may have them
+        self._broken = False  # whether the weights may be half changed, and must not be written
         self._process = os.getpid()
         self._rank, self._world = loop.rank_and_size()
         module = unwrapped(model)
@@ -192,10 +192,10 @@ class Recorder:
         writer_names(self._scalars)
 
     def _open_folder(self, splits: dict[str, Any], resources: contextlib.ExitStack) -> None:
-        """Take the folder, resume the run in it, if there is one, and write the first file of a new run."""
+        """Lock the folder, and resume its run, or write the first file of a new run."""
         observer, train, test = self._observer, self._observer.train, self._observer.test
         with observer.together():
-            run = None if self._rank else self._take_folder(resources)
+            run = None if self._rank else self._lock_folder(resources)
         metrics = {f"test_{name}": "1" for name in names_of(test)} if test else {}
         self._history = History(RECORDED, observer.monitor.columns | metrics)
         self._columns = frozenset(self._history.units)  # the recorder's own
@@ -225,7 +225,7 @@ class Recorder:
             self._next_due = self.steps + 1  # the first step compares the weights with the run's
 
     def _restore(self, run: Checkpoint) -> None:
-        """Take the history of ``run`` up to the step to resume at; delete files of later steps."""
+        """Restore the history of ``run`` up to the step to resume at, and delete files of later steps."""
         self.steps = run.step if isinstance(self._resume, bool) else self._resume
         for path in storage.named_like_a_run(self.folder):
             number = path.stem.removeprefix("step-")
@@ -235,8 +235,8 @@ class Recorder:
         rows = run.history["step"] <= self.steps
         self._history.restore({name: column[rows] for name, column in run.history.items()}, run.units)
 
-    def _take_folder(self, resources: contextlib.ExitStack) -> Checkpoint | None:
-        """Lock the folder for this process; the last state of the run to resume, None for a new run."""
+    def _lock_folder(self, resources: contextlib.ExitStack) -> Checkpoint | None:
+        """Lock the folder, and return the last state of the run to resume, or None for a new run."""
         files.make_folder(self.folder)
         resources.enter_context(Lock(self.folder)).acquire()
         files.remove_stale(self.folder)
@@ -244,9 +244,10 @@ class Recorder:
         return run_before(self.folder, self._resume, self._observer.train.layout)
 
     def step(self) -> contextlib.AbstractContextManager[None]:
-        """The context of the optimizer's step: ``with recorder.step(): optimizer.step()``.
+        """Return the context of the optimizer's step: ``with recorder.step(): optimizer.step()``.
 
-        Whatever happens inside is one step, counted from 1; a step that a GradScaler skips has d = 0.
+        All changes of the weights inside are one step, counted from 1; a step that a GradScaler skips has
+        d = 0.
 
         Returns:
             The context, for a ``with`` statement.
@@ -297,7 +298,7 @@ class Recorder:
             self._show_share()
 
     def _due_after(self, step: int) -> int:
-        """Return the next step after ``step`` with a measurement or a file; NEVER where there is none."""
+        """Return the next step after ``step`` with a measurement or a file, or NEVER."""
         periods = self._every, *self._observer.monitor.turns, self._save_every
         return min(((step // period + 1) * period for period in periods if period), default=NEVER)
 
@@ -309,22 +310,22 @@ class Recorder:
         self._own_seconds += time.perf_counter() - began
 
     def _show_share(self) -> None:
-        """Show once, when all kinds of measurements were made, which share of the time they take."""
+        """Show the measurements' share of the time, once, after measurements of all periods."""
         periods = sorted({self._every, *self._observer.monitor.turns} - {0})
         if self._share_shown or self.steps - self._first_step < max(periods, default=NEVER):
             return
         self._share_shown = True
         share = self._own_seconds / (time.perf_counter() - self._began)
         steps = " and ".join(f"{period:,}" for period in periods)
-        line = f"{self.folder}: what is measured every {steps} steps takes {share:.0%} of the time"
+        line = f"{self.folder}: measurements every {steps} steps take {share:.0%} of the time"
         if share > LARGE_SHARE and self._own_seconds > LONG:
             warn_caller(f"{line}; a larger every= or sharpness=, or samples=, takes less", RecorderWarning)
         elif self._own_seconds > DELAY and os.environ.get("LANDSCAPE_PROGRESS") != "0":
             print(line, file=sys.stderr)
 
     def _before_step(self) -> None:
-        """Measure what a due step needs before it is made."""
-        self._phase, self._broken = IDLE, True  # as it stays where the check raises an error
+        """Measure before a due step is made."""
+        self._phase, self._broken = IDLE, True  # if the check raises an error, nothing may be written
         self._observer.parameters.check()
         self._broken = False
         self._lr = loop.rate(self._optimizer)
@@ -335,7 +336,7 @@ class Recorder:
             self._observer.start(self.steps + 1)
 
     def _check_resumed(self, run: Checkpoint) -> None:
-        """Before the first step of a resumed run: warn if the weights are not those of ``run``'s file."""
+        """Warn, before the first step of a resumed run, if the weights are not those of ``run``'s file."""
         self._run_to_resume = None
         if run.step != self.steps:  # no file has the weights of this step
             self._write()
@@ -358,7 +359,7 @@ class Recorder:
             self._write()
 
     def _row(self, step: int) -> dict[str, float] | None:
-        """Return the history's row of ``step``; None where there is no row yet."""
+        """Return the history's row of ``step``, or None."""
         return next((row for row in reversed(self._history.rows) if row["step"] == step), None)
 
     def _add(self, step: int, values: dict[str, float]) -> None:
@@ -377,8 +378,9 @@ class Recorder:
         """Record your own numbers for the latest step: ``recorder.log(loss=loss)``.
 
         Args:
-            unit: of all of them; default: the column's unit ("nat" for loss), or "1" for a new column.
-            values: by name; one number each. A tensor is read immediately, and the host waits for its GPU.
+            unit: the unit of all values; default: the column's unit ("nat" for loss), or "1" for a new
+                column.
+            values: numbers by name. A tensor is read immediately, and the host waits for its GPU.
 
         Raises:
             InputError: for a name of the recorder's own columns, a unit other than the column's, or a value
@@ -435,7 +437,7 @@ class Recorder:
         return self._write()
 
     def _write(self) -> Path | None:
-        """Write a checkpoint; the path of step-NNNNNNN.h5, None on other ranks than 0."""
+        """Write a checkpoint, and return the path of step-NNNNNNN.h5, or None on other ranks than 0."""
         observer = self._observer
         observer.parameters.check()
         step_samples = self._batch * self._world  # 0: unknown
@@ -507,7 +509,7 @@ class Recorder:
             self._resources.close()
 
     def abort(self) -> None:
-        """Close after an error; with a sharded model nothing is written, as other ranks may be gone.
+        """Close after an error; with a sharded model nothing is written, because other ranks may have ended.
 
         Example:
             >>> recorder.abort()  # doctest: +SKIP
@@ -539,7 +541,7 @@ IDLE, ASKED, INSIDE = 0, 1, 2
 
 
 class RecorderWarning(UserWarning):
-    """The recorded numbers may not be those that the user means."""
+    """A warning that the recorded numbers may not be those that the user expects."""
 
 
 def number(name: str, value: Any) -> float:

@@ -64,7 +64,7 @@ class Stepper:
 
     @contextlib.contextmanager
     def _plainly(self) -> Iterator[None]:
-        """Inside the block compute in the parameters' precision, and record nothing for gradients."""
+        """Compute in the parameters' precision, and without gradients, inside the block."""
         with torch.no_grad(), torch.autocast(self.parameters.device.type, enabled=False):
             yield
 
@@ -73,11 +73,11 @@ class Stepper:
         """Begin the next step, unless it has begun.
 
         Args:
-            in_forward: whether a forward pass begins the step, so that gradients are still to be taken.
+            in_forward: whether a forward pass begins the step, so that gradients are not computed yet.
 
         Raises:
             InputError: for other parameters than those that were wrapped; outside a forward pass, for a rule
-                that takes gradients elsewhere than at the weights.
+                that computes gradients at other points than the weights.
         """
         if self.begun:
             return
@@ -88,14 +88,14 @@ class Stepper:
             step = self.steps + 1
             self.group.step = step
             self.weights.copy_(self.parameters.flat)
-            if self.rule.at_mean:  # the parameters are the mean since the end of the step before
+            if self.rule.at_mean:  # the parameters are the mean since the end of the previous step
                 self.comm.hold_mean(self.weights)
             self.rule.begin(self.weights, step)
             self._points = self.rule.gradient_points(self.weights)
-            if self._points.data_ptr() != self.weights.data_ptr():  # the rule takes gradients elsewhere
+            if self._points.data_ptr() != self.weights.data_ptr():  # gradients are at other points
                 if not in_forward:
-                    how = "the wrapper itself, in training mode, before each step"
-                    raise InputError(f"model: this algorithm takes gradients at older weights; call {how}")
+                    remedy = "call the wrapper itself, in training mode, before each step"
+                    raise InputError(f"model: this algorithm takes gradients at older weights; {remedy}")
                 self.parameters.flat.copy_(self._points)
             self.begun = True
 
@@ -119,7 +119,7 @@ class Stepper:
         return rate
 
     def _after_optimizer(self, optimizer: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """Complete the step, right after the optimizer's step."""
+        """Complete the step after the optimizer's step."""
         step, flat = self.steps + 1, self.parameters.flat
         with self._plainly():
             self._gradients.restore()
@@ -134,10 +134,10 @@ class Stepper:
                 average_buffers(self.parameters.module, self.comm)
         self.steps, self.begun = step, False
 
-    def idle(self, what: str) -> None:
-        """Raise InputError where ``what`` is called within a step: the parameters are then not w_j."""
+    def idle(self, method: str) -> None:
+        """Raise InputError if ``method`` is called within a step, when the parameters are not w_j."""
         if self.begun:
-            raise InputError(f"{what}: not allowed between a forward pass and optimizer.step()")
+            raise InputError(f"{method}: not allowed between a forward pass and optimizer.step()")
 
 
 def average_buffers(module: nn.Module, comm: Comm) -> None:
@@ -154,7 +154,7 @@ def average_buffers(module: nn.Module, comm: Comm) -> None:
 
 
 class LearnerGradients:
-    """The gradients of one learner: unscaled, and averaged where the update rule is synchronous.
+    """The gradients of one learner, unscaled, and averaged in synchronous steps.
 
     After an overflow a GradScaler skips ``optimizer.step``, unless the optimizer declares that it supports
     scaling; then the scaler calls the step and sets the scale as an attribute. This class makes the optimizer
@@ -183,7 +183,7 @@ class LearnerGradients:
             self._average()
 
     def restore(self) -> None:
-        """Give back the gradients that were hidden for a step with overflow."""
+        """Restore the gradients that were hidden for a step with overflow."""
         if self._hidden is not None:
             for p, grad in zip(self._parameters.trained.values(), self._hidden, strict=True):
                 p.grad = grad
@@ -207,7 +207,7 @@ class LearnerGradients:
         return False
 
     def _agree(self, overflow: bool) -> bool:
-        """Return whether any process had an overflow; a gradient that only others have becomes zeros here."""
+        """Return whether any process had an overflow; gradients that only others have become zeros."""
         parameters = [*self._parameters.trained.values()]
         overflows, *counts = self._comm.total(overflow, *(p.grad is not None for p in parameters))
         if not overflows:
@@ -239,10 +239,10 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
 
     Args:
         algorithm: the name of the rule and its options.
-        seed: of the rule's random draws.
+        seed: the seed of the rule's random draws.
 
     Raises:
-        OperationError: on every rank, where rank 0 cannot write to ``path``.
+        OperationError: on every rank, if rank 0 cannot write to ``path``.
     """
     parameters, comm, rule = stepper.parameters, stepper.comm, stepper.rule
     with stepper.group.together():

@@ -39,33 +39,33 @@ STORE = "LANDSCAPE_STORE"
 
 
 class FolderStore:
-    """Texts by name that processes of this machine share, in a file for each: without a port."""
+    """A store of texts by name for processes of this machine, with a file for each and without a port."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def set(self, name: str, text: str) -> None:
-        """Write ``text``."""
+        """Write ``text`` under ``name``."""
         path = self.folder / f".{name}.{os.getpid()}.{threading.get_ident()}"
         path.write_text(text, encoding="utf-8")
         os.replace(path, self.folder / name)
 
     def get(self, name: str) -> str:
-        """Return the text; "" if there is none."""
+        """Return the text called ``name``, or ""."""
         try:
             return (self.folder / name).read_text(encoding="utf-8")
         except FileNotFoundError:
             return ""
 
     def first(self, name: str, text: str) -> bool:
-        """Write ``text`` if there is none yet, and return whether it is ``text`` then."""
+        """Write ``text`` if no text has this name, and return whether ``text`` has it now."""
         with contextlib.suppress(FileExistsError), open(self.folder / name, "x", encoding="utf-8") as file:
             file.write(text)
         return self.get(name) == text
 
 
 def launcher_store() -> FolderStore | None:
-    """Return the store of the launcher that started this process with ``--nproc``; None if there is none."""
+    """Return the store of the launcher that started this process with ``--nproc``, or None."""
     return FolderStore(Path(os.environ[STORE])) if STORE in os.environ else None
 
 
@@ -81,7 +81,7 @@ class Child:
 
     @property
     def ended(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
+        """The exit code, negative for a signal; None for a running process."""
         return self.process.poll()
 
     def exit_description(self) -> str:
@@ -91,14 +91,14 @@ class Child:
         return killed if code < 0 else f"ended with {code}"
 
     def stderr_text(self) -> str:
-        """Return the text that it wrote to stderr; "" if it shares this process's stderr."""
+        """Return the text that the child wrote to stderr; "" if it shares this process's stderr."""
         return self.errors.read_text(errors="replace") if self.errors.exists() else ""
 
 
 class Children:
-    """Child processes, and a private folder, which is deleted after them.
+    """Child processes with a private folder, as a context manager.
 
-    A context manager: at its end all children have ended.
+    At the end of the context all children have ended, and the folder is deleted.
     """
 
     def __init__(self) -> None:
@@ -144,10 +144,10 @@ class Children:
         self.all.append(Child(number, process, parent_end, errors))
 
     def check(self, *streams: IO[bytes]) -> list[IO[bytes]]:
-        """Read the children's signs of life; the ``streams`` with data to read."""
+        """Read the children's signs of life, and return the ``streams`` with data to read."""
         ready = select.select(streams, [], [], CHECK_INTERVAL)[0]
         now = time.monotonic()
-        # At most one beat is counted, as this process itself may have been stopped meanwhile.
+        # At most one beat counts, because this process itself may have been stopped in between.
         seconds = min(now - self._checked, boot.BEAT)
         self._checked = now
         for child in self.all:
@@ -158,12 +158,12 @@ class Children:
         return ready
 
     def __exit__(self, *raised: object) -> None:
-        # The children that still run are killed; files are written atomically, so that none is damaged.
+        # Killing children cannot damage files, which are written atomically.
         for child in self.all:
             if child.ended is None:
                 child.process.kill()
         for child in self.all:
-            with contextlib.suppress(OSError), child.process:  # which closes its pipes, and waits for its end
+            with contextlib.suppress(OSError), child.process:  # closes the pipes, and waits for the end
                 child.link.close()
         self._private.cleanup()
 
@@ -181,14 +181,14 @@ def threads_each(processes: int, threads: int | None) -> dict[str, str]:
     return {"OMP_NUM_THREADS": share, "MKL_NUM_THREADS": share}
 
 
-# How long a process may show no sign of life, and any exchange of a group may take (s): the default of
+# The longest time (s) of a process without a sign of life, and of an exchange of a group: the default of
 # torch's NCCL groups.
 TIMEOUT = 600.0
 RESUMES = "the same command resumes"
 
 
 class JobError(OperationError):
-    """A job that failed: its ``number`` among the jobs, and the reason."""
+    """The failure of the job ``number``."""
 
     def __init__(self, number: int, words: str) -> None:
         super().__init__(words)
@@ -197,12 +197,12 @@ class JobError(OperationError):
 
 @dataclass(frozen=True)
 class Pool:
-    """``nproc`` processes of this machine.
+    """Processes of this machine, which run jobs.
 
     Attributes:
-        nproc: number of jobs at a time.
-        threads: shared by the processes; None: as the environment has it for each.
-        timeout: limit of the time without a sign of life of a process (s).
+        nproc: the number of processes.
+        threads: the number of threads that the processes share; None: the environment's number for each.
+        timeout: the longest time of a process without a sign of life (s).
         environment: returns further environment variables of a process, given its number.
     """
 
@@ -217,7 +217,7 @@ class Pool:
         Args:
             function: MODULE:NAME of a function of this package.
             jobs: the arguments of each job.
-            done: takes a job's number and its result, in the order in which the jobs end.
+            done: called with a job's number and its result, in the order in which the jobs end.
 
         Raises:
             JobError: when a job fails; the other jobs are then ended.
@@ -257,17 +257,17 @@ class Pool:
 
 
 def _give(child: Child, waiting: list[tuple[int, Sequence[Any]]]) -> int:
-    """Give ``child`` the next job; its number."""
+    """Send the next job to ``child``, and return the job's number."""
     number, arguments = waiting.pop()
     assert child.process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended, which is noticed when its answer is read
+    with contextlib.suppress(BrokenPipeError):  # the child has ended: the missing answer shows it
         child.process.stdin.write(json.dumps(list(arguments)).encode() + b"\n")
         child.process.stdin.flush()
     return number
 
 
 def main() -> None:
-    """The main of a process: reads jobs from stdin, a line each, and writes results to stdout."""
+    """Read jobs from stdin, a line each, run them, and write results to stdout."""
     function = pkgutil.resolve_name(sys.argv[1])
     with os.fdopen(os.dup(1), "w", buffering=1) as answers:
         os.dup2(2, 1)
@@ -281,26 +281,26 @@ def main() -> None:
             answers.write(json.dumps(answer) + "\n")
 
 
-# After one process has ended with an error, the others have this long to end by themselves (s).
+# The time that the other processes have to end by themselves after one has ended with an error (s).
 GRACE = 5.0
-# In place of an exit code in a report: the process did not fail itself, another one was lost.
+# Replaces an exit code in a report if the process did not fail, but lost another process.
 LOST = 75
 
 
 class RestartableError(OperationError):
-    """A process was lost, and all processes may be restarted."""
+    """The loss of a process, after which all processes may be restarted."""
 
 
 def start(
     words: Sequence[str], nproc: int, *, timeout: float, threads: int | None, restarts: int = 0,
     hint: Callable[[], str], log: Path | None = None, show_output: bool = True,
 ) -> int:  # fmt: skip
-    """Run the command ``words`` in ``nproc`` processes; the exit code when all processes have ended.
+    """Run the command ``words`` in ``nproc`` processes, and return the exit code after they have ended.
 
     Args:
         timeout: the longest time of a process without a sign of life (s).
-        threads: the number of threads that the processes share; None: as the environment says.
-        restarts: how often all processes are restarted after a process was lost.
+        threads: the number of threads that the processes share; None: the environment's number for each.
+        restarts: the number of restarts of all processes after a process was lost.
         hint: returns the words that tell the user how to resume after a process was lost.
         log: a file for starts and failures, written if the parent of its folder exists.
         show_output: whether rank 0 writes to this process's stdout and stderr.

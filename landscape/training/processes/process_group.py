@@ -42,7 +42,7 @@ BEAT, LOST_AFTER = 1.0, 10.0
 
 
 class TorchStore:
-    """A :class:`FolderStore` in a store of torch's, a key for each text; its errors are RuntimeErrors."""
+    """A :class:`.FolderStore` in one of torch's stores, with a key for each text; raises RuntimeErrors."""
 
     def __init__(self, store: PrefixStore) -> None:
         self.store = store
@@ -65,13 +65,13 @@ class Group(Processes):
     """This process in the group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe.
 
     The constructor only reads the environment; :meth:`join` connects. Under ``--nproc`` the processes meet in
-    a private folder of the launcher's, without an address.
+    the launcher's private folder, without an address.
 
     Args:
         device: the device of the exchanged tensors; the backend is NCCL on GPUs, else gloo.
         timeout: the longest time of the rendezvous, and of a rank without a sign of life (s).
 
-    Raises InputError for a rank or size that is missing or wrong.
+    Raises InputError for a missing or wrong rank or size.
     """
 
     _store: Store
