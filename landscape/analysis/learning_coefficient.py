@@ -76,7 +76,7 @@ class Langevin:
         self._noise = torch.Generator(problem.device).manual_seed(noise)
 
     def run(self, steps: int) -> Array:
-        """Take ``steps`` steps, and return three numbers for each as (3, chains, steps) float64.
+        """Make ``steps`` steps, and return three numbers for each as (3, chains, steps) float64.
 
         1. The rise nβ (L_B(w) − L_B(w*)), whose mean is nβ (L(w) − L(w*)). On one minibatch the two losses
            share much of their noise.
@@ -112,7 +112,7 @@ class Langevin:
 
     @property
     def finite(self) -> bool:
-        """Return whether all chains are where losses are finite."""
+        """Whether the losses of all chains are finite."""
         return bool(np.isfinite(self._numbers[-1]).all())
 
     def draws(self) -> Array:
@@ -124,23 +124,25 @@ class Langevin:
 # γ of the experiments on MNIST with the package of the method's authors (devinterp).
 LOCALIZATION = 100.0
 BATCH = 512  # Lau et al.'s on MNIST
-# The fewest chains and the largest R̂ that Vehtari et al. (2021) recommend, and draws of a chain that count
-# as independent: with fewer, R̂ and the standard error are themselves too uncertain.
+# The smallest number of chains, the largest R̂, and the smallest effective sample size per chain that Vehtari
+# et al. (2021) recommend: otherwise R̂ and the standard error are themselves too uncertain.
 CHAINS, MAX_RHAT, LEAST_ESS = 4, 1.01, 100
-# The relative standard error asked for (our choice, as for the other instruments).
+# The largest relative standard error (our choice, as for the other instruments).
 RELATIVE_ERROR = 0.05
-# Steps of a chain, at least and at most; it is doubled until it suffices (our choice: 20 s to 5 min with the
-# MNIST network on 2 cores). Draws of a chain: a power of two divides their steps, and half of them are kept.
+# The smallest and largest number of steps of a chain, which is doubled until it suffices (our choice: 20 s to
+# 5 min with the MNIST network on 2 cores), and the number of draws: each is the mean over a power of two of
+# steps, and the second half of the draws is used.
 LEAST, MOST = 1_000, 32_000
 DRAWS = 500
-# The first step size is this number over the largest curvature nβλ_max + γ (our choice: stable are steps
-# below 4 over it, and half of one has an eighth of the heating).
+# The first step size is this number over the largest curvature nβλ_max + γ (our choice: steps below 4 over
+# the curvature are stable, and an eighth of such a step has an eighth of the heating).
 FIRST_STEP = 0.5
-# The heating, as a share of the rise, that a step size is chosen for, and above which an estimate is refused
-# (our choice). A correction is exact to first order: of a share s about s² of the value remains (MNIST).
+# The heating, as a share of the rise, for which a step size is chosen, and the share above which an estimate
+# is refused (our choice). The correction is exact to first order: for a share s about s² of the value remains
+# (MNIST).
 HEATING, MAX_HEATING = 0.1, 0.25
-# Trials of a step size, each at least so much of the one before; how far the mean ‖w − w*‖² may grow from one
-# half of the draws to the other where R̂ says that it does (our choice).
+# The number of trials of a step size, the smallest ratio of one trial to the trial before, and the largest
+# growth of the mean ‖w − w*‖² between the halves of the draws if R̂ is too large (our choice).
 TRIALS, SHRINK, SETTLED = 6, 1 / 16, 0.05
 
 
@@ -185,11 +187,11 @@ def learning_coefficient(
         problem: the loss on the training set, at the minimum w*; or a run, at w_a.
         batch: samples of a minibatch, drawn with replacement; larger minibatches heat less. Data given as
             batches is read once for every 100 steps.
-        localization: γ, the strength that holds chains at w*; values of λ̂ are comparable at equal γ and n
-            only.
-        step_size: ε of the chains; default: half of 1/(nβλ_max + γ), less if the heating is above a tenth of
-            the rise.
-        nbeta: samples times inverse temperature, nβ; default n/log n (Watanabe 2013). Where L is a mean over
+        localization: γ, the strength of the attraction to w*; values of λ̂ are comparable only at equal γ and
+            n.
+        step_size: ε of the chains; default: half of 1/(nβλ_max + γ), or less if the heating is above a tenth
+            of the rise.
+        nbeta: samples times inverse temperature, nβ; default n/log n (Watanabe 2013). If L is a mean over
             tokens, n counts the sequences; for the likelihood of m tokens give m/log m.
         chains: the number of independent chains, at least 2.
         relative_error: chains are doubled until the standard error is at most this share of the value.
@@ -236,7 +238,7 @@ def learning_coefficient(
     report = taken(progress)
 
     def extend(chain_stack: Langevin, steps: int) -> None:
-        """Take ``steps`` more steps, or fewer where losses are not finite."""
+        """Make ``steps`` more steps, or fewer if losses are not finite."""
         for _ in range(0, steps, LEAST // 10):
             chain_stack.run(LEAST // 10)
             report(min(1.0, chain_stack.steps / max_steps))
@@ -293,8 +295,8 @@ class _Summary:
     Attributes:
         rise, heating: the mean rise with heating, and the mean heating.
         drift: the relative change of ‖w − w*‖² from half to half.
-        settled: whether the distance to w* no longer grows: chains begin there, a fall is chance.
-        suffices: whether chains have mixed, and are long enough for the error asked for.
+        settled: whether the distance to w* has stopped growing; chains begin at w*, so that a fall is chance.
+        suffices: whether chains have mixed, and are long enough for the relative error.
     """
 
     draws: Array
@@ -310,12 +312,12 @@ class _Summary:
 
     @property
     def hopeless(self) -> bool:
-        """Return whether more steps are of no use: losses are not finite, or heating is all of the rise."""
+        """Whether more steps are useless: losses are not finite, or the heating is the whole rise."""
         return not abs(self.heating) < abs(self.rise)
 
 
 def _summary(run: Langevin, statistics: Any, relative_error: float, max_rhat: float) -> _Summary:
-    """Summarize the draws of the second half; ``suffices`` is by ``relative_error`` and ``max_rhat``."""
+    """Summarize the draws of the second half, which suffice below ``relative_error`` and ``max_rhat``."""
     if not run.finite:
         return _Summary(np.full((3, 1, 2), math.nan))
     draws = run.draws()

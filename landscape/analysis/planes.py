@@ -339,26 +339,31 @@ def _rows(networks: Sequence[Network]) -> Tensor:
 
 
 def _rounding(problem: Problem, rows: Tensor) -> float:
-    """Return how far apart equal weights may lie after rounding to the problem's precision."""
+    """Return the largest distance of equal weights after rounding to the problem's precision."""
     return float(torch.finfo(problem.dtype).eps * rows.norm())
 
 
-def _components(problem: Problem, rows: Tensor, mean: Tensor, what: str, axis: str) -> dict[str, Any]:
-    """Return the fields on the unit directions of the greatest variance of ``rows`` around ``mean``.
+def _components(problem: Problem, rows: Tensor, mean: Tensor, noun: str, label: str) -> dict[str, Any]:
+    """Return the fields on the two unit directions of the largest variance of ``rows`` around ``mean``.
 
-    ``axis``: a label, with places for the number of a direction and its share in percent.
+    Args:
+        problem: the problem.
+        rows: (M, P), weights.
+        mean: (P,).
+        noun: names the weights in messages, such as "learners".
+        label: the label of an axis, with places for a direction's number and its share in percent.
     """
-    _, s, vt = torch.linalg.svd(rows - mean, full_matrices=False)
+    _, lengths, directions = torch.linalg.svd(rows - mean, full_matrices=False)
     limit = _rounding(problem, rows)
-    if s[1] <= limit:
-        reason, needed = ("are equal", "differ") if s[0] <= limit else ("lie on one line", "do not")
-        raise OperationError(f"{what}: all {len(rows)} {reason}, a plane needs at least 3 that {needed}")
-    explained = (s**2 / (s**2).sum())[:2].cpu().numpy()
-    axes = tuple(axis.format(k + 1, 100 * share) for k, share in enumerate(explained))
-    return {"directions": vt[:2], "axes": axes, "explained": explained}
+    if lengths[1] <= limit:
+        reason, needed = ("are equal", "differ") if lengths[0] <= limit else ("lie on one line", "do not")
+        raise OperationError(f"{noun}: all {len(rows)} {reason}, a plane needs at least 3 that {needed}")
+    explained = (lengths**2 / (lengths**2).sum())[:2].cpu().numpy()
+    axes = tuple(label.format(k + 1, 100 * share) for k, share in enumerate(explained))
+    return {"directions": directions[:2], "axes": axes, "explained": explained}
 
 
 def _coordinates(center: Tensor, directions: Tensor, rows: Tensor) -> Array:
     """Return the coordinates (M, 2) of the plane's points nearest to ``rows``, for orthogonal directions."""
-    away: Tensor = (rows - center) @ directions.T / directions.square().sum(1)
-    return away.cpu().numpy()
+    coordinates: Tensor = (rows - center) @ directions.T / directions.square().sum(1)
+    return coordinates.cpu().numpy()

@@ -111,20 +111,20 @@ class Instrument(ABC):
 
     #: The name in the registry.
     name = ""
-    #: The keys of ``monitor`` that it reads, besides the interval.
+    #: The keys of ``monitor`` that it reads, in addition to the interval.
     reads: tuple[str, ...] = ("samples", "k", "draws", "rho", "window")
-    #: The history's columns: name -> unit. One of a run may have more than its class.
+    #: The history's columns: name -> unit. An instance may have more columns than its class.
     columns: Mapping[str, str] = {}
-    #: Whether it takes losses or Hessians on the run's sample: ``OnSample`` does.
+    #: Whether it measures losses or Hessians on the run's sample, as ``OnSample`` does.
     on_sample = False
-    #: Whether it draws minibatches, and so must know the samples of a step.
+    #: Whether it draws minibatches, and so needs the number of samples of a step.
     on_minibatches = False
-    #: Whether it measures the step itself, and so needs w_a before it.
+    #: Whether it measures the step itself, and so needs w_a before the step.
     on_step = False
 
     def __init__(self, run: MeasuredRun) -> None:
         self.run = run
-        #: The memory from one measurement to the next, on rank 0 at least; None: nothing yet.
+        #: The memory from one measurement to the next, on rank 0 or more ranks; None: nothing yet.
         self.memory: Tensor | None = None
         if self.on_minibatches and not run.batch:
             raise InputError(f"monitor.instruments: '{self.name}' needs the size of a minibatch; give batch=")
@@ -143,16 +143,16 @@ class Instrument(ABC):
         return {} if self.memory is None else {self.key: self.memory}
 
     def restore(self, state: Tensor) -> None:
-        """Take the tensor of :meth:`state` from a checkpoint; not called where the tensor is missing."""
+        """Restore the tensor of :meth:`state` from a checkpoint that has it."""
         self.memory = state.to(self.run.problem.weights)
 
     def see(self, step: int, points: Tensor, rows: Tensor) -> None:  # noqa: B027 - most see no steps
-        """Take the gradients of a step; called for every step.
+        """Observe the gradients of a step; called for every step.
 
         Args:
             step: counted from 1.
-            points, rows: of this process's learners (n_local, P): where the gradients of their minibatches
-                were taken, and what they are; both are overwritten later.
+            points: (n_local, P), the points of the gradients of this process's learners; overwritten later.
+            rows: (n_local, P), the gradients of their minibatches; overwritten later.
         """
 
     def row(self, *values: float) -> dict[str, float]:
@@ -174,7 +174,7 @@ def rounding(mean: Tensor) -> float:
     return (torch.finfo(mean.dtype).eps * float(vector_norm(mean))) ** 2
 
 
-#: The instrument that ``monitor.sharpness`` has measure at steps of its own.
+#: The instrument whose further measurements ``monitor.sharpness`` requests.
 LAMBDA_MAX = "lambda-max"
 
 
@@ -182,11 +182,11 @@ class Monitoring:
     """Measures a run every ``monitor.every`` steps, and λ_max every ``monitor.sharpness``.
 
     Args:
-        run: what is measured.
+        run: the run.
         reserved: names of columns that instruments may not have.
 
     Attributes:
-        columns: of all instruments: name -> unit.
+        columns: name -> unit, of all instruments.
 
     Raises:
         InputError: for an instrument that cannot measure this run, or a column with a reserved name.
@@ -210,7 +210,7 @@ class Monitoring:
 
     @property
     def turns(self) -> tuple[int, ...]:
-        """The intervals at which something is measured."""
+        """The intervals of all measurements."""
         return tuple(every for _, intervals in self._instruments for every in intervals)
 
     def due(self, step: int) -> list[Instrument]:
@@ -237,7 +237,7 @@ class Monitoring:
             OperationError: for a column that an instrument does not declare.
         """
         columns: dict[str, float] = {}
-        # fresh_mean, as the stored mean is that of ``weights``.
+        # fresh_mean does not replace the stored mean, which is that of ``weights``.
         start = None if before is None else self.run.comm.fresh_mean(before, "before the step")
         mean = self.run.comm.mean(weights)
         points = mean.expand_as(weights) if self.run.at_mean else weights
@@ -259,7 +259,7 @@ class Monitoring:
         return state
 
     def restore(self, shared: Mapping[str, Tensor]) -> None:
-        """Take the instruments' memory from a checkpoint."""
+        """Restore the instruments' memory from a checkpoint."""
         if self.run.sample:
             self.run.sample.restore(shared)
         for instrument, _ in self._instruments:

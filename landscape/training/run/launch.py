@@ -53,15 +53,16 @@ def launch(
     server, and the other ranks are the workers; workers return the last weights without a history.
 
     Args:
-        recipe: may be None with ``resume``: then the recipe of the folder's run.
-        resume: continue from last.h5 (or start, if there is no last.h5 yet). The recipe must equal the
+        recipe: the recipe; with ``resume`` None means the recipe of the folder's run.
+        resume: whether to continue from last.h5, or to start without such a file. The recipe must equal the
             folder's, except for ``scalars`` and a larger ``steps``.
-        force: first delete the checkpoints of a run in the folder; nothing else is deleted.
+        force: whether to delete the checkpoints of a run in the folder, and nothing else, at first.
         device: "auto" (an accelerator with float64, where there is one), "cpu", "cuda", "xpu" or "mps".
         data_dir: the folder of data sets.
         hooks: functions to call during the run; ``save`` is replaced.
         group: the processes that share the run; None: there is only this process.
-        allow_code: run the code that the folder's recipe names as MODULE:NAME if ``recipe`` is None.
+        allow_code: whether to run the code that the folder's recipe names as MODULE:NAME, if ``recipe`` is
+            None.
 
     Returns:
         The end of the run.
@@ -148,11 +149,12 @@ def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
     """Run this process's ``trainer`` in a group, and log to logs/rank-R.log."""
     hooks = trainer.hooks
     with log_to(folder / "logs" / f"rank-{group.rank}.log") as log:
-        kind = type(trainer).__name__.lower()
-        learners = trainer.comm.local
-        who = f"rank {group.rank} of {group.size}, {kind} of learners {learners.start} to {learners.stop - 1}"
-        where = f"{group.device}; {socket.gethostname()}, process {os.getpid()}; {group.backend}"
-        log(f"{who}, on {where}")
+        role, learners = type(trainer).__name__.lower(), trainer.comm.local
+        rank = (
+            f"rank {group.rank} of {group.size}, {role} of learners {learners.start} to {learners.stop - 1}"
+        )
+        place = f"{group.device}; {socket.gethostname()}, process {os.getpid()}; {group.backend}"
+        log(f"{rank}, on {place}")
         message, save = hooks.message, hooks.save
 
         def message_and_log(line: str) -> None:
@@ -161,7 +163,7 @@ def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
 
         def save_and_log(checkpoint: Checkpoint) -> None:
             save(checkpoint)
-            # The text of pace begins with "; ", or is "".
+            # The pace is a text that begins with "; ", or "".
             log(f"step {checkpoint.step} is saved{trainer.history.pace(trainer.recipe.batch)}")
 
         hooks.message, hooks.save = message_and_log, save_and_log
@@ -207,9 +209,7 @@ def check_processes(recipe: Recipe, size: int) -> None:
 def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:
     """Return the last checkpoint, without weights, of the complete run of ``recipe`` in ``folder``.
 
-    None where the run is not complete.
-
-    Raises OperationError where ``folder`` holds a run of another recipe.
+    None if the run is not complete. Raises OperationError if ``folder`` has a run of another recipe.
     """
     checkpoint, _ = _resumed(folder, recipe, lambda learners: slice(0))
     if checkpoint and (checkpoint.diverged or checkpoint.step == recipe.steps):

@@ -151,11 +151,12 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
         InputError: an unknown form, or a number of learners that the topology does not allow; the message
             begins with ``where``.
     """
-    form = re.fullmatch(r"([^()]+)(?:\((.+)\))?", spec.replace(" ", ""))
-    topology = registry.topologies[form[1]] if form and form[1] in registry.topologies else None
+    match = re.fullmatch(r"(?P<name>[^()]+)(\((?P<values>.+)\))?", spec.replace(" ", ""))
+    name, values_text = (match["name"], match["values"] or "") if match else ("", "")
+    topology = registry.topologies.get(name)
     parameters = list(inspect.signature(topology).parameters.values())[1:] if topology else []
-    texts = form[2].split(",", max(len(parameters) - 1, 0)) if form and form[2] else []
-    required = sum(p.default is p.empty for p in parameters)
+    texts = values_text.split(",", max(len(parameters) - 1, 0)) if values_text else []
+    required = sum(parameter.default is parameter.empty for parameter in parameters)
     if topology is None or not required <= len(texts) <= len(parameters):
         allowed = f"{', '.join(forms())}, or a .csv, .txt or .npy file with an n × n matrix"
         raise InputError(f"{where}: '{spec}' is not known (allowed: {allowed})")
@@ -165,7 +166,7 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
         values = (_value(p.name, text, hints.get(p.name, Any)) for p, text in pairs)
         cycle = [_checked(m, n, (1, 0), _ROUNDING) for m in topology(n, *values)]
         if not cycle and topology is not random_matching:
-            raise InputError("it must give at least one matrix")
+            raise InputError("it must return at least one matrix")
     except LandscapeError as reason:
         raise InputError(f"{where}: '{spec}' is not allowed with {n} learners, {reason}") from None
     return cycle
@@ -184,7 +185,7 @@ def _value(name: str, text: str, hint: Any) -> Any:
 def _checked(matrix: Any, n: int, axes: tuple[int, ...], tolerance: float) -> Array:
     """Return ``matrix`` in float64; InputError unless it is (n, n), ≥ 0, and sums to 1 along ``axes``.
 
-    ``matrix`` may be anything, as plugins and files give it.
+    Plugins and files may return any object as ``matrix``.
     """
     if np.shape(matrix) != (n, n):
         raise InputError(f"it is a {np.shape(matrix)} matrix, {n} learners need ({n}, {n})")
@@ -195,9 +196,9 @@ def _checked(matrix: Any, n: int, axes: tuple[int, ...], tolerance: float) -> Ar
         sums = m.sum(axis)
         worst = int(np.argmax(np.abs(sums - 1)))
         if abs(sums[worst] - 1) > tolerance:
-            name = ("column", "row")[axis]
-            kind = "doubly" if len(axes) > 1 else "column"
-            raise InputError(f"{name} {worst + 1} sums to {sums[worst]:.6g}, it must be {kind} stochastic")
+            line = "row" if axis == 1 else "column"
+            needed = "doubly" if len(axes) > 1 else "column"
+            raise InputError(f"{line} {worst + 1} sums to {sums[worst]:.6g}, it must be {needed} stochastic")
     return m
 
 
@@ -216,9 +217,9 @@ def equal_weights(n: int, offsets: list[Array | int]) -> Array:
     return m
 
 
-# Row and column sums may miss 1 by this much: our choice: a matrix typed with four decimals passes.
+# The largest error of row and column sums (our choice: a matrix typed with four decimals passes).
 SUM_TOLERANCE = 1e-4
-# Most learners a matrix is made for, and largest file of a matrix: our choice: 128 MiB in memory.
+# The largest number of learners of a matrix, and its largest file (our choice: 128 MiB in memory).
 MAX_LEARNERS, MAX_FILE_BYTES = 4096, 1 << 27
 _MATRICES: ContextVar[dict[str, Array] | None] = ContextVar("matrices", default=None)
 
@@ -227,7 +228,7 @@ _MATRICES: ContextVar[dict[str, Array] | None] = ContextVar("matrices", default=
 def stored_matrices(matrices: dict[str, Array]) -> Iterator[None]:
     """Use ``matrices``, file name -> matrix, inside the block in place of the files.
 
-    The matrix of any other file is added to ``matrices``. A run so keeps the matrix of its beginning when the
+    The matrix of any other file is added to ``matrices``, so that a run keeps its initial matrix when the
     file changes.
     """
     token = _MATRICES.set(matrices)
@@ -247,7 +248,7 @@ class Mixing:
         spec: a topology, or the file of a matrix.
         learners: n.
         seed: of random matchings.
-        where: the option that ``spec`` was given to, for messages.
+        where: the option whose value ``spec`` is, for messages.
 
     Raises:
         InputError: for a spec or matrix that is not allowed with n learners.
@@ -291,9 +292,9 @@ class Mixing:
     def modes(self) -> Array:
         """Return the complex eigenvalues ω (τ, n − 1) of the cycle's τ matrices, without the mean's, 1.
 
-        A column belongs to one mode where the matrices share their modes, as circulant ones do
-        (:attr:`shares_modes`); otherwise a column has no meaning. For random matching: the eigenvalues of the
-        mean of M_t.
+        A column belongs to one mode if the matrices share their modes, as circulant matrices do
+        (:attr:`shares_modes`); otherwise a column has no meaning. For random matching they are the
+        eigenvalues of the mean of M_t.
         """
         if self.learners == 1:
             return np.empty((max(1, len(self.cycle)), 0), dtype=complex)
