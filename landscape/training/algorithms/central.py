@@ -32,15 +32,15 @@ class LocalSGD(Rule):
         period: H, the number of local steps between averages of all learners. Unit: steps.
         start: Number of synchronous steps at the start (post-local SGD, Lin et al. 2020); the first average
             of local steps is that of step start + H. Unit: steps. Source: ours; 0 is plain local SGD.
-        nodes: Number of nodes, of equally many learners, which average among themselves (hierarchical local
+        nodes: Number of nodes, whose equal numbers of learners average among themselves (hierarchical local
             SGD, Lin et al. 2020). Source: ours; 1 is plain local SGD.
         node_period: Steps between the averages within a node; it must divide ``period``. Unit: steps. Source:
             ours; 0 is every step, as 1.
-        mixing: Steps in between are DPSGD's with this mixing matrix (gossip with periodic averaging, Chen et
+        mixing: The mixing matrix of DPSGD's steps between averages (gossip with periodic averaging, Chen et
             al. 2021); "none": there is no exchange between averages. Source: LocalSGD-2021.
         order: The order of these mixed steps, as for dpsgd. Source: DPSGD-2020, Eq. 2.
-        buffers: What happens to the optimizer's state at an average of all: it is kept, reset to zero, or
-            averaged, too. Source: torch's PostLocalSGDOptimizer.
+        buffers: Whether an average of all learners keeps the optimizer's state, resets it to zero, or
+            averages it, too. Source: torch's PostLocalSGDOptimizer.
     """
 
     label, color = "local SGD", "#E69F00"
@@ -152,7 +152,7 @@ class OuterStep(LocalSGD):
             slow += displacement
             anchor = self.shared["anchor"] - self.outer_lr * (displacement + self.outer_momentum * slow)
         else:
-            if lr:  # at the very end of a cosine schedule it is 0, and so is the step
+            if lr:  # the rate and the step are 0 at the end of a cosine schedule
                 slow += displacement / lr
             anchor = self.shared["anchor"] - self.outer_lr * lr * slow
         self.shared = {"anchor": anchor, "slow_momentum": slow}
@@ -221,12 +221,12 @@ class AsyncSGD(Rule):
 
     Args:
         delay: τ, the age of gradients; there are τ + 1 workers. Unit: steps.
-        schedule: "round-robin": the workers deliver in turn, all gradients are exactly τ old (Delay-2019's
-            x_{t+1} = x_t − αg(x_{t−τ})). "random": each step draws the worker, the delay is geometric with
-            mean τ. "measured": τ + 1 processes deliver at their own pace to one more, the server, for one
-            learner. Source: Delay-2019.
-        shifted: Momentum m of Delay-2019's shifted form, with one buffer a worker: v_k ← m v_k + g(c_k),
-            x ← x − α v_k. Source: ours; 0 is none.
+        schedule: "round-robin": the workers deliver in turn, and the age of all gradients is τ (Delay-2019's
+            x_{t+1} = x_t − αg(x_{t−τ})). "random": each step draws the worker, and the delay is geometric
+            with mean τ. "measured": τ + 1 processes deliver at their own pace to a further process, the
+            server, for one learner. Source: Delay-2019.
+        shifted: Momentum m of Delay-2019's shifted form, with one buffer per worker: v_k ← m v_k + g(c_k),
+            x ← x − α v_k. Source: ours; 0 is no momentum.
         staleness_aware: The rate of a gradient d steps old is α/max(1, d) (Zhang et al. 2016). Source: ours.
     """
 

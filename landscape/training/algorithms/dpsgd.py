@@ -25,16 +25,17 @@ from landscape.training.topology import Mixing, is_file, read_matrix
 
 @registry.algorithms.add("dpsgd")
 class DPSGD(Rule):
-    """Each learner takes its gradient at its own weights and averages with its neighbors.
+    """Each learner computes its gradient at its own weights, and averages its weights with its neighbors'.
 
     Args:
         mixing: The mixing matrix M: a topology by name, such as full, ring(2) or random-matching, or a .csv,
             .txt or .npy file with a doubly stochastic matrix. Source: DPSGD-2020, Figure 2(a).
         order: "awc" (adapt with combine): w_j ← Σ_k M_jk w_k − α ∇L^{μ_j}(w_j); "atc" (adapt then combine):
             w_j ← Σ_k M_jk (w_k − α ∇L^{μ_k}(w_k)). Source: DPSGD-2020, Eq. 2.
-        buffers: "keep": the optimizer's state of each learner is its own. "mix": it is averaged with the
-            weights, v_j ← Σ_k M_jk v_k after the step, by the matrix of the step; with momentum in ATC order
-            that is DmSGD (Yu et al. 2019; Ying et al. 2021, Algorithm 1). Source: DPSGD-2020's update.
+        buffers: "keep": each learner keeps its own state of the optimizer. "mix": the states are averaged
+            like the weights, v_j ← Σ_k M_jk v_k after the step, by the matrix of the step; with momentum in
+            ATC order this is DmSGD (Yu et al. 2019; Ying et al. 2021, Algorithm 1). Source: DPSGD-2020's
+            update.
     """
 
     label, color = "DPSGD", "#009E73"
@@ -73,8 +74,8 @@ class DPSGD(Rule):
 
         A subclass with another :meth:`finish` has another result.
         """
-        of_this_rule = self.order == "awc" and type(self).finish is DPSGD.finish
-        if of_this_rule and self.lr_is_factor and points.data_ptr() == weights.data_ptr():
+        uses_this_finish = self.order == "awc" and type(self).finish is DPSGD.finish
+        if uses_this_finish and self.lr_is_factor and points.data_ptr() == weights.data_ptr():
             return self._mixed.add_to(moved)
         return super().finish_moved(weights, points, moved, lr, step)
 
@@ -138,8 +139,8 @@ class SingleMerge(DPSGD):
 class DSGDAC(DPSGD):
     """w_j ← (1−γ_t) w_j + γ_t Σ_k M_jk w_k − α_t ∇L^{μ_j}(w_j), γ_t = (α_t/α_0)^p: less mixing as α falls.
 
-    So the spread stays while the rate goes down (Wang and Johansson 2026, "DSGD-AC"). α_0 is the schedule's
-    rate after the warm-up. While α_t = α_0 it is DPSGD in AWC order.
+    The spread then remains while the rate falls (Wang and Johansson 2026, "DSGD-AC"). α_0 is the schedule's
+    rate after the warm-up. With α_t = α_0 the rule is DPSGD in AWC order.
 
     Args:
         mixing: The mixing matrix, as for dpsgd. Source: DPSGD-2020, Figure 2(a).
@@ -174,13 +175,14 @@ class SGP(Rule):
     """x_i ← Σ_j P_ij (x_j − α ∇L^{μ_j}(z_j)), w_i ← Σ_j P_ij w_j, z_i = x_i/w_i (Assran et al. 2019, Alg. 1).
 
     P's columns sum to 1: learner j sends shares of its vector, and needs no answer. The learners' weights are
-    z, which the paper evaluates. They move by z_i ← Σ_j Q_ij (z_j − α u_j/w_j) with Q_ij = P_ij w_j/w_i',
-    whose rows sum to 1; w (n,) is state.
+    z, which the paper evaluates: z_i ← Σ_j Q_ij (z_j − α u_j/w_j), where the rows of Q_ij = P_ij w_j/w_i' sum
+    to 1. The push-sum weights w (n,) are part of the state.
 
     Args:
-        graph: "random": each learner keeps half and sends half to one other, drawn at each step. A .csv, .txt
-            or .npy file: P itself. Else a mixing by name (one-peer-exponential, exponential, ring(k), …),
-            which is doubly stochastic, so that the push-sum weights w stay 1. Source: Assran et al. 2019.
+        graph: "random": each learner keeps half and sends half to another one, drawn at each step. A .csv,
+            .txt or .npy file: P itself. Otherwise a mixing by name (one-peer-exponential, exponential,
+            ring(k), …), which is doubly stochastic, so that the push-sum weights w remain 1. Source: Assran
+            et al. 2019.
     """
 
     label, color = "SGP", "#882255"
@@ -214,9 +216,10 @@ class SGP(Rule):
         n = self.learners
         p = np.eye(n)
         if n > 1:
-            hop = torch.randint(1, n, (n,), generator=self.generator("push", step)).numpy()
+            senders = np.arange(n)
+            offsets = torch.randint(1, n, (n,), generator=self.generator("push", step)).numpy()
             p *= 0.5
-            p[(np.arange(n) + hop) % n, np.arange(n)] = 0.5
+            p[(senders + offsets) % n, senders] = 0.5
         return p
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
@@ -261,11 +264,11 @@ class GradientTracking(Rule):
 
     AWC order is DIGing (Nedić, Olshevsky and Shi 2017): y_j ← Σ_k M_jk y_k + u_j − u_j(t−1),
     w_j ← Σ_k M_jk w_k − α y_j. ATC order is GT-DSGD (Xin, Khan and Kar 2021): y_j ← Σ_k M_jk
-    (y_k + u_k − u_k(t−1)), w_j ← Σ_k M_jk (w_k − α y_k). y and u(0) are 0 at first, so the mean of y_j is
-    that of u_j, and w_a moves by −α times it.
+    (y_k + u_k − u_k(t−1)), w_j ← Σ_k M_jk (w_k − α y_k). y and u(0) are 0 at first, so that the mean of y_j
+    equals the mean of u_j, and w_a moves by −α times this mean.
 
-    Where the optimizer has momentum, u is the momentum (Momentum Tracking, Takezawa et al. 2023). With the
-    same M in every step that is momentum of the tracked gradient (GT-DSGDm).
+    If the optimizer has momentum, u is the momentum (Momentum Tracking, Takezawa et al. 2023). With the same
+    M in every step the rule is momentum of the tracked gradient (GT-DSGDm).
 
     Args:
         mixing: The mixing matrix, as for dpsgd. Source: DPSGD-2020, Figure 2(a).
@@ -286,7 +289,7 @@ class GradientTracking(Rule):
         self.state = {"tracker": torch.zeros_like(weights), "direction": torch.zeros_like(weights)}
 
     def begin(self, weights: Tensor, step: int) -> None:
-        if self.order == "awc":  # one message has both
+        if self.order == "awc":  # one message has weights and trackers
             rows = torch.cat([weights, self.state["tracker"]], 1)
             self._mixed = self.comm.mix(rows, self.mixing, step)
 
@@ -319,8 +322,8 @@ class D2(Rule):
     """D²: w_j ← Σ_k M_jk (2 w_k − w_k(t−1) − α u_k + α(t−1) u_k(t−1)), at first Σ_k M_jk (w_k − α u_k).
 
     The rule is Algorithm 1 of Tang et al. 2018, who need a symmetric M with ω_min > −1/3: its disagreement
-    modes evolve by z² − 2ωz + ω for α = 0. What differs between the learners' gradients cancels, and w_a
-    moves by −α times the mean direction.
+    modes evolve by z² − 2ωz + ω for α = 0. The differences of the learners' gradients cancel, and w_a moves
+    by −α times the mean direction.
 
     Args:
         mixing: A mixing matrix that is the same in every step, as for dpsgd. Source: DPSGD-2020, Figure 2(a).

@@ -71,16 +71,16 @@ class Sparta(Rule):
 class StreamingDiLoCo(Rule):
     """DiLoCo whose outer steps are of one fragment of θ at a time (Douillard et al. 2025, arXiv 2501.18512).
 
-    The layers are dealt out to F fragments in turn. After every ``period`` H steps, at evenly spread offsets,
-    fragment p is averaged. The outer step is Nesterov's: Δ_p = x_p − w̄_p, v_p ← μ v_p + Δ_p,
-    x_p ← x_p − ν (Δ_p + μ v_p). ``delay`` τ steps later each learner takes x_p: w_jp ← a w_jp + (1 − a) x_p.
-    One fragment with τ = 0 and a = 0 is DiLoCo. The message is not quantized, and a step waits for its end,
-    so that τ changes the numbers as in the paper and not the time.
+    The layers are assigned to F fragments in turn. Fragment p is averaged after every ``period`` H steps; the
+    offsets of the fragments are evenly spread. The outer step is Nesterov's: Δ_p = x_p − w̄_p,
+    v_p ← μ v_p + Δ_p, x_p ← x_p − ν (Δ_p + μ v_p). ``delay`` τ steps later each learner receives x_p:
+    w_jp ← a w_jp + (1 − a) x_p. One fragment with τ = 0 and a = 0 is DiLoCo. Messages are not quantized, and
+    a step waits for their end, so that τ changes the numbers as in the paper, but not the time.
 
     Args:
         period: H. Unit: steps.
         fragments: F, at most H and the number of layers.
-        delay: τ, below H. Unit: steps. Source: ours; 0 takes a fragment at once.
+        delay: τ, below H. Unit: steps. Source: ours; with 0 learners receive a fragment at once.
         own_share: a, the share of a learner's own weights that it keeps. Source: ours; 0 is DiLoCo's.
         outer_lr: ν. Source: Douillard et al. 2023.
         outer_momentum: μ. Source: Douillard et al. 2023.
@@ -108,7 +108,7 @@ class StreamingDiLoCo(Rule):
 
     def start(self, weights: Tensor) -> None:
         size, count = weights.shape[1], len(self.offsets)
-        # Weights of no network have no slots: each coordinate is then a layer.
+        # Without a network there are no slots: each coordinate is then a layer.
         coordinates = tuple(Slot(str(i), (1,), i, 1, "weight") for i in range(size))
         layers = [*Layout(self.layout.slots or coordinates).groups("layer").values()]
         if count > len(layers):
@@ -159,22 +159,22 @@ class DecoupledDiLoCo(StreamingDiLoCo):
 
     When a period of fragment p ends, the server has Δ_j = x_p − w_jp of the set R of reached learners. The
     server's outer step is Nesterov's with the radial-directional average of each parameter tensor,
-    ρ φ(Σ c_j φ(Δ_j)), φ(Δ) = Δ/‖Δ‖, φ(0) = 0, ρ = Σ c_j ‖Δ_j‖ / Σ c_j. For embeddings the step takes the mean
-    Σ c_j Δ_j / Σ c_j; all sums are over R. ``delay`` τ steps later the learners in R take x_p; the other
-    learners keep their own weights. c_j is the squared number of samples over the number of steps since j
-    last took p, and so in proportion to these steps (arXiv 2604.21428).
+    ρ φ(Σ c_j φ(Δ_j)), φ(Δ) = Δ/‖Δ‖, φ(0) = 0, ρ = Σ c_j ‖Δ_j‖ / Σ c_j. For embeddings the step uses the mean
+    Σ c_j Δ_j / Σ c_j; all sums are over R. ``delay`` τ steps later the learners in R receive x_p; the other
+    learners keep their own weights. c_j is the squared number of samples, divided by the number of steps,
+    since j last received p, and so proportional to these steps (arXiv 2604.21428).
 
-    Time is simulated: all learners step at one pace, and a draw says which learners the server reaches. The
-    server's grace window concerns time alone and is not simulated. Fragments are the layers dealt out in
+    Time is simulated: all learners step at one pace, and a draw decides which learners the server reaches.
+    The server's grace window concerns only time and is not simulated. Layers are assigned to fragments in
     turn; the paper balances the sizes of fragments. With all learners and ``merge`` "mean" the rule is
     streaming DiLoCo.
 
     Args:
         period: H. Unit: steps.
         fragments: F, at most H and the number of layers.
-        delay: τ, below H. Unit: steps. Source: ours; 0 takes a fragment at once.
+        delay: τ, below H. Unit: steps. Source: ours; with 0 learners receive a fragment at once.
         quorum: K, the number of learners that the server waits for. Source: Douillard et al. 2026.
-        availability: The probability of a learner to be reached in a round. Source: ours; 1 is all of them.
+        availability: The probability that a round reaches a learner. Source: ours; 1 reaches all learners.
         merge: "rda": the radial-directional average; "mean": the mean of all tensors. Source: Douillard et
             al. 2026.
         outer_lr: ν. Source: Douillard et al. 2023.
@@ -216,21 +216,22 @@ class DecoupledDiLoCo(StreamingDiLoCo):
 
     def _merged(self, weights: Tensor, p: int, step: int) -> Tensor:
         sizes = [slot.size for slot in self.tensors[p]]
-        radial = [self.merge == "rda" and slot.layer != "embedding" for slot in self.tensors[p]]
+        is_radial = [self.merge == "rda" and slot.layer != "embedding" for slot in self.tensors[p]]
         reached = self._reached(step)[self.comm.local].to(weights.device)
         weight = (self.state["steps"][:, p] * reached).to(weights)[:, None]
         displacements = torch.split(self.shared["anchor"][self.fragments[p]] - weights, sizes, 1)
-        norms = [
-            torch.linalg.vector_norm(delta, dim=1, keepdim=True) if r else torch.ones_like(weight)
-            for r, delta in zip(radial, displacements, strict=True)
-        ]
+        ones = torch.ones_like(weight)
+        norms = []
+        for radial, delta in zip(is_radial, displacements, strict=True):
+            norms.append(torch.linalg.vector_norm(delta, dim=1, keepdim=True) if radial else ones)
         units = [delta / (norm + (norm == 0)) for delta, norm in zip(displacements, norms, strict=True)]
-        sent = weight * torch.cat([torch.ones_like(weight), *norms, *units], 1)
+        sent = weight * torch.cat([ones, *norms, *units], 1)
         mean = self.comm.fresh_mean(sent, "fragment")
         lengths, directions = torch.split(mean[1:] / mean[0], [len(sizes), sum(sizes)])
         rounding, merged = 16 * torch.finfo(weights.dtype).eps, []
-        for r, length, unit in zip(radial, lengths, torch.split(directions, sizes), strict=True):
-            norm = torch.linalg.vector_norm(unit) if r else length  # of directions that cancel, rounding
+        for radial, length, unit in zip(is_radial, lengths, torch.split(directions, sizes), strict=True):
+            # If directions cancel, the norm of their mean is only rounding.
+            norm = torch.linalg.vector_norm(unit) if radial else length
             merged.append(unit * torch.where(norm <= rounding, 0.0, length / norm))
         return torch.cat(merged)
 
@@ -241,34 +242,36 @@ class DecoupledDiLoCo(StreamingDiLoCo):
 
     def communication_cost(self, step: int) -> tuple[float, int]:
         vectors = sum(self.shares[p] * float(self._reached(step).sum()) for p in self._due(step))
-        return 2 * vectors / self.learners, 0  # to the server and back, while the learner goes on
+        return 2 * vectors / self.learners, 0  # to the server and back, while the learner continues
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+    return max(d for d in range(1, min(number, limit) + 1) if number % d == 0)
 
 
 class TopK(Rule):
     """A rule whose learners send a part of a vector by blocks, and keep the rest for later: error feedback.
 
-    The sides of a block are the largest divisors of the tensor's own up to ``chunk``; a bias is a row.
+    A block's sides are the largest divisors, up to ``chunk``, of the tensor's sides; a bias is a row.
     """
 
     def _cut(
         self, weights: Tensor, chunk: int, sent: Callable[[int], int], basis: Callable[[int], Array]
     ) -> None:
-        """Fix the blocks: of s² coefficients in ``basis`` (s, s), a block sends ``sent`` of s²."""
+        """Choose the blocks; a block of s² coefficients in ``basis`` (s, s) sends ``sent`` of s² of them."""
         shapes: list[tuple[slice, tuple[int, ...]]] = [(slot.place, slot.shape) for slot in self.layout.slots]
         self._blocks: list[tuple[slice, tuple[int, int, int, int], int, Tensor, Tensor]] = []
         count = 0
-        for columns_of, shape in shapes or [(slice(None), (weights.shape[1],))]:
+        for place, shape in shapes or [(slice(None), (weights.shape[1],))]:
             if len(shape) > 2:
                 raise InputError(
                     f"algorithm.name: {self.label} needs vectors or matrices, not {tuple(shape)}"
                 )
-            rows, columns = (1, 1, *shape)[-2:]
-            h, w = (
-                max(d for d in range(1, min(side, chunk) + 1) if side % d == 0) for side in (rows, columns)
-            )
+            rows, columns = (1, 1, *shape)[-2:]  # a vector is one row
+            h, w = (_largest_divisor(side, chunk) for side in (rows, columns))
             of_rows, of_columns = (torch.from_numpy(basis(s)).to(weights) for s in (h, w))
             k = min(sent(h * w), h * w)
-            self._blocks.append((columns_of, (rows // h, h, columns // w, w), k, of_rows, of_columns))
+            self._blocks.append((place, (rows // h, h, columns // w, w), k, of_rows, of_columns))
             count += rows // h * (columns // w) * k
         self._sent = 2 * count / weights.shape[1]  # values and their indices
 
@@ -283,7 +286,7 @@ class TopK(Rule):
         return sent, chosen
 
     def _restored(self, coefficients: Tensor) -> Tensor:
-        """Return the rows whose coefficients these are, (n, P) both."""
+        """Return the rows (n, P) with these coefficients (n, P)."""
         rows = torch.empty_like(coefficients)
         for columns, (y, h, x, w), _, of_rows, of_columns in self._blocks:
             blocks = of_rows @ coefficients[:, columns].reshape(-1, y, x, h, w) @ of_columns.T

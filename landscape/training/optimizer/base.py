@@ -53,9 +53,10 @@ def restored(group: str, like: Mapping[str, Tensor], stored: Mapping[str, Tensor
 class Optimizer(ABC):
     """Directions (n, P) from gradients (n, P); ``state`` name -> (n, …), saved as /optimizer/NAME.
 
-    A step's order: gradients at the rule's points p_j (n, P); weight decay at p_j; the optimizer's state;
-    u_j; the rule finishes (DPSGD in AWC order: w_j ← Σ_k M_jk w_k − α u_j). Each learner has a state of its
-    own, as when every worker runs its own ``torch.optim`` optimizer.
+    A step computes, in this order, gradients at the rule's points p_j (n, P), weight decay at p_j, the
+    optimizer's state, the directions u_j, and the rule's new weights (DPSGD in AWC order:
+    w_j ← Σ_k M_jk w_k − α u_j). Each learner has its own state, as if every worker had its own
+    ``torch.optim`` optimizer.
 
     An optimizer is added to the registry under the name that recipes give, in this package or in a plugin;
     the arguments of its ``__init__`` are the options of the recipe::
@@ -77,13 +78,13 @@ class Optimizer(ABC):
     gradient_scaled = False
     #: Whether the direction is the gradient itself, which Eq. 4's split of the noise assumes.
     direction_is_gradient = False
-    #: (m, form) as :func:`landscape.limits.max_stable_step` takes them; None if it is another kind.
+    #: Momentum and form for :func:`landscape.limits.max_stable_step`; None for other optimizers.
     heavy_ball: tuple[float, str] | None = None
-    #: (m, form, c): with its preconditioner P fixed, the steps are those of momentum m with rate c·α. m and
-    #: form as in :attr:`heavy_ball`; Adam's m ← β m + (1 − β) g has c = 1 − β. None where
-    #: :meth:`preconditioner` gives none.
+    #: (m, form, c): with a fixed preconditioner P, the steps are those of momentum m with rate c·α. m and
+    #: form as in :attr:`heavy_ball`; Adam's m ← β m + (1 − β) g has c = 1 − β. None without a
+    #: :meth:`preconditioner`.
     preconditioned: tuple[float, str, float] | None = None
-    #: (norm, normalized) of a step of steepest descent, as ``steepest`` has them; None if it is another kind.
+    #: (norm, normalized) of steepest descent, the options of ``steepest``; None for other optimizers.
     geometry: tuple[str, bool] | None = None
 
     def __init__(self) -> None:
@@ -94,11 +95,11 @@ class Optimizer(ABC):
     def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor | None:
         """Return the diagonal (n, P) of P after ``step`` steps; the directions are P⁻¹ times a momentum.
 
-        None: the directions are no such product with a positive diagonal P.
+        None means that the directions are not such a product with a positive diagonal P.
 
         Args:
             points: (n, P), the weights.
-            gradients: (n, P), such as the next ones; LARS alone depends on them.
+            gradients: (n, P), for example the next gradients; only LARS depends on them.
             step: counted from 1.
         """
         return None
@@ -107,20 +108,20 @@ class Optimizer(ABC):
         """Set a state of zeros.
 
         Args:
-            layout: of the parameter tensors in a row of weights.
-            weights: of this process's learners (n, P).
+            layout: the layout of the parameter tensors in a row of weights.
+            weights: (n, P), of this process's learners.
         """
         self.layout = layout
         self.state = {name: torch.zeros_like(weights) for name in self.names}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take the state of a checkpoint, after :meth:`start`.
+        """Restore the state of a checkpoint, after :meth:`start`.
 
         Args:
             state: name -> (n, …).
 
         Raises:
-            OperationError: where it is not this optimizer's, or of another number of learners.
+            OperationError: for the state of another optimizer, or of another number of learners.
         """
         self.state = restored("optimizer", self.state, state)
 
@@ -133,9 +134,9 @@ class Optimizer(ABC):
         """Return the descent directions of the learners.
 
         Args:
-            gradients: (n, P); they are not written to.
-            points: where they were taken (n, P).
-            lr: α of this step. The direction does not contain it: a change does not rescale momentum.
+            gradients: (n, P), which are not changed.
+            points: (n, P), the points of the gradients.
+            lr: α of this step. The direction does not contain α, so that its changes do not rescale momentum.
             step: counted from 1.
 
         Returns:
@@ -151,7 +152,7 @@ class SGD(Optimizer):
 
     Args:
         momentum: m. Source: DPSGD-2020, Figure 2.
-        nesterov: Use Nesterov's form. Source: torch.optim.SGD.
+        nesterov: Whether to use Nesterov's form. Source: torch.optim.SGD.
         weight_decay: λ. Source: DPSGD-2020, Figure 2.
     """
 
@@ -301,7 +302,7 @@ OTHERS = "others"
 
 
 def role_of(slot: Slot) -> str:
-    """One of ROLES: norms and biases first, then embeddings, then the last layer, the head."""
+    """Return one of ROLES: norms and biases first, then embeddings, then the last layer, the head."""
     return slot.role if slot.role in ("norm", "bias") else slot.layer or "matrix"
 
 
@@ -353,9 +354,9 @@ class Member:
 class Grouped(Optimizer):
     """Each group g has its own optimizer and direction: u = f u_g(α f), f the group's factor; 0 if frozen.
 
-    A group's name is a role, or a pattern of parameter names such as "*.bias", or the beginning of names up
-    to a dot. A parameter belongs to the first group that its role or name fits. The names in the state begin
-    with the group's name.
+    A group's name is a role, a pattern of parameter names such as "*.bias", or the beginning of names up to a
+    dot. A parameter belongs to the first group that fits its role or name. The names in the state begin with
+    the group's name.
 
     Args:
         base: the optimizer of the parameters that are in no group.

@@ -153,7 +153,8 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
     """
     match = re.fullmatch(r"(?P<name>[^()]+)(\((?P<values>.+)\))?", spec.replace(" ", ""))
     name, values_text = (match["name"], match["values"] or "") if match else ("", "")
-    topology = registry.topologies.get(name)
+    exists = name in registry.topologies
+    topology = registry.topologies[name] if exists else None
     parameters = list(inspect.signature(topology).parameters.values())[1:] if topology else []
     texts = values_text.split(",", max(len(parameters) - 1, 0)) if values_text else []
     required = sum(parameter.default is parameter.empty for parameter in parameters)
