@@ -308,7 +308,7 @@ def test_equal_loss_takes_the_nearest_saved_checkpoint(runs: dict[str, list[Path
     for words, these, tolerance in (
         (r"no checkpoint of its run has a training loss within 0%.*nearest is step", given, 1e-6),
         ("equal_loss: a problem has no earlier checkpoints", [given[0], given[1].problem()], 0.3),
-        ("not of a file", [dataclasses.replace(given[0], path=None), given[1]], 0.3),
+        ("not read from a file", [dataclasses.replace(given[0], path=None), given[1]], 0.3),
     ):
         with pytest.raises(LandscapeError, match=words):
             landscape.compare(these, quantities=["loss"], equal_loss=True, loss_tol=tolerance)
