@@ -25,7 +25,7 @@ from tests.examples import namespace
 PACKAGE = Path(landscape.__file__).parent
 # Signs of a formula that has an origin, and what names its source: a paper with its year, an arXiv number, an equation, "ours", "our choice".
 FORMULA = re.compile("[∇Σ∂∝]")
-SOURCE = re.compile(r"\b(19|20)\d\d\b|arXiv|\bEq\. \d|\bours\b|\bour choice\b|\bpaper")
+SOURCE = re.compile(r"\b(19|20)\d\d\b|arXiv|\bEq\. \d|\bours\b|\bour\s+choice\b|\bpaper")
 
 
 def own(value: Any) -> bool:

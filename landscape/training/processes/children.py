@@ -337,7 +337,7 @@ def start(
 
 
 def _watch(children: Children, timeout: float) -> int:
-    """Return the exit code, once all have ended; raises as :func:`start` does."""
+    """Wait for the end of all children, and return the exit code; raises the errors of :func:`start`."""
     failures, deadline = FolderStore(children.folder), 0.0
     while True:
         children.check()
@@ -376,7 +376,7 @@ def stamped(line: str) -> str:
 
 
 def _log(path: Path | None, line: str) -> None:
-    """Append to the log of a run whose folder exists; an error in writing it is ignored."""
+    """Append ``line`` to the log of a run whose folder exists, and ignore errors in writing."""
     if path and path.parent.parent.is_dir():
         with contextlib.suppress(OSError):
             path.parent.mkdir(exist_ok=True)
@@ -385,9 +385,9 @@ def _log(path: Path | None, line: str) -> None:
 
 
 def report(message: str, code: int) -> bool:
-    """Report a failure to the launcher of this process, which prints it; False if there is no launcher.
+    """Report a failure to the launcher of this process, and return whether there is a launcher.
 
-    If another process has reported a failure before, that one is printed.
+    The launcher prints the first failure that is reported.
     """
     failures = launcher_store()
     if failures:

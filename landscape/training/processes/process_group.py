@@ -140,7 +140,7 @@ class Group(Processes):
         if is_loopback(address):  # the exchanges' own sockets, too
             for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
                 os.environ.setdefault(name, children.loopback())
-        # torch's elastic agents hold a store there; without an agent, rank 0 holds one.
+        # The store is at torch's elastic agent; without an agent it is at rank 0.
         self._hosts = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         stores = connect(address, port, self.rank, self._hosts, self.timeout)
         exchanges, signs = (PrefixStore(f"landscape/{self.attempt}", store) for store in stores)
@@ -175,7 +175,7 @@ class Group(Processes):
         return f"rank 0 of {self.size} was lost: its store does not answer ({words})"
 
     def wait_for_all(self) -> None:
-        """Return once all ranks have called this."""
+        """Wait until all ranks have called this method."""
         with self.naming():
             dist.barrier()
 
@@ -187,10 +187,10 @@ class Group(Processes):
             raise OperationError(difference)
 
     def _beat(self) -> None:
-        """Write a sign of life every BEAT seconds, read the others', and end this process if needed.
+        """Write a sign of life every BEAT seconds, read other signs, and end this process if needed.
 
-        It ends if its parent has ended, if another rank has reported a failure and this one still waits in an
-        exchange (which cannot be canceled), or if a rank is silent for too long.
+        The process ends if its parent has ended, if another rank has reported a failure while this rank waits
+        in an exchange (which cannot be canceled), or if a rank is silent for too long.
         """
         pending: threading.Thread | None = None
         while not self._stop.wait(BEAT):
@@ -218,7 +218,7 @@ class Group(Processes):
                     self._changes[rank] += 1
             self._failure = self._store.get("failure")
             self._failure_beats += bool(self._failure)
-        except (RuntimeError, OSError):  # the store is lost, which the exchanges notice
+        except (RuntimeError, OSError):  # the store is lost: exchanges will fail
             self._store_lost = True
 
     def _give_up(self) -> None:
@@ -239,9 +239,9 @@ class Group(Processes):
     def diagnose(self, error: BaseException) -> LostProcessError:
         """Return the reason for a failed exchange: another rank's reported failure, or the silent ranks."""
         words, before = first_line(error), dict(self._changes)
-        deadline = time.monotonic() + 2 * LOST_AFTER  # a busy machine reads a rank's last sign late
+        deadline = time.monotonic() + 2 * LOST_AFTER  # a busy machine reads the last sign of a rank late
         while time.monotonic() < deadline and not (self._failure or self._store_lost):
-            # The first new sign may be the last one of a rank that is lost; the second shows that it lives.
+            # The first new sign may be the last sign of a lost rank; the second sign shows that it lives.
             waiting = [rank for rank, count in self._changes.items() if count < before[rank] + 2]
             if all(self._silent[rank] >= LOST_AFTER for rank in waiting if rank != self.rank):
                 break
@@ -265,7 +265,7 @@ class Group(Processes):
             raise self.diagnose(error) from error
 
     def report(self, message: str, code: int = 1) -> bool:
-        """Report ``message`` to the other ranks; False if another failure was reported before."""
+        """Report ``message`` to the other ranks, and return False if another failure was reported before."""
         self._stop.set()
         text = children.failure(self.rank, code, message)
         try:
@@ -273,7 +273,7 @@ class Group(Processes):
         except (RuntimeError, OSError):
             return True  # no other rank is left
         if self._hosts:
-            time.sleep(4 * BEAT)  # time for the other ranks to read it, as the store ends with this process
+            time.sleep(4 * BEAT)  # the other ranks read it before the store ends with this process
         return first
 
     def close(self) -> None:
@@ -291,9 +291,9 @@ def started_by_launcher() -> bool:
 
 @contextlib.contextmanager
 def log_to(path: Path) -> Iterator[Callable[[str], object]]:
-    """Open a log; the function that it yields appends a line with the time.
+    """Open a log, and yield the function that appends a line with the time.
 
-    Output of C libraries to stderr goes to the log, too; that of Python still goes to stderr.
+    The log also has the output of C libraries to stderr; Python's output still goes to stderr.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -336,8 +336,8 @@ def number(name: str, minimum: int, default: int | None = None, maximum: int | N
 def worker_device(name: str) -> torch.device:
     """Return the device of a process that a launcher started: the CPU, or the GPU of its LOCAL_RANK.
 
-    Raises InputError where more processes than GPUs are on this machine: NCCL needs a GPU for each, and for
-    several processes on accelerators other than CUDA's.
+    Raises InputError for more processes than GPUs on this machine, because NCCL needs a GPU for each process,
+    and for several processes on accelerators other than CUDA's.
     """
     device, alone = pick_device(name), number("WORLD_SIZE", 1, 1) == 1
     if device.type == "cpu" or (alone and device.type != "cuda"):
@@ -362,9 +362,9 @@ def is_loopback(address: str) -> bool:
 def connect(host: str, port: int, rank: int, serve: bool, timeout: float) -> tuple[TCPStore, TCPStore]:
     """Return two connections to the store at ``host``: a call on one does not wait for the other.
 
-    With ``serve`` this process holds the store. It listens at a loopback address only, if ``host`` is one,
-    and otherwise at all addresses of this machine, as ``host`` may be none of them. Raises OperationError if
-    the port is in use, or no store answers within ``timeout`` seconds.
+    With ``serve`` this process has the store, which listens only at ``host`` if that is a loopback address,
+    and otherwise at all addresses of this machine, because ``host`` may be a name outside. Raises
+    OperationError if the port is in use, or if no store answers within ``timeout`` seconds.
     """
     deadline = time.monotonic() + timeout
     with _listen(host, port) if serve else contextlib.nullcontext() as listener:
@@ -377,7 +377,7 @@ def connect(host: str, port: int, rank: int, serve: bool, timeout: float) -> tup
             descriptor = listener.detach() if listener else None
             first = within(seconds, lambda: store(is_master=serve, master_listen_fd=descriptor))
             return first, within(seconds, store)
-        except (RuntimeError, OSError) as error:  # torch's are RuntimeErrors
+        except (RuntimeError, OSError) as error:  # torch raises RuntimeErrors
             words = f"does not answer at {host}:{port} ({first_line(error)})"
             raise OperationError(f"rank {rank}: rank 0 {words}") from error
 

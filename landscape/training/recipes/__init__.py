@@ -342,9 +342,9 @@ def cells() -> dict[str, tuple[Series, str, int, str, float]]:
 def table_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
     """Return the values of the paper's recipe ``name`` for the epochs, batch and data of ``changes``.
 
-    None for the name of no such recipe. A change of the key ``epochs``, which only these recipes have,
-    shortens the run and its schedule. A change of ``batch`` keeps the epochs. Raises InputError for an
-    unknown name that begins as these recipes' names.
+    None for other names. A change of the key ``epochs``, which only these recipes have, shortens the run and
+    its schedule. A change of ``batch`` keeps the epochs. Raises InputError for an unknown name that begins
+    like these recipes' names.
     """
     if name not in cells():
         if name.partition("/")[0] in SAMPLES and not name.endswith(".toml"):
@@ -366,7 +366,7 @@ def table_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
         "lr": rate,
         "steps": steps,
         "decompose": {"every": 0},
-        # 32 evaluations and four checkpoints are ours.
+        # 32 evaluations and four checkpoints are our choice.
         "evaluate": {"every": -(-steps // 32)},
         "checkpoint": {"every": -(-steps // 4)},
         **task_tables,
@@ -406,7 +406,7 @@ def names() -> list[str]:
 
 
 def facts(name: str) -> dict[str, Any]:
-    """Return the numbers of a built-in recipe in a list; lr is the peak of the schedule."""
+    """Return the main values of a built-in recipe by name; lr is the peak of the schedule."""
     values = table_values(name, {}) or file_values(name)
     schedule = table_of(Schedule, values.get("schedule", {}), "schedule.")
     numbers = {key: values[key] for key in ("learners", "batch", "lr", "steps")}
@@ -435,7 +435,7 @@ def recipes(pattern: str | None = None) -> dict[str, str]:
 
 
 def file_values(recipe: str) -> dict[str, Any]:
-    """Return the values of the recipe in a file; it is named for the file if it has no name of its own."""
+    """Return the values of the recipe in a file, whose name is the default for the recipe's name."""
     path = BUILT_IN / f"{recipe}.toml"
     if recipe not in built_in():
         path = Path(recipe)

@@ -17,9 +17,9 @@ from landscape.core.errors import DataWarning, InputError, warn_caller
 from landscape.core.options import MAX_DEPTH
 from landscape.training import optimizer
 
-#: A setting that begins so takes the key out, as in Hydra.
+#: The prefix of a setting that removes its key, as in Hydra.
 UNSET = "~"
-#: The tables whose keys depend on their name, and where it is looked up.
+#: The tables whose keys depend on their name, and the registries of these names.
 NAMED: dict[str, Any] = {
     "algorithm": registry.algorithms,
     "optimizer": optimizer,
@@ -31,8 +31,8 @@ NAMED: dict[str, Any] = {
 def changed(values: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Change ``values`` by ``settings``, values by dotted key, and return it.
 
-    "~KEY" takes a key out. Where a table's name becomes another one, keys that only the old name has go, and
-    a warning says which.
+    "~KEY" removes a key. If a table's name changes, keys that only the old name has are removed, with a
+    warning.
     """
     before = {table: table_name(values, table) for table in NAMED}
     for key, value in settings.items():
@@ -40,7 +40,7 @@ def changed(values: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, An
         if len(tables) > MAX_DEPTH:
             raise InputError(f"settings: a key has {len(tables) + 1} parts, at most {MAX_DEPTH} are allowed")
         if key.startswith(UNSET):
-            _take_out(values, key)
+            _remove(values, key)
             continue
         inner = values
         for table in tables:
@@ -61,8 +61,8 @@ def table_name(values: Mapping[str, Any], table: str) -> Any:
     return part.get("name", default) if isinstance(part, dict) else None
 
 
-def _take_out(values: dict[str, Any], key: str) -> None:
-    """Remove what "~KEY" names."""
+def _remove(values: dict[str, Any], key: str) -> None:
+    """Remove the key of the setting "~KEY"."""
     *tables, last = key.removeprefix(UNSET).split(".")
     inner: Any = values
     for table in tables:
@@ -74,14 +74,14 @@ def _take_out(values: dict[str, Any], key: str) -> None:
 
 
 def _drop_keys_of(old: str, table: str, values: dict[str, Any], settings: Mapping[str, Any]) -> None:
-    """Take out those keys of a table that its new name does not have and ``settings`` do not give."""
+    """Remove the keys of a table that neither its new name nor ``settings`` have, with a warning."""
     name = str(values["name"])
     if table == "optimizer":
         allowed = {optimizer.GROUPS, *optimizer.options(optimizer.full_name(name), {})}
     elif name in NAMED[table]:
         allowed = {"split", *inspect.signature(NAMED[table][name]).parameters}
     else:
-        return  # code of the user, whose options are known when it is run; another name is refused later
+        return  # the options of a user's code are unknown before it runs; other names are refused later
     removed = [key for key in values if key not in {"name", *allowed} and f"{table}.{key}" not in settings]
     for key in removed:
         del values[key]
@@ -106,7 +106,7 @@ def plain_value(key: str, value: Any) -> Any:
 def parsed(settings: Iterable[str]) -> dict[str, Any]:
     """Return the values of "KEY=VALUE" settings by dotted key; the last setting of a key counts.
 
-    "~KEY", which takes a key out, is a key without a value.
+    "~KEY", which removes a key, is a key without a value.
 
     Example:
         >>> parsed(["lr=0.5", "algorithm.name=dpsgd", "~epochs"])
@@ -154,7 +154,7 @@ def parse_value(written: str) -> Any:
 
 # Settings without effect, which a new recipe may not have.
 
-# What ``needs`` of tables, rules and optimizers may name besides options: facts about the run.
+# Facts about the run that ``needs`` of tables, rules and optimizers may name in addition to options.
 CHANGES, SPLITS = "a rate that changes", "steps along the mean gradient"
 
 
@@ -164,7 +164,7 @@ STATE, READ = "an optimizer with a state", "an instrument that reads it"
 OTHER = "an optimizer other than plain SGD"
 
 
-#: Of the tables that have no name.
+#: The needs of the tables without a name.
 NEEDS: dict[str, dict[str, str]] = {
     "schedule": {"unit": CHANGES, "factor": "milestones", "milestones": "factor != 1"},
     "decompose": {"samples": "every > 0", "split": f"every > 0 and {SPLITS}"},
@@ -176,7 +176,7 @@ COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, "!=": operator
 
 
 def _tables(recipe: Any) -> Iterator[tuple[str, Mapping[str, str], Mapping[str, Any], Mapping[str, Any]]]:
-    """Return the tables of a recipe: where, ``needs``, the values, and the defaults of what has needs."""
+    """Yield the tables of a recipe: the key, ``needs``, the values, and the values without these needs."""
     for table, needs in NEEDS.items():
         values = getattr(recipe, table)
         yield table, needs, vars(values), vars(type(values)())
@@ -191,7 +191,7 @@ def _tables(recipe: Any) -> Iterator[tuple[str, Mapping[str, str], Mapping[str, 
     tables = {f"optimizer.groups.{key}": group for key, group in groups}
     for where, group in {"optimizer": {"name": spec.name, **spec.options}, **tables}.items():
         given = {key: value for key, value in group.items() if key not in ("name", "lr_factor", "frozen")}
-        if "name" in group:  # else it is frozen
+        if "name" in group:  # a frozen group has no name
             yield named(where, optimizer, optimizer.make(group["name"], given).needs, group["name"], given)
 
 
@@ -228,7 +228,7 @@ def idle(recipe: Any) -> dict[str, tuple[Any, str]]:
             if values.get(key) == defaults.get(key):
                 continue
             terms = {**facts, **values, READ: key in keys_of_instruments}
-            # A condition is alternatives of terms: "A and B or C".
+            # A condition such as "A and B or C" has alternatives, each with several terms.
             alternatives = [alternative.split(" and ") for alternative in condition.split(" or ")]
             unmet = [
                 " and ".join(term for term in alternative if not _is_true(term, terms))

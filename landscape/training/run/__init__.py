@@ -25,8 +25,8 @@ from landscape.core.hdf5 import Array
 from landscape.core.options import choose
 from landscape.core.registry import optional
 
-# Purposes whose streams follow from a number: those of version 0.8 and before, whose bits must stay. The
-# streams of all other purposes follow from their names; nothing is added here.
+# Purposes whose streams follow from a number, as in version 0.8 and before, so that their bits stay the same.
+# The streams of all other purposes follow from their names; no purpose is added here.
 _NAMES = "init", "batch", "noise", "mixing", "decompose", "delay", "push", "augment", "dropout", "monitor"
 _NUMBERED = {name: number for number, name in enumerate(_NAMES)}
 #: Purposes of the training loop and of mixing, which an update rule may not declare.
@@ -36,13 +36,13 @@ RESERVED = (frozenset(_NUMBERED) - {"noise", "delay", "push"}) | {"split", "hete
 def generator(seed: int, purpose: str, step: int = 0, *learner: int) -> torch.Generator:
     """Return a CPU generator for one ``purpose`` at one ``step``, of one learner where it is given.
 
-    Streams are independent of each other: of two seeds, purposes, steps or learners.
+    The streams of two seeds, purposes, steps or learners are independent.
 
     Args:
-        seed: that of the recipe.
-        purpose: of the draw. An update rule declares its purposes (:attr:`.Rule.purposes`).
+        seed: the recipe's seed.
+        purpose: the purpose of the draw. An update rule declares its purposes (:attr:`.Rule.purposes`).
         step: counted from 1; 0 for a draw once in a run.
-        learner: the learner's index and, where it draws several times in a step, which draw it is.
+        learner: the learner's index and, for several draws in a step, the number of the draw.
     """
     entropy = np.random.SeedSequence((seed, *_stream(purpose), step, *learner))
     return torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
@@ -51,9 +51,8 @@ def generator(seed: int, purpose: str, step: int = 0, *learner: int) -> torch.Ge
 def _stream(purpose: str) -> list[int]:
     """Return the words of the seed that identify ``purpose``.
 
-    Of a name they are 124 bits of its SHA-256, in four words of 32 with the highest bit set. Seeds are below
-    2⁶³, so that their upper word is below 2³¹, as are all numbers of purposes: a stream by name equals no
-    stream by number, whatever the seed.
+    For a name they are 124 bits of its SHA-256, in four words of 32 bits whose highest bit is set. The upper
+    words of seeds, and all numbers of purposes, are below 2³¹: a stream by name equals no stream by number.
     """
     if purpose in _NUMBERED:
         return [_NUMBERED[purpose]]
@@ -65,7 +64,7 @@ Row = dict[str, float]
 
 
 def due(every: int, step: int) -> bool:
-    """Return whether ``step`` is one of every ``every``-th; 0: none is."""
+    """Return whether ``step`` is a multiple of ``every``; False for 0."""
     return bool(every) and step % every == 0
 
 
@@ -73,12 +72,12 @@ def due(every: int, step: int) -> bool:
 RECENT = 100
 
 
-# Rows of a block of the history (our choice): a row in it takes 8 bytes a column, as a dict 1.2 kB.
+# Rows in a block of the history (our choice): a block has 8 bytes per number, a dict 1.2 kB per row.
 BLOCK = 1000
 
 
 class History:
-    """The steps of a run so far: the last ones as rows that can still change, those before as arrays.
+    """The steps of a run so far: the last steps are rows that can still change, earlier steps are arrays.
 
     Args:
         algorithm: the name of the update rule, for messages.
@@ -94,11 +93,11 @@ class History:
         self._blocks: list[dict[str, Array]] = []
 
     def new_row(self, step: int, lr: float) -> Row:
-        """Return a row that is not among ``rows`` yet: NaN in all columns but these two."""
+        """Return a new row, which is not added to ``rows``, with NaN in all columns except these two."""
         return dict.fromkeys(self.units, math.nan) | {"step": step, "lr": lr}
 
     def append(self, row: Row) -> None:
-        """Add ``row``, the last one; it may be changed until RECENT others follow."""
+        """Add ``row`` at the end; it may be changed until RECENT other rows follow."""
         self.rows.append(row)
         if len(self.rows) >= BLOCK + RECENT:
             old, self.rows = self.rows[:BLOCK], self.rows[BLOCK:]
@@ -116,7 +115,7 @@ class History:
         row |= values
 
     def restore(self, columns: Mapping[str, Array], units: Mapping[str, str]) -> None:
-        """Take the rows of a checkpoint; columns that this run does not record are NaN in later rows."""
+        """Restore the rows of a checkpoint; columns that this run does not record are NaN in later rows."""
         self.units |= units
         length = len(next(iter(columns.values()), ()))
         all_columns = {name: columns.get(name, np.full(length, np.nan)) for name in self.units}
@@ -153,11 +152,11 @@ def _column(rows: Sequence[Row], name: str) -> Array:
     return np.array([row.get(name, math.nan) for row in rows], dtype=np.float64)  # columns may be added later
 
 
-# Before the names of numbers in a run that the user's loop writes to as well.
+# The prefix of names in a tracker's run to which the user's loop writes, too.
 PREFIX = "landscape/"
 
 
-#: Takes the numbers of one step by name; those of the same step may come in parts.
+#: Writes numbers of one step by name; there may be several calls for a step.
 Write = Callable[[int, Mapping[str, float]], object]
 
 
@@ -166,7 +165,9 @@ WRITERS = ("tensorboard", "wandb", "trackio")
 
 def writer_names(scalars: str | Sequence[str] | None) -> list[str]:
     """Return the names of the writers in ``scalars``; InputError for an unknown name."""
-    names = [] if scalars is None else [scalars] if isinstance(scalars, str) else scalars
+    if scalars is None:
+        return []
+    names = [scalars] if isinstance(scalars, str) else scalars
     if not isinstance(names, (list, tuple)):
         raise InputError("scalars", scalars, allowed=f"one of {', '.join(WRITERS)}")
     return [choose("scalars", name, WRITERS) for name in names]
@@ -180,7 +181,7 @@ def package_of(name: str) -> Any:
 def open_writer(name: str, folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
     """Return the writer ``name`` for a run in ``folder`` after ``step`` steps; ``opened`` closes it.
 
-    Raises OperationError where its package is missing or refuses.
+    Raises OperationError if its package is missing or raises an error.
     """
     try:
         package = package_of(name)
@@ -189,7 +190,7 @@ def open_writer(name: str, folder: Path, step: int, opened: contextlib.ExitStack
         return _tracked(package, folder, opened)
     except LandscapeError:
         raise
-    except Exception as error:  # whatever the package, or the service behind it, says
+    except Exception as error:  # the package and its service may raise any error
         words = " ".join(str(error).split())[:200]
         raise OperationError(f"scalars: '{name}' cannot be used ({type(error).__name__}: {words})") from error
 
@@ -213,7 +214,7 @@ def row_writer(
 def _tensorboard(folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
     """Return the function that writes event files to the folder "tensorboard" of the run."""
     module = optional("torch.utils.tensorboard", "scalars", "tensorboard, or leave scalars out")
-    # A run that is resumed from an earlier step first removes what was written after that step.
+    # A run that is resumed from an earlier step first removes the numbers of later steps.
     writer = module.SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
     opened.callback(writer.close)
 
@@ -225,14 +226,14 @@ def _tensorboard(folder: Path, step: int, opened: contextlib.ExitStack) -> Write
 
 
 def _tracked(tracker: Any, folder: Path, opened: contextlib.ExitStack) -> Write:
-    """Return a run of Weights & Biases, or of trackio, which has the same functions.
+    """Return the writer to a run of Weights & Biases, or of trackio, which has the same functions.
 
-    The run of the user's loop where one is active, with a prefix to the names and the step as a number; else
-    a new one in the project "landscape" with the name of the folder.
+    An active run of the user's loop gets names with a prefix, and the step as a number. Otherwise the writer
+    starts a run in the project "landscape" with the name of the folder.
     """
     current = getattr(getattr(tracker, "context_vars", None), "current_run", None)  # trackio's
     active = current.get() if current else getattr(tracker, "run", None)
-    if active is not None:  # whose steps are the user's
+    if active is not None:  # its steps are the user's
         return lambda step, values: active.log(
             {f"{PREFIX}{k}": v for k, v in values.items()} | {f"{PREFIX}step": step}
         )

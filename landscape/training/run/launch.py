@@ -298,12 +298,12 @@ class TrainingJob:
     folder: Path
 
 
-#: Takes a run that ends, and its duration (s); None for a run that was stopped before its end.
+#: Called with a run that ends, and its duration (s), or None for a run that was stopped before its end.
 Ended = Callable[[TrainingJob, float | None], None]
 
 
 class _OutOfTime(Exception):
-    """A run has come to the time at which it must stop."""
+    """The time at which a run must stop is over."""
 
 
 def share_of(items: Sequence[T], share: str | None) -> list[T]:
@@ -344,12 +344,12 @@ def train_runs(
     runs: Sequence[TrainingJob], ended: Ended, progress: Progress, *, pool: children.Pool, device: str,
     data_dir: str | Path | None, until: float | None = None,
 ) -> None:  # fmt: skip
-    """Start or resume ``runs`` in the processes of ``pool``; in this process, where one is enough.
+    """Start or resume ``runs`` in the processes of ``pool``, or in this process if one is enough.
 
     Args:
-        ended: is called with each run that ends.
-        progress: takes the completed share of the present run; called only for runs in this process.
-        until: as of :func:`train_one`.
+        ended: called with each run that ends.
+        progress: called with the completed share of the present run, only for runs in this process.
+        until: as for :func:`train_one`.
 
     Raises:
         OperationError: a run failed.
@@ -360,7 +360,7 @@ def train_runs(
         return
     for run in runs:
         run.folder.parent.mkdir(parents=True, exist_ok=True)
-    options = [device, data_dir and os.fspath(data_dir), until]  # as JSON can represent them
+    options = [device, data_dir and os.fspath(data_dir), until]  # in types that JSON can represent
     jobs = [[run.recipe.to_toml(), os.fspath(run.folder), *options] for run in runs]
     try:
         pool.run(f"{__name__}:_train_job", jobs, lambda number, seconds: ended(runs[number], seconds))
@@ -380,12 +380,12 @@ def train_one(
     run: TrainingJob, device: str, data_dir: str | Path | None, until: float | None = None,
     step: Callable[[int, int], None] = lambda done, total: None,
 ) -> float | None:  # fmt: skip
-    """Start or resume ``run``; its duration (s), or None where ``until`` stopped the run.
+    """Start or resume ``run``, and return its duration (s), or None if ``until`` stopped the run.
 
     Args:
         until: the time at which the run stops, in the seconds of time.time(). A later call resumes the run
             from its last checkpoint.
-        step: takes, after each step, the number of completed steps and the total.
+        step: called after each step with the number of completed steps and the total.
     """
 
     def after_step(done: int, total: int) -> None:
@@ -426,20 +426,21 @@ def train(
     Args:
         recipe: a name (:func:`landscape.recipes` lists them), the path of a TOML file, or a
             :class:`landscape.Recipe`. None with ``resume``: the recipe of the folder's run.
-        folder: gets last.h5, step-NNNNNNN.h5 and recipe.toml. Default: runs/NAME-seedN.
-        resume: resume from last.h5, or start if there is no last.h5 yet; the result is bit-identical to an
-            uninterrupted run. The recipe must equal the run's, except for ``scalars`` and a larger ``steps``.
-        force: first delete the run in the folder.
-        nproc: processes on this machine that share the learners. With several processes each writes
-            logs/rank-R.log, and neither ``message`` nor ``progress`` is called.
-        max_restarts: how often all processes are restarted from last.h5 after a process is lost.
+        folder: the folder for last.h5, step-NNNNNNN.h5 and recipe.toml. Default: runs/NAME-seedN.
+        resume: whether to resume from last.h5, or to start without such a file; the result is bit-identical
+            to an uninterrupted run. The recipe must equal the run's, except for ``scalars`` and a larger
+            ``steps``.
+        force: whether to delete a run in the folder at first.
+        nproc: the number of processes on this machine that share the learners. Each of several processes
+            writes logs/rank-R.log, and neither ``message`` nor ``progress`` is called.
+        max_restarts: the number of restarts of all processes from last.h5 after a process is lost.
         timeout: seconds that a process may be silent, or that an exchange between processes may take.
         device: "auto" (an accelerator with float64, where there is one), "cpu", "cuda", "xpu" or "mps".
         data_dir: the folder of data sets that are not bundled. Default: $LANDSCAPE_DATA or data.
-        allow_code: run code that a file names as MODULE:NAME; code that the settings name always runs.
-        message: takes lines for the user.
+        allow_code: whether to run code that a file names as MODULE:NAME; code in the settings always runs.
+        message: called with lines for the user.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
-        settings: other values of the recipe's keys, as of :meth:`landscape.Recipe.read`.
+        settings: other values of the recipe's keys, as for :meth:`landscape.Recipe.read`.
 
     Returns:
         The end of the run, as last.h5 has it; ``diverged`` says whether and how it diverged.
@@ -495,7 +496,7 @@ def in_processes(
         check_processes(run_recipe, nproc)
     words = ["train", "-o", str(folder), "--device", device, "--timeout", str(timeout)]
     words += ["--data-dir", str(data_dir)] if data_dir else []
-    # A restart has to resume; where there is no run yet, --resume starts a run.
+    # A restart has to resume; without a run, --resume starts one.
     words += ["--resume"] if resume or max_restarts else []
     words += ["--force"] if force else []
     # Code that a recipe names was allowed when it was read.
