@@ -119,9 +119,9 @@ def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Forecas
         A forecast with ``products``, ``seconds``, ``memory`` and ``free``; it is printed as one line.
 
     Raises:
-        InputError: a function that is no analysis with a bound on its memory, or an argument that it does not
-            allow.
-        TypeError: arguments that it does not have, or a missing one, as in a call of it.
+        InputError: a function that is not an analysis with a bound on its memory, or an argument that the
+            function does not allow.
+        TypeError: unknown or missing arguments, as in a call of the function.
 
     Example:
         >>> import torch, landscape
@@ -145,7 +145,7 @@ def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Forecas
 
 
 def _seconds_of_a_product(problem: Any, arguments: Mapping[str, Any]) -> float:
-    """Return the time of a product after the first, which makes graphs that are kept."""
+    """Return the time of a product after the first product, which makes the stored graphs."""
     matrix, part = arguments.get("matrix", "hessian"), arguments.get("part")
     options = HessianOptions(matrix, part, None, arguments.get("derivatives", "auto"))
     h = fast_hessian(problem, arguments.get("weights"), options)
@@ -157,9 +157,9 @@ def _seconds_of_a_product(problem: Any, arguments: Mapping[str, Any]) -> float:
 
 
 def _seconds_of_a_point(problem: Any) -> float:
-    """Return the time of a point of a line beyond the first ones, which have the start of the call."""
+    """Return the time of a point of a line, without the time of the start of a call."""
     direction, times = torch.ones_like(problem.weights), []
-    for points in (2, 2, 10):  # the first call loads what is loaded once
+    for points in (2, 2, 10):  # the first call loads modules
         began = time.perf_counter()
         line(problem, direction, points=points, span=1e-3, progress=False)
         times.append(time.perf_counter() - began)

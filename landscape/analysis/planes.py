@@ -128,11 +128,12 @@ def between(
 
     Args:
         problem: the problem whose parameters the weights are; or a run.
-        weights: two or three networks, in any form that :func:`landscape.line` takes.
-        labels: their names; default: those of problems, else w0, w1, w2.
-        align: unless "none", permute the hidden units of the second and third to match the first by this, as
-            :func:`landscape.connect` does; their functions stay the same.
-        seed: of two vectors only, draws the normal vector whose part orthogonal to w1 − w0 is the second
+        weights: two or three networks, in any form that :func:`landscape.line` accepts.
+        labels: their names; default: the names of problems, otherwise w0, w1, w2.
+        align: the criterion by which hidden units of the second and third network are permuted to match those
+            of the first, as for :func:`landscape.connect`; "none": no permutation. The networks' functions
+            do not change.
+        seed: for two vectors, draws the normal vector whose part orthogonal to w1 − w0 is the second
             direction.
 
     Returns:
@@ -166,7 +167,7 @@ def between(
         raise OperationError("between: the first two weight vectors are equal, they must differ")
     draws_direction = len(rows) == 2
     v = double(random_plane(problem, seed=seed).directions[0]) if draws_direction else rows[2] - rows[0]
-    for _ in range(2):  # the second time removes what rounding left
+    for _ in range(2):  # the second time removes rounding errors
         v = v - u * (v @ u) / (u @ u)
     if not v.norm() > rounding:
         raise OperationError("between: the weight vectors lie on one line; use `landscape line` for it")

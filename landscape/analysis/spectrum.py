@@ -405,10 +405,10 @@ def loss_change(
 ) -> LossChange:
     """L(θ + d) − L(θ) = ⟨g, d⟩ + ½ dᵀHd + remainder, for a step d: in total, by layer, and between layers.
 
-    d is the step that an optimizer took, with momentum, weight decay and averaging. A group a of parameters
+    d is the step that an optimizer made, with momentum, weight decay and averaging. A group a of parameters
     has the terms ⟨g_a, d_a⟩ and ½ Σ_b d_aᵀH_ab d_b. In the sum, b = a is the curvature within the group, and
     other b are curvature between groups. The remainder, of third order and more, is not divided. Each group
-    takes one Hessian product.
+    needs one Hessian product.
 
     Further results: the directional sharpness dᵀHd/‖d‖² (arXiv 2606.04662), and the critical multiple m, the
     smallest m with L(θ + md) > L(θ), to 1%. The critical sharpness of arXiv 2601.16979 is 2/(αm), α the
@@ -416,7 +416,7 @@ def loss_change(
 
     Args:
         problem: the loss, or a run.
-        before, after: θ and θ + d, (P,) each, or in another form that :func:`landscape.line` takes.
+        before, after: θ and θ + d, (P,) each, or in another form that :func:`landscape.line` accepts.
         by: the groups, as in :func:`landscape.curvature_table`.
         lr: α; default: unknown, so that there is no critical sharpness.
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
@@ -501,8 +501,8 @@ def loss_change(
 def _critical(rises: Callable[[float], bool], slope: float) -> float:
     """Return the smallest multiple of a step at which the loss ``rises`` above its start; 0 uphill.
 
-    NaN where the loss does not rise within DOUBLINGS. A rise between two tried multiples is missed if the
-    loss has fallen again at the larger one.
+    NaN if the loss does not rise within DOUBLINGS. A rise between two multiples is missed if the loss has
+    fallen again at the larger multiple.
     """
     if not slope < 0:
         return math.nan if math.isnan(slope) else 0.0

@@ -1,4 +1,4 @@
-"""Training loops of the user's own, recorded or decentralized: their modules, optimizers and processes."""
+"""Users' training loops, recorded or decentralized: their modules, optimizers and processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_module(model: nn.Module) -> None:
 
 
 class Tracked:
-    """The parameters and buffers of the user's module, under names of their own.
+    """The parameters and buffers of the user's module, with separate names.
 
     Args:
         module: the user's.

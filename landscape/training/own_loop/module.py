@@ -122,7 +122,7 @@ class DecentralizedDataParallel(nn.Module):
     def _share(
         self, model: nn.Module, parameters: FlatParameters, group: DefaultGroup, average_buffers: bool
     ) -> None:
-        """Check that all processes have equal arguments and models, and take rank 0's weights and buffers."""
+        """Check that all processes have equal arguments and models, and copy rank 0's weights and buffers."""
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         facts = {
             "landscape": __version__,
@@ -142,12 +142,12 @@ class DecentralizedDataParallel(nn.Module):
 
     @property
     def steps(self) -> int:
-        """The number of steps made."""
+        """The number of completed steps."""
         return self._stepper.steps
 
     @property
     def wrapped_module(self) -> nn.Module:
-        """The user's model, for what unwraps modules."""
+        """The user's model, for functions that unwrap modules."""
         return self.module
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
@@ -162,9 +162,9 @@ class DecentralizedDataParallel(nn.Module):
         return self.module(*args, **keywords)
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """A context for loops written for DistributedDataParallel: gradients add up here in any case.
+        """Return a context without effect, for loops written for DistributedDataParallel.
 
-        Nothing is exchanged in a backward pass, so that passes before a step accumulate with or without it.
+        A backward pass exchanges no gradients, so that passes before a step always accumulate them.
 
         Returns:
             A context that does nothing.
@@ -217,14 +217,14 @@ class DecentralizedDataParallel(nn.Module):
         """Write all learners, with the states of optimizer and algorithm, to one HDF5 file, atomically.
 
         All processes must call this method, between steps; rank 0 writes. ``landscape info``, ``contour``,
-        ``line`` and the other commands take the file, with ``--model MODULE:NAME --data MODULE:NAME``.
+        ``line`` and the other commands accept the file, with ``--model MODULE:NAME --data MODULE:NAME``.
 
         Args:
-            path: ends in .h5; a file that is there is replaced.
+            path: ends in .h5; an existing file is replaced.
 
         Raises:
             InputError: within a step, and for another ending.
-            OperationError: where the file cannot be written, or a state is no tensor.
+            OperationError: for a file that cannot be written, or a state that is not a tensor.
             LostProcessError: where another process is lost.
 
         Example:
@@ -249,7 +249,7 @@ class DecentralizedDataParallel(nn.Module):
             path: the file, which each process reads.
 
         Returns:
-            The number of steps made until the file was written, the new value of ``steps``.
+            The number of steps in the file, the new value of ``steps``.
 
         Raises:
             InputError: within a step, and for a file of another algorithm or number of learners.
@@ -272,14 +272,14 @@ class DecentralizedDataParallel(nn.Module):
         return self.steps
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the algorithm's own state, which ``state_dict`` holds as ``_extra_state``."""
+        """Return the algorithm's state, which ``state_dict`` has as ``_extra_state``."""
         rule = self._stepper.rule
         parts = {"state": rule.state, "shared": rule.shared}
         facts: dict[str, Any] = {"algorithm": self._algorithm["name"], "steps": self.steps}
         return facts | {key: {name: t.clone() for name, t in part.items()} for key, part in parts.items()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Take what :meth:`get_extra_state` gave; ``load_state_dict`` calls it.
+        """Restore a state of :meth:`get_extra_state`; ``load_state_dict`` calls this method.
 
         Raises:
             InputError: within a step, and for the state of another algorithm.

@@ -1,4 +1,4 @@
-"""Measurements of one step of a training loop of the user's own, which leave that loop as it is."""
+"""Measure one step of a user's training loop without a change of the loop."""
 
 from __future__ import annotations
 
@@ -143,13 +143,13 @@ class Observer:
         return due
 
     def together(self) -> contextlib.AbstractContextManager[None]:
-        """A block whose error is raised by all processes that measure."""
+        """Return a context whose errors are raised by all processes that measure."""
         return contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def undisturbed(device: torch.device, *data: Any) -> Iterator[None]:
-    """Allow gradients inside the block; afterwards all random generators have their states of before.
+    """Allow gradients inside the block, and restore the states of all random generators after it.
 
     These are the generators of torch, NumPy and Python, and the generators of any DataLoader among ``data``.
     """
@@ -173,7 +173,7 @@ def undisturbed(device: torch.device, *data: Any) -> Iterator[None]:
 
 
 def _generators(data: Any) -> Iterator[torch.Generator]:
-    """Return the generators of a DataLoader and its samplers; none for other data."""
+    """Yield the generators of a DataLoader and its samplers; none for other data."""
     parts = [data, getattr(data, "sampler", None), getattr(data, "batch_sampler", None)]
     parts += [getattr(part, "sampler", None) for part in parts]
     for part in parts:
@@ -216,8 +216,8 @@ def _check_data(name: str, data: Any) -> None:
 class Parameters(loop.Tracked):
     """The trainable parameters of the user's module as one vector, its frozen parameters, and its buffers.
 
-    All have their names in the model of ``problem``, a copy of the module in which torch.compile and the like
-    wrap nothing. The module's layout must not change.
+    Their names are those in the model of ``problem``, a copy of the module without wrappers such as
+    torch.compile's. The module's layout must not change.
     """
 
     def __init__(self, module: nn.Module, problem: Problem) -> None:
@@ -259,10 +259,10 @@ class Parameters(loop.Tracked):
 
     @torch.no_grad()
     def show(self, copy: nn.Module) -> None:
-        """Give ``copy``, a copy of the module, the frozen parameters and buffers that the module has now."""
+        """Copy the module's present frozen parameters and buffers to ``copy``, a copy of the module."""
         targets = {**dict(copy.named_parameters()), **dict(copy.named_buffers())}
         for name, tensor in self.untrained().items():
-            if name in targets:  # a BatchNorm that takes its batch's statistics has no buffers
+            if name in targets:  # a BatchNorm with the batch's statistics has no buffers
                 if targets[name].shape != tensor.shape:
                     raise InputError(f"model: buffer '{name}' must keep its shape, now {tuple(tensor.shape)}")
                 targets[name].copy_(tensor)

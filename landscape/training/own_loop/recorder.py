@@ -1,4 +1,4 @@
-"""Record a training loop of the user's own: every step as effective rate and noise, in files as a run's."""
+"""Record a user's training loop: steps as effective rate and noise, in files like those of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The common parts of runs and loops of the user's own: random numbers, history, numbers for trackers.
+"""The common parts of runs and users' training loops: random numbers, history, numbers for trackers.
 
 All randomness of a run follows from its seed and the step.
 
