@@ -22,14 +22,15 @@ from landscape.results.comparison import PATHS, Connection
 from landscape.results.grids import HessianGrid, Line
 from landscape.results.surfaces import Basins
 
-# Characters in a line of a panel's title (our choice: that many fit between its neighbors).
+# Characters in a line of a panel's title (our choice: more would reach into the next panel).
 TITLE = 30
 
 
 def starred(r: HessianGrid) -> Array:
     """Return the ratios (ny, nx) as text, with a star where they cannot be trusted."""
     pairs = zip(r.ratio.flat, r.usable.flat, strict=True)
-    return np.reshape([f"{v:.2g}{'' if good else '*'}" for v, good in pairs], r.ratio.shape)
+    texts = [f"{ratio:.2g}" if usable else f"{ratio:.2g}*" for ratio, usable in pairs]
+    return np.reshape(texts, r.ratio.shape)
 
 
 @draws(HessianGrid)
@@ -41,8 +42,8 @@ def draw_hessian_grids(
     A star marks points where the eigenvalues have not converged; the medians leave these out.
 
     Args:
-        vmax: the ratio of the darkest color, which larger ones have too. Default: the largest one, but at
-            most 1, where both are equally strong: beyond there is no bound, as λ_max can be near 0.
+        vmax: the ratio with the darkest color, which larger ratios have, too. Default: the largest ratio, but
+            at most 1, as ratios have no bound where λ_max is near 0.
         cmap: a color map of matplotlib. Default: that of contours.
 
     Raises:
@@ -55,27 +56,28 @@ def draw_hessian_grids(
     figure, axes = wrapped_panels(len(results), 3.9, 3.5, names="ratio")
     finite = np.concatenate([r.ratio[np.isfinite(r.ratio)] for r in results])
     largest = float(finite.max(initial=0.0))
-    top = min(largest, 1.0) or 1.0 if vmax is None else vmax
-    shades = CMAP if cmap is None else colormaps[cmap]
+    if vmax is None:
+        vmax = min(largest, 1.0) or 1.0
+    color_map = CMAP if cmap is None else colormaps[cmap]
     for ax, r, name in zip(axes, results, style.names_of(results, "grid"), strict=True):
         sns.heatmap(
             r.ratio[::-1],  # a heatmap's first row is its top; y grows upwards
-            ax=ax, vmin=0.0, vmax=top, cmap=shades, square=True, cbar=False,
+            ax=ax, vmin=0.0, vmax=vmax, cmap=color_map, square=True, cbar=False,
             annot=starred(r)[::-1] if r.ratio.size <= 64 else None,
             fmt="", annot_kws={"fontsize": 8},
             xticklabels=[f"{v:.2g}" for v in r.x], yticklabels=[f"{v:.2g}" for v in r.y[::-1]],
         )  # fmt: skip
         ax.tick_params(axis="y", rotation=0)
-        good = r.ratio[r.usable]
-        middle = f"{np.median(good):.3g}" if good.size else "–"
-        few = f" ({good.size} of {r.ratio.size} points)" if good.size < r.ratio.size else ""
-        ax.set_title(f"{wrapped(name, TITLE)}\nmedian {middle}{few}")
+        usable = r.ratio[r.usable]
+        median = f"{np.median(usable):.3g}" if usable.size else "–"
+        count_note = f" ({usable.size} of {r.ratio.size} points)" if usable.size < r.ratio.size else ""
+        ax.set_title(f"{wrapped(name, TITLE)}\nmedian {median}{count_note}")
         ax.set(xlabel="x, along u", ylabel="y, along v")
     label = r"$|\lambda_{min}| / |\lambda_{max}|$"
-    beyond = "max" if largest > top else "neither"
-    color_bar(figure, axes, colors.Normalize(0.0, top), shades, label, beyond)
-    about = f"Low: nearly convex. {style.samples_of(results)}"
-    return finish(figure, title or style.headline(results), f"{about}{style.interpolation_note(results)}.")
+    extend = "max" if largest > vmax else "neither"
+    color_bar(figure, axes, colors.Normalize(0.0, vmax), color_map, label, extend)
+    text = f"Low: nearly convex. {style.samples_of(results)}{style.interpolation_note(results)}."
+    return finish(figure, title or style.headline(results), text)
 
 
 @draws(Line)
@@ -92,12 +94,15 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
     names = _quantities(results)
     figure, axes = panels(len(names), 1, 5.4, 2.6, names, names[1:], sharex=True)
     top, below = axes[0], axes[1:]
-    notes = ["\n" * r.batchnorm + style.batchnorm_note(r) for r in results]
-    shared = notes[0] if len({*notes}) == 1 else ""  # else each is in the legend
-    tones = style.colors_of([" to ".join(r.labels) or r.label for r in results])
-    for k, (r, color) in enumerate(zip(results, tones, strict=True)):
+    notes = [style.batchnorm_note(r) for r in results]
+    shared_note = notes[0] if len({*notes}) == 1 else ""  # other notes are in the legend
+    colors_of_lines = style.colors_of([" to ".join(r.labels) or r.label for r in results])
+    for k, (r, color) in enumerate(zip(results, colors_of_lines, strict=True)):
         name = " to ".join(map(style.paper_name, r.labels)) or style.paper_name(r.label) or f"line {k + 1}"
-        name += f" (barrier {r.barrier:.3g})" * between + notes[k] * (not shared)
+        if between:
+            name += f" (barrier {r.barrier:.3g})"
+        if notes[k] and not shared_note:
+            name += f"\n{notes[k]}"
         # Points that are not finite leave a gap in the curve.
         top.plot(r.t, np.where(np.isfinite(r.loss), r.loss, np.nan), color=color, label=name)
         for ax, quantity in zip(below, names[1:], strict=True):
@@ -109,10 +114,11 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
         ax.set_ylabel(f"{quantity} (%)" if quantity == "accuracy" else quantity)
     for ax in leading(axes, "last_row"):
         ax.set_xlabel("t (0: first end, 1: second end)" if between else "t, along the direction")
-    usual = "Loss between two sets of weights" if between else "Loss along a line"
-    parts = ["dotted: between the ends"] * between + [shared.strip()] * bool(shared)
-    text = f"{'; '.join(parts)}{style.interpolation_note(results)}".removeprefix("; ")
-    return finish(figure, title or usual, text and f"{text[0].upper()}{text[1:]}.", [top], ncols=1)
+    default_title = "Loss between two sets of weights" if between else "Loss along a line"
+    sentences = ["dotted: between the ends" if between else "", shared_note]
+    sentences.append(style.interpolation_note(results).removeprefix("; "))
+    text = "; ".join(filter(None, sentences))
+    return finish(figure, title or default_title, text and f"{text[0].upper()}{text[1:]}.", [top], ncols=1)
 
 
 def _quantities(results: Sequence[Line] | Sequence[Connection]) -> list[str]:
@@ -124,23 +130,23 @@ def _quantities(results: Sequence[Line] | Sequence[Connection]) -> list[str]:
 @draws(Connection)
 def draw_connections(results: Sequence[Connection], title: str = "") -> Figure:
     """Draw loss and, below it, accuracy and metrics on the three paths; a column for each result."""
-    names = _quantities(results)
-    whole = [f"{name} {k}" if len(results) > 1 else name for name in names for k in range(len(results))]
+    names, columns = _quantities(results), len(results)
+    panel_names = [f"{name} {k}" if columns > 1 else name for name in names for k in range(columns)]
     figure, axes = panels(
-        len(names), len(results), 4.6, 2.6, whole, whole[len(results) :], sharex=True, sharey="row"
+        len(names), columns, 4.6, 2.6, panel_names, panel_names[columns:], sharex=True, sharey="row"
     )
     for k, (r, name) in enumerate(zip(results, style.names_of(results, "pair"), strict=True)):
-        column = axes[k :: len(results)]
+        column = axes[k::columns]
         for path, (label, color) in enumerate(zip(PATHS, style.CYCLE, strict=False)):
-            curve_label = f"{label} (barrier {r.barrier[path]:.3g})" if len(results) == 1 else label
+            curve_label = f"{label} (barrier {r.barrier[path]:.3g})" if columns == 1 else label
             for ax, quantity in zip(column, names, strict=True):
                 values = r.column(quantity)[path] * (100 if quantity == "accuracy" else 1)
                 ax.plot(r.t, np.where(np.isfinite(values), values, np.nan), color=color, label=curve_label)
-        if len(results) > 1:
+        if columns > 1:
             column[0].set_title(name)
         column[-1].set_xlabel("t (0: a, 1: b)")
     axes[0].set_ylabel(style.loss_label(results))
-    for ax, quantity in zip(axes[len(results) :: len(results)], names[1:], strict=True):
+    for ax, quantity in zip(axes[columns::columns], names[1:], strict=True):
         ax.set_ylabel(f"{quantity} (%)" if quantity == "accuracy" else quantity)
     first = results[0]
     text = f"Curve: {first.curve}; steps of t: {first.t[1]:.3g}; {style.samples_of(results)}."
@@ -154,35 +160,34 @@ _NAMES = {"center": "center", "lowest": "lowest point"}
 @draws(Basins)
 def draw_basins(results: Sequence[Basins], title: str = "") -> Figure:
     """Draw contours on axes of distances, the borders of basins, and below the widths of a region."""
-    chosen = scale([r.loss for r in results])
+    level_scale = scale([r.loss for r in results])
     width = 5.0 if len(results) == 1 else 3.9
     figure, axes, below = stacked_panels(len(results), width, {"basins": 4.4, "widths": 1.9})
     for ax, r in zip(axes, results, strict=True):
-        _draw_panel(ax, r, chosen)
-    label = f"{style.loss_label(results)}, {chosen.step}"
-    color_bar(figure, axes, chosen.norm, CMAP, label, "max")
+        _draw_panel(ax, r, level_scale)
+    label = f"{style.loss_label(results)}, {level_scale.step}"
+    color_bar(figure, axes, level_scale.norm, CMAP, label, "max")
     for ax, r, color in zip(below, results, style.colors_of([r.label for r in results]), strict=True):
         _draw_widths(ax, r, color)
     for ax in leading(below):
         ax.set_ylabel("distance")
-    legend = [*axes, *below]
+    headline, text = unit_of(results[0], _basins_finding(results)), unit_of(results[0], _caption(results))
     columns = 2 if len(results) == 1 else 3
-    headline, text = (unit_of(results[0], part(results)) for part in (_basins_finding, _caption))
-    return finish(figure, title or headline, text, legend, ncols=columns)
+    return finish(figure, title or headline, text, [*axes, *below], ncols=columns)
 
 
-def _draw_panel(ax: Axes, r: Basins, chosen: LevelScale) -> None:
+def _draw_panel(ax: Axes, r: Basins, level_scale: LevelScale) -> None:
     """Draw the contour on axes of distances along the two directions, which need not be orthogonal."""
     lengths = np.sqrt(np.diag(r.gram))
     x, y = r.x * lengths[0], r.y * lengths[1]
     loss = np.ma.masked_invalid(r.loss)
     map_axes(ax)
-    ax.contourf(x, y, loss, chosen.levels, cmap=CMAP, norm=chosen.norm, extend="max")
-    for number in range(len(r.minimum)) if len(r.minimum) > 1 else ():
-        ax.contour(x, y, (r.basin == number).astype(float), [0.5], colors="w", linewidths=0.9)
-    widest = np.flatnonzero(~r.cut)
-    if len(widest):
-        level = r.reference_loss + r.rise[widest[-1]]
+    ax.contourf(x, y, loss, level_scale.levels, cmap=CMAP, norm=level_scale.norm, extend="max")
+    if len(r.minimum) > 1:
+        for number in range(len(r.minimum)):
+            ax.contour(x, y, (r.basin == number).astype(float), [0.5], colors="w", linewidths=0.9)
+    if not r.cut.all():
+        level = r.reference_loss + r.rise[np.flatnonzero(~r.cut)[-1]]
         ax.contour(x, y, loss, [level], **EQUAL)
     ax.plot(*(r.minimum * lengths).T, label="lowest point of a basin", **(LOWEST | {"ms": 7}))
     has_saddle = np.isfinite(r.saddle[:, 0])
@@ -208,14 +213,16 @@ def _basins_finding(results: Sequence[Basins]) -> str:
     """Return one line with the number of basins and the width of the widest region that is not cut."""
     around = _NAMES[results[0].around]
     if len(results) > 1:
-        listed = f"Basins: {', '.join(str(len(r.minimum)) for r in results)}"
-        shared = min(float(r.rise[~r.cut].max(initial=0.0)) for r in results)
-        if shared > 0 and len({r.around for r in results}) == 1:
+        counts = f"Basins: {', '.join(str(len(r.minimum)) for r in results)}"
+        shared_rise = min(float(r.rise[~r.cut].max(initial=0.0)) for r in results)
+        if shared_rise > 0 and len({r.around for r in results}) == 1:
             names = style.short_names([r.label for r in results])
-            widths = [np.interp(shared, [0, *r.rise], [0, *r.equivalent_width]) for r in results]
-            named = ", ".join(f"{name} {width:.3g}" for name, width in zip(names, widths, strict=True))
-            return style.fitting(f"Width {shared:.3g} nat above the {around}: {named}", listed)
-        return style.fitting(listed)
+            widths = [np.interp(shared_rise, [0, *r.rise], [0, *r.equivalent_width]) for r in results]
+            texts = [f"{name} {width:.3g}" for name, width in zip(names, widths, strict=True)]
+            return style.fitting(
+                f"Width {shared_rise:.3g} nat above the {around}: {', '.join(texts)}", counts
+            )
+        return style.fitting(counts)
     (r,) = results
     number = "One basin" if len(r.minimum) == 1 else f"{len(r.minimum)} basins"
     if r.cut.all():

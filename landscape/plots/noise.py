@@ -59,9 +59,9 @@ def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
             (r.learner_value, r.learner_standard_error, "white", "mean gradient of the learners", k + 0.12),
         ):
             if np.isfinite(value) and value > 0:
-                bar = error if np.isfinite(error) else 0.0
-                low = min(bar, 0.9 * value)  # a logarithmic axis has no room below 0
-                points(ax, value, y, None, color, name, xerr=[[low], [bar]], ms=6, mfc=face)
+                right = error if np.isfinite(error) else 0.0
+                left = min(right, 0.9 * value)  # on a logarithmic axis, a bar cannot reach 0
+                points(ax, value, y, None, color, name, xerr=[[left], [right]], ms=6, mfc=face)
         ax.plot(r.batch, k, marker="|", ms=18, mew=2, color="k", ls="none", label="batch")
     style.log_axis(ax.xaxis)
     ax.margins(x=0.15)
@@ -71,8 +71,8 @@ def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
         f"tr Σ/‖g‖², {style.joined(f'{r.draws:,}' for r in results)} draws from {style.samples_of(results)}; "
         "bars: one standard error."
     )
-    if by := dict.fromkeys(r.precondition for r in results if r.precondition):
-        text += f" Preconditioned by {', '.join(by)}."
+    if optimizers := dict.fromkeys(r.precondition for r in results if r.precondition):
+        text += f" Preconditioned by {', '.join(optimizers)}."
     return finish(figure, title or style.headline(results), text, [ax], ncols=3)
 
 
@@ -94,10 +94,13 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
         (-0.25, "ias", "tr(HS)/tr S", {"color": "k"}),
         (0.0, "noise_curvature", "tr(HC)/tr C", {"color": style.SKY, "marker": "s"}),
     ):
-        value, error = ([getattr(r, name + end) for r in results] for end in ("", "_error"))
-        points(curvature, positions + shift, value, error, label=label, **look)
-    top = [r.values[0] for r in results]
-    curvature.plot(positions + 0.25, top, "_", color=style.AMBER, ms=18, mew=2.5, label="$\\lambda_{max}$")
+        values = [getattr(r, name) for r in results]
+        errors = [getattr(r, f"{name}_error") for r in results]
+        points(curvature, positions + shift, values, errors, label=label, **look)
+    largest = [r.values[0] for r in results]
+    curvature.plot(
+        positions + 0.25, largest, "_", color=style.AMBER, ms=18, mew=2.5, label="$\\lambda_{max}$"
+    )
     categories(curvature, style.names_of(results, "result"))
     curvature.margins(x=0.3)
     curvature.set_ylim(min(0.0, *(r.ias for r in results)), None)
@@ -112,10 +115,10 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
 
 def _draw_power(ax: Axes, r: NoiseAlignment, color: str, name: str) -> None:
     """Draw the points of one result, and the line through them."""
-    used = (r.values > 0) & (r.covariance > 0)
-    x, y = r.values[used], r.covariance[used]
-    below = np.minimum(r.covariance_error[used], 0.9 * y)  # the bar of a logarithm must not reach 0
-    points(ax, x, y, [below, r.covariance_error[used]], color, name, capsize=2)
+    positive = (r.values > 0) & (r.covariance > 0)
+    x, y, error = r.values[positive], r.covariance[positive], r.covariance_error[positive]
+    lower_error = np.minimum(error, 0.9 * y)  # on a logarithmic axis, a bar cannot reach 0
+    points(ax, x, y, [lower_error, error], color, name, capsize=2)
     if np.isfinite(r.gamma):
         line = np.exp(np.log(y).mean() + r.gamma * (np.log(x) - np.log(x).mean()))
         ax.plot(x, line, color=color, lw=1.2, label=f"γ = {r.gamma:.2f} ± {r.gamma_error:.2g}")
@@ -130,16 +133,17 @@ def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Fi
     figure, (ax,) = panels(1, 1, 6.4, 4.0, ["rise"])
     first, allowed = results[0], 100 * results[0].loss_tol
     for r, name, color in style.labeled(results, ""):
-        seen = np.isfinite(r.rise)
-        name += "" if "step" in r.label else f", step {r.step:,}"  # unless the run ended there
-        error = 100 * np.nan_to_num(r.rise_error[seen])
-        points(ax, r.batch[seen], 100 * r.rise[seen], error, color, name, ls="-", ms=5)
+        finite = np.isfinite(r.rise)
+        if "step" not in r.label:
+            name += f", step {r.step:,}"
+        error = 100 * np.nan_to_num(r.rise_error[finite])
+        points(ax, r.batch[finite], 100 * r.rise[finite], error, color, name, ls="-", ms=5)
         if np.isfinite(r.value):
             ax.axvline(r.value, color=color, ls="--", lw=1.2)
     ax.axhline(allowed, color=style.DARK, lw=1.0, ls=":", label="allowed")
     ax.set(xscale="log", ylabel="rise of the training loss (%)")
     ax.set_xlabel(f"batch{style.unit(CriticalBatch, 'batch')}")
-    # Linear up to what is allowed: far above the critical batch the loss is many times as large.
+    # Linear up to the allowed rise: far above the critical batch, the loss is many times as large.
     ax.set_yscale("symlog", linthresh=allowed)
     ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     sizes = sorted({int(batch) for r in results for batch in r.batch})

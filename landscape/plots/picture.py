@@ -73,13 +73,14 @@ class Picture(Figure):
         super().savefig(fname, **options)
 
     def set_caption(self, text: str, **options: Any) -> None:
-        """Put ``text`` below everything else; the figure becomes higher by what it takes.
+        """Put ``text`` below everything else, and make the figure higher by the height of the caption.
+
+        Call it after the figure has its legends, which are above the caption.
 
         Args:
-            text: it is broken into two lines, without the sentences at its end that have no room. In place
-                of an earlier caption; "" removes that one. Legends of the figure stand above it; they must be
-                there already.
-            options: properties of the text, as matplotlib has them.
+            text: the caption, in at most two lines; sentences at its end that have no room are left out. It
+                replaces an earlier caption; "" removes that.
+            options: properties of matplotlib's ``Text``.
         """
         width, height = self.get_size_inches()
         height -= self._caption_height
@@ -150,10 +151,9 @@ class Picture(Figure):
 
 
 class OwnAxes:
-    """The axes of the user that a picture is drawn into; to the drawing, its figure.
+    """The axes of the user that a picture is drawn into; a drawing function uses it as its figure.
 
-    The title, the legend and the color bars go to them. The drawing's other panels are drawn, too, and are
-    not shown.
+    The title, the legend and the color bars go to these axes. Other panels are drawn, but not shown.
 
     Args:
         ax: axes for the one panel of a picture.
@@ -173,25 +173,32 @@ class OwnAxes:
         self.bars: list[Any] = []
 
     def take(self, picture: Picture, beside: Sequence[str]) -> list[Any]:
-        """Return the axes of the picture ``made``, by name those of the user in place of its own."""
+        """Return the axes of a picture's panels, with the user's axes in place of the picture's own.
+
+        Args:
+            picture: the picture.
+            beside: names of panels that a user's ``ax`` leaves out.
+        """
         axes: dict[str, Any] = dict(self.requested)
-        self.picture, named = picture, picture.axes_by_name
+        self.picture, own_axes = picture, picture.axes_by_name
         if self.where == "ax":
-            main = [name for name in named if name not in beside]
+            main = [name for name in own_axes if name not in beside]
             if len(main) > 1:
-                raise InputError(f"ax: there are several panels; give axes={{NAME: …}} of {', '.join(named)}")
+                raise InputError(f"ax: several panels; give axes={{NAME: …}} of {', '.join(own_axes)}")
             axes = {main[0]: axes[""]}
         for name, ax in axes.items():
-            choose(self.where, name, named)
-            if not isinstance(ax, Axes) or ax.name != named[name].name:
+            choose(self.where, name, own_axes)
+            projection = own_axes[name].name
+            if not isinstance(ax, Axes) or ax.name != projection:
                 why = f"its projection is '{ax.name}'" if isinstance(ax, Axes) else f"{ax!r} is not allowed"
-                raise InputError(f"{self.where}: {why}, it must be axes with '{named[name].name}'")
-            if ax.xaxis.label.get_fontsize() == rcParamsDefault["font.size"]:  # and no choice of the user
+                raise InputError(f"{self.where}: {why}, it must be axes with '{projection}'")
+            if ax.xaxis.label.get_fontsize() == rcParamsDefault["font.size"]:  # not chosen by the user
                 ax.tick_params(labelsize=rcParams["xtick.labelsize"])
-                for text in (ax.title, ax.xaxis.label, ax.yaxis.label):
-                    text.set_fontsize(rcParams["axes.titlesize" if text is ax.title else "axes.labelsize"])
+                ax.title.set_fontsize(rcParams["axes.titlesize"])
+                ax.xaxis.label.set_fontsize(rcParams["axes.labelsize"])
+                ax.yaxis.label.set_fontsize(rcParams["axes.labelsize"])
         self.axes = axes
-        return [axes.get(name, ax) for name, ax in named.items()]
+        return [axes.get(name, ax) for name, ax in own_axes.items()]
 
     def get_figure(self) -> Figure:
         """Return the figure of the axes."""
@@ -202,29 +209,30 @@ class OwnAxes:
 
     def legend(self, handles: Sequence[Any], names: Names) -> None:
         ax = next(iter(self.axes.values()))
-        is_map = ax.get_aspect() != "auto"  # which a legend would hide
-        below = ax.transAxes + ScaledTranslation(0, -0.45, ax.figure.dpi_scale_trans)
-        look: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below}
+        options: dict[str, Any] = {"frameon": True}
+        if ax.get_aspect() != "auto":  # a map, which a legend inside would hide
+            below = ax.transAxes + ScaledTranslation(0, -0.45, ax.figure.dpi_scale_trans)
+            options = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below}
         inches = ax.get_window_extent().width / ax.figure.dpi
-        room = max(8, int(inches * CHARACTERS / float(rcParams["legend.fontsize"])) - 6)
-        names = [wrapped(name, room) for name in names]
-        self.legends.append(ax.legend(handles, names, **look if is_map else {"frameon": True}))
+        line_length = max(8, int(inches * CHARACTERS / float(rcParams["legend.fontsize"])) - 6)
+        names = [wrapped(name, line_length) for name in names]
+        self.legends.append(ax.legend(handles, names, **options))
 
     def colorbar(self, mappable: Any, ax: Any, **options: Any) -> Any:
-        mine = [candidate for candidate in np.ravel(ax) if candidate in self.axes.values()]
-        if not mine:
+        user_axes = [candidate for candidate in np.ravel(ax) if candidate in self.axes.values()]
+        if not user_axes:
             return self.picture.colorbar(mappable, ax=ax, **options)
-        bar = mine[0].get_figure().colorbar(mappable, ax=mine, **options)
+        bar = user_axes[0].get_figure().colorbar(mappable, ax=user_axes, **options)
         self.bars.append(bar.ax)
         return bar
 
-    def parts(self, visuals: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """Return the parts by name, after the title has been set above that of the first axes."""
+    def visual_artists(self, visuals: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """Write the title above that of the first axes, and return the artists of each of ``VISUALS``."""
+        has_title, has_panel_titles = visuals.get("title", True), visuals.get("panel_titles", True)
         titles = [ax.title for ax in self.axes.values()]
-        texts = {"title": self.title, "panel_titles": titles[0].get_text()}
-        titles[0].set_text("\n".join(t for name, t in texts.items() if t and visuals.get(name, True)))
-        panel_titles = titles[not visuals.get("panel_titles", True) :]
-        title = titles[:1] if visuals.get("title", True) else []
+        lines = [self.title if has_title else "", titles[0].get_text() if has_panel_titles else ""]
+        titles[0].set_text("\n".join(filter(None, lines)))
+        title, panel_titles = titles[:1] if has_title else [], titles if has_panel_titles else titles[1:]
         return {"title": title, "panel_titles": panel_titles, "legend": self.legends, "colorbar": self.bars}
 
 
@@ -233,40 +241,42 @@ _TARGET: ContextVar[OwnAxes | float | None] = ContextVar("target", default=None)
 
 
 def change(figure: Figure | OwnAxes, visuals: Mapping[str, Any]) -> None:
-    """Leave out or change parts of a finished drawing.
+    """Leave out or change titles, legends, color bars and the caption of a finished drawing.
 
     Args:
-        visuals: name of a part (``VISUALS``) -> False, which leaves it out; True; or properties of it, as
-            matplotlib's ``Artist.set`` has them.
+        visuals: a name of ``VISUALS`` -> False, which leaves it out; True; or properties for matplotlib's
+            ``Artist.set``.
 
     Raises:
-        InputError: another name, or a property that the part does not have.
+        InputError: another name, or a property that the artist does not have.
     """
-    for name, look in visuals.items():
+    for name, value in visuals.items():
         choose("visuals", name, VISUALS)
-        if not isinstance(look, (bool, Mapping)):
-            raise InputError(f"visuals: '{name}': {look!r} is not allowed, it must be a bool or a dict")
-    looks: dict[str, Any] = {name: look for name, look in visuals.items() if isinstance(look, Mapping)}
-    visuals = {name: look is not False for name, look in visuals.items()}
-    parts = figure.parts(visuals) if isinstance(figure, OwnAxes) else _parts(figure)
+        if not isinstance(value, (bool, Mapping)):
+            raise InputError(f"visuals: '{name}': {value!r} is not allowed, it must be a bool or a dict")
+    properties: dict[str, Any] = {
+        name: value for name, value in visuals.items() if isinstance(value, Mapping)
+    }
+    visible = {name: value is not False for name, value in visuals.items()}
+    artists = figure.visual_artists(visible) if isinstance(figure, OwnAxes) else _visual_artists(figure)
     try:
-        for name, look in visuals.items():
-            for part in parts.get(name, ()):
-                if look:
-                    part.set(**looks.get(name, {}))
-                elif isinstance(part, Text):
-                    part.set_text("")
+        for name, is_visible in visible.items():
+            for artist in artists.get(name, ()):
+                if is_visible:
+                    artist.set(**properties.get(name, {}))
+                elif isinstance(artist, Text):
+                    artist.set_text("")
                 else:
-                    getattr(part, "_colorbar", part).remove()
-        if isinstance(figure, Picture) and visuals:  # its place depends on the legends
-            text = figure.get_caption() if visuals.get("caption", True) else ""
-            figure.set_caption(text, **looks.get("caption", {}))
+                    getattr(artist, "_colorbar", artist).remove()
+        if isinstance(figure, Picture) and visible:  # the caption's position depends on the legends
+            text = figure.get_caption() if visible.get("caption", True) else ""
+            figure.set_caption(text, **properties.get("caption", {}))
     except (AttributeError, TypeError, ValueError) as error:
         raise InputError(f"visuals: '{name}': {error}, give properties of matplotlib's Artist.set") from error
 
 
-def _parts(figure: Figure) -> dict[str, list[Any]]:
-    """Return the parts of a figure by name, except for the caption."""
+def _visual_artists(figure: Figure) -> dict[str, list[Any]]:
+    """Return the artists of each of ``VISUALS`` except for the caption."""
     title = getattr(figure, "_suptitle", None)
     return {
         "title": [title] if title else [],
@@ -286,9 +296,7 @@ def _caption_lines(text: str, width: int) -> list[str]:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Wrap each line of ``text`` at ``width`` characters, but not a formula, whose dollar signs must stay
-    on one line.
-    """
+    """Wrap each line of ``text`` at ``width`` characters, except for lines with formulas between dollars."""
     wrapper = textwrap.TextWrapper(width, break_on_hyphens=False)
     return "\n".join(line if "$" in line else wrapper.fill(line) for line in text.split("\n"))
 
@@ -302,46 +310,47 @@ def panels(
     beside: Names = (),
     **options: Any,
 ) -> tuple[Figure, list[Any]]:
-    """Return a figure of ``rows`` × ``columns`` axes; in their places, those that the user gave.
+    """Make a figure of ``rows`` × ``columns`` axes, or return axes of the user in their place.
 
     Args:
         width, height: size of one panel in inches.
-        names: of the panels, row by row; the place of "" stays empty. Default: "panel", or "panel 0",
-            "panel 1" and so on.
+        names: names of the panels, row by row; "" for an empty cell. Default: "panel", or "panel 0", "panel
+            1" and so on.
         beside: names of panels that a user's ``ax`` leaves out.
         options: passed to matplotlib's ``Figure.subplots``.
 
     Returns:
-        (figure, axes row by row, without those of empty places).
+        (figure, axes row by row, without empty cells).
 
     Raises:
-        InputError: the user gave axes for other panels, or axes of another projection.
+        InputError: axes of the user are for other panels, or have another projection.
     """
     names = [*(names or numbered("panel", rows * columns))]
     target = _TARGET.get()
     if isinstance(target, float):
         share = min(max(target / width / columns, LOWER), 1.0)
         height = max(height * share, min(height, LOW))
-        if (across := fitting_columns(columns, width)) < columns:
+        fewer_columns = fitting_columns(columns, width)
+        if fewer_columns < columns:
+            columns = fewer_columns
             names = [*filter(None, names)]
-            names += [""] * (-len(names) % across)
-            rows, columns = len(names) // across, across
+            names += [""] * (-len(names) % columns)
+            rows = len(names) // columns
         width, height = target / columns, min(height, HIGHEST / rows)
     figure = Picture(figsize=(width * columns, height * rows))
     axes = figure.subplots(rows, columns, squeeze=False, **options).ravel()
-    placed = list(zip(names, axes, strict=True))
-    for name, ax in placed:
+    for name, ax in zip(names, axes, strict=True):
         ax.set_visible(bool(name))
-    figure.axes_by_name = named = {name: ax for name, ax in placed if name}
+    figure.axes_by_name = {name: ax for name, ax in zip(names, axes, strict=True) if name}
     if isinstance(target, OwnAxes):
         return cast(Figure, target), target.take(figure, beside)
-    return figure, list(named.values())
+    return figure, list(figure.axes_by_name.values())
 
 
 def fitting_columns(columns: int, width: float) -> int:
     """Return the number of panels in a row, at most ``columns``, with half of ``width`` or more."""
-    most = _TARGET.get()
-    return max(1, min(columns, int(most / width / SMALLEST))) if isinstance(most, float) else columns
+    target = _TARGET.get()
+    return max(1, min(columns, int(target / width / SMALLEST))) if isinstance(target, float) else columns
 
 
 def numbered(name: str, count: int) -> list[str]:
@@ -354,60 +363,71 @@ def in_paper() -> bool:
     return _TARGET.get() is not None
 
 
-def leading(axes: Sequence[Any], place: str = "first_col") -> Sequence[Any]:
+def leading(axes: Sequence[Any], position: str = "first_col") -> Sequence[Any]:
     """Return the axes that have labels: those in the first column or last row; all axes of the user."""
-    own = isinstance(_TARGET.get(), OwnAxes)
-    return [ax for ax in axes if own or getattr(ax.get_subplotspec(), f"is_{place}")()]
+    if isinstance(_TARGET.get(), OwnAxes):
+        return axes
+    return [ax for ax in axes if getattr(ax.get_subplotspec(), f"is_{position}")()]
 
 
 def wrapped_panels(
     count: int, width: float, height: float, columns: int = 3, names: str | Names = "panel", **options: Any
 ) -> tuple[Figure, list[Any]]:
-    """Make ``count`` axes, at most ``columns`` a row but 4 not as 3 and 1; else as ``panels``.
+    """Make ``count`` panels in rows of at most ``columns``, but 4 panels in rows of 2.
 
     Args:
-        names: of the panels; one for all is numbered.
+        width, height, options: those of :func:`panels`.
+        names: names of the panels; a single name is numbered.
     """
     panel_names = numbered(names, count) if isinstance(names, str) else names
-    figure, (axes,) = _placed([panel_names], width, [height], columns, **options)
+    figure, (axes,) = _panels_in_rows([panel_names], width, [height], columns, **options)
     return figure, axes
 
 
 def stacked_panels(
-    count: int, width: float, kinds: Mapping[str, float], columns: int = 3, **options: Any
+    count: int, width: float, kinds: Mapping[str, float], **options: Any
 ) -> tuple[Figure, list[Any], list[Any]]:
-    """Return ``count`` panels as :func:`wrapped_panels` places them, each with another one below it.
+    """Make ``count`` panels as :func:`wrapped_panels` does, each with another one below it.
 
     Args:
-        kinds: name -> height in inches: of the panels and, if there are any, of those below, which a user's
-            ``ax`` leaves out.
+        kinds: name -> height in inches, of the panels and, if the dict has two, of the panels below them,
+            which a user's ``ax`` leaves out.
 
     Returns:
-        (figure, panels, those below them or []).
+        (figure, panels, panels below them or []).
     """
-    named = [numbered(name, count) for name in kinds]
-    below = named[1] if named[1:] else []
-    figure, axes = _placed(named, width, [*kinds.values()], columns, beside=below, **options)
+    names = [numbered(name, count) for name in kinds]
+    below = names[1] if len(names) > 1 else []
+    figure, axes = _panels_in_rows(names, width, [*kinds.values()], columns=3, beside=below, **options)
     return figure, axes[0], axes[1] if below else []
 
 
-def _placed(
-    named: Sequence[Sequence[str]], width: float, heights: Sequence[float], columns: int, **options: Any
+def _panels_in_rows(
+    kinds: Sequence[Sequence[str]], width: float, heights: Sequence[float], columns: int, **options: Any
 ) -> tuple[Figure, list[list[Any]]]:
-    """Return a figure, and the axes of each kind of panel, by their names."""
-    count, kinds = len(named[0]), len(named)
-    across = fitting_columns(2 if (count, columns) == (4, 3) else min(columns, count), width)
-    rows = -(-count // across)
-    padded = [[*names, *[""] * (rows * across - count)] for names in named]
-    names = [name for k in range(rows) for kind in padded for name in kind[k * across : (k + 1) * across]]
-    options["gridspec_kw"] = {"height_ratios": [*heights] * rows}
-    figure, axes = panels(kinds * rows, across, width, sum(heights) / kinds, names, **options)
+    """Make panels of one or two kinds, and return the figure and the axes of each kind.
+
+    Args:
+        kinds: the names of the panels of each kind; a panel of the second is below one of the first.
+        width, heights: sizes in inches, of each kind.
+        columns: the largest number of panels in a row.
+        options: those of :func:`panels`.
+    """
+    count = len(kinds[0])
+    columns = fitting_columns(2 if (count, columns) == (4, 3) else min(columns, count), width)
+    names: list[str] = []
+    for start in range(0, count, columns):
+        for kind in kinds:
+            row = kind[start : start + columns]
+            names += [*row, *[""] * (columns - len(row))]
+    rows = len(names) // columns
+    options["gridspec_kw"] = {"height_ratios": [*heights] * (rows // len(kinds))}
+    figure, axes = panels(rows, columns, width, sum(heights) / len(kinds), names, **options)
     by_name = dict(zip(filter(None, names), axes, strict=True))
-    # The last of each column, if the last row is not full.
     if options.get("sharex") and not isinstance(_TARGET.get(), OwnAxes):
-        for name in named[-1][-across:]:
+        for name in kinds[-1][-columns:]:  # the last of each column, if the last row is not full
             by_name[name].tick_params(labelbottom=True)
-    return figure, [[by_name[name] for name in kind] for kind in named]
+    return figure, [[by_name[name] for name in kind] for kind in kinds]
 
 
 def finish(
@@ -431,17 +451,18 @@ def finish(
 
 
 def _shorten(axes: Iterable[Axes]) -> None:
-    """Break long labels into lines; in a paper where the panel ends, and titles have no numbers."""
+    """Break long labels into lines; for a paper, fit them to the panel, and leave numbers out of titles."""
+    paper = in_paper()
     for ax in axes:
-        box, paper, texts = ax.get_window_extent(), in_paper(), [ax.xaxis.label, ax.yaxis.label]
+        box, texts = ax.get_window_extent(), [ax.xaxis.label, ax.yaxis.label]
         if paper:
             name, _, numbers = ax.get_title().rpartition("\n")
             ax.set_title(name or numbers)
             texts.append(ax.title)
         for text in texts:
             inches = (box.height if text is ax.yaxis.label else box.width) / ax.figure.dpi
-            room = inches * CHARACTERS / float(text.get_fontsize()) if paper else LABEL
-            text.set_text(wrapped(text.get_text(), int(room)))
+            line_length = inches * CHARACTERS / float(text.get_fontsize()) if paper else LABEL
+            text.set_text(wrapped(text.get_text(), int(line_length)))
         for axis in (ax.xaxis, ax.yaxis):
             if paper and isinstance(axis.get_major_formatter(), LogFormatterSciNotation):
                 decimal_labels(axis)
@@ -469,7 +490,8 @@ def shared_legend(figure: Any, axes: Sequence[Axes], **options: Any) -> None:
         return
     width = int(CHARACTERS / float(rcParams["legend.fontsize"]) * figure.get_figwidth()) - 6
     names = [wrapped(name, width) for name in entries]
-    for columns in range(options.pop("ncols", 2 if max(map(len, entries)) > 20 else 4), 0, -1):
+    most_columns = options.pop("ncols", 2 if max(map(len, entries)) > 20 else 4)
+    for columns in range(most_columns, 0, -1):  # as many as fit
         look: dict[str, Any] = {"loc": "outside lower center", "ncols": columns} | options
         legend = figure.legend([*entries.values()], names, **look)
         if columns == 1 or figure.extent(legend).width <= figure.bbox.width:
@@ -491,7 +513,7 @@ def points(
 
 
 def categories(ax: Axes, names: Sequence[str]) -> None:
-    """Name the places 0, 1, … along x, each part of a name in a line, with no grid lines."""
+    """Label the positions 0, 1, … along x, with a line break after each comma, and without grid lines."""
     ax.set_xticks(range(len(names)), [name.replace(", ", ",\n") for name in names])
     ax.grid(False, axis="x")
 

@@ -59,15 +59,15 @@ def color_of(algorithm: str) -> str:
 
 def algorithm_in(label: str) -> str:
     """Return the algorithm, as recipes call it, with which an item of ``label`` begins; "" for none."""
-    words = [_first_word(part) for part in re.split(r",\s*", label)]
+    words = [_first_word(item) for item in re.split(r",\s*", label)]
     return next((word for word in words if word in registry.algorithms), "")
 
 
 def paper_name(label: str) -> str:
     """Return ``label``, in which the algorithm at its beginning, if any, has the name of the papers."""
     first = _first_word(label)
-    named = registry.algorithms[first].label if first in registry.algorithms else ""
-    return (named or label[: len(first)]) + label[len(first) :]
+    name = registry.algorithms[first].label if first in registry.algorithms else ""
+    return (name or label[: len(first)]) + label[len(first) :]
 
 
 def short_names(labels: Sequence[str]) -> list[str]:
@@ -77,15 +77,15 @@ def short_names(labels: Sequence[str]) -> list[str]:
     return [name or f"result {k}" for k, name in enumerate(names)]
 
 
-def names_of(results: Sequence[Any], usual: str) -> list[str]:
-    """Return the label of each result by :func:`paper_name`, or ``usual``, with a number if several."""
-    alone = usual if len(results) == 1 else ""
-    return [paper_name(r.label) or alone or f"{usual} {k}".strip() for k, r in enumerate(results)]
+def names_of(results: Sequence[Any], default: str) -> list[str]:
+    """Return the label of each result by :func:`paper_name`, or ``default``, with a number if several."""
+    defaults = [default] if len(results) == 1 else [f"{default} {k}".strip() for k in range(len(results))]
+    return [paper_name(r.label) or name for r, name in zip(results, defaults, strict=True)]
 
 
-def labeled(results: Sequence[Any], usual: str) -> Iterator[tuple[Any, str, str]]:
-    """Yield each of ``results`` with its name (:func:`names_of`) and its color (:func:`colors_of`)."""
-    return zip(results, names_of(results, usual), colors_of([r.label for r in results]), strict=True)
+def labeled(results: Sequence[Any], default: str) -> Iterator[tuple[Any, str, str]]:
+    """Yield each result with its name (:func:`names_of`) and its color (:func:`colors_of`)."""
+    return zip(results, names_of(results, default), colors_of([r.label for r in results]), strict=True)
 
 
 def _first_word(label: str) -> str:
@@ -130,7 +130,7 @@ def log_axis(axis: Any, factor: float = 0) -> None:
 
 
 def ticks_at(axis: Any, positions: Any, labels: Sequence[str]) -> None:
-    """Put ticks at ``places``, and nowhere else."""
+    """Put ticks at ``positions``, and nowhere else."""
     axis.set_ticks(positions, labels)
     axis.set_minor_locator(ticker.NullLocator())
 
@@ -160,15 +160,17 @@ class _Decimal(ticker.LogFormatter):
         if low <= 0:
             return
         decades = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
-        room, ax = self.axis.get_tick_space(), self.axis.axes
-        inches, least = ax.bbox.width / ax.figure.dpi, NEAREST * (self.axis.axis_name == "x")
+        most_labels, ax = self.axis.get_tick_space(), self.axis.axes
+        inches = ax.bbox.width / ax.figure.dpi
+        smallest_gap = NEAREST if self.axis.axis_name == "x" else 0.0
         self._leading = (1,)
-        if len(decades) > room + 2:  # the powers of ten alone fill it
+        if len(decades) > most_labels + 2:  # the powers of ten alone fill the axis
             return
-        for self._leading in (tuple(range(1, 10)), (1, 2, 5), (5, 7), (1,)):  # one alone says nothing
-            inside = [x for x in (n * d for n in self._leading for d in decades) if low <= x <= high]
-            shown = np.log([x for x in sorted(inside) if self(x)]) * inches / math.log(high / low)
-            if 1 < len(shown) <= room and np.diff(shown).min() >= least:
+        for self._leading in (tuple(range(1, 10)), (1, 2, 5), (5, 7), (1,)):  # the first that fits
+            ticks = sorted(digit * decade for digit in self._leading for decade in decades)
+            labeled = [x for x in ticks if low <= x <= high and self(x)]
+            positions = np.log(labeled) * inches / math.log(high / low)
+            if 1 < len(labeled) <= most_labels and np.diff(positions).min() >= smallest_gap:
                 return
 
     def __call__(self, x: float, pos: int | None = None) -> str:
@@ -239,28 +241,33 @@ def headline(results: Sequence[Any]) -> str:
         words = "; ".join(f"{name}: {', '.join(numbers)}" for name, numbers in named.items())
         return words if count == len(rows) else f"{words}, … ({len(rows)} in all)"
 
+    texts = [text(count) for count in range(len(rows), 0, -1)]  # the longest first
     notes = {row.note for row in rows}
-    note = notes.pop() if len(notes) == 1 else ""
-    texts = [f"{text(len(rows))} ({note})"] * bool(note) + [text(n) for n in range(len(rows), 0, -1)]
+    if len(notes) == 1 and rows[0].note:
+        texts.insert(0, f"{texts[0]} ({rows[0].note})")
     # A long label must not cut the number.
-    texts += [f"{rows[0].name}: {rows[0].number}" if len(rows) == 1 else f"{len(rows)} results"]
+    texts.append(f"{rows[0].name}: {rows[0].number}" if len(rows) == 1 else f"{len(rows)} results")
     title = fitting(*texts)
-    is_word = title.split()[0].rstrip(":").replace("-", "").isalpha()  # and no formula
-    return title[0].upper() + title[1:] if is_word else title
+    starts_with_word = title.split()[0].rstrip(":").replace("-", "").isalpha()  # and not with a formula
+    return title[0].upper() + title[1:] if starts_with_word else title
 
 
 def rows_of(results: Sequence[Any], *names: str) -> str:
     """Return rows of the results' descriptions for a caption, such as "draws 9 / 12; γ 1.1 ± 0.1".
 
-    A row that no result has is left out; numbers and notes that all results share are said once.
+    A row that no result has is left out; a number or a note that all results share appears once.
     """
+
+    def unique(texts: list[str]) -> str:
+        return " / ".join(texts if len({*texts}) > 1 else texts[:1])
+
     words = []
-    described = [{row.name: row for row in r.describe()} for r in results]
+    all_rows = [row for r in results for row in r.describe()]
     for name in names:
-        rows = [of[name] for of in described if name in of]
-        numbers, notes = ([row.number for row in rows], [row.note for row in rows])
-        number, note = (" / ".join(texts if len({*texts}) > 1 else texts[:1]) for texts in (numbers, notes))
-        words += [f"{name} {number}{f' ({note})' if note else ''}"] * bool(rows)
+        rows = [row for row in all_rows if row.name == name]
+        if rows:
+            note = unique([row.note for row in rows])
+            words.append(f"{name} {unique([row.number for row in rows])}{f' ({note})' if note else ''}")
     return "; ".join(words)
 
 

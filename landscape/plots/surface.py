@@ -76,13 +76,14 @@ def draw_surfaces(
         style: "contour", "hillshade" (contours on a relief lit from the upper left), "surface" (three
             dimensions) or "difference" (the first of two minus the second).
         quantity: "loss", "accuracy", or the name of a metric of the problem.
-        log: whether levels and colors are at equal ratios. Default: where the losses are positive and differ
-            by a factor of more than 100; the caption says which.
-        levels: about how many levels. Default: lines 0.005 apart as in the paper, where 4 to 40 are enough.
+        log: whether levels and colors are at equal ratios. Default: if the losses are positive and differ by
+            a factor of more than 100; the caption says so.
+        levels: approximate number of levels. Default: lines 0.005 apart as in the paper, if that makes 4 to
+            40 lines.
         vmax: the highest level; higher losses have its color.
         cmap: a color map of matplotlib.
         labels: whether to write losses on contour lines.
-        ring: of each surface, how far one may go (:meth:`landscape.Surface.radius`), drawn on its contours.
+        ring: for each surface, the distances of :meth:`landscape.Surface.radius`, drawn on its contours.
 
     Raises:
         InputError: an unknown style or color map, nothing finite to draw, a grid below 2 × 2, or levels that
@@ -109,17 +110,16 @@ def draw_surfaces(
                 raise InputError(f"{name}: not allowed with style difference, which has a scale of its own")
         return _draw_difference(results, title)
     marked = [r.marker_loss for r in results if r.kind == "pca" and style != "surface" and quantity == "loss"]
-    chosen = scale([r.loss for r in results], log, levels, vmax, marked)
-    shades = CMAP if cmap is None else colormaps[cmap]
+    level_scale = scale([r.loss for r in results], log, levels, vmax, marked)
+    color_map = CMAP if cmap is None else colormaps[cmap]
     if style == "surface":
-        return _draw_3d(results, title, chosen, shades, vmax)
-    return _draw_contours(
-        results, title, chosen, shades, labels=labels, shaded=style == "hillshade", rings=rings
-    )
+        return _draw_3d(results, title, level_scale, color_map, vmax)
+    shaded = style == "hillshade"
+    return _draw_contours(results, title, level_scale, color_map, labels=labels, shaded=shaded, rings=rings)
 
 
 def _draw_3d(
-    results: Sequence[Surface], title: str, chosen: LevelScale, cmap: Any, vmax: float | None
+    results: Sequence[Surface], title: str, level_scale: LevelScale, cmap: Any, vmax: float | None
 ) -> Figure:
     """Draw the loss as height above the plane, one panel for each surface, with shared heights and colors.
 
@@ -127,30 +127,31 @@ def _draw_3d(
     """
     figure, axes = wrapped_panels(len(results), 4.8, 4.5, names="surface", subplot_kw={"projection": "3d"})
     highest = max(float(np.max(r.loss, initial=-np.inf, where=np.isfinite(r.loss))) for r in results)
-    top = chosen.levels[-1] if vmax is not None else max(chosen.levels[-1], highest)
+    top = level_scale.levels[-1] if vmax is not None else max(level_scale.levels[-1], highest)
     for ax, r, name in zip(axes, results, style.names_of(results, "surface"), strict=True):
         x, y = np.meshgrid(r.x, r.y)
         # Facets at a NaN are left out.
         height = np.where(np.isfinite(r.loss) & (r.loss <= top), r.loss, np.nan)
         ax.plot_surface(
-            x, y, height, cmap=cmap, norm=chosen.norm, lw=0.1, edgecolor="#00000040",
+            x, y, height, cmap=cmap, norm=level_scale.norm, lw=0.1, edgecolor="#00000040",
             rcount=MAX_FACETS, ccount=MAX_FACETS,
         )  # fmt: skip
-        ax.computed_zorder = False  # the markers lie on the surface, not in it
+        ax.computed_zorder = False  # draw the markers over the surface
         for points, label, marker in marks(r):
             inside = points[(np.abs(points) <= np.abs([r.x[0], r.y[0]])).all(1)]
             heights = geometry.loss_at(r, *inside.T) if len(inside) else np.zeros(0)
-            seen = np.isfinite(heights) & (heights <= top)
-            ax.plot(*inside[seen].T, heights[seen], label=label, **(marker | {"clip_on": True}))
+            visible = np.isfinite(heights) & (heights <= top)
+            ax.plot(*inside[visible].T, heights[visible], label=label, **(marker | {"clip_on": True}))
         ax.view_init(elev=32, azim=-58)
         ax.set_box_aspect(None, zoom=0.85)
         label_axes(ax, r)
         ax.tick_params(labelsize=7.5, pad=0)
         for axis in (ax.xaxis, ax.yaxis):
             axis.label.set_size(8)
-        ax.set(zlim=(chosen.levels[0], top), title=_panel_title(r, name))
-    color_bar(figure, axes, chosen.norm, cmap, f"{results[0].loss_name}{style.unit(results[0], 'loss')}")
-    return finish(figure, title or finding(results), settings(results, chosen.why), axes)
+        ax.set(zlim=(level_scale.levels[0], top), title=_panel_title(r, name))
+    label = f"{results[0].loss_name}{style.unit(results[0], 'loss')}"
+    color_bar(figure, axes, level_scale.norm, cmap, label)
+    return finish(figure, title or finding(results), settings(results, level_scale.why), axes)
 
 
 def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
@@ -169,12 +170,12 @@ def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
         change = np.ma.masked_invalid(a.loss - b.loss)
     if change.count() == 0:
         raise InputError("loss: no value is finite in both, there is nothing to draw")
-    reach = max(float(np.abs(change).max()), 1e-12)
+    limit = max(float(np.abs(change).max()), 1e-12)
     figure, (ax,) = panels(1, 1, 5.2, 4.8, ["difference"])
-    norm = colors.Normalize(-reach, reach)
+    norm = colors.Normalize(-limit, limit)
     map_axes(ax)
     label_axes(ax, a)
-    ax.contourf(a.x, a.y, change, np.linspace(-reach, reach, 25), cmap=style.DIVERGING, norm=norm)
+    ax.contourf(a.x, a.y, change, np.linspace(-limit, limit, 25), cmap=style.DIVERGING, norm=norm)
     if float(change.min()) < 0 < float(change.max()):
         ax.contour(a.x, a.y, change, [0.0], colors="k", linewidths=1.0)
         ax.plot([], [], color="k", lw=1.0, label="equal")
@@ -182,15 +183,14 @@ def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
     label = f"difference of {a.loss_name}{style.unit(results[0], 'loss')}"
     color_bar(figure, [ax], norm, style.DIVERGING, label)
     first, second = style.paper_name(a.label) or "the first", style.paper_name(b.label) or "the second"
-    where = f"at {float((change > 0).sum() / change.count()):.0%} of points"
-    usual = style.fitting(
-        f"{first} has a higher loss than {second} {where}", f"{first} has the higher loss {where}"
-    )
-    return finish(figure, title or usual, settings(results), [ax])
+    share = f"at {float((change > 0).sum() / change.count()):.0%} of points"
+    long_title = f"{first} has a higher loss than {second} {share}"
+    default_title = style.fitting(long_title, f"{first} has the higher loss {share}")
+    return finish(figure, title or default_title, settings(results), [ax])
 
 
 def _draw_contours(
-    results: Sequence[Surface], title: str, chosen: LevelScale, cmap: Any, *, labels: bool, shaded: bool,
+    results: Sequence[Surface], title: str, level_scale: LevelScale, cmap: Any, *, labels: bool, shaded: bool,
     rings: Sequence[Radius],
 ) -> Figure:  # fmt: skip
     """Draw contours, one panel for each surface, at shared levels and colors, each above its profile.
@@ -200,23 +200,25 @@ def _draw_contours(
     is at the same rise above the center in all panels.
     """
     rise = geometry.shared_rise(results)
-    profiled = all(map(geometry.has_profile, results))
     width = 5.0 if len(results) == 1 else 3.9
-    kinds = {"surface": 4.7, "profile": 1.7} if profiled else {"surface": 4.7}
-    figure, axes, below = stacked_panels(len(results), width, kinds)
+    heights = {"surface": 4.7}
+    if all(map(geometry.has_profile, results)):
+        heights["profile"] = 1.7
+    figure, axes, below = stacked_panels(len(results), width, heights)
+    levels, norm = level_scale.levels, level_scale.norm
     names = style.names_of(results, "surface")
     for k, (ax, r, name) in enumerate(zip(axes, results, names, strict=True)):
         map_axes(ax)
         label_axes(ax, r)
-        masked, levels = np.ma.masked_invalid(r.loss), chosen.levels
+        masked = np.ma.masked_invalid(r.loss)
         if shaded:
-            _draw_relief(ax, r, chosen.norm, cmap)
+            _draw_relief(ax, r, norm, cmap)
         else:
-            ax.contourf(r.x, r.y, masked, levels, cmap=cmap, norm=chosen.norm, extend="both")
+            ax.contourf(r.x, r.y, masked, levels, cmap=cmap, norm=norm, extend="both")
         lines = ax.contour(r.x, r.y, masked, levels, colors="k", linewidths=0.35, alpha=0.55)
         if labels:
-            labeled = levels[:: max(1, len(levels) // 8)]
-            for text in ax.clabel(lines, labeled, fontsize=7.5, fmt=lambda v: f"{v:.3g}"):
+            labeled_levels = levels[:: max(1, len(levels) // 8)]
+            for text in ax.clabel(lines, labeled_levels, fontsize=7.5, fmt="%.3g"):
                 text.set(color="k", path_effects=HALO)
         if np.isfinite(rise) and geometry.has_profile(r):
             ax.contour(r.x, r.y, masked, [geometry.center_loss(r) + rise], **EQUAL)
@@ -224,58 +226,60 @@ def _draw_contours(
             ax.plot([], [], color=style.AMBER, lw=1.8, label=label)
         for points, label, look in marks(r):
             ax.plot(*points.T, label=label, **look)
-        for radius in rings[k : k + 1]:
-            seen = np.where(radius.censored[:, None], np.nan, radius.points)
-            ax.plot(*seen[np.arange(-1, len(seen))].T, label=f"{radius.metric} {radius.change}", **RING)
+        if rings:
+            x, y = np.where(rings[k].censored, np.nan, rings[k].points.T)
+            label = f"{rings[k].metric} {rings[k].change}"
+            ax.plot(np.append(x, x[0]), np.append(y, y[0]), label=label, **RING)  # closed
         if r.kind == "pca" and len(r.markers):
             near: dict[str, Any] = {"xytext": (5, 5), "textcoords": "offset points", "fontsize": 8.5}
             ax.annotate(r.labels[0], r.markers[0], path_effects=HALO, **near)
         ax.set(xlim=(r.x[0], r.x[-1]), ylim=(r.y[0], r.y[-1]), title=_panel_title(r, name))
     loss = f"{results[0].loss_name}{style.unit(results[0], 'loss')}"
-    every = np.concatenate([r.loss[np.isfinite(r.loss)] for r in results])
-    beyond = 2 * (every.max() > chosen.levels[-1]) + (every.min() < chosen.levels[0])
-    extend = ("neither", "min", "max", "both")[beyond]
-    color_bar(figure, axes, chosen.norm, cmap, f"{loss}, {chosen.step}", extend)
+    losses = np.concatenate([r.loss[np.isfinite(r.loss)] for r in results])
+    # Whether losses are below the first level, and above the last one -> arrows of the color bar.
+    extend = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}
+    outside = bool(losses.min() < levels[0]), bool(losses.max() > levels[-1])
+    color_bar(figure, axes, norm, cmap, f"{loss}, {level_scale.step}", extend[outside])
     if below:
-        _draw_profiles(below, results, chosen, rise)
-    return finish(figure, title or finding(results), settings(results, chosen.why), axes)
+        _draw_profiles(below, results, level_scale, rise)
+    return finish(figure, title or finding(results), settings(results, level_scale.why), axes)
 
 
 def _draw_relief(ax: Axes, r: Surface, norm: Any, cmap: Any) -> None:
     """Draw the surface as a map with hills, lit from the upper left."""
     finite = np.isfinite(r.loss)
     filled = np.where(finite, r.loss, r.loss[finite].max())
-    cubic = min(filled.shape) >= 4 and finite.all()
-    height = RegularGridInterpolator((r.y, r.x), np.asarray(norm(filled)), "cubic" if cubic else "linear")
+    method = "cubic" if min(filled.shape) >= 4 and finite.all() else "linear"
+    height = RegularGridInterpolator((r.y, r.x), np.asarray(norm(filled)), method)
     is_finite = RegularGridInterpolator((r.y, r.x), finite.astype(float), "nearest")
-    lines = (np.linspace(grid[0], grid[-1], PIXELS) for grid in (r.y, r.x))
-    at = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1)
-    relief = np.clip(height(at), 0.0, 1.0)  # a loss above the last level is drawn as a plateau
+    y, x = (np.linspace(grid[0], grid[-1], PIXELS) for grid in (r.y, r.x))
+    pixels = np.stack(np.meshgrid(y, x, indexing="ij"), axis=-1)
+    relief = np.clip(height(pixels), 0.0, 1.0)  # a loss above the last level is drawn as a plateau
     image = LIGHT.shade_rgb(cmap(relief)[..., :3], HEIGHT * PIXELS * relief, blend_mode="soft", dy=-1.0)
-    rgba = np.concatenate([image, (is_finite(at) > 0.5)[..., None].astype(float)], axis=-1)
+    rgba = np.concatenate([image, (is_finite(pixels) > 0.5)[..., None].astype(float)], axis=-1)
     extent = (r.x[0], r.x[-1], r.y[0], r.y[-1])
     ax.imshow(np.clip(rgba, 0, 1), extent=extent, origin="lower", interpolation="bilinear", aspect="equal")
 
 
-def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: LevelScale, rise: float) -> None:
+def _draw_profiles(
+    axes: Sequence[Axes], results: Sequence[Surface], level_scale: LevelScale, rise: float
+) -> None:
     """Draw the loss against the distance: the panel's own with its quartiles, the others in gray."""
-    curves = [geometry.profile(r) for r in results]
-    levels, log = chosen.levels, isinstance(chosen.norm, LogNorm)
-    highest = [float(np.max(p.high, initial=0.0, where=p.high <= levels[-1])) for p in curves]
-    for ax, r, curve in zip(axes, results, curves, strict=True):
-        for p in curves:
-            if p is not curve:
+    profiles = [geometry.profile(r) for r in results]
+    levels, log = level_scale.levels, isinstance(level_scale.norm, LogNorm)
+    highest = [float(np.max(p.high, initial=0.0, where=p.high <= levels[-1])) for p in profiles]
+    for ax, r, own in zip(axes, results, profiles, strict=True):
+        for p in profiles:
+            if p is not own:
                 ax.plot(p.distance, np.where(np.isfinite(p.median), p.median, np.nan), color=style.PALE, lw=1)
-        low, median, high = (
-            np.minimum(part, 1e3 * levels[-1]) for part in (curve.low, curve.median, curve.high)
-        )
-        ax.fill_between(curve.distance, low, high, color=style.color_of(r.label), alpha=0.25, lw=0)
-        ax.plot(curve.distance, median, color=style.color_of(r.label))
+        low, median, high = np.minimum([own.low, own.median, own.high], 1e3 * levels[-1])
+        ax.fill_between(own.distance, low, high, color=style.color_of(r.label), alpha=0.25, lw=0)
+        ax.plot(own.distance, median, color=style.color_of(r.label))
         if np.isfinite(rise):
             ax.axhline(geometry.center_loss(r) + rise, color=style.AMBER, lw=1.2)
         ax.set(
             yscale="log" if log else "linear", ylim=(levels[0], max(*highest, levels[1])),
-            xlim=(0, max(p.distance[-1] for p in curves)), xlabel="distance from the center",
+            xlim=(0, max(p.distance[-1] for p in profiles)), xlabel="distance from the center",
         )  # fmt: skip
         if log:
             style.decimal_labels(ax.yaxis)
@@ -287,7 +291,14 @@ def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: Lev
 
 @dataclass(frozen=True)
 class LevelScale:
-    """Increasing ``levels``, the color scale ``norm``, the ``step`` between lines and ``why`` it is so."""
+    """The levels and colors of surfaces.
+
+    Attributes:
+        levels: the increasing levels.
+        norm: the color scale, from the first to the last level.
+        step: the distance of the lines, in words.
+        why: the kind of the scale and the reason for it, in words.
+    """
 
     levels: Array
     norm: colors.Normalize
@@ -304,77 +315,79 @@ def scale(
 ) -> LevelScale:
     """Return Levels, color scale and texts for surfaces that are drawn together.
 
-    The levels are 0.005 apart (DPSGD-2020, Figure 3) if that takes 4 to 40 lines, else at round numbers.
-    Losses that differ by more than a factor of 100 get levels at equal ratios: at equal distances a whole
-    valley would lie below the first level. The highest 2% of the losses lie above the last level if they
-    would otherwise take more than half of the levels. The losses along a trajectory take a third of the
-    levels or more: those far above or below it have the colors of the last and the first level.
+    The levels are 0.005 apart (DPSGD-2020, Figure 3) if that makes 4 to 40 lines, else at round numbers.
+    Losses that differ by more than a factor of 100 get levels at equal ratios, as at equal distances a whole
+    valley would be below the first level. The highest 2% of the losses are above the last level if they would
+    otherwise need more than half of the levels. The losses along a trajectory fill a third of the levels or
+    more; losses far above or below them have the colors of the last and the first level.
 
     Args:
         losses: arrays of losses in nats; values that are not finite are ignored.
-        log, levels, vmax: what the user chose, as :func:`draw_surfaces` has it.
+        log, levels, vmax: arguments of :func:`draw_surfaces`.
         marked: losses along trajectories.
 
     Returns:
-        Increasing levels, of which the first is at most the lowest loss but of trajectories, and the rest.
+        The scale; its first level is at most the lowest loss, unless a trajectory narrows the range.
 
     Raises:
-        InputError: no loss is finite, or a choice that these losses do not allow.
+        InputError: no loss is finite, or an argument that these losses do not allow.
     """
-    ends = _range(losses, levels, vmax)
-    ratios, why = _is_logarithmic(*ends, log)
-    low, high = _around(ends, np.concatenate([[], *marked]), ratios)
-    why += ", around the losses of the trajectory" * ((low, high) != ends)
+    full_range = _range(losses, levels, vmax)
+    log, why = _is_logarithmic(*full_range, log)
+    low, high = _around(full_range, np.concatenate([[], *marked]), log)
+    if (low, high) != full_range:
+        why += ", around the losses of the trajectory"
     high = high if vmax is None else vmax
-    if high - low <= 1e-12 * max(1.0, abs(high)):  # flat: one level on either side
-        pad = max(abs(high), 1.0) * 1e-6
-        chosen, ratios = np.array([low - pad, high + pad]), False
-    elif ratios:
-        chosen = np.geomspace(low, high, max(2, levels or LOG_LEVELS))
+    if high - low <= 1e-12 * max(1.0, abs(high)):  # flat: one level below, one above
+        margin = max(abs(high), 1.0) * 1e-6
+        values, log = np.array([low - margin, high + margin]), False
+    elif log:
+        values = np.geomspace(low, high, max(2, levels or LOG_LEVELS))
     elif levels is None and 4 <= (high - low) / PAPER_SPACING <= MAX_LEVELS:
         start, stop = np.floor(low / PAPER_SPACING), np.ceil(high / PAPER_SPACING)
-        chosen = np.arange(start, stop + 1) * PAPER_SPACING
+        values = np.arange(start, stop + 1) * PAPER_SPACING
     else:
-        chosen = np.asarray(ticker.MaxNLocator(levels or 24).tick_values(low, high))
-    chosen[0] = min(chosen[0], low)  # a rounding must not leave a hole
-    chosen[-1] = max(chosen[-1], high)
-    step = f"lines {float(chosen[1] - chosen[0]):.3g} apart"
-    if ratios:
-        step = f"lines {100 * (chosen[1] / chosen[0] - 1):.0f}% apart"
-    return LevelScale(chosen, (LogNorm if ratios else colors.Normalize)(chosen[0], chosen[-1]), step, why)
+        values = np.asarray(ticker.MaxNLocator(levels or 24).tick_values(low, high))
+    values[0] = min(values[0], low)  # rounding must not leave a hole
+    values[-1] = max(values[-1], high)
+    distance = f"{100 * (values[1] / values[0] - 1):.0f}%" if log else f"{float(values[1] - values[0]):.3g}"
+    norm_class = LogNorm if log else colors.Normalize
+    return LevelScale(values, norm_class(values[0], values[-1]), f"lines {distance} apart", why)
 
 
 def _range(losses: Sequence[Array], levels: int | None, vmax: float | None) -> tuple[float, float]:
-    """Return the lowest and the highest level."""
+    """Return the lowest and the highest level, and check the user's ``levels`` and ``vmax``."""
     finite = np.concatenate([loss[np.isfinite(loss)] for loss in losses])
     if finite.size == 0:
         raise InputError("loss: no value is finite, there is nothing to draw")
-    low, high, usual = float(finite.min()), float(finite.max()), float(np.quantile(finite, 0.98))
+    low, high, most = float(finite.min()), float(finite.max()), float(np.quantile(finite, 0.98))
     if levels is not None:
         positive("levels", levels, least=2)
     if vmax is not None:
         if not np.isfinite(vmax) or vmax <= low:
             raise InputError(f"vmax: {vmax:g} is not allowed, it must be above the lowest loss, {low:.4g}")
         return low, vmax
-    return low, usual if usual > low and high - low > 2 * (usual - low) else high
+    if most > low and high - low > 2 * (most - low):
+        high = most
+    return low, high
 
 
-def _around(ends: tuple[float, float], path: Array, ratios: bool) -> tuple[float, float]:
-    """Return the range of the losses of a path, three times as wide, but within the range ``ends``."""
-    into, back = (np.log, np.exp) if ratios else (np.asarray, float)
-    path = np.clip(path[np.isfinite(path)], *ends)
+def _around(full_range: tuple[float, float], path: Array, log: bool) -> tuple[float, float]:
+    """Return the range of the losses of a path, three times as wide, but within the full range."""
+    path = np.clip(path[np.isfinite(path)], *full_range)
     if not np.unique(path).size > 1:
-        return ends
-    first, last = into(path.min()), into(path.max())
-    low = max(ends[0], float(back(2 * first - last)))
-    return low, min(ends[1], float(back(into(low) + 3 * (last - first))))
+        return full_range
+    transform, inverse = (np.log, np.exp) if log else (np.asarray, float)
+    path_low, path_high = transform(path.min()), transform(path.max())
+    low = max(full_range[0], float(inverse(2 * path_low - path_high)))
+    return low, min(full_range[1], float(inverse(transform(low) + 3 * (path_high - path_low))))
 
 
 def _is_logarithmic(low: float, high: float, log: bool | None) -> tuple[bool, str]:
     """Return whether levels are at equal ratios, and the words for the caption."""
     if log and low <= 0:
         raise InputError(f"log: not allowed, the lowest loss is {low:.4g}; it must be > 0")
-    if log is None and (log := logarithmic(np.array([low, high]))):
+    if log is None and logarithmic(np.array([low, high])):
         return True, f"logarithmic, since losses differ by a factor of {high / low:.3g}"
     return bool(log), "logarithmic" if log else "linear"
 
@@ -400,8 +413,8 @@ def _axis_labels(r: Surface) -> tuple[str, str]:
     u, v = ("u", "v") if r.kind == "random" else r.axes
     if in_paper():
         u, v = u.split(",")[0], v.split(",")[0]
-    along_u, along_v = (style.fitting(f"distance along {name}", name, most=style.LABEL) for name in (u, v))
-    return along_u, along_v
+    x_label = style.fitting(f"distance along {u}", u, most=style.LABEL)
+    return x_label, style.fitting(f"distance along {v}", v, most=style.LABEL)
 
 
 def map_axes(ax: Axes) -> None:
@@ -424,7 +437,7 @@ def label_axes(ax: Axes, r: Surface) -> None:
 def marks(r: Surface) -> list[tuple[np.ndarray[Any, Any], str, dict[str, Any]]]:
     """Return (coordinates (n, 2), name, look) of the marks on a surface.
 
-    That is the lowest grid point, and the center or the markers of the plane.
+    They are the lowest grid point, and the center or the markers of the plane.
     """
     finite = np.where(np.isfinite(r.loss), r.loss, np.inf)
     i, j = np.unravel_index(finite.argmin(), finite.shape)
@@ -513,22 +526,22 @@ def _flatness(results: Sequence[Surface]) -> list[str]:
         name = style.paper_name(algorithm) or r.label.split(",")[0] or f"surface {k}"
         rises.setdefault(name, []).append(geometry.median_rise(r))
         centers.setdefault(name, []).append(geometry.center_loss(r))
-    middle = {name: float(np.median(values)) for name, values in rises.items()}
-    if len(middle) == 1:
-        ((name, rise),) = middle.items()
-        moves = f"the {loss} {'falls' if rise < 0 else 'rises'} by {abs(rise):.3g} nat"
-        where = name if results[0].label else "the center"
+    medians = {name: float(np.median(values)) for name, values in rises.items()}
+    if len(medians) == 1:
+        ((name, rise),) = medians.items()
+        clause = f"the {loss} {'falls' if rise < 0 else 'rises'} by {abs(rise):.3g} nat"
+        position = name if results[0].label else "the center"
         count_note = f", {len(results)} surfaces" if len(results) > 1 else ""
-        return [f"Around {where} {moves} (median{count_note})", f"Around the center {moves}"]
-    flat, steep = min(middle, key=middle.__getitem__), max(middle, key=middle.__getitem__)
-    listed = ", ".join(f"{name} {rise:.3g}" for name, rise in middle.items())
+        return [f"Around {position} {clause} (median{count_note})", f"Around the center {clause}"]
+    flat, steep = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
+    numbers = ", ".join(f"{name} {rise:.3g}" for name, rise in medians.items())
     words = f"Median rise of the {loss}"
-    of_each = [f"{words}: {listed} nat", f"Median rise: {listed} nat", words]
+    sentences = [f"{words}: {numbers} nat", f"Median rise: {numbers} nat", words]
     at_center = {name: float(np.median(values)) for name, values in centers.items()}
-    # Weights of losses that far apart are not all at a minimum.
-    if not middle[flat] > 0 or abs(at_center[flat] - at_center[steep]) > middle[steep]:
-        return of_each
-    # Of what is drawn, not of the minima: these surfaces have no interval over seeds and planes.
-    ratio = middle[steep] / middle[flat]
-    more = f"{ratio:.2g} times" if ratio >= 1.1 else "about"  # within 10%, by which seeds differ (our choice)
-    return [f"The {loss} rises {more} as much around {steep} as around {flat}", *of_each]
+    # If losses at the centers differ by more than the rise, not all centers are at a minimum.
+    if not medians[flat] > 0 or abs(at_center[flat] - at_center[steep]) > medians[steep]:
+        return sentences
+    # About these surfaces only: there is no interval over seeds and planes for a statement on minima.
+    ratio = medians[steep] / medians[flat]
+    factor = f"{ratio:.2g} times" if ratio >= 1.1 else "about"  # seeds differ by 10% (our choice)
+    return [f"The {loss} rises {factor} as much around {steep} as around {flat}", *sentences]

@@ -34,31 +34,32 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
     The star is the run; the dash above or below it is the limit of its update rule, where that is known.
     """
     figure, axes = wrapped_panels(len(results), 4.6, 3.6, names="rates", sharex=True, sharey=True)
-    run: dict[str, Any] = {"ls": "none", "clip_on": False}
+    star: dict[str, Any] = {"ls": "none", "clip_on": False, "label": "the run", "zorder": 5}
+    star |= {"marker": "*", "ms": 14, "mfc": style.AMBER, "mec": "k"}
+    dash: dict[str, Any] = {"ls": "none", "clip_on": False, "label": "the run's own limit"}
+    dash |= {"marker": "_", "ms": 16, "mew": 2.5, "color": "k"}
     for ax, r in zip(axes, results, strict=True):
-        finite = np.isfinite(r.rates).all()
-        if finite:
+        has_rates = np.isfinite(r.rates).all()
+        if has_rates:
             for name, rate, marker in zip(forms_with(r.momentum), r.rates, "osD", strict=True):
                 ax.plot(*without_bridge(r.delay, rate), marker=marker, ms=4, label=name)
         if np.isfinite(r.lr):
-            star = {"marker": "*", "ms": 14, "mfc": style.AMBER, "mec": "k", "zorder": 5, "label": "the run"}
-            ax.plot(r.own_delay, r.lr, **run, **star)
+            ax.plot(r.own_delay, r.lr, **star)
             ax.axhline(r.lr, color=style.OTHER, lw=0.9, ls=":", zorder=0)
-        if np.isfinite(r.own_limit) and finite:
-            dash = {"marker": "_", "ms": 16, "mew": 2.5, "color": "k", "label": "the run's own limit"}
-            ax.plot(r.own_delay, r.own_limit / r.lambda_max, **run, **dash)
+        if np.isfinite(r.own_limit) and has_rates:
+            ax.plot(r.own_delay, r.own_limit / r.lambda_max, **dash)
         delay_axes(ax, r, max(r.delay.max(), r.own_delay))
         style.decimal_labels(ax.yaxis)
-    by = dict.fromkeys(r.precondition for r in results if r.precondition)
-    text = f"Preconditioned by {', '.join(by)}." if by else None
-    usual = f"Above a line training leaves the minimum ({style.splits(results)})"
-    return finish(figure, title or usual, text, axes, ncols=2 * min(3, len(axes)))
+    optimizers = dict.fromkeys(r.precondition for r in results if r.precondition)
+    text = f"Preconditioned by {', '.join(optimizers)}." if optimizers else None
+    default_title = f"Above a line training leaves the minimum ({style.splits(results)})"
+    return finish(figure, title or default_title, text, axes, ncols=2 * min(3, len(axes)))
 
 
 def without_bridge(delay: Array, values: Array) -> tuple[Array, Array]:
-    """Return the points of a line with a gap after delay 0, which on the axis is no neighbor of delay 1."""
-    after = np.flatnonzero(np.diff(delay == 0)) + 1
-    return np.insert(delay.astype(float), after, np.nan), np.insert(values.astype(float), after, np.nan)
+    """Return the points of a line with a gap beside delay 0, which is far from delay 1 on the axis."""
+    gaps = np.flatnonzero(np.diff(delay == 0)) + 1
+    return np.insert(delay.astype(float), gaps, np.nan), np.insert(values.astype(float), gaps, np.nan)
 
 
 def delay_axes(ax: Axes, r: Any, largest: int) -> None:
@@ -118,29 +119,29 @@ def draw_sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
 
 
 def _draw_sweep(ax: Axes, r: Sweep) -> None:
+    """Draw the test error, or the test loss, of one sweep."""
     rows = [{key: literal(value) for key, value in row.items()} for row in r.rows]
-    varying = [k for k in r.keys if len({row[k] for row in rows}) > 1]
+    varying = [key for key in r.keys if len({row[key] for row in rows}) > 1]
     if not varying:
         raise InputError("sweep: its table has one row, there is nothing to draw")
-    x_key = next((k for k in varying if k != "recipe"), "recipe")
+    x_key = next((key for key in varying if key != "recipe"), "recipe")
     column = "test_error" if np.isfinite(r.test_error).any() else "test_loss"
-    mean, spread = getattr(r, column), np.nan_to_num(getattr(r, f"{column}_std"))
-    texts = [row[x_key] for row in rows]
-    ticks = list(dict.fromkeys(texts))
+    mean, std = getattr(r, column), np.nan_to_num(getattr(r, f"{column}_std"))
+    ticks = list(dict.fromkeys(row[x_key] for row in rows))
     numbers = pd.to_numeric(ticks, errors="coerce")
     is_numeric = bool(np.isfinite(numbers).all())
-    position = dict(zip(ticks, numbers if is_numeric else range(len(ticks)), strict=True))
-    lines: dict[str, list[int]] = {}
+    tick_positions = dict(zip(ticks, numbers if is_numeric else range(len(ticks)), strict=True))
+    positions = np.array([tick_positions[row[x_key]] for row in rows])
+    lines: dict[str, list[int]] = {}  # label -> its rows
     for i, row in enumerate(rows):
-        label = ", ".join(_setting(k, row[k]) for k in varying if k != x_key and row[k])
+        label = ", ".join(_setting(key, row[key]) for key in varying if key != x_key and row[key])
         lines.setdefault(label, []).append(i)
-    for color, (label, chosen) in zip(itertools.cycle(style.CYCLE), lines.items(), strict=False):
-        x = np.array([position[texts[i]] for i in chosen])
-        look = {"ls": "-", "lw": 1.6 if is_numeric else 0, "elinewidth": 1.2, "ms": 5}
-        points(ax, x, mean[chosen], spread[chosen], color, label or None, **look)
-        diverged = r.diverged[chosen] > 0
+    look = {"ls": "-", "lw": 1.6 if is_numeric else 0, "elinewidth": 1.2, "ms": 5}
+    for color, (label, indices) in zip(itertools.cycle(style.CYCLE), lines.items(), strict=False):
+        x, y, diverged = positions[indices], mean[indices], r.diverged[indices] > 0
+        points(ax, x, y, std[indices], color, label or None, **look)
         if diverged.any():
-            ax.plot(x[diverged], mean[chosen][diverged], "o", ms=5, mfc="w", mec=color, zorder=5)
+            ax.plot(x[diverged], y[diverged], "o", ms=5, mfc="w", mec=color, zorder=5)
     if not is_numeric:
         ax.set_xticks(range(len(ticks)), ticks, rotation=20, ha="right")
     elif _is_wide(numbers):
@@ -181,35 +182,35 @@ def draw_comparisons(results: Sequence[Comparison], title: str = "") -> Figure:
     """
     if len(results) > 1:
         raise InputError("results: several comparisons cannot be drawn in one picture, give one")
-    (comparison,) = results
-    c = dataclasses.replace(comparison, sides=tuple(map(style.paper_name, comparison.sides)))
+    c = dataclasses.replace(results[0], sides=tuple(map(style.paper_name, results[0].sides)))
     figure, axes = wrapped_panels(len(c.quantities), 3.1, 1.35 + 0.27 * len(c.sides), COLUMNS, c.quantities)
-    tones = style.colors_of(c.sides)
+    colors = style.colors_of(c.sides)
     for q, ax in enumerate(axes):
-        _draw_quantity(ax, c, q, tones)
+        _draw_quantity(ax, c, q, colors)
         if ax not in leading(axes):
             ax.set_yticklabels([])
     lines = summary(c) or ["No measure of flatness"]
-    usual = (
-        style.fitting(*lines, "Which is flatter") if len(lines) == 1 else f"Flatness of {len(lines)} pairs"
-    )
-    return finish(figure, title or usual, _caption(c))
+    if len(lines) == 1:
+        default_title = style.fitting(*lines, "Which is flatter")
+    else:
+        default_title = f"Flatness of {len(lines)} pairs"
+    return finish(figure, title or default_title, _caption(c))
 
 
 def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> None:
     """Draw a panel with a row for each side, the first at the top."""
     rows = np.arange(len(c.sides))[::-1]
-    values, half = c.value[q], np.nan_to_num(c.interval[q], posinf=0.0)
-    bound = c.kinds[q] == "bound"
-    for row, value, error, color in zip(rows, values, half, colors, strict=True):
+    values, errors = c.value[q], np.nan_to_num(c.interval[q], posinf=0.0)
+    bar: dict[str, Any] = {"lw": 6, "alpha": 0.45} if c.kinds[q] == "bound" else {"lw": 1.6}
+    for row, value, error, color in zip(rows, values, errors, colors, strict=True):
         if np.isfinite(value):
-            ax.plot([value - error, value + error], [row, row], color=color, lw=6 if bound else 1.6,
-                    alpha=0.45 if bound else 1, solid_capstyle="butt", zorder=2)  # fmt: skip
+            low, high = value - error, value + error
+            ax.plot([low, high], [row, row], color=color, solid_capstyle="butt", zorder=2, **bar)
             ax.plot([value], [row], "o", ms=6, color=color, zorder=3)
-    values_own = c.own_value[q] if c.grouped else np.zeros(0)
-    for value, side in zip(values_own, c.side_of if c.grouped else (), strict=True):
+    checkpoint_values = c.own_value[q] if c.grouped else np.zeros(0)
+    for value, side in zip(checkpoint_values, c.side_of if c.grouped else (), strict=True):
         ax.plot([value], [rows[side] - 0.22], "o", ms=4, mfc="none", color=colors[side], zorder=3)
-    ends = np.concatenate([values - half, values + half, values_own])
+    ends = np.concatenate([values - errors, values + errors, checkpoint_values])
     ends = ends[np.isfinite(ends)]
     if logarithmic(values) and ends.min() > 0:
         style.log_axis(ax.xaxis)
@@ -222,19 +223,20 @@ def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> No
     ax.set_yticks(rows, c.sides)
     ax.grid(False, axis="y")
     ax.set_title(heading(c, q), fontweight="bold" if c.flatter[q] else "normal")
-    sentence, _, evidence = verdict(c, q).partition(" (")
-    words = f"{sentence}\n({evidence}" if evidence else sentence
-    ax.set_xlabel(words, fontsize=8, color="k" if c.significant[q].any() else style.OTHER)
+    text = verdict(c, q).replace(" (", "\n(", 1)
+    ax.set_xlabel(text, fontsize=8, color="k" if c.significant[q].any() else style.OTHER)
 
 
 def _caption(c: Comparison) -> str:
-    parts = ["Thin lines: 95% intervals", "thick bars: 99% bounds"][: 1 + ("bound" in c.kinds)]
-    parts += [f"bold: measures of flatness; level {c.significance:g} for all tests together"]
+    """Return the notes of a comparison, the meaning of lines and bars, and the samples."""
+    bounds = "; thick bars: 99% bounds" if "bound" in c.kinds else ""
+    level = f"level {c.significance:g} for all tests together"
     counts = ", ".join(f"{n:,}" for n in sorted(set(c.sample_counts.tolist())))
-    about = f"{'; '.join(parts)}; {counts} samples of {c.split}."
-    # They come first, since they can say that a comparison means nothing.
+    text = f"Thin lines: 95% intervals{bounds}; bold: measures of flatness; {level}"
+    text += f"; {counts} samples of {c.split}."
+    # The notes come first, as they can say that a comparison means nothing.
     notes = "; ".join(note for note in c.notes if " was not measured" not in note)
-    return f"{notes[0].upper()}{notes[1:]}. {about}" if notes else about
+    return f"{notes[0].upper()}{notes[1:]}. {text}" if notes else text
 
 
 @draws(WeightAverage)
@@ -248,12 +250,12 @@ def draw_averages(results: Sequence[WeightAverage], title: str = "") -> Figure:
         ax.plot(members, r.members_loss, "o", color=style.SKY, label="member")
         ax.plot(members[chosen], r.members_loss[chosen], "o", ms=11, mfc="none", color="k", label="chosen")
         has_interval = np.isfinite(r.high)
-        ends = [(r.loss - r.low)[has_interval], (r.high - r.loss)[has_interval]]
+        errors = [(r.loss - r.low)[has_interval], (r.high - r.loss)[has_interval]]
         look = {"color": style.AMBER, "capsize": 4, "label": f"predicted, {r.level:.0%} interval"}
-        ax.errorbar(averages[has_interval], r.loss[has_interval], ends, fmt="s", mfc="white", **look)
+        ax.errorbar(averages[has_interval], r.loss[has_interval], errors, fmt="s", mfc="white", **look)
         ax.plot(averages, r.exact, "x", color="k", ms=8, mew=1.8, zorder=5, label="exact")
-        named = {*r.ranking[:MANY]} if count > MANY else {*range(count)}
-        names = [name if k in named else "" for k, name in enumerate(r.titles[:-1])]
+        with_label = r.ranking[:MANY] if count > MANY else range(count)
+        names = [name if k in with_label else "" for k, name in enumerate(r.titles[:-1])]
         ax.set_xticks([*members, *averages], [*r.labels, *names, "chosen\naverage"], rotation=30, ha="right")
         ax.axvline(n - 0.25, color=style.PALE, lw=1)
         ax.set_ylabel(f"loss{style.unit(results[0], 'loss')}")
@@ -262,16 +264,15 @@ def draw_averages(results: Sequence[WeightAverage], title: str = "") -> Figure:
     return finish(figure, title or style.headline(results), text, list(axes[:1]), ncols=4)
 
 
-# Most steps of a cycle that are drawn, and most learners whose numbers are (our choice: they stay legible).
+# The largest number of steps of a cycle that are drawn, and of learners with numbers (our choice: legible).
 STEPS, NUMBERED = 8, 32
 
 
 def draw_topologies(matrices: Mapping[str, Sequence[Array]]) -> Figure:
     """Draw mixing matrices as graphs: a row for each topology, a panel for each step, at most eight.
 
-    The learners stand on a circle, colored by the share M_jj that they keep of their own weights. A line says
-    that two take the same share of each other, an arrow from k to j that j alone takes M_jk; its color is the
-    share.
+    The learners are on a circle, colored by the share M_jj of their own weights. A line between two learners
+    means that M_jk = M_kj; otherwise an arrow from k to j stands for M_jk. Its color is the share.
 
     Args:
         matrices: name -> the mixing matrices (n, n) that steps go through in turn.
@@ -281,16 +282,17 @@ def draw_topologies(matrices: Mapping[str, Sequence[Array]]) -> Figure:
     """
     cycles = {name: cycle[:STEPS] for name, cycle in matrices.items()}
     columns = max(map(len, cycles.values()))
-    names = [
-        f"{name} {t}" if t < len(cycle) else "" for name, cycle in cycles.items() for t in range(columns)
-    ]
+    names: list[str] = []
+    for name, cycle in cycles.items():
+        names += [f"{name} {t}" if t < len(cycle) else "" for t in range(columns)]
     with style.style():
         figure, axes = panels(len(cycles), columns, 2.3, 2.5, names)
-        free = iter(axes)
+        remaining_axes = iter(axes)
         for name, cycle in cycles.items():
             steps = len(matrices[name])
             for t, matrix in enumerate(cycle, 1):
-                dots = _graph(ax := next(free), matrix)
+                ax = next(remaining_axes)
+                dots = _graph(ax, matrix)
                 ax.set_title(f"{name}\nstep {t} of {steps}" if steps > 1 else name)
         figure.colorbar(dots, ax=axes, label="share of the weights", shrink=0.9)
         return finish(figure, "Who takes whose weights")

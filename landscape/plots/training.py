@@ -46,26 +46,27 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     metrics = dict.fromkeys(c for r in runs for c in r.history if c.startswith("test_") and c not in UNITS)
     candidates = *tuple(PANELS)[_OF_ALL:], *metrics
     measured = [c for c in candidates if any(np.isfinite(column_of(r, c)).any() for r in runs)]
-    usual = list(_USUAL)
-    if all(run.algorithm == RECORDED for run in runs):  # one learner, minibatches that are not known
-        usual = [_RECORDED.get(column, column) for column in _USUAL]
-        usual = [c for c in usual if any(np.isfinite(column_of(r, c)).any() for r in runs)] or usual
-    names = [*measured, *[""] * (-len(measured) % 3), *usual, *[""] * (-len(usual) % 3)]
+    standard = list(_STANDARD)
+    if all(run.algorithm == RECORDED for run in runs):  # one learner, and unknown minibatches
+        standard = [_RECORDED.get(column, column) for column in _STANDARD]
+        standard = [c for c in standard if any(np.isfinite(column_of(r, c)).any() for r in runs)] or standard
+    names = [*measured, *[""] * (-len(measured) % 3), *standard, *[""] * (-len(standard) % 3)]
     groups = [(literal(label), color, members) for label, color, members in groups_of(runs)]
-    # Two curves have room beside each other in a column.
+    # In the column of a paper, two panels have room side by side.
     figure, axes = panels(len(names) // 3, 3, 3.2 if in_paper() else 3.9, 2.8, names)
     for ax, column in zip(axes, filter(None, names), strict=True):
         name, scale = PANELS.get(column, (column.replace("_", " "), "linear"))
         layers = layers_of(runs) if column == "loss_change" else {}
-        scales = [_draw_layers(ax, runs[0], layers)] if layers else []
-        for k, group in enumerate(groups if not layers else ()):  # where two are equal, both are seen
-            scales.append(_draw_runs(ax, group, column, scale, 0.6 * min(len(groups) - 1 - k, 3)))
+        has_values = bool(layers) and _draw_layers(ax, runs[0], layers)
+        for k, group in enumerate([] if layers else groups):
+            # Earlier groups have wider lines, so that equal curves are both visible.
+            has_values |= _draw_runs(ax, group, column, scale, 0.6 * min(len(groups) - 1 - k, 3))
         unit = style.in_brackets(unit_of(column))
         ax.set_ylabel(f"{name}{unit}", fontsize=9)
-        ax.set(xlabel="step", yscale=scale if any(scales) else "linear")
+        ax.set(xlabel="step", yscale=scale if has_values else "linear")
         if column == "test_error":
             style.decimal_labels(ax.yaxis)
-        if not any(scales):
+        if not has_values:
             ax.text(0.5, 0.5, "zero or not recorded", ha="center", va="center", transform=ax.transAxes)
         if column == "alpha_e":
             _draw_rates(ax, runs)
@@ -75,13 +76,14 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
             for batch in {r.learners * r.local_batch for r in runs if r.local_batch}:
                 ax.axhline(batch, color=style.OTHER, lw=0.9, ls=":", zorder=0)
         for line in ax.lines:
-            single = np.isfinite(line.get_xydata()).all(1).sum() == 1  # which a line does not show
-            if single and line.get_marker() == "None":
+            is_point = np.isfinite(line.get_xydata()).all(1).sum() == 1  # invisible without a marker
+            if is_point and line.get_marker() == "None":
                 line.set(marker="o", markersize=3 * line.get_linewidth())
-    named = axes[1] if measured[:1] == ["loss_change"] else axes[0]  # the layers have a legend of their own
-    wide = max(map(len, named.get_legend_handles_labels()[1]), default=0) > 30
-    heading = title or _finding(groups) or _run_title(runs)
-    return finish(figure, heading, _caption(runs), [named], ncols=2 if wide else 4)
+    # The panel of the layers has its own legend.
+    legend_panel = axes[1] if measured[:1] == ["loss_change"] else axes[0]
+    longest_label = max(map(len, legend_panel.get_legend_handles_labels()[1]), default=0)
+    heading, columns = title or _finding(groups) or _run_title(runs), 2 if longest_label > 30 else 4
+    return finish(figure, heading, _caption(runs), [legend_panel], ncols=columns)
 
 
 #: Columns of the history that pictures show -> (name, scale of the axis).
@@ -112,15 +114,16 @@ PANELS = {
     "worst_sharpness": ("worst sharpness", "log"),
     "average_sharpness": ("average sharpness", "log"),
 }
-# Those that every run has; a recorded loop has others in place of two of them. The rest are of instruments.
-_USUAL, _OF_ALL = tuple(PANELS)[:6], 8
+# The columns of every run, and the index of the first column of instruments.
+_STANDARD, _OF_ALL = tuple(PANELS)[:6], 8
+# Standard columns -> columns of a recorded loop in their place.
 _RECORDED = {"consensus": "grad_norm2", "delta_2_full": "displacement2"}
-# Of columns that a limit is drawn with: the column of the limit.
+# Columns with a limit -> the column of the limit.
 _OF_RULES = ("lr_lambda_max", "lr_batch_sharpness", "lr_learner_batch_sharpness")
 LIMITS = dict.fromkeys(_OF_RULES, "lr_lambda_limit")
 LIMITS |= {"lr_preconditioned_lambda_max": "lr_preconditioned_limit"}
-# Columns that change from step to step by more than they do over training (our choice: drawn as running
-# median and quartiles, of all seeds of a setting together, where they have this many values or more).
+# Columns that change more from step to step than over training. With at least this number of values, they
+# are drawn as running median and quartiles of all seeds of a setting (our choice).
 _NOISY, _MANY = ("alpha_e", "delta", "delta_2_full"), 100
 # Columns in the unit of squared weights, which weights themselves do not have.
 _SQUARES = ("consensus", "delta", "delta_2_full", "displacement2")
@@ -130,49 +133,50 @@ def _finding(groups: Sequence[Group]) -> str:
     """Return the test errors after the last step, or the training losses; "" if neither was recorded."""
     steps = sorted({run.step for _, _, runs in groups for run in runs})
     after = f"after step {steps[-1]:,}" if len(steps) == 1 else "after the last step"
-    for column, what, form, unit in (("test_error", "Test error", ".2f", "%"),
-                                     ("train_loss", "Training loss", ".3g", "")):  # fmt: skip
+    for column, name, number_format, unit in (("test_error", "Test error", ".2f", "%"),
+                                              ("train_loss", "Training loss", ".3g", "")):  # fmt: skip
         texts = []
         for label, _, runs in groups:
             ends = np.array([latest({column: column_of(run, column)}, column) for run in runs])
             if np.isfinite(ends).any():
-                texts.append(f"{label} {np.nanmedian(ends):{form}}{unit}")
+                texts.append(f"{label} {np.nanmedian(ends):{number_format}}{unit}")
         if texts:
-            return style.fitting(f"{what} {after}: {', '.join(texts)}", f"{what} {after}")
+            return style.fitting(f"{name} {after}: {', '.join(texts)}", f"{name} {after}")
     return ""
 
 
 def _caption(runs: Sequence[Checkpoint]) -> str:
     """Return the settings of the runs, and the meaning of lines and bands."""
-    parts = [_run_title(runs)]
+    sentences = [_run_title(runs)]
     if len(runs) > len(groups_of(runs)):
-        parts.append("Thin lines: seeds; thick lines: their median")
+        sentences.append("Thin lines: seeds; thick lines: their median")
     if any(r.diverged for r in runs):
-        parts.append("Dashed: the step at which a run diverged")
+        sentences.append("Dashed: the step at which a run diverged")
     if any(np.isfinite(r.history[c]).sum() >= _MANY for r in runs for c in _NOISY):
-        parts.append("Bands: quartiles over 5% of the steps and all seeds")
+        sentences.append("Bands: quartiles over 5% of the steps and all seeds")
     if any(np.isfinite(column_of(r, c)).any() for r in runs for c in ("spread_share", "gradient_share")):
-        parts.append("Sharp: along the top eigenvectors")
-    if estimated := _errors(runs):
-        parts.append(estimated)
-    return ". ".join(parts) + "."
+        sentences.append("Sharp: along the top eigenvectors")
+    if standard_errors := _errors(runs):
+        sentences.append(standard_errors)
+    return ". ".join(sentences) + "."
 
 
 def _errors(runs: Sequence[Checkpoint]) -> str:
     """Return the median standard errors of Δ and α_e as text; "" where g is not estimated."""
     texts = []
     for name, column in (("Δ", "delta"), ("α_e", "alpha_e")):
-        values = [np.where(r.history[column] == 0, np.nan, r.history[column]) for r in runs]
-        errors = [np.abs(r.history[f"{column}_se"] / v) for r, v in zip(runs, values, strict=True)]
-        positive = np.concatenate([e[np.isfinite(e) & (e > 0)] for e in errors])
-        if len(positive):
-            texts.append(f"{100 * np.median(positive):.2g}% of {name}")
+        values = np.concatenate([r.history[column] for r in runs])
+        errors = np.concatenate([r.history[f"{column}_se"] for r in runs])
+        relative = np.abs(errors / np.where(values == 0, np.nan, values))
+        relative = relative[np.isfinite(relative) & (relative > 0)]
+        if len(relative):
+            texts.append(f"{100 * np.median(relative):.2g}% of {name}")
     return f"Estimated from samples, standard error {', '.join(texts)}" if texts else ""
 
 
 def _run_title(runs: Sequence[Checkpoint]) -> str:
     """Return data, n, nB and seeds of the runs; different values are in the order of the legend."""
-    trained = [r for r in runs if r.algorithm != RECORDED]  # of others the batch and the data are not known
+    trained = [r for r in runs if r.algorithm != RECORDED]  # batch and data of others are unknown
     if not trained:
         return style.joined(literal(r.model["name"]) for r in runs)
     seeds = sorted({r.seed for r in trained})
@@ -196,13 +200,14 @@ def groups_of(runs: Sequence[Checkpoint]) -> list[Group]:
         if name := run.source.get("name"):
             runs_of.setdefault((str(name),), []).append(run)
             continue
-        alternatives = [s for r, s in zip(runs, settings, strict=True) if r.algorithm == run.algorithm]
-        differing = [k for k, v in setting.items() if any(s.get(k) != v for s in alternatives)]
-        tables = tuple(k.removesuffix("name") for k in differing if k.endswith(".name"))
-        keys = [k for k in differing if k.endswith(".name") or not k.startswith(tables)]
-        key = (run.algorithm, *(f"{k.removesuffix('.name').split('.')[-1]} {setting[k]}" for k in keys))
-        runs_of.setdefault(key, []).append(run)
-    labels = [", ".join(words[:4]) + ", …" * (len(words) > 4) for words in runs_of]
+        others = [s for r, s in zip(runs, settings, strict=True) if r.algorithm == run.algorithm]
+        differing = [key for key, value in setting.items() if any(s.get(key) != value for s in others)]
+        # If the name in a table differs, such as model.name, its other keys say nothing more.
+        tables = tuple(key.removesuffix("name") for key in differing if key.endswith(".name"))
+        keys = [key for key in differing if key.endswith(".name") or not key.startswith(tables)]
+        words = [f"{key.removesuffix('.name').split('.')[-1]} {setting[key]}" for key in keys]
+        runs_of.setdefault((run.algorithm, *words), []).append(run)
+    labels = [", ".join([*words[:4], "…"] if len(words) > 4 else words) for words in runs_of]
     return list(zip(map(style.paper_name, labels), style.colors_of(labels), runs_of.values(), strict=True))
 
 
@@ -218,33 +223,35 @@ def recipe_keys(run: Checkpoint) -> dict[str, Any]:
 
 def layers_of(runs: Sequence[Checkpoint]) -> dict[str, Array]:
     """Return layer -> its change of the loss (T,) of one run; {} of several runs, or if not recorded."""
-    columns = {} if len(runs) > 1 else {k: v for k, v in runs[0].history.items() if k.startswith(OF_LAYER)}
-    return {k.removeprefix(OF_LAYER): v for k, v in columns.items() if np.isfinite(v).any()}
+    if len(runs) > 1:
+        return {}
+    columns = {k: v for k, v in runs[0].history.items() if k.startswith(OF_LAYER) and np.isfinite(v).any()}
+    return {name.removeprefix(OF_LAYER): column for name, column in columns.items()}
 
 
 def _draw_layers(ax: Axes, run: Checkpoint, layers: dict[str, Array]) -> bool:
-    """Stack the layers' parts of the change of the loss, falls below zero and rises above it, by step."""
-    values, whole = np.array(list(layers.values())), run.history["loss_change"]
+    """Stack the layers' changes of the loss by step, falls below zero and rises above it; return True."""
+    values, total = np.array(list(layers.values())), run.history["loss_change"]
     finite = np.isfinite(values).all(0)
     steps, values = run.history["step"][finite], values[:, finite]
-    for sign, labels in ((-1, [*layers]), (1, [])):
-        parts = sign * np.clip(sign * values, 0, None)
-        ax.stackplot(steps, parts, colors=style.in_order(len(layers)), labels=labels)
-    ax.plot(steps, whole[finite], color=style.DARK, lw=1.0, label="in all")
+    colors = style.in_order(len(layers))
+    ax.stackplot(steps, np.minimum(values, 0), colors=colors, labels=[*layers])
+    ax.stackplot(steps, np.maximum(values, 0), colors=colors)
+    ax.plot(steps, total[finite], color=style.DARK, lw=1.0, label="in all")
     ax.legend(fontsize="x-small", ncols=2)
     return True
 
 
 def _draw_rates(ax: Axes, runs: Sequence[Checkpoint]) -> None:
-    """Draw the learning rates over the steps, and set the axis to their size and that of the usual α_e."""
+    """Draw the learning rates over the steps, and set the axis to their size and that of most α_e."""
     top = 0.0
     for run in runs:
         lr, alpha_e = run.history["lr"], run.history["alpha_e"]
         if not len(lr):
             continue
         ax.plot(run.history["step"], lr, color=style.OTHER, lw=0.9, ls=":", zorder=0)
-        # α_e is mostly noise where g is small. Show values near α; or, where the steps are not −α × gradient
-        # (delta_s is then NaN) and α_e has another size, 90% of the values.
+        # α_e is mostly noise where g is small: show values near α. If steps are not −α × gradient (delta_s is
+        # then NaN), α_e has another size: show 90% of its values.
         finite = np.abs(alpha_e[np.isfinite(alpha_e)])
         gradient_steps = not len(finite) or np.isfinite(run.history["delta_s"]).any()
         top = max(top, float(2.5 * lr.max() if gradient_steps else 1.5 * np.quantile(finite, 0.9)))
@@ -271,20 +278,20 @@ def _draw_limits(ax: Axes, groups: Sequence[Group], column: str) -> None:
     """Draw the limit 2 of SGD and the limits of the settings, and set the axis to most of the values."""
     values = [column_of(r, column) for _, _, runs in groups for r in runs]
     finite = np.concatenate([v[np.isfinite(v)] for v in values])
-    plain, highest = LIMITS[column] == "lr_lambda_limit", 0.0
-    if plain:
+    is_sgd, highest = LIMITS[column] == "lr_lambda_limit", 0.0
+    if is_sgd:
         ax.axhline(2.0, color=style.OTHER, lw=0.9, ls=":", zorder=0)
     for _, color, runs in groups:
         limits = np.concatenate([column_of(r, LIMITS[column]) for r in runs])
         for limit in np.unique(limits[np.isfinite(limits)]):
             ax.axhline(limit, color=color, lw=1.2, ls="--", zorder=1)
             highest = max(highest, float(limit))
-    top = max(2.2 if plain else 1.1 * highest, 1.2 * float(np.quantile(finite, 0.98)))
+    top = max(2.2 if is_sgd else 1.1 * highest, 1.2 * float(np.quantile(finite, 0.98)))
     ax.set_ylim(min(0.0, float(finite.min())), top)
 
 
-def _draw_runs(ax: Axes, group: Group, column: str, scale: str, wider: float) -> bool:
-    """Draw the seeds of one setting, in lines ``wider`` than others; False where all values are NaN or 0."""
+def _draw_runs(ax: Axes, group: Group, column: str, scale: str, extra_width: float) -> bool:
+    """Draw the seeds of one setting, and return whether any value can be drawn."""
     label, color, runs = group
     curves = []
     for run in runs:
@@ -296,16 +303,17 @@ def _draw_runs(ax: Axes, group: Group, column: str, scale: str, wider: float) ->
         if run.diverged and run.step:
             ax.axvline(run.step, color=color, lw=0.8, ls="--")
     if column in _NOISY and sum(len(steps) for steps, _ in curves) >= _MANY:
-        steps, values = (np.concatenate(part) for part in zip(*curves, strict=True))
-        at, (low, median, high) = running_quartiles(steps, values)
-        ax.fill_between(at, low, high, color=color, alpha=0.25, lw=0)
-        ax.plot(at, median, color=color, lw=1.6 + wider, label=label)
+        steps, values = np.concatenate(curves, axis=1)
+        steps, (low, median, high) = running_quartiles(steps, values)
+        ax.fill_between(steps, low, high, color=color, alpha=0.25, lw=0)
+        ax.plot(steps, median, color=color, lw=1.6 + extra_width, label=label)
     elif len(curves) == 1 == len(runs):
-        ax.plot(*curves[0], color=color, lw=1.4 + wider, label=label)
+        ax.plot(*curves[0], color=color, lw=1.4 + extra_width, label=label)
     elif curves:
         for curve in curves:
             ax.plot(*curve, color=color, lw=0.6, alpha=0.45)
-        shared = sorted(set.intersection(*(set(c[0].tolist()) for c in curves)))
-        middle = np.median([np.interp(shared, *curve) for curve in curves], axis=0)
-        ax.plot(shared, middle, color=color, lw=1.8 + wider, label=f"{label} (median of {len(runs)})")
+        shared_steps = sorted(set.intersection(*(set(steps.tolist()) for steps, _ in curves)))
+        median = np.median([np.interp(shared_steps, *curve) for curve in curves], axis=0)
+        median_label = f"{label} (median of {len(runs)})"
+        ax.plot(shared_steps, median, color=color, lw=1.8 + extra_width, label=median_label)
     return bool(curves)
