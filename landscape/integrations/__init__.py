@@ -66,11 +66,12 @@ class Recorded:
         """Open the recorder.
 
         Args:
-            model: evaluated with the loss that was given, or its own; its weights are recorded.
-            data, test: as the recorder takes them.
-            batch: the trainer's; 0: unknown.
+            model: the model whose weights are recorded; evaluated with the user's loss, or its own.
+            data, test: arguments of the recorder.
+            optimizer: the trainer's optimizer.
+            batch: samples in a step of the trainer; 0 if unknown.
             resume: the step from which the trainer resumes; 0: none.
-            terms: in place of the user's.
+            terms: the recorder's ``terms``, in place of the user's.
         """
         self._abort()
         settings = {**self._settings, "test": test, "optimizer": optimizer}
@@ -82,14 +83,14 @@ class Recorded:
         self._steps = self._recorder.steps
 
     def _before(self) -> None:
-        """Begin a step, right before the optimizer's."""
-        self._after()  # of a step that was skipped, so that no hook came after it
+        """Begin a step of the recorder, right before the optimizer's step."""
+        self._after()  # ends a step that the trainer skipped, after which it called no hook
         if self._recorder is not None:
             self._step.enter_context(self._recorder.step())
             self._within = True
 
     def _after(self) -> None:
-        """End the step, right after the optimizer's; without a step nothing happens."""
+        """End the step of the recorder, if there is one, right after the optimizer's step."""
         self._step.close()
         self._within = False
         if self._recorder is not None:
@@ -141,12 +142,14 @@ def data_of(name: str, of_user: Any, loader: Any, *, whole: bool) -> Any:
     """Return data as :class:`landscape.Problem` takes them: ``of_user``, or the data of ``loader`` for None.
 
     The trainer's loader is shuffled, cut into shares of processes, and in the middle of an epoch; therefore
-    another DataLoader reads its data set, in order. A DataLoader of the user's is read in this way, too, and
-    a Dataset with the collate function and the batch size of ``loader``.
+    another DataLoader reads its data set, in order. A DataLoader of the user is read in this way, too, and a
+    Dataset is read with the collate function and the batch size of ``loader``.
 
     Args:
         name: "data" or "test", for messages.
-        whole: whether to give one batch of all samples, so that samples can be drawn, instead of batches.
+        of_user: the user's data; None for the data of ``loader``.
+        loader: the trainer's DataLoader.
+        whole: whether to return one batch of all samples, from which samples can be drawn, and not batches.
 
     Raises:
         InputError: for a ``loader`` that is no DataLoader; for a DataLoader whose data set has no length, or
@@ -198,7 +201,7 @@ def in_order(name: str, loader: torch_data.DataLoader[Any], *, whole: bool) -> A
 
 def _batch_sampler(loader: torch_data.DataLoader[Any]) -> Any:
     """Return the innermost batch sampler of a loader, or its sampler where there is none."""
-    part: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
-    while hasattr(part, "batch_sampler"):  # accelerate's, a process's share of another
-        part = part.batch_sampler
-    return part
+    sampler: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+    while hasattr(sampler, "batch_sampler"):  # accelerate wraps it, for the share of a process
+        sampler = sampler.batch_sampler
+    return sampler

@@ -60,8 +60,8 @@ class LandscapeCallback(Recorded, TrainerCallback):  # type: ignore[misc]  # Any
     def on_train_begin(
         self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any = None, **others: Any
     ) -> None:
-        """Check what can be checked before the first step."""
-        self._abort()  # of a training that an exception ended
+        """Check the Trainer's arguments before the first step."""
+        self._abort()  # closes the recorder of a training that an exception ended
         self._begun, self._last, self._through_loss = False, None, None
         _check(args, optimizer, own_loss=self._loss is None)
         if self._loss is None and not args.torch_compile:  # a hook would have it compiled again
@@ -72,8 +72,8 @@ class LandscapeCallback(Recorded, TrainerCallback):  # type: ignore[misc]  # Any
         self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any, train_dataloader: Any,
         **others: Any,
     ) -> None:  # fmt: skip
-        """Measure what a step needs before it is made: the gradients are there, and clipped."""
-        if not self._begun:  # the weights are still those of the training's start
+        """Begin a step of the recorder: gradients are computed and clipped."""
+        if not self._begun:  # the weights are still those at the start of the training
             self._hooks.close()
             if self._through_loss == []:
                 reason = "the Trainer trains another one than the model's own (compute_loss)"
@@ -86,16 +86,16 @@ class LandscapeCallback(Recorded, TrainerCallback):  # type: ignore[misc]  # Any
         self._before()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Record a step after it is made."""
+        """End the step of the recorder."""
         self._after()
 
     def on_log(self, args: Any, state: Any, control: Any, *, logs: Any = None, **others: Any) -> None:
-        """Record the training loss, the Trainer's mean since it logged last."""
+        """Record the training loss: the Trainer's mean since its last log."""
         if self._recorder is not None and "loss" in (logs or {}):
             self._recorder.log(loss=logs["loss"])
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, *, model: Any, **others: Any) -> None:
-        """Keep the weights where the Trainer may put others in their place at the end."""
+        """Keep the weights if the Trainer may replace them by the best ones at the end."""
         if args.load_best_model_at_end and self._recorder is not None:
             self._last = copy.deepcopy(model.state_dict())
 
@@ -111,36 +111,34 @@ class LandscapeCallback(Recorded, TrainerCallback):  # type: ignore[misc]  # Any
 
 
 def _check(args: Any, optimizer: Any, *, own_loss: bool) -> None:
-    """Raise InputError for arguments of the Trainer with which steps or losses are not those recorded."""
+    """Raise InputError if arguments of the Trainer make other steps or losses than the recorded ones."""
     name = str(getattr(args.optim, "value", args.optim))
     if "lomo" in name or "layerwise" in name:
         raise InputError(f"LandscapeCallback: optim '{name}' steps in the backward pass; use another")
     if args.deepspeed or type(optimizer).__name__ == "DeepSpeedOptimizerWrapper":
         raise InputError("LandscapeCallback: DeepSpeed makes the steps itself; use a single device or DDP")
     if own_loss and args.label_smoothing_factor:
-        reason = f"label_smoothing_factor={args.label_smoothing_factor} makes it another than the model's own"
-        raise InputError(
-            f"loss: {reason}; give loss=…, of outputs and labels, with terms=… where they differ"
-        )
+        reason = f"label_smoothing_factor={args.label_smoothing_factor} changes the model's own"
+        raise InputError(f"loss: {reason}; give loss=…, of outputs and labels, with terms=… if they differ")
 
 
 def watch_loss(model: nn.Module, gradients: list[Tensor]) -> Callable[[], None]:
     """Collect in ``gradients`` those of the losses that a model returns; call the result to stop."""
 
-    def after(module: nn.Module, args: Any, outputs: Any) -> None:
+    def collect(module: nn.Module, args: Any, outputs: Any) -> None:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
         if isinstance(loss, Tensor) and loss.requires_grad and torch.is_grad_enabled():
             loss.register_hook(gradients.append)  # type: ignore[no-untyped-call]
 
-    return model.register_forward_hook(after).remove
+    return model.register_forward_hook(collect).remove
 
 
 def bare(model: nn.Module) -> nn.Module:
     """Return ``model`` with its own ``forward``, without mixed precision; a sharded one is unchanged."""
     if is_sharded(model):
         return model
-    copied = shallow_copy(model)
-    original = vars(copied).pop("_original_forward", None)
-    if original is not None:
-        vars(copied)["forward"] = original
-    return copied
+    model_copy = shallow_copy(model)
+    original_forward = vars(model_copy).pop("_original_forward", None)
+    if original_forward is not None:
+        vars(model_copy)["forward"] = original_forward
+    return model_copy

@@ -77,8 +77,8 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
         if self._loss is None:
             _check_own_loss(trainer, pl_module)
             model, data, test = step_model(pl_module), as_steps(data), as_steps(test)
-            of_user = terms
-            terms = of_user and (lambda inputs: of_user(inputs[BATCH]))
+            user_terms = terms
+            terms = user_terms and (lambda inputs: user_terms(inputs[BATCH]))
         (optimizer,) = trainer.optimizers
         batch = batch_size(loader) if trainer.accumulate_grad_batches == 1 else 0
         resume = self._resume if trainer.global_step else 0  # and not in another Trainer's first fit
@@ -115,8 +115,8 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
                 raise InputError(f"LandscapeCallback: it must come before {name} in the Trainer's callbacks")
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Measure what a step needs before it is made: after backward, before gradients are clipped."""
-        if not (self._stepping and self._within):  # in which LBFGS calls its closure again
+        """Begin a step of the recorder: after backward, before gradients are clipped."""
+        if not (self._stepping and self._within):  # LBFGS calls its closure several times within a step
             self._before()
 
     def on_train_batch_end(
@@ -142,7 +142,7 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
         return {"steps": self._steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume at the step of such a checkpoint."""
+        """Resume at the step of a checkpoint of Lightning's."""
         self._resume = int(state_dict["steps"])
 
 
@@ -209,9 +209,9 @@ def _loss_of_step(module: Any, batch: Any) -> Tensor:
         # Modules collect outputs for the end of an epoch, which a copy never reaches.
         for items, length in lists:
             del items[length:]
-        for part in module.modules():
-            if hasattr(part, "_defaults") and hasattr(part, "reset"):  # a metric of torchmetrics
-                part.reset()
+        for child in module.modules():
+            if hasattr(child, "_defaults") and hasattr(child, "reset"):  # a metric of torchmetrics
+                child.reset()
     loss = result.get("loss") if isinstance(result, Mapping) else result
     if not isinstance(loss, Tensor):
         raise InputError(f"loss: training_step gives a {type(loss).__name__}, it must give the mean")
@@ -232,21 +232,21 @@ def _indices(module: Any) -> int:
 
 
 def _check_own_loss(trainer: Any, module: Any) -> None:
-    """Raise InputError where the optimizer's steps may follow another loss than training_step's."""
+    """Raise InputError if the optimizer's steps may follow another loss than that of training_step."""
     reason = ""
     if not module.automatic_optimization:
         reason = "training_step makes the optimizer's steps itself (manual optimization)"
     elif "dataloader_iter" in inspect.signature(module.training_step).parameters or _indices(module) > 1:
         reason = "training_step takes more than batch and batch_idx"
-    changed = [name for name in HOOKS for part in (module, trainer.datamodule) if _overrides(part, name)]
-    if changed:
-        reason = f"{changed[0]} changes the batches on their way to training_step"
+    changing = [name for name in HOOKS if _overrides(module, name) or _overrides(trainer.datamodule, name)]
+    if changing:
+        reason = f"{changing[0]} changes the batches on their way to training_step"
     if reason:
         raise InputError(f"loss: {reason}; give loss=…, of the outputs of forward, with data=…")
 
 
-def _overrides(part: Any, name: str) -> bool:
+def _overrides(owner: Any, name: str) -> bool:
     """Return whether the method ``name`` of a module or datamodule is not Lightning's own."""
-    method = getattr(type(part), name, None)
+    method = getattr(type(owner), name, None)
     packages = [package.partition(".")[0] for package in PACKAGES]
     return method is not None and method.__module__.partition(".")[0] not in packages

@@ -53,7 +53,7 @@ from landscape.results.spectrum import Spectrum
 from landscape.results.surfaces import Surface
 
 LONGEST = 300  # characters of a setting (our choice)
-# What a reader expects of each run, with the command that makes it.
+# Result of each run that a reader expects -> the command that computes it.
 _EXPECTED = {Surface: "contour", Spectrum: "spectrum", HessianGrid: "hessian-grid", Noise: "noise"}
 
 
@@ -75,7 +75,7 @@ class Item:
 
     @property
     def heading(self) -> str:
-        """The heading of its section: what can be drawn in one picture has the same."""
+        """The heading of its section; items that one picture can show have the same heading."""
         if isinstance(self.of, Checkpoint):
             return "Weights of other programs" if self.of.algorithm == IMPORTED else "Training"
         if isinstance(self.of, Surface):
@@ -87,31 +87,32 @@ class Item:
 
     @property
     def origin(self) -> list[Row]:
-        """The file, and all settings that it holds: numbers and texts, not arrays."""
+        """The file, and all settings in it: numbers and texts, not arrays."""
         fields: dict[str, Any] = {"file": str(self.path or "not saved"), "SHA-256": self.sha256}
-        fields |= {f.name: getattr(self.of, f.name) for f in dataclasses.fields(self.of)}
+        fields |= {field.name: getattr(self.of, field.name) for field in dataclasses.fields(self.of)}
         if isinstance(self.of, Checkpoint):
             fields |= {"learners": self.of.learners, "weights of each": self.of.layout.size}
-            about = {"model": self.of.model, "data": self.of.data}
-            fields |= {name: tuple(f"{k}: {v}" for k, v in of.items()) for name, of in about.items()}
-            unknown = () if self.of.has_recipe else ("seed", "local_batch")
-            fields |= dict.fromkeys(unknown if self.of.diverged else (*unknown, "diverged_at"))
+            for name in ("model", "data"):
+                fields[name] = tuple(f"{key}: {value}" for key, value in fields[name].items())
+            unknown = [] if self.of.has_recipe else ["seed", "local_batch"]
+            unknown += [] if self.of.diverged else ["diverged_at"]
+            fields |= dict.fromkeys(unknown)
         texts = {key.replace("_", " "): _text_of(value) for key, value in fields.items()}
         return [Row(key, text[:LONGEST]) for key, text in texts.items() if text and key != "recipe"]
 
 
 def _text_of(value: Any) -> str:
     """Return a number, a text, or several texts, in words; "" for anything else."""
-    if isinstance(value, tuple) and all(isinstance(part, str) for part in value):
+    if isinstance(value, tuple) and all(isinstance(item, str) for item in value):
         return "; ".join(value)
     if isinstance(value, float):
-        return "" if value != value else f"{value:.6g}"
+        return "" if math.isnan(value) else f"{value:.6g}"
     return str(value) if isinstance(value, (bool, int, str)) else ""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """Runs and results in the order given, the runs first; and notes on files left out."""
+    """The runs of a page and then its results, in the user's order; and notes on files that are left out."""
 
     items: tuple[Item, ...]
     notes: tuple[str, ...] = ()
@@ -122,31 +123,31 @@ class Contents:
         return [item.of for item in self.items if isinstance(item.of, Checkpoint)]
 
     def lacking(self, kind: type[base.Result]) -> list[Path]:
-        """Return the files of the runs of which there is no result of ``kind``."""
+        """Return the files of the runs without a result of class ``kind``."""
         sources = {getattr(item.of, "source_sha256", "") for item in self.items if isinstance(item.of, kind)}
-        return [i.path for i in self.items if i.path and i.sha256 and i.sha256 not in sources]
+        return [item.path for item in self.items if item.path and item.sha256 and item.sha256 not in sources]
 
     def missing(self) -> list[tuple[str, str]]:
-        """Return the analyses that are in no file, and for each the command that makes it of all runs."""
+        """Return the name of each analysis without a result, and the command that computes it."""
         runs, commands = [item for item in self.items if item.sha256], []
         for kind, name in _EXPECTED.items():
-            fit = [run for run in runs if kind is not Noise or run.of.learners > 1]
-            if fit and not any(isinstance(item.of, kind) for item in self.items):
-                commands.append((name.replace("-", " "), _command(name, fit)))
+            suitable = [run for run in runs if kind is not Noise or run.of.learners > 1]
+            if suitable and not any(isinstance(item.of, kind) for item in self.items):
+                commands.append((name.replace("-", " "), _command(name, suitable)))
         return commands
 
 
 def _command(name: str, runs: Sequence[Item]) -> str:
-    paths = [str(i.path.parent if i.path.name == "last.h5" else i.path) for i in runs if i.path]
-    user_defined = any(not i.of.data["name"] or is_user_defined(i.of.model["name"]) for i in runs)
-    needed = (
-        " --model MODULE:NAME --data MODULE:NAME" if user_defined else ""
-    )  # a file cannot bring code along
-    return shlex.join(["landscape", name, *paths]) + needed
+    """Return the command of an analysis for the files of runs."""
+    paths = [run.path.parent if run.path.name == "last.h5" else run.path for run in runs if run.path]
+    line = shlex.join(["landscape", name, *map(str, paths)])
+    if any(not run.of.data["name"] or is_user_defined(run.of.model["name"]) for run in runs):
+        line += " --model MODULE:NAME --data MODULE:NAME"  # the user's code is in no file
+    return line
 
 
 def read(sources: Any) -> Contents:
-    """Read checkpoints, results and folders of runs; a folder brings the results that lie in it.
+    """Read checkpoints, results and folders of runs, with all results in such a folder.
 
     Args:
         sources: one or several names of files or folders, runs that have a file, or results.
@@ -159,12 +160,12 @@ def read(sources: Any) -> Contents:
     runs: dict[Path, tuple[Path, Checkpoint]] = {}
     results: dict[Path | int, tuple[Path | None, list[base.Result]]] = {}
     notes: list[str] = []
-    every = [*each_of(sources)]
-    if not every:
+    source_list = each_of(sources)
+    if not source_list:
         raise InputError("runs", sources, allowed="one or several")
-    for k, source in enumerate(every):
+    for index, source in enumerate(source_list):
         if isinstance(source, base.Result):
-            results[k] = None, [source]
+            results[index] = None, [source]
             continue
         location = source.path if isinstance(source, Checkpoint) else source
         if not isinstance(location, (str, Path)):
@@ -184,21 +185,21 @@ def read(sources: Any) -> Contents:
                 notes.append(f"Left out: {printable(error)}")
     labels = [paper_name(run.label) for _, run in runs.values()]
     items = []
-    for (at, run), label in zip(runs.values(), labels, strict=True):
-        name = label if labels.count(label) == 1 else f"{label} ({at})"
-        items.append(Item(run, at, hdf5.sha256(at), name))
-    for file, of in results.values():
-        for k, result in enumerate(of):
+    for (path, run), label in zip(runs.values(), labels, strict=True):
+        name = label if labels.count(label) == 1 else f"{label} ({path})"
+        items.append(Item(run, path, hdf5.sha256(path), name))
+    for file, results_of_file in results.values():
+        for index, result in enumerate(results_of_file):
             label = " ".join(getattr(result, "label", "").split())
-            items.append(Item(result, file, "", paper_name(label) or f"{type(result).__name__} {k}"))
+            items.append(Item(result, file, "", paper_name(label) or f"{type(result).__name__} {index}"))
     return Contents(tuple(items), tuple(notes))
 
 
 EXTRA, FORMATS = "'sgd-landscape[report]'", (".html", ".htm")
-# Curves and areas of more points than this are pixels inside a picture, at this number an inch; and
-# coordinates, which are in points of 1/72 inch, have this number of decimals (our choice).
+# Curves and areas of more than MOST_POINTS points are pixels inside a picture, DPI per inch; coordinates, in
+# points of 1/72 inch, have this number of decimals (our choice).
 MOST_POINTS, DPI, DECIMALS = 2000, 150, 2
-MOST_CELLS = 100_000  # of a CSV file: about 1 MB of the page; longer tables have one row in k (our choice)
+MOST_CELLS = 100_000  # of a CSV file: about 1 MB of the page; longer tables have every k-th row (our choice)
 MOST_FACETS = 75  # along each axis of a surface that turns: more cannot be seen at its size (our choice)
 COLORS = 17  # of the pictures' color scale, between which Plotly interpolates (our choice: no step is seen)
 LIFT = 0.02  # of the range of heights, by which markers stand above the surface (our choice)
@@ -210,9 +211,9 @@ class Picture:
     """A picture as ``landscape plot`` draws it, and its numbers.
 
     Attributes:
-        alt: the title and the caption, for readers who do not see it.
+        alt: the title and the caption, for readers who do not see the picture.
         svg, csv: contents of files.
-        note: what part of the numbers the CSV file has; "" for all.
+        note: which rows the CSV file has; "" for all.
     """
 
     alt: str
@@ -254,7 +255,7 @@ class Section:
 
 
 def check_installed() -> None:
-    """Check that the packages for a report are there, before work is done for one.
+    """Check that the packages for a report are installed, before other work begins.
 
     Raises:
         OperationError: plotly or jinja2 is not installed; the line says what to install.
@@ -265,16 +266,16 @@ def check_installed() -> None:
 
 @checked()
 def report(runs: Any, path: str | Path, title: str = "") -> None:
-    """Write a report on runs and results to one HTML file, which needs no other and sends no request.
+    """Write a report on runs and results to one HTML file, which needs no other file and sends no request.
 
     Args:
         runs: one or several runs with a file, results, or names of files and folders; the folder of a run
-            brings the results that lie in it.
-        path: of the page, .html.
-        title: of the page. Default: the algorithms and data of the runs.
+            adds all results in it.
+        path: file of the page, .html.
+        title: title of the page. Default: the algorithms and data of the runs.
 
     Raises:
-        InputError: something else than runs and results, or another suffix.
+        InputError: anything except runs and results, or another suffix.
         OperationError: a file that cannot be read or written; plotly or jinja2 is not installed.
 
     Example:
@@ -288,7 +289,7 @@ def report(runs: Any, path: str | Path, title: str = "") -> None:
 
 
 def write(contents: Contents, path: str | Path, title: str = "") -> None:
-    """Write the page about ``contents``; a file that exists is replaced only once the new one is whole.
+    """Write the page about ``contents``; an existing file is replaced only when the new one is complete.
 
     Raises:
         OperationError: the file cannot be written; plotly or jinja2 is not installed.
@@ -321,21 +322,24 @@ def render(title: str, sections: Sequence[Section], contents: Contents) -> str:
 
 
 def _section(heading: str, items: Sequence[Item]) -> Section:
+    """Return the section of items with this heading, with pictures of the loss and of shared metrics."""
     pictures, notes = _pictures(items)
-    shown = [{*item.of.metric_names} if isinstance(item.of, Surface) else set() for item in items]
-    for name in sorted(set.intersection(*shown)):
-        of_metric, missing = _pictures(items, quantity=name)
-        pictures, notes = pictures + of_metric, notes + missing
-    recipes = tuple((i.name, i.of.recipe) for i in items if getattr(i.of, "recipe", ""))
-    numbers, origin = ([i.of.describe() for i in items], [i.origin for i in items])
-    tables = _table(items, numbers), _table(items, origin)
-    return Section(heading, pictures, *tables, _scenes(items), recipes, notes)
+    metrics = [{*item.of.metric_names} if isinstance(item.of, Surface) else set() for item in items]
+    for name in sorted(set.intersection(*metrics)):
+        metric_pictures, metric_notes = _pictures(items, quantity=name)
+        pictures, notes = pictures + metric_pictures, notes + metric_notes
+    recipes = tuple((item.name, item.of.recipe) for item in items if getattr(item.of, "recipe", ""))
+    numbers = _table(items, [item.of.describe() for item in items])
+    origin = _table(items, [item.origin for item in items])
+    return Section(heading, pictures, numbers, origin, _scenes(items), recipes, notes)
 
 
-def _table(items: Sequence[Item], described: Sequence[Sequence[Row]]) -> Table:
-    columns = [{row.name: row for row in rows} for rows in described]
+def _table(items: Sequence[Item], descriptions: Sequence[Sequence[Row]]) -> Table:
+    """Return a table with a column for each item; ``descriptions`` are its rows."""
+    columns = [{row.name: row for row in rows} for rows in descriptions]
     names = dict.fromkeys(name for column in columns for name in column)
-    return Table(tuple(i.name for i in items), {name: tuple(c.get(name) for c in columns) for name in names})
+    rows = {name: tuple(column.get(name) for column in columns) for name in names}
+    return Table(tuple(item.name for item in items), rows)
 
 
 def _pictures(items: Sequence[Item], **look: Any) -> tuple[tuple[Picture, ...], tuple[str, ...]]:
@@ -348,10 +352,8 @@ def _pictures(items: Sequence[Item], **look: Any) -> tuple[tuple[Picture, ...], 
     except (LandscapeError, ArithmeticError, LookupError, ValueError) as error:  # such as numbers for no axis
         if len(items) == 1:
             return (), (f"{items[0].name} is not drawn: {error}",)
-        pairs = [_pictures([item], **look) for item in items]
-        return tuple(p for pictures, _ in pairs for p in pictures), tuple(
-            n for _, notes in pairs for n in notes
-        )
+        pictures, notes = zip(*(_pictures([item], **look) for item in items), strict=True)
+        return sum(pictures, ()), sum(notes, ())
     caption = figure.get_caption() if isinstance(figure, Drawn) else ""
     alt = " ".join(f"{figure.get_suptitle() or items[0].heading}. {caption}".split())
     return (Picture(alt, svg, *_csv(items)),), ()
@@ -359,7 +361,7 @@ def _pictures(items: Sequence[Item], **look: Any) -> tuple[tuple[Picture, ...], 
 
 def _svg(figure: Figure) -> str:
     """Return a figure as SVG; areas and curves of many points are pixels in it, lines of contours are not."""
-    for artist in (artist for ax in figure.axes for artist in ax.get_children()):
+    for artist in [artist for ax in figure.axes for artist in ax.get_children()]:
         points = 0
         if isinstance(artist, Line2D):
             points = len(np.asarray(artist.get_xdata()))
@@ -376,39 +378,39 @@ def _svg(figure: Figure) -> str:
 
 
 def _csv(items: Sequence[Item]) -> tuple[str, str]:
-    """Return the numbers of a picture to six digits, in long form, and words for which rows: "" for all."""
+    """Return the numbers of a picture to six digits as CSV, and a note on the rows; "" for all rows."""
     frames = []
     for item in items:
         frame = item.of.to_dataframe()
-        if frame.empty:  # of a result that is a few numbers
+        if frame.empty:  # the result is only a few numbers
             frame = pd.DataFrame([dataclasses.asdict(row) for row in item.of.describe()])
         frame.insert(0, "of", item.name, allow_duplicates=True)
         frames.append(frame.dropna(axis="columns", how="all"))
-    every = max(1, math.ceil(sum(frame.size for frame in frames) / MOST_CELLS))
-    table = pd.concat([frame.iloc[::every] for frame in frames], ignore_index=True)
-    note = f", one row in {every}" if every > 1 else ""
+    step = max(1, math.ceil(sum(frame.size for frame in frames) / MOST_CELLS))
+    table = pd.concat([frame.iloc[::step] for frame in frames], ignore_index=True)
+    note = f", one row in {step}" if step > 1 else ""
     return table.to_csv(index=False, float_format="%.6g"), note
 
 
 def _scenes(items: Sequence[Item]) -> tuple[dict[str, Any], ...]:
-    """Return surfaces that turn, in heights and colors of one scale: that of their picture."""
-    named = [(item.name, drawable(item.of)) for item in items if isinstance(item.of, Surface)]
-    named = [(name, s) for name, s in named if min(s.loss.shape) > 1 and np.isfinite(s.loss).any()]
-    if not named:
+    """Return surfaces that turn, with the heights and colors of their picture."""
+    surfaces = [(item.name, drawable(item.of)) for item in items if isinstance(item.of, Surface)]
+    surfaces = [(name, s) for name, s in surfaces if min(s.loss.shape) > 1 and np.isfinite(s.loss).any()]
+    if not surfaces:
         return ()
-    shared = scale([surface.loss for _, surface in named])
-    return tuple(_scene(name, surface, shared) for name, surface in named)
+    level_scale = scale([surface.loss for _, surface in surfaces])
+    return tuple(_scene(name, surface, level_scale) for name, surface in surfaces)
 
 
-def _scene(label: str, surface: Surface, shared: LevelScale) -> dict[str, Any]:
-    """Return the figure of Plotly: the loss as height, and what is marked on it."""
-    low, high = float(shared.levels[0]), float(shared.levels[-1])
-    log = isinstance(shared.norm, LogNorm)
+def _scene(label: str, surface: Surface, level_scale: LevelScale) -> dict[str, Any]:
+    """Return a figure of Plotly with the loss as height, and the marks of the surface."""
+    low, high = float(level_scale.levels[0]), float(level_scale.levels[-1])
+    log = isinstance(level_scale.norm, LogNorm)
     rise = (high / low) ** LIFT if log else LIFT * (high - low)  # a factor on a log axis, else a summand
-    every = math.ceil(max(surface.loss.shape) / MOST_FACETS)
-    loss = surface.loss[::every, ::every]
+    step = math.ceil(max(surface.loss.shape) / MOST_FACETS)
+    loss = surface.loss[::step, ::step]
     sheet = {
-        "type": "surface", "x": _listed(surface.x[::every]), "y": _listed(surface.y[::every]),
+        "type": "surface", "x": _listed(surface.x[::step]), "y": _listed(surface.y[::step]),
         "z": _listed(loss), "cmin": low, "cmax": high, "showscale": False,
         "colorscale": [[k / (COLORS - 1), to_hex(CMAP(k / (COLORS - 1)))] for k in range(COLORS)],
         "lighting": {"ambient": 0.7, "diffuse": 0.35, "specular": 0.03, "roughness": 0.9, "fresnel": 0},
