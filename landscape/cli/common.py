@@ -77,12 +77,9 @@ class Target:
             message(f"{path}: complete already, nothing is computed")
 
     def write(
-        self,
-        default: Path,
-        sources: Iterable[str],
-        compute: Callable[[], Iterable[base.Result]],
+        self, default: Path, sources: Iterable[str], compute: Callable[[], Iterable[base.Result]],
         describe: Callable[[Any], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Compute the results of the command that runs, unless the file has them; print and draw them.
 
         Args:
@@ -232,13 +229,9 @@ class Source:
         return ""
 
     def of(
-        self,
-        run: Checkpoint,
-        device: str,
-        split: str = SPLIT,
-        dtype: torch.dtype = torch.float32,
+        self, run: Checkpoint, device: str, split: str = SPLIT, dtype: torch.dtype = torch.float32,
         **more: Any,
-    ) -> Checkpoint:
+    ) -> Checkpoint:  # fmt: skip
         """Return ``run`` with the model, data and loss of the options.
 
         Raises:
@@ -338,13 +331,9 @@ class AnalysisCommand:
         return run.path.with_name(f"{run.path.stem}-{'-'.join(words)}.h5")
 
     def compute(
-        self,
-        kind: str,
-        jobs: Iterable[Checkpoint | tuple[Any, ...]],
-        function: Callable[..., R],
-        *variant: str,
-        describe: Callable[[R], None] = describe,
-    ) -> None:
+        self, kind: str, jobs: Iterable[Checkpoint | tuple[Any, ...]], function: Callable[..., R],
+        *variant: str, describe: Callable[[R], None] = describe,
+    ) -> None:  # fmt: skip
         """Compute, print and write a result for each job.
 
         Args:
@@ -412,15 +401,9 @@ _COMMON_PARAMETERS = ("seed", "max_memory", "device", "data_dir")
 
 
 def analysis_options(
-    function: Callable[..., Any],
-    *,
-    split: bool = True,
-    seed: bool = True,
-    metrics: bool = False,
-    metavar: str = "CKPT…",
-    required: bool = True,
-    **own: options.Settings | None,
-) -> options.Group:
+    function: Callable[..., Any], *, split: bool = True, seed: bool = True, metrics: bool = False,
+    metavar: str = "CKPT…", required: bool = True, **own: options.Settings | None,
+) -> options.Group:  # fmt: skip
     """Return the options of an analysis command, which it receives as one :class:`AnalysisCommand`.
 
     Args:

@@ -37,18 +37,10 @@ UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
     jobs=processes.JOBS,
 )
 def figures(
-    *,
-    names: tuple[str, ...],
-    every: bool,
-    scale: Scale = "laptop",
-    budget: str | None,
-    dry_run: bool,
-    output: str = "figures",
-    runs: str = "figure-runs",
-    records: str | None,
-    prune: bool,
+    *, names: tuple[str, ...], every: bool, scale: Scale = "laptop", budget: str | None, dry_run: bool,
+    output: str = "figures", runs: str = "figure-runs", records: str | None, prune: bool,
     jobs: processes.Jobs,
-) -> None:
+) -> None:  # fmt: skip
     """Make the papers' figures and tables, or list them.
 
     Without a NAME, it lists them.
@@ -88,16 +80,11 @@ def figures(
         return
     folder = Path(output)
     context = Context(
-        Path(runs),
-        scale,
-        jobs.device,
-        jobs.data_dir,
-        Pool() if dry_run else jobs.pool(),
+        Path(runs), scale, jobs.device, jobs.data_dir, Pool() if dry_run else jobs.pool(),
         message=lambda line: common.message(f"  {line}"),
-        records=Path(records) if records else folder / "records",
-        until=time.time() + seconds,
+        records=Path(records) if records else folder / "records", until=time.time() + seconds,
         runs_with_weights=figure.with_weights(registered, scale) if prune else None,
-    )
+    )  # fmt: skip
     if jobs.share is not None:
         _share(entries, context, jobs.share)
         return

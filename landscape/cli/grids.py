@@ -131,12 +131,9 @@ def titles(runs: list[Checkpoint]) -> list[str]:
 
 
 def compute_on_grid(
-    analysis: AnalysisCommand,
-    plane_options: PlaneOptions,
-    processes: Processes,
-    name: str,
+    analysis: AnalysisCommand, plane_options: PlaneOptions, processes: Processes, name: str,
     compute: Callable[..., Any],
-) -> None:
+) -> None:  # fmt: skip
     """Write the result of ``compute(problem, plane, …)`` around each checkpoint to one file, or resume it."""
     team = processes.join()
     groups = checkpoint_groups(plane_options, analysis.open())
@@ -220,11 +217,9 @@ def hessian_grid(plane: PlaneOptions, processes: Processes, analysis: AnalysisCo
 
 @command(analysis=analysis_options(grids.line, metrics=True, metavar="CKPT [CKPT]", method=None, labels=None))
 def line(
-    *,
-    norm: Literal["none", "filter", "layer"] = "none",
-    ignore: Literal["none", "bias+norm"] | None,
+    *, norm: Literal["none", "filter", "layer"] = "none", ignore: Literal["none", "bias+norm"] | None,
     analysis: AnalysisCommand,
-) -> None:
+) -> None:  # fmt: skip
     """Compute loss and accuracy between two checkpoints.
 
     The line connects their w_a; the barrier between them is printed, too.
@@ -286,12 +281,9 @@ def connect(analysis: AnalysisCommand) -> None:
     target=common.TARGET,
 )
 def basins(
-    files: tuple[str, ...],
-    rises: Sequence[Positive] | None,
-    least: NonNegative | None,
-    around: str | None,
+    files: tuple[str, ...], rises: Sequence[Positive] | None, least: NonNegative | None, around: str | None,
     target: common.Target,
-) -> None:
+) -> None:  # fmt: skip
     """Measure the basins of contours: merges and widths.
 
     It reads files of landscape contour and computes no loss. Prints the basins by persistence, and area,

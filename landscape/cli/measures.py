@@ -236,17 +236,10 @@ def smoothing(*, steps: Natural = experiments.PATH_STEPS, analysis: AnalysisComm
     )
 )
 def stability(
-    *,
-    lr: Positive | None,
-    from_delay: Natural = 0,
-    from_momentum: BelowOne = 0.0,
-    from_form: limits.Form = "ordinary",
-    batch: Count = 1,
-    from_batch: Count = 1,
-    noise: NonNegative = 0.0,
-    precondition: bool,
-    analysis: AnalysisCommand,
-) -> None:
+    *, lr: Positive | None, from_delay: Natural = 0, from_momentum: BelowOne = 0.0,
+    from_form: limits.Form = "ordinary", batch: Count = 1, from_batch: Count = 1, noise: NonNegative = 0.0,
+    precondition: bool, analysis: AnalysisCommand,
+) -> None:  # fmt: skip
     """Compute the largest stable learning rates.
 
     They are limits on ηλ_max under delay τ and momentum, and on the rate at a CKPT's minimum.

@@ -76,21 +76,10 @@ class Film:
     film=group(Film, animate={"type": Choice(("learners",))}, source=SOURCE),
 )
 def plot(
-    *,
-    files: tuple[str, ...],
-    output: str | None,
-    style: str = "contour",
-    quantity: str | None,
-    log: bool | None,
-    levels: Several | None,
-    vmax: float | None,
-    cmap: str | None,
-    labels: bool,
-    title: str = "",
-    width: plots.Width | None,
-    dpi: plots.Dpi | None,
-    film: Film,
-) -> None:
+    *, files: tuple[str, ...], output: str | None, style: str = "contour", quantity: str | None,
+    log: bool | None, levels: Several | None, vmax: float | None, cmap: str | None, labels: bool,
+    title: str = "", width: plots.Width | None, dpi: plots.Dpi | None, film: Film,
+) -> None:  # fmt: skip
     """Draw training, contours, spectra and other results.
 
     All FILEs, which must hold the same kind of result, come in one picture.
@@ -236,13 +225,9 @@ def _sharpness(run: Checkpoint, problem: Problem, recorded: float) -> tuple[floa
 
 @command(output={"metavar": "F.html"}, source=Group(dict, [*SOURCE.options, option("device")]))
 def report(
-    *,
-    files: tuple[str, ...],
-    output: str = "report.html",
-    title: str = "",
-    analyse: bool,
+    *, files: tuple[str, ...], output: str = "report.html", title: str = "", analyse: bool,
     source: dict[str, Any],
-) -> None:
+) -> None:  # fmt: skip
     """Write one page about runs and results.
 
     It has pictures, tables, the origin of the numbers, and surfaces that can be turned.

@@ -49,20 +49,10 @@ from landscape.training.run.setup import DivergedError, chosen_recipe, default_f
     timeout=processes.TIMEOUT_S,
 )
 def train(
-    *,
-    recipe: str | None,
-    settings: tuple[str, ...],
-    output: str | None,
-    resume: bool,
-    force: bool,
-    nproc: Count = 1,
-    max_restarts: Natural = 0,
-    scalars: str | None,
-    timeout: Positive = TIMEOUT,
-    allow_code: bool,
-    device: str,
-    data_dir: str | None,
-) -> None:
+    *, recipe: str | None, settings: tuple[str, ...], output: str | None, resume: bool, force: bool,
+    nproc: Count = 1, max_restarts: Natural = 0, scalars: str | None, timeout: Positive = TIMEOUT,
+    allow_code: bool, device: str, data_dir: str | None,
+) -> None:  # fmt: skip
     """Train learners by a recipe, every step decomposed.
 
     RECIPE is a built-in name or a .toml file.
@@ -155,16 +145,9 @@ def _check_divergence(end: Checkpoint, folder: str, rank: int = 0) -> None:
     jobs=processes.JOBS,
 )
 def sweep(
-    *,
-    recipes: tuple[str, ...],
-    settings: tuple[str, ...],
-    seeds: str = "0",
-    search: str | None,
-    rounds: Rounds = 8,
-    output: str,
-    jobs: processes.Jobs,
-    allow_code: bool,
-) -> None:
+    *, recipes: tuple[str, ...], settings: tuple[str, ...], seeds: str = "0", search: str | None,
+    rounds: Rounds = 8, output: str, jobs: processes.Jobs, allow_code: bool,
+) -> None:  # fmt: skip
     """Train all combinations of recipes, values and seeds.
 
     A table has the mean and the standard deviation over the seeds.

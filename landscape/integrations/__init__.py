@@ -36,14 +36,9 @@ class Recorded:
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        loss: Loss | None = None,
-        data: Any = None,
-        *,
-        test: Any = None,
+        self, folder: str | Path, loss: Loss | None = None, data: Any = None, *, test: Any = None,
         **settings: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._folder, self._loss, self._data, self._test = Path(folder), loss, data, test
         of_callback = ("folder", "model", "loss", "data", "test", "optimizer")
         self._settings = check_keywords("LandscapeCallback", settings, Recorder, given=of_callback)

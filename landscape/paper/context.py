@@ -240,14 +240,9 @@ class Context:
             self.progress(done / len(todo))
 
         train_runs(
-            todo,
-            ended,
-            lambda share: self.progress((done + share) / len(todo)),
-            pool=self.pool,
-            device=self.device,
-            data_dir=self.data_dir,
-            until=None if math.isinf(self.until) else self.until,
-        )
+            todo, ended, lambda share: self.progress((done + share) / len(todo)), pool=self.pool,
+            device=self.device, data_dir=self.data_dir, until=None if math.isinf(self.until) else self.until,
+        )  # fmt: skip
 
     def check_time(self) -> None:
         """Raise ``OutOfTimeError`` once the budget is used."""
@@ -310,13 +305,9 @@ class Context:
     # ---- Analyses
 
     def cached(
-        self,
-        kind: type[R],
-        points: Point | Sequence[Point],
-        settings: Mapping[str, Any],
-        make: Callable[[], R | Sequence[R]],
-        by: Sequence[Any],
-    ) -> list[R]:
+        self, kind: type[R], points: Point | Sequence[Point], settings: Mapping[str, Any],
+        make: Callable[[], R | Sequence[R]], by: Sequence[Any],
+    ) -> list[R]:  # fmt: skip
         """Return ``make()``, computed once for these points, ``settings`` and the versions of ``by``.
 
         These must be all that it depends on; ``by`` are functions and classes under

@@ -76,17 +76,11 @@ class Record:
         """Return the record of the run that ended in ``end``, with weights saved at ``checkpoints``."""
         clock = end.history["wall_s"]
         return cls(
-            version=__version__,
-            numerics=version_of(Trainer),
-            recipe=recipe_of(end),
-            data=end.data,
-            step=end.step,
-            diverged=end.diverged,
-            diverged_at=end.diverged_at,
-            seconds=round(float(clock[-1]), 1) if len(clock) else 0.0,
-            checkpoints=tuple(checkpoints),
+            version=__version__, numerics=version_of(Trainer), recipe=recipe_of(end), data=end.data,
+            step=end.step, diverged=end.diverged, diverged_at=end.diverged_at,
+            seconds=round(float(clock[-1]), 1) if len(clock) else 0.0, checkpoints=tuple(checkpoints),
             curves=tuple(_curves(end.history)),
-        )
+        )  # fmt: skip
 
     def checkpoint(self) -> Checkpoint:
         """Return the end of the run without its weights, (n, 0), and with the stored part of its history."""
@@ -101,21 +95,12 @@ class Record:
         history["step"] = steps
         history["lr"] = np.array([recipe.rate(int(t), samples) for t in steps])
         return Checkpoint(
-            weights=torch.zeros(recipe.learners, 0),
-            layout=Layout(()),
-            step=self.step,
-            epoch=self.step * recipe.batch / samples,
-            algorithm=recipe.part("algorithm")[0],
-            recipe=recipe.to_toml(),
-            model={"name": model.name, "options": model.options},
-            data=self.data,
-            lr=recipe.rate(min(self.step + 1, max(1, recipe.steps)), samples),
-            local_batch=recipe.local_batch,
-            seed=recipe.seed,
-            history=history,
-            diverged_at=self.diverged_at,
-            diverged=self.diverged,
-        )
+            weights=torch.zeros(recipe.learners, 0), layout=Layout(()), step=self.step,
+            epoch=self.step * recipe.batch / samples, algorithm=recipe.part("algorithm")[0],
+            recipe=recipe.to_toml(), model={"name": model.name, "options": model.options}, data=self.data,
+            lr=recipe.rate(min(self.step + 1, max(1, recipe.steps)), samples), local_batch=recipe.local_batch,
+            seed=recipe.seed, history=history, diverged_at=self.diverged_at, diverged=self.diverged,
+        )  # fmt: skip
 
     def to_json(self) -> bytes:
         """Return the record as JSON, a line for each key."""
@@ -178,14 +163,11 @@ def _of_values(values: dict[str, Any], recipe: Recipe) -> Record:
         curves.append(columns)
     kinds = {"numerics": int, "step": int, "diverged_at": int, "seconds": float}
     record = Record(
-        version=str(values["version"]),
-        recipe=recipe,
+        version=str(values["version"]), recipe=recipe,
         data={**data, "options": dict(data["options"]), **{n: int(data[n]) for n in ("train", "test")}},
-        diverged=str(values["diverged"]),
-        checkpoints=tuple(int(step) for step in values["checkpoints"]),
-        curves=tuple(curves),
-        **{name: kind(values[name]) for name, kind in kinds.items()},
-    )
+        diverged=str(values["diverged"]), checkpoints=tuple(int(step) for step in values["checkpoints"]),
+        curves=tuple(curves), **{name: kind(values[name]) for name, kind in kinds.items()},
+    )  # fmt: skip
     if record.diverged not in DIVERGED or min(record.step, record.data["train"] - 1, record.seconds) < 0:
         raise ValueError("numbers of no run")
     last = max((curve["step"][-1] for curve in curves if len(curve["step"])), default=0)

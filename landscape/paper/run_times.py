@@ -179,17 +179,9 @@ class Exchange:
 
 
 def step_time(
-    order: Order,
-    exchanges: Sequence[Exchange],
-    gradient: float,
-    update: float,
-    workers: int,
-    straggler: float,
-    *,
-    loss_exchange_s: float,
-    seed: int = 0,
-    steps: int = STEPS,
-) -> tuple[float, float]:
+    order: Order, exchanges: Sequence[Exchange], gradient: float, update: float, workers: int,
+    straggler: float, *, loss_exchange_s: float, seed: int = 0, steps: int = STEPS,
+) -> tuple[float, float]:  # fmt: skip
     """Return (mean seconds per step, its standard error) of W workers, by simulation.
 
     With s_j the start of worker j's step, f_j its straggler factor, N(j) the workers it exchanges with and
@@ -319,14 +311,9 @@ def predict(
 
 
 def calibrate(
-    recipe: Recipe,
-    local_batch: int,
-    *,
-    device: torch.device | str = "cpu",
-    data_dir: Any = None,
-    dataset: Dataset | None = None,
-    seconds: float = SECONDS,
-) -> Costs:
+    recipe: Recipe, local_batch: int, *, device: torch.device | str = "cpu", data_dir: Any = None,
+    dataset: Dataset | None = None, seconds: float = SECONDS,
+) -> Costs:  # fmt: skip
     """Measure for some seconds the computing of a worker in a step of ``recipe``.
 
     Args:

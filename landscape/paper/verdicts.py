@@ -287,16 +287,9 @@ def ratio(a: Numbers, b: Numbers) -> tuple[float, ...]:
 
 
 def paired_effect(
-    where: str,
-    what: str,
-    rows: Rows,
-    value: str,
-    /,
-    *,
-    times: bool = False,
-    claimed: Sizes | None = None,
+    where: str, what: str, rows: Rows, value: str, /, *, times: bool = False, claimed: Sizes | None = None,
     **columns: Any,
-) -> Effect:
+) -> Effect:  # fmt: skip
     """Return the first of two settings against the second, by seed.
 
     Args:

@@ -45,17 +45,10 @@ Width = Annotated[float, Within(2, 20)]
 
 @checked()
 def draw(
-    results: Any,
-    path: str | Path | None = None,
-    *,
-    style: str = "contour",
-    ax: Axes | None = None,
-    axes: Mapping[str, Axes] | None = None,
-    width: Width | None = None,
-    visuals: Mapping[str, bool | Mapping[str, Any]] | None = None,
-    dpi: Dpi | None = None,
-    **options: Any,
-) -> Figure:
+    results: Any, path: str | Path | None = None, *, style: str = "contour", ax: Axes | None = None,
+    axes: Mapping[str, Axes] | None = None, width: Width | None = None,
+    visuals: Mapping[str, bool | Mapping[str, Any]] | None = None, dpi: Dpi | None = None, **options: Any,
+) -> Figure:  # fmt: skip
     """Draw results or runs of one kind in one picture, whose panels share their scales.
 
     Args:

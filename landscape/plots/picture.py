@@ -302,14 +302,9 @@ def wrapped(text: str, width: int) -> str:
 
 
 def panels(
-    rows: int,
-    columns: int,
-    width: float,
-    height: float,
-    names: Names = (),
-    beside: Names = (),
+    rows: int, columns: int, width: float, height: float, names: Names = (), beside: Names = (),
     **options: Any,
-) -> tuple[Figure, list[Any]]:
+) -> tuple[Figure, list[Any]]:  # fmt: skip
     """Make a figure of ``rows`` × ``columns`` axes, or return axes of the user in their place.
 
     Args:

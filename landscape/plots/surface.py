@@ -58,18 +58,10 @@ PLANES = {
 
 @draws(Surface)
 def draw_surfaces(
-    results: Sequence[Surface],
-    title: str = "",
-    style: str = "contour",
-    *,
-    quantity: str = "loss",
-    log: bool | None = None,
-    levels: int | None = None,
-    vmax: float | None = None,
-    cmap: str | None = None,
-    labels: bool = False,
-    ring: Radius | Sequence[Radius] = (),
-) -> Figure:
+    results: Sequence[Surface], title: str = "", style: str = "contour", *, quantity: str = "loss",
+    log: bool | None = None, levels: int | None = None, vmax: float | None = None, cmap: str | None = None,
+    labels: bool = False, ring: Radius | Sequence[Radius] = (),
+) -> Figure:  # fmt: skip
     """Draw surfaces as contours, as heights in three dimensions, or as the difference of two.
 
     Args:
@@ -307,12 +299,9 @@ class LevelScale:
 
 
 def scale(
-    losses: Sequence[Array],
-    log: bool | None = None,
-    levels: int | None = None,
-    vmax: float | None = None,
+    losses: Sequence[Array], log: bool | None = None, levels: int | None = None, vmax: float | None = None,
     marked: Sequence[Array] = (),
-) -> LevelScale:
+) -> LevelScale:  # fmt: skip
     """Return Levels, color scale and texts for surfaces that are drawn together.
 
     The levels are 0.005 apart (DPSGD-2020, Figure 3) if that makes 4 to 40 lines, else at round numbers.

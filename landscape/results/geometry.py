@@ -281,12 +281,9 @@ def _start(surface: Surface, around: str, lowest: Sequence[float]) -> Sequence[f
 
 @checked()
 def basins(
-    surface: Surface,
-    rises: Sequence[Positive] | None = None,
-    *,
-    least: NonNegative | None = None,
+    surface: Surface, rises: Sequence[Positive] | None = None, *, least: NonNegative | None = None,
     around: Around | None = None,
-) -> Basins:
+) -> Basins:  # fmt: skip
     """Return the basins of a surface, and width, area and volume of the region around a point, by rise.
 
     Args:

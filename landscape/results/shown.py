@@ -299,13 +299,10 @@ class Shown(ABC):
         return html_of(self)
 
     def plot(
-        self,
-        path: str | Path | None = None,
-        *,
-        style: Literal["contour", "hillshade", "surface", "difference"] = "contour",
-        ax: Axes | None = None,
+        self, path: str | Path | None = None, *,
+        style: Literal["contour", "hillshade", "surface", "difference"] = "contour", ax: Axes | None = None,
         **options: Any,
-    ) -> Figure:
+    ) -> Figure:  # fmt: skip
         """Draw the numbers; a notebook shows the figure, and the figure's ``show()`` opens a window.
 
         Args:
@@ -433,14 +430,9 @@ class Radius:
 
 
 def radius_of(
-    metric: str,
-    distance: Array,
-    values: Array,
-    steps: Array,
-    grid_step: Array,
-    drop: str | float | None,
+    metric: str, distance: Array, values: Array, steps: Array, grid_step: Array, drop: str | float | None,
     rise: float | None,
-) -> Radius:
+) -> Radius:  # fmt: skip
     """Return the first crossings of a border by ``values`` (T, D), whose first row is the center.
 
     Args:

@@ -59,7 +59,7 @@ def named(setting: str) -> str:
 
 
 def look_of(setting: str) -> tuple[Any, bool]:
-    """Return the color of a setting, and whether it is DPSGD in ATC order."""
+    """Return the color of a setting, and whether it is in ATC order."""
     return COLORS[setting.split()[0]], setting.endswith("ATC")
 
 
@@ -86,17 +86,17 @@ def settings_legend(picture: Any, *more: Any, columns: int, **look: Any) -> None
 def _judge_edge(rows: Rows) -> list[Effect]:
     """Judge each setting's plateau against its limit, their order in AWC order, and ATC against SSGD."""
     effects, what = [], "plateau of ηλ_max"
+    near_one: dict[str, Any] = {"times": True, "claimed": NEAR}
     for rate in settings(rows, "lr"):
         for pair in (("SSGD", "full AWC"), ("full AWC", "ring(1) AWC")):
             where = f"α = {rate:g}, {pair[0]} less {pair[1]}"
             effects.append(paired_effect(where, what, rows, LEVEL, lr=rate, setting=pair))
         for mixing in MIXINGS:
-            where, two_settings = f"α = {rate:g}, {mixing} ATC / SSGD", (f"{mixing} ATC", "SSGD")
-            how: dict[str, Any] = {"times": True, "claimed": NEAR}
-            effects.append(paired_effect(where, what, rows, LEVEL, lr=rate, setting=two_settings, **how))
+            where, pair = f"α = {rate:g}, {mixing} ATC / SSGD", (f"{mixing} ATC", "SSGD")
+            effects.append(paired_effect(where, what, rows, LEVEL, lr=rate, setting=pair, **near_one))
     for rate, name in settings(rows, "lr", "setting"):
-        levels = [by_seed(rows, column, lr=rate, setting=name) for column in (LEVEL, "limit")]
-        effects.append(effect_of(f"α = {rate:g}, {name}", f"{what} / limit", *levels, **how))
+        levels, limits = (by_seed(rows, column, lr=rate, setting=name) for column in (LEVEL, "limit"))
+        effects.append(effect_of(f"α = {rate:g}, {name}", f"{what} / limit", levels, limits, **near_one))
     return effects
 
 
@@ -112,12 +112,12 @@ def _edge(context: Context) -> Drawing:
     rates = settings(rows, "lr")
     picture, axes = panels(2, len(rates), 4.2, 3.3, sharey=True)
     for (column, rate), name in itertools.product(enumerate(rates), settings(rows, "setting")):
-        color, atc = look_of(name)
+        color, is_atc = look_of(name)
         runs = [run.end for run in context.ended(lr=rate, setting=name)]
         curves = [pd.Series(run.history["lr_lambda_max"], run.history["step"]) for run in runs]
         table = pd.concat([curve[np.isfinite(curve)] for curve in curves], axis=1).sort_index()
-        for row in (0, 1) if name == "SSGD" else (int(atc),):
-            ax = axes[column + len(rates) * row]
+        awc_panel, atc_panel = axes[column], axes[column + len(rates)]
+        for ax in [awc_panel, atc_panel] if name == "SSGD" else [atc_panel if is_atc else awc_panel]:
             ax.plot(table, color=color, lw=0.4, alpha=0.4)
             ax.plot(table.median(axis=1), color=color, lw=1.7)
             ax.axhline(last(runs[0], LIMIT), color=color, lw=1.2, ls="--")
@@ -156,13 +156,14 @@ def _judge_follows(rows: Rows) -> list[Effect]:
         effects.append(paired_effect(where, what, rows, ERROR, **pair))
         what = "rise of the loss, the first / the second"
         effects.append(paired_effect(where, what, rows, RISE, times=True, **pair))
-    together = tuple(_correlation(of_seed) for _, of_seed in rows.groupby("seed"))
-    return [*effects, Effect("all settings of a seed", "correlation of log λ_max with log rise", together)]
+    correlations = tuple(_correlation(seed_rows) for _, seed_rows in rows.groupby("seed"))
+    what = "correlation of log λ_max with log rise"
+    return [*effects, Effect("all settings of a seed", what, correlations)]
 
 
 @figure("edge-follows", _judge_follows)
 def _follows(context: Context) -> Drawing:
-    """Test error and rise of the loss against the final sharpness, by rate: a point for each run."""
+    """Draw rise of the loss and test error against the final sharpness, by rate: a point for each run."""
 
     def measure(run: Ended) -> dict[str, Any]:
         sharpness, error = plateau(run.end) / run.values["lr"], test_error(run.end)
@@ -173,8 +174,8 @@ def _follows(context: Context) -> Drawing:
     picture, axes = panels(2, len(rates), 3.4, 2.7)
     for ax, (quantity, rate) in zip(axes, itertools.product(quantities, rates), strict=True):
         for name, group in select(rows, lr=rate).groupby("setting", sort=False):
-            color, atc = look_of(name)
-            look = {"color": color, "marker": "o", "mfc": "none" if atc else color}
+            color, is_atc = look_of(name)
+            look = {"color": color, "marker": "o", "mfc": "none" if is_atc else color}
             ax.plot(group["lambda_max_nat"], group[quantity], ls="none", ms=5, **look)
         log_axis(ax.xaxis)
         log_axis(ax.yaxis, 2)
@@ -196,40 +197,45 @@ def _follows(context: Context) -> Drawing:
 # ---- Lazy mixing: the same gap, or the same ω_min
 
 LEARNERS = 6
-# By how much another ω_min moves the plateau, and what counts as the same (our choice).
+# Ratios of plateaus: a different ω_min changes them by a quarter or more, the same by less (our choice).
 CLAIMED = {"the same gap": (1.25, np.inf), "the same ω_min": (0.8, 1.25)}
 
 
 def _judge_lazy(rows: Rows) -> list[Effect]:
     """Judge the powers of 1 + ω_min and of the gap that fit the sharpness, and the families."""
-    powers = []
-    for _, of_seed in rows.groupby("seed", sort=False):
-        x = np.stack([np.ones(len(of_seed)), np.log(1 + of_seed["omega_min"]), np.log(of_seed["gap"])])
-        if len(of_seed) > 3 and (of_seed[LEVEL] > 0).all():
-            powers.append(np.linalg.lstsq(x.T, np.log(of_seed[LEVEL].to_numpy()), rcond=None)[0][1:].tolist())
+    omega_powers, gap_powers = [], []
+    for _, seed_rows in rows.groupby("seed", sort=False):
+        if len(seed_rows) > 3 and (seed_rows[LEVEL] > 0).all():
+            ones, omega = np.ones(len(seed_rows)), np.log(1 + seed_rows["omega_min"])
+            columns = np.stack([ones, omega, np.log(seed_rows["gap"])], axis=1)
+            fit = np.linalg.lstsq(columns, np.log(seed_rows[LEVEL].to_numpy()), rcond=None)[0]
+            omega_powers.append(float(fit[1]))
+            gap_powers.append(float(fit[2]))
+    where, what = "six mixings", "power of sharpness in"
     effects = [
-        Effect("six mixings", f"power of sharpness in {what}", tuple(p[k] for p in powers), claimed)
-        for k, what, claimed in ((0, "1 + ω_min", (0.5, 1.5)), (1, "the spectral gap", (-0.25, 0.25)))
+        Effect(where, f"{what} 1 + ω_min", tuple(omega_powers), (0.5, 1.5)),
+        Effect(where, f"{what} the spectral gap", tuple(gap_powers), (-0.25, 0.25)),
     ]
     for family, claimed in CLAIMED.items():
         first, *other_settings = settings(select(rows, panel=family), "setting")
         for name in other_settings:
-            where, what = f"{family}: {name} / {first}", "plateau of ηλ_max"
-            how: dict[str, Any] = {"times": True, "claimed": claimed, "setting": (name, first)}
-            effects.append(paired_effect(where, what, rows, LEVEL, panel=family, **how))
+            where, pair = f"{family}: {name} / {first}", (name, first)
+            options: dict[str, Any] = {"times": True, "claimed": claimed, "setting": pair}
+            effects.append(paired_effect(where, "plateau of ηλ_max", rows, LEVEL, panel=family, **options))
     return effects
 
 
 @figure("edge-lazy", _judge_lazy)
 def _lazy(context: Context) -> Drawing:
+    """Draw the plateau against 1 + ω_min and against the spectral gap of lazy mixings."""
     rows = context.table(lambda run: {LEVEL: plateau(run.end)})
     mixings = [Mixing(name, LEARNERS, 0) for name in rows["setting"]]
     rows["gap"], rows["omega_min"] = [m.gap for m in mixings], [m.omega_min for m in mixings]
     picture, axes = panels(1, 2, 4.8, 3.7, sharey=True)
     looks = zip("os", shades(color_of("dpsgd"), 3)[1:], strict=True)
     for (family, table), (marker, color) in zip(rows.groupby("panel", sort=False), looks, strict=True):
-        for ax, at in zip(axes, (1 + table["omega_min"], table["gap"]), strict=True):
-            ax.plot(at, table[LEVEL], marker, color=color, mfc="none", ms=6, label=family)
+        for ax, x in zip(axes, (1 + table["omega_min"], table["gap"]), strict=True):
+            ax.plot(x, table[LEVEL], marker, color=color, mfc="none", ms=6, label=family)
     axes[0].plot([0.5, 1.8], [0.5, 1.8], color=OTHER, lw=0.9, ls=":", label="the limit 1 + ω_min")
     axes[0].set(xlabel="1 + ω_min of the mixing matrix", ylabel=r"plateau of $\eta\lambda_{max}$")
     axes[1].set_xlabel("its spectral gap")
@@ -240,14 +246,14 @@ def _lazy(context: Context) -> Drawing:
 
 # ---- Each optimizer at the edge of its own geometry
 
-# What a sharpness is divided by its limit, by the instrument that measured it.
+# Column of a sharpness -> column of its limit.
 MEASURES = {
     "lr_lambda_max": "lr_lambda_limit",
     "lr_preconditioned_lambda_max": "lr_preconditioned_limit",
     "lr_generalized_sharpness": "lr_generalized_limit",
 }
-# What counts as settled at the limit, where the paper says "around or above", and the training loss below
-# which cross-entropy is flat whatever the rate is (Cohen et al. 2021); both ours.
+# Ratios that count as settled at the limit, where the paper says "around or above"; and the training loss
+# below which cross-entropy is flat at any rate (Cohen et al. 2021). Both are our choices.
 SETTLED, LEARNED = (0.7, 1.3), 0.1
 
 
@@ -260,7 +266,7 @@ def _of_limit(run: Ended) -> Rows:
 
 
 def _settled(rows: Rows) -> Rows:
-    """Return the second half of the steps up to which a run had not learned its data by heart."""
+    """Return the second half of the steps of each run before it fits its data (a loss up to LEARNED)."""
     return late(rows[rows["loss"] > LEARNED], "rule", "optimizer", "seed")
 
 
@@ -330,20 +336,21 @@ def _ratio(means: Rows) -> Any:
 
 def _judge(rows: Rows) -> list[Effect]:
     """Judge how much nearer to the limit batch sharpness is than λ_max, at the smallest batch."""
-    effects, half = [], late(rows, *_RUN)
+    effects, second_half = [], late(rows, *_RUN)
     what = "how much nearer batch sharpness is to the limit than λ_max (logarithm of the ratio)"
-    columns, low = ["lr_lambda_max", "lr_batch_sharpness", "lr_lambda_limit"], rows["batch"].min()
+    columns, batch = ["lr_lambda_max", "lr_batch_sharpness", "lr_lambda_limit"], rows["batch"].min()
     for name in settings(rows, "setting"):
-        middle = select(half, batch=low, setting=name).groupby("seed")[columns].median()
-        with np.errstate(invalid="ignore"):  # a negative one has no ratio to the limit: not tested
-            deviation = np.abs(np.log(middle[columns[:2]].div(middle[columns[2]], axis=0)))
-        gains = tuple((deviation[columns[0]] - deviation[columns[1]]).tolist())
-        effects.append(Effect(f"nB = {low:g}, {named(name)}", what, gains))
+        medians = select(second_half, batch=batch, setting=name).groupby("seed")[columns].median()
+        with np.errstate(invalid="ignore"):  # a negative sharpness has no logarithm: not tested
+            distance = np.abs(np.log(medians.div(medians["lr_lambda_limit"], axis=0)))
+        gains = tuple((distance["lr_lambda_max"] - distance["lr_batch_sharpness"]).tolist())
+        effects.append(Effect(f"nB = {batch:g}, {named(name)}", what, gains))
     return effects
 
 
 @figure("instruments", _judge)
 def _instruments(context: Context) -> Drawing:
+    """Draw all quantities of the instruments along training, in two pictures."""
     rows = context.table(_measured)
     ends, compared = _ends(rows), list[Compared]()
     for (batch, name), end in ends.iterrows():
@@ -355,16 +362,15 @@ def _instruments(context: Context) -> Drawing:
 
 
 def _picture(rows: Rows, ends: Rows, which: str) -> Any:
-    """Return a row of panels for each quantity, a column for each batch, a line for each setting."""
-    batches, rows_of_panels = settings(rows, "batch"), LAYOUT[which]
-    picture, axes = panels(len(rows_of_panels), len(batches), 3.9, 2.6, sharey="row")
-    for ax, ((column, label, scale), batch) in zip(
-        axes, itertools.product(rows_of_panels, batches), strict=True
-    ):
+    """Draw a row of panels for each quantity, a column for each batch, a line for each setting."""
+    batches, quantities = settings(rows, "batch"), LAYOUT[which]
+    picture, axes = panels(len(quantities), len(batches), 3.9, 2.6, sharey="row")
+    cells = itertools.product(quantities, batches)
+    for ax, ((column, label, scale), batch) in zip(axes, cells, strict=True):
         for name in settings(rows, "setting"):
-            color, atc = look_of(name)
+            color, is_atc = look_of(name)
             curve = _curve(select(rows, batch=batch, setting=name), column)
-            ax.plot(curve.index, curve, color=color, ls="--" if atc else "-", lw=1.4)
+            ax.plot(curve.index, curve, color=color, ls="--" if is_atc else "-", lw=1.4)
             if column.startswith("lr_"):
                 ax.axhline(ends["limit"][batch, name], color=color, lw=1.0, ls=":")
         if column == "noise_scale":
@@ -392,12 +398,11 @@ def _curve(rows: Rows, column: str) -> Any:
     """Return the median over seeds by step; of the noise scale the ratio of means over seeds and WINDOWS."""
     by_step = rows.groupby("step")
     if column == "noise_scale":
-        parts = by_step[["noise_trace", "noise_norm2"]]
-        sums, counts = (
-            windows.rolling(WINDOWS, min_periods=1).sum() for windows in (parts.sum(), parts.count())
-        )
+        columns = by_step[["noise_trace", "noise_norm2"]]
+        sums = columns.sum().rolling(WINDOWS, min_periods=1).sum()
+        counts = columns.count().rolling(WINDOWS, min_periods=1).sum()
         return _ratio(sums / counts)
-    if column == "disagreement_cost":  # of learners that agree it is rounding
+    if column == "disagreement_cost":  # it is only rounding if learners agree
         agree = rows.groupby("seed")["spread_share"].transform("count") == 0
         return rows[column].mask(agree).groupby(rows["step"]).median().dropna()
     return by_step[column].median().dropna()
@@ -405,9 +410,9 @@ def _curve(rows: Rows, column: str) -> Any:
 
 def _draw(ax: Any, rows: Rows, column: str, offset: float = 1.0, **look: Any) -> None:
     """Draw the median over seeds and its range by rate, all rates times ``offset``."""
-    by = rows.groupby("lr")[column].agg(["median", "min", "max"]).dropna()
-    reach = [by["median"] - by["min"], by["max"] - by["median"]]
-    ax.errorbar(by.index * offset, by["median"], reach, capsize=3, **look)
+    by_rate = rows.groupby("lr")[column].agg(["median", "min", "max"]).dropna()
+    lengths = [by_rate["median"] - by_rate["min"], by_rate["max"] - by_rate["median"]]
+    ax.errorbar(by_rate.index * offset, by_rate["median"], lengths, capsize=3, **look)
 
 
 # ---- The rates at which training converges
@@ -424,16 +429,18 @@ def _bound(rows: Rows) -> float:
 def largest_rates(rows: Rows) -> dict[str, Numbers]:
     """Return the largest rate up to which a seed converges, by algorithm and seed, of one task.
 
-    In doublings; one below the smallest rate where no rate converges. Rates below the first one that
-    converges are too low for the number of steps, and say nothing about the largest.
+    Rates are log2(rate); if no rate converges, one less than that of the smallest rate. Rates below the first
+    that converges are too low for the number of steps, and are ignored.
     """
-    below, none = _bound(rows), float(np.log2(rows["lr"].min())) - 1
+    bound, if_none = _bound(rows), float(np.log2(rows["lr"].min())) - 1
 
     def largest(runs: Rows) -> float:
-        good = runs[ERROR].to_numpy() < below
-        first = int(good.argmax())
-        last = first + int(np.append(~good[first:], True).argmax()) - 1
-        return float(np.log2(runs["lr"].iloc[last])) if good.any() else none
+        converges = (runs[ERROR].to_numpy() < bound).tolist()
+        if True not in converges:
+            return if_none
+        first = converges.index(True)
+        end = [*converges, False].index(False, first)
+        return float(np.log2(runs["lr"].iloc[end - 1]))
 
     groups = rows.sort_values("lr").groupby(["algorithm", "seed"])[["lr", ERROR]]
     rates = groups.apply(largest)
@@ -443,11 +450,11 @@ def largest_rates(rows: Rows) -> dict[str, Numbers]:
 def _judge_rates(rows: Rows) -> list[Effect]:
     """Judge by how many doublings of the rate DPSGD converges beyond SSGD, by task and form."""
     effects, what = [], "doublings of the rate"
-    for task, of_task in rows.groupby("task", sort=False):
-        edges = largest_rates(of_task)
-        ssgd = edges.pop("SSGD", None)
-        for a, edge in edges.items() if ssgd is not None else ():
-            effects.append(effect_of(f"{task}: {a} beyond SSGD", what, edge, ssgd))
+    for task, task_rows in rows.groupby("task", sort=False):
+        rates = largest_rates(task_rows)
+        ssgd = rates.pop("SSGD", None)
+        if ssgd is not None:
+            effects += [effect_of(f"{task}: {name} beyond SSGD", what, r, ssgd) for name, r in rates.items()]
     return effects
 
 
@@ -467,35 +474,38 @@ def _rates(context: Context) -> Drawing:
 
     rows = context.table(measure)
     tasks, compared = [task_rows for _, task_rows in rows.groupby("task", sort=False)], list[Compared]()
-    panels_shown = [(ERROR, task_rows) for task_rows in tasks]
-    panels_shown += [(SHARPNESS, task_rows) for task_rows in tasks if (task_rows[SHARPNESS] > 0).any()]
-    names = numbered("panel", len(panels_shown))
-    picture, axes = panels(-(-len(panels_shown) // 2), 2, 4.6, 2.9, [*names, *[""] * (len(names) % 2)])
-    for ax, (quantity, of_task) in zip(axes, panels_shown, strict=True):
-        _draw_task(ax, of_task, quantity)
-    for of_task in tasks:
-        what = f"largest rate at which every seed converges, {of_task['task'].iloc[0]}"
-        for a, edges in largest_rates(of_task).items():
-            compared.append(Compared(f"{what}, {a}", f"{2.0 ** edges.min():.4g}"))
+    contents = [(ERROR, task_rows) for task_rows in tasks]
+    contents += [(SHARPNESS, task_rows) for task_rows in tasks if (task_rows[SHARPNESS] > 0).any()]
+    names = numbered("panel", len(contents))
+    names += [""] * (len(names) % 2)
+    picture, axes = panels(len(names) // 2, 2, 4.6, 2.9, names)
+    for ax, (quantity, task_rows) in zip(axes, contents, strict=True):
+        _draw_task(ax, task_rows, quantity)
+    for task_rows in tasks:
+        what = f"largest rate at which every seed converges, {task_rows['task'].iloc[0]}"
+        for name, rates in largest_rates(task_rows).items():
+            compared.append(Compared(f"{what}, {name}", f"{2.0 ** rates.min():.4g}"))
     shared_legend(picture, axes, ncols=3)
     remark = "A run converges where its test error is below the dotted line, halfway from the best to chance."
     return Drawing({"": picture}, rows, compared, remark)
 
 
 def _draw_task(ax: Any, rows: Rows, quantity: str) -> None:
+    """Draw a quantity of one task by rate, for each algorithm, with its bound or limits."""
     for (name, color), marker, offset in zip(LOOKS.items(), "osD", (0.96, 1.0, 1.04), strict=True):
-        of_rule = select(rows, algorithm=name)
-        _draw(ax, of_rule, quantity, offset, marker=marker, color=color, label=name)
-        for limit in of_rule["limit"].dropna()[:1] if quantity == SHARPNESS else ():
-            ax.axhline(limit, color=color, lw=1.0, ls="--")
+        rule_rows = select(rows, algorithm=name)
+        _draw(ax, rule_rows, quantity, offset, marker=marker, color=color, label=name)
+        limits = rule_rows["limit"].dropna()
+        if quantity == SHARPNESS and len(limits):
+            ax.axhline(limits.iloc[0], color=color, lw=1.0, ls="--")
     if quantity == ERROR:
         ax.axhline(_bound(rows), color=OTHER, lw=0.9, ls=":")
     rates = sorted(settings(rows, "lr"))
     ax.set_xscale("log")
     ticks_at(ax.xaxis, rates, [f"{rate:g}" for rate in rates])
     log_axis(ax.yaxis)
-    what = {ERROR: "test error of $w_a$ (%)", SHARPNESS: r"largest $\eta\lambda_{max}$ (lines: limits)"}
-    ax.set(title=rows["task"].iloc[0], xlabel="learning rate α", ylabel=what[quantity])
+    labels = {ERROR: "test error of $w_a$ (%)", SHARPNESS: r"largest $\eta\lambda_{max}$ (lines: limits)"}
+    ax.set(title=rows["task"].iloc[0], xlabel="learning rate α", ylabel=labels[quantity])
 
 
 # ---- Whether the advantage of decentralized training outlives a tuned adaptive optimizer
@@ -503,26 +513,30 @@ def _draw_task(ax: Any, rows: Rows, quantity: str) -> None:
 SETTINGS = {"SSGD": "o", "ring(2) AWC": "s"}
 
 
-def _best(rows: Rows, kind: str) -> list[Numbers]:
-    """Return the test errors by seed at the rate with the lowest median, of each setting."""
+def _best(rows: Rows, optimizer: str) -> list[Numbers]:
+    """Return the test errors by seed at the rate with the lowest median, for each of SETTINGS."""
     errors = []
     for name in SETTINGS:
-        chosen = select(rows, optimizer=kind, setting=name)
-        errors.append(by_seed(chosen, ERROR, lr=chosen.groupby("lr")[ERROR].median().idxmin()))
+        group = select(rows, optimizer=optimizer, setting=name)
+        errors.append(by_seed(group, ERROR, lr=group.groupby("lr")[ERROR].median().idxmin()))
     return errors
 
 
 def _judge_lamb(rows: Rows) -> list[Effect]:
     """Judge the share of DPSGD's advantage with SGD that LAMB removes, by seed at the best rates."""
-    sgd, lamb = (a.sub(b).dropna() for a, b in (_best(rows, kind) for kind in ("SGD", "LAMB")))
-    plain = Effect("with SGD", "test error of SSGD less DPSGD (points)", tuple(sgd))
-    none = "" if plain.holds else "with SGD there is no advantage that could vanish"
+    advantages = []
+    for optimizer in ("SGD", "LAMB"):
+        ssgd, dpsgd = _best(rows, optimizer)
+        advantages.append(ssgd.sub(dpsgd).dropna())
+    with_sgd = Effect("with SGD", "test error of SSGD less DPSGD (points)", tuple(advantages[0]))
+    reason = "" if with_sgd.holds else "with SGD there is no advantage that could vanish"
     what = "test error of SSGD less DPSGD, with SGD less with LAMB (points)"
-    return [Effect("at each one's best rate", what, difference(sgd, lamb), untested=none)]
+    return [Effect("at each one's best rate", what, difference(*advantages), untested=reason)]
 
 
 @figure("lamb", _judge_lamb)
 def _lamb(context: Context) -> Drawing:
+    """Draw the test error by rate, with SGD and with LAMB."""
     rows = context.table(lambda run: {ERROR: test_error(run.end)})
     rows = rows[["optimizer", "lr", "setting", "seed", ERROR]]
     picture, (ax,) = panels(1, 1, 6.8, 3.8)

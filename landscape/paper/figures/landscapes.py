@@ -269,13 +269,9 @@ def _effects(rows: Rows, what: str, value: str, count: str = "") -> list[Effect]
 
 
 def _grids(
-    context: Context,
-    make: Callable[[Ended, str], Any],
-    columns: Callable[[Any], dict[str, Any]],
-    value: str,
-    what: str,
-    count: str = "",
-) -> Drawing:
+    context: Context, make: Callable[[Ended, str], Any], columns: Callable[[Any], dict[str, Any]], value: str,
+    what: str, count: str = "",
+) -> Drawing:  # fmt: skip
     """Draw the grids of seed 0, a row for each network; and of each run the median ``value`` over its points.
 
     Args:
