@@ -48,11 +48,11 @@ R = TypeVar("R", bound=base.Result)
 
 
 class OutOfTimeError(Exception):
-    """The budget is used: what is done is stored, and the same command goes on."""
+    """The budget is used: finished work is stored, and the same command resumes."""
 
 
 class WeightsNeededError(Exception):
-    """The weights of a run are needed, which is known by its record alone."""
+    """An analysis needs the weights of a run of which only the record is stored."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
@@ -64,9 +64,9 @@ class Cell:
     """A run of a figure.
 
     Attributes:
-        values: what the run stands for, with its seed; in the figure's table these are columns, but for those
-            whose name begins with "_".
-        recipe: of the run.
+        values: the settings that name the run, with its seed: columns of the figure's table, except for names
+            that begin with "_".
+        recipe: recipe of the run.
     """
 
     values: Mapping[str, Any]
@@ -75,7 +75,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Point:
-    """A run at a step at which its weights were saved; they are read only where they are needed.
+    """A run at a step at which its weights were saved; :meth:`load` reads the weights.
 
     ``history`` is that of the run's record, up to this step.
     """
@@ -102,13 +102,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Ended:
-    """A run of a figure that has ended, as its record has it: a history and no weights.
+    """A run of a figure that has ended.
 
     Attributes:
-        values: of its cell.
-        end: its end.
-        last: the same with weights, which are read where they are needed.
-        points: the run where its weights were saved, in order, without its start.
+        values: settings that name the run, from its cell.
+        end: the end of the run from its record, with its history and without weights.
+        last: the end of the run, with weights that can be loaded.
+        points: all steps with saved weights, in order, without the start.
     """
 
     values: Mapping[str, Any]
@@ -122,21 +122,21 @@ class Context:
     """The runs of one figure at a scale, its analyses, and how and where both are made and stored.
 
     Attributes:
-        folder: of the runs with their weights.
-        scale: of the figure.
-        device, data_dir, pool: for the training of runs, and for analyses, which are computed here.
-        message: takes a line when a run ends.
-        progress: takes the share of the runs that is done.
-        records: the folder of archives that figures are drawn from; by default FOLDER/records.
-        until: nothing is begun after this time, as time.time() has it, and a run that goes on then stops; it
-            resumes from its last checkpoint.
-        runs_with_weights: the runs, by their ``identity``, whose weights are not deleted once the record is
-            written; None keeps all.
+        folder: folder of the runs with their weights.
+        scale: scale of the figure.
+        device, data_dir, pool: for the training of runs and for analyses.
+        message: called with a line when a run ends.
+        progress: called with the finished share of the runs.
+        records: the folder of archives from which figures are drawn; by default FOLDER/records.
+        until: end of the budget, as of time.time(): nothing begins after it, and a run that is not finished
+            stops; it resumes from its last checkpoint.
+        runs_with_weights: the ``identity`` of runs whose weights are kept after the record is written; None
+            keeps all.
         cells: the runs of the figure.
-        sizes: its numbers for this scale.
-        seconds: of the analyses of the figure.
-        versions: of the numerics of all that was trained and computed for it.
-        archives: the names of those of its runs and of its analyses.
+        sizes: the figure's numbers for this scale.
+        seconds: seconds of the figure's analyses.
+        versions: versions of the numerics of training and of all analyses.
+        archives: names of the archives of the runs and of the analyses.
     """
 
     folder: Path
@@ -187,26 +187,25 @@ class Context:
         return self.folder / "runs" / identity(recipe)
 
     def record(self, recipe: Recipe) -> Record | None:
-        """Return the record of the run of ``recipe``; None if it has not ended.
-
-        Of a run that has ended without a record, that is written now.
+        """Return the record of the run of ``recipe``, written now if missing; None for an unfinished run.
 
         Raises:
             OperationError: a damaged record, or a folder that holds a run of another recipe.
         """
-        name, unnamed, runs = f"{identity(recipe)}.json", _unnamed(recipe), self._store(self.archives[0])
+        name, unnamed, store = f"{identity(recipe)}.json", _unnamed(recipe), self._store(self.archives[0])
         if name not in self._records:
-            if (stored := runs.read(name)) is None:
+            content = store.read(name)
+            if content is None:
                 folder = self.run_folder(recipe)
                 end = launch.ended(unnamed, folder)
                 if end is None:
                     return None
-                steps = [Checkpoint.load(p, lambda n: slice(0), whole_history=False).step
-                         for p in storage.steps(folder)]  # fmt: skip
-                stored = Record.of(end, steps).to_json()
-                runs.add(name, stored)
-            # As it is stored, rounded, so that all draw from the same numbers.
-            self._records[name] = Record.read(stored, unnamed, f"{runs.archive}, {name}")
+                steps = [Checkpoint.load(path, lambda n: slice(0), whole_history=False).step
+                         for path in storage.steps(folder)]  # fmt: skip
+                content = Record.of(end, steps).to_json()
+                store.add(name, content)
+            # Always read from the file, whose numbers are rounded, so that all figures use the same numbers.
+            self._records[name] = Record.read(content, unnamed, f"{store.archive}, {name}")
         return self._records[name]
 
     def missing(self) -> list[Recipe]:
@@ -220,27 +219,27 @@ class Context:
         Raises:
             OperationError: a run could not be made.
         """
-        folders = {self.run_folder(recipe): _unnamed(recipe) for recipe in recipes}  # each once
-        todo = [TrainingJob(r, folder) for folder, r in folders.items() if launch.ended(r, folder) is None]
+        folders = {self.run_folder(recipe): _unnamed(recipe) for recipe in recipes}  # each run only once
+        jobs = [TrainingJob(r, folder) for folder, r in folders.items() if launch.ended(r, folder) is None]
         (self.folder / "runs").mkdir(parents=True, exist_ok=True)
         done = 0
 
-        def ended(run: TrainingJob, seconds: float | None) -> None:
+        def ended(job: TrainingJob, seconds: float | None) -> None:
             nonlocal done
-            if seconds is None:  # the time was over
+            if seconds is None:  # stopped at the end of the budget
                 return
-            done, recipe = done + 1, run.recipe
+            done, recipe = done + 1, job.recipe
             self.record(recipe)
             if self.runs_with_weights is not None and identity(recipe) not in self.runs_with_weights:
-                shutil.rmtree(run.folder)
+                shutil.rmtree(job.folder)
             self.message(
-                f"{done} of {len(todo)}: {recipe.algorithm['name']}, {recipe.model['name']}, lr "
+                f"{done} of {len(jobs)}: {recipe.algorithm['name']}, {recipe.model['name']}, lr "
                 f"{recipe.lr:g}, batch {recipe.batch}, seed {recipe.seed}: {seconds:.0f} s"
             )
-            self.progress(done / len(todo))
+            self.progress(done / len(jobs))
 
         train_runs(
-            todo, ended, lambda share: self.progress((done + share) / len(todo)), pool=self.pool,
+            jobs, ended, lambda share: self.progress((done + share) / len(jobs)), pool=self.pool,
             device=self.device, data_dir=self.data_dir, until=None if math.isinf(self.until) else self.until,
         )  # fmt: skip
 
@@ -251,8 +250,12 @@ class Context:
 
     def ended(self, **values: Any) -> list[Ended]:
         """Return the runs of the figure that have ended and have these ``values``."""
-        chosen = [c for c in self.cells if all(c.values[name] == value for name, value in values.items())]
-        return [self._end(cell, record) for cell in chosen if (record := self.record(cell.recipe))]
+        ends = []
+        for cell in self.cells:
+            matches = all(cell.values[name] == value for name, value in values.items())
+            if matches and (record := self.record(cell.recipe)):
+                ends.append(self._end(cell, record))
+        return ends
 
     def _end(self, cell: Cell, record: Record) -> Ended:
         self.versions["training"] = record.numerics
@@ -261,11 +264,11 @@ class Context:
         return Ended(cell.values, end, self._point(cell.recipe, end, end.step), points)
 
     def table(self, measure: Callable[[Ended], Any], **values: Any) -> Rows:
-        """Return a table of the runs that have ended: what they stand for, and what ``measure`` gives.
+        """Return a table of the runs that have ended: the values of their cells, and their measurements.
 
         Args:
-            measure: gives columns of a run, or several rows of such: a list, or a table.
-            values: of the runs that are meant; by default all.
+            measure: returns a row of a run as a dict, or several rows as a list or a table.
+            values: values of the runs; by default, all runs.
         """
         import pandas as pd
 
@@ -273,8 +276,8 @@ class Context:
         for run in self.ended(**values):
             measured = measure(run)
             rows = pd.DataFrame([measured] if isinstance(measured, dict) else measured)
-            first = {name: value for name, value in run.values.items() if not name.startswith("_")}
-            tables.append(pd.DataFrame(first, index=rows.index).join(rows))
+            cell_values = {name: value for name, value in run.values.items() if not name.startswith("_")}
+            tables.append(pd.DataFrame(cell_values, index=rows.index).join(rows))
         return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
     # ---- Weights
@@ -308,23 +311,23 @@ class Context:
         self, kind: type[R], points: Point | Sequence[Point], settings: Mapping[str, Any],
         make: Callable[[], R | Sequence[R]], by: Sequence[Any],
     ) -> list[R]:  # fmt: skip
-        """Return ``make()``, computed once for these points, ``settings`` and the versions of ``by``.
+        """Return the results of ``make()``, computed once and stored.
 
-        These must be all that it depends on; ``by`` are functions and classes under
-        ``landscape.core.registry.numerics``, whose names do not count. Of the plane of a surface only
-        lengths and angles are stored (:meth:`.Surface.compact`).
+        They must depend only on the weights of ``points``, on ``settings`` and on the functions and classes
+        ``by``, whose versions are those of ``landscape.core.registry.numerics``. Of the plane of a surface,
+        only lengths and angles are stored (:meth:`.Surface.compact`).
 
         Raises:
-            OutOfTimeError: it is not stored, and the budget is used.
-            OperationError: its file is damaged; once that is deleted, it is computed again.
+            OutOfTimeError: the results are not stored, and the budget is used.
+            OperationError: the file is damaged; after it is deleted, the results are computed again.
         """
-        several = [points] if isinstance(points, Point) else list(points)
+        point_list = [points] if isinstance(points, Point) else list(points)
         versions = [version_of(function) for function in by]
         self.versions |= {function.__name__: version_of(function) for function in by}
-        what = {"of": [point.key for point in several], "numerics": versions, **settings}
-        key, store = digest(kind.schema, what), self._store(self.archives[1])
-        name, took = f"{key}.h5", f"{key}.seconds"
-        self._requested |= {name, took}
+        inputs = {"of": [point.key for point in point_list], "numerics": versions, **settings}
+        key, store = digest(kind.schema, inputs), self._store(self.archives[1])
+        name, seconds_name = f"{key}.h5", f"{key}.seconds"
+        self._requested |= {name, seconds_name}
         path, content = store.folder / name, store.packed.get(name)
         if content is not None and not path.exists():
             store.add(name, content)
@@ -334,29 +337,27 @@ class Context:
             self.check_time()
             clock = time.perf_counter()
             with progress_bar(kind.__name__):
-                computed = make()
-            computed_list = [computed] if isinstance(computed, base.Result) else list(computed)
-            results = [
-                result.compact() if isinstance(result, Surface) else result for result in computed_list
-            ]
+                made = make()
+            results = [made] if isinstance(made, base.Result) else list(made)
+            results = [result.compact() if isinstance(result, Surface) else result for result in results]
             make_folder(store.folder)
             base.save(results, path)
-            store.add(took, f"{time.perf_counter() - clock:.1f}\n".encode())
-        self.seconds += float(store.read(took) or 0)
+            store.add(seconds_name, f"{time.perf_counter() - clock:.1f}\n".encode())
+        self.seconds += float(store.read(seconds_name) or 0)
         return [result for result in results if isinstance(result, kind)]
 
     def contour(self, point: Point, label: str = "", **settings: Any) -> Surface:
         """Compute the contour of the test loss around w_a; with ``samples`` 0, over all.
 
-        What is not given is as in the figure's sizes.
+        Other ``settings`` are those of the figure's sizes.
         """
         return self._around(Surface, contour, point, label, {**self.sizes, **settings})
 
     def hessian_grid(self, point: Point, label: str = "") -> HessianGrid:
         """Compute the Hessian ratios of the test loss around w_a, by the figure's sizes."""
         settings = dict(self.sizes)
-        most = settings["products"]
-        return self._around(HessianGrid, hessian_grid, point, label, settings, max_products=most)
+        limit = settings["products"]
+        return self._around(HessianGrid, hessian_grid, point, label, settings, max_products=limit)
 
     def _around(
         self, kind: type[R], analysis: Any, point: Point, label: str, settings: dict[str, Any], **options: Any
@@ -385,21 +386,21 @@ def identity(recipe: Recipe) -> str:
     return digest(_non_default(_unnamed(recipe)), version_of(Trainer))
 
 
-# Fields under whose names before 0.18 runs are known.
+# Fields -> their names before 0.18, with which the identities of stored runs were computed.
 _FORMER = {(Recipe, "autocast"): "precision", (Monitor, "k"): "top"}
 
 
-def _non_default(part: Any) -> dict[str, Any]:
+def _non_default(table: Any) -> dict[str, Any]:
     """Return the fields of a recipe, or of a table in it, that differ from their defaults."""
-    return {
-        _FORMER.get((type(part), entry.name), entry.name): _non_default(value)
-        if dataclasses.is_dataclass(value)
-        else value
-        for entry in dataclasses.fields(part)
-        for value in [getattr(part, entry.name)]
-        if value
-        != (entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory())
-    }
+    values: dict[str, Any] = {}
+    for entry in dataclasses.fields(table):
+        value, default = getattr(table, entry.name), entry.default
+        if entry.default_factory is not dataclasses.MISSING:
+            default = entry.default_factory()
+        if value != default:
+            name = _FORMER.get((type(table), entry.name), entry.name)
+            values[name] = _non_default(value) if dataclasses.is_dataclass(value) else value
+    return values
 
 
 def _unnamed(recipe: Recipe) -> Recipe:

@@ -33,20 +33,19 @@ from landscape.training.recipes.recipe import Recipe
 if TYPE_CHECKING:  # matplotlib is imported where a figure is drawn
     from matplotlib.figure import Figure as Picture
 
-# CIFAR-10 at laptop scale, by trial (our choice: images with this number of pixels per side, passes, and the
-# width of the networks; minutes a run on one core). Learners, batches and rates are the paper's.
+# CIFAR-10 at laptop scale: pixels per side of an image, epochs, and widths of the networks (our choice by
+# trial: a run takes minutes on one core). Learners, batches and rates are the paper's.
 SIZE, EPOCHS = 16, 20
 WIDTHS, WIDTH, SMOKE_WIDTH = {"efficientnet-b0": 0.25}, 0.125, 0.0625
-# Samples of a learner in the steps that are timed, up to the first that take this many seconds; a step of
-# more takes longer in proportion to what it has more (our choice: within 10% for a ResNet, SENet and
-# EfficientNet).
+# Samples of a learner in the steps that are timed, up to the first steps that take BUSY_SECONDS; the time of
+# more samples follows from a straight line (our choice: within 10% for a ResNet, SENet and EfficientNet).
 TIMED_SAMPLES, BUSY_SECONDS = (16, 64, 512), 0.02
-FORECAST_SECONDS = 0.1  # of such a measurement, whose result is said in one or two digits (our choice)
+FORECAST_SECONDS = 0.1  # of such a measurement, which is printed with one or two digits (our choice)
 # A measurement of λ_max along a run takes as long as this number of gradients of its samples (measured with
 # Figure 2(b)).
 SHARPNESS_PASSES = 30
-# One of the instruments, for each eigenvector, as these take most of the time (our choice: 17 with the MLP of
-# Figure 2(b), 15 with LeNet-5, k = 10).
+# The same for a measurement of the instruments, for each eigenvector, as eigenvectors take most of the time
+# (our choice: 17 with the MLP of Figure 2(b), 15 with LeNet-5, k = 10).
 EIGENVECTOR_PASSES = 16
 
 
@@ -70,12 +69,13 @@ class Block:
 
     def cells(self, scale: Scale) -> Iterator[Cell]:
         """Yield all combinations of the values of the axes, each with its seeds."""
-        for parts in itertools.product(*(_rows(axis, scale) for axis in self.axes)):
-            values: dict[str, Any] = {name: value for part in parts for name, value in part}
-            values |= {name: form.format(**values) for name, form in self.labels.items()}
-            changes = [text for form in self.set if (text := form.format(**values))]
+        for axis_rows in itertools.product(*(_rows(axis, scale) for axis in self.axes)):
+            values: dict[str, Any] = dict(itertools.chain(*axis_rows))
+            values |= {name: template.format(**values) for name, template in self.labels.items()}
+            name = self.recipe.format(**values)
+            changes = [template.format(**values) for template in self.set]
+            changes = [change for change in changes if change]
             for seed in range(self.seeds[SCALES.index(scale)]):
-                name = self.recipe.format(**values)
                 yield Cell(values | {"seed": seed}, scaled(scale, name, changes, seed, self.epochs))
 
 
@@ -149,55 +149,58 @@ def _of_tables(scale: Scale, name: str, epochs: int) -> list[str]:
 
 
 def seconds_of(context: Context, runs: Iterable[Recipe], seconds: dict[str, float]) -> float:
-    """Return seconds that ``runs`` take here, one after another, from a short measurement of each kind.
+    """Estimate the seconds that ``runs`` take here, one after another, from short measurements.
 
-    ``seconds`` has those of a sample by kind, and gets those that are measured now.
+    The estimate has steps, evaluations, decompositions, λ_max and the instruments (as passes over their
+    samples), but no checkpoints.
 
-    Includes steps, evaluations, decompositions, λ_max and the instruments (as passes over their samples), but
-    no checkpoints.
+    Args:
+        context: the data and the device.
+        runs: recipes of the runs.
+        seconds: kind of a run -> seconds of a sample; measurements for new kinds are added.
     """
     total = 0.0
     for run in runs:
-        most = min(max(TIMED_SAMPLES), run.local_batch)
-        kind = digest(run.model, run.data, run.autocast, run.dtype, most)
+        timed_samples = min(max(TIMED_SAMPLES), run.local_batch)
+        kind = digest(run.model, run.data, run.autocast, run.dtype, timed_samples)
         if kind not in seconds:
             seconds[kind] = seconds_a_sample(context, run)
         spec = run.spec("data")
-        whole = context.dataset(spec.name, spec.options)
-        train, test = samples_of(whole.train), samples_of(whole.test)
-        measured, monitor = run.monitor.samples or train, run.monitor
-        passes = (  # samples, and every how many steps; without a backward pass a third
+        dataset = context.dataset(spec.name, spec.options)
+        train, test = samples_of(dataset.train), samples_of(dataset.test)
+        monitor = run.monitor
+        measured = monitor.samples or train
+        passes = (  # (samples, steps between passes; 0: never); a pass without gradients costs a third
             (run.decompose.samples or train, run.decompose.every),
             (test / 3, run.evaluate.every),
             (SHARPNESS_PASSES * measured, monitor.sharpness),
-            (EIGENVECTOR_PASSES * monitor.k * measured, monitor.every * bool(monitor.instruments)),
+            (EIGENVECTOR_PASSES * monitor.k * measured, monitor.every if monitor.instruments else 0),
         )
-        step = run.batch + sum(samples / every for samples, every in passes if every)
-        total += run.steps * step * seconds[kind]
+        samples_a_step = run.batch + sum(samples / every for samples, every in passes if every)
+        total += run.steps * samples_a_step * seconds[kind]
     return total
 
 
 def seconds_a_sample(context: Context, recipe: Recipe) -> float:
-    """Return seconds that the gradient of a sample takes in a step of ``recipe``, from shorter steps."""
-    timed = dataclasses.replace(  # also of a run whose steps are of all samples
+    """Estimate the seconds of a sample's gradient in a step of ``recipe``, from steps with fewer samples."""
+    timed = dataclasses.replace(  # sampling also allows fewer samples for a run that uses all in each step
         recipe, accumulate=1, sampling="replacement", monitor=type(recipe.monitor)()
     )
     device, spec = pick_device(context.device), recipe.spec("data")
     data = context.dataset(spec.name, spec.options)
-    before, done = (0, 0.0), (0, 0.0)
-    for samples in sorted({min(n, recipe.local_batch) for n in TIMED_SAMPLES}):
-        if before[0] and done[1] > BUSY_SECONDS:
+    samples, seconds, slope = 0, 0.0, 0.0
+    for index, more_samples in enumerate(sorted({min(n, recipe.local_batch) for n in TIMED_SAMPLES})):
+        if index >= 2 and seconds > BUSY_SECONDS:
             break
-        gradient = calibrate(timed, samples, device=device, dataset=data, seconds=FORECAST_SECONDS).gradient
-        before, done = done, (samples, gradient)
-    (fewer, first), (more, second) = before, done
-    slope = max(0.0, second - first) / (more - fewer)
-    return (second + slope * (recipe.local_batch - more)) / recipe.local_batch
+        costs = calibrate(timed, more_samples, device=device, dataset=data, seconds=FORECAST_SECONDS)
+        slope = max(0.0, costs.gradient - seconds) / (more_samples - samples)
+        samples, seconds = more_samples, costs.gradient
+    return (seconds + slope * (recipe.local_batch - samples)) / recipe.local_batch
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A number of ours and the paper's; ``paper`` is "" where the paper has none."""
+    """A number of ours and the paper's; ``paper`` is "" if the paper has none."""
 
     what: str
     ours: str
@@ -206,10 +209,13 @@ class Compared:
 
 @dataclass
 class Drawing:
-    """A finished figure: pictures by suffix ("" for the first), data, and numbers beside the paper's.
+    """A finished figure.
 
-    ``rows`` become the CSV; from the CSV alone follows the verdict on the claim. ``remark`` is what must be
-    said beside it.
+    Attributes:
+        pictures: the pictures by suffix of the file; "" for the first.
+        rows: the data of the CSV file, from which alone the verdict on the claim follows.
+        compared: numbers beside the paper's.
+        remark: a sentence that follows the verdict.
     """
 
     pictures: dict[str, Picture]
@@ -243,9 +249,9 @@ class Figure(Described):
     """One figure or table of a paper.
 
     Attributes:
-        name: in ``landscape figures``, and of its table in figures.toml.
-        judge: gives the effects that the verdict on the claim rests on, from the rows of the CSV.
-        draw: is called with matplotlib in the toolkit's style.
+        name: the name in ``landscape figures`` and of the table in figures.toml.
+        judge: returns the effects behind the verdict on the claim, from the rows of the CSV.
+        draw: makes the drawing, with matplotlib in the toolkit's style.
     """
 
     name: str

@@ -1,12 +1,12 @@
 """The record of a run that has ended: its settings, its last numbers and its curves, without weights.
 
 A record is a JSON text of some kilobytes, HASH.json with the hash of the run's settings and of the version
-of the training's numerics. Figures are drawn from records, so that a campaign of many runs goes on
-on another machine, without the checkpoints. The settings in a record are for its readers alone: a figure
-knows those of its runs, and a record stays good where a key gets another name.
+of the training's numerics. Figures are drawn from records, so that a campaign of many runs can be resumed on
+another machine without the checkpoints. The settings in a record are only for human readers: a figure has
+those of its runs, and a record stays valid after a key is renamed.
 
-
-The records of a figure's runs, and its analyses, lie in a packed file each, and beside it while they are new.
+The records of a figure's runs are packed into one archive, and its analyses into another; new ones are files
+beside it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from landscape.problem.layout import Layout
 from landscape.training.recipes.recipe import Recipe, recipe_of
 from landscape.training.run.loop import Trainer
 
-# Values that are stored of a column, evenly over its steps, and their digits (our choice).
+# The number of stored values of a column, evenly over its steps, and their digits (our choice).
 POINTS, DIGITS = 1000, 6
-# Of the minibatch loss, mostly noise, this number evenly over the steps, and those at the steps of a
-# measurement (our choice).
+# Of the minibatch loss, which is mostly noise, this number is stored evenly over the steps, and the values at
+# steps with a measurement (our choice).
 NOISY, FEW = "loss", 100
 # Columns that follow from the recipe, or that say how busy a machine was.
 LEFT_OUT = ("step", "lr", "wall_s", "samples_per_s", "wait_s", "comm_rounds")
@@ -53,10 +53,10 @@ class Record:
         version, numerics: the version of this package, and that of its training's numerics.
         recipe: its settings.
         data: {"name", "options", "train", "test", "fingerprint"}, as of a checkpoint.
-        step: how many steps it has made.
-        diverged, diverged_at: as of :class:`landscape.Checkpoint`.
-        seconds: of training, on the machine that did it.
-        checkpoints: the steps of which weights were saved.
+        step: the number of its steps.
+        diverged, diverged_at: those of :class:`landscape.Checkpoint`.
+        seconds: seconds of training, on the machine that made the run.
+        checkpoints: the steps at which weights were saved.
         curves: columns of the history that have values at the same steps, with these steps as "step".
     """
 
@@ -89,9 +89,9 @@ class Record:
         steps = np.unique(np.concatenate([curve["step"] for curve in self.curves] or [np.zeros(0)]))
         history = {name: np.full(len(steps), np.nan) for name in UNITS}
         for curve in self.curves:
-            at = np.searchsorted(steps, curve["step"])
+            rows = np.searchsorted(steps, curve["step"])
             for name, values in curve.items():
-                history.setdefault(name, np.full(len(steps), np.nan))[at] = values
+                history.setdefault(name, np.full(len(steps), np.nan))[rows] = values
         history["step"] = steps
         history["lr"] = np.array([recipe.rate(int(t), samples) for t in steps])
         return Checkpoint(
@@ -125,30 +125,30 @@ class Record:
 
 def _curves(history: Mapping[str, Array]) -> list[dict[str, Array]]:
     """Return the columns with their finite values, those at the same steps together."""
-    finite = {n: np.flatnonzero(np.isfinite(values)) for n, values in history.items() if n not in LEFT_OUT}
-    finite = {name: rows for name, rows in finite.items() if len(rows)}
-    most = max(map(len, finite.values()), default=0)
-    measured = [rows for rows in finite.values() if len(rows) < most]
-    curves: dict[bytes, dict[str, Array]] = {}
-    for name, rows in finite.items():
+    rows_of = {n: np.flatnonzero(np.isfinite(column)) for n, column in history.items() if n not in LEFT_OUT}
+    rows_of = {name: rows for name, rows in rows_of.items() if len(rows)}
+    most = max(map(len, rows_of.values()), default=0)
+    measured_rows = [rows for rows in rows_of.values() if len(rows) < most]  # of columns with gaps
+    curves: dict[bytes, dict[str, Array]] = {}  # bytes of the steps -> columns at these steps
+    for name, rows in rows_of.items():
         count = min(len(rows), FEW if name == NOISY else POINTS)
-        chosen = rows[np.linspace(0, len(rows) - 1, count).round().astype(int)]
+        stored = rows[np.linspace(0, len(rows) - 1, count).round().astype(int)]
         if name == NOISY:
-            chosen = np.concatenate([chosen, *(np.intersect1d(rows, columns) for columns in measured)])
-        chosen = np.unique(chosen)
-        steps = history["step"][chosen]
-        curves.setdefault(steps.tobytes(), {"step": steps})[name] = history[name][chosen]
+            stored = np.concatenate([stored, *(np.intersect1d(rows, others) for others in measured_rows)])
+        stored = np.unique(stored)
+        steps = history["step"][stored]
+        curves.setdefault(steps.tobytes(), {"step": steps})[name] = history[name][stored]
     return list(curves.values())
 
 
 def _digits(values: Array) -> list[float]:
-    """Return ``values`` in as many digits as are stored; whole numbers without a point."""
+    """Round ``values`` to DIGITS digits; whole numbers become int."""
     rounded = [float(f"{value:.{DIGITS}g}") for value in values]
     return [int(value) if value.is_integer() and abs(value) < 1e15 else value for value in rounded]
 
 
 def _of_values(values: dict[str, Any], recipe: Recipe) -> Record:
-    """Return the record with these values; one of several kinds of error where they are none."""
+    """Return the record with these values; raise one of several errors if they are no record's."""
     data, curves = values["data"], []
     for key in ("name", "fingerprint"):
         if not isinstance(data[key], str):
@@ -183,11 +183,11 @@ MAX_PACKED, MAX_BYTES = 1 << 26, 1 << 30
 
 @dataclass
 class Store:
-    """Small files by name: those of an archive, and of a folder what is not packed yet.
+    """Small files by name: those of an archive, and those of a folder that are not packed yet.
 
     Attributes:
         archive: the file, which need not exist.
-        folder: where a new file is written at once, so that nothing is lost.
+        folder: the folder to which a new file is written at once, so that nothing is lost.
     """
 
     archive: Path
@@ -215,9 +215,9 @@ class Store:
             file.write(content)
 
     def pack(self, names: Iterable[str]) -> None:
-        """Make the archive one of the files ``names`` alone; where it is one, it is left as it is.
+        """Pack the files ``names``, and no others, into the archive, unless it contains just these.
 
-        Nothing in it depends on when and where it is packed.
+        The archive does not depend on the time and the machine.
         """
         files = {name: content for name in sorted(names) if (content := self.read(name)) is not None}
         if files == self.packed:
