@@ -84,7 +84,7 @@ def test_one_checkpoint_is_no_film(run: Path, tmp_path: Path, command: Command) 
     alone = Path(shutil.copytree(run, tmp_path / "dp", ignore=shutil.ignore_patterns("step-*.h5")))
     film = command("plot", alone, "--animate", "learners", "-o", tmp_path / "a.gif")
     one_line(film, 1, "a film needs 2")
-    one_line(command("plot", run, run, "--animate", "learners"), 2, "takes one run")
+    one_line(command("plot", run, run, "--animate", "learners"), 2, "must be one run")
 
 
 def test_mp4_by_ffmpeg(run: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

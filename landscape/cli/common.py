@@ -1,4 +1,4 @@
-"""What the commands have in common: checkpoints as problems, options, files, messages and pictures."""
+"""Functions and options that commands share: checkpoints as problems, options, files, messages and pictures."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # a list of the commands needs no numpy
 
 @dataclass
 class Output:
-    """What one command has printed so far, and how it prints.
+    """The output of one command so far, and its manner of printing.
 
     Attributes:
         command: Name of the command.

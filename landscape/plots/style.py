@@ -79,7 +79,8 @@ def short_names(labels: Sequence[str]) -> list[str]:
 
 def names_of(results: Sequence[Any], default: str) -> list[str]:
     """Return the label of each result by :func:`paper_name`, or ``default``, with a number if several."""
-    defaults = [default] if len(results) == 1 else [f"{default} {k}".strip() for k in range(len(results))]
+    numbered = [f"{default} {k}".strip() for k in range(len(results))]
+    defaults = [default] if default and len(results) == 1 else numbered
     return [paper_name(r.label) or name for r, name in zip(results, defaults, strict=True)]
 
 
