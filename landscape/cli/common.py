@@ -1,4 +1,4 @@
-"""Functions and options that commands share: checkpoints as problems, options, files, messages and pictures."""
+"""Functions and options that commands share: checkpoints as problems, files, messages and pictures."""
 
 from __future__ import annotations
 
