@@ -50,34 +50,34 @@ def unknown_data() -> dict[str, Any]:
 
 @dataclass(repr=False)
 class Checkpoint(Shown):
-    """State of a run after some steps; in a run over several processes, one process's part of it.
+    """The state of a run after some steps; in a run over several processes, one process's part of it.
 
-    With imported weights ``buffers`` holds frozen parameters, too; there is no step, no learning rate (NaN)
-    and no local batch (0), and ``recipe`` names the files. From a recorded loop ``recipe`` has what is known,
-    ``epoch`` and ``lr`` may be NaN, ``local_batch`` 0. Names "module:factory" of model and data are the
-    user's own code: they are shown, never imported (see :meth:`problem`).
+    With imported weights ``buffers`` also has frozen parameters; there is no step, no learning rate (NaN) and
+    no local batch (0), and ``recipe`` names the files. From a recorded loop ``recipe`` has the known
+    settings, ``epoch`` and ``lr`` may be NaN, and ``local_batch`` may be 0. Names "module:factory" of model
+    and data are the user's own code: they are shown, never imported (see :meth:`problem`).
 
     Attributes:
-        weights: (n, P), one row for each learner that this process holds.
-        layout: which slice of a row is which parameter.
-        step, epoch: steps made, and passes over the training set.
+        weights: (n, P), one row for each learner of this process.
+        layout: the places of the parameters in a row.
+        step, epoch: the number of steps, and of passes over the training set.
         algorithm: the name of the update rule.
         recipe: all settings, as TOML text.
         model: {"name", "options"}.
         data: {"name", "options", "train", "test", "fingerprint"}; train and test are numbers of samples.
-        lr, local_batch: of the next step; at the end of a run, of the last.
-        seed: fixes all randomness, with the step (see ``landscape.training.run``).
+        lr, local_batch: the values for the next step; at the end of a run, for the last one.
+        seed: it fixes all randomness, with the step (see ``landscape.training.run``).
         history, units: column -> (T,) float64, and column -> unit.
         buffers: name -> (n, …), each learner's BatchNorm statistics from its own minibatches.
-        mean_buffers: name -> (…), those of w_a, re-estimated on a sample of the training set; empty if they
-            were not.
+        mean_buffers: name -> (…), the statistics of w_a, estimated on a sample of the training set; empty if
+            they were not estimated.
         optimizer: name -> (n, …), the state of the optimizer.
-        rule, shared: name -> (n, …) and name -> (…), the state of the update rule: of each learner, and of
-            all.
+        rule, shared: name -> (n, …) and name -> (…), the state of the update rule for each learner, and the
+            state for all learners.
         diverged_at: the step at which the run diverged, or −1.
-        diverged: what diverged: "", "mean" or "learners".
+        diverged: "mean" or "learners" diverged, or "" for none.
         path: the file; None if it was not saved.
-        source: arguments of :meth:`problem` that stand in for those that a call leaves out (:meth:`using`).
+        source: arguments of :meth:`problem` for calls without them (:meth:`using`).
         description: the update rule's line, such as its mixing and its limit of stability; "": none.
 
     Example:
@@ -111,13 +111,14 @@ class Checkpoint(Shown):
 
     def describe(self) -> list[Row]:
         n, size = self.weights.shape
-        of = f"{self.model['name']} on {self.data['name'] or 'unknown data'}"
-        drift = [Row("diverged", f"at step {self.diverged_at}: the {self.diverged}")] if self.diverged else []
-        first = Row("model", of, note=f"{n} × {size:,} weights, {self.path or 'not saved'}")
-        return [first, *drift, *history.describe(self.history)]
+        title = f"{self.model['name']} on {self.data['name'] or 'unknown data'}"
+        rows = [Row("model", title, note=f"{n} × {size:,} weights, {self.path or 'not saved'}")]
+        if self.diverged:
+            rows.append(Row("diverged", f"at step {self.diverged_at}: the {self.diverged}"))
+        return [*rows, *history.describe(self.history)]
 
     def to_dataframe(self) -> pd.DataFrame:
-        """The history as a table of pandas.
+        """Return the history as a table of pandas.
 
         Returns:
             A DataFrame with a row for each step, NaN where nothing was recorded; units are in ``attrs``.
@@ -134,7 +135,7 @@ class Checkpoint(Shown):
 
     @property
     def has_recipe(self) -> bool:
-        """Return whether ``landscape train`` made it: ``recipe`` then says how the run goes on."""
+        """Return whether ``landscape train`` made the run, so that ``recipe`` can resume it."""
         return self.algorithm not in (IMPORTED, RECORDED)
 
     @property
@@ -149,7 +150,7 @@ class Checkpoint(Shown):
 
     @property
     def batch(self) -> int:
-        """The total batch nB of a step; 0 where it is not known."""
+        """The total batch nB of a step; 0 if it is unknown."""
         return self.local_batch * self.learners
 
     @property
@@ -159,7 +160,7 @@ class Checkpoint(Shown):
 
     @property
     def label(self) -> str:
-        """The name of this run, as of ``using(name=…)``; else algorithm, seed and step, or file and model."""
+        """The name of this run by ``using(name=…)``; else algorithm, seed and step, or file and model."""
         if name := self.source.get("name"):
             return str(name)
         if self.algorithm == IMPORTED:
@@ -169,10 +170,10 @@ class Checkpoint(Shown):
         return f"{self.algorithm}, seed {self.seed}, step {self.step:,}"
 
     def about(self, split: str | None = None) -> Provenance:
-        """The origin that analyses keep with a result of this run: split, label, file and its SHA-256.
+        """Return the origin for results of this run: split, label, file and its SHA-256.
 
         Args:
-            split: "train" or "test"; default: that of :meth:`problem`.
+            split: "train" or "test"; default: the split of :meth:`problem`.
 
         Returns:
             A dict with ``split``, ``label``, ``source`` and ``source_sha256``; without a file the first two.
@@ -185,7 +186,7 @@ class Checkpoint(Shown):
         path = self.path
         if path is not None and path.exists():
             digest = hashlib.sha256(self.recipe.encode()).hexdigest()
-            # Of several files of another program the recipe has the digests.
+            # Weights from several files of another program have their digests in the recipe.
             if path.is_file() and (path.suffix == ".h5" or self.recipe.count("[[import]]") == 1):
                 digest = hdf5.sha256(path)
             origin |= {"source": path.name, "source_sha256": digest}
@@ -207,28 +208,28 @@ class Checkpoint(Shown):
         metrics: Metrics | None = None,
         samples: Count | None = None,
     ) -> Problem:
-        """The run's model and data as a :class:`landscape.Problem`, centered on w_a or on one learner.
+        """Return the run's model and data as a :class:`landscape.Problem`, centered on w_a or on one learner.
 
         One learner is evaluated with its own buffers. The mean of several learners has the mean of their
-        buffers (of integers: those of learner 0), and BatchNorm statistics re-estimated at its weights, since
-        those of the learners belong to other weights. The re-estimated statistics are those that the run
-        recorded; without any, they are computed on the whole training set.
+        buffers (or, for integers, the buffers of learner 0). Its BatchNorm statistics are estimated at its
+        weights, because those of the learners belong to other weights: by the run or, if it recorded none,
+        here, on the whole training set.
 
         Args:
             split: "train" (the default) or "test".
             learner: "mean", or a learner's number.
-            model: replaces the built-in model; needed if the checkpoint's model is the user's code. Its
-                weights and buffers are replaced by the checkpoint's. Model, data and loss may be named, too,
-                as the commands' options take them: "MODULE:NAME".
-            data: replaces the built-in data set: a :class:`landscape.data.Dataset`, a dict of the splits
-                "train" and "test", or one split for both, each as :class:`landscape.Problem` takes it.
-            loss: replaces the loss of the data ("data"); as in :class:`landscape.Problem`.
+            model: a model in place of the built-in one, required if the checkpoint's model is the user's
+                code. Its weights and buffers are replaced by the checkpoint's. Model, data and loss may also
+                be names "MODULE:NAME", as in the commands' options.
+            data: data in place of the built-in data set: a :class:`landscape.data.Dataset`, a dict of the
+                splits "train" and "test", or one split for both, each as for :class:`landscape.Problem`.
+            loss: a loss in place of that of the data ("data"), as for :class:`landscape.Problem`.
             data_dir: the folder with the data sets that are not bundled.
-            device, dtype, randomness, metrics: as in :class:`landscape.Problem`.
+            device, dtype, randomness, metrics: as for :class:`landscape.Problem`.
             samples: use at most this number of samples of the split, the same in each call; default: all.
 
         Returns:
-            The problem; it shares nothing with the checkpoint.
+            The problem; it shares no memory with the checkpoint.
 
         Raises:
             InputError: a split, a learner or samples that do not exist.
@@ -246,16 +247,16 @@ class Checkpoint(Shown):
         }  # fmt: skip
         options = {name: value for name, value in options.items() if value is not None}
         if not (isinstance(loss, str) and loss == "data"):
-            options["loss"] = loss  # None is one, too
-        usual = {"split": SPLIT, "loss": "data", "randomness": "refuse"}
-        return self._problem(learner, **usual | self.source | user_code.named(options))
+            options["loss"] = loss  # None means the model's own loss
+        defaults = {"split": SPLIT, "loss": "data", "randomness": "refuse"}
+        return self._problem(learner, **defaults | self.source | user_code.named(options))
 
     def using(self, **source: Any) -> Checkpoint:
-        """The same run, whose problem has a model, data or loss that its file does not bring along.
+        """Return the run with a model, data or loss that its file does not contain.
 
         Args:
-            source: arguments of :meth:`problem`, used where a call of it leaves them out; and ``name``, the
-                run's name in titles, legends and tables.
+            source: default arguments of :meth:`problem`; and ``name``, the run's name in titles, legends and
+                tables.
 
         Returns:
             A run that shares its arrays with this one.
@@ -272,9 +273,9 @@ class Checkpoint(Shown):
 
     def _problem(
         self, learner: str | int, split: str, loss: Any, *, model: Any = None, data: Any = None,
-        data_dir: Any = None, samples: int | None = None, **how: Any,
+        data_dir: Any = None, samples: int | None = None, **options: Any,
     ) -> Problem:  # fmt: skip
-        """The problem of :meth:`problem`, whose arguments are complete; ``how`` is for the problem itself."""
+        """Return the problem for complete arguments of :meth:`problem`; ``options`` are those of Problem."""
         check_learner(learner, self.learners)
         where = str(self.path or "checkpoint")
         theta = self.mean if isinstance(learner, str) else self.weights[learner]
@@ -282,32 +283,31 @@ class Checkpoint(Shown):
             raise OperationError(f"{where}: its weights are NaN or infinite, all must be finite")
         name = self.data["name"]
         if data is None and (is_user_defined(name) or not name):
-            of = f"data is '{name}', which a file cannot bring along" if name else "data is not known"
+            reason = f"data is '{name}', which a file cannot bring along" if name else "data is not known"
             hint = text_of(name, self.data["options"]) if name else "MODULE:NAME"
-            raise OperationError(f"{where}: its {of}", give={"data": hint})
+            raise OperationError(f"{where}: its {reason}", give={"data": hint})
         dataset = as_data(data) if data is not None else self.load_data(data_dir)
-        pick = mean_buffer if isinstance(learner, str) else operator.itemgetter(learner)
-        rows = {key: pick(value) for key, value in self.buffers.items()}
+        select_row = mean_buffer if isinstance(learner, str) else operator.itemgetter(learner)
         network = self._network(where, model)
-        set_tensors(network, rows, where)
+        set_tensors(network, {key: select_row(rows) for key, rows in self.buffers.items()}, where)
         criterion = dataset.loss if isinstance(loss, str) else loss
 
-        def on(split: str) -> Problem:
-            return Problem(network, criterion, dataset.split(split), weights=theta, **how)
+        def problem_on(split: str) -> Problem:
+            return Problem(network, criterion, dataset.split(split), weights=theta, **options)
 
         if learner == "mean" and self.mean_buffers:
             set_tensors(network, self.mean_buffers, where)
         elif learner == "mean" and self.learners > 1 and has_batchnorm(network):
-            set_tensors(network, on("train").batchnorm_statistics())
-        problem = on(split)
+            set_tensors(network, problem_on("train").batchnorm_statistics())
+        problem = problem_on(split)
         if samples is not None and samples > problem.samples:
             raise InputError("samples", samples, allowed=f"at most {problem.samples:,}, those of the split")
         return problem if samples is None else drawn(problem, samples)
 
     def _network(self, where: str, model: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:
-        """The model of the run, or a copy of ``model``.
+        """Return the model of the run, or a copy of ``model``.
 
-        OperationError for a model that is code of the user's and not given, or does not fit.
+        Raises OperationError if the run's model is user code and ``model`` is None, or if it does not fit.
         """
         name, options = self.model["name"], self.model["options"]
         if model is None and is_user_defined(name):
@@ -321,7 +321,7 @@ class Checkpoint(Shown):
         return network
 
     def load_data(self, data_dir: str | Path | None = None) -> Dataset:
-        """The data set that the run was trained on.
+        """Return the data set that the run was trained on.
 
         Args:
             data_dir: the folder with the data sets that are not bundled.
@@ -342,13 +342,13 @@ class Checkpoint(Shown):
         return dataset
 
     def check_data(self, dataset: Dataset | UserData) -> None:
-        """Check that data is what the run was trained on.
+        """Check that the run was trained on this data.
 
         Args:
             dataset: the data.
 
         Raises:
-            OperationError: another fingerprint.
+            OperationError: the data has another fingerprint.
 
         Example:
             >>> run.check_data(landscape.data.load("digits"))
@@ -361,10 +361,10 @@ class Checkpoint(Shown):
             raise OperationError(f"{self.path or 'checkpoint'}: {words}")
 
     def stacked(self) -> dict[str, Tensor]:
-        """The tensors with a row for each learner.
+        """Return the tensors with a row for each learner.
 
         Returns:
-            Name in the file -> (n, …).
+            The tensors (n, …), by their names in the file.
 
         Example:
             >>> list(run.stacked())
@@ -376,12 +376,12 @@ class Checkpoint(Shown):
     def save(
         self, path: str | Path, learners: int | None = None, rows: Callable[[Tensor], Iterable[Tensor]] = iter
     ) -> None:
-        """Write the checkpoint; a file that exists is replaced only once the new one is whole.
+        """Write the checkpoint; an existing file is replaced only after the new one is complete.
 
         Args:
             path: the file.
-            learners: n, where several processes hold the learners.
-            rows: goes through all n rows of a tensor of :meth:`stacked`, one at a time.
+            learners: n, if several processes have the learners.
+            rows: returns an iterator over all n rows of a tensor of :meth:`stacked`.
 
         Raises:
             OperationError: the file cannot be written.
@@ -431,10 +431,10 @@ class Checkpoint(Shown):
 
         Args:
             path: the file.
-            learners: gives, for n learners, the slice of those to be read, such as the part of one process;
-                None: all of them.
-            whole_history: read the rows of the history that a step file lacks from the other files of its
-                folder.
+            learners: returns, for n learners, the slice of learners to read, such as one process's part;
+                None: all learners.
+            whole_history: whether to read the rows of the history that a step file lacks from the other
+                files of its folder.
 
         Returns:
             The checkpoint.
@@ -456,7 +456,7 @@ class Checkpoint(Shown):
 
 
 def storable(tensor: Tensor) -> Tensor:
-    """``tensor`` in a precision that files have: float32 for bfloat16 and float16."""
+    """Return ``tensor`` in a precision for files: float32 in place of bfloat16 and float16."""
     return tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor
 
 
@@ -467,27 +467,29 @@ def check_learner(learner: str | int, learners: int) -> None:
 
 
 def check_fit(where: str | Path, file: Layout, model: Layout) -> None:
-    """OperationError, with the first difference, unless the two layouts are the same."""
+    """Raise OperationError, with the first difference, unless the two layouts are the same."""
     if file == model:
         return
-    shapes, needed = ({slot.name: slot.shape for slot in layout.slots} for layout in (file, model))
-    different = [name for name in {**shapes, **needed} if shapes.get(name) != needed.get(name)]
-    misfit = "the order of the parameters differs"
-    if different:
-        in_file, in_model = shapes.get(different[0], "missing"), needed.get(different[0], "missing or frozen")
-        misfit = f"'{different[0]}' is {in_file} in the file, {in_model} in the model"
-    raise OperationError(f"{where}: its weights do not fit the model: {misfit}")
+    in_file = {slot.name: slot.shape for slot in file.slots}
+    in_model = {slot.name: slot.shape for slot in model.slots}
+    reason = "the order of the parameters differs"
+    for name in {**in_file, **in_model}:
+        shape, needed = in_file.get(name, "missing"), in_model.get(name, "missing or frozen")
+        if shape != needed:
+            reason = f"'{name}' is {shape} in the file, {needed} in the model"
+            break
+    raise OperationError(f"{where}: its weights do not fit the model: {reason}")
 
 
 def mean_buffer(rows: Tensor) -> Tensor:
-    """The mean of a buffer over the learners (n, …); row 0 where all are equal, or counts."""
-    equal = bool((rows == rows[0]).all())
-    return rows[0] if equal or not rows.is_floating_point() else rows.mean(0)
+    """Return the mean of a buffer over the learners (n, …); row 0 if all rows are equal, or integers."""
+    are_equal = bool((rows == rows[0]).all())
+    return rows[0] if are_equal or not rows.is_floating_point() else rows.mean(0)
 
 
 @torch.no_grad()
 def set_tensors(model: nn.Module, values: Mapping[str, Tensor], where: str = "checkpoint") -> None:
-    """Set parameters and buffers of ``model`` by name; OperationError for one that does not fit."""
+    """Set parameters and buffers of ``model`` by name; raise OperationError for one that does not fit."""
     tensors_of_model = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, value in values.items():
         if name not in tensors_of_model or tensors_of_model[name].shape != value.shape:

@@ -1,6 +1,6 @@
-"""The history of a run. Its folder holds it once: complete in last.h5, in parts in the step files.
+"""The history of a run: its folder has all rows in last.h5, and each step file has the latest rows only.
 
-A run of 10⁶ steps that is saved every 500 would otherwise write each row a thousand times.
+Otherwise a run of 10⁶ steps that is saved every 500 steps would write each row a thousand times.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class HistoryWarning(DataWarning):
 
 
 def write(file: h5py.File, history: History, units: Mapping[str, str]) -> None:
-    """Write the columns of ``history`` to the group /history, in place of what is there.
+    """Write the columns of ``history`` to the group /history, which is replaced.
 
     Args:
-        units: column -> unit, of all of them.
+        units: the units of all columns.
 
     Raises:
-        OperationError: for a column without a unit.
+        OperationError: a column has no unit.
     """
     if "history" in file:
         del file["history"]
@@ -81,10 +81,10 @@ def write(file: h5py.File, history: History, units: Mapping[str, str]) -> None:
 
 
 def read(group: h5py.Group) -> tuple[History, dict[str, str]]:
-    """The columns of the group /history and their units, also those that this installation does not know.
+    """Return the columns of the group /history and their units, including columns of plugins.
 
     Raises:
-        ValueError: for a data set that is not a column.
+        ValueError: a data set is no column.
     """
     columns = {name: np.asarray(hdf5.dataset(group, name, "f", 1)) for name in group}
     units = {name: UNITS.get(name, "") for name in group}
@@ -93,29 +93,30 @@ def read(group: h5py.Group) -> tuple[History, dict[str, str]]:
 
 
 def recent(history: History, step: int, every: int) -> History:
-    """The rows of ``history`` after the step file before that of ``step``, and at least the last LEAST.
+    """Return the rows of ``history`` since the previous step file, and at least the last LEAST.
 
-    ``history`` itself where these are all.
+    It is ``history`` itself if these are all rows.
 
     Args:
-        every: steps between two files, 0 for none.
+        step: the step of the file.
+        every: steps between two files, 0 for no step files.
     """
     if not every:
         return history
-    before = (step - 1) // every * every
-    first = min(int((history["step"] <= before).sum()), max(0, len(history["step"]) - LEAST))
+    previous_step = (step - 1) // every * every
+    first = min(int((history["step"] <= previous_step).sum()), max(0, len(history["step"]) - LEAST))
     return {name: column[first:] for name, column in history.items()} if first else history
 
 
 def latest(history: Mapping[str, Array], column: str) -> float:
-    """The last number that was recorded in a column; NaN if there is none."""
+    """Return the last finite number in a column; NaN if there is none."""
     values = history.get(column, np.zeros(0))
     values = values[np.isfinite(values)]
     return float(values[-1]) if len(values) else math.nan
 
 
 def describe(history: History) -> list[Row]:
-    """The last numbers of the columns that a reader asks for first."""
+    """Return rows with the last numbers of the most important columns."""
     accuracy = latest(history, "test_accuracy")
     note = "" if math.isnan(accuracy) else f"accuracy {accuracy:.4g}"
     rows = [
@@ -128,39 +129,36 @@ def describe(history: History) -> list[Row]:
 
 
 def completed(history: History, path: Path) -> History:
-    """``history`` of the file ``path``, with its earlier rows from last.h5 or the step files in its folder.
+    """Return ``history`` of the file ``path``, with earlier rows from last.h5 or step files in its folder.
 
-    Warns if these are missing, damaged, or from another run.
+    It warns if rows are missing, damaged, or from another run.
     """
-    names = sorted((p for p in path.parent.glob("step-*.h5") if p.stem[5:].isdecimal()), reverse=True)
+    step_files = sorted((p for p in path.parent.glob("step-*.h5") if p.stem[5:].isdecimal()), reverse=True)
     end = history["step"][-1] if len(history["step"]) else 0
-    for earlier in (path.with_name("last.h5"), *(p for p in names if int(p.stem[5:]) < end)):
+    for file_path in (path.with_name("last.h5"), *(p for p in step_files if int(p.stem[5:]) < end)):
         if not len(history["step"]) or history["step"][0] <= 1:
             return history
-        numbered = earlier.stem[5:]
-        if earlier == path or (numbered.isdecimal() and int(numbered) < history["step"][0]):
-            continue
-        with contextlib.suppress(OperationError), hdf5.reading(earlier, warn=False) as file:
+        number = file_path.stem[5:]
+        if file_path == path or (number.isdecimal() and int(number) < history["step"][0]):
+            continue  # this file, or one without a row in common
+        with contextlib.suppress(OperationError), hdf5.reading(file_path, warn=False) as file:
             history = _joined(read(hdf5.group(file, "history"))[0], history)
     if len(history["step"]) and history["step"][0] > 1:
-        missing = "the rows before are in other files of its run, which are not in its folder"
-        begin = f"its history begins at step {history['step'][0]:.0f}"
-        warn_caller(f"{printable(path)}: {begin}; {missing}", HistoryWarning)
+        reason = "the rows before are in other files of its run, which are not in its folder"
+        start = f"its history begins at step {history['step'][0]:.0f}"
+        warn_caller(f"{printable(path)}: {start}; {reason}", HistoryWarning)
     return history
 
 
 def _joined(earlier: History, history: History) -> History:
-    """``history`` with the rows of ``earlier`` before it, if both have its first row.
+    """Return ``history`` with the rows of ``earlier`` before it, if both have the first row of ``history``.
 
-    That row is identified by its step and its time, which no other run has.
+    They have it if its step and its time are equal; no other run has the same time.
     """
     first = int(np.searchsorted(earlier["step"], history["step"][0])) if "step" in earlier else 0
-    same = all(
-        name in earlier and earlier[name][first : first + 1].tobytes() == history[name][:1].tobytes()
-        for name in ("step", "wall_s")
-    )
-    if not same:
-        return history
+    for name in ("step", "wall_s"):
+        if name not in earlier or earlier[name][first : first + 1].tobytes() != history[name][:1].tobytes():
+            return history
     # A column that only one of the two has is NaN in the other's rows.
     before, after = np.full(first, np.nan), np.full(len(history["step"]), np.nan)
     names = dict.fromkeys([*history, *earlier])

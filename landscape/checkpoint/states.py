@@ -1,7 +1,7 @@
-"""The files in which other programs store weights: what is in them, without running any of it.
+"""Files in which other programs store weights: their content is read, and no code in them is ever run.
 
-Tensors are mapped to memory, and read when they are used. Only an index of torch.distributed.checkpoint names
-places from which pieces of tensors are put together.
+Tensors are mapped to memory, and read when they are used; only those of torch.distributed.checkpoint are
+joined from pieces.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ METADATA, DISTRIBUTED = ".metadata", ".distcp"
 # The largest index that is read, in bytes (our choice: that of 671 billion parameters in 163 files has 9 MB),
 # and the depth of dicts in which a state is looked for (our choice).
 MOST, DEPTH = 32 << 20, 8
-# What else than torch.save writes zip archives: a file in it, what it is, and its weights.
+# Zip archives that torch.save did not write: a file in it -> (a name for the archive, code for its weights).
 OTHERS = {
     "constants.pkl": ("a TorchScript archive", "torch.jit.load({!r}).state_dict()"),
     "archive_format": ("a program of torch.export", "torch.export.load({!r}).state_dict"),
 }
-# What lies in place of the file of weights itself, by its first bytes.
+# Files in place of a file of weights, by their first bytes.
 STANDING_IN = {
     b"version https://git-lfs": "is a pointer of Git LFS (git lfs pull fetches the file)",
     b"<": "is a web page",
@@ -49,21 +49,21 @@ Message = Callable[[str], None]
 
 
 def names_state(path: Path) -> bool:
-    """Return whether weights of another program go by the name of this file, or lie in this folder."""
+    """Return whether a file, by its name, has weights of another program, or a folder has such a file."""
     inside = path.glob("*") if path.is_dir() else [path]
     foreign = any(p.suffix in (*SUFFIXES, DISTRIBUTED) or p.name.endswith((INDEX, METADATA)) for p in inside)
     return foreign and not (path / "last.h5").exists()
 
 
 def name_beside(path: Path) -> Path:
-    """``path``, with a name beside which results can lie: "." has none."""
+    """Return ``path`` with a proper last name, next to which results can be written: "." has none."""
     return path if path.name.strip(".") else path.resolve()
 
 
 def files_of(path: Path) -> list[Path]:
-    """The file of one model's weights, or the index of its parts and these; ``path`` may be their folder.
+    """Return [the file of a model's weights], or [the index, its parts…]; ``path`` may be their folder.
 
-    Raises OperationError for what is missing, or must be converted first; InputError for another suffix.
+    Raises OperationError if a file is missing, or only a part of a model; InputError for another suffix.
     """
     file = _model_in(path) if path.is_dir() else path
     if file.suffix and not names_state(file):
@@ -89,19 +89,19 @@ def files_of(path: Path) -> list[Path]:
 def read_state(
     path: str | Path, message: Message = lambda line: None, names: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Name -> tensor of a file, index or folder of weights, as of :func:`state_in`.
+    """Return the tensors by name in a file, index or folder of weights; see :func:`state_in`.
 
-    Raises OperationError for what is missing, damaged or a part only, holds no state or several, or could
-    only be read by running code from it; InputError for another suffix.
+    Raises OperationError if a file is missing, damaged, or a part only, if it has no state or several, or
+    could only be read by running code from it; InputError for another suffix.
     """
     file, *parts = files_of(Path(path))
     pieces, loaded = dict[int, list[_Piece]](), None
     if file.name == METADATA:
         loaded, pieces = _index_of(file)
     elif parts:
-        whole = {part: _load(part) for part in parts}
+        tensors_of_part = {part: _load(part) for part in parts}
         with readable(file):
-            loaded = {name: whole[part][name] for name, part in _weight_map(file).items()}
+            loaded = {name: tensors_of_part[part][name] for name, part in _weight_map(file).items()}
     else:
         loaded = _load(file)
     state = state_in(path, loaded, message, names, f"torch.save(torch.load({str(path)!r})[…], 'one.pt')")
@@ -115,46 +115,53 @@ def state_in(
     names: Collection[str] = (),
     alone: str = "[…]",
 ) -> dict[str, Any]:
-    """The one dict, among nested ones, that holds weights, and is no optimizer's.
+    """Return the one dict of weights among nested dicts, without those of optimizers.
 
-    ``message`` receives a line with its keys. If there are several, such as a discriminator's beside a
-    generator's, the one with ``names`` of the model is taken. Without such a one they are refused; ``alone``
-    is the code that gives one of them, with […] for its keys.
+    Args:
+        where: the file, for messages.
+        loaded: the nested dicts.
+        message: a function that receives a line with the keys of the dict.
+        names: names of the model's tensors, which decide between several dicts, such as those of a
+            discriminator and a generator.
+        alone: code that saves one dict alone, with […] for its keys, for the message.
+
+    Raises:
+        OperationError: there is no dict of weights, or there are several.
     """
     dicts: dict[tuple[str, ...], dict[str, Any]] = dict(_states(loaded, (), set()))
-    keys = [key for key, part in dicts.items() if any(map(_is_weights, part.values()))]
-    keys = keys or [key for key in dicts if any(isinstance(value, Tensor) for value in dicts[key].values())]
-    if not keys:
+    paths = [keys for keys, state in dicts.items() if any(map(_is_weights, state.values()))]
+    paths = paths or [keys for keys in dicts if any(isinstance(t, Tensor) for t in dicts[keys].values())]
+    if not paths:
         raise OperationError(f"{where}: holds no tensors by name, a model's state_dict() is needed")
-    if len(keys) > 1:
-        keys = [key for key in keys if any(n.endswith(tuple(names)) for n in dicts[key])] or keys
-    if len(keys) > 1:
-        titles = ", ".join(repr(".".join(key)) if key else "its own" for key in keys)
-        example = alone.replace("[…]", "".join(f"[{part!r}]" for part in max(keys, key=bool)))
+    if len(paths) > 1:
+        paths = [keys for keys in paths if any(n.endswith(tuple(names)) for n in dicts[keys])] or paths
+    if len(paths) > 1:
+        titles = ", ".join(repr(".".join(keys)) if keys else "its own" for keys in paths)
+        example = alone.replace("[…]", "".join(f"[{key!r}]" for key in next(filter(None, paths))))
         raise OperationError(f"{where}: holds several states, {titles}; give one alone, as by {example}")
-    (key,) = keys
-    if key:
-        message(f"{where}: took the state under '{'.'.join(key)}'")
-    return dicts[key]
+    (keys,) = paths
+    if keys:
+        message(f"{where}: took the state under '{'.'.join(keys)}'")
+    return dicts[keys]
 
 
-def _states(loaded: Any, key: tuple[str, ...], seen: set[int]) -> Iterator[Any]:
-    """Pairs (keys, dict) of all dicts in nested ones, each once, without those of optimizers."""
-    optimizer = isinstance(loaded, Mapping) and any(str(name).startswith("param_groups") for name in loaded)
-    if isinstance(loaded, Mapping) and not optimizer and id(loaded) not in seen and len(key) < DEPTH:
+def _states(loaded: Any, keys: tuple[str, ...], seen: set[int]) -> Iterator[Any]:
+    """Yield (keys, dict) for each of nested dicts once, without the dicts of optimizers."""
+    is_new = isinstance(loaded, Mapping) and id(loaded) not in seen and len(keys) < DEPTH
+    if is_new and not any(str(name).startswith("param_groups") for name in loaded):
         seen.add(id(loaded))
-        yield key, {str(name): value for name, value in loaded.items()}
+        yield keys, {str(name): value for name, value in loaded.items()}
         for name, value in loaded.items():
-            yield from _states(value, (*key, str(name)), seen)
+            yield from _states(value, (*keys, str(name)), seen)
 
 
 def _is_weights(value: Any) -> bool:
-    """Return whether it is a tensor with a dimension, of floating-point or complex numbers."""
+    """Return whether an object is a tensor with a dimension, of floating-point or complex numbers."""
     return isinstance(value, Tensor) and value.dim() > 0 and (value.is_floating_point() or value.is_complex())
 
 
 def _model_in(folder: Path) -> Path:
-    """The one model in a folder of save_pretrained, by its index or file; .bin where nothing else is."""
+    """Return the index or file of the one model in a folder of save_pretrained; .bin if there is no other."""
     models = [path for path in [folder / METADATA] if path.is_file()]
     for suffix in (".safetensors", ".bin"):
         files = (path for end in (suffix, suffix + INDEX) for path in sorted(folder.glob(f"*model*{end}")))
@@ -169,14 +176,14 @@ def _model_in(folder: Path) -> Path:
 
 
 def _weight_map(index: Path) -> dict[str, Path]:
-    """Name of a tensor -> its file, which lies beside the index: with_name refuses other places."""
+    """Return the file of each tensor, by its name; all files must be in the folder of the index."""
     with readable(index):
         files = json.loads(read_regular(index, MOST))["weight_map"].items()
-        return {name: index.with_name(file) for name, file in files}
+        return {name: index.with_name(file) for name, file in files}  # with_name refuses other folders
 
 
 class _Inert:
-    """An object in place of any in a pickle: it does nothing when it is made, and only keeps its state."""
+    """An object in place of those in a pickle: its construction runs no code, and it only keeps its state."""
 
     state: Any = None
 
@@ -188,9 +195,9 @@ class _Inert:
 
 
 class _Index(pickle.Unpickler):
-    """Reads an index of torch.distributed.checkpoint, of whose classes nothing is imported or called.
+    """Reads an index of torch.distributed.checkpoint, a pickle of PyTorch's class ``Metadata``.
 
-    The format is that of PyTorch's ``Metadata``, which has no other; a class becomes a new, inert one.
+    No class in it is imported or called: each becomes a subclass of :class:`_Inert`.
     """
 
     def find_class(self, module: str, name: str) -> Any:
@@ -203,7 +210,7 @@ class _Index(pickle.Unpickler):
 
 
 class _Piece(NamedTuple):
-    """The place of a part of a tensor: in the tensor, and in a file."""
+    """A part of a tensor: its first index in the tensor, its file, and its first byte and length there."""
 
     corner: tuple[int, ...]
     file: Path
@@ -212,37 +219,37 @@ class _Piece(NamedTuple):
 
 
 def _index_of(path: Path) -> tuple[dict[str, Any], dict[int, list[_Piece]]]:
-    """Nested dicts of tensors on the device "meta", None for other values; the pieces of each, by its id."""
+    """Return nested dicts of tensors on the device "meta" (None for other values), and their pieces by id."""
     with open_regular(path, MOST) as file, readable(path):
         try:
             index = _Index(file).load().state
         except OperationError as error:
             convert = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
-            way = f"if you trust it, use {convert} {shlex.quote(str(path.parent))} FILE.pt"
-            raise OperationError(f"{path}: {error}; {way}") from error
-        places: dict[str, list[_Piece]] = {}
+            remedy = f"if you trust it, use {convert} {shlex.quote(str(path.parent))} FILE.pt"
+            raise OperationError(f"{path}: {error}; {remedy}") from error
+        pieces_by_name: dict[str, list[_Piece]] = {}
         for key, stored in index["storage_data"].items():
-            lies, corner = stored.state, tuple(key.state.get("offset") or ())
-            piece = _Piece(corner, path.with_name(lies["relative_path"]), lies["offset"], lies["length"])
-            places.setdefault(key.state["fqn"], []).append(piece)
+            info, corner = stored.state, tuple(key.state.get("offset") or ())
+            piece = _Piece(corner, path.with_name(info["relative_path"]), info["offset"], info["length"])
+            pieces_by_name.setdefault(key.state["fqn"], []).append(piece)
         nested, pieces = dict[str, Any](), dict[int, list[_Piece]]()
-        for name, about in index["state_dict_metadata"].items():
-            *outer, last = (index["planner_data"] or {}).get(name, (name,))
+        for name, metadata in index["state_dict_metadata"].items():
+            *outer_keys, last_key = (index["planner_data"] or {}).get(name, (name,))
             inner, tensor = nested, None
-            for key in outer:
+            for key in outer_keys:
                 inner = inner.setdefault(str(key), {})
-            if about.state:
-                kind, size = about.state["properties"].state[0], about.state["size"]
-                tensor = torch.empty(size, dtype=kind, device="meta")
-                if name not in places:
+            if metadata.state:
+                dtype, size = metadata.state["properties"].state[0], metadata.state["size"]
+                tensor = torch.empty(size, dtype=dtype, device="meta")
+                if name not in pieces_by_name:
                     raise OperationError(f"{path}: pieces of '{name}' are missing; save the checkpoint again")
-                pieces[id(tensor)] = places[name]
-            inner[str(last)] = tensor
+                pieces[id(tensor)] = pieces_by_name[name]
+            inner[str(last_key)] = tensor
     return nested, pieces
 
 
 def _joined(like: Tensor, pieces: list[_Piece]) -> Tensor:
-    """The tensor like ``like`` that the ``pieces`` make, which must cover each of its numbers once."""
+    """Return the tensor like ``like`` from its ``pieces``, which must cover each number once."""
     if like.nbytes > sum(piece.file.stat().st_size for piece in pieces):
         raise OperationError(f"{pieces[0].file}: too short for its tensors; copy or save it again")
     whole, covered = torch.empty(like.shape, dtype=like.dtype), torch.zeros(like.shape, dtype=torch.bool)
@@ -250,10 +257,10 @@ def _joined(like: Tensor, pieces: list[_Piece]) -> Tensor:
         with open_regular(path) as file, readable(path):
             file.seek(offset)
             raw = io.BytesIO(file.read(length))
-            _is_archive(path, raw)  # which refuses one that unpacks to more
+            _is_archive(path, raw)  # raises OperationError for one that unpacks to more bytes
             raw.seek(0)
             part = torch.load(raw, map_location="cpu", weights_only=True)
-            place = tuple(slice(at, at + size) for at, size in zip(corner, part.shape, strict=True))
+            place = tuple(slice(start, start + size) for start, size in zip(corner, part.shape, strict=True))
             if whole[place].shape != part.shape or part.dtype != like.dtype:
                 raise ValueError(f"a piece of {part.dtype} and shape {tuple(part.shape)} does not fit")
             if covered[place].any():
@@ -266,7 +273,7 @@ def _joined(like: Tensor, pieces: list[_Piece]) -> Tensor:
 
 @contextlib.contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """A context in which any error says that ``path`` is damaged: what readers raise is not documented."""
+    """Return a context that turns every error of a reader into an OperationError about ``path``."""
     try:
         yield
     except LandscapeError:
@@ -278,24 +285,27 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def _load(path: Path) -> Any:
-    """The object in a file of torch.save, or the tensors in one of safetensors."""
+    """Return the object in a file of torch.save, or the tensors in a file of safetensors."""
     with open_regular(path) as file, readable(path):
         head = file.read(64)
         is_safetensors = path.suffix == ".safetensors" or head[6:9] == b"\0\0{"
         is_pickle = head.startswith((b"PK", b"\x80"))
-        what = f"begins with {head[:16]!r}" if head else "is empty"
-        what = next((words for start, words in STANDING_IN.items() if head.lstrip().startswith(start)), what)
-        if not (is_safetensors or is_pickle) or what in STANDING_IN.values():
-            line = f"{path}: not a readable state file, it {what}; give a file of torch.save or safetensors"
+        problem = f"begins with {head[:16]!r}" if head else "is empty"
+        for first_bytes, description in STANDING_IN.items():
+            problem = description if head.lstrip().startswith(first_bytes) else problem
+        if not (is_safetensors or is_pickle) or problem in STANDING_IN.values():
+            line = (
+                f"{path}: not a readable state file, it {problem}; give a file of torch.save or safetensors"
+            )
             raise OperationError(line)
         if is_safetensors:
             return safetensors.torch.load_file(path)
         file.seek(0)
         archive = _is_archive(path, file)
         try:
-            # Options that a script saved beside its weights are a Namespace, whose class only holds values.
+            # Scripts save their options with the weights, as a Namespace, a class without code of its own.
             with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
-                warnings.simplefilter("ignore")  # of torch about its own quantized tensors
+                warnings.simplefilter("ignore")  # torch warns of its own quantized tensors
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
         except pickle.UnpicklingError as error:
             saved = f"saved = torch.load({str(path)!r}, weights_only=False)"
@@ -305,9 +315,9 @@ def _load(path: Path) -> Any:
 
 
 def _is_archive(path: Path, file: IO[bytes]) -> bool:
-    """Return whether it is a zip archive, as of torch.save since 1.6.
+    """Return whether a file is a zip archive, as of torch.save since PyTorch 1.6.
 
-    OperationError for one of another program, or that unpacks to more than itself.
+    Raises OperationError for an archive of another program, or one that unpacks to more bytes.
     """
     if file.read(2) != b"PK":
         return False
@@ -315,12 +325,14 @@ def _is_archive(path: Path, file: IO[bytes]) -> bool:
     with zipfile.ZipFile(file) as archive:
         parts = archive.infolist()
     for name in {part.filename.rpartition("/")[2] for part in parts} & {*OTHERS}:
-        what, state = OTHERS[name][0], OTHERS[name][1].format(str(path))
-        remedy = f"torch.save({state}, '{path.stem}-weights.pt')"
-        raise OperationError(f"{path}: {what}, which holds code; write its weights alone by {remedy}")
-    packed = [part for part in parts if part.compress_type != zipfile.ZIP_STORED]
+        description, code = OTHERS[name]
+        remedy = f"torch.save({code.format(str(path))}, '{path.stem}-weights.pt')"
+        raise OperationError(f"{path}: {description}, which holds code; write its weights alone by {remedy}")
+    compressed = [part.filename for part in parts if part.compress_type != zipfile.ZIP_STORED]
     total = sum(part.file_size for part in parts)
-    if packed or total > length:
-        what = f"its part {packed[0].filename} is compressed" if packed else f"its parts have {total:,} bytes"
-        raise OperationError(f"{path}: not as torch.save writes a file of {length:,} bytes, {what}")
+    if compressed or total > length:
+        reason = (
+            f"its part {compressed[0]} is compressed" if compressed else f"its parts have {total:,} bytes"
+        )
+        raise OperationError(f"{path}: not as torch.save writes a file of {length:,} bytes, {reason}")
     return True

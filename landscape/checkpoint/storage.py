@@ -1,6 +1,7 @@
-"""The files in the folder of a run, and files of results that computations add to.
+"""The files in the folder of a run, and files of results to which computations add.
 
-A file of results is locked while it is written and saved at intervals; a computation that fits it resumes.
+A file of results is locked while it is open for writing, and saved at intervals; a later computation with the
+same settings resumes its unfinished result.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ def write(
     learners: int | None = None,
     rows: Callable[[Tensor], Iterable[Tensor]] = iter,
 ) -> Path:
-    """Write step-NNNNNNN.h5, and last.h5 as a copy of it with the whole history; gives the former.
+    """Write step-NNNNNNN.h5, and last.h5, a copy of it with the whole history; return the path of the first.
 
-    What damages one of the two spares the other. ``every``: steps between two files, 0 for none; ``learners``
-    and ``rows`` as :meth:`.Checkpoint.save` takes them.
+    Two files, because damage to one spares the other. ``every``: the steps between two files, 0 for none;
+    ``learners`` and ``rows``: as for :meth:`.Checkpoint.save`.
     """
     path = folder / f"step-{checkpoint.step:07d}.h5"
     recent = history.recent(checkpoint.history, checkpoint.step, every)
@@ -61,9 +62,9 @@ def write(
 
 
 def steps(folder: Path) -> list[Path]:
-    """The checkpoints step-*.h5 in ``folder``, sorted by name, without other files with such names.
+    """Return the checkpoints step-*.h5 in ``folder``, sorted by name; other files are left out.
 
-    OperationError for a step-NNNNNNN.h5 that cannot be read: it must be a damaged checkpoint.
+    Raises OperationError for a step-NNNNNNN.h5 that cannot be read, because it is a damaged checkpoint.
     """
     checkpoints = []
     for path in sorted(folder.glob("step-*.h5")):
@@ -76,12 +77,12 @@ def steps(folder: Path) -> list[Path]:
 
 
 def named_like_a_run(folder: Path) -> list[Path]:
-    """The files in ``folder`` with a name that a run writes: they would be overwritten."""
+    """Return the files in ``folder`` that a run would overwrite, by their names."""
     return sorted(p for p in folder.glob("*") if p.name in _NAMES or _STEP.fullmatch(p.name))
 
 
 def of_a_run(path: Path) -> bool:
-    """Return whether ``path``, named as a run's file, is one: a checkpoint of a run, or its recipe."""
+    """Return whether a file with the name of a run's file is a checkpoint of a run, or its recipe."""
     if path.name == "recipe.toml":
         return True
     try:
@@ -96,14 +97,14 @@ def load(path: str | Path) -> Checkpoint | base.Result | list[base.Result]:
     """Read any file of this project.
 
     Args:
-        path: the file; or the folder of a run, which stands for its last checkpoint.
+        path: the file; or the folder of a run, for its last checkpoint.
 
     Returns:
-        A :class:`Checkpoint`, a result, or a list where the file holds several results.
+        A :class:`Checkpoint`, a result, or a list if the file has several results.
 
     Raises:
-        InputError: no name of a file.
-        OperationError: a file that is missing, truncated, foreign or of a newer version.
+        InputError: the path is no name of a file.
+        OperationError: the file is missing, truncated, of another program or of a newer version.
 
     Example:
         >>> load("missing.h5")
@@ -118,30 +119,28 @@ def load(path: str | Path) -> Checkpoint | base.Result | list[base.Result]:
 
 
 def check_folder(folder: Path, *, resume: bool, force: bool | None = None) -> list[Path]:
-    """The files of a run in ``folder``; OperationError if there are any, and neither option is given.
+    """Return the files of a run in ``folder``; raise OperationError if there are any and no option allows it.
 
-    With ``force`` also if another file has the name of one, as it would be deleted; None: there is no such
-    option.
+    ``force`` allows to delete them; it raises OperationError for another file with the name of a run's file.
+    None: the caller has no option ``force``.
     """
     if resume and force:
         raise InputError("resume, force: only one of the two is allowed")
-    present = named_like_a_run(folder)
-    if present and not (resume or force):
-        ways = {"resume": True} if force is None else {"resume": True, "force": True}
-        words = f"{folder}: holds a run already ({present[0].name})"
-        raise OperationError(words, give=ways, otherwise="another folder")
-    for path in present if force else []:
+    files = named_like_a_run(folder)
+    if files and not (resume or force):
+        options = {"resume": True} if force is None else {"resume": True, "force": True}
+        words = f"{folder}: holds a run already ({files[0].name})"
+        raise OperationError(words, give=options, otherwise="another folder")
+    for path in files if force else []:
         if not of_a_run(path):
             raise OperationError(f"force: {path} is no checkpoint of a run, it is not deleted; move it")
-    return present
+    return files
 
 
 def last_sound(folder: Path, learners: Callable[[int], slice]) -> Checkpoint:
-    """The checkpoint last.h5 or, if that is damaged, the newest step file that is sound, with a warning.
+    """Return the checkpoint last.h5 or, if it is damaged, the newest sound step file, with a warning.
 
-    ``learners`` as of :meth:`.Checkpoint.load`.
-
-    Raises OperationError, about last.h5, where no file of the run is sound.
+    ``learners``: as for :meth:`.Checkpoint.load`. Raises OperationError, about last.h5, if no file is sound.
     """
     try:
         return Checkpoint.load(folder / "last.h5", learners)
@@ -157,26 +156,25 @@ def last_sound(folder: Path, learners: Callable[[int], slice]) -> Checkpoint:
 
 @dataclass(eq=False)
 class _Entry:
-    """A result of the file, and whether a computation of this session has ended with it."""
+    """A result of the file, and whether a computation has completed it since the file was opened."""
 
     result: Result
-    ended: bool = False
+    is_complete: bool = False
 
 
 Mode = Annotated[str, OneOf(("r", "a", "w"))]
 
 
 class ResultFile:
-    """The results in an HDF5 file, as a sequence that computations add to; :func:`landscape.open` makes it.
+    """The results in an HDF5 file, as a sequence; :func:`landscape.open` opens it.
 
-    ``landscape.contour(…, into=file)`` and ``landscape.hessian_grid(…, into=file)`` go on with the result in
-    the file that is of the same problem, plane and settings, unless it was resumed since the file was
-    opened; they write the file about every ten seconds, and when they end. Every write is a whole new file
-    that replaces the old one.
+    ``landscape.contour(…, into=file)`` and ``landscape.hessian_grid(…, into=file)`` resume the file's result
+    with the same problem, plane and settings, unless it was completed since the file was opened. They write
+    the file about every ten seconds, and at their end. Every write makes a new file in place of the old one.
 
     Args:
         path, mode, replace: as for :func:`landscape.open`.
-        writes: whether this process writes the file; of several that open it, one does.
+        writes: whether this process writes the file; of several processes that open it, one does.
 
     Example:
         >>> import tempfile, torch, landscape
@@ -196,14 +194,14 @@ class ResultFile:
         self, path: str | Path, mode: Mode = "r", *, replace: bool = False, writes: bool = True
     ) -> None:
         self.path = Path(path)
-        #: The earlier result that the latest computation went on with; None if it began from the start.
+        #: The earlier result that the latest computation resumed; None if it began from the start.
         self.resumed: Result | None = None
         #: Whether the file was written since it was opened.
         self.written = False
         self._writable, self._writes = mode != "r", writes and mode != "r"
         self._replace = replace or mode == "w"
         self._lock = Lock(self.path)
-        self._going_on: _Entry | None = None  # the one that the computation writes until it ends
+        self._current: _Entry | None = None  # the entry that the running computation updates
         self._changed = False
         if self._writes:
             self._lock.acquire()
@@ -254,21 +252,22 @@ class ResultFile:
             ...     len(file)
             2
         """
-        self._going_on = None
+        self._current = None
         self.put(result, finished=True)
 
     def once(self, settings: Mapping[str, Any], compute: Callable[[], Iterable[Result]]) -> list[Result]:
-        """The results of these settings: those in the file, or what ``compute`` makes, written at once.
+        """Return the results for some settings: from the file, or computed and written to it.
 
         Args:
-            settings: all that the results depend on, by name: numbers, texts, flags and lists of these.
-            compute: called where the file does not have the results, or was opened with ``replace``.
+            settings: all settings of the results, by name: numbers, texts, bools and lists of these.
+            compute: a function that computes the results. It is called if the file does not have them, or
+                was opened with ``replace``.
 
         Returns:
-            The results, which are all that the file holds now.
+            The results, which are all results in the file now.
 
         Raises:
-            OperationError: the file holds other results, and was not opened with ``replace``.
+            OperationError: the file has other results, and was not opened with ``replace``.
 
         Example:
             >>> import tempfile, landscape
@@ -291,7 +290,8 @@ class ResultFile:
             if not self._settings:
                 raise self._conflict(f"holds a {self[0].schema} with settings that are not known")
             return [*self]
-        self._entries, self._changed = [_Entry(result, ended=True) for result in compute()], True
+        self._entries = [_Entry(result, is_complete=True) for result in compute()]
+        self._changed = True
         self._write(new_settings)
         return [*self]
 
@@ -320,7 +320,7 @@ class ResultFile:
         self._entries = new_entries
 
     def close(self) -> None:
-        """Write what is not written, and release the lock; leaving a ``with`` block does so, too.
+        """Write the file if it has changed, and release the lock, as at the end of a ``with`` block.
 
         Example:
             >>> import tempfile, landscape
@@ -332,7 +332,7 @@ class ResultFile:
 
     def _close(self, write: bool) -> None:
         try:
-            if write and self._entries:  # without a result nothing takes the place of the old file
+            if write and self._entries:  # a file without results does not replace the old one
                 self._write()
         finally:
             self._lock.release()
@@ -341,22 +341,23 @@ class ResultFile:
     def earlier(
         self, kind: type[Result], differs: Callable[[Any], str], source: str, x: Array, y: Array
     ) -> Any:
-        """Find the result that a computation on the grid ``x``, ``y`` goes on with; None if it begins.
+        """Find the result that a computation on the grid ``x``, ``y`` resumes; None if there is none.
 
-        Results of this session are not resumed again, and those of files other than ``source`` (a
-        SHA-256) are left alone.
+        Results that were completed since the file was opened, and results of weights in other files than
+        ``source``, are left out.
 
         Args:
             kind: the class of the result.
-            differs: the difference of a result from what is to be computed, in words; "" if there is none.
-            source: the SHA-256 of the file whose weights are analyzed; "" if there is none.
+            differs: a function that returns the difference of a result from the computation, in words; "" if
+                there is none.
+            source: the SHA-256 of the file with the weights; "" for weights without a file.
             x, y: the coordinates of the grid.
 
         Returns:
-            The result, which is ``resumed`` from now on.
+            The result, which becomes the attribute ``resumed``.
 
         Raises:
-            OperationError: the file holds other results, or points that the grid does not have, or it is open
+            OperationError: the file has other results, or points that the grid does not have, or it is open
                 for reading only.
 
         Example:
@@ -366,30 +367,30 @@ class ResultFile:
             True
         """
         self._check()
-        self.resumed = self._going_on = None
-        refused = []
+        self.resumed = self._current = None
+        different = []
         for entry in self._entries:
             result = entry.result
-            if entry.ended or _different_sources(source, getattr(result, "source_sha256", "")):
+            if entry.is_complete or _different_sources(source, getattr(result, "source_sha256", "")):
                 continue
             reason = differs(result) if isinstance(result, kind) else f"it holds a {result.schema}"
             if not reason:
                 self._check_points(result, x, y)
-                self.resumed, self._going_on = result, entry
+                self.resumed, self._current = result, entry
                 return result
-            refused.append((result, reason))
-        if refused:
-            self.drop(*refused[0])
+            different.append((result, reason))
+        if different:
+            self.drop(*different[0])
         return None
 
     def only(self, sources: Sequence[str]) -> None:
-        """Leave out the results of other weights.
+        """Remove the results of other weights.
 
         Args:
-            sources: SHA-256 of the files whose weights are to be analyzed.
+            sources: the SHA-256 of the files with the weights of the computation.
 
         Raises:
-            OperationError: there are such results, and the file was not opened with ``replace``.
+            OperationError: there are results of other weights, and the file was not opened with ``replace``.
 
         Example:
             >>> import tempfile, landscape
@@ -405,11 +406,11 @@ class ResultFile:
                 self.drop(result, f"it is of other checkpoints ({getattr(result, 'label', '')})")
 
     def drop(self, result: Result, reason: str) -> None:
-        """Leave out a result that does not fit, with a warning.
+        """Remove a result that does not fit, with a warning.
 
         Args:
-            result: one that the file holds.
-            reason: why it does not fit, in words.
+            result: a result in the file.
+            reason: the reason why it does not fit, in words.
 
         Raises:
             OperationError: the file was not opened with ``replace``.
@@ -431,8 +432,9 @@ class ResultFile:
         warn_caller(line, DataWarning)
 
     def _check_points(self, earlier: Any, x: Array, y: Array) -> None:
-        across, up = coincide(x, earlier.x)[1], coincide(y, earlier.y)[1]
-        before, after = int(earlier.done.sum()), int(earlier.done[np.ix_(up, across)].sum())
+        """Raise OperationError if the grid ``x``, ``y`` lacks computed points of an earlier result."""
+        columns, rows = coincide(x, earlier.x)[1], coincide(y, earlier.y)[1]
+        before, after = int(earlier.done.sum()), int(earlier.done[np.ix_(rows, columns)].sum())
         if after < before and not self._replace:
             nx, ny, span = len(earlier.x), len(earlier.y), f"[−{earlier.span:g}, {earlier.span:g}]"
             words = f"holds {before:,} points of a grid of {nx} × {ny} over {span}, of which"
@@ -440,11 +442,11 @@ class ResultFile:
             raise self._conflict(f"{words} {before - after:,} would be lost; {finer}")
 
     def put(self, result: Result, *, finished: bool) -> None:
-        """Write a result in the place of the one that it goes on with, or after all others.
+        """Write a result, in place of the resumed one or after all others.
 
         Args:
-            result: of the kind that the file holds.
-            finished: whether it is whole, and so not resumed while the file is open.
+            result: a result of the same class as the others in the file.
+            finished: whether it is complete, and so not resumed while the file is open.
 
         Raises:
             OperationError: as for :meth:`add`.
@@ -458,18 +460,18 @@ class ResultFile:
             1
         """
         self._check(result)
-        entry = self._going_on
+        entry = self._current
         if entry is None or entry not in self._entries:
             entry = _Entry(result)
             self._entries.append(entry)
             self._changed = True
         self._changed |= entry.result is not result
-        entry.result, entry.ended = result, finished
-        self._going_on = None if finished else entry
+        entry.result, entry.is_complete = result, finished
+        self._current = None if finished else entry
         self._write()
 
     def _write(self, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Write the file, unless it is as it was."""
+        """Write the file if it has changed."""
         if self._writes and self._changed:
             base.write([*self], self.path, settings)
             self.written = True
@@ -483,17 +485,19 @@ class ResultFile:
             raise self._conflict(f"holds a {different[0].schema}, no {result.schema} is allowed beside it")
 
     def _conflict(self, words: str) -> OperationError:
-        """The refusal to lose results that the file holds."""
+        """Return the error for results in the file that would be lost."""
         return OperationError(f"{self.path}: {words}", give={"replace": True}, otherwise="another file")
 
 
 def _word(value: Any) -> str:
-    """A setting in a message."""
-    return "the default" if value is None else str(value) if isinstance(value, str) else json.dumps(value)
+    """Return the text of a setting for a message."""
+    if value is None:
+        return "the default"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _different_sources(source: str, other_source: str) -> bool:
-    """Return whether two results come from different files, by the SHA-256 of these."""
+    """Return whether two results are of weights in different files, by their SHA-256."""
     checksums, other_checksums = (set(text.split(", ")) - {""} for text in (source, other_source))
     return bool(checksums and other_checksums) and checksums.isdisjoint(other_checksums)
 
@@ -502,22 +506,22 @@ def _different_sources(source: str, other_source: str) -> bool:
 def open(
     path: str | Path, mode: Mode = "r", *, replace: bool = False, group: dist.ProcessGroup | None = None
 ) -> ResultFile:
-    """Open a file of results, to read them, or for computations to add to it and to go on with.
+    """Open a file of results, to read it, or for computations to add results and to resume them.
 
     Args:
         path: the file.
-        mode: "r" reads; "a" adds to the file, or makes it; "w" begins anew, and the first result that is
-            written takes the place of the old file. With "a" and "w" no other process can write it.
-        replace: results that do not fit, and points that a new grid does not have, are replaced, and a
-            warning says why; without, a computation that would lose them is refused.
+        mode: "r" reads; "a" adds to the file, or makes it; "w" makes a new file, which replaces the old one
+            when its first result is written. With "a" and "w" no other process can write the file.
+        replace: whether results that do not fit, and points that a new grid does not have, are replaced,
+            with a warning; otherwise a computation that would lose them is refused.
         group: a torch.distributed group whose processes all open the file; its first one writes.
 
     Returns:
-        The file, which leaving its ``with`` block closes.
+        The file; the end of its ``with`` block closes it.
 
     Raises:
-        InputError: another mode, or no name of a file.
-        OperationError: the file holds something else, is damaged ("w" replaces such a one), cannot be read,
+        InputError: another mode, or a path that is no name of a file.
+        OperationError: the file is no file of results, is damaged (unless the mode is "w"), cannot be read,
             or is in use.
 
     Example:

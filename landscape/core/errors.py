@@ -97,9 +97,8 @@ class InputError(LandscapeError, ValueError):
         otherwise: str = "",
     ) -> None:
         if value is not ...:
-            message += f": {in_short(value)} is not allowed"
-            if allowed:
-                message += f", it must be {allowed}"
+            requirement = f", it must be {allowed}" if allowed else ""
+            message += f": {in_short(value)} is not allowed{requirement}"
         super().__init__(message, remedy, give=give, otherwise=otherwise)
 
 
@@ -115,8 +114,7 @@ def in_short(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     plain = (str, bytes, int, float, complex, type(None))
-    is_short_list = isinstance(value, (list, tuple, set, range)) and len(value) < 40
-    items = value if is_short_list else [value]
+    items = value if isinstance(value, (list, tuple, set, range)) and len(value) < 40 else [value]
     if all(isinstance(item, plain) for item in items):
         text = str(value) if isinstance(value, (int, float)) else repr(value)
         return text if len(text) <= 200 else f"{text[:200]}…"

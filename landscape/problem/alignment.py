@@ -130,8 +130,7 @@ class Symmetry:
     @cached_property
     def inner(self) -> dict[Group, list[Group]]:
         """By group, the groups whose permutation may differ in each of its units."""
-        nested = [group for group in self.groups if group.outer]
-        return {g: [inner for inner in nested if _outer_of(inner.space) is g.space] for g in self.groups}
+        return {g: [c for c in self.groups if c.outer and _outer_of(c.space) is g.space] for g in self.groups}
 
 
 def _outer_of(space: Space) -> Space | None:
@@ -156,11 +155,8 @@ def _group(space: Space, parameters: Mapping[str, list[Space]], read: Mapping[st
     for name, block_spaces in read.items():
         if space in block_spaces and (is_nested(block_spaces) or not all_nested):
             owners[name] = block_spaces
-    axes, outer_axes = {}, {}
-    for name, block_spaces in owners.items():
-        axes[name] = tuple(k for k, block_space in enumerate(block_spaces) if block_space is space)
-        if all_nested and outer:
-            outer_axes[name] = block_spaces.index(outer)
+    axes = {name: tuple(k for k, a in enumerate(found) if a is space) for name, found in owners.items()}
+    outer_axes = {name: found.index(outer) for name, found in owners.items()} if all_nested and outer else {}
     return Group(next(iter(owners)), space.size, axes, space, outer_axes)
 
 
@@ -233,8 +229,7 @@ def change(problem: MeanLoss, first: Tensor, second: Tensor, samples: int = SAMP
     wide = _wide(problem).with_batchnorm("recalibrate", max(2, count))
     vectors = first.to(wide.weights), second.to(wide.weights)
     problems = [wide.at(weights) for weights in vectors]
-    largest_changes, largest_values = [0.0, 0.0], [0.0, 0.0]  # (of the loss, of the outputs)
-    evaluated = 0.0
+    largest_changes, largest_values, evaluated = [0.0, 0.0], [0.0, 0.0], 0.0  # of [loss, outputs]
     for x, y, weight, seed in wide.parts():
         values = []
         for at, weights in zip(problems, vectors, strict=True):
@@ -247,8 +242,7 @@ def change(problem: MeanLoss, first: Tensor, second: Tensor, samples: int = SAMP
         evaluated += weight
         if evaluated >= count:
             break
-    pairs = zip(largest_changes, largest_values, strict=True)
-    return max(change / value if value else change for change, value in pairs)
+    return max(c / value if value else c for c, value in zip(largest_changes, largest_values, strict=True))
 
 
 def matched(symmetry: Symmetry, a: Tensor, b: Tensor, seed: int, read: Sequence[Blocks] = ()) -> Tensor:

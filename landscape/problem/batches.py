@@ -266,10 +266,9 @@ def split(batch: Any, model_has_loss: bool) -> tuple[Any, Any]:
         return {key: value for key, value in batch.items() if key != "labels"}, labels
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
-    description = type(batch).__name__
-    if isinstance(batch, (tuple, list)):
-        description += f" of {len(batch)}"
-    raise InputError(f"data: a batch is a {description}, it must be (inputs, targets) or a dict{FORMS}")
+    length = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
+    words = f"a batch is a {type(batch).__name__}{length}, it must be (inputs, targets) or a dict{FORMS}"
+    raise InputError(f"data: {words}")
 
 
 def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
@@ -284,12 +283,11 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
     tensors = [*named_tensors(y, "targets"), *named_tensors(x, "inputs")]
     if not tensors and hasattr(y, "__dict__") and not alike:
         return 1  # one object with inputs and targets, such as a graph
-    content = "" if tensors else "no tensor"
-    if tensors and tensors[0][1].dim() == 0:
-        content = f"a single number as {tensors[0][0]}"
-    elif tensors and isinstance(y, (bool, int, float)):
-        content = "a single number as targets"
-    if content:
+    is_number = bool(tensors) and tensors[0][1].dim() == 0
+    if not tensors or is_number or isinstance(y, (bool, int, float)):
+        content = (
+            f"a single number as {tensors[0][0] if is_number else 'targets'}" if tensors else "no tensor"
+        )
         raise InputError(f"data: a batch holds {content}, not tensors with samples first; use DataLoader(…)")
     first, length = tensors[0][0], len(tensors[0][1])
     is_per_image = isinstance(y, list) and bool(y) and all(isinstance(entry, Mapping) for entry in y)

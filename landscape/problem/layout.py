@@ -233,9 +233,9 @@ class Layout:
             role = "bias" if parameter.dim() <= 1 else "weight"
             if name in norm_names:
                 role = "norm"
-            shape, size = tuple(parameter.shape), parameter.numel()
-            slots.append(Slot(name, shape, offset, size, role, layers.get(id(parameter), "")))
-            offset += size
+            layer, shape = layers.get(id(parameter), ""), tuple(parameter.shape)
+            slots.append(Slot(name, shape, offset, parameter.numel(), role, layer))
+            offset += parameter.numel()
         return cls(tuple(slots))
 
     @cached_property
@@ -321,14 +321,14 @@ class Layout:
 
 def _layers(module: nn.Module) -> dict[int, str]:
     """Return "embedding" or "head" by the id of a parameter; one of both is in "embedding"."""
-    layers, embeddings = dict[int, str](), dict[int, str]()
+    heads, embeddings = dict[int, str](), dict[int, str]()
     for submodule in module.modules():
-        parameters = [*submodule.parameters(recurse=False)]
-        if any(parameter.dim() > 1 for parameter in parameters):
-            layers = {id(parameter): "head" for parameter in parameters}
+        ids = [id(parameter) for parameter in submodule.parameters(recurse=False)]
+        if any(parameter.dim() > 1 for parameter in submodule.parameters(recurse=False)):
+            heads = dict.fromkeys(ids, "head")  # the last one remains
         if isinstance(submodule, (nn.Embedding, nn.EmbeddingBag)):
-            embeddings |= {id(parameter): "embedding" for parameter in parameters}
-    return layers | embeddings
+            embeddings |= dict.fromkeys(ids, "embedding")
+    return heads | embeddings
 
 
 def padding_rows(module: nn.Module, layout: Layout) -> tuple[slice, ...]:

@@ -125,15 +125,13 @@ class Losses:
         The targets are converted only if the loss needs it: a mark of missing targets, such as -99.9, is
         another number in float64.
         """
-        evaluated = self._value_and_eps(samples, self.problem.criterion)
-        if evaluated is None:
+        value, eps = self._value_and_eps(samples, self.problem.criterion) or (None, 0.0)
+        if value is None:
             return samples
-        value, eps = evaluated
         if self._exact is not False and samples.numbers <= MAX_EXACT:
             criterion = self._exact or placed_loss(self.problem.criterion, self.problem.device, torch.float64)
-            outputs, exact_targets = tree_map(
-                lambda t: double(t) if t.is_floating_point() else t, (samples.outputs, samples.y)
-            )
+            pair = samples.outputs, samples.y
+            outputs, exact_targets = tree_map(lambda t: double(t) if t.is_floating_point() else t, pair)
             for targets in (samples.y, exact_targets):
                 exact = Samples(outputs, samples.x, targets)
                 exact_value, exact_eps = self._value_and_eps(exact, criterion) or (None, 0.0)
@@ -195,10 +193,8 @@ class Losses:
             # All losses are zero, such as hinge losses of a trained network; opposite outputs have others.
             uninformed = copy.copy(self)
             uninformed.informed = False
-            opposite_parts = [part.opposite() for part in parts]
-            opposite = attempt(uninformed._of_parts, whole.opposite(), opposite_parts, batch)
-            if opposite is not None and opposite.losses.isfinite().all():
-                return opposite
+            opposite = attempt(uninformed._of_parts, whole.opposite(), [p.opposite() for p in parts], batch)
+            return opposite if opposite is not None and opposite.losses.isfinite().all() else equation
         return equation
 
     def of_two(self, a: Samples, b: Samples, batch: int, uncut: bool = False) -> Equation:
@@ -494,8 +490,9 @@ class _Decision:
         is_equal = rows is not None and self.by_passes is not None and rows.equals(self.by_passes)
         if is_equal and rows is not None and rows.combines_by(self.terms) is (self.combine is True):
             return by_rows
-        is_refused = self.by_passes is None and (self.data.indexed or not by_passes.cuts(some))
-        return None if is_refused else by_passes
+        return (
+            None if self.by_passes is None and (self.data.indexed or not by_passes.cuts(some)) else by_passes
+        )
 
     def _combine(self, few: Samples) -> bool:
         """Return whether the losses of passes over a few samples and their parts combine by the terms."""

@@ -133,9 +133,7 @@ def viewed(axes: Sequence[Axis], view: Tensor) -> list[Axis]:
             continue
         end = step * size
         has_whole_blocks = has_border(step) and has_border(end) and view.storage_offset() // step % size == 0
-        inside = [
-            space for space, stride in spaces_with_strides() if stride < end and step < stride * space.size
-        ]
+        inside = [a for a, stride in spaces_with_strides() if stride < end and step < stride * a.size]
         if not has_whole_blocks:
             fix(inside, APART)
         new_axes.append(tuple(inside[::-1]) if has_whole_blocks else _units(size, APART))
@@ -301,20 +299,18 @@ class Axes:
         if name in ("cat", "stack"):
             place = arguments.get("dim", 0) % outputs[0].dim()
             return [self._joined(operands, place, outputs[0], stacked=name == "stack")]
-        moved_dims = _moved_dims(name, arguments, dims or range(len(first)), len(first))
-        if moved_dims is None:
+        moved = _moved_dims(name, arguments, dims or range(len(first)), len(first))
+        if moved is None:
             return None
-        for k in moved_dims:
+        for k in moved:
             fix(first[k], PLACES)
         return [
-            [_units(n, PLACES) if k in moved_dims else first[k] for k, n in enumerate(t.shape)]
-            for t in outputs
+            [_units(n, PLACES) if k in moved else first[k] for k, n in enumerate(t.shape)] for t in outputs
         ]
 
     def _joined(self, operands: list[list[Axis]], dim: int, out: Tensor, *, stacked: bool) -> list[Axis]:
         """Return the axes of tensors that are concatenated, or ``stacked``, along the axis ``dim``."""
-        needed_dims = out.dim() - 1 if stacked else out.dim()
-        operands_axes = [[*axes] for axes in operands if len(axes) == needed_dims]
+        operands_axes = [[*axes] for axes in operands if len(axes) == out.dim() - stacked]
         for axes in operands_axes:
             if stacked:
                 axes.insert(dim, ())
@@ -339,8 +335,7 @@ class Axes:
         a, b = operands[-2:]
         unify(a[-1], b[-1] if len(b) == 1 else b[-2])
         lead = self._broadcast([a[:-2], b[:-2]], len(a) - 2) if len(a) > 2 else []
-        rows, columns = a[-2:-1], b[-1:] if len(b) > 1 else []
-        out = [*lead, *rows, *columns]
+        out = [*lead, *a[-2:-1], *(b[-1:] if len(b) > 1 else [])]
         return self._broadcast([out, *operands[:-2]], len(out))
 
     def _convolution(self, arguments: dict[str, Any], operands: list[list[Axis]], out: Tensor) -> list[Axis]:
@@ -357,10 +352,8 @@ class Axes:
             all_channels = source if is_transposed else target
             size = math.prod(space.size for space in leaves(all_channels))
             unify(all_channels, (*blocks, *_units(size // groups)))
-            if is_transposed:
-                target = (*blocks, *target)
-            else:
-                source = (*blocks, *source)
+            source = source if is_transposed else (*blocks, *source)
+            target = (*blocks, *target) if is_transposed else target
         unify(x[1], source)
         for axis in (*x[2:], *weight[2:]):
             fix(axis, PLACES)
@@ -457,8 +450,7 @@ def traced(problem: MeanLoss) -> Trace:
                 # An activation in several operations has one address and shape, and is listed once.
                 place = Place(number, k, step.func, t.shape)
                 activations.setdefault((t.data_ptr(), t.shape), (place, data_axes))
-    parameters = {name: axes.axes_of[id(weight)] for name, weight in weights.items()}
-    return Trace(parameters, dict(activations.values()))
+    return Trace({k: axes.axes_of[id(weight)] for k, weight in weights.items()}, dict(activations.values()))
 
 
 @torch.no_grad()
