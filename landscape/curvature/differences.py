@@ -29,18 +29,19 @@ from landscape.problem.problem import Problem
 from landscape.problem.ranks import Piece
 from landscape.problem.sharded import ShardedProblem
 
-# Steps relative to the weights are eps^(1/3)·4^−k, from k = COARSEST to FINEST, and at least LEAST·eps:
-# below that the weights themselves are rounded. MIDDLE is the best k for smooth networks: a product is right
-# to 2e-5 to 2e-4 in float32 there, and to 1e-10 to 1e-8 in float64 (GELU, LayerNorm, digits; measured).
+# Steps relative to the weights are eps^(1/3)·4^−k, from k = COARSEST to FINEST, and at least LEAST·eps, as
+# shorter steps are rounding of the weights. MIDDLE is the best k for smooth networks: products there have
+# errors of 2e-5 to 2e-4 in float32, and of 1e-10 to 1e-8 in float64 (GELU, LayerNorm, digits; measured).
 COARSEST, FINEST, LEAST = -1, 6, 4
 MIDDLE = {torch.float64: 3, torch.float32: 2}
-# The relative error up to which products in the model's own precision serve a search; in float64 a step is
-# good enough at FINE, and where one-sided differences disagree by more than KINK, a kink lies within it.
+# Products in the model's own precision are used up to the relative error GOAL. In float64, FINE is a small
+# enough error of a step, and one-sided differences that disagree by more than KINK show a kink in the step.
 GOAL, FINE, KINK = 1e-3, 1e-6, 1e-3
-# How many times the disagreement of a smooth probe that of a product without kinks is at most (our choice).
+# The largest disagreement of one-sided differences without a kink, relative to that of a smooth probe (our
+# choice).
 OUTLIER = 5
-# Errors that are seen in the disagreement of steps are taken so much larger: with 1.5, one of 1,200 products
-# of benchmarks/certified.py had a larger error than was stated.
+# The factor of errors that are estimated from the disagreement of steps: with 1.5, one of 1,200 products of
+# benchmarks/certified.py had a larger error than its estimate.
 SAFETY = 2.0
 
 
@@ -48,60 +49,66 @@ class Gradient:
     """∇L near some weights in one precision, computed as in training: by backward() in the module itself.
 
     Attributes:
-        coarse: the coarsest precision in the forward and backward pass, as far as is known.
+        coarse: the coarsest known precision in the forward and backward pass.
         problem: the loss in that precision, with the BatchNorm statistics at the weights.
     """
 
     def __init__(self, problem: Problem, weights: Tensor, slots: Sequence[Slot], dtype: torch.dtype) -> None:
-        low = problem.checked.get(INSIDE) or problem.dtype in LOW
-        part = problem if dtype == problem.dtype else problem.to(dtype)
-        self.problem, self.slots, self.dtype = part.at(weights.to(dtype)), slots, dtype
-        self.coarse = dtype if not low or dtype == torch.float64 else torch.bfloat16
+        is_half = problem.checked.get(INSIDE) or problem.dtype in LOW
+        converted = problem if dtype == problem.dtype else problem.to(dtype)
+        self.problem, self.slots, self.dtype = converted.at(weights.to(dtype)), slots, dtype
+        self.coarse = torch.bfloat16 if is_half and dtype != torch.float64 else dtype
         self.sizes = [slot.size for slot in slots]
         self.weights = weights.to(widest_dtype(problem.device))
 
     def __call__(self, step: Tensor | None = None) -> Tensor:
-        """The gradient in the slots (P',) in float64, at the weights displaced by ``step`` (P',) there."""
+        """Return the gradient in the slots (P',) in float64, at the weights plus ``step`` (P',) there."""
         problem, at = self.problem, self.weights
         if step is not None:
-            at = at.clone()
-            for slot, piece in zip(self.slots, torch.split(step, self.sizes), strict=True):
-                at[slot.place] += piece
+            at = put(at.clone(), self.slots, cut(at, self.slots) + step)
         total = at.new_zeros(sum(self.sizes))
-        full = FullPrecision(self.dtype) if self.dtype == torch.float64 else contextlib.nullcontext()
-        with placed(problem.model, problem.layout, at) as parameters, torch.enable_grad(), full:
+        precision = FullPrecision(self.dtype) if self.dtype == torch.float64 else contextlib.nullcontext()
+        with placed(problem.model, problem.layout, at) as parameters, torch.enable_grad(), precision:
             inputs = list(parameters.values())
 
-            def add(loss: Tensor, share: float) -> None:
-                parts = dict(zip(parameters, backward(loss, inputs), strict=True))
-                for piece, slot in zip(torch.split(total, self.sizes), self.slots, strict=True):
-                    piece.add_(parts[slot.name].flatten(), alpha=share)
+            def add_gradient(loss: Tensor, share: float) -> None:
+                gradients = dict(zip(parameters, backward(loss, inputs), strict=True))
+                for sums, slot in zip(torch.split(total, self.sizes), self.slots, strict=True):
+                    sums.add_(gradients[slot.name].flatten(), alpha=share)
 
-            for x, y, count, seed in problem.parts():
+            for x, y, weight, seed in problem.parts():
                 with problem.evaluating(seed):
                     loss = problem.criterion(own_outputs(problem, x), y)
-                add(loss, count / problem.samples)
+                add_gradient(loss, weight / problem.samples)
             if problem.regularised:
-                add(problem.penalty_value(problem.layout.flatten(parameters)), 1.0)
+                add_gradient(problem.penalty_value(problem.layout.flatten(parameters)), 1.0)
         return total
 
     def steps(self) -> list[float]:
-        """The steps, relative to the weights, from the coarsest on."""
+        """Return the steps, relative to the weights, from the coarsest to the finest."""
         eps = torch.finfo(self.coarse).eps
         steps = [eps ** (1 / 3) * 4.0**-k for k in range(COARSEST, FINEST + 1)]
         return [step for step in steps if step >= LEAST * eps]
 
 
 class Differences:
-    """The products (g(w + εv) − g(w − εv))/2ε at one w, g the gradient, and their errors.
+    """The products (g(w + εv) − g(w − εv))/2ε at one w, with the gradient g, and their errors.
 
-    The step ε is relative to ‖w‖, by layer. g is computed as in training. The precision is the model's where
-    this makes products right to GOAL, and else float64, if the model runs in float64. (With ReLU, the steps
-    that float32 needs may contain kinks.) Errors are measured in the finest precision of the model.
+    The step ε is relative to ‖w‖, by layer. g is computed as in training, in the model's own precision if
+    products then have errors below GOAL, else in float64, if the model runs in float64. (With ReLU, the long
+    steps of float32 may contain kinks.) Errors are measured in the finest precision of the model.
+
+    Args:
+        problem: the loss.
+        weights: w (P,).
+        slots: the parameters of v and of the products, (P',).
 
     Attributes:
+        gradients: the gradient for :meth:`product`.
+        finest: the gradient in the finest precision, for :meth:`measured`.
+        scales: the squared lengths of the weights by slot.
         arithmetic: the precisions, in words.
-        root: a diagonal R (P',), with which the products are those of RHR; None for H.
+        root: a diagonal R (P',) for products of RHR; None for products of H.
     """
 
     root: Tensor | None = None
@@ -111,7 +118,7 @@ class Differences:
         self.slots, self.sizes = slots, [slot.size for slot in slots]
         self.problem = problem
         with warnings.catch_warnings(action="ignore"), contextlib.suppress(InputError):
-            in_full_precision(problem)  # which sees the precision of the pass; a model in half alone is one
+            in_full_precision(problem)  # records whether the pass has half precision inside
         gradient = Gradient(problem, weights, slots, problem.dtype)
         self.finest = gradient if problem.dtype == torch.float64 else self._in_float64(gradient)
         self.scales = self._scales(gradient)
@@ -120,7 +127,7 @@ class Differences:
         self._key = key = ("differences", problem.batchnorm.name, *(slot.name for slot in slots))
         if key not in problem.checked and problem.check != "off":
             self._check(weights)
-            problem.checked[key] = True  # and that its own precision may serve, until it is seen not to
+            problem.checked[key] = True  # False below if its own precision has too large errors
         if self.finest is not gradient and gradient.coarse not in LOW and problem.checked.get(key, True):
             problem.checked[key] = self._serves(gradient)
             self.gradients = gradient if problem.checked[key] else self.finest
@@ -130,14 +137,14 @@ class Differences:
             self.arithmetic += f", verified in {names[1]}"
 
     def _check(self, weights: Tensor) -> None:
-        """Raise InputError unless on a few samples the gradient is the loss's, and products are symmetric."""
+        """Raise InputError unless, for a few samples, the gradient is right and products are symmetric."""
         few = self.problem.on(self.problem.data.few())
         check_gradient(few, weights, self.slots)
         few.checked = {**few.checked, self._key: False}
         small = Differences(few, weights, self.slots)
         u = self._random(0)
         image, error = small.measured(u)
-        if not finite(image):  # this says why, with all samples
+        if not finite(image):  # products with all samples raise an error with the cause
             return
         v = image / (image.norm() or 1.0)
         other_image, other_error = small.measured(v)
@@ -146,28 +153,30 @@ class Differences:
             raise InputError(f"model or loss: {words}{NO_GRADIENT}")
 
     def _random(self, seed: int) -> Tensor:
-        """A normal vector (P',)."""
+        """Return a normal vector (P',)."""
         generator = torch.Generator().manual_seed(seed)
         v = torch.randn(sum(self.sizes), dtype=torch.float64, generator=generator)
         return self._masked(v.to(self.finest.weights))
 
     def _serves(self, gradient: Gradient) -> bool:
-        """Return whether products in the model's own precision are right to GOAL, and there are no kinks.
+        """Return whether products in the model's own precision have errors below GOAL, and no kinks.
 
-        One-sided differences decline with the step where there are none, from steps so coarse that few
-        samples show kinks.
+        Without kinks, the disagreement of one-sided differences falls with the step; the coarsest steps are
+        long enough to show kinks with few samples. It also sets ``limit``, the largest disagreement relative
+        to a product without a kink.
         """
-        image = self._difference(gradient, self._random(0), gradient.steps()[self._middle(gradient)])[0]
+        middle = self._middle(gradient)
+        image, _ = self._difference(gradient, self._random(0), gradient.steps()[middle])
         v = self._masked(image / (image.norm() or 1.0))
-        steps = gradient.steps()[: self._middle(gradient) + 2]
+        steps = gradient.steps()[: middle + 2]
         differences = {k: self._difference(gradient, v, step) for k, step in enumerate(steps)}
-        image, sides = differences[self._middle(gradient)]
-        self.limit = OUTLIER * sides / (float(image.norm()) or 1.0)
-        smooth = all(differences[k + 1][1] <= differences[k][1] / 2 for k in range(self._middle(gradient)))
-        return smooth and self._error(differences, self._middle(gradient)) <= GOAL * float(image.norm())
+        image, disagreement = differences[middle]
+        self.limit = OUTLIER * disagreement / (float(image.norm()) or 1.0)
+        is_smooth = all(differences[k + 1][1] <= differences[k][1] / 2 for k in range(middle))
+        return is_smooth and self._error(differences, middle) <= GOAL * float(image.norm())
 
     def _in_float64(self, gradient: Gradient) -> Gradient:
-        """The gradient in float64; ``own`` of a model or device that does not run in that."""
+        """Return the gradient in float64, or ``gradient`` if the model or device does not run in float64."""
         if widest_dtype(gradient.problem.device) != torch.float64:
             return gradient
         try:
@@ -181,13 +190,13 @@ class Differences:
             return gradient
 
     def _scales(self, gradient: Gradient) -> list[float]:
-        """The squared lengths of the weights in the slots, at least those of average weights."""
+        """Return the squared lengths of the weights by slot, each plus that of a slot of average weights."""
         average = float(gradient.weights.square().mean()) or 1.0
         parts = [gradient.weights[slot.place] for slot in self.slots]
         return [float(p.square().sum()) + average * p.numel() for p in parts]
 
     def _masked(self, v: Tensor) -> Tensor:
-        """``v`` in float64, scaled, and zero along the padding rows of embeddings."""
+        """Return ``v`` in float64, times ``root``, and zero along the padding rows of embeddings."""
         v = v.to(self.finest.weights, copy=True)
         if self.root is not None:
             v *= self.root.to(v)
@@ -197,52 +206,54 @@ class Differences:
         return v
 
     def _step(self, v: Tensor, step: float) -> float:
-        """ε for ``v``: the changes of all layers, relative to their weights, are ``step`` in length."""
+        """Return ε for ``v``, such that the changes relative to the weights have length ``step``."""
         change = sum(square / scale for square, scale in zip(self._squares(v), self.scales, strict=True))
         return step / math.sqrt(change) if change else step
 
     def _squares(self, v: Tensor) -> list[float]:
-        """The squared lengths of the parts of ``v`` (P',) by slot."""
+        """Return the squared lengths of the parts of ``v`` (P',) by slot."""
         squares = torch.stack([piece.square().sum() for piece in torch.split(v, self.sizes)])
         return self.ranks.total(squares).tolist()
 
     def _middle(self, g: Gradient) -> int:
+        """Return the index of the best step for smooth networks."""
         return min(MIDDLE.get(g.coarse, 0) - COARSEST, len(g.steps()) - 2)
 
     def _difference(self, g: Gradient, v: Tensor, step: float) -> tuple[Tensor, float]:
-        """The product with ``v``, and how far one-sided differences of this step are from one another."""
+        """Return the product with ``v`` by one step, and the disagreement of its one-sided differences."""
         if id(g) not in self._center:
             self._center[id(g)] = g()
         step = self._step(v, step)
-        above, below = g(step * v), g(-step * v)
-        sides = (above + below).sub_(self._center[id(g)], alpha=2).div_(step)
-        image = above.sub_(below).div_(2 * step)
+        forward, backward = g(step * v), g(-step * v)
+        disagreement = (forward + backward).sub_(self._center[id(g)], alpha=2).div_(step)
+        image = forward.sub_(backward).div_(2 * step)
         if self.root is not None:
-            image, sides = self.root.to(image) * image, self.root.to(sides) * sides
-        return image, float(self.ranks.norm(sides))
+            image, disagreement = self.root.to(image) * image, self.root.to(image) * disagreement
+        return image, float(self.ranks.norm(disagreement))
 
     def product(self, v: Tensor) -> Tensor:
-        """The product with ``v`` (P',), in float64, by one step, finer where a kink is within it."""
+        """Return the product with ``v`` (P',), in float64, by one step, or a finer one if that has a kink."""
         g, v = self.gradients, self._masked(v)
         if g is not self.finest:
-            image, sides = self._difference(g, v, g.steps()[self._middle(g)])
-            if sides <= self.limit * float(image.norm()):
+            image, disagreement = self._difference(g, v, g.steps()[self._middle(g)])
+            if disagreement <= self.limit * float(image.norm()):
                 return image
             g = self.finest
-        first = self._middle(g) + (g.coarse == torch.float64)  # fewer kinks lie within a smaller step
+        is_exact = g.coarse == torch.float64
+        first = self._middle(g) + 1 if is_exact else self._middle(g)  # a finer step contains fewer kinks
         for step in g.steps()[first:]:
-            image, sides = self._difference(g, v, step)
-            if g.coarse != torch.float64 or sides <= KINK * float(self.ranks.norm(image)):
+            image, disagreement = self._difference(g, v, step)
+            if not is_exact or disagreement <= KINK * float(self.ranks.norm(image)):
                 break
         return image
 
     def measured(self, v: Tensor, g: Gradient | None = None) -> tuple[Tensor, float]:
-        """The product with ``v`` (P',) by the best of several steps, and a bound on the length of its error.
+        """Return the product with ``v`` (P',) by the best of several steps, and a bound on its error.
 
-        A coarser step has a larger truncation, a finer one more rounding, and either is at most about what
-        two steps differ by; a kink of ReLU within both is in them by other amounts. Where the one-sided
-        differences disagree by no less at a finer step, kinks lie within all of them, whose part in the
-        product may be √(samples) times that.
+        A coarser step has a larger truncation error, a finer one more rounding; both are at most about the
+        difference of the products by two neighboring steps, to which a kink of ReLU contributes unequally.
+        If the disagreement of one-sided differences does not fall at a finer step, all steps contain kinks;
+        their contribution to the product may be √(samples) times the disagreement.
         """
         g = g or self.finest
         v, steps = self._masked(v), g.steps()
@@ -250,31 +261,31 @@ class Differences:
         middle = self._middle(g)
         goal = FINE if g.coarse == torch.float64 else GOAL / 3
         order = [middle, middle - 1, middle + 1, *range(middle + 2, len(steps)), *range(middle - 2, -1, -1)]
-        best: tuple[float, int] = (math.inf, middle)
+        error, best = math.inf, middle
         for k in order:
             differences[k] = self._difference(g, v, steps[k])
             if len(differences) < 3:
                 continue
-            best = min((self._error(differences, j), j) for j in differences)
-            if best[0] <= goal * float(self.ranks.norm(differences[best[1]][0])):
+            error, best = min((self._error(differences, j), j) for j in differences)
+            if error <= goal * float(self.ranks.norm(differences[best][0])):
                 break
-        image = differences[best[1]][0]
-        rounding = torch.finfo(g.coarse).eps ** (2 / 3) * float(image.norm())  # of a loss without truncation
-        return image, max(best[0], rounding)
+        image, _ = differences[best]
+        # The rounding, for a loss without truncation errors.
+        return image, max(error, torch.finfo(g.coarse).eps ** (2 / 3) * float(image.norm()))
 
     def _error(self, differences: dict[int, tuple[Tensor, float]], k: int) -> float:
-        """The error of step number ``k``, from those beside it."""
-        image, sides = differences[k]
+        """Return the estimated error of step number ``k``, from the products by its neighboring steps."""
+        image, disagreement = differences[k]
         neighbors = [differences[j][0] for j in (k - 1, k + 1) if j in differences]
-        beside = [float(self.ranks.norm(image - neighbor)) for neighbor in neighbors]
-        error = SAFETY * min(beside, default=math.inf)
-        if k - 1 not in differences or not sides <= differences[k - 1][1] / 2:
-            error = max(error, sides * math.sqrt(self.problem.samples))
+        distances = [float(self.ranks.norm(image - neighbor)) for neighbor in neighbors]
+        error = SAFETY * min(distances, default=math.inf)
+        if k - 1 not in differences or not disagreement <= differences[k - 1][1] / 2:
+            error = max(error, disagreement * math.sqrt(self.problem.samples))
         return error if math.isfinite(error) else math.inf
 
 
 class ShardedRanks(Ranks):
-    """The ranks that hold the vectors of a problem (:class:`.ShardedProblem`)."""
+    """The ranks that share the vectors of a :class:`.ShardedProblem`."""
 
     def __init__(self, problem: ShardedProblem) -> None:
         self.problem = problem
@@ -303,17 +314,17 @@ class ShardedRanks(Ranks):
         return torch.stack([self.problem.draw(draw) for _ in range(count)])
 
     def orthonormal(self, rows: Tensor) -> Tensor:
-        # By the factors of each rank's part, one below the other (Demmel et al. 2012, tall and skinny QR).
+        # QR of all ranks' triangular factors, stacked (Demmel et al. 2012, tall and skinny QR).
         q, r = qr(rows.T)
         factor = r.new_zeros(len(rows), len(rows))
         factor[: len(r)] = r
         factors = self.problem.gathered(factor)
-        turn = torch.linalg.qr(factors.flatten(0, 1))[0].view_as(factors)[dist.get_rank()]
-        return (q @ turn[: len(r)]).T
+        rotation = torch.linalg.qr(factors.flatten(0, 1))[0].view_as(factors)[dist.get_rank()]
+        return (q @ rotation[: len(r)]).T
 
 
 class ShardedGradient(Gradient):
-    """∇L of a sharded problem near its weights."""
+    """The gradient of a sharded problem near its weights."""
 
     def __init__(self, problem: ShardedProblem, weights: Tensor | None) -> None:
         self.problem: Any = problem
@@ -347,15 +358,15 @@ class ShardedDifferences(Differences):
 class ShardedHessian(SymmetricOperator):
     """The Hessian of a sharded problem, as a linear operator on the vectors of each rank.
 
-    Every rank computes the products together with the others.
+    All ranks compute each product together.
 
     Args:
         problem: the loss.
         weights: (n,); default: the model's own.
 
     Attributes:
-        size: the numbers of a vector on this rank.
-        ranks: inner products of vectors, and random ones.
+        size: the number of numbers of a vector on this rank.
+        ranks: the exchanges for inner products and random vectors.
     """
 
     matrix, derivatives = "hessian", "differences"
@@ -373,5 +384,5 @@ class ShardedHessian(SymmetricOperator):
         return images
 
     def to_scipy(self) -> Any:
-        """InputError: SciPy takes inner products of one rank's part."""
+        """Raise InputError: SciPy would compute inner products of one rank's part only."""
         raise InputError("to_scipy: not allowed with a sharded model; use landscape.top_eigenvalues")

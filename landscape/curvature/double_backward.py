@@ -1,4 +1,4 @@
-"""Checks that a gradient is the loss's own and can be differentiated again, and in what precision."""
+"""Checks that a gradient is the derivative of the loss, that it has a derivative, and of their precision."""
 
 from __future__ import annotations
 
@@ -22,19 +22,23 @@ from landscape.core.errors import InputError, LandscapeError, ProblemWarning, fi
 from landscape.core.options import fit
 from landscape.problem.batches import graph_nodes, own_outputs, recomputes
 from landscape.problem.checks import moved
-from landscape.problem.layout import FOLLOW, Slot, backward, differentiable, gradients, placed, put
+from landscape.problem.layout import FOLLOW, Slot, backward, cut, differentiable, gradients, placed, put
 from landscape.problem.problem import Problem
 
 LOW = (torch.bfloat16, torch.float16)
 RAISED = (*LOW, torch.float32, torch.complex32, torch.complex64)
-# Of ``Problem.checked``: whether model or loss compute in a precision of LOW.
+# The key of ``Problem.checked`` for whether model or loss compute in a precision of LOW.
 INSIDE = ("low precision",)
 
 
 class FullPrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode in which all that asks for less than ``dtype``, by autocast or a cast, gets ``dtype``.
+    """A mode of PyTorch in which autocast and casts to less than ``dtype`` produce ``dtype``.
 
-    ``seen`` are the precisions that were asked for. (Those of 8 bits are quantization, and stay.)
+    Casts to 8 bits, for quantization, are not changed.
+
+    Attributes:
+        dtype: the precision.
+        seen: the precisions of the casts so far.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -52,26 +56,26 @@ class FullPrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def first_loss(problem: Problem, weights: dict[str, Tensor]) -> Tensor:
-    """The loss of the first chunk of the problem's data, with the parameters ``weights``."""
+    """Return the loss of the first chunk of the problem's data, with the parameters ``weights``."""
     x, y, _, seed = next(problem.parts())
     with problem.evaluating(seed):
         return problem.criterion(problem.call(weights, x), y)
 
 
 def in_full_precision(problem: Problem) -> Problem:
-    """``problem``, or a copy in float32 with equal weights where these are in half precision.
+    """Return ``problem``, or a copy in float32 with the same weights if these are in half precision.
 
     Products in half precision have two or three digits, too few for an eigenvalue search. A model may also
-    compute in half precision inside its forward pass. ``problem.checked[INSIDE]`` says whether a model does;
-    products are then taken within :class:`FullPrecision`. A ProblemWarning reports both cases, once a
-    problem.
+    compute in half precision inside its forward pass, which is recorded as ``problem.checked[INSIDE]``:
+    products are then computed within :class:`FullPrecision`. A ProblemWarning reports both cases, once for
+    each problem.
 
     Raises:
-        InputError: a model that does not run in float32.
+        InputError: the model does not run in float32.
     """
     fit("problem", problem, Problem)
-    low = problem.dtype in LOW
-    full = problem.to(torch.float32) if low else problem
+    is_half = problem.dtype in LOW
+    full = problem.to(torch.float32) if is_half else problem
     if INSIDE in problem.checked:
         return full
     few = full.on(full.data.few())
@@ -81,14 +85,14 @@ def in_full_precision(problem: Problem) -> Problem:
     except LandscapeError:
         raise
     except Exception as error:  # the user's model raises any kind of error where dtypes do not fit
-        if not low and not mode.seen & {*LOW}:
+        if not is_half and not mode.seen & {*LOW}:
             raise
         words = f"it runs in half precision only ({first_words(error)}), too coarse for second derivatives"
         raise NoSecondDerivative(f"model: {words}; {FOLLOW}") from error
     inside = mode.seen & {*LOW}
     problem.checked[INSIDE] = bool(inside)
-    if low or inside:
-        dtypes = inside | {problem.dtype} if low else inside
+    if is_half or inside:
+        dtypes = inside | {problem.dtype} if is_half else inside
         names = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
         arithmetic = str(full.dtype).removeprefix("torch.")
         words = f"it computes in {' and '.join(names)}; second derivatives have {arithmetic} arithmetic"
@@ -96,25 +100,26 @@ def in_full_precision(problem: Problem) -> Problem:
     return full
 
 
-# PyTorch's message on operations without a second derivative, with the operation's name; and that of its own
-# CTC loss on a GPU, which has none either, where cuDNN's takes lengths on the CPU.
+# PyTorch's messages for operations without a second derivative, with the operation's name: a general one, and
+# that of its CTC loss on a GPU.
 MISSING = re.compile(
     r"derivative for '?(?:aten::)?_?(\w+?)(?:_backward)?'? is not implemented|wrapper_CUDA_\w*_(ctc_loss)"
 )
-# A product is wrong if the differences of gradients at one and two steps agree to the first share, and the
-# product differs from them by the second (our choice: a kink within the step, or arithmetic that is coarser
-# inside the model than its parameters, makes the two differences disagree).
+# A product is wrong if the differences of gradients over one step and over two steps differ by at most the
+# share AGREEMENT, and the product differs from them by more than the share DISAGREEMENT (our choices). The
+# two differences disagree if a step contains a kink, or if the model computes in a coarser precision inside.
 AGREEMENT, DISAGREEMENT = 0.05, 0.25
-# Differences of losses are trusted if they agree to the share SAME, and are UNITS of rounding at least. The
-# gradient is another one if it differs from them by OTHER times as much, and by the share LEAST: what is
-# detached may be a small part. BALANCE: how much a small part of the gradient counts at most (our choices).
+# Differences of losses are reliable if those over one and two steps differ by at most the share SAME, and are
+# at least UNITS times the rounding. A gradient is wrong if it differs from them by more than OTHER times
+# their disagreement plus the share LEAST: a detached part may be small. BALANCE is the largest factor by
+# which the gradient of a tensor with a small part is raised (our choices).
 SAME, OTHER, LEAST, UNITS, BALANCE = 0.002, 10, 0.001, 1000, 30
 # Numbers that are converted to float64 at once (our choice: 8 MiB).
 SLICE = 2**20
 
 
 class NoSecondDerivative(InputError):
-    """Model or loss have no second derivative, or a wrong one, while their gradient may be right."""
+    """Model or loss have no second derivative, or a wrong one; their gradient may be right."""
 
 
 WHAT_TO_DO = (
@@ -125,9 +130,10 @@ NO_GRADIENT = "; write it in differentiable operations (losses do not need it)"
 
 
 class Decomposed(TorchFunctionMode):
-    """PyTorch's operations whose second derivative it has not, or has wrong, or slow, by others.
+    """A mode that replaces PyTorch's operations whose second derivative is missing, wrong or slow by others.
 
-    Those of weight_norm are wrong (up to 2.13), EmbeddingBag has none, and products' divide by their factors.
+    That of weight_norm is wrong (up to 2.13), that of EmbeddingBag is missing, that of torch.prod divides by
+    the factors, and that of convolutions is slow.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -149,10 +155,10 @@ CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 
 
 class Convolution(torch.autograd.Function):
-    """A convolution whose second derivatives are convolutions of the same kind.
+    """A convolution whose second derivatives are convolutions with the same options.
 
-    PyTorch's own exchange the minibatch with the channels, and take group by group: on one core a product
-    with the Hessian of LeNet-5 took 1.9 times as long, of MobileNetV2 3 times.
+    PyTorch's own second derivatives exchange minibatch and channels, and compute group by group: on one core
+    a product with the Hessian of LeNet-5 took 1.9 times as long, with that of MobileNetV2 3 times.
     """
 
     @staticmethod
@@ -170,10 +176,10 @@ class Convolution(torch.autograd.Function):
 
 
 class ConvolutionGradients(torch.autograd.Function):
-    """The gradients of a convolution x ∗ w + b in x, w and b, those that are asked for, from that of its
-    result, g.
+    """The gradients of a convolution x ∗ w + b by x, w and b, given the gradient g of its result.
 
-    Along (u, v, c) they are ⟨g, u ∗ w + x ∗ v + c⟩, of which the backward pass has the derivatives.
+    Their inner product with (u, v, c) is ⟨g, u ∗ w + x ∗ v + c⟩; the backward pass computes the derivatives
+    of this number by g, x and w.
     """
 
     @staticmethod
@@ -210,37 +216,36 @@ def _convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    """The result of F.conv1d, 2d or 3d with these arguments; None where :class:`Convolution` has it not."""
-    settings = [
-        [value] * (weight.dim() - 2) if isinstance(value, int) else value
-        for value in (stride, padding, dilation)
-    ]
-    dual = unpack_dual(input).tangent is not None  # type: ignore[no-untyped-call]
-    usual = input.is_floating_point() and input.dtype == weight.dtype and input.dim() == weight.dim()
-    if dual or not usual or isinstance(padding, str) or torch._C._are_functorch_transforms_active():
+    """Return the result of F.conv1d, 2d or 3d; None for arguments that :class:`Convolution` does not have."""
+    axes = weight.dim() - 2
+    settings = [[v] * axes if isinstance(v, int) else v for v in (stride, padding, dilation)]
+    is_dual = unpack_dual(input).tangent is not None  # type: ignore[no-untyped-call]
+    is_usual = input.is_floating_point() and input.dtype == weight.dtype and input.dim() == weight.dim()
+    if is_dual or not is_usual or isinstance(padding, str) or torch._C._are_functorch_transforms_active():
         return None
-    options = (*settings, False, [0] * (weight.dim() - 2), groups)
+    options = (*settings, False, [0] * axes, groups)
     result: Tensor = Convolution.apply(input, weight, bias, options)  # type: ignore[no-untyped-call]
     return result
 
 
 def _multiplied(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """The result of torch.prod with these arguments, by halves: nothing is divided by a factor."""
+    """Return the result of torch.prod, as products of halves, whose derivatives divide by no factor."""
     if not (input.dim() and input.numel() and input.is_floating_point()) or isinstance(dim, str):
         return torch.prod(input, dtype=dtype) if dim is None else torch.prod(input, dim, keepdim, dtype=dtype)
     x, axis = (input.flatten(), 0) if dim is None else (input, dim)
     x = x if dtype is None else x.to(dtype)
-    while (count := x.shape[axis]) > 1:
-        first, second, rest = torch.split(x, [count // 2, count // 2, count % 2], axis)
+    while x.shape[axis] > 1:
+        half, odd = divmod(x.shape[axis], 2)
+        first, second, rest = torch.split(x, [half, half, odd], axis)
         x = torch.cat((first * second, rest), axis)
     return x if keepdim and dim is not None else x.squeeze(axis)
 
 
 def _bags(input: Tensor, weight: Tensor, offsets: Tensor | None, mode: str, **options: Any) -> Tensor:
-    """The result of F.embedding_bag with these arguments: sums, or means, of the words of each bag."""
+    """Return the result of F.embedding_bag: the sum or mean of the weights of the words of each bag."""
     if mode == "max" or options["scale_grad_by_freq"] or options["max_norm"] is not None:
         return F.embedding_bag(input, weight, offsets, mode=mode, **options)
-    per_word, padding = options["per_sample_weights"], options["padding_idx"]
+    word_weights, padding = options["per_sample_weights"], options["padding_idx"]
     words = input.flatten()
     if offsets is None:
         bags = torch.arange(len(input), device=input.device).repeat_interleave(input.shape[1])
@@ -248,17 +253,17 @@ def _bags(input: Tensor, weight: Tensor, offsets: Tensor | None, mode: str, **op
     else:
         count = len(offsets) - options["include_last_offset"]
         bags = torch.searchsorted(offsets[:count], torch.arange(len(words)).to(offsets), right=True) - 1
-    counted = torch.ones_like(words) if padding is None else words != padding % len(weight)
-    share = counted.to(weight) if per_word is None else counted * per_word.flatten()
-    rows = F.embedding(words, weight) * share[:, None]
+    is_counted = torch.ones_like(words) if padding is None else words != padding % len(weight)
+    factors = is_counted.to(weight) if word_weights is None else is_counted * word_weights.flatten()
+    rows = F.embedding(words, weight) * factors[:, None]
     sums = weight.new_zeros(count, weight.shape[1]).index_add(0, bags, rows)
-    numbers = weight.new_zeros(count).index_add(0, bags, counted.to(weight))
-    return sums / numbers.clamp(min=1)[:, None] if mode == "mean" else sums
+    counts = weight.new_zeros(count).index_add(0, bags, is_counted.to(weight))
+    return sums / counts.clamp(min=1)[:, None] if mode == "mean" else sums
 
 
 @contextlib.contextmanager
 def missing_named() -> Iterator[None]:
-    """PyTorch's error for an operation without a second derivative becomes an InputError in the block."""
+    """Return a context that raises NoSecondDerivative, with the operation's name, for an error of PyTorch."""
     try:
         yield
     except RuntimeError as error:
@@ -270,9 +275,9 @@ def missing_named() -> Iterator[None]:
 
 
 def check_graph(gradients: Sequence[Tensor]) -> None:
-    """Raise InputError if these came by a backward pass that is marked ``once_differentiable``.
+    """Raise InputError if a backward pass that is marked ``once_differentiable`` has computed the gradients.
 
-    PyTorch makes its results constants, whose derivatives would count as zero.
+    Its results are constants for PyTorch, with derivatives of zero.
     """
     if any(node.name() == "torch::autograd::Error" for node in graph_nodes(gradients)):
         words = "one of its operations has no second derivative (once_differentiable)"
@@ -280,10 +285,11 @@ def check_graph(gradients: Sequence[Tensor]) -> None:
 
 
 def _slope(problem: Problem, at: Tensor, slots: Sequence[Slot]) -> tuple[float, Tensor]:
-    """The loss of the first chunk at ``at``, and its gradient (P,) in ``slots``, zero elsewhere.
+    """Return the loss of the first chunk at ``at``, and its gradient (P,) in ``slots``, zero elsewhere.
 
-    Where the backward pass computes outputs again it is taken as in training; else with leaves in place of
-    the parameters, so that hooks of the user's parameters (an optimizer within the backward pass) do not run.
+    If the backward pass computes outputs again, it uses the module's own parameters, as in training.
+    Otherwise leaves replace these, so that hooks of the user's parameters (an optimizer within the backward
+    pass) do not run.
     """
     if recomputes(problem.model):
         x, y, _, seed = next(problem.parts())
@@ -296,8 +302,8 @@ def _slope(problem: Problem, at: Tensor, slots: Sequence[Slot]) -> tuple[float, 
         with torch.enable_grad():
             value = differentiable(first_loss(problem, parameters))
         parts = dict(zip(parameters, gradients(value, list(parameters.values())), strict=True))
-    part = torch.cat([parts[slot.name].flatten() for slot in slots])
-    return float(value.detach()), put(torch.zeros_like(at), slots, part)
+    numbers = torch.cat([parts[slot.name].flatten() for slot in slots])
+    return float(value.detach()), put(torch.zeros_like(at), slots, numbers)
 
 
 def check_gradient(few: Problem, weights: Tensor, slots: Sequence[Slot]) -> None:
@@ -331,12 +337,12 @@ def check_gradient(few: Problem, weights: Tensor, slots: Sequence[Slot]) -> None
 
 
 def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
-    """Return whether differences of the loss agree with the gradient, or decide nothing.
+    """Return whether differences of the loss agree with the gradient, or are not reliable.
 
-    The step grows until the differences along all directions can be trusted. Differences are trusted if they
-    exceed the loss's rounding, and if the differences over one step and over two steps agree.
+    The step grows until the differences along all directions are reliable: until they exceed the loss's
+    rounding, and the differences over one step and over two steps agree.
     """
-    # A little off the weights, which may lie on a kink of ReLU or max pooling.
+    # Slightly displaced, because the weights may be on a kink of ReLU or max pooling.
     at = problem.weights.add(_random_move(problem, 0), alpha=0.01)
     value, gradient = _slope(problem, at, slots)
 
@@ -350,47 +356,44 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
         """The gradient's direction for 0, a random direction for 1 and 2; zero outside of ``slots``."""
         if number == 0:
             return _balanced(problem, gradient, slots)
-        chosen, random = torch.zeros_like(at), _random_move(problem, number)
-        for slot in slots:
-            chosen[slot.place] = random[slot.place]
-        return chosen
+        return put(torch.zeros_like(at), slots, cut(_random_move(problem, number), slots))
 
     eps = torch.finfo(at.dtype).eps
     rounding = eps * max(1.0, abs(value))  # small losses may come from logits that cancel
     for step in (eps**0.5, 30 * eps**0.5, 900 * eps**0.5):
-        all_trusted = True
+        all_reliable = True
         for group in ((0,), (1, 2)):
             rows = []
             for d in map(direction, group):  # one direction at a time in memory
                 rows.append([difference(d, step), difference(d, 2 * step), float(devices.inner(d, gradient))])
-            near, far, claimed = torch.tensor(rows, dtype=torch.float64).T
-            scale = torch.stack([near.norm(), far.norm(), claimed.norm()]).max()
-            resolved = 2 * step * scale >= UNITS * rounding
-            disagreement = (near - far).norm()
-            trusted = bool(resolved & (disagreement <= SAME * scale))
-            agrees = bool((near - claimed).norm() <= OTHER * disagreement + LEAST * scale)
-            if trusted and not agrees:
+            one_step, two_steps, by_gradient = torch.tensor(rows, dtype=torch.float64).T
+            scale = torch.stack([one_step.norm(), two_steps.norm(), by_gradient.norm()]).max()
+            exceeds_rounding = 2 * step * scale >= UNITS * rounding
+            disagreement = (one_step - two_steps).norm()
+            is_reliable = bool(exceeds_rounding & (disagreement <= SAME * scale))
+            is_right = bool((one_step - by_gradient).norm() <= OTHER * disagreement + LEAST * scale)
+            if is_reliable and not is_right:
                 return False
-            all_trusted &= trusted
-        if all_trusted:
+            all_reliable &= is_reliable
+        if all_reliable:
             break
     return True
 
 
 def _random_move(problem: Problem, seed: int) -> Tensor:
-    """A random vector (P,) along the weights, in proportion to their sizes."""
+    """Return a random displacement (P,) in proportion to the sizes of the weights."""
     return problem.along_weights(moved(problem, seed).sub_(problem.weights))
 
 
 def _balanced(problem: Problem, gradient: Tensor, slots: Sequence[Slot]) -> Tensor:
-    """The direction (P,) of the gradient, scaled in each tensor so that all tensors count nearly alike.
+    """Return the gradient's direction (P,), scaled by tensor so that all tensors contribute nearly alike.
 
-    Otherwise a wrong small part would hide behind the others.
+    Otherwise a wrong gradient of a tensor with a small contribution would not be detected.
     """
     direction = torch.zeros_like(gradient)
     random = _random_move(problem, 1)
     sizes = [float(devices.vector_norm(gradient[slot.place])) for slot in slots]
-    lengths = [float(devices.vector_norm(random[slot.place])) for slot in slots]  # of usual moves
+    lengths = [float(devices.vector_norm(random[slot.place])) for slot in slots]
     largest = max(size * length for size, length in zip(sizes, lengths, strict=True))
     for slot, size, length in zip(slots, sizes, lengths, strict=True):
         if size > 0:
@@ -400,39 +403,39 @@ def _balanced(problem: Problem, gradient: Tensor, slots: Sequence[Slot]) -> Tens
 
 
 def holds_but_for_rounding(problem: Problem, test: Callable[[Problem], bool]) -> bool:
-    """Run ``test``: true for the problem, or else for the same problem in float64.
+    """Return whether ``test`` holds for the problem in its own precision, or else in float64.
 
-    (Where a network fits its data well, products have few correct digits: 1 − p cancels.) A model that runs
-    in one precision only is judged by that precision.
+    (If a network fits its data well, products have few correct digits, because 1 − p cancels.) For a model
+    that runs in one precision only, the test in that precision decides.
     """
-    tested = False
+    has_result = False
     for dtype in dict.fromkeys((problem.dtype, widest_dtype(problem.device))):
         try:
             if test(problem if dtype == problem.dtype else problem.to(dtype)):
                 return True
-            tested = True
+            has_result = True
         except LandscapeError:
             raise
         except Exception:  # the user's model raises any kind of error where dtypes do not fit
             if dtype == problem.dtype:
                 raise
-    return not tested and test(problem)
+    return not has_result and test(problem)
 
 
 def _slices(a: Sequence[Tensor], b: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The numbers of two vectors in parts, in float64, SLICE at a time: no copy of a whole vector."""
+    """Yield the numbers of two vectors, as lists of tensors, in float64, SLICE at a time to save memory."""
     for part, other_part in zip(a, b, strict=True):
         pairs = zip(torch.split(part.flatten(), SLICE), torch.split(other_part.flatten(), SLICE), strict=True)
         yield from ((double(x), double(y)) for x, y in pairs)
 
 
 def inner(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """⟨a, b⟩ of two vectors in parts, in float64."""
+    """Return ⟨a, b⟩, in float64, of two vectors as lists of tensors."""
     return torch.stack([x @ y for x, y in _slices(a, b)]).sum()
 
 
 def distance(a: Sequence[Tensor], b: Sequence[Tensor] | None = None) -> Tensor:
-    """‖a − b‖, or ‖a‖, of vectors in parts, in float64."""
+    """Return ‖a − b‖ or, without b, ‖a‖, in float64, of vectors as lists of tensors."""
     squares = [(x if b is None else x - y).square().sum() for x, y in _slices(a, b or a)]
     return torch.stack(squares).sum().sqrt()
 
@@ -446,15 +449,17 @@ def check_differences(
     No other check detects a backward pass that leaves out a term (by detach, .data, NumPy).
 
     Args:
-        leaves: name -> parameter, for the model's call.
+        problem: the loss.
+        leaves: the parameters for the model's call, by name.
         active: the parameters among ``leaves`` to which ``vectors`` and ``image`` belong; changed in place.
+        vectors, image: a vector and its product, as lists of tensors.
     """
     start = [parameter.detach().clone() for parameter in active]
     size = float(distance(start) / distance(vectors))
     step = torch.finfo(problem.dtype).eps ** (1 / 3) * max(size, 1e-3)
 
     def gradient(t: float) -> list[Tensor]:
-        """∇L at start + t·vectors."""
+        """Return the gradient at start + t·vectors."""
         with torch.no_grad():
             for parameter, at, v in zip(active, start, vectors, strict=True):
                 torch.add(at, v, alpha=t, out=parameter)
@@ -462,14 +467,15 @@ def check_differences(
         return gradients(loss, active) if loss.requires_grad else [torch.zeros_like(a) for a in active]
 
     def derivative(t: float) -> list[Tensor]:
-        """The central difference of gradients along ``vectors``."""
+        """Return the central difference of gradients along ``vectors``."""
         pairs = zip(gradient(t), gradient(-t), strict=True)
         return [(forward - backward).div_(2 * t) for forward, backward in pairs]
 
-    near, far = derivative(step), derivative(2 * step)
-    scale = torch.maximum(distance(near), distance(far))
-    trusted = bool(distance(near, far) <= AGREEMENT * scale)
-    if trusted and not bool(distance(image, near) <= DISAGREEMENT * torch.maximum(scale, distance(image))):
+    one_step, two_steps = derivative(step), derivative(2 * step)
+    scale = torch.maximum(distance(one_step), distance(two_steps))
+    is_reliable = bool(distance(one_step, two_steps) <= AGREEMENT * scale)
+    limit = DISAGREEMENT * torch.maximum(scale, distance(image))
+    if is_reliable and not bool(distance(image, one_step) <= limit):
         raise NoSecondDerivative(
             "model or loss: its second derivative is wrong: products with the Hessian are not what gradients "
             f"differ by (a detached part?){WHAT_TO_DO}"
