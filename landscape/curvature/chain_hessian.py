@@ -1,7 +1,7 @@
 """Hessian-vector products of chains of linear layers, at many sets of weights at once.
 
-The R-operator written out (Pearlmutter 1994): a product is one pass forward and one back, and nearly all of
-its work is two matrix products of the first layer with the data, which all sets of weights share.
+They are computed by formulas of the R-operator (Pearlmutter 1994): a product is one forward and one backward
+pass, and most of its work is two matrix products of the first layer with the data, which all sets share.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from landscape.problem.losses import is_softmax_loss
 from landscape.problem.problem import LinearLayer, Problem, chain, stacked_losses
 
 # Bytes of the widest layer's outputs for a chunk of samples and all sets of weights: on 2 cores with
-# 784-50-50-10 one set is fastest at 5,000 to 10,000 samples, 16 sets at 2,000.
+# 784-50-50-10 one set is fastest with 5,000 to 10,000 samples a chunk, 16 sets with 2,000.
 CHUNK_BYTES = 6 * 2**20
 MAX_CHUNK = 10_000
 
 
 @dataclass
 class _Layer:
-    """A linear layer and the element-wise functions behind it."""
+    """A linear layer and the element-wise functions after it."""
 
     step: LinearLayer
     act: nn.Sequential
@@ -37,11 +37,15 @@ class _Layer:
 
 @dataclass
 class _Chunk:
-    """The intermediate values of a chunk: ``x`` (samples, features), the rest (K, width, samples) a layer.
+    """The intermediate values of a chunk, as lists of tensors (K, width, samples) for layers 2 to the last.
 
-    ``h``: the inputs of the layers from the second on; ``first``: the derivatives of the functions before
-    them; ``second``: their second derivatives times the loss's derivatives at their outputs, None for zero;
-    ``delta``: the loss's derivatives at the outputs of these layers; ``z``: the outputs of the last layer.
+    Attributes:
+        x, y: the inputs (samples, features) and the targets.
+        h: the inputs of the layer.
+        first: the first derivatives of the element-wise functions before it.
+        second: their second derivatives times the loss's derivatives by their outputs; None for zero.
+        delta: the loss's derivatives by the outputs of the layer.
+        z: the outputs of the last layer.
     """
 
     x: Tensor
@@ -74,16 +78,16 @@ class ChainHessian:
         self.weights = [views[layer.step.weight] for layer in layers]
         x, y = problem.data.tensors
         widest = max(w.shape[1] for w in self.weights)
-        chunk = max(1, min(MAX_CHUNK, CHUNK_BYTES // (len(weights) * widest * weights.itemsize)))
-        pieces = zip(torch.split(x.flatten(1), chunk), torch.split(y, chunk), strict=True)
-        self.chunks = [self._chunk(views, *piece) for piece in pieces]
-        classes = y.dim() == 1 and not y.is_floating_point()
-        self.softmax = classes and is_softmax_loss(problem.criterion)
+        size = max(1, min(MAX_CHUNK, CHUNK_BYTES // (len(weights) * widest * weights.itemsize)))
+        batches = zip(torch.split(x.flatten(1), size), torch.split(y, size), strict=True)
+        self.chunks = [self._chunk(views, *batch) for batch in batches]
+        are_classes = y.dim() == 1 and not y.is_floating_point()
+        self.softmax = are_classes and is_softmax_loss(problem.criterion)
         self.penalties = penalty_hessians(problem, weights.unbind())
 
     @staticmethod
     def saved_bytes(problem: Problem) -> int | None:
-        """Bytes of memory that one set of weights takes at most; None for a model that is no such chain."""
+        """Return the most bytes that one set of weights needs; None for a model that is no such chain."""
         layers = _layers(problem)
         if layers is None or problem.dtype.itemsize < 4:
             return None
@@ -93,16 +97,17 @@ class ChainHessian:
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only the sets of weights ``rows``, in this order."""
-        at = torch.tensor(rows, device=self.problem.device)
-        self.weights = [w[at] for w in self.weights]
+        index = torch.tensor(rows, device=self.problem.device)
+        self.weights = [w[index] for w in self.weights]
         self.penalties = [self.penalties[row] for row in rows] if self.penalties else []
         for c in self.chunks:
-            c.h, c.first, c.delta = ([a[at] for a in part] for part in (c.h, c.first, c.delta))
-            c.second = [None if a is None else a[at] for a in c.second]
-            c.z = c.z[at]
+            c.h, c.first = [h[index] for h in c.h], [first[index] for first in c.first]
+            c.second = [None if second is None else second[index] for second in c.second]
+            c.delta, c.z = [delta[index] for delta in c.delta], c.z[index]
 
     @torch.no_grad()
     def _chunk(self, views: dict[str, Tensor], x: Tensor, y: Tensor) -> _Chunk:
+        """Return the intermediate values of a chunk of samples, by one forward and one backward pass."""
         h: list[Tensor] = []
         firsts: list[Tensor] = []
         seconds: list[Tensor | None] = []
@@ -127,7 +132,7 @@ class ChainHessian:
         return _Chunk(x, y, h, firsts, seconds, delta[1:], z.detach())
 
     def _output_gradient(self, z: Tensor, y: Tensor) -> Tensor:
-        """∂L/∂z, (K, classes, samples), differentiable where ``z`` is."""
+        """Return ∂L/∂z, (K, classes, samples), differentiable by ``z``."""
         with torch.enable_grad():
             z = z if z.requires_grad else z.requires_grad_()
             losses = stacked_losses(self.problem.criterion, z, y.expand(len(z), *y.shape))
@@ -135,24 +140,24 @@ class ChainHessian:
             return torch.autograd.grad(differentiable(losses).sum() * share, z, create_graph=True)[0]
 
     def _output_hvp(self, c: _Chunk, rz: Tensor) -> Tensor:
-        """∂²L/∂z² · rz, (K, classes, samples)."""
+        """Return ∂²L/∂z² · rz, (K, classes, samples)."""
         if self.softmax:
             p = c.z.softmax(1)
             moved = p * rz
             return (moved - p * moved.sum(1, keepdim=True)) / self.problem.data.samples
         z = c.z.expand_as(rz).clone().requires_grad_()
         gradient = self._output_gradient(z, c.y)
-        if not gradient.requires_grad:  # a loss that is linear in the outputs
+        if not gradient.requires_grad:  # the loss is linear in the outputs
             return torch.zeros_like(rz)
         return gradients(gradient, [z], rz)[0]
 
     @torch.no_grad()
     def __call__(self, vectors: Tensor) -> Tensor:
-        """The products with ``vectors``, (K, P) -> (K, P)."""
+        """Return the products with ``vectors``, (K, P) -> (K, P)."""
         layout, count = self.problem.layout, len(vectors)
         v = layout.views(vectors)  # name -> (K, *shape)
         out = torch.zeros_like(vectors)
-        sums = layout.views(out)  # written below, and so ``out``
+        sums = layout.views(out)  # views of ``out``, to which the loops below add
         weights = [w.expand(count, -1, -1) for w in self.weights]
         first_v = v[self.layers[0].step.weight].flatten(0, 1)
         last = len(self.layers) - 1
@@ -190,22 +195,23 @@ class ChainHessian:
                 if second is not None:
                     r = torch.addcmul(r, second, rzs[k - 1])
         if self.penalties:
-            # There is one penalty for all vectors, or one for each.
+            # There is one θ for all vectors, or one for each.
             penalties = self.penalties * (count // len(self.penalties))
             out += torch.stack([penalty(v) for penalty, v in zip(penalties, vectors, strict=True)])
         return out
 
 
 def agrees(problem: Problem, weights: Tensor, matrix: Literal["hessian", "gauss-newton"] = "hessian") -> bool:
-    """Compare the products of a chain with HessianOperator's, on a few samples at ``weights`` (P,).
+    """Return whether the products of a chain equal HessianOperator's, for a few samples at ``weights`` (P,).
 
-    Tested once a problem and matrix, unless ``check`` is "off"; a PathWarning says where they differ.
+    They are compared once for each problem and matrix, unless ``check`` is "off"; a PathWarning reports a
+    difference.
     """
     key = ("chain", matrix)
     if key in problem.checked or problem.check == "off":
         return problem.checked.get(key, True)
 
-    def same(few: Problem) -> bool:
+    def are_equal(few: Problem) -> bool:
         generator = torch.Generator().manual_seed(0)
         at = weights.to(few.dtype)
         vectors = torch.randn(VECTORS, len(weights), dtype=torch.float64, generator=generator).to(at)
@@ -217,16 +223,16 @@ def agrees(problem: Problem, weights: Tensor, matrix: Literal["hessian", "gauss-
         rounding = rounding_of(expected, exact(vectors.sum(0)), few.dtype)
         return bool((difference.norm(dim=1) <= rounding).all())
 
-    problem.checked[key] = holds_but_for_rounding(problem.on(problem.data.few()), same)
+    problem.checked[key] = holds_but_for_rounding(problem.on(problem.data.few()), are_equal)
     if not problem.checked[key]:
         warn_caller("fast Hessian products of this model differ from PyTorch's, which are used", PathWarning)
     return problem.checked[key]
 
 
 def _product(a: Tensor, b: Tensor, plus: Tensor | None = None) -> Tensor:
-    """a @ b (+ plus), (K, n, m) times (K, m, p) or (1, m, p).
+    """Return a @ b (+ plus), for a (K, n, m) and b (K, m, p) or (1, m, p).
 
-    One b for all is one product of matrices. (bmm copies what is transposed or expanded, mm does not.)
+    If all K have the same b, it is one product of matrices, as bmm would copy transposed or expanded tensors.
     """
     if len(b) == 1:
         rows = a.flatten(0, 1)
@@ -236,6 +242,7 @@ def _product(a: Tensor, b: Tensor, plus: Tensor | None = None) -> Tensor:
 
 
 def _layers(problem: Problem) -> list[_Layer] | None:
+    """Return the layers of a chain that begins and ends with a linear layer; None for other models."""
     steps = chain(problem)
     if steps is None or not isinstance(steps[0], LinearLayer):
         return None
@@ -249,7 +256,7 @@ def _layers(problem: Problem) -> list[_Layer] | None:
 
 
 def _derivatives(act: nn.Module, z: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """act(z), act′(z) and act″(z) of an element-wise function; None for a second derivative that is zero."""
+    """Return act(z), act′(z) and act″(z) of an element-wise function; None if act″ is zero."""
     with torch.enable_grad():
         z = z.detach().requires_grad_()
         a = act(z)

@@ -25,9 +25,9 @@ from landscape.problem.losses import existing
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.problem.sharded import on_ranks
 
-# Random vectors of the test of symmetry; one of their 6 pairs alone might miss an asymmetry (our choice).
+# Random vectors of the test of symmetry; one pair might miss an asymmetry, 4 vectors make 6 (our choice).
 VECTORS = 4
-# Bytes of weights beyond which products take the problem's own (our choice).
+# Weights with more bytes are not copied for products (our choice).
 SHARED = 2**28
 
 Part = str | Sequence[str] | None
@@ -35,47 +35,47 @@ Part = str | Sequence[str] | None
 
 @contextlib.contextmanager
 def twice_differentiable(problem: Problem) -> Iterator[None]:
-    """No fused attention and no recurrent layers of cuDNN, which have no double backward, in the block.
+    """Return a context in which all operations have second derivatives, and none is in half precision.
 
-    An operation that has none at all raises InputError. Nothing is in half precision
-    (:func:`.in_full_precision`).
+    Fused attention and recurrent layers of cuDNN, which have no double backward, are replaced. Any other
+    operation without a second derivative raises InputError.
     """
-    recurrent = any(isinstance(layer, nn.RNNBase) for layer in problem.model.modules())
-    cudnn = torch.backends.cudnn.flags(enabled=False) if recurrent else contextlib.nullcontext()
-    low = problem.checked.get(double_backward.INSIDE)
-    full = double_backward.FullPrecision(problem.dtype) if low else contextlib.nullcontext()
+    has_recurrent = any(isinstance(layer, nn.RNNBase) for layer in problem.model.modules())
+    cudnn = torch.backends.cudnn.flags(enabled=False) if has_recurrent else contextlib.nullcontext()
+    is_half = problem.checked.get(double_backward.INSIDE)
+    precision = double_backward.FullPrecision(problem.dtype) if is_half else contextlib.nullcontext()
     attention, decomposed = sdpa_kernel(SDPBackend.MATH), double_backward.Decomposed()
-    with attention, cudnn, decomposed, full, double_backward.missing_named():
+    with attention, cudnn, decomposed, precision, double_backward.missing_named():
         yield
 
 
 class HessianChunk:
-    """The products of one chunk of data with ∇²L, from the graph of its gradient (Pearlmutter 1994)."""
+    """The products of ∇²L of one chunk of data, from the graph of its gradient (Pearlmutter 1994)."""
 
     def __init__(self, problem: Problem, leaves: dict[str, Tensor], active: list[Tensor], x: Any, y: Any):
         loss = problem.criterion(problem.call(leaves, x), y)
         self.model, self.active = problem.model, active
         self.live: list[int] = []
         self.gradients: list[Tensor] = []
-        if not loss.requires_grad and len(active) < len(leaves):  # no parameter in question reaches it
+        if not loss.requires_grad and len(active) < len(leaves):  # it depends on no active parameter
             return
         parts = torch.autograd.grad(differentiable(loss), active, create_graph=True, materialize_grads=True)
         self.live = [i for i, part in enumerate(parts) if part.grad_fn]
         self.gradients = [parts[i] for i in self.live]
 
     def product(self, vectors: list[Tensor], keep: bool) -> Sequence[Tensor] | None:
-        """∇²L·v by parameter; None where the gradient does not depend on θ."""
+        """Return ∇²L·v by parameter; None if the gradient does not depend on θ."""
         if not self.live:
             return None
-        along = aligned(self.model, [vectors[i] for i in self.live])
-        return gradients(self.gradients, self.active, along, keep=keep)
+        live_vectors = aligned(self.model, [vectors[i] for i in self.live])
+        return gradients(self.gradients, self.active, live_vectors, keep=keep)
 
 
 class GaussNewtonChunk:
-    """The products of one chunk with JᵀH_L J: J = ∂z/∂θ for the outputs z, H_L = ∂²loss/∂z².
+    """The products of JᵀH_L J of one chunk: J = ∂z/∂θ for the outputs z, H_L = ∂²loss/∂z².
 
-    Schraudolph 2002, section 3. Jv is the derivative of Jᵀu by the dummy u: the graph of Jᵀu can be kept like
-    the Hessian's.
+    Schraudolph 2002, section 3. Jv is computed as the derivative of Jᵀu by a dummy u, because the graph of
+    Jᵀu can be kept, like that of the gradient for the Hessian.
     """
 
     def __init__(self, problem: Problem, leaves: dict[str, Tensor], active: list[Tensor], x: Any, y: Any):
@@ -85,7 +85,7 @@ class GaussNewtonChunk:
         if not isinstance(self.outputs, Tensor):
             raise InputError("matrix: 'gauss-newton' needs outputs of one tensor; use 'hessian'")
         self.live = self.outputs.requires_grad
-        if not self.live:  # no parameter in question reaches the outputs
+        if not self.live:  # the outputs depend on no active parameter
             return
         self.z = self.outputs.detach().requires_grad_()
         try:
@@ -100,18 +100,18 @@ class GaussNewtonChunk:
         self.u = torch.zeros_like(self.z, requires_grad=True)
         self.gradients = torch.autograd.grad(self.outputs, active, self.u, **graph)
         self.reached = [i for i, part in enumerate(self.gradients) if part.grad_fn]
-        # A loss linear in the outputs has no curvature there.
+        # A loss that is linear in the outputs has no curvature.
         self.live = self.loss_gradient.grad_fn is not None
 
     def product(self, vectors: list[Tensor], keep: bool) -> Sequence[Tensor] | None:
-        """JᵀH_L J·v by parameter; None where it is zero whatever v is."""
+        """Return JᵀH_L J·v by parameter; None if it is zero for all v."""
         if not self.live:
             return None
         vjp = [self.gradients[i] for i in self.reached]
-        along = aligned(self.model, [vectors[i] for i in self.reached])
-        jvp = torch.autograd.grad(vjp, self.u, along, retain_graph=True)[0]
-        curved = torch.autograd.grad(self.loss_gradient, self.z, jvp, retain_graph=keep)[0]
-        return gradients(self.outputs, self.active, curved, keep=keep)
+        reached_vectors = aligned(self.model, [vectors[i] for i in self.reached])
+        jvp = torch.autograd.grad(vjp, self.u, reached_vectors, retain_graph=True)[0]
+        hessian_jvp = torch.autograd.grad(self.loss_gradient, self.z, jvp, retain_graph=keep)[0]
+        return gradients(self.outputs, self.active, hessian_jvp, keep=keep)
 
 
 Chunk = HessianChunk | GaussNewtonChunk
@@ -122,7 +122,7 @@ Derivatives = Annotated[str, OneOf(DERIVATIVES)]
 
 
 class PenaltyHessian:
-    """The products with ∇²R at one θ (P,), R the penalty and weight decay of a problem."""
+    """The products of ∇²R at one θ (P,), with R the penalty and weight decay of a problem."""
 
     def __init__(self, problem: Problem, weights: Tensor) -> None:
         self.weights = weights.detach().clone().requires_grad_()
@@ -132,14 +132,14 @@ class PenaltyHessian:
             self.gradient = torch.autograd.grad(value, self.weights, create_graph=True)[0]
 
     def __call__(self, v: Tensor) -> Tensor:
-        """∇²R·v, (P,) -> (P,)."""
+        """Return ∇²R·v, (P,) -> (P,)."""
         if not self.gradient.requires_grad:  # R is linear
             return torch.zeros_like(v)
         return gradients(self.gradient, [self.weights], v, keep=True)[0]
 
 
 def penalty_hessians(problem: Problem, weights: Sequence[Tensor]) -> list[PenaltyHessian]:
-    """One for each of ``weights``; none where the problem is not regularized."""
+    """Return a PenaltyHessian for each of ``weights``; [] if the problem is not regularized."""
     return [PenaltyHessian(problem, at) for at in weights] if problem.regularised else []
 
 
@@ -155,12 +155,12 @@ class HessianOperator(SymmetricOperator):
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for JᵀH_L J (see Schraudolph 2002, section 3), which is positive
             semi-definite for the usual losses.
-        part: names or name prefixes of parameters, such as "1" or "1.weight": the diagonal block of these
+        part: names or name prefixes of parameters, such as "1" or "1.weight", for their diagonal block
             (``size`` numbers in the order of θ); default: all P.
         derivatives: "exact": by double backward; "differences": by differences of gradients, which are
-            computed as in training; "auto": exact where model and loss have correct second derivatives, else
-            differences with a warning.
-        graph_bytes: memory for graphs.
+            computed as in training; "auto": exact if model and loss have correct second derivatives, else
+            differences, with a warning.
+        graph_bytes: the most bytes of graphs.
 
     Attributes:
         shape: (size, size).
@@ -172,9 +172,9 @@ class HessianOperator(SymmetricOperator):
 
     Raises:
         InputError: an unknown matrix or part; products of a matrix that is not symmetric; "gauss-newton" for
-            outputs that are not one tensor (at the first product); products that are NaN or infinite where
+            outputs that are not one tensor (at the first product); products that are NaN or infinite while
             the gradient is finite.
-        OperationError: a loss or gradient that is NaN or infinite, at a product.
+        OperationError: at a product, the loss or the gradient is NaN or infinite.
 
     Example:
         >>> import torch, landscape
@@ -204,9 +204,9 @@ class HessianOperator(SymmetricOperator):
         self.slots = problem.layout.select(part)
         self.size = sum(slot.size for slot in self.slots)
         self.derivatives, self._graph_bytes = derivatives, graph_bytes
-        self.fast: Products | None = None  # computes the products, where set, in place of graphs
-        self.root: Tensor | None = None  # where set, the matrix is diag(root) H diag(root)
-        # In problem.checked: exact products of this part failed before.
+        self.fast: Products | None = None  # a function that computes the products in place of graphs
+        self.root: Tensor | None = None  # if set, the matrix is diag(root) H diag(root)
+        # The key of problem.checked if exact products of this part have failed before.
         failure_key = (UNLIKE, *(slot.name for slot in self.slots))
         only_exact = matrix != "hessian" or derivatives == "exact"
         only_differences = derivatives == "differences" or failure_key in problem.checked
@@ -259,21 +259,20 @@ class HessianOperator(SymmetricOperator):
         return product(rows) if self.root is None else self.root.to(rows) * product(self.root.to(rows) * rows)
 
     def _not_finite(self) -> LandscapeError:
-        by, problem = self.differences, self.problem
-        at = by.finest.weights if by else problem.layout.flatten(self._leaves).detach()
-        existing(*problem.loss_and_gradient(at.to(problem.dtype)))
-        exact = self.matrix == "hessian" and not by
-        return double_backward.NoSecondDerivative(
-            "model or loss: its second derivatives are NaN or infinite at these weights, its gradient is not"
-            + (double_backward.WHAT_TO_DO if exact else "; write it in other operations")
-        )
+        differences, problem = self.differences, self.problem
+        theta = differences.finest.weights if differences else problem.layout.flatten(self._leaves).detach()
+        existing(*problem.loss_and_gradient(theta.to(problem.dtype)))
+        is_exact = self.matrix == "hessian" and not differences
+        remedy = double_backward.WHAT_TO_DO if is_exact else "; write it in other operations"
+        words = "its second derivatives are NaN or infinite at these weights, its gradient is not"
+        return double_backward.NoSecondDerivative(f"model or loss: {words}{remedy}")
 
     def _by_graphs(self, rows: Tensor) -> Tensor:
-        """The products with the rows (k, size); the sum over the chunks is in the precision of the rows."""
+        """Return the products with the rows (k, size), summed over chunks in the precision of the rows."""
         if self._shared and self._shared[0]._version != self._shared[1]:
             raise OperationError("weights: they were changed in place since; call hessian() again")
         sizes, total = [slot.size for slot in self.slots], torch.zeros_like(rows)
-        # For each row, its numbers as tensors like the parameters.
+        # Each row as tensors in the shapes of the parameters.
         all_vectors = []
         for row in rows:
             pieces = zip(torch.split(row, sizes), self._active, strict=True)
@@ -284,13 +283,13 @@ class HessianOperator(SymmetricOperator):
                 with twice_differentiable(self.problem):
                     parts = chunk.product(vectors, keep or i < last)
                 if parts is not None:
-                    # Part by part: flattened as one vector, the product would need a copy.
+                    # One parameter at a time: the product as one flat vector would need a copy.
                     for image, part in zip(torch.split(total[i], sizes), parts, strict=True):
                         image.add_(part.flatten().to(rows), alpha=share)
         for penalty in self._penalties:
             for image, row in zip(total, rows, strict=True):
-                whole = put(rows.new_zeros(self.problem.layout.size), self.slots, row)
-                image += cut(penalty(whole.to(penalty.weights)).to(rows), self.slots)
+                theta_row = put(rows.new_zeros(self.problem.layout.size), self.slots, row)
+                image += cut(penalty(theta_row.to(penalty.weights)).to(rows), self.slots)
         return total
 
     def _chunks(self) -> Iterator[tuple[Chunk, float, bool]]:
@@ -328,11 +327,11 @@ class HessianOperator(SymmetricOperator):
 def check_symmetric(problem: Problem, weights: Tensor, operator: HessianOperator) -> None:
     """Raise InputError if the products on a few samples are not those of a Hessian.
 
-    A Hessian is symmetric, so that vᵀ(Hu) = uᵀ(Hv) up to rounding; where a layer's second derivative is
-    wrong, the two differ by about ‖Hu‖. The gradient must also be the derivative of the loss.
+    A Hessian is symmetric: vᵀ(Hu) = uᵀ(Hv) up to rounding. If a layer's second derivative is wrong, the two
+    differ by about ‖Hu‖. The gradient must also be the derivative of the loss.
 
-    Each problem, part and matrix is checked once. A part is not checked where all parameters were, and
-    nothing is with ``check="off"``.
+    Each problem, part and matrix is checked once; a part is not checked after all parameters, and with
+    ``check="off"`` there is no check.
     """
     kind = "symmetric", operator.matrix, problem.batchnorm.name
     whole_key = (*kind, *(slot.name for slot in problem.layout.slots))
@@ -364,7 +363,7 @@ def _is_symmetric(few: Problem, weights: Tensor, operator: HessianOperator) -> b
         normal = torch.randn(len(weights), dtype=torch.float64, generator=generator).to(few.weights)
         views = few.layout.views(few.along_weights(normal))
         draws.append([views[slot.name] for slot in operator.slots])
-    sum_of_draws = [sum(parts[1:], parts[0]) for parts in zip(*draws, strict=True)]
+    sum_of_draws = [sum(tensors[1:], tensors[0]) for tensors in zip(*draws, strict=True)]
     x, y, _, seed = next(few.parts())
     with twice_differentiable(few), few.evaluating(seed):
         chunk = CHUNKS[operator.matrix](few, leaves, active, x, y)
@@ -382,7 +381,7 @@ def _is_symmetric(few: Problem, weights: Tensor, operator: HessianOperator) -> b
             first_image = first_image or list(image)
         if isinstance(chunk, HessianChunk):
             double_backward.check_graph(chunk.gradients if chunk.live else [])
-    del chunk, image, normal  # memory for what follows
+    del chunk, image, normal  # frees memory for the differences of gradients
     if not (finite(forms) and math.isfinite(largest)):
         raise operator._not_finite()
     eps = torch.finfo(few.dtype).eps
@@ -398,7 +397,7 @@ def _is_symmetric(few: Problem, weights: Tensor, operator: HessianOperator) -> b
 
 @dataclass(frozen=True)
 class HessianOptions:
-    """The choice of a matrix, by options of :class:`landscape.HessianOperator` with these names.
+    """The options of :class:`landscape.HessianOperator` that choose a matrix.
 
     With ``precondition`` the matrix is P^{-1/2} H P^{-1/2}.
     """
@@ -409,22 +408,21 @@ class HessianOptions:
     derivatives: str = "auto"
 
     def at(self, problem: Problem, weights: Tensor | None = None) -> HessianOperator:
-        """The matrix of ``problem`` at ``weights`` (P,)."""
+        """Return the matrix of ``problem`` at ``weights`` (P,)."""
         if on_ranks(problem):
             return problem.hessian(weights)
-        h = HessianOperator(
-            problem, weights, matrix=self.matrix, part=self.part, derivatives=self.derivatives
-        )
+        options: Any = {"matrix": self.matrix, "part": self.part, "derivatives": self.derivatives}
+        hessian = HessianOperator(problem, weights, **options)
         if self.precondition:
-            (h.differences or h).root = self.precondition.root(problem, self.part)
-        return h
+            (hessian.differences or hessian).root = self.precondition.root(problem, self.part)
+        return hessian
 
 
 FULL_HESSIAN = HessianOptions(derivatives="exact")
 
 
 def exact_only(problem: Problem, who: str) -> None:
-    """Raise NoSecondDerivative unless ``problem`` has exact products, which are all that ``who`` takes."""
+    """Raise NoSecondDerivative unless ``problem`` has exact products, which the function ``who`` needs."""
     try:
         FULL_HESSIAN.at(problem)
     except double_backward.NoSecondDerivative as error:
@@ -435,7 +433,7 @@ def exact_only(problem: Problem, who: str) -> None:
 def gradient_curvature(
     problem: Problem, weights: Tensor | None = None, *, derivatives: str = "exact"
 ) -> tuple[float, float, float]:
-    """(gᵀHg/‖g‖², ‖g‖², the largest error of gᵀHg/‖g‖²), where g = ∇L(θ) and H = ∇²L(θ) over all samples.
+    """Return (gᵀHg/‖g‖², ‖g‖², the error of gᵀHg/‖g‖²), with g = ∇L(θ) and H = ∇²L(θ) over all samples.
 
     Args:
         problem: the loss, such as that of one minibatch.
@@ -443,7 +441,7 @@ def gradient_curvature(
         derivatives: "exact", "differences" of gradients, whose error is measured, or "auto".
 
     Raises:
-        OperationError: a gradient that is zero, or numbers that are not finite.
+        OperationError: the gradient is zero, or numbers are not finite.
 
     Example:
         >>> import torch, landscape
@@ -465,11 +463,11 @@ def gradient_curvature(
 
 @dataclass(frozen=True, eq=False)
 class Preconditioner:
-    """A positive diagonal P: steps are w ← w − η P⁻¹ u, u the gradient or a momentum of gradients.
+    """A positive diagonal P: steps are w ← w − η P⁻¹ u, with the gradient or a momentum of gradients u.
 
-    With P fixed, these are steps without a preconditioner in the coordinates P^{1/2} w. There the Hessian is
-    P^{-1/2} H P^{-1/2}. Steps are stable where η times the largest eigenvalue of P^{-1/2} H P^{-1/2} is below
-    the limit of the method without preconditioner (Cohen et al. 2022, arXiv:2207.14484).
+    With P fixed, these are steps without a preconditioner in the coordinates P^{1/2} w, in which the Hessian
+    is P^{-1/2} H P^{-1/2}. Steps are stable if η times its largest eigenvalue is below the limit of the
+    method without preconditioner (Cohen et al. 2022, arXiv:2207.14484).
 
     Attributes:
         diagonal: (P,), in the order of θ.
@@ -478,7 +476,7 @@ class Preconditioner:
         limit: the largest stable ηλ of the optimizer with P fixed; NaN if unknown.
 
     Raises:
-        InputError: a diagonal that is not positive and finite.
+        InputError: the diagonal is not positive and finite.
 
     Example:
         >>> Preconditioner(torch.tensor([1.0, 4.0]), name="torch:Adam", lr=0.1, limit=38.0).limit
@@ -499,17 +497,17 @@ class Preconditioner:
             )
 
     def root(self, problem: Problem, part: Part = None) -> Tensor:
-        """P^{-1/2} for the parameters of a part.
+        """Return P^{-1/2} for the parameters of a part.
 
         Args:
-            problem: whose parameters these are.
+            problem: the problem with these parameters.
             part: names or name prefixes of parameters; default: all.
 
         Returns:
             (P',) in float64.
 
         Raises:
-            InputError: a diagonal of another length than θ.
+            InputError: the diagonal has another length than θ.
 
         Example:
             >>> import landscape
@@ -521,12 +519,12 @@ class Preconditioner:
         size = problem.layout.size
         if self.diagonal.shape != (size,):
             raise InputError(f"precondition: shape {tuple(self.diagonal.shape)}, it must be {(size,)}")
-        chosen = cut(self.diagonal, problem.layout.select(part))
-        return double(chosen.to(problem.device)).rsqrt()
+        diagonal = cut(self.diagonal, problem.layout.select(part))
+        return double(diagonal.to(problem.device)).rsqrt()
 
 
 def as_preconditioner(precondition: Preconditioner | Tensor | None) -> Preconditioner | None:
-    """``precondition``, or the preconditioner with that diagonal (P,).
+    """Return a preconditioner unchanged, or make one from its diagonal (P,).
 
     Example:
         >>> as_preconditioner(torch.tensor([1.0, 4.0])).name

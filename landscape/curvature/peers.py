@@ -1,8 +1,8 @@
 """Other packages on a problem: pyhessian (Yao et al. 2020) as a second engine, and operators of curvlinops.
 
-pyhessian shares no code with this package but the forward pass. Its power iteration returns the eigenvalue of
-largest *magnitude*, which is λ_max only where no negative one is larger; it knows no parts of a model and no
-Gauss-Newton product.
+pyhessian shares only the forward pass with this package. Its power iteration returns the eigenvalue of
+largest *magnitude*, which is λ_max unless a negative one is larger; it has no parts of a model and no
+Gauss-Newton products.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class _CountedBatches(list[tuple[Any, Any]]):
 def _plain(
     problem: Problem, weights: Tensor | None, who: str, remedy: str
 ) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
-    """A copy of the problem's model at ``weights``, and its data as batches of two tensors.
+    """Return a copy of the problem's model at ``weights``, and its data as batches of two tensors.
 
-    Raises InputError where this is not the whole problem: ``who`` knows no more, ``remedy`` does.
+    Raises InputError, with the names ``who`` and ``remedy``, if that is not the whole problem.
     """
     problem = in_full_precision(problem)
     model = copy.deepcopy(problem.model)
@@ -67,12 +67,12 @@ def _plain(
 
 @contextlib.contextmanager
 def _engine(problem: Problem, weights: Tensor | None, seed: int) -> Iterator[tuple[Any, _CountedBatches]]:
-    """A pyhessian object for a copy of the model at ``weights``, with random numbers from ``seed``."""
+    """Return a context with a pyhessian object for a copy of the model, and its batches."""
     hessian = optional("pyhessian", "engine 'pyhessian'", EXTRA).hessian
     model, plain = _plain(problem, weights, "engine: 'pyhessian'", "'landscape'")
     batches = _CountedBatches(plain)
     cuda = problem.device.type == "cuda"
-    # Its backward(create_graph=True) makes PyTorch warn of a reference cycle; the copy goes away with it.
+    # Its backward(create_graph=True) makes PyTorch warn of a reference cycle, which ends with the copy.
     quiet = warnings.catch_warnings(action="ignore")
     with quiet, kept_randomness(problem.device), twice_differentiable(problem):
         torch.manual_seed(seed)
@@ -98,10 +98,10 @@ def check(options: HessianOptions) -> None:
 def largest_magnitude(
     problem: Problem, weights: Tensor | None, residual_tol: float, max_products: int, seed: int
 ) -> tuple[float, Tensor, int]:
-    """(eigenvalue of largest magnitude, its unit vector (P,), products).
+    """Return (the eigenvalue of largest magnitude, its unit vector (P,), the number of products).
 
-    Power iteration until the Rayleigh quotient changes by less than tol²/100 relative to itself: its error is
-    of the order of the residual squared, and where convergence is slow one step removes little of it.
+    The power iteration ends when the Rayleigh quotient changes relatively by less than tol²/100: its error is
+    of the order of the residual squared, and a step removes little of it if convergence is slow.
     """
     with _engine(problem, weights, seed) as (engine, batches):
         values, vectors = engine.eigenvalues(maxIter=max_products, tol=residual_tol**2 / 100)
@@ -110,14 +110,14 @@ def largest_magnitude(
 
 
 def trace_samples(problem: Problem, weights: Tensor | None, *, products: int, seed: int) -> Array:
-    """(products,) samples zᵀHz, z random signs, whose mean estimates the trace (Hutchinson 1990)."""
+    """Return samples zᵀHz (products,), z random signs, whose mean estimates the trace (Hutchinson 1990)."""
     with _engine(problem, weights, seed) as (engine, _):
-        # Its stopping rule ends at once where the running mean is negative, hence a tolerance of −∞.
+        # A tolerance of −∞, because its stopping rule would end at once for a negative running mean.
         samples = engine.trace(maxIter=products, tol=-math.inf)
     return np.array(samples, dtype=np.float64)
 
 
-# The losses that curvlinops knows as modules.
+# The losses that curvlinops supports as modules.
 LOSSES: dict[Any, type[nn.Module]] = {
     F.cross_entropy: nn.CrossEntropyLoss,
     F.mse_loss: nn.MSELoss,
@@ -126,7 +126,7 @@ LOSSES: dict[Any, type[nn.Module]] = {
 
 
 def to_curvlinops(problem: Problem, operator: str, weights: Tensor | None, **options: Any) -> Any:
-    """An operator of curvlinops on ``problem``, see :meth:`landscape.Problem.to_curvlinops`."""
+    """Return an operator of curvlinops on ``problem``, see :meth:`landscape.Problem.to_curvlinops`."""
     model, batches = _plain(problem, weights, "to_curvlinops: curvlinops", "problem.hessian()")
     curvlinops = optional("curvlinops", "to_curvlinops", "'sgd-landscape[curvlinops]'")
     choose("operator", operator, [name for name in dir(curvlinops) if name.endswith("LinearOperator")])

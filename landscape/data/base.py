@@ -36,7 +36,7 @@ Pair = tuple[Array, Array]  # inputs and targets
 
 
 def samples_of(split: Split) -> int:
-    """The number of samples of a split."""
+    """Return the number of samples of a split."""
     return split.samples if isinstance(split, Stream) else len(split[1])
 
 
@@ -48,10 +48,10 @@ class Dataset:
         train, test: (x, y) with the samples first; or a stream, which is read during use.
         loss: ``loss(outputs, targets)``, a mean over the samples, in nats for a cross-entropy.
         fingerprint: SHA-256 of the source arrays; an analysis compares it with that of the training data.
-        classes: number of classes; 0 where the targets are no classes.
+        classes: number of classes; 0 if the targets are no classes.
         augment: ``augment(x, generator)`` augments the inputs of a minibatch in training, and only there;
             None: no augmentation.
-        columns: further values of the training samples by name, (N,) each, such as who spoke; the recipe's
+        columns: further values of the training samples by name, (N,) each, such as the speaker; the recipe's
             ``data.split = "by(NAME)"`` divides the samples by them.
 
     Example:
@@ -75,7 +75,7 @@ class Dataset:
         return f"Dataset({', '.join(sizes)}{classes})"
 
     def split(self, name: str) -> Split:
-        """One of the two splits.
+        """Return one of the two splits.
 
         Args:
             name: "train" or "test".
@@ -109,12 +109,12 @@ def fingerprint(arrays: Iterable[Array]) -> str:
 
 
 def missing(name: str, words: str) -> OperationError:
-    """The error of a data set whose files are not there; ``words`` say which, and what to do."""
+    """Return the error for a data set without its files; ``words`` name them and the remedy."""
     return OperationError(f"data {name}: {words}", give={"data_dir": ...}, otherwise="set LANDSCAPE_DATA")
 
 
 def classification(train: Pair, test: Pair, scale: float, classes: int) -> Dataset:
-    """A cross-entropy data set from arrays: x becomes float32 and is divided by ``scale``, y int64."""
+    """Return a cross-entropy data set from arrays: x as float32 divided by ``scale``, y as int64."""
 
     def tensors(pair: Pair) -> tuple[Tensor, Tensor]:
         x = torch.from_numpy(np.ascontiguousarray(pair[0], dtype=np.float32)).div_(scale)
@@ -131,7 +131,7 @@ R = TypeVar("R")
 
 
 def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Callable[[], Arrays]) -> Arrays:
-    """The arrays of ``make()``, from the cache if it has them for the same files and settings.
+    """Return the arrays of ``make()``, from the cache if it has them for the same files and settings.
 
     ``files`` are paths below ``root``; files are the same if paths, sizes and modification times are. If
     several processes start together, one computes the arrays and the other processes wait for it. A damaged
@@ -164,12 +164,12 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
 
 
 def _contiguous(make: Callable[[], Arrays]) -> Arrays:
-    """Make the arrays contiguous, as after reading: a network's rounding depends on the order in memory."""
+    """Return contiguous arrays, as read from a file: a network's rounding depends on the order in memory."""
     return {key: np.ascontiguousarray(array) for key, array in make().items()}
 
 
 def cache_folder() -> Path:
-    """The folder of the cache; OperationError without a home folder and LANDSCAPE_CACHE."""
+    """Return the folder of the cache; raise OperationError without a home folder and LANDSCAPE_CACHE."""
     folder = os.environ.get("LANDSCAPE_CACHE")
     if folder:
         return Path(folder)
@@ -180,7 +180,7 @@ def cache_folder() -> Path:
 
 
 def file_stat(root: Path, path: str) -> os.stat_result:
-    """Size and times of root/path; OperationError where it cannot be had, as of a link to nothing."""
+    """Return size and times of root/path; raise OperationError if it has none, such as a link to nothing."""
     try:
         return os.stat(os.path.join(root, path))
     except OSError as error:
@@ -188,7 +188,7 @@ def file_stat(root: Path, path: str) -> os.stat_result:
 
 
 def _read(path: Path) -> Arrays | None:
-    """The arrays in ``path``; None if it is not there, or not whole."""
+    """Return the arrays in ``path``; None if the file is missing or damaged."""
     try:
         with hdf5.reading(path, SCHEMA, warn=False) as file:
             return {key: np.asarray(file[key]) for key in file} if hdf5.has_checksum(path) else None
@@ -197,12 +197,11 @@ def _read(path: Path) -> Arrays | None:
 
 
 def in_threads(title: str, work: Callable[[T], R], items: Sequence[T], task: int = 1) -> list[R]:
-    """Apply ``work`` to every item, in order, in as many threads as there are cores, under a progress bar.
+    """Return ``work(item)`` for every item, in order, from one thread a core, under a progress bar.
 
-    A thread takes ``task`` items at once. Threads, because most of decoding leaves the interpreter free; for
-    32×32 JPEGs it does not, and 2 threads on 2 cores take 1.2 times as long as one, 2 processes half as long
-    (20,000 images: 2.5, 2.0 and 1.1 s). Processes would need a guard in every script that loads data for the
-    first time.
+    A thread receives ``task`` items at once. Threads, because most decoding releases the interpreter; that of
+    32×32 JPEGs does not, so that 2 threads on 2 cores need 1.2 times the time of one, and 2 processes half of
+    it (20,000 images: 2.5, 2.0 and 1.1 s). But processes would need a guard in every script that loads data.
     """
     results: list[R] = []
     groups = [items[i : i + task] for i in range(0, len(items), task)]
@@ -249,7 +248,7 @@ def synthetic(
 
 
 def mean_output(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean of outputs that are losses themselves; ``targets`` are ignored."""
+    """Return the mean of outputs that are losses themselves; ``targets`` are ignored."""
     return outputs.mean()
 
 
@@ -296,10 +295,10 @@ class Division:
     """A way to divide the training set.
 
     Attributes:
-        text: as in the recipe.
+        text: the text in the recipe.
         kind: "iid", "dirichlet", "labels", "sizes" or "by".
-        numbers: what stands in brackets, if these are numbers.
-        column: the same of "by".
+        numbers: the numbers in brackets.
+        column: the name in the brackets of "by".
     """
 
     text: str
@@ -308,53 +307,54 @@ class Division:
     column: str = ""
 
     def refused(self, reason: str) -> InputError:
-        """The error of a division that the data does not allow."""
+        """Return the error for a division that the data does not allow."""
         return InputError(f"data.split: '{self.text}' is not allowed, {reason}")
 
 
 def parse(text: str, learners: int) -> Division:
-    """The split that ``text`` describes, checked as far as that needs no data.
+    """Return the division that ``text`` describes, after the checks that need no data.
 
     Args:
         text: one of FORMS.
         learners: n.
 
     Raises:
-        InputError: for another form, or numbers that are not allowed.
+        InputError: the text has another form, or numbers that are not allowed.
 
     Example:
         >>> parse("sizes(0.5, 0.5)", 2).numbers
         (0.5, 0.5)
     """
     match = re.fullmatch(r"(\w+)(?:\((.*)\))?", text.strip())
-    kind, inside = (match[1], match[2]) if match else ("", None)
-    if kind == IID and inside is None:
+    kind, argument = match.groups() if match else ("", None)
+    if kind == IID and argument is None:
         return Division(text, IID)
-    if kind == "by" and inside and inside.strip():
-        return Division(text, kind, column=inside.strip())
+    if kind == "by" and argument and argument.strip():
+        return Division(text, kind, column=argument.strip())
     try:
-        numbers = tuple(float(number) for number in (inside or "").split(","))
+        numbers = tuple(float(number) for number in (argument or "").split(","))
     except ValueError:
         numbers = ()
-    right = len(numbers) == (learners if kind == "sizes" else 1) and all(0 < v < math.inf for v in numbers)
+    count = learners if kind == "sizes" else 1
+    is_allowed = len(numbers) == count and all(0 < number < math.inf for number in numbers)
     if kind == "sizes":
-        right = right and abs(sum(numbers) - 1) <= 1e-6
+        is_allowed = is_allowed and abs(sum(numbers) - 1) <= 1e-6
     elif kind == "labels":
-        right = right and numbers[0].is_integer()
-    if not right or kind not in ("dirichlet", "labels", "sizes"):
+        is_allowed = is_allowed and numbers[0].is_integer()
+    if not is_allowed or kind not in ("dirichlet", "labels", "sizes"):
         raise InputError(f"data.split: '{text}' is not allowed (allowed: {FORMS}; n = {learners})")
     return Division(text, kind, numbers)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a training set of N samples.
+    """The division of a training set of N samples among n learners.
 
     Attributes:
-        split: how they were made.
-        learner: (N,) int32, the learner that has each sample.
-        counts: (n, K) int64, samples by learner and label.
-        labels: (K,) int64, the labels that occur; one, 0, where samples have none.
+        split: the description of the division.
+        learner: (N,) int32, the learner of each sample.
+        counts: (n, K) int64, the number of samples by learner and label.
+        labels: (K,) int64, the labels in the set; [0] for samples without labels.
     """
 
     split: Division
@@ -364,17 +364,17 @@ class Parts:
 
     @cached_property
     def indices(self) -> list[Tensor]:
-        """The numbers of each learner's samples, in increasing order."""
+        """The indices of each learner's samples, in increasing order."""
         return [torch.nonzero(self.learner == j).flatten() for j in range(len(self.counts))]
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """Its form in checkpoints."""
+        """The tensors for a checkpoint, by name."""
         return dict(zip(NAMES, (self.learner, self.counts, self.labels), strict=True))
 
     @classmethod
     def restored(cls, split: Division, shared: Mapping[str, Tensor], learners: int, samples: int) -> Parts:
-        """The parts that a checkpoint recorded; OperationError where they are not those of such a run."""
+        """Return the parts in a checkpoint; raise OperationError if they do not fit the run."""
         parts = cls(split, *(shared[name].cpu() for name in NAMES)) if {*NAMES} <= {*shared} else None
         if parts is None or parts.learner.shape != (samples,) or len(parts.counts) != learners:
             raise OperationError(f"checkpoint: it lacks the parts of data.split '{split.text}' ({NAMES[0]})")
@@ -393,18 +393,18 @@ class Parts:
         batch: int,
         seed: int,
     ) -> Parts:
-        """New parts of the training set of ``problem``, of at least ``batch`` samples each.
+        """Divide the training set of ``problem`` into parts of at least ``batch`` samples.
 
         Args:
-            split: how to divide; not "iid".
-            problem: the training set.
+            split: the description of the division; not "iid".
+            problem: the problem on the training set.
             columns: further values of its samples by name, (N,) each.
             learners: n.
             batch: B, the samples of a learner's minibatch.
-            seed: of all draws.
+            seed: the seed of all draws.
 
         Raises:
-            InputError: where the samples have no such column or label, or a part is smaller than ``batch``.
+            InputError: the samples lack the column or labels, or a part is smaller than ``batch``.
         """
         all_columns = _columns(problem) | {name: np.asarray(values) for name, values in columns.items()}
         labels, samples, rng = all_columns.get(LABEL), problem.samples, np.random.default_rng(seed)
@@ -423,14 +423,15 @@ class Parts:
         if sizes.min() < batch:
             part = f"learner {sizes.argmin()} gets {sizes.min()} of {samples} samples"
             raise split.refused(f"{part}, fewer than its minibatch of {batch}; use a smaller batch")
-        kinds, of = np.unique(np.zeros(samples, int) if labels is None else labels, return_inverse=True)
-        counts = np.zeros((learners, len(kinds)), np.int64)
-        np.add.at(counts, (owner, of), 1)
-        return cls(split, *(torch.from_numpy(a) for a in (owner.astype(np.int32), counts, kinds)))
+        labels = np.zeros(samples, int) if labels is None else labels
+        values, label_index = np.unique(labels, return_inverse=True)
+        counts = np.zeros((learners, len(values)), np.int64)
+        np.add.at(counts, (owner, label_index), 1)
+        return cls(split, *(torch.from_numpy(a) for a in (owner.astype(np.int32), counts, values)))
 
 
 def _columns(problem: Problem) -> dict[str, Array]:
-    """The columns of whole numbers, one a sample: the label, and inputs or targets by name."""
+    """Return the columns (N,) of whole numbers: the label, and inputs or targets by name."""
     data, trees = problem.data, dict[str, Any]()
     x, y = data.resident or (None, getattr(data.batches, "labels", None))
     if isinstance(data.batches, HostStream):
@@ -443,50 +444,56 @@ def _columns(problem: Problem) -> dict[str, Array]:
 
 
 def _column(split: Division, columns: Mapping[str, Array], samples: int) -> Array:
-    """The values (N,) that the samples are divided by."""
+    """Return the values (N,) of the column by which the samples are divided."""
     values = columns.get(split.column)
     if values is None or values.shape != (samples,):
-        why = "no such column" if values is None else f"one of shape {values.shape}, not ({samples},)"
-        raise split.refused(f"the data has {why} (allowed: {', '.join(columns) or 'none, it has no column'})")
+        actual = "no such column" if values is None else f"one of shape {values.shape}, not ({samples},)"
+        allowed = ", ".join(columns) or "none, it has no column"
+        raise split.refused(f"the data has {actual} (allowed: {allowed})")
     return values
 
 
 def _owner(parts: Iterable[tuple[int, Array]], samples: int) -> Array:
-    """(N,), the learner of each sample, from pairs of a learner and numbers of samples."""
+    """Return (N,), the learner of each sample, from pairs of a learner and the indices of its samples."""
     owner = np.empty(samples, int)
-    for j, part in parts:
-        owner[part] = j
+    for learner, indices in parts:
+        owner[indices] = learner
     return owner
 
 
-def _by_value(split: Division, values: Array, learners: int) -> Array:
-    """Each value of a column to the learner with the fewest samples so far, the most frequent value first."""
-    kinds, of, sizes = np.unique(values, return_inverse=True, return_counts=True)
-    if len(kinds) < learners:
-        raise split.refused(f"the column has {len(kinds)} different values for {learners} learners")
-    holder, filled = np.empty(len(kinds), int), np.zeros(learners, int)
-    for kind in np.argsort(-sizes, kind="stable"):
-        holder[kind] = filled.argmin()
-        filled[holder[kind]] += sizes[kind]
-    return holder[of]
+def _by_value(split: Division, column: Array, learners: int) -> Array:
+    """Return (N,), the learner of each sample, by the values of a column.
+
+    The values, the most frequent first, go to the learner with the fewest samples so far.
+    """
+    values, value_index, sizes = np.unique(column, return_inverse=True, return_counts=True)
+    if len(values) < learners:
+        raise split.refused(f"the column has {len(values)} different values for {learners} learners")
+    owner, samples_of_learner = np.empty(len(values), int), np.zeros(learners, int)
+    for k in np.argsort(-sizes, kind="stable"):
+        owner[k] = samples_of_learner.argmin()
+        samples_of_learner[owner[k]] += sizes[k]
+    return owner[value_index]
 
 
 def _by_labels(
     split: Division, labels: Array, learners: int, rng: np.random.Generator
 ) -> Iterator[tuple[int, Array]]:
-    """Pairs for :func:`_owner`: COUNT labels a learner, each label in equal parts to those that have it."""
-    kinds, count = np.unique(labels), int(split.numbers[0])
-    if not len(kinds) / learners <= count <= len(kinds):
-        minimum = math.ceil(len(kinds) / learners)
-        raise split.refused(f"{learners} learners can have from {minimum} to {len(kinds)} labels each")
-    for position, kind in enumerate(rng.permutation(kinds)):
-        holders = [j for j in range(learners) if (position - j * count) % len(kinds) < count]
-        members = rng.permutation(np.flatnonzero(labels == kind))
-        yield from zip(holders, np.array_split(members, len(holders)), strict=True)
+    """Yield pairs for :func:`_owner`: COUNT labels a learner, each divided equally among its learners."""
+    values, count = np.unique(labels), int(split.numbers[0])
+    if not len(values) / learners <= count <= len(values):
+        minimum = math.ceil(len(values) / learners)
+        raise split.refused(f"{learners} learners can have from {minimum} to {len(values)} labels each")
+    for position, label in enumerate(rng.permutation(values)):
+        label_learners = [j for j in range(learners) if (position - j * count) % len(values) < count]
+        members = rng.permutation(np.flatnonzero(labels == label))
+        yield from zip(label_learners, np.array_split(members, len(label_learners)), strict=True)
 
 
 def _dirichlet(split: Division, labels: Array, learners: int, batch: int, rng: np.random.Generator) -> Array:
-    """(N,), each label in shares ~ Dirichlet(α, …, α); drawn anew until no part is below ``batch``.
+    """Return (N,), the learner of each sample, with shares ~ Dirichlet(α, …, α) of each label.
+
+    The shares are drawn again until no part has fewer than ``batch`` samples.
 
     Hsu et al. 2019 (arXiv 1909.06335) draw the labels' shares of a learner, whose part has a fixed size; this
     form, by label, is that of Yurochkin et al. 2019 and Li et al. 2022 (arXiv 2102.02079), in which each

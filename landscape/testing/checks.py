@@ -68,8 +68,8 @@ def refuses(call: Callable[[Any], object], values: Mapping[str, Any], prefix: st
 
 @contextmanager
 def registered(kind: registry.Registry, entry: Any, name: str) -> Iterator[str]:
-    """The name of ``entry`` in a registry: itself if it is a name, or ``name`` while the block lasts."""
-    kind.names()  # loads the room, which would otherwise add its entries to the copy
+    """Return a context with the name of ``entry`` in a registry: itself, or ``name`` for an object."""
+    kind.names()  # imports all entries, which would otherwise be added to the copy
     entries = kind._entries
     kind._entries = entries if isinstance(entry, str) else {**entries, name: entry}
     try:
@@ -79,7 +79,7 @@ def registered(kind: registry.Registry, entry: Any, name: str) -> Iterator[str]:
 
 
 def same_result(first: Any, second: Any, rtol: float = 0.0, leave: tuple[str, ...] = ()) -> None:
-    """All fields of two results but some are equal, numbers up to ``rtol``."""
+    """Check that all fields of two results, except ``leave``, are equal, numbers up to ``rtol``."""
     require(type(first) is type(second), f"{type(first).__name__} and {type(second).__name__}")
     for name in vars(first).keys() - {*leave}:
         a, b = getattr(first, name), getattr(second, name)
@@ -90,13 +90,13 @@ def same_result(first: Any, second: Any, rtol: float = 0.0, leave: tuple[str, ..
 
 
 def same_bits(first: Checkpoint, second: Checkpoint) -> None:
-    """Two checkpoints are equal to the bit in all but the clock's columns."""
+    """Check that two checkpoints are equal to the bit, except for columns of times."""
 
-    def values(of: Checkpoint) -> dict[str, Any]:
-        tensors = of.stacked() | {f"shared/{name}": t for name, t in of.shared.items()}
+    def values(run: Checkpoint) -> dict[str, Any]:
+        tensors = run.stacked() | {f"shared/{name}": t for name, t in run.shared.items()}
         arrays = {name: t.cpu().numpy() for name, t in tensors.items()}
-        facts = {"step": of.step, "recipe": of.recipe, "diverged": (of.diverged, of.diverged_at)}
-        return {**arrays, **{k: v for k, v in of.history.items() if k not in CLOCK}, **facts}
+        facts = {"step": run.step, "recipe": run.recipe, "diverged": (run.diverged, run.diverged_at)}
+        return {**arrays, **{k: v for k, v in run.history.items() if k not in CLOCK}, **facts}
 
     np.testing.assert_equal(values(first), values(second))
 
@@ -114,13 +114,13 @@ class OwnLoss(nn.Module):
 
 
 def classification(device: str, form: str = "tensors", norm: bool = False) -> Problem:
-    """24 samples of 3 classes and a network of 27 parameters, float64; the data as tensors or in other forms.
+    """Return a problem of 24 samples of 3 classes and a network of 27 parameters, in float64.
 
     Args:
-        device: where it is.
-        form: "tensors"; "batches", a list of unequal ones; "dict" and "dict batches", with a model that
-            computes its own loss. The loss is the same in all of them.
-        norm: whether the network has BatchNorm, with statistics that are not the initial ones.
+        device: the device of the problem.
+        form: "tensors"; "batches", a list of batches of different sizes; "dict" or "dict batches", with a
+            model that computes its own loss. The loss is the same in all forms.
+        norm: whether the network has BatchNorm, with statistics other than the initial ones.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
@@ -152,8 +152,8 @@ def check_drawing(results: Sequence[Result], *, only: str | None = None) -> None
     """Check the drawing that is registered for a class of results: axes, title, parts, file, no side effects.
 
     Args:
-        results: finished ones of one class.
-        only: the check that is run, of ``CHECKS["drawing"]``; all by default.
+        results: complete results of one class.
+        only: the name of one check of ``CHECKS["drawing"]`` to run; default: all checks.
 
     Raises:
         AssertionError: a check fails.
@@ -201,10 +201,10 @@ def check_command(
     """Check a command: help with an example, ``-q``, ``--json``, and refusals in one line.
 
     Args:
-        command: its name; or a command that is not registered.
-        arguments: its words; "{run}" stands for the folder of a small run, "{folder}" for a fresh folder.
-        refused: what the message must name -> words that must be refused.
-        only: the check that is run, of ``CHECKS["command"]``; all by default.
+        command: the name of the command; or a command that is not registered.
+        arguments: its arguments; "{run}" stands for the folder of a small run, "{folder}" for a new folder.
+        refused: a word of the message -> arguments that must be refused with it.
+        only: the name of one check of ``CHECKS["command"]`` to run; default: all checks.
 
     Raises:
         AssertionError: a check fails.
@@ -218,7 +218,7 @@ def check_command(
 
 @functools.cache
 def trained() -> tempfile.TemporaryDirectory[str]:
-    """The folder of the small run, which is trained once a process and goes with it."""
+    """Return the folder of the small run, which is trained once for each process, and deleted with it."""
     from landscape.training.recipes import recipe
     from landscape.training.run.launch import launch
 
@@ -228,8 +228,8 @@ def trained() -> tempfile.TemporaryDirectory[str]:
 
 
 def run_command(name: str, words: Sequence[object], folder: str) -> tuple[int, str, str]:
-    """``landscape NAME WORDS`` in this process: its exit code, stdout and stderr."""
-    program = importlib.import_module("landscape.cli")  # by name, as the registry has it: it lies above
+    """Run ``landscape NAME WORDS`` in this process, and return its exit code, stdout and stderr."""
+    program = importlib.import_module("landscape.cli")  # by name, as this package must not depend on it
     argv_words = [str(word).replace("{run}", trained().name).replace("{folder}", folder) for word in words]
     out, err, code, argv = io.StringIO(), io.StringIO(), 0, sys.argv
     sys.argv = ["landscape", name, *argv_words]
@@ -297,14 +297,14 @@ Analysis = Callable[..., Result]
 
 @dataclass(frozen=True)
 class Truth:
-    """A problem of which the numbers are known.
+    """A problem with known numbers.
 
     Attributes:
-        problem: device -> the problem.
-        values: name of a number of the result -> what it is.
-        errors: name of a number -> the name of its standard error; others are exact, up to ``rtol``.
-        options: of the analysis, in place of the case's own.
-        draws: the seeds over which standard errors are compared with the deviations from the truth.
+        problem: a function of the device that returns the problem.
+        values: the known numbers, by their names in the result.
+        errors: the names of the standard errors of numbers; the other numbers are exact, up to ``rtol``.
+        options: options of the analysis, in place of those of the check.
+        draws: the number of seeds for the comparison of standard errors with the errors of the numbers.
         rtol: the relative tolerance of exact numbers.
 
     Example:
@@ -320,7 +320,7 @@ class Truth:
     rtol: float = 1e-6
 
 
-#: What may differ with the form of the data: how the loss was computed.
+#: Fields that may differ between forms of the data, as the loss is computed in another way.
 PATHS = ("method", "search", "products", "residual", "residuals", "provenance")
 
 
@@ -342,7 +342,7 @@ def check_analysis(
         seeded: whether the analysis draws random numbers from an option ``seed``.
         rtol: the allowed relative difference of numbers for data in other forms.
         forms: the forms of data, besides tensors, for which the analysis is defined.
-        device: where the analysis is computed.
+        device: the device of the analysis.
         only: the name of one check of ``CHECKS["analysis"]`` to run; default: all checks.
 
     Raises:
@@ -411,18 +411,18 @@ def batchnorm(case: Any) -> None:
 
 def truth(case: Any) -> None:
     """Exact numbers are the truth's; the others lie around it as their standard errors say."""
-    of_case: Truth | None = case.truth
-    if of_case is None:
+    known: Truth | None = case.truth
+    if known is None:
         return
-    problem, options = of_case.problem(case.device), {**case.options, **of_case.options}
-    seeds = [{"seed": s} if case.seeded else {} for s in range(of_case.draws if of_case.errors else 1)]
+    problem, options = known.problem(case.device), {**case.options, **known.options}
+    seeds = [{"seed": s} if case.seeded else {} for s in range(known.draws if known.errors else 1)]
     results = [case.analysis(problem, **options, **option) for option in seeds]
-    for name, value in of_case.values.items():
+    for name, value in known.values.items():
         numbers = np.array([getattr(result, name) for result in results])
-        if name not in of_case.errors:
-            np.testing.assert_allclose(numbers[0], value, rtol=of_case.rtol, atol=of_case.rtol, err_msg=name)
+        if name not in known.errors:
+            np.testing.assert_allclose(numbers[0], value, rtol=known.rtol, atol=known.rtol, err_msg=name)
             continue
-        pulls = (numbers - value) / np.array([getattr(result, of_case.errors[name]) for result in results])
+        pulls = (numbers - value) / np.array([getattr(result, known.errors[name]) for result in results])
         size, bias = float(np.sqrt(np.mean(pulls**2))), abs(float(pulls.mean())) * np.sqrt(pulls.size)
         require(0.65 < size < 1.5, f"{name} is {size:.2f} standard errors (rms) from the truth, not 1")
         require(bias < 4, f"{name} is biased: its mean is {bias:.1f} standard errors from the truth")

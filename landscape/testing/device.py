@@ -32,19 +32,19 @@ SETTINGS: Mapping[str, Any] = {
     "steps": 6, "batch": 100, "lr": 0.2, "model.widths": [64, 8, 10], "decompose.every": 2,
     "algorithm": {"name": "dpsgd", "mixing": "ring(1)"},
 }  # fmt: skip
-# Fields and columns that are times, or errors of rounding, or vectors whose sign is free.
+# Names of fields and columns that are not compared: times, errors by rounding, vectors of either sign.
 LEFT_OUT = re.compile(r"wall_s|samples_per_s|wait_s|vectors|product_error|.*residuals?(_min|_max)?")
-# The relative difference that is allowed, by a pattern in a call's name, and elsewhere. Changes of the last
-# bits of weights make 4e-7 of most numbers, and up to 2e-4 of the others (measured); cuDNN convolves in TF32.
+# The allowed relative difference by a pattern in a call's name, and for other calls. Changes of the last bits
+# of weights change most numbers by 4e-7, and the others by up to 2e-4 (measured); cuDNN convolves in TF32.
 ALLOWED, ELSEWHERE = {"bfloat16": 0.1, r"^(?!.* of conv)(loss|grad|Hess|cont|line|trace|train)": 1e-3}, 1e-2
 
 
 class Place:
-    """Small problems and a run on a device; their numbers are the same on each.
+    """Small problems and runs on a device, with the same numbers on all devices.
 
     Args:
-        device: its name.
-        folder: gets the runs.
+        device: the name of the device.
+        folder: the folder for the runs.
     """
 
     def __init__(self, device: str, folder: Path) -> None:
@@ -59,16 +59,16 @@ class Place:
         self.weights = self.problem.weights + 0.05 * draws.to(self.problem.weights)
 
     def of(self, network: nn.Module) -> Problem:
-        """The problem of a network."""
+        """Return the problem of a network."""
         return Problem(network, cross_entropy, (self.x, self.y), device=self.device)
 
     def trained(self, **settings: Any) -> Checkpoint:
-        """The end of a small run on the device."""
+        """Return the end of a small run on the device."""
         folder = tempfile.mkdtemp(dir=self.folder)
         return train("digits-dpsgd", folder, device=self.device, **{**SETTINGS, **settings})
 
     def recorded(self) -> Any:
-        """The record of a loop of one's own."""
+        """Return the checkpoint that a Recorder makes of a user's own loop."""
         model, folder = networks()["perceptron"].to(self.device), tempfile.mkdtemp(dir=self.folder)
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         settings: dict[str, Any] = {"every": 2, "optimizer": optimizer, "sharpness": 2}
@@ -83,14 +83,14 @@ class Place:
 
 
 class _First(nn.Module):
-    """The outputs of a recurrent layer, without its last state."""
+    """A module that returns the outputs of a recurrent layer, without its last state."""
 
     def forward(self, outputs: tuple[Tensor, Tensor]) -> Tensor:
         return outputs[0]
 
 
 def networks() -> dict[str, nn.Module]:
-    """Networks for 64 pixels and 10 classes, with the same weights each time."""
+    """Return networks for 64 pixels and 10 classes, with the same weights in each call."""
     image, rows = nn.Unflatten(1, (1, 8, 8)), nn.Unflatten(1, (8, 8))
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
@@ -149,7 +149,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def calls() -> dict[str, Compute]:
-    """All calls by name."""
+    """Return all calls by name."""
     of_networks = {
         f"{name} of {network}": lambda at, call=call, network=network: call(at.problems[network])
         for network in networks()
@@ -161,9 +161,13 @@ def calls() -> dict[str, Compute]:
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """A call on a device and on the CPU: the largest relative difference of numbers, and the ratio of times.
+    """A comparison of a call on a device with the same call on the CPU.
 
-    ``error`` is what it raised on the device; the difference is then infinite, as of arrays of other shapes.
+    Attributes:
+        call: the name of the call.
+        difference: the largest relative difference of numbers; infinite for arrays of different shapes.
+        ratio: the time on the device over the time on the CPU.
+        error: the error that the call raised on the device, in one line; "" for none.
     """
 
     call: str
@@ -173,8 +177,8 @@ class Compared:
 
     @property
     def allowed(self) -> float:
-        """The difference that is allowed."""
-        return next((most for part, most in ALLOWED.items() if re.search(part, self.call)), ELSEWHERE)
+        """The allowed difference."""
+        return next((limit for pattern, limit in ALLOWED.items() if re.search(pattern, self.call)), ELSEWHERE)
 
     @property
     def same(self) -> bool:
@@ -183,53 +187,53 @@ class Compared:
 
 
 def compared(device: str) -> Iterator[Compared]:
-    """Every call on a device and on the CPU, as it is done."""
+    """Yield the comparison of each call on a device with the CPU."""
     with tempfile.TemporaryDirectory(prefix="landscape-doctor-") as folder:
         on_cpu = Place("cpu", Path(folder))
         try:
             on_device = Place(device, Path(folder))
-        except Exception as error:  # whatever does not work there
+        except Exception as error:  # a device that does not work raises any kind of error
             yield Compared("problems", error=one_line(error))
             return
         for name, call in calls().items():
-            expected, usual = timed(call, on_cpu)
+            expected, cpu_seconds = timed(call, on_cpu)
             try:
                 values, seconds = timed(call, on_device)
             except Exception as error:
                 yield Compared(name, error=one_line(error))
             else:
-                yield Compared(name, difference(expected, values), seconds / usual)
+                yield Compared(name, difference(expected, values), seconds / cpu_seconds)
 
 
 def one_line(error: Exception) -> str:
-    """An error in a line of at most 200 characters."""
+    """Return an error as a line of at most 200 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def timed(call: Compute, at: Place) -> tuple[dict[str, Array], float]:
-    """The numbers of a call, and its seconds: of the faster of two calls, where they are short."""
+    """Return the numbers of a call, and its seconds; of two calls, if it is short, those of the faster."""
     seconds = math.inf
     for _ in range(2):
-        clock = time.perf_counter()
+        start = time.perf_counter()
         values = dict(numbers(call(at)))
-        seconds = min(seconds, time.perf_counter() - clock)
+        seconds = min(seconds, time.perf_counter() - start)
         if seconds > 0.5:
             break
     return values, seconds
 
 
 def numbers(value: Any, name: str = "") -> Iterator[tuple[str, Array]]:
-    """The numbers in a value by name: of tensors, results, runs, and containers of them."""
+    """Yield the numbers in a value, with names: of tensors, results, runs, and containers of them."""
     if isinstance(value, Checkpoint):
         value = {**value.stacked(), **value.history}
     elif dataclasses.is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     elif isinstance(value, (list, tuple)):
-        value = {str(k): part for k, part in enumerate(value)}
+        value = {str(k): item for k, item in enumerate(value)}
     if isinstance(value, Mapping):
-        for key, part in value.items():
+        for key, item in value.items():
             if not LEFT_OUT.fullmatch(key):
-                yield from numbers(part, f"{name}.{key}")
+                yield from numbers(item, f"{name}.{key}")
     elif isinstance(value, Tensor):
         yield name, value.detach().cpu().double().numpy()
     elif isinstance(value, (float, np.ndarray)) and np.asarray(value).dtype.kind == "f":
@@ -237,14 +241,17 @@ def numbers(value: Any, name: str = "") -> Iterator[tuple[str, Array]]:
 
 
 def difference(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> float:
-    """The largest relative difference of two values' numbers: of an array, by its largest number."""
+    """Return the largest difference between arrays of equal names, relative to the largest number of each."""
     assert expected, "no number to compare"
-    worst = 0.0 if expected.keys() == actual.keys() else math.inf
-    for name in expected.keys() & actual.keys():
-        a, b = expected[name], actual[name]
-        if a.shape != b.shape or (np.isfinite(a) != np.isfinite(b)).any():
+    if expected.keys() != actual.keys():
+        return math.inf
+    worst = 0.0
+    for name, a in expected.items():
+        b, is_finite = actual[name], np.isfinite(a)
+        if a.shape != b.shape or (is_finite != np.isfinite(b)).any():
             return math.inf
-        a, b = a[np.isfinite(a)], b[np.isfinite(a)]
-        size, apart = (np.abs(part).max(initial=0.0) for part in (a, a - b))
-        worst = max(worst, apart / size if size else (math.inf if apart else 0.0))
-    return float(worst)
+        scale = float(np.abs(a[is_finite]).max(initial=0.0))
+        error = float(np.abs(a[is_finite] - b[is_finite]).max(initial=0.0))
+        if error:
+            worst = max(worst, error / scale if scale else math.inf)
+    return worst
