@@ -290,8 +290,7 @@ class ResultFile:
             if not self._settings:
                 raise self._conflict(f"holds a {self[0].schema} with settings that are not known")
             return [*self]
-        self._entries = [_Entry(result, is_complete=True) for result in compute()]
-        self._changed = True
+        self._entries, self._changed = [_Entry(result, is_complete=True) for result in compute()], True
         self._write(new_settings)
         return [*self]
 

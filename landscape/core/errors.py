@@ -62,9 +62,8 @@ class LandscapeError(Exception):
                 arguments.append(flags[name])
             else:
                 arguments.append(f"{flags[name]} {shlex.quote(str(value))}")
-        line = f"{subject}{colon}{rest}"
-        if corrections := " or ".join(filter(None, (", ".join(arguments), self.otherwise))):
-            line += f"; give {corrections}"
+        corrections = " or ".join(filter(None, (", ".join(arguments), self.otherwise)))
+        line = f"{subject}{colon}{rest}" + (f"; give {corrections}" if corrections else "")
         return f"{line}; use {self.remedy}" if self.remedy else line
 
 

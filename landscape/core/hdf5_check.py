@@ -128,8 +128,7 @@ class _FileChecker:
                 raise UnsoundError(f"{path}: shape {shape} is too much for its size; use h5repack -f NONE")
             if size > max_size or dataset.get_num_chunks() != count:
                 raise UnsoundError(f"{path}: shape {shape} is more than the file holds")
-            stored_chunk_bytes = None if filters else chunk_bytes
-            dataset.chunk_iter(lambda info: self._check_chunk(info, stored_chunk_bytes, path))
+            dataset.chunk_iter(lambda info: self._check_chunk(info, None if filters else chunk_bytes, path))
             if filters:
                 self.expanded += size
                 return

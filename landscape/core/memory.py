@@ -348,8 +348,7 @@ def admitted(name: str, limit: int | None, need: Callable[[], Need | None]) -> I
         need: returns the need of the call, or None if there is no forecast. Inside another such context,
             which has checked the need of all its calls, it is called only if there is a ``limit``.
     """
-    is_checked = limit is None and _ALLOWANCE.get() is not None
-    call_need = None if is_checked else need()
+    call_need = None if limit is None and _ALLOWANCE.get() is not None else need()
     if call_need is None:
         yield
         return

@@ -221,8 +221,8 @@ def _silent() -> bool:
     """Return whether a call without the argument ``progress`` shows none."""
     is_main_thread = threading.current_thread() is threading.main_thread()
     is_main_process = multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0"
-    is_off = os.environ.get("LANDSCAPE_PROGRESS", "1") == "0"
-    return bool(_open) or not is_main_thread or not is_main_process or is_off
+    is_first = is_main_thread and is_main_process and not _open
+    return not is_first or os.environ.get("LANDSCAPE_PROGRESS", "1") == "0"
 
 
 def portion(progress: ProgressOption, first: float, last: float) -> Progress:

@@ -276,9 +276,8 @@ def others_code() -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        exit_text = " ".join(f"SystemExit {error}".split())
-        import_error = ImportError(f"it ends the program ({exit_text})")
-        raise import_error.with_traceback(error.__traceback__) from error
+        words = f"it ends the program ({' '.join(f'SystemExit {error}'.split())})"
+        raise ImportError(words).with_traceback(error.__traceback__) from error
 
 
 _loaded: set[str] = set()

@@ -447,9 +447,8 @@ def _column(split: Division, columns: Mapping[str, Array], samples: int) -> Arra
     """Return the values (N,) of the column by which the samples are divided."""
     values = columns.get(split.column)
     if values is None or values.shape != (samples,):
-        actual = "no such column" if values is None else f"one of shape {values.shape}, not ({samples},)"
-        allowed = ", ".join(columns) or "none, it has no column"
-        raise split.refused(f"the data has {actual} (allowed: {allowed})")
+        why = "no such column" if values is None else f"one of shape {values.shape}, not ({samples},)"
+        raise split.refused(f"the data has {why} (allowed: {', '.join(columns) or 'none, it has no column'})")
     return values
 
 

@@ -73,8 +73,7 @@ class Products:
     """
 
     def __init__(self, problem: Problem, pairs: Sequence[tuple[Slot, Slot]]) -> None:
-        self._factored, self._pairs = problem, pairs
-        model = copy.deepcopy(problem.model)
+        self._factored, self._pairs, model = problem, pairs, copy.deepcopy(problem.model)
         uses = Counter(id(tensor) for _, tensor in model.named_parameters(remove_duplicate=False))
         for slot in itertools.chain(*pairs):
             if uses[id(model.get_parameter(slot.name))] > 1:
@@ -134,8 +133,7 @@ class Products:
             factor_a, factor_b = root[:, None] * v[:kept_rank], u[:, :kept_rank] * root
             factor_a = factor_a.to(dtypes.get(a.name, factor_a.dtype))
             factors[a.name] = factor_a, factor_b.to(dtypes.get(b.name, factor_b.dtype))
-        other_dtypes = {name: dtype for name, dtype in dtypes.items() if name not in factors}
-        others = rounded(self.problem, theta, other_dtypes)
+        others = rounded(self.problem, theta, {k: dtype for k, dtype in dtypes.items() if k not in factors})
         error = float((squares[0] / squares[1].clamp_min(1e-300)).sqrt())
         return self._with(self.problem.layout.views(others), factors), max(ranks), error
 

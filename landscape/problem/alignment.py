@@ -227,12 +227,11 @@ def change(problem: MeanLoss, first: Tensor, second: Tensor, samples: int = SAMP
     if problem.indexed and count < problem.samples:
         problem = problem.subset(slice(count))
     wide = _wide(problem).with_batchnorm("recalibrate", max(2, count))
-    vectors = first.to(wide.weights), second.to(wide.weights)
-    problems = [wide.at(weights) for weights in vectors]
+    pairs = [(wide.at(weights), weights) for weights in (first.to(wide.weights), second.to(wide.weights))]
     largest_changes, largest_values, evaluated = [0.0, 0.0], [0.0, 0.0], 0.0  # of [loss, outputs]
     for x, y, weight, seed in wide.parts():
         values = []
-        for at, weights in zip(problems, vectors, strict=True):
+        for at, weights in pairs:
             with wide.evaluating(seed):
                 outputs = at.outputs(weights, x)
                 values.append([wide.criterion(outputs, y), *seen(outputs)])

@@ -105,10 +105,8 @@ def held(module: nn.Module) -> dict[str, Any]:
 
 def emptied(problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any]) -> nn.Module:
     """Return ``original``, or a copy without the stored tensors that a pass computes again."""
-    attributes = list[tuple[str, str, Any]]()
-    for name, module in original.named_modules():
-        if not of_torch(module):
-            attributes += [(name, key, value) for key, value in held(module).items()]
+    modules = [(name, module) for name, module in original.named_modules() if not of_torch(module)]
+    attributes = [(name, key, value) for name, module in modules for key, value in held(module).items()]
     model = independent_copy(original) if attributes else original
     for name, key, value in attributes:
         trial = evaluated(independent_copy(model).to(problem.device, problem.dtype))

@@ -281,8 +281,9 @@ def class_counts(equations: Iterable[Equation], sure: bool = True, gather: Any =
         classes = sorted({c for row in tensor_rows for c in row})
         if len(classes) > MAX_CLASSES:
             continue
-        matrix = [[row.get(c, 0.0) for c in classes] for row in tensor_rows]
-        system = torch.tensor(matrix, dtype=torch.float64)
+        system = torch.tensor(
+            [[row.get(c, 0.0) for c in classes] for row in tensor_rows], dtype=torch.float64
+        )
         is_counted = system.isfinite().all(0)
         if is_counted.sum() > 1 or not sure:
             weights = torch.zeros(len(classes), dtype=torch.float64)

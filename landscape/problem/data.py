@@ -468,9 +468,8 @@ def batched(data: Any) -> Any:
 
 def _why_passes_differ(batches: Iterable[Any]) -> str:
     """Return the likely cause of a difference between two passes, and the remedy."""
-    drops_random = isinstance(batches, DataLoader) and batches.drop_last
-    drops_random = drops_random and isinstance(batches.sampler, RandomSampler)  # type: ignore[attr-defined]
-    if drops_random and len(batches.sampler) % batches.batch_size:  # type: ignore[attr-defined]
+    cut = isinstance(batches, DataLoader) and batches.drop_last and isinstance(batches.sampler, RandomSampler)
+    if cut and len(batches.sampler) % batches.batch_size:  # type: ignore[attr-defined]
         return "drop_last=True leaves other samples out of each; give a loader with drop_last=False"
     return "its samples are drawn anew (random augmentation?); give the data set without augmentation"
 

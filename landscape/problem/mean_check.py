@@ -481,11 +481,10 @@ class _Decision:
             values = [attempt(by_rows._value, samples, seed) for seed in range(RANDOM_PASSES)]
             return by_rows if len({str(value) for value in values} - {"None"}) == 1 else None
         rows = attempt(lambda: by_rows.equation(by_rows.samples(some.x, some.y), some.ends))
-        if self.few is None and rows is not None:  # one sample, or inputs that cannot be divided
+        if self.few is None:  # one sample, or inputs that cannot be divided
             # The loss in a model's output is not computed from rows of outputs.
-            return by_passes if self.problem.criterion is output_loss else by_rows
-        if self.few is None:
-            return None
+            losses = by_passes if self.problem.criterion is output_loss else by_rows
+            return None if rows is None else losses
         # A model that mixes samples has other outputs for parts of them.
         is_equal = rows is not None and self.by_passes is not None and rows.equals(self.by_passes)
         if is_equal and rows is not None and rows.combines_by(self.terms) is (self.combine is True):

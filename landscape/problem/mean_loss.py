@@ -403,8 +403,7 @@ class MeanLoss:
             >>> [(len(y), weight) for x, y, weight in problem.chunks()]
             [(2, 2.0)]
         """
-        data = self.data if self.data.resident is None else self.data.in_chunks(self.chunk)
-        return data.chunks()
+        return (self.data if self.data.resident is None else self.data.in_chunks(self.chunk)).chunks()
 
     def parts(self) -> Iterator[tuple[Any, Any, float, int | None]]:
         """Iterate over the chunks of the data, each of them once for each draw of random numbers.

@@ -150,7 +150,11 @@ class Problem(MeanLoss):
         self.batchnorm = batchnorm.BatchNormPolicy()
         # The results of checks that are made once, such as of the symmetry of products; copies share them.
         self.checked: dict[tuple[Any, ...], bool] = {}
-        self._set_center(weights)
+        self.weights = layout.vector_of(weights, self.weights)
+        if self.weights.is_inference():
+            self.weights = self.weights.clone()
+        if bad := int((~torch.isfinite(self.weights)).sum()):
+            raise InputError(f"weights: {bad} of {self.layout.size} are NaN or infinite, all must be finite")
         self.data = Data(data, self.device, self.dtype, self.criterion is output_loss)
         count = Terms(self.criterion, terms)
         if self.data.samples or not self.data.indexed:
@@ -286,15 +290,6 @@ class Problem(MeanLoss):
         named = dict(model.named_parameters())
         self.weights = self.layout.flatten({s.name: named[s.name].detach() for s in self.layout.slots})
         self.model = layout.evaluated(model)
-
-    def _set_center(self, weights: Tensor | None) -> None:
-        default = self.weights
-        self.weights = layout.vector_of(weights, default)
-        if self.weights.is_inference():
-            self.weights = self.weights.clone()
-        if not bool(torch.isfinite(self.weights).all()):
-            bad = int((~torch.isfinite(self.weights)).sum())
-            raise InputError(f"weights: {bad} of {self.layout.size} are NaN or infinite, all must be finite")
 
 
 def check_kinds(model: Any, loss: Any) -> None:

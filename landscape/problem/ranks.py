@@ -378,9 +378,9 @@ def check_mean(problem: Any, terms: Terms) -> None:
             raise (RuntimeError(str(error)) if model_has_loss else error) from error
 
     passes: Any = SimpleNamespace(data=problem.data, device=problem.device, draws=0, outputs=outputs)
-    passes.criterion = problem.criterion
-    if model_has_loss:
-        passes.criterion = lambda outputs, y: double(whole(output_loss(outputs, y)))
+    passes.criterion = (
+        (lambda o, y: double(whole(output_loss(o, y)))) if model_has_loss else problem.criterion
+    )
     passes.evaluating = lambda seed: contextlib.nullcontext()
     losses = Losses(passes, problem.weights, by_outputs=not model_has_loss)
     if model_has_loss:
@@ -395,11 +395,11 @@ def check_mean(problem: Any, terms: Terms) -> None:
                 with contextlib.suppress(SharedError):
                     problem._pass_on_all(lambda: call(problem.model, {}, next(_placed(problem))[0]))
 
-    def equations_of_batches(cuts: int = 1) -> list[Equation]:
+    def batch_equations(cuts: int = 1) -> list[Equation]:
         with in_step():
             return [e.without_outputs() for e in losses.equations(_placed(problem), ragged, cuts)]
 
-    equations = equations_of_batches()
+    equations = batch_equations()
     with in_step():  # an equation of the first samples of this rank and the rank before
         first = losses.samples(*next(_placed(problem)))
         rows = min(MAX_ROWS, max(1, MAX_NUMBERS * first.size // max(1, first.numbers)))
@@ -426,8 +426,7 @@ def check_mean(problem: Any, terms: Terms) -> None:
     if not remaining:
         batches = sum(1 for _ in problem.data.pieces())
         cuts = CUTS if model_has_loss else math.ceil(2 * counts.MAX_CLASSES / batches)
-        equations_with_cuts = [*equations, *equations_of_batches(cuts)]
-        by_class = counts.class_counts(equations_with_cuts, gather=problem._gathered_objects)
+        by_class = counts.class_counts([*equations, *batch_equations(cuts)], gather=problem._gathered_objects)
         remaining = those_that_hold(by_class)
     if not remaining:
         check_finite(problem, terms, every=True)

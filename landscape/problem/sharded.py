@@ -112,9 +112,8 @@ class ShardedProblem(Exchanges):
         # With its parameters offloaded to the CPU, FSDP2 still computes on the mesh's devices.
         parameters: list[Any] = [p.parameter for p in self.pieces if hasattr(p.parameter, "device_mesh")]
         mesh_types = {parameter.device_mesh.device_type for parameter in parameters} - {first.device.type}
-        self.device = first.device
-        if mesh_types:
-            self.device = torch.device(mesh_types.pop(), torch.accelerator.current_device_index())
+        kind = next(iter(mesh_types), None)
+        self.device = torch.device(kind, torch.accelerator.current_device_index()) if kind else first.device
         self.dtype = torch.promote_types(first.dtype, torch.float32)
         self.agree("ShardedProblem", {"terms": terms, "check": check, **options})
         for name in options:
