@@ -440,7 +440,7 @@ def traced(problem: MeanLoss) -> Trace:
         axes.fix([t for t in step.outputs if any(t is end for end in compared_outputs)], OUTPUTS)
         if data_ids & {id(t) for t in step.tensors}:
             data_ids |= {id(t) for t in step.outputs}
-    activations = dict[tuple[int, torch.Size], tuple[Place, list[Axis]]]()
+    places = dict[tuple[int, torch.Size], tuple[Place, list[Axis]]]()
     for number, step in enumerate(recorder.steps):
         output_spaces = {space for t in step.outputs for space in spaces(axes.axes_of.get(id(t), []))}
         for k, t in enumerate(step.tensors):
@@ -448,9 +448,8 @@ def traced(problem: MeanLoss) -> Trace:
             summed_spaces = {*spaces(data_axes)} - output_spaces
             if any(not space.reason for space in summed_spaces):
                 # An activation in several operations has one address and shape, and is listed once.
-                place = Place(number, k, step.func, t.shape)
-                activations.setdefault((t.data_ptr(), t.shape), (place, data_axes))
-    return Trace({k: axes.axes_of[id(weight)] for k, weight in weights.items()}, dict(activations.values()))
+                places.setdefault((t.data_ptr(), t.shape), (Place(number, k, step.func, t.shape), data_axes))
+    return Trace({k: axes.axes_of[id(weight)] for k, weight in weights.items()}, dict(places.values()))
 
 
 @torch.no_grad()
