@@ -1,6 +1,6 @@
-"""A user's model, data and loss: their allowed forms, and how MODULE:NAME on the command line finds them.
+"""A user's model, data and loss: their allowed forms, and their import by MODULE:NAME on the command line.
 
-Only modules that the user names are imported: a module name in a file is never imported by itself.
+Only modules that the user names are imported, never a module that a file names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from landscape.problem.problem import Loss
 
 @dataclass(frozen=True)
 class Spec:
-    """A NAME, or MODULE:NAME, with the options that its call takes; ``called``: whether it had brackets."""
+    """A NAME, or MODULE:NAME, with options for its call; ``called``: whether the text has brackets."""
 
     name: str
     options: dict[str, Any]
@@ -52,9 +52,9 @@ def is_user_defined(name: str) -> bool:
 
 
 def parse(where: str, text: str) -> Spec:
-    """NAME, MODULE:NAME, or either with options as TOML, such as "mlp(widths=[64, 10])", "my:net(depth=2)".
+    """Return the name and options in a text such as "digits", "mlp(widths=[64, 10])" or "my:net(depth=2)".
 
-    InputError, naming ``where``, for anything else.
+    Raises InputError, with the option ``where``, for a text of another form.
     """
     match = re.fullmatch(r"([\w.-]+(?::[\w.]+)?)(?:\((.*)\))?", text.strip())
     if not match:
@@ -70,18 +70,18 @@ def parse(where: str, text: str) -> Spec:
 
 
 def text_of(name: str, options: Mapping[str, Any]) -> str:
-    """NAME, or NAME(KEY=VALUE, …), as :func:`parse` reads it."""
+    """Return NAME, or NAME(KEY=VALUE, …), the text that :func:`parse` reads."""
     text = ", ".join(f"{key}={toml_value(value)}" for key, value in options.items())
     return f"{name}({text})" if text else name
 
 
 def command_text(name: str, options: Mapping[str, Any]) -> str:
-    """:func:`text_of` for a shell: the text of a command's option."""
+    """Return :func:`text_of`, quoted for a shell."""
     return shlex.quote(text_of(name, options)) if options else name
 
 
 def known_spec(where: str, text: str, registry: Registry) -> Spec:
-    """:func:`parse`; the options of a built-in model or data set are checked, and its defaults filled in."""
+    """Return :func:`parse` of a text, with checked options and defaults for a built-in model or data set."""
     spec = parse(where, text)
     if is_user_defined(spec.name):
         return spec
@@ -90,11 +90,11 @@ def known_spec(where: str, text: str, registry: Registry) -> Spec:
 
 
 def find(where: str, name: str) -> Any:
-    """The object MODULE:NAME, after an import of its module. InputError in one line if that fails."""
+    """Import the module of MODULE:NAME, and return the object; raise InputError in one line if that fails."""
     module_name, _, path = name.partition(":")
     with contextlib.suppress(FileNotFoundError):  # the current folder has been deleted
         if (folder := os.getcwd()) not in sys.path:
-            sys.path.append(folder)  # last, as it must not hide an installed module
+            sys.path.append(folder)  # as the last one, because it must not hide an installed module
     try:
         with others_code():
             value: Any = importlib.import_module(module_name)
@@ -114,7 +114,7 @@ def find(where: str, name: str) -> Any:
 
 
 def _make(where: str, spec: Spec) -> Any:
-    """The result of a call of MODULE:NAME with its options, or the object itself if it is not callable."""
+    """Return the result of a call of MODULE:NAME with its options, or the object itself if it is a module."""
     value = find(where, spec.name)
     if isinstance(value, nn.Module) or not callable(value):
         return value
@@ -128,7 +128,7 @@ def _make(where: str, spec: Spec) -> Any:
 
 
 def _failed(where: str, what: str, error: Exception) -> OperationError:
-    """One line with the place in the user's code that raised ``error``."""
+    """Return an error of one line, with the line of the user's code that raised ``error``."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
     at = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     words = " ".join(str(error).split())[:200]
@@ -136,9 +136,9 @@ def _failed(where: str, what: str, error: Exception) -> OperationError:
 
 
 def build_model(where: str, spec: Spec) -> nn.Module:
-    """A built-in model, or what a user's factory returns: an ``nn.Module`` (which may stand there itself).
+    """Return a built-in model, or the ``nn.Module`` that is, or is returned by, a user's MODULE:NAME.
 
-    A model wrapped for several GPUs is unwrapped: here the learners are distributed.
+    A wrapper for several GPUs is removed, because here the learners are distributed.
     """
     if not is_user_defined(spec.name):
         return models.build(spec.name, **spec.options)
@@ -151,10 +151,10 @@ def build_model(where: str, spec: Spec) -> nn.Module:
 
 
 def load_loss(where: str, text: str) -> Loss | None:
-    """The loss that ``text`` names; None for "output", the loss that the model's output carries.
+    """Return the loss that ``text`` names; None for "output", the loss in the model's output.
 
     MODULE:NAME is the loss itself, loss(outputs, targets) -> mean, if it is a function or a module; a class,
-    or a name with brackets, is called to make it.
+    or a name with brackets, is called, and returns the loss.
     """
     if text == "output":
         return None
@@ -170,7 +170,7 @@ def load_loss(where: str, text: str) -> Loss | None:
 
 
 def load_metrics(where: str, texts: Sequence[str]) -> dict[str, Any] | None:
-    """The metrics that ``texts`` name, each a name or NAME=MODULE:FUNCTION; None without any."""
+    """Return the metrics of ``texts``, each a name or NAME=MODULE:FUNCTION; None if there are none."""
     metrics: dict[str, Any] = {}
     for text in texts:
         name, _, path = text.partition("=")
@@ -185,9 +185,12 @@ def load_metrics(where: str, texts: Sequence[str]) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class UserData:
-    """A user's data: ``splits`` name -> what :class:`landscape.Problem` takes as data, and the loss.
+    """A user's data.
 
-    ``columns``: as of :class:`landscape.data.Dataset`.
+    Attributes:
+        splits: the data of each split, as for :class:`landscape.Problem`, by its name.
+        loss: the loss; None for the loss in the model's output.
+        columns: as for :class:`landscape.data.Dataset`.
     """
 
     splits: dict[str, Any]
@@ -195,12 +198,12 @@ class UserData:
     columns: Mapping[str, Any] = field(default_factory=dict)
 
     def split(self, name: str) -> Any:
-        """The split called ``name``; InputError if there is none."""
+        """Return the split called ``name``; raise InputError if there is none."""
         return self.splits[choose("split", name, self.splits)]
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over all tensors; "" where a split is an iterable of batches, whose order may change."""
+        """The SHA-256 of all tensors; "" if a split is an iterable of batches, whose order may change."""
         if not all(is_resident(split) for split in self.splits.values()):
             return ""
         every = (t for name in sorted(self.splits) for _, t in named_tensors(self.splits[name]))
@@ -209,15 +212,15 @@ class UserData:
 
 
 def as_data(data: Any) -> UserData | Dataset:
-    """A user's data from any of the allowed forms.
+    """Return a user's data from any of the allowed forms.
 
     - a :class:`landscape.data.Dataset`, or any object with ``train`` and ``test`` (and perhaps ``loss`` and
       ``columns``);
     - a dict of splits, with "train" or "test" among its keys, and perhaps "loss" and "columns";
-    - anything else is one split, used as both.
+    - any other object is one split, used as both.
 
-    A split is what :class:`landscape.Problem` takes as data. Without a loss it is cross-entropy, or,
-    if the batches are single dicts, the loss in the model's output.
+    A split is data as for :class:`landscape.Problem`. The default loss is cross-entropy or, if the batches
+    are single dicts, the loss in the model's output.
     """
     if isinstance(data, (Dataset, UserData)):
         return data
@@ -243,14 +246,14 @@ def _usual_loss(split: Any) -> Loss | None:
 
 
 def load_data(where: str, spec: Spec, data_dir: str | Path | None) -> UserData | Dataset:
-    """A built-in data set, or what a user's factory returns; see :func:`as_data`."""
+    """Return a built-in data set, or the data of a user's MODULE:NAME; see :func:`as_data`."""
     if not is_user_defined(spec.name):
         return datasets.load(spec.name, data_dir=data_dir, **spec.options)
     return as_data(_make(where, spec))
 
 
 def named(source: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of :meth:`landscape.Checkpoint.problem`, what is named among them found."""
+    """Return arguments of :meth:`landscape.Checkpoint.problem` with objects in place of names."""
     source_options = dict(source)
     if isinstance(name := source.get("model"), str):
         source_options["model"] = partial(build_model, "model", known_spec("model", name, registry.models))

@@ -1,9 +1,9 @@
-"""Weights as users have them, in files of other programs, too, by one converter.
+"""Weights from users' objects and from files of other programs.
 
-Nothing that a file holds is run. Its tensors are mapped to memory, and read when they are used. A state and
-its model become a checkpoint (:func:`import_state`), or θ of a problem (:func:`network_of`). Parameters are
-matched by name. What a model has besides θ must be the problem's, but for the statistics of BatchNorm, which
-stay with the weights.
+No code in a file is run. Its tensors are mapped to memory, and read when they are used. A state and its model
+become a checkpoint (:func:`import_state`), or θ of a problem (:func:`network_of`). Parameters are matched by
+name. All other tensors of a model must equal the problem's, except the statistics of BatchNorm, which belong
+to the weights.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from landscape.problem.sharded import on_ranks
 PREFIXES = ("module.", "model.")
 COMPILED = "_orig_mod."
 
-# The types of numbers that a parameter or buffer of floats, or of integers, can be read from.
+# The dtypes in a file that a floating-point tensor of the model can be read from, and an integer one.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 
 
 def _unfit(value: Tensor, target: Tensor) -> str:
-    """The reason why the numbers of ``value`` cannot become those of ``target``; "" if they can."""
+    """Return the reason why ``value`` cannot be copied to ``target``; "" if it can."""
     if value.is_meta:
         return "is on the device 'meta' and holds no numbers"
     if value.layout != torch.strided or value.is_quantized or value.is_nested:
@@ -59,20 +59,19 @@ def _unfit(value: Tensor, target: Tensor) -> str:
 
 
 def _finite(value: Tensor, own: Tensor) -> bool:
-    """Return whether all numbers are finite; a constant's may be infinite where the model's ``own`` are."""
-    beyond = ~torch.isfinite(value)
-    constant = not (own.requires_grad or own.is_meta)
-    return not beyond.any() or (constant and torch.equal(value[beyond], own.to(value)[beyond]))
+    """Return whether all numbers are finite, or, of a constant, infinite as in the model's ``own`` tensor."""
+    infinite = ~torch.isfinite(value)
+    is_constant = not (own.requires_grad or own.is_meta)
+    return not infinite.any() or (is_constant and torch.equal(value[infinite], own.to(value)[infinite]))
 
 
 def unwrapped_state(
     where: str | Path, state: Mapping[str, Any], names: set[str], message: states.Message = lambda line: None
 ) -> dict[str, Any]:
-    """``state`` by the model's ``names``: without the prefixes that wrappers added to them.
+    """Return ``state`` by the model's ``names``, without the prefixes that wrappers add.
 
-    The model may also be an attribute of the module that was saved. Lightning's checkpoints are an example:
-    their module has the model as self.net, next to metrics. That part is used if exactly one prefix gives all
-    ``names`` of the model.
+    The model may also be an attribute of the saved module: in Lightning's checkpoints the module has the
+    model as self.net, next to metrics. Its part of the state is used if exactly one prefix fits all names.
     """
     state = dict(state)
     if any(COMPILED in name for name in state) and not any(COMPILED in name for name in names):
@@ -84,16 +83,17 @@ def unwrapped_state(
             message(f"{where}: dropped '{prefix}'")
     first = min(names, default="")
     prefixes = [name.removesuffix(first) for name in state if name.endswith(f".{first}")]
-    whole = [prefix for prefix in prefixes if all(prefix + name in state for name in names)]
-    if first in state or len(whole) != 1:
+    fitting = [prefix for prefix in prefixes if all(prefix + name in state for name in names)]
+    if first in state or len(fitting) != 1:
         return state
-    rest = [name for name in state if not name.startswith(whole[0])]
-    omitted = f", left out {len(rest)} more ({', '.join(rest[:3])}{', …' * (len(rest) > 3)})" if rest else ""
-    message(f"{where}: took '{whole[0]}'{omitted}")
-    return {name.removeprefix(whole[0]): v for name, v in state.items() if name.startswith(whole[0])}
+    prefix, others = fitting[0], [name for name in state if not name.startswith(fitting[0])]
+    listed = ", ".join([*others[:3], *(["…"] if len(others) > 3 else [])])
+    omitted = f", left out {len(others)} more ({listed})" if others else ""
+    message(f"{where}: took '{prefix}'{omitted}")
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
-# What peft puts into the names of a model's adapters, and leaves out in the files of one: the adapter's name.
+# The adapter's name in peft's names of parameters, which the files of an adapter leave out.
 ADAPTER = re.compile(r"\.modules_to_save\.\w+|(?<=\.)(lora_\w+)\.\w+(?=\.weight$|$)")
 
 
@@ -101,11 +101,11 @@ def fitted(
     path: str | Path, state: Mapping[str, Any], model: nn.Module, name: str,
     message: states.Message = lambda line: None,
 ) -> Iterator[tuple[str, Tensor]]:  # fmt: skip
-    """The model's names, each with its tensor; OperationError names the first tensor that does not fit.
+    """Yield the model's names with the tensors of a state; raise OperationError if one does not fit.
 
     One of several tied names is sufficient, and BatchNorm's counts may be missing (files older than PyTorch
-    0.4.1 have none). A state without any of the model's frozen parameters is an adapter's, which has none of
-    the buffers either: the model's own stay.
+    0.4.1 have none). A state without any of the model's frozen parameters is that of an adapter: the model's
+    own frozen parameters and buffers remain.
     """
     fixed, parameters = _constants(model), dict(model.named_parameters())
     frozen = fixed.keys() & parameters.keys()
@@ -122,24 +122,24 @@ def fitted(
     for key, value in tensors.items():
         groups.setdefault(id(value), []).append(key)
     for keys in groups.values():
-        named = {key: state[key] for key in keys if key in state}
-        if not named and keys[0].endswith("num_batches_tracked"):
+        values = {key: state[key] for key in keys if key in state}
+        if not values and keys[0].endswith("num_batches_tracked"):
             continue
-        if not named:
+        if not values:
             raise OperationError(f"{path}: it lacks '{keys[0]}' of the model {name}{near(keys[0], state)}")
-        first = next(iter(named))
-        for key, value in named.items():
+        first = next(iter(values))
+        for key, value in values.items():
             shape = tuple(tensors[key].shape)
             if not isinstance(value, Tensor) or tuple(value.shape) != shape:
-                what = f"has shape {tuple(value.shape)}" if isinstance(value, Tensor) else "is no tensor"
-                raise OperationError(f"{path}: '{key}' {what}, the model {name} needs shape {shape}")
-            if why := _unfit(value, tensors[key]):
-                raise OperationError(f"{path}: '{key}' {why}")
+                reason = f"has shape {tuple(value.shape)}" if isinstance(value, Tensor) else "is no tensor"
+                raise OperationError(f"{path}: '{key}' {reason}, the model {name} needs shape {shape}")
+            if reason := _unfit(value, tensors[key]):
+                raise OperationError(f"{path}: '{key}' {reason}")
             if not _finite(value, tensors[key]):
                 raise OperationError(f"{path}: '{key}' holds NaN or infinite numbers, all must be finite")
-            if key != first and not torch.equal(value, named[first]):
+            if key != first and not torch.equal(value, values[first]):
                 raise OperationError(f"{path}: '{first}' and '{key}' differ, but are one tensor in {name}")
-        yield keys[0], named[first].detach()
+        yield keys[0], values[first].detach()
 
 
 @checked()
@@ -152,26 +152,26 @@ def import_state(
     data: dict[str, Any] | None = None,
     message: Callable[[str], None] = lambda line: None,
 ) -> Checkpoint:
-    """A checkpoint with one learner for each state.
+    """Return a checkpoint with one learner for each state.
 
-    θ holds the trainable parameters; frozen ones go with the buffers. Numbers narrower than float32 become
-    float32.
+    θ has the trainable parameters; frozen ones are stored with the buffers. Numbers with less precision than
+    float32 become float32.
 
     Args:
         paths: .pt, .pth, .bin, .ckpt or .safetensors files, indices of parts (.index.json), or folders of
             save_pretrained, all of one model.
-        model: that model, of any weights; left as it is.
+        model: that model, with any weights; it is not changed.
         name, options: the model in the checkpoint: a built-in name and its options, or "module:factory".
-            Default: where the model's class was defined, in the form of the latter.
+            Default: "module:class" of the model.
         data: the data in the checkpoint (see :class:`landscape.Checkpoint`); default: unknown.
-        message: receives a line for each container that was unwrapped.
+        message: a function that receives a line for each container that was unwrapped.
 
     Returns:
         The checkpoint, with n learners and no history; it is not saved yet.
 
     Raises:
-        InputError: for a model without trainable parameters.
-        OperationError: for a file that cannot be read or does not fit; it names the parameter.
+        InputError: the model has no trainable parameters.
+        OperationError: a file cannot be read or does not fit; the message names the parameter.
 
     Example:
         >>> import tempfile, torch, landscape
@@ -220,19 +220,19 @@ def import_state(
 
 @checked()
 def load_weights(path: str | Path, into: nn.Module) -> nn.Module:
-    """Load weights from a file or folder into a model, in place, once all of them fit.
+    """Load weights from a file or folder into a model, in place, after a check that all of them fit.
 
     Args:
-        path: what :func:`import_state` reads, or the file of a run, whose w_a it is.
-        into: the model. Its numbers keep their type, into which others are rounded; what is frozen stays
-            where the file is an adapter's.
+        path: a file or folder as for :func:`import_state`, or the file of a run, for its w_a.
+        into: the model. Its tensors keep their dtypes, to which the numbers are rounded; with a file of an
+            adapter, its frozen parameters do not change.
 
     Returns:
         The model.
 
     Raises:
-        InputError: a model on the device "meta".
-        OperationError: a file that cannot be read, or does not fit; it names the parameter.
+        InputError: the model is on the device "meta".
+        OperationError: the file cannot be read, or does not fit; the message names the parameter.
 
     Example:
         >>> import tempfile, torch, landscape
@@ -257,15 +257,18 @@ Weights = Annotated[
 ]
 
 
-#: The types of numbers that parameters have in a file, by name.
+#: The dtypes of parameters in a file, by name.
 Kinds = Mapping[str, torch.dtype]
 
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """θ (P,), as a problem has its own, and BatchNorm's buffers by name; None where these are not known.
+    """The weights of a network.
 
-    ``kinds`` are the types that the parameters had where they come from.
+    Attributes:
+        theta: θ (P,), as in the problem.
+        statistics: BatchNorm's buffers by name; None if they are unknown.
+        kinds: the dtypes of the parameters in their source.
     """
 
     theta: Tensor
@@ -273,7 +276,7 @@ class Network:
     kinds: Kinds = field(default_factory=dict)
 
     def own_loss(self, problem: Problem) -> float:
-        """The loss with the network's own statistics; NaN where they are not known."""
+        """Return the loss with the network's own statistics; NaN if they are unknown."""
         if self.statistics is None:
             return float("nan")
         with_statistics = problem.on(problem.data)
@@ -281,7 +284,7 @@ class Network:
         return with_statistics.loss(self.theta)
 
     def shares_statistics(self, problem: Problem) -> bool:
-        """Return whether its statistics are known to be those in the buffers of the problem's model."""
+        """Return whether its statistics are known and equal those in the buffers of the problem's model."""
         if self.statistics is None:
             return False
         buffers = dict(problem.model.named_buffers())  # with counts of batches, which no loss depends on
@@ -289,11 +292,11 @@ class Network:
 
 
 def network_of(problem: Problem, source: Any, name: str) -> Network:
-    """The network with the weights of ``source``, which the user gave as the argument ``name``.
+    """Return the network with the weights of ``source``, the user's argument ``name``.
 
     Raises:
-        InputError: what is no weights, or is of another model.
-        OperationError: a file that cannot be read, a tensor that does not fit, or numbers not finite.
+        InputError: the source has no weights, or is of another model.
+        OperationError: a file cannot be read, a tensor does not fit, or a number is not finite.
     """
     names = {*problem.model.state_dict()}
     if on_ranks(problem) and not isinstance(source, (Tensor, np.ndarray, type(None))):
@@ -316,7 +319,7 @@ def network_of(problem: Problem, source: Any, name: str) -> Network:
 
 
 def networks_of(problem: Problem, weights: Any, labels: Sequence[str] = ()) -> list[Network]:
-    """:func:`network_of` of each entry of the argument ``weights``, a list or vectors (n, P)."""
+    """Return :func:`network_of` each entry of the argument ``weights``, a list or vectors (n, P)."""
     is_one_network = isinstance(weights, (str, os.PathLike, Mapping, nn.Module, Problem, Checkpoint))
     is_vector = getattr(weights, "ndim", 2) == 1
     if is_one_network or is_vector or not isinstance(weights, Iterable):
@@ -330,7 +333,7 @@ def networks_of(problem: Problem, weights: Any, labels: Sequence[str] = ()) -> l
 
 
 def _check_scale(path: Path, model: nn.Module) -> None:
-    """OperationError for an adapter of peft with another factor before its products than the model's."""
+    """Raise OperationError for an adapter of peft whose factor of products is not the model's."""
     of_layers = [getattr(module, "scaling", None) for module in model.modules()]
     own = {scale for scales in of_layers if isinstance(scales, dict) for scale in scales.values()}
     file = (path if path.is_dir() else path.parent) / "adapter_config.json"
@@ -344,7 +347,7 @@ def _check_scale(path: Path, model: nn.Module) -> None:
 
 
 def _read(path: Path, name: str, model: nn.Module) -> Any:
-    """The contents of a file: a run or a result of this project, or the state that another program saved."""
+    """Return the content of a file: a run or a result of this project, or the state of another program."""
     foreign, names = states.names_state(path), {*model.state_dict()}
     if not foreign and not path.is_dir():
         ends_in(name, path, (".h5", *states.SUFFIXES))
@@ -357,23 +360,20 @@ def _read(path: Path, name: str, model: nn.Module) -> Any:
 
 
 def _constants(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers and frozen parameters, which a model's state has besides θ."""
+    """Return the buffers and frozen parameters of a model, by name."""
     state = model.state_dict(keep_vars=True).items()
     return {name: t for name, t in state if isinstance(t, Tensor) and not t.requires_grad}
 
 
 def _layers(model: nn.Module) -> Counter[str]:
-    """How many layers of each class a model has, without those that are nothing in eval mode."""
+    """Return the number of layers of each class, without those that do nothing in eval mode."""
     idle = (nn.Identity, nn.modules.dropout._DropoutNd)
     leaves = (m for m in model.modules() if not [*m.children()] and not isinstance(m, idle))
     return Counter(getattr(m, "original_name", type(m).__name__) for m in leaves)  # of TorchScript, too
 
 
 def _state(own: nn.Module, source: Any, name: str, names: set[str]) -> dict[str, Any]:
-    """Name -> tensor of all that the outputs depend on of a network like ``own``.
-
-    What is not known of a run is missing.
-    """
+    """Return the tensors of a network like ``own``, by name, without those of a run that are unknown."""
     if isinstance(source, Mapping):
         return states.state_in(name, source, names=names)
     if isinstance(source, Checkpoint):
@@ -393,7 +393,7 @@ def _state(own: nn.Module, source: Any, name: str, names: set[str]) -> dict[str,
 
 
 def _network(problem: Problem, state: dict[str, Any], name: str) -> Network:
-    """The network of a state; InputError where it has other constants than the problem's model."""
+    """Return the network of a state; raise InputError if its constants differ from the problem's model."""
     model, fixed, statistics = problem.model, _constants(problem.model), buffer_names(problem.model)
     unknown = {key for key in statistics if key not in state and not key.endswith("num_batches_tracked")}
     state |= {key: fixed[key] for key in unknown}
@@ -401,8 +401,8 @@ def _network(problem: Problem, state: dict[str, Any], name: str) -> Network:
     constants = {key: t.to(fixed[key], copy=True) for key, t in tensors.items() if key in fixed}
     for key in constants.keys() - {*statistics}:
         t = fixed[key]
-        count = t.numel() == 1 and not t.is_floating_point()  # of steps, which outputs do not depend on
-        if not count and not torch.equal(constants[key], t):
+        is_count = t.numel() == 1 and not t.is_floating_point()  # outputs do not depend on counts of steps
+        if not is_count and not torch.equal(constants[key], t):
             kind = "frozen parameter" if isinstance(t, nn.Parameter) else "buffer"
             raise InputError(f"{name}: its {kind} '{key}' is not the problem's; give a vector of θ alone")
     theta = problem.layout.flatten(tensors).to(problem.weights)

@@ -113,8 +113,7 @@ class Stack:
 
     def __init__(self, problem: Problem, accumulate: int = 1, autocast: Autocast = "") -> None:
         self.problem, self.accumulate = problem, accumulate
-        self.layers = chain(problem)
-        self.autocast, self.batched = autocast, False
+        self.layers, self.autocast, self.batched = chain(problem), autocast, False
         # Convolutions are a tenth faster where a pixel's channels lie together (ResNet-18, 2 cores).
         convolutions = [m for m in problem.model.modules() if type(m) is nn.Conv2d]
         # A few channels, 1 × 1 and a stride: PyTorch 2.13's backward pass writes past its memory on AMD CPUs.

@@ -359,8 +359,7 @@ class MeanLoss:
 
         def loss() -> Tensor:
             with torch.enable_grad(), self.evaluating(0):
-                outputs = own_outputs(self, x) if is_recomputing else self.call(leaves, x)
-                return self.criterion(outputs, y)
+                return self.criterion(own_outputs(self, x) if is_recomputing else self.call(leaves, x), y)
 
         return with_saved_bytes(loss, excluding=leaves.values())[1]
 
