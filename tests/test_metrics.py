@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from torch import Tensor, nn
 
 import landscape
 from landscape import InputError, OperationError, Problem
+from landscape.analysis.quantities import Settings, _test_error
+from landscape.core.progress import no_progress
+from landscape.problem.metrics import BY_NAME
 
 X = torch.randn(300, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 Y = (X[:, :3].argmax(1) + (X[:, 3] > 1)) % 3
@@ -195,16 +199,141 @@ def test_metrics_of_numbers_and_of_masked_targets() -> None:
     pairs = nn.Sequential(nn.Linear(5, 6), nn.Unflatten(1, (2, 3))).double()
     with pytest.raises(InputError, match="^metrics: 'mse' takes outputs .* or numbers of one shape"):
         Problem(pairs, lambda o, t: F.mse_loss(o.mT, t), (X, torch.ones(300, 3, 2).double()), metrics=["mse"])
-    with pytest.raises(InputError, match="^metrics: 'f1' counts all targets, the loss leaves out those"):
-        Problem(network("chain"), nn.CrossEntropyLoss(ignore_index=0), (X, Y), metrics=["f1"])
-    masked = Y.clone()
-    masked[7] = -100
-    problem = Problem(network("chain"), F.cross_entropy, (X, masked), metrics=["nll", "f1", "accuracy"])
+    strange = Y.clone()
+    strange[7] = -3
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets.abs() % 3)
+
+    problem = Problem(network("chain"), loss, (X, strange), metrics=["nll", "f1", "accuracy"])
     line = landscape.line(problem, problem.weights, points=3)
     assert np.isnan([line.accuracy, line.column("nll"), line.column("f1")]).all()
     assert line.metric_names == ("nll", "f1")
     assert [row.value for row in line.describe() if row.name == "f1"] == ["nan to nan"]  # without a warning
-    assert "nan to nan   no numbers: a metric that has a name needs targets that are not" in line.summary()
+    assert "nan to nan   no numbers: of a metric that has a name, some targets are no cl" in line.summary()
+
+
+@pytest.mark.filterwarnings("ignore::landscape.ProblemWarning")  # the terms are counted
+@pytest.mark.parametrize("form", ["tensors", "batches"])
+@pytest.mark.parametrize(("loss", "mask"), [
+    (F.cross_entropy, -100), (nn.CrossEntropyLoss(ignore_index=1, weight=torch.tensor([1.0, 2, 3])), 1),
+    (lambda o, t: F.cross_entropy(o, t, ignore_index=-1), -1),
+])  # fmt: skip
+def test_named_metrics_leave_out_the_targets_that_the_loss_leaves_out(
+    loss: Any, mask: int, form: str
+) -> None:
+    y = Y.where(X[:, 4] < 0.3, mask)
+    data: Any = (X, y) if form == "tensors" else [(X[k : k + 64], y[k : k + 64]) for k in range(0, 300, 64)]
+    names = [name for name in SUMS.values() if name in BY_NAME and name != "accuracy"]
+    for kind in ("chain", "convolution"):
+        problem = Problem(network(kind), loss, data, metrics=names)
+        rest = Problem(network(kind), F.cross_entropy, (X[y != mask], y[y != mask]), metrics=names)
+        plane = landscape.random_plane(problem)
+        surfaces = [landscape.contour(p, plane, grid=(3, 2), span=0.7) for p in (problem, rest)]
+        for name in ("accuracy", *names):
+            a, b = (surface.column(name) for surface in surfaces)
+            np.testing.assert_allclose(a, b, rtol=1e-9, err_msg=name)
+
+
+class Tagger(nn.Module):
+    """Outputs (B, T, V) of tokens (B, T); with ``causal``, of the next token, and their loss."""
+
+    def __init__(self, causal: bool | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.causal = nn.Sequential(nn.Embedding(4, 6), nn.Tanh(), nn.Linear(6, 4)).double(), causal
+
+    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Any:
+        logits = self.net(tokens)
+        if labels is None:
+            return logits
+        z, t = (logits[:, :-1], labels[:, 1:]) if self.causal else (logits, labels)
+        return {"loss": F.cross_entropy(z.flatten(0, 1), t.flatten()), "logits": logits}
+
+
+@pytest.mark.filterwarnings("ignore::landscape.ProblemWarning")
+@pytest.mark.parametrize("length", [4, 7])  # of as many tokens as there are classes, too
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("causal", [None, False, True])
+def test_named_metrics_of_outputs_with_classes_last(causal: bool | None, masked: bool, length: int) -> None:
+    tokens = torch.randint(4, (20, length), generator=torch.Generator().manual_seed(0))
+    labels = tokens.where(torch.rand(tokens.shape, generator=torch.Generator().manual_seed(1)) < 0.7, -100)
+    labels = labels if masked else tokens
+    metrics = ["nll", "f1", "top5", "error"]
+
+    def last(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+    if causal is None and length == 4:  # either dimension may have the classes
+        with pytest.raises(InputError, match="^metrics: 'nll' takes outputs .B, classes, …., these may be"):
+            Problem(Tagger(), last, (tokens, labels), metrics=metrics)
+        assert np.isnan(Problem(Tagger(), last, (tokens, labels)).accuracy())
+        return
+    data: Any = (tokens, labels) if causal is None else {"tokens": tokens, "labels": labels}
+    problem = Problem(Tagger(causal), last if causal is None else None, data, metrics=metrics)
+    line = landscape.line(problem, problem.weights, points=3)
+    with torch.no_grad():
+        z, t = problem.model.net(tokens), labels  # type: ignore[operator, union-attr]
+    z, t = (z[:, :-1], t[:, 1:]) if causal else (z, t)
+    guess, t = z[t >= 0].argmax(1), t[t >= 0]
+    np.testing.assert_allclose(line.column("nll"), line.loss, rtol=1e-9)
+    np.testing.assert_allclose(line.accuracy[1], float((guess == t).double().mean()))
+    right, sizes = (
+        [float((a == c).sum()) for c in range(4)]
+        for a in (guess.where(guess == t, -1), torch.cat((guess, t)))
+    )
+    np.testing.assert_allclose(line.column("f1")[1], np.mean(2 * np.array(right) / sizes))
+
+
+def test_a_loss_of_the_next_targets_says_so_or_its_metrics_are_refused() -> None:
+    tokens = torch.randint(4, (20, 7), generator=torch.Generator().manual_seed(0))
+
+    def following(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
+
+    assert np.isnan(Problem(Tagger(), following, (tokens, tokens)).accuracy())
+    with pytest.raises(InputError, match="^metrics: 'nll' takes outputs .* or of next targets"):
+        Problem(Tagger(), following, (tokens, tokens), metrics=["nll"])
+
+
+def test_the_test_error_of_masked_targets_is_that_of_the_others() -> None:
+    y = Y.where(X[:, 4] < 0.3, -100)
+    values = []
+    for data in ((X, y), (X[y >= 0], y[y >= 0])):
+        problem = Problem(network("chain"), F.cross_entropy, data)
+        subject: Any = SimpleNamespace(test=lambda problem=problem: problem)
+        values.append(_test_error(subject, Settings(), no_progress))
+    assert values[0].value == pytest.approx(values[1].value)
+    assert values[0].error == pytest.approx(values[1].error, rel=0.01)
+
+
+def test_what_metrics_of_all_samples_give_and_how_they_fail() -> None:
+    def needy(outputs: Tensor, targets: Tensor) -> Tensor:
+        if len(targets) < 300:
+            raise ValueError("too few")
+        return brier(outputs, targets)
+
+    class Failing(Accumulator):
+        def compute(self) -> float:
+            raise RuntimeError("no\nnumber")
+
+    def problem(metric: Any) -> Problem:
+        return Problem(
+            network("chain"), F.cross_entropy, (X, Y), metrics={"std": spread_of_outputs, "a": metric}
+        )
+
+    truth = float(brier(network("chain")(X), Y).mean().detach())
+    assert float(problem(needy).totals()[3] / 300) == pytest.approx(truth)
+    given = problem(lambda o, t: brier(o, t).numpy())
+    assert given.metrics[1].of_sums
+    assert float(given.totals()[3] / 300) == pytest.approx(truth)
+    for metric, words in {
+        Failing(): "'a' failed: RuntimeError: no number",
+        lambda o, t: needy(o, t)[:-1]: r"'a' gives \(299,\), it must give one number, or \(300,\)",
+        lambda o, t: needy(o.zero_(), t): "'a' failed: ValueError: too few",
+    }.items():
+        with pytest.raises(InputError, match=f"^metrics: {words}"):
+            problem(metric).totals()
 
 
 def test_a_surface_with_metrics_is_resumed_interpolated_and_drawn(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from landscape.curvature.hessian import Preconditioner
 from landscape.curvature.trace import trace
 from landscape.evaluation.evaluate import Evaluator, evaluator
 from landscape.problem.alignment import aligned
-from landscape.problem.losses import correct_shares
+from landscape.problem.losses import correct
 from landscape.problem.metrics import names_of
 from landscape.problem.problem import Problem
 from landscape.results.geometry import barrier
@@ -291,8 +291,10 @@ def _test_error(subject: Subject, settings: Settings, progress: Progress) -> Mea
     whole = subject.test()
     problem = whole.at()
     outputs = ((problem.outputs(whole.weights, x), y) for x, y, _ in whole.chunks())
-    shares = [correct_shares(z, y, whole.criterion) for z, y in outputs]
-    wrong = 100 * (1 - torch.cat([share.cpu() for share in shares]).numpy())
+    right, counted = torch.cat([correct(z, y, whole.data.terms_in).cpu() for z, y in outputs], 1).numpy()
+    # Of samples whose numbers of targets differ, what the ratio of both sums varies by to first order.
+    share = right.sum() / counted.sum()
+    wrong = 100 * (1 - share - (right - share * counted) / counted.mean())
     if not np.isfinite(wrong).all():
         raise OperationError("test error: the data has no class labels; leave it out")
     return Measured.mean(wrong)

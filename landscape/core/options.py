@@ -314,6 +314,8 @@ _WORDS = {
 
 def _remedy(value: Any, allowed: str) -> str:
     """Code that makes a problem, a checkpoint or a vector of what was given, where it can; else ""."""
+    if allowed.startswith("a Preconditioner"):
+        return "landscape.preconditioner(run, run.problem())"
     if isinstance(value, (str, Path)):
         if allowed.startswith("a ResultFile"):
             return f"landscape.open({str(value)!r}, 'a')"

@@ -185,8 +185,16 @@ class Count:
 
     def __call__(self, x: Any, y: Any) -> Tensor:
         tensor = list(named_tensors(x if self.of_inputs else y))[self.number][1][CUTS[self.cut]]
+        return double(by_sample(self._of(tensor)))
+
+    def _of(self, tensor: Tensor) -> Tensor:
         argument = () if self.value is None else (self.value,)
-        return double(by_sample(FUNCTIONS[self.function](tensor, *argument)))
+        return FUNCTIONS[self.function](tensor, *argument)
+
+    def left(self, targets: Tensor) -> Tensor:
+        """Whether each of the ``targets`` counts; all do where the count is not one of these alone."""
+        tests = ("other than", "above", "from") if not (self.of_inputs or self.cut) else ()
+        return self._of(targets) if self.function in tests else torch.ones_like(targets, dtype=torch.bool)
 
 
 def _parts(tree: Any, name: str) -> Iterator[tuple[str, int, str, Tensor]]:

@@ -92,7 +92,7 @@ class Data:
         self.checksum: Tensor | None = None  # of a pass over batches
         self._sums: list[Tensor] = []  # of each batch
         self._cache: dict[Any, Any] = {}  # the fingerprint, and what :meth:`some` picked, by count
-        self._terms_in: Terms = lambda x, y: torch.ones(count_samples(x, y, alike=False))
+        self.terms_in: Any = lambda x, y: torch.ones(count_samples(x, y, alike=False))
         self.own_batches = isinstance(data, Dataset)  # those of STREAM_BATCH samples
         data = batched(as_tensors(data))
         if is_resident(data):
@@ -122,7 +122,7 @@ class Data:
 
     def weigh(self, terms_in: Terms) -> None:
         """Count the samples, and the terms of each by ``terms_in``. InputError without a sample."""
-        self._terms_in = terms_in
+        self.terms_in = terms_in
         if self._whole is not None:
             x, y = self._whole
             self._weigh(terms_in(x, y) if self.samples else torch.zeros(0))
@@ -239,14 +239,14 @@ class Data:
 
         ``terms_in``: as :meth:`weigh` takes it, before that is called.
         """
-        self._terms_in = terms_in or self._terms_in
+        self.terms_in = terms_in or self.terms_in
         if self.resident is not None:
             return take(self.resident, slice(2))
         batches = self.pairs()
         first = next(batches, None)
         if first is None:
             raise InputError("data: it holds no samples, at least one is needed")
-        counted = (b for b in itertools.chain([first], batches) if float(self._terms_in(*b).sum()) > 0)
+        counted = (b for b in itertools.chain([first], batches) if float(self.terms_in(*b).sum()) > 0)
         x, y = next(counted, first)
         self.leaf_inputs |= _require_gradients(x)
         return self.place((x, y))
@@ -281,16 +281,16 @@ class Data:
 
     def _that_count(self, picked: Tensor, x: Any, y: Any) -> Tensor:
         """The numbers ``picked`` among the samples (x, y), the last replaced where none of them counts."""
-        terms = torch.ones(1) if y is None else self._terms_in(take(x, picked), take(y, picked))
+        terms = torch.ones(1) if y is None else self.terms_in(take(x, picked), take(y, picked))
         if not bool((terms > 0).any()):
-            picked[-1] = self._terms_in(x, y).argmax()
+            picked[-1] = self.terms_in(x, y).argmax()
         return picked
 
     def few(self, count: int = PROBE) -> Data:
         """The samples of :meth:`pick`, in one chunk."""
         x, y = self.pick(*self.first(), count)
         part = self.in_chunks(count)  # the bytes of a sample are not measured for so few
-        few = part._holding(x, y, self._terms_in(x, y))
+        few = part._holding(x, y, self.terms_in(x, y))
         if not self.indexed:
             few.resident, few.sample_terms, few.batches = None, None, [(x, y)]
         return few
@@ -338,7 +338,7 @@ class Data:
             samples = count_samples(x, y, alike=False)
             terms = None if self.sample_terms is None else self.sample_terms[done : done + samples]
             if terms is None and not self.indexed:
-                terms = self._terms_in(x, y)
+                terms = self.terms_in(x, y)
             count = float(samples)
             if terms is not None:
                 count = float(terms.sum()) * self.samples / max(self.terms, 1e-300)
@@ -405,7 +405,7 @@ class Data:
         """The samples (x, y), on the device, in place of its own: a minibatch, weighted as in training."""
         self._check_mean()
         count_samples(x, y, alike=True)
-        return self._holding(x, y, self._terms_in(x, y))._counted()
+        return self._holding(x, y, self.terms_in(x, y))._counted()
 
     def _counted(self) -> Data:
         """Itself; InputError where it is samples of which no target counts."""

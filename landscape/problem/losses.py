@@ -133,14 +133,14 @@ class Terms:
         criterion: the loss.
         given: ``given(targets)`` -> (B,), from the user; None: the known losses of PyTorch and Hugging Face
             count their targets, any other loss has one term a sample.
-        shifted: the model computes its loss from labels, without the first one of each sequence.
+        shifted: whether the loss leaves out the first label of each sequence; None: this is not known.
     """
 
     def __init__(
-        self, criterion: Any, given: Callable[[Any], Tensor] | None = None, shifted: bool = False
+        self, criterion: Any, given: Callable[[Any], Tensor] | None = None, shifted: bool | None = None
     ) -> None:
         self.criterion, self.given, self.shifted = criterion, given, shifted
-        self.count: Callable[[Any, Any], Tensor] | None = None  # which the losses of parts of the data show
+        self.count: Any = None  # Count, which the losses of parts of the data show
         self.by_batch = False  # the loss is the mean over batches, each of which counts the same
 
     def __call__(self, x: Any, y: Any) -> Tensor:
@@ -153,7 +153,7 @@ class Terms:
         elif self.count is not None:
             terms = self.count(x, y)
         elif self.criterion is output_loss:
-            terms = label_terms(x.get("labels"), self.shifted) if isinstance(x, Mapping) else None
+            terms = label_terms(x.get("labels"), bool(self.shifted)) if isinstance(x, Mapping) else None
         else:
             terms = loss_terms(self.criterion, y)
         if terms is None:
@@ -162,6 +162,46 @@ class Terms:
             shape = tuple(terms.shape)
             raise InputError(f"terms: shape {shape}, it must give one number per sample, ({samples},)")
         return double(terms.detach()).cpu()
+
+    def counted(self, targets: Tensor) -> Tensor:
+        """Whether each of ``targets`` counts, which are classes: the loss leaves out the others."""
+        class_loss, every = ClassLoss.of(self.criterion), torch.ones_like(targets, dtype=torch.bool)
+        if class_loss is not None or self.criterion is output_loss:
+            return targets != (IGNORED if class_loss is None else class_loss.ignored)
+        if self.given is not None and targets.dim() == 1:
+            return self.given(targets).to(targets.device) > 0
+        return every if self.count is None else self.count.left(targets)
+
+    def number(self, targets: Any) -> float:
+        """How many targets count as right or wrong."""
+        if not isinstance(targets, Tensor) or not is_classes(targets):
+            return 1.0
+        return float(self.counted(targets[:, 1:] if self.shifted and targets.dim() == 2 else targets).sum())
+
+    def classes(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor] | None:
+        """Outputs (B, C, ...) and their classes (B, ...); None where they are not of this form.
+
+        The classes come second, or last where the shapes leave no choice, or the loss is the model's own. If
+        this leaves out the first label of each sequence, each output is that of the next label.
+        ValueError where nothing says which classes belong to which outputs.
+        """
+        z, own, shifted = opened_logits(outputs), self.criterion is output_loss, self.shifted
+        if not isinstance(z, Tensor) or not isinstance(targets, Tensor) or z.dim() < 2:
+            return None
+        second, last = targets.shape == (len(z), *z.shape[2:]), targets.shape == z.shape[:-1]
+        if not (second or last) or not is_classes(targets) or z.shape[1 if second else -1] < 2:
+            return None
+        if z.dim() == 2 or ClassLoss.of(self.criterion) is not None:
+            return (z, targets) if second else None
+        if shifted is None or (shifted and not own) or (second and last and not own):
+            raise ValueError("takes outputs (B, classes, …), these may be (B, …, classes) or of next targets")
+        z = z.movedim(-1, 1) if last else z
+        return (z[:, :, :-1], targets[:, 1:]) if shifted else (z, targets)
+
+
+def is_classes(targets: Tensor) -> bool:
+    """Return whether targets are integers."""
+    return not (targets.is_floating_point() or targets.is_complex())
 
 
 def check_labels(loss: Any, outputs: Any, targets: Any) -> None:
@@ -197,13 +237,17 @@ def with_other_first_labels(criterion: Any, x: Any) -> dict[str, Any] | None:
     no attribute of a model says so, but its loss of this batch does.
     """
     labels = x.get("labels") if isinstance(x, Mapping) else None
-    if criterion is not output_loss or not isinstance(labels, Tensor):
-        return None
-    if labels.is_floating_point() or labels.dim() < 2:
+    changed = other_first_labels(labels) if criterion is output_loss else None
+    return None if changed is None else {**x, "labels": changed}
+
+
+def other_first_labels(labels: Any) -> Tensor | None:
+    """Labels (B, n, ...) with others at the first place; None for what is none of these."""
+    if not isinstance(labels, Tensor) or labels.dim() < 2 or not is_classes(labels):
         return None
     changed = labels.clone()
     changed[:, 0] = (labels[:, 0] == 0).to(labels)
-    return {**x, "labels": changed}
+    return changed
 
 
 def is_softmax_loss(loss: Any) -> bool:
@@ -219,33 +263,21 @@ def opened_logits(outputs: Any) -> Any:
     return getattr(outputs, "logits", outputs)
 
 
-def correct(outputs: Any, targets: Any, loss: Any) -> Tensor:
-    """The number of (B, classes, ...) ``outputs`` that have their largest entry at the target (B, ...).
+def correct(outputs: Any, targets: Any, terms: Terms) -> Tensor:
+    """(2, B) float64: how many targets of each sample are right, and how many count in the loss.
 
-    NaN where :func:`correct_shares` is.
+    Right are those at the largest entry of (B, classes, ...) ``outputs``, or of their ``logits``. (2, 1) NaN
+    if it is not such a task, if there is one output alone, which no other can exceed, if nothing says where
+    the classes are, or if some targets are neither classes nor left out of the loss.
     """
-    return correct_shares(outputs, targets, loss).sum()
-
-
-def correct_shares(outputs: Any, targets: Any, loss: Any) -> Tensor:
-    """(B,) float64: 1 for (B, classes, ...) ``outputs`` with the largest entry at the target (B, ...).
-
-    Of an output with ``logits``, these are meant. A sample with several targets has the share that is right,
-    and only where the loss is PyTorch's cross-entropy or negative log-likelihood, which say that the classes
-    come second. One NaN if it is not such a task, if there is one output alone, which no other can exceed, or
-    if some targets are no classes, as those that a negative number masks.
-    """
-    z = opened_logits(outputs)
-    unknown = torch.full((1,), torch.nan, dtype=torch.float64)
-    if not isinstance(z, Tensor) or not isinstance(targets, Tensor) or z.dim() < 2 or z.shape[1] < 2:
-        return unknown
-    if targets.is_floating_point() or targets.is_complex() or targets.shape != (len(z), *z.shape[2:]):
-        return unknown
-    if z.dim() > 2 and ClassLoss.of(loss) is None:
-        return unknown
-    right = double(z.argmax(1) == targets).unsqueeze(-1).flatten(1).sum(1)
-    shares: Tensor = right / max(1, targets[:1].numel())
-    return shares.where(((targets >= 0) & (targets < z.shape[1])).all().to(shares.device), torch.nan)
+    with contextlib.suppress(ValueError):
+        if (pair := terms.classes(outputs, targets)) is not None:
+            z, t = pair
+            counted = terms.counted(t)
+            right = torch.stack(((z.argmax(1) == t) & counted, counted))
+            sums = double(right).unsqueeze(-1).flatten(2).sum(2)
+            return sums.where((~counted | ((t >= 0) & (t < z.shape[1]))).all(), torch.nan)
+    return torch.full((2, 1), torch.nan, dtype=torch.float64)
 
 
 class ClonedTargets:

@@ -156,7 +156,7 @@ class Problem(MeanLoss):
         if self.data.samples or not self.data.indexed:
             batch = self.data.first(count)
             count_samples(*batch, alike=False)
-            count.shifted = terms is None and ignores_first_label(self, *batch)
+            count.shifted = ignores_first_label(self, *batch)
             away = [moved(self, seed) for seed in range({"off": 0, "quick": 1, "full": 3}[check])]
             if away:
                 checks.check_problem(self, original, batch, away)

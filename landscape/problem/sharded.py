@@ -434,8 +434,7 @@ class ShardedProblem(Exchanges):
             for x, y, weight in self._batches():
                 outputs, value = self._outputs_and_loss(x, y, errors)
                 sums[0] += float(value) * weight if weight and value is not None else 0.0
-                sums[1] += correct(outputs, y, self.criterion).cpu()
-                sums[2] += count_samples(x, y, alike=False)
+                sums[1:] += correct(outputs, y, self.data.terms_in).sum(1).cpu()
                 self._reshard()
         self._share(*errors[:1])
         total = self.total(sums)
