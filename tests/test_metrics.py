@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -330,7 +331,7 @@ def test_what_metrics_of_all_samples_give_and_how_they_fail() -> None:
     for metric, words in {
         Failing(): "'a' failed: RuntimeError: no number",
         lambda o, t: needy(o, t)[:-1]: r"'a' gives \(299,\), it must give one number, or \(300,\)",
-        lambda o, t: needy(o.zero_(), t): "'a' failed: ValueError: too few",
+        lambda o, t: needy(o.zero_(), t): "'a' changes outputs or targets in place",
     }.items():
         with pytest.raises(InputError, match=f"^metrics: {words}"):
             problem(metric).totals()
@@ -518,17 +519,45 @@ def test_a_recorder_has_columns_of_metrics_of_the_test_data(tmp_path: Path) -> N
         landscape.Recorder(tmp_path / "other", model, F.cross_entropy, (X, Y), metrics=["f1"])
 
 
-def parabola(**numbers: Any) -> landscape.Surface:
+def parabola(points: int = 81) -> landscape.Surface:
     """x² + 4y² in distances of weight space, on a plane of skew directions."""
-    grid = np.linspace(-1, 1, 81)
+    grid = np.linspace(-1, 1, points)
     directions = np.array([[2.0, 0.0], [1.0, 1.0]])
     at = grid[:, None] * directions[0] + grid[:, None, None] * directions[1]
     loss = at[..., 0] ** 2 + 4 * at[..., 1] ** 2
     return landscape.Surface(
         x=grid, y=grid, loss=loss, accuracy=1 - loss / 50, done=loss < 99, directions=directions, center=np.zeros(2),
         kind="random", norm="none", seed=0, span=1.0, samples=1, dtype="float64", bn="center", method="batched",
-        **numbers,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("points", [50, 51, 4])
+def test_the_radius_needs_no_point_at_the_center_and_states_its_error(points: int) -> None:
+    surface, angle = parabola(points), np.arange(72) / 72 * 2 * np.pi
+    exact = 1 / np.sqrt(np.cos(angle) ** 2 + 4 * np.sin(angle) ** 2)
+    step = 2 / (points - 1)
+    for rise in (0.25, 1e-2, 1e-4):
+        radius = surface.radius("loss", rise=rise)
+        assert radius.center == pytest.approx(0, abs=1e-12)
+        np.testing.assert_allclose(np.sort(radius.distance), np.sort(exact * rise**0.5), rtol=0.01)
+        assert radius.median == pytest.approx(
+            np.quantile(exact * rise**0.5, 0.5, method="inverted_cdf"), rel=0.01
+        )
+        (row,) = (row for row in radius.describe() if row.name == "median of the distances")
+        assert row.error == pytest.approx(float(radius.error[radius.distance == radius.median].max()))
+        assert (radius.near.any() and row.error > 0.2 * row.value) or step**2 < rise  # rough, and it says so
+
+
+@pytest.mark.parametrize("points", [50, 51])
+@pytest.mark.parametrize(("k", "rise"), [(3, 0.02), (3, 0.5), (6, 0.02), (6, 0.1), (12, 0.02)])
+def test_the_radius_on_a_wave_is_right_within_its_stated_error(points: int, k: int, rise: float) -> None:
+    surface, angle = parabola(points), np.arange(72) / 72 * 2 * np.pi
+    surface.loss[:] = (1 - np.cos(k * np.sqrt(surface.loss) / 2)) * 4 / k**2
+    ellipse = 1 / np.sqrt(np.cos(angle) ** 2 + 4 * np.sin(angle) ** 2)
+    radius, exact = surface.radius("loss", rise=rise), 2 / k * np.arccos(1 - rise * k**2 / 4) * ellipse
+    assert not radius.censored.any()
+    assert (np.abs(np.sort(radius.distance) - np.sort(exact)) < radius.error.min()).all()
+    assert radius.error.max() < 2 / (points - 1)
 
 
 def test_the_radius_of_a_metric_is_that_of_the_ellipse_and_what_lies_beyond_is_said() -> None:
@@ -559,14 +588,18 @@ def test_the_radius_of_a_metric_is_that_of_the_ellipse_and_what_lies_beyond_is_s
     assert rough.near.all()
     assert "72 within one step of the grid: rough, take a smaller span" in repr(rough)
     assert not far.near.any()
-    t = np.linspace(-0.5, 1.5, 21)
+    t = np.linspace(-0.5, 1.5, 22)  # without 0
     line = landscape.Line(
         t=t, loss=t**2, accuracy=t, start=np.zeros(2), direction=np.array([3.0, 4.0]), kind="direction",
         barrier=0.0, samples=1, dtype="float64", method="batched",
     )  # fmt: skip
-    assert line.radius("loss", rise=1.0).distance == pytest.approx([5.0, 2.5])  # it ends at t = -0.5
+    assert line.radius("loss", rise=1.0).distance == pytest.approx(
+        [5.0, 2.5], rel=1e-3
+    )  # it ends at t = -0.5
     assert line.radius("loss", rise=1.0).censored.tolist() == [False, True]
     assert line.radius("loss", rise=0.005).near.all()
+    with pytest.raises(OperationError, match="^line: t = 0 is not on it"):
+        dataclasses.replace(line, t=t + 1).radius("loss", rise=1.0)
 
     hole = parabola()
     hole.loss[:, 45:] = np.nan

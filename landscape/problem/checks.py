@@ -259,21 +259,12 @@ def moved(problem: MeanLoss, seed: int = 0) -> Tensor:
 
 @torch.no_grad()
 def ignores_first_label(problem: MeanLoss, x: Any, y: Any) -> bool | None:
-    """Return whether the loss leaves out the first label of each sequence, as causal models do.
-
-    None where the model's own loss takes labels of another name.
-    """
-    own, labels = losses.with_other_first_labels(problem.criterion, x), losses.other_first_labels(y)
-    if own is not None:
-        pairs = [(inputs, inputs["labels"]) for inputs in (x, own)]
-    elif problem.criterion is losses.output_loss:
-        return None
-    elif labels is not None and not losses.is_mean(problem.criterion):
-        pairs = [(x, y), (x, labels)]
-    else:
-        return False
+    """Return whether the loss leaves out the first label of each sequence (None: unknown), as causal models."""
+    changed = losses.with_other_first_labels(problem.criterion, x, y)
+    if changed is None:
+        return None if problem.criterion is losses.output_loss else False
     check_fit(problem, x, y)
-    first, second = loss_of(problem, *pairs[0]), attempt(loss_of, problem, *pairs[1])
+    first, second = loss_of(problem, x, y), attempt(loss_of, problem, *changed)
     return second is None or torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
 
 

@@ -185,16 +185,13 @@ class Count:
 
     def __call__(self, x: Any, y: Any) -> Tensor:
         tensor = list(named_tensors(x if self.of_inputs else y))[self.number][1][CUTS[self.cut]]
-        return double(by_sample(self._of(tensor)))
-
-    def _of(self, tensor: Tensor) -> Tensor:
         argument = () if self.value is None else (self.value,)
-        return FUNCTIONS[self.function](tensor, *argument)
+        return double(by_sample(FUNCTIONS[self.function](tensor, *argument)))
 
     def left(self, targets: Tensor) -> Tensor:
         """Whether each of the ``targets`` counts; all do where the count is not one of these alone."""
-        tests = ("other than", "above", "from") if not (self.of_inputs or self.cut) else ()
-        return self._of(targets) if self.function in tests else torch.ones_like(targets, dtype=torch.bool)
+        alone = self.function in ("other than", "above", "from") and not (self.of_inputs or self.cut)
+        return FUNCTIONS[self.function if alone else "all"](targets, *[self.value] * alone).bool()
 
 
 def _parts(tree: Any, name: str) -> Iterator[tuple[str, int, str, Tensor]]:

@@ -163,20 +163,16 @@ class Terms:
             raise InputError(f"terms: shape {shape}, it must give one number per sample, ({samples},)")
         return double(terms.detach()).cpu()
 
-    def counted(self, targets: Tensor) -> Tensor:
-        """Whether each of ``targets`` counts, which are classes: the loss leaves out the others."""
+    def counted(self, targets: Any) -> Tensor:
+        """Whether each of ``targets``, where they are classes, counts: the loss leaves out the others."""
+        if not isinstance(targets, Tensor):
+            return torch.ones(1)
         class_loss, every = ClassLoss.of(self.criterion), torch.ones_like(targets, dtype=torch.bool)
         if class_loss is not None or self.criterion is output_loss:
             return targets != (IGNORED if class_loss is None else class_loss.ignored)
         if self.given is not None and targets.dim() == 1:
             return self.given(targets).to(targets.device) > 0
         return every if self.count is None else self.count.left(targets)
-
-    def number(self, targets: Any) -> float:
-        """How many targets count as right or wrong."""
-        if not isinstance(targets, Tensor) or not is_classes(targets):
-            return 1.0
-        return float(self.counted(targets[:, 1:] if self.shifted and targets.dim() == 2 else targets).sum())
 
     def classes(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor] | None:
         """Outputs (B, C, ...) and their classes (B, ...); None where they are not of this form.
@@ -230,24 +226,20 @@ def label_terms(labels: Any, shifted: bool) -> Tensor | None:
     return terms if terms is None else by_sample(terms[:, 1:] if shifted and terms.dim() > 1 else terms)
 
 
-def with_other_first_labels(criterion: Any, x: Any) -> dict[str, Any] | None:
-    """The batch x of a model that computes its loss from integer "labels" (B, n), with other first labels.
+def with_other_first_labels(criterion: Any, x: Any, y: Any) -> tuple[Any, Any] | None:
+    """A batch with integer labels (B, n, ...), with others at the first place of each sequence.
 
-    None for another kind of model or labels. The loss of causal language models leaves the first label out;
-    no attribute of a model says so, but its loss of this batch does.
+    They are the targets, or the "labels" in x of a model that computes its loss. None for other labels, or a
+    loss that is known to take all. The loss of causal language models leaves the first label out; no
+    attribute of a model says so, but its loss of this batch does.
     """
-    labels = x.get("labels") if isinstance(x, Mapping) else None
-    changed = other_first_labels(labels) if criterion is output_loss else None
-    return None if changed is None else {**x, "labels": changed}
-
-
-def other_first_labels(labels: Any) -> Tensor | None:
-    """Labels (B, n, ...) with others at the first place; None for what is none of these."""
-    if not isinstance(labels, Tensor) or labels.dim() < 2 or not is_classes(labels):
+    own = criterion is output_loss
+    labels = (x.get("labels") if isinstance(x, Mapping) else None) if own else y
+    if not isinstance(labels, Tensor) or labels.dim() < 2 or not is_classes(labels) or is_mean(criterion):
         return None
     changed = labels.clone()
     changed[:, 0] = (labels[:, 0] == 0).to(labels)
-    return changed
+    return ({**x, "labels": changed} if own else x), changed
 
 
 def is_softmax_loss(loss: Any) -> bool:

@@ -39,7 +39,8 @@ class Scores:
 
     def __init__(self, outputs: Tensor, targets: Tensor, counted: Tensor | None = None) -> None:
         self.outputs = outputs.float() if outputs.itemsize < 4 else outputs
-        self._targets, self._counted = targets, counted
+        every = torch.ones(outputs.shape[-1], dtype=torch.bool, device=outputs.device)
+        self._targets, self._counted = targets, every if counted is None else counted
 
     @classmethod
     def of(cls, outputs: Any, targets: Any, terms: Terms) -> Scores:
@@ -66,18 +67,15 @@ class Scores:
         """1; NaN, as the accuracy is then, where some targets that count are no classes of the outputs."""
         t, one = self._targets, self.outputs.new_ones(())
         within = (t >= 0) & (t < self.outputs.shape[1])
-        within = within if self._counted is None else within | ~self._counted
-        return one.where(within.all(), torch.nan) if is_classes(t) else one
+        return one.where((within | ~self._counted).all(), torch.nan) if is_classes(t) else one
 
     @property
-    def count(self) -> Tensor | int:
+    def count(self) -> Tensor:
         """The number of targets that count."""
-        return self.outputs[:, 0].numel() if self._counted is None else double(self._counted).sum()
+        return double(self._counted).sum()
 
     def kept(self, values: Tensor, other: float = 0) -> Tensor:
         """``values`` (N, ..., L), replaced by ``other`` at targets that do not count."""
-        if self._counted is None:
-            return values
         counted = self._counted.view(-1, *[1] * (values.dim() - 2), values.shape[-1])
         return values.where(counted, torch.as_tensor(other, dtype=values.dtype, device=values.device))
 
@@ -228,11 +226,9 @@ class Metric:
         """Those of some samples: (N, S) of ``scores``, (B, 1) of a function; InputError where it fails."""
         if self.statistic is None:
             assert self.function is not None
-            values = called(self, self.function, outputs, targets)
+            values = called(self, self.function, outputs, targets).detach()
             samples = next((len(t) for _, t in named_tensors(targets) if t.dim()), len(values))
-            if not isinstance(values, Tensor) or values.shape != (samples,):
-                raise _unfit(self, values, samples)
-            return double(values.detach())[:, None]
+            return double(called(self, Tensor.view, values, (samples, 1)))
         assert scores is not None
         return double(self.statistic.sums(scores)) * double(scores.sound)
 
@@ -376,12 +372,9 @@ def _number(metric: Metric, value: Any, samples: int) -> float:
         values = isinstance(value, Tensor) and value.shape == (samples,)
         return float(double(value).mean() if values else value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise _unfit(metric, value, samples) from error
-
-
-def _unfit(metric: Metric, value: Any, samples: int) -> InputError:
-    form = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-    return InputError(f"metrics: '{metric.name}' gives {form}, it must give one number, or ({samples},)")
+        form = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        words = f"metrics: '{metric.name}' gives {form}, it must give one number, or ({samples},)"
+        raise InputError(words) from error
 
 
 def few_of(problem: Any) -> Any:
@@ -408,9 +401,10 @@ class Sums:
         )
         self._objects = [metric.make() if metric.make else None for metric in self._metrics]
         self._sums = list[Any]([0.0] * len(self._metrics))
-        self._hits: Any = 0.0  # how many targets are right, and how many count
-        self._positions: Any = 0
-        self._outputs, self._again = list[tuple[Any, Any]](), list[Callable[[Any], Any]]()
+        # How many targets are right and count, in the accuracy, and how many count in metrics by name.
+        self._hits, self._positions = self._total.new_zeros(2), self._total.new_zeros(())
+        self._again: Any = None
+        self._outputs = list[tuple[Any, Any]]()
         self._scored = any(metric.statistic is not None for metric in self._metrics)
 
     def add(self, outputs: Any, y: Any, loss: Tensor, weight: float) -> None:
@@ -419,15 +413,15 @@ class Sums:
         terms = self._problem.data.terms_in
         self._hits += correct(outputs, y, terms).sum(1).to(self._total.device)
         scores = Scores.of(outputs, y, terms) if self._scored else None
-        self._positions += 0 if scores is None else scores.count
+        if scores is not None:
+            self._positions += scores.count
         for k, (metric, accumulator) in enumerate(zip(self._metrics, self._objects, strict=True)):
             if metric.of_sums:
                 self._sums[k] += metric.sums(outputs, y, scores).sum(0)
             elif accumulator is not None:
                 called(metric, accumulator.update, *_on_cpu(accumulator, outputs, y))
         if any(metric.whole for metric in self._metrics):
-            tree, again = opened(outputs)
-            self._again = [again]
+            tree, self._again = opened(outputs)
             self._outputs.append((tree_map(lambda t: t.detach() if t.dim() else t.detach()[None], tree), y))
             if sum(t.nbytes for _, t in named_tensors(self._outputs[-1])) * len(self._outputs) > MAX_OUTPUTS:
                 name = next(metric.name for metric in self._metrics if metric.whole)
@@ -438,7 +432,7 @@ class Sums:
         samples, draws = self._problem.samples, max(1, self._problem.draws)
         self._total[1] = self._hits[0] * (samples / self._hits[1])
         whole = [concatenate(parts) for parts in zip(*self._outputs, strict=True)]
-        whole[:1] = [again(tree) for again, tree in zip(self._again, whole[:1], strict=True)]
+        whole[:1] = [self._again(tree) for tree in whole[:1]]
         for k, (metric, accumulator) in enumerate(zip(self._metrics, self._objects, strict=True)):
             if metric.of_sums:
                 count = samples * draws if metric.statistic is None else self._positions

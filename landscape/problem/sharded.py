@@ -128,9 +128,8 @@ class ShardedProblem(Exchanges):
         if check != "off":
             ranks.check_batches(self)
             ranks.check_random(self, x, y)
-        if terms is None and (inputs := with_other_first_labels(self.criterion, x)):
-            pair = [self._on(x, labels, 1.0).loss() for x, labels in ((x, y), (inputs, inputs["labels"]))]
-            count.shifted = pair[0] == pair[1]
+        if terms is None and (changed := with_other_first_labels(self.criterion, x, y)):
+            count.shifted = self._on(x, y, 1.0).loss() == self._on(*changed, 1.0).loss()
         self._weigh(count)
         self.coarse = self._coarsest(x, y)
         if check != "off" and terms is None:

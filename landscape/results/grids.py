@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
 
+from landscape.core.errors import OperationError
 from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose
@@ -262,11 +263,11 @@ class Line(Interpolated, Evaluated, schema="landscape.line", axes="t", table="t"
         """
         values, length = self.column(metric), np.linalg.norm(self.direction.astype(np.float64))
         signs = np.array([1.0, -1.0][: 1 + (self.t[0] < 0)])
-        fine = np.unique([0.0, *np.abs(self.t)])[:, None]
-        along = np.interp(signs * fine, self.t, values, left=np.nan, right=np.nan)
-        distance, steps = fine * length * np.ones(len(signs)), signs[:, None] / length
+        if not self.t[0] <= 0 <= self.t[-1]:
+            raise OperationError("line: t = 0 is not on it, from which the radius is measured; take another")
+        steps, reach = signs[:, None] / length, np.abs(self.t[[-1, 0]][: len(signs)]) * length
         grid_step = np.diff(self.t).max(initial=0) * length * np.ones(len(signs))
-        return radius_of(metric, distance, along, steps, grid_step, drop, rise)
+        return radius_of(metric, [self.t], values, steps, reach, grid_step, drop, rise)
 
     def describe(self) -> list[Row]:
         rows = [

@@ -6,9 +6,10 @@ import base64
 import html
 import importlib
 import io
+import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,6 +30,8 @@ LOG_RATIO = 100.0
 # The share of the steps that a running median is of, and the number of its points (our choice: what is shown
 # of 10,000 steps then follows changes over 500 of them).
 WINDOW, POINTS = 0.05, 200
+# What stands for infinity between the points of a grid.
+HUGE = 1e200
 
 
 def logarithmic(values: Array) -> bool:
@@ -383,6 +386,8 @@ class Radius:
         censored: (D,), whether the border lies beyond the surface, or beyond a value that is not known.
         points: (D, 2) or (D, 1), the coordinates at these distances.
         near: (D,), whether the border lies within one step of the grid, where the distance is rough.
+        error: (D,), how far linear interpolation between the grid's points is from the distance, which is by
+            cubic polynomials.
     """
 
     metric: str
@@ -393,6 +398,7 @@ class Radius:
     censored: Array
     points: Array
     near: Array
+    error: Array
 
     def quantile(self, share: float) -> tuple[float, bool]:
         """The distance that a ``share`` of the directions does not exceed.
@@ -422,7 +428,11 @@ class Radius:
         rows = []
         for name, share in (("median", 0.5), ("10%", 0.1), ("90%", 0.9)):
             value, known = self.quantile(share)
-            rows.append(Row(f"{name} of the distances", value if known else f"≥ {value:.6g}"))
+            error = float(self.error[self.distance == value].max()) if known else math.nan
+            note = "± the difference to linear interpolation" if known else ""
+            rows.append(
+                Row(f"{name} of the distances", value if known else f"≥ {value:.6g}", error, note=note)
+            )
         reached = f"{(~self.censored).sum()} of {len(self.distance)} directions reach it"
         if self.near.any():
             reached += f", {self.near.sum()} within one step of the grid: rough, take a smaller span"
@@ -434,20 +444,22 @@ class Radius:
 
 def radius_of(
     metric: str,
-    distance: Array,
+    axes: Sequence[Array],
     values: Array,
     steps: Array,
+    reach: Array,
     grid_step: Array,
     drop: str | float | None,
     rise: float | None,
 ) -> Radius:
-    """The first crossings of a border by ``values`` (T, D), whose first row is the center.
+    """The first crossings of a border by ``values`` on a grid, along directions from the center.
 
     Args:
         metric: the name.
-        distance: (T, D), of the values.
+        axes: of the grid, the last coordinate first.
         values: those of the metric; NaN where they are not known.
         steps: (D, n), the coordinates of a distance of 1.
+        reach: (D,), the distances to the edge.
         grid_step: (D,), the distance of one step of the grid.
         drop, rise: how much less than at the center the border is, a number or a share as "1%"; or more.
     """
@@ -459,12 +471,28 @@ def radius_of(
     if (drop is None) == (rise is None) or not 0 < size < math.inf:
         words = f"drop, rise: {drop!r} and {rise!r}, it must be one of them, as drop='1%' or rise=0.1"
         raise InputError(words)
-    center, sign = float(values[0, 0]), 1 if drop is None else -1
-    border = center + sign * size * (abs(center) if text.endswith("%") else 1)
-    if not math.isfinite(border) or border == center:
+    # Denser near the center.
+    distance = np.linspace(0, 1, max(400, 8 * max(values.shape)))[:, None] ** 2 * reach
+    at = [np.clip(distance * s, *axis[[0, -1]]) for s, axis in zip(steps.T[::-1], axes, strict=True)]
+    # Infinite values are beyond any border, also beside others.
+    linear = _between(axes, np.clip(values, -HUGE, HUGE), at, 2)
+    cubic = _between(axes, np.where(np.isfinite(values), values, np.nan), at, 4)
+    both, sign = [np.where(np.isnan(cubic), linear, cubic), linear], 1 if drop is None else -1
+    center = float(both[0][0, 0])
+    borders = [v[0, 0] + sign * size * (abs(v[0, 0]) if text.endswith("%") else 1) for v in both]
+    if not math.isfinite(borders[0]) or borders[0] == center:
         raise OperationError(
             f"{metric}: at the center it is {center:g}, from which nothing can be lost; take another"
         )
+    crossings = [_crossings(distance, *pair, sign) for pair in zip(both, borders, strict=True)]
+    (first, censored), error = crossings[0], np.abs(crossings[0][0] - crossings[1][0])
+    change, near = f"{'+' if sign > 0 else '−'}{text}", ~censored & (first < grid_step)
+    points, border = steps * first[:, None], float(borders[0])
+    return Radius(metric, change, center, border, first, censored, points, near, error)
+
+
+def _crossings(distance: Array, values: Array, border: float, sign: int) -> tuple[Array, Array]:
+    """(D,) the distances at which ``values`` (T, D) first cross the border, and whether that is unknown."""
     reached, columns = sign * (values - border) >= 0, np.arange(values.shape[1])
     last = np.where(reached.any(0), reached.argmax(0), len(values) - 1)
     unknown = np.isnan(values)
@@ -475,6 +503,22 @@ def radius_of(
     start, end = (distance[k, columns] for k in (np.maximum(last - 1, 0), last))
     with np.errstate(divide="ignore", invalid="ignore"):
         crossing = start + (end - start) * (border - before) / (after - before)
-    at = np.where(censored, end, crossing)
-    change, near = f"{'+' if sign > 0 else '−'}{text}", ~censored & (at < grid_step)
-    return Radius(metric, change, center, border, at, censored, steps * at[:, None], near)
+    return np.where(censored, end, crossing), censored
+
+
+def _between(axes: Sequence[Array], values: Array, at: Sequence[Array], count: int) -> Array:
+    """``values`` at coordinates, by the polynomials through the ``count`` nearest points of each axis."""
+    indices, weights = list[Array](), list[Array]()
+    for axis, x in zip(axes, at, strict=True):
+        n = min(count, len(axis))
+        first = np.clip(np.searchsorted(axis, x, side="right") - n // 2, 0, len(axis) - n)
+        indices.append(first[..., None] + np.arange(n))
+        nodes, same = axis[indices[-1]], np.eye(n, dtype=bool)
+        gaps = np.where(same, 1.0, nodes[..., None] - nodes[..., None, :])
+        weights.append(np.where(same, 1.0, (x[..., None, None] - nodes[..., None, :]) / gaps).prod(-1))
+    total = np.zeros(at[0].shape)
+    for corner in itertools.product(*(range(w.shape[-1]) for w in weights)):
+        weight = math.prod(w[..., k] for w, k in zip(weights, corner, strict=True))
+        part = values[tuple(index[..., k] for index, k in zip(indices, corner, strict=True))]
+        total += np.where(weight == 0, 0.0, weight * part)
+    return total

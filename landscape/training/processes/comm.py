@@ -187,7 +187,7 @@ class Comm:
             return problem.evaluate(weights)
         part = problem.subset(self.share(problem.samples))
         loss, accuracy = part.evaluate(weights) if part.terms else (0.0, 0.0)
-        counted = sum(part.data.terms_in.number(y) for _, y, _ in part.chunks())
+        counted = sum(float(part.data.terms_in.counted(y).sum()) for _, y, _ in part.chunks())
         loss, right, count = self.total(loss * part.terms / problem.terms, accuracy * counted, counted)
         return loss, right / count
 
