@@ -259,7 +259,7 @@ def moved(problem: MeanLoss, seed: int = 0) -> Tensor:
 
 @torch.no_grad()
 def ignores_first_label(problem: MeanLoss, x: Any, y: Any) -> bool | None:
-    """Return whether the loss leaves out the first label of each sequence, as causal models; None: unknown."""
+    """Return whether the loss leaves out the first label of each sequence, as causal ones; None: unknown."""
     changed = losses.with_other_first_labels(problem.criterion, x, y)
     if changed is None:
         return None if problem.criterion is losses.output_loss else False

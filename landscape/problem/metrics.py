@@ -320,7 +320,7 @@ def _check_function(problem: Any, metric: Metric, outputs: Any, x: Any, y: Any) 
         metric.whole = True
         return True
     samples = count_samples(x, y, alike=False)
-    metric.whole = not (isinstance(value, Tensor) and value.shape == (samples,))
+    metric.whole = not (isinstance(value, Tensor) and value.shape == (samples,) and not value.is_complex())
     _number(metric, value, samples)
     if not metric.whole and problem.data.divisible and _mixes(problem, metric, value, outputs, x, y):
         raise InputError(
@@ -369,7 +369,7 @@ def called(metric: Metric, function: Callable[..., Any], *samples: Any) -> Any:
 def _number(metric: Metric, value: Any, samples: int) -> float:
     """The number that a user's metric gives, or the mean of as many as there are ``samples``."""
     try:
-        values = isinstance(value, Tensor) and value.shape == (samples,)
+        values = isinstance(value, Tensor) and value.shape == (samples,) and not value.is_complex()
         return float(double(value).mean() if values else value)
     except (TypeError, ValueError, RuntimeError) as error:
         form = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
