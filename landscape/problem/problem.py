@@ -94,7 +94,7 @@ class Problem(MeanLoss):
             lines. A dict of names and functions ``(outputs, targets)`` that give (B,) values, whose
             mean over the samples it is, or one number of all samples (scikit-learn), or of objects with
             ``update`` and ``compute`` (torchmetrics); or a list of names: accuracy, error, top5, mse, mae,
-            nll, margin, perplexity, f1, calibration.
+            nll, margin, perplexity, f1, calibration. These leave out the targets that the loss leaves out.
         name: a name, which results have as their label: in titles of panels, legends and tables.
         check: "quick" tests on a few samples that the loss depends on all of θ and on nothing else, is the
             mean over the samples, and that two passes over batches are equal; "full" tests it on more
