@@ -545,7 +545,7 @@ def test_the_radius_needs_no_point_at_the_center_and_states_its_error(points: in
         )
         (row,) = (row for row in radius.describe() if row.name == "median of the distances")
         assert row.error == pytest.approx(float(radius.error[radius.distance == radius.median].max()))
-        assert (radius.near.any() and row.error > 0.2 * row.value) or step**2 < rise  # rough, and it says so
+        assert radius.near.all() or step**2 < rise  # rough, and it says so
 
 
 @pytest.mark.parametrize("points", [50, 51])
@@ -586,7 +586,7 @@ def test_the_radius_of_a_metric_is_that_of_the_ellipse_and_what_lies_beyond_is_s
 
     rough = surface.radius("loss", rise=1e-4)  # its distances are 0.005 to 0.01, a step of the grid is 0.025
     assert rough.near.all()
-    assert "72 within one step of the grid: rough, take a smaller span" in repr(rough)
+    assert "72 so near that it is rough: take a smaller span" in repr(rough)
     assert not far.near.any()
     t = np.linspace(-0.5, 1.5, 22)  # without 0
     line = landscape.Line(
@@ -597,7 +597,7 @@ def test_the_radius_of_a_metric_is_that_of_the_ellipse_and_what_lies_beyond_is_s
         [5.0, 2.5], rel=1e-3
     )  # it ends at t = -0.5
     assert line.radius("loss", rise=1.0).censored.tolist() == [False, True]
-    assert line.radius("loss", rise=0.005).near.all()
+    assert line.radius("loss", rise=0.001).near.all()
     with pytest.raises(OperationError, match="^line: t = 0 is not on it"):
         dataclasses.replace(line, t=t + 1).radius("loss", rise=1.0)
 

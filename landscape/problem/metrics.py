@@ -212,7 +212,7 @@ class Metric:
     """
 
     name: str
-    function: Callable[[Any, Any], Any] | None = None
+    function: Any = None
     make: Callable[[], Any] | None = None
     statistic: Statistic | None = None
     whole: bool = False
@@ -225,7 +225,6 @@ class Metric:
     def sums(self, outputs: Any, targets: Any, scores: Scores | None) -> Tensor:
         """Those of some samples: (N, S) of ``scores``, (B, 1) of a function; InputError where it fails."""
         if self.statistic is None:
-            assert self.function is not None
             values = called(self, self.function, outputs, targets).detach()
             samples = next((len(t) for _, t in named_tensors(targets) if t.dim()), len(values))
             return double(called(self, Tensor.view, values, (samples, 1)))
@@ -311,12 +310,9 @@ def check_metrics(problem: Any, batch: tuple[Any, Any]) -> None:
 
 def _check_function(problem: Any, metric: Metric, outputs: Any, x: Any, y: Any) -> bool:
     """Decide whether a user's function is a mean over samples; return whether it fails on these."""
-    assert metric.function is not None
     try:
         value = called(metric, metric.function, outputs, y)
-    except InputError as error:
-        if error.__cause__ is None:  # it did not fail, but changes what it takes
-            raise
+    except InputError:
         metric.whole = True
         return True
     samples = count_samples(x, y, alike=False)
@@ -336,7 +332,6 @@ def _mixes(problem: Any, metric: Metric, values: Tensor, outputs: Any, x: Any, y
     Its outputs are rows of ``outputs``, or those of a new pass where samples are not the rows.
     """
     function, (tree, again) = metric.function, opened(outputs)
-    assert function is not None
     limit = math.sqrt(max(torch.finfo(dtype).eps for dtype in (problem.dtype, torch.float32)))
     size = float(double(values).nan_to_num(0, 0, 0).abs().max())
 

@@ -266,8 +266,7 @@ class Line(Interpolated, Evaluated, schema="landscape.line", axes="t", table="t"
         if not self.t[0] <= 0 <= self.t[-1]:
             raise OperationError("line: t = 0 is not on it, from which the radius is measured; take another")
         steps, reach = signs[:, None] / length, np.abs(self.t[[-1, 0]][: len(signs)]) * length
-        grid_step = np.diff(self.t).max(initial=0) * length * np.ones(len(signs))
-        return radius_of(metric, [self.t], values, steps, reach, grid_step, drop, rise)
+        return radius_of(metric, [self.t], values, steps, reach, drop, rise)
 
     def describe(self) -> list[Row]:
         rows = [

@@ -30,8 +30,9 @@ LOG_RATIO = 100.0
 # The share of the steps that a running median is of, and the number of its points (our choice: what is shown
 # of 10,000 steps then follows changes over 500 of them).
 WINDOW, POINTS = 0.05, 200
-# What stands for infinity between the points of a grid.
-HUGE = 1e200
+# What stands for infinity between the points of a grid, and the share of a radius whose error is rough (our
+# choice).
+HUGE, ROUGH = 1e200, 0.1
 
 
 def logarithmic(values: Array) -> bool:
@@ -385,7 +386,8 @@ class Radius:
             is known not to.
         censored: (D,), whether the border lies beyond the surface, or beyond a value that is not known.
         points: (D, 2) or (D, 1), the coordinates at these distances.
-        near: (D,), whether the border lies within one step of the grid, where the distance is rough.
+        near: (D,), whether the border is so near, by steps of the grid, that the distance is rough: its error
+            is more than a tenth.
         error: (D,), how far linear interpolation between the grid's points is from the distance, which is by
             cubic polynomials.
     """
@@ -428,14 +430,13 @@ class Radius:
         rows = []
         for name, share in (("median", 0.5), ("10%", 0.1), ("90%", 0.9)):
             value, known = self.quantile(share)
-            error = float(self.error[self.distance == value].max()) if known else math.nan
-            note = "± the difference to linear interpolation" if known else ""
-            rows.append(
-                Row(f"{name} of the distances", value if known else f"≥ {value:.6g}", error, note=note)
-            )
+            error = float(self.error[self.distance == value].max())
+            text = value if known else f"≥ {value:.6g}"
+            note = "± the difference to linear interpolation" * known
+            rows.append(Row(f"{name} of the distances", text, error, note=note))
         reached = f"{(~self.censored).sum()} of {len(self.distance)} directions reach it"
         if self.near.any():
-            reached += f", {self.near.sum()} within one step of the grid: rough, take a smaller span"
+            reached += f", {self.near.sum()} so near that it is rough: take a smaller span"
         return [Row(f"{self.metric} at the border", self.border, note=f"{self.change}, {reached}"), *rows]
 
     def __repr__(self) -> str:
@@ -448,7 +449,6 @@ def radius_of(
     values: Array,
     steps: Array,
     reach: Array,
-    grid_step: Array,
     drop: str | float | None,
     rise: float | None,
 ) -> Radius:
@@ -460,7 +460,6 @@ def radius_of(
         values: those of the metric; NaN where they are not known.
         steps: (D, n), the coordinates of a distance of 1.
         reach: (D,), the distances to the edge.
-        grid_step: (D,), the distance of one step of the grid.
         drop, rise: how much less than at the center the border is, a number or a share as "1%"; or more.
     """
     text = f"{rise:g}" if isinstance(rise, (int, float)) else str(drop).strip()
@@ -486,7 +485,7 @@ def radius_of(
         )
     crossings = [_crossings(distance, *pair, sign) for pair in zip(both, borders, strict=True)]
     (first, censored), error = crossings[0], np.abs(crossings[0][0] - crossings[1][0])
-    change, near = f"{'+' if sign > 0 else '−'}{text}", ~censored & (first < grid_step)
+    change, near = f"{'+' if sign > 0 else '−'}{text}", ~censored & ~(error <= ROUGH * first)
     points, border = steps * first[:, None], float(borders[0])
     return Radius(metric, change, center, border, first, censored, points, near, error)
 

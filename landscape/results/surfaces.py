@@ -213,10 +213,8 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         angle = np.arange(RAYS) / RAYS * 2 * np.pi
         steps = np.linalg.solve(np.linalg.cholesky(gram).T, np.stack([np.cos(angle), np.sin(angle)])).T
         ends = np.where(steps > 0, [self.x[-1], self.y[-1]], [self.x[0], self.y[0]])
-        spacing = [np.diff(axis).max() for axis in (self.x, self.y)]
-        sizes = np.where(steps == 0, np.nan, steps)
-        reach, grid_step = np.nanmin(ends / sizes, axis=1), np.nanmin(spacing / np.abs(sizes), axis=1)
-        return radius_of(metric, axes, values, steps, reach, grid_step, drop, rise)
+        reach = np.nanmin(ends / np.where(steps == 0, np.nan, steps), axis=1)
+        return radius_of(metric, axes, values, steps, reach, drop, rise)
 
     def check(self, eigenvalues: ExtremeEigenvalues | None = None) -> SurfaceCheck:
         """Findings on how a picture of the surface may mislead, with remedies.
