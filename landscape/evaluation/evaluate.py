@@ -43,6 +43,7 @@ from landscape.core.options import OneOf
 from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import call, tree_map
 from landscape.problem.checks import tolerance
+from landscape.problem.losses import is_softmax_loss
 from landscape.problem.metrics import Scores, Sums, few_of, names_of, numbers
 from landscape.problem.problem import Layer, LinearLayer, Problem, chain, stacked_losses
 from landscape.problem.sharded import on_ranks
@@ -107,6 +108,12 @@ def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Tota
     classes = y.dim() == 1 and not y.is_floating_point() and outputs > 1
     # (samples,) classes that count as right; None: accuracy has no meaning.
     labels = y.long() if classes and bool(((y >= 0) & (y < outputs)).all()) else None
+    # The loss may take what metrics with a name have computed.
+    shared = (
+        labels is not None
+        and is_softmax_loss(problem.criterion)
+        and any(m.statistic for m in problem.metrics)
+    )
 
     def run(c: Tensor, products: Tensor, part: slice) -> list[Tensor]:
         """At points c (k, 3): mean losses, hits, sums (k, S) of each metric; products: W·x, U·x, V·x."""
@@ -126,8 +133,9 @@ def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Tota
             else:
                 h = torch.bmm(at_points(layer.weight), h)
         targets = y[part].expand(len(c), *y[part].shape)
-        losses = stacked_losses(problem.criterion, h, targets)
         scores = Scores(h, y[part] if classes else numbers(y[part]))
+        own = (scores.top - scores.own + scores.scale).mean(2)[:, 0] if shared else None
+        losses = stacked_losses(problem.criterion, h, targets) if own is None else own
         correct = torch.full_like(losses, torch.nan) if labels is None else scores.right.sum(1)
         # (k·B, out), for functions of the user's, which are of single samples.
         rows = None if all(m.statistic for m in problem.metrics) else h.transpose(1, 2).flatten(0, 1)

@@ -264,8 +264,7 @@ def correct(outputs: Any, targets: Any, terms: Terms) -> Tensor:
     """
     with contextlib.suppress(ValueError):
         if (pair := terms.classes(outputs, targets)) is not None:
-            z, t = pair
-            counted = terms.counted(t)
+            (z, t), counted = pair, terms.counted(pair[1])
             right = torch.stack(((z.argmax(1) == t) & counted, counted))
             sums = double(right).unsqueeze(-1).flatten(2).sum(2)
             return sums.where((~counted | ((t >= 0) & (t < z.shape[1]))).all(), torch.nan)

@@ -40,7 +40,7 @@ class Scores:
     def __init__(self, outputs: Tensor, targets: Tensor, counted: Tensor | None = None) -> None:
         self.outputs = outputs.float() if outputs.itemsize < 4 else outputs
         every = torch.ones(outputs.shape[-1], dtype=torch.bool, device=outputs.device)
-        self._targets, self._counted = targets, every if counted is None else counted
+        self._targets, self.counted = targets, every if counted is None else counted
 
     @classmethod
     def of(cls, outputs: Any, targets: Any, terms: Terms) -> Scores:
@@ -67,17 +67,12 @@ class Scores:
         """1; NaN, as the accuracy is then, where some targets that count are no classes of the outputs."""
         t, one = self._targets, self.outputs.new_ones(())
         within = (t >= 0) & (t < self.outputs.shape[1])
-        return one.where((within | ~self._counted).all(), torch.nan) if is_classes(t) else one
+        return one.where((within | ~self.counted).all(), torch.nan) if is_classes(t) else one
 
-    @property
-    def count(self) -> Tensor:
-        """The number of targets that count."""
-        return double(self._counted).sum()
-
-    def kept(self, values: Tensor, other: float = 0) -> Tensor:
+    def kept(self, values: Tensor, other: int = 0) -> Tensor:
         """``values`` (N, ..., L), replaced by ``other`` at targets that do not count."""
-        counted = self._counted.view(-1, *[1] * (values.dim() - 2), values.shape[-1])
-        return values.where(counted, torch.as_tensor(other, dtype=values.dtype, device=values.device))
+        counted = self.counted.view(-1, *[1] * (values.dim() - 2), values.shape[-1])
+        return values.where(counted, other)
 
     @functools.cached_property
     def top(self) -> Tensor:
@@ -398,8 +393,7 @@ class Sums:
         self._sums = list[Any]([0.0] * len(self._metrics))
         # How many targets are right and count, in the accuracy, and how many count in metrics by name.
         self._hits, self._positions = self._total.new_zeros(2), self._total.new_zeros(())
-        self._again: Any = None
-        self._outputs = list[tuple[Any, Any]]()
+        self._outputs, self._again = list[tuple[Any, Any]](), opened(None)[1]
         self._scored = any(metric.statistic is not None for metric in self._metrics)
 
     def add(self, outputs: Any, y: Any, loss: Tensor, weight: float) -> None:
@@ -408,8 +402,7 @@ class Sums:
         terms = self._problem.data.terms_in
         self._hits += correct(outputs, y, terms).sum(1).to(self._total.device)
         scores = Scores.of(outputs, y, terms) if self._scored else None
-        if scores is not None:
-            self._positions += scores.count
+        self._positions += 0 if scores is None else double(scores.counted).sum()
         for k, (metric, accumulator) in enumerate(zip(self._metrics, self._objects, strict=True)):
             if metric.of_sums:
                 self._sums[k] += metric.sums(outputs, y, scores).sum(0)

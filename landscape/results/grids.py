@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
 
-from landscape.core.errors import OperationError
 from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose
@@ -261,10 +260,9 @@ class Line(Interpolated, Evaluated, schema="landscape.line", axes="t", table="t"
             >>> line.radius("loss", rise=0.25).distance.tolist()
             [2.5, 2.5]
         """
-        values, length = self.column(metric), np.linalg.norm(self.direction.astype(np.float64))
+        inside = 1.0 if self.t[0] <= 0 <= self.t[-1] else np.nan
+        values, length = inside * self.column(metric), np.linalg.norm(self.direction.astype(np.float64))
         signs = np.array([1.0, -1.0][: 1 + (self.t[0] < 0)])
-        if not self.t[0] <= 0 <= self.t[-1]:
-            raise OperationError("line: t = 0 is not on it, from which the radius is measured; take another")
         steps, reach = signs[:, None] / length, np.abs(self.t[[-1, 0]][: len(signs)]) * length
         return radius_of(metric, [self.t], values, steps, reach, drop, rise)
 

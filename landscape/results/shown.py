@@ -430,8 +430,10 @@ class Radius:
         rows = []
         for name, share in (("median", 0.5), ("10%", 0.1), ("90%", 0.9)):
             value, known = self.quantile(share)
-            error = float(self.error[self.distance == value].max())
-            text = value if known else f"≥ {value:.6g}"
+            error, text = (
+                float(self.error[self.distance == value].max()),
+                value if known else f"≥ {value:.6g}",
+            )
             note = "± the difference to linear interpolation" * known
             rows.append(Row(f"{name} of the distances", text, error, note=note))
         reached = f"{(~self.censored).sum()} of {len(self.distance)} directions reach it"
@@ -484,10 +486,9 @@ def radius_of(
             f"{metric}: at the center it is {center:g}, from which nothing can be lost; take another"
         )
     crossings = [_crossings(distance, *pair, sign) for pair in zip(both, borders, strict=True)]
-    (first, censored), error = crossings[0], np.abs(crossings[0][0] - crossings[1][0])
-    change, near = f"{'+' if sign > 0 else '−'}{text}", ~censored & ~(error <= ROUGH * first)
-    points, border = steps * first[:, None], float(borders[0])
-    return Radius(metric, change, center, border, first, censored, points, near, error)
+    (r, censored), error = crossings[0], np.abs(crossings[0][0] - crossings[1][0])
+    change, near = f"{'+' if sign > 0 else '−'}{text}", ~censored & ~(error <= ROUGH * r)
+    return Radius(metric, change, center, float(borders[0]), r, censored, steps * r[:, None], near, error)
 
 
 def _crossings(distance: Array, values: Array, border: float, sign: int) -> tuple[Array, Array]:
