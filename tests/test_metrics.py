@@ -265,13 +265,14 @@ def test_named_metrics_of_outputs_with_classes_last(causal: bool | None, masked:
     def last(outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
-    if causal is None and length == 4:  # either dimension may have the classes
-        with pytest.raises(InputError, match="^metrics: 'nll' takes outputs .B, classes, …., these may be"):
-            Problem(Tagger(), last, (tokens, labels), metrics=metrics)
-        assert np.isnan(Problem(Tagger(), last, (tokens, labels)).accuracy())
-        return
     data: Any = (tokens, labels) if causal is None else {"tokens": tokens, "labels": labels}
-    problem = Problem(Tagger(causal), last if causal is None else None, data, metrics=metrics)
+    loss = last if causal is None else None
+    if length == 4:  # either dimension may have the classes
+        with pytest.raises(InputError, match="^metrics: 'nll' takes outputs .B, classes, …., these may be"):
+            Problem(Tagger(causal), loss, data, metrics=metrics)
+        assert np.isnan(Problem(Tagger(causal), loss, data).accuracy())
+        return
+    problem = Problem(Tagger(causal), loss, data, metrics=metrics)
     line = landscape.line(problem, problem.weights, points=3)
     with torch.no_grad():
         z, t = problem.model.net(tokens), labels  # type: ignore[operator, union-attr]

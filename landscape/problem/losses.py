@@ -177,9 +177,9 @@ class Terms:
     def classes(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor] | None:
         """Outputs (B, C, ...) and their classes (B, ...); None where they are not of this form.
 
-        The classes come second, or last where the shapes leave no choice, or the loss is the model's own. If
-        this leaves out the first label of each sequence, each output is that of the next label.
-        ValueError where nothing says which classes belong to which outputs.
+        The classes come second, or last where the shapes leave no choice. If the model's own loss leaves out
+        the first label of each sequence, each output is that of the next label. ValueError where nothing says
+        which classes belong to which outputs.
         """
         z, own, shifted = opened_logits(outputs), self.criterion is output_loss, self.shifted
         if not isinstance(z, Tensor) or not isinstance(targets, Tensor) or z.dim() < 2:
@@ -189,7 +189,7 @@ class Terms:
             return None
         if z.dim() == 2 or ClassLoss.of(self.criterion) is not None:
             return (z, targets) if second else None
-        if shifted is None or (shifted and not own) or (second and last and not own):
+        if shifted is None or (shifted and not own) or (second and last):
             raise ValueError("takes outputs (B, classes, …), these may be (B, …, classes) or of next targets")
         z = z.movedim(-1, 1) if last else z
         return (z[:, :, :-1], targets[:, 1:]) if shifted else (z, targets)
