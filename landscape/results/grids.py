@@ -257,7 +257,7 @@ class Line(Interpolated, Evaluated, schema="landscape.line", axes="t", table="t"
             >>> line = Line(
             ...     t=t, loss=t**2, accuracy=t, start=np.zeros(2), direction=np.array([3.0, 4.0]),
             ...     kind="direction", barrier=0.0, samples=1, dtype="float64", method="batched")
-            >>> line.radius("loss", rise=0.25).distance.tolist()
+            >>> line.radius("loss", rise=0.25).distance.round(3).tolist()
             [2.5, 2.5]
         """
         inside = 1.0 if self.t[0] <= 0 <= self.t[-1] else np.nan

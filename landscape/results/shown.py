@@ -412,7 +412,8 @@ class Radius:
             (distance, whether it is known). If not, it is at least that distance.
 
         Example:
-            >>> surface.radius("loss", rise=0.25).quantile(1.0)
+            >>> distance, known = surface.radius("loss", rise=0.25).quantile(1.0)
+            >>> round(distance, 3), known
             (0.5, True)
         """
         ends = (self.distance, np.where(self.censored, np.inf, self.distance))
