@@ -18,7 +18,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ import landscape  # noqa: E402
 from benchmarks import harness, training  # noqa: E402
 from benchmarks.curvature import TOL, language_model  # noqa: E402
 from benchmarks.harness import DEVICE, MATCHING, SMOKE, Textbook, few, say, synthetic, wait  # noqa: E402
+from landscape.cli.details import plain  # noqa: E402
 from landscape.curvature.search import start_vector  # noqa: E402
 from landscape.testing.device import compared  # noqa: E402
 from landscape.training.run.loop import Trainer  # noqa: E402
@@ -377,8 +378,7 @@ def waiting() -> Iterator[Reading]:
 
 def write(readings: dict[str, list[Reading]]) -> None:
     """All readings so far, as JSON and as a table in Markdown."""
-    rows = {name: [asdict(reading) for reading in row] for name, row in readings.items()}
-    content = json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n"
+    content = json.dumps(plain({"machine": machine(), "rows": readings}), indent=1, allow_nan=False) + "\n"
     GIVEN.output.with_suffix(".json").write_text(content)
     lines = ["| row | reading | wanted |", "| --- | --- | --- |"]
     for name, row in readings.items():

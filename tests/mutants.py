@@ -90,10 +90,10 @@ MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
         ("core/hdf5_check.py", " or properties.get_external_count():", ":"),
         ("core/hdf5_check.py", " or filters.count(code) > 1", ""),
         ("core/hdf5_check.py", "if not inside or chunk.filter_mask or", "if chunk.filter_mask or"),
-        ("core/hdf5_check.py", "if size != stored:", "if False:"),
+        ("core/hdf5_check.py", "if size != stored_size:", "if False:"),
         ("core/hdf5_check.py", "if self.uncompressed > self.length:", "if False:"),
         ("core/hdf5_check.py", "if count > ATTRIBUTES:", "if False:"),
-        ("core/hdf5_check.py", "if address in self.seen:", "if False:"),
+        ("core/hdf5_check.py", "if address in self.addresses:", "if False:"),
     ],
 }  # fmt: skip
 

@@ -204,7 +204,7 @@ def test_a_budget_stops_and_the_same_command_goes_on(tmp_path: Path, command: Co
     code, out, err = command("figures", *options, "--budget", "0.000001s")
     assert (code, out) == (0, "")
     assert "4 of 4 runs have not ended" in err
-    assert "0.000001s are used; the same command goes on with noise-split" in err
+    assert "0.000001s are used; the same command resumes noise-split" in err
     code, out, err = command("figures", *options, "--budget", "1d")
     assert (code, "noise-split.png" in out) == (0, True), err
     assert "(4 of 4 runs to train)" in err

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 import landscape.cli
-from landscape.cli import output
+from landscape.cli import commands, output
 from landscape.cli.options import Number
 from landscape.core.analysis import ANALYSES
 from landscape.core.options import Within
@@ -86,6 +86,10 @@ def every() -> dict[str, dict[str, Any]]:
 
 def test_the_words_of_all_commands_are_those_that_their_modules_say() -> None:
     assert json.loads(FILE.read_text("utf-8")) == json.loads(text())
+
+
+def test_a_command_without_its_function_keeps_its_name() -> None:
+    assert all(commands.without_callback(name).name == name for name in commands.WORDS)
 
 
 def test_every_command_that_computes_a_loss_takes_fewer_samples() -> None:

@@ -239,7 +239,7 @@ def test_units_that_are_not_understood_keep_their_places_and_are_named(
 
 def test_weights_that_become_another_function_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problems.mlp()
-    monkeypatch.setattr("landscape.problem.alignment._tried", lambda problem, symmetry: symmetry)
+    monkeypatch.setattr("landscape.problem.alignment._tested", lambda problem, symmetry: symmetry)
     monkeypatch.setattr(
         "landscape.problem.symmetry.Axes.fix", lambda *_: None
     )  # outputs may be permuted, too

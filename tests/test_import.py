@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import pickle
@@ -670,6 +671,10 @@ def test_damaged_or_hostile_distributed_checkpoints_run_nothing(folder: Path) ->
     refused(index, "pieces of a tensor are missing|too short for its tensors|not a readable state file")
     del index.storage_data[next(iter(index.storage_data))]
     refused(index, "metadata: pieces of '.*' are missing; save the checkpoint again")
+    index = in_pieces({"a": torch.arange(4)}, folder)
+    place, piece = next(iter(index.storage_data.items()))
+    index.storage_data[dataclasses.replace(place, offset=torch.Size([1]))] = piece
+    refused(index, "pieces of a tensor overlap")
     raw = Path("__0_0.distcp").read_bytes()
     torch.save({"a": Danger()}, "danger.pt")
     Path("__0_0.distcp").write_bytes(Path("danger.pt").read_bytes() + raw)

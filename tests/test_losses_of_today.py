@@ -399,7 +399,7 @@ def test_a_surface_and_a_line_agree_with_the_loss_of_the_problem() -> None:
     )
     problem = Problem(changing.double(), F.mse_loss, (inputs(100), inputs(100, 4)))
     for path in ("auto", "pointwise"):
-        with pytest.raises(InputError, match=r"by Problem\.loss\(\) .*asked again") as caught:
+        with pytest.raises(InputError, match=r"by Problem\.loss\(\) .*in a second pass") as caught:
             landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2), method=path)
         assert "use path" not in str(caught.value)
     with pytest.raises(InputError, match=r"by Problem\.loss\(\)"):
@@ -420,6 +420,10 @@ def test_a_path_that_is_wrong_beyond_the_samples_of_its_comparison(monkeypatch: 
         landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2))
     surface = landscape.contour(problem, landscape.random_plane(problem), grid=(1, 1), method="pointwise")
     assert surface.loss[0, 0] == pytest.approx(problem.loss(), rel=1e-12)
+    one_by_one = evaluate.PlaneLoss.pointwise
+    monkeypatch.setattr(evaluate.PlaneLoss, "pointwise", lambda *args: 1.01 * one_by_one(*args))
+    with pytest.raises(InputError, match=r"Problem\.loss\(\) it is .*: model or loss keeps something"):
+        landscape.contour(problem, landscape.random_plane(problem), grid=(1, 1), method="pointwise")
 
 
 # Padding rows.
@@ -931,10 +935,15 @@ def test_a_gradient_in_eval_mode_that_frees_the_graph_is_refused() -> None:
     problem = Problem(Forces(), nn.CrossEntropyLoss(), (x, y))
     with pytest.raises(InputError, match=r"^model or loss: it takes a gradient .* create_graph=True"):
         problem.gradient()
-    problem = Problem(Forces(create_graph=True), nn.CrossEntropyLoss(), (x, y))
-    v = torch.randn_like(problem.weights)
-    ends = [problem.loss(problem.weights + t * v) for t in (1e-5, -1e-5)]
-    assert float(problem.gradient() @ v) == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-6)
+    beside_own = Forces(retain_graph=True)  # which detaches the slope, beside a module with parameters
+    beside_own.net[0].register_forward_pre_hook(lambda module, x: None)
+    with pytest.raises(InputError, match="does not follow all of its parameters"):
+        Problem(beside_own, nn.CrossEntropyLoss(), (x, y))
+    for options in ({"create_graph": True}, {"retain_graph": True}):
+        problem = Problem(Forces(**options), nn.CrossEntropyLoss(), (x, y))
+        v = torch.randn_like(problem.weights)
+        ends = [problem.loss(problem.weights + t * v) for t in (1e-5, -1e-5)]
+        assert float(problem.gradient() @ v) == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-6)
 
 
 @settings(max_examples=15)

@@ -194,6 +194,15 @@ def textbook(problem: Problem, theta: Tensor, batches: list[Tensor], train: int 
     return sum(float(problem.criterion(model(a), b)) * len(b) for a, b in parts) / len(y)
 
 
+def test_layers_that_share_statistics_are_recalibrated_together() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5)) for _ in range(2))).double()
+    for name, buffer in model[0][1].named_buffers():
+        setattr(model[1][1], name, buffer)
+    x = torch.randn(40, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    problem = Problem(model, nn.functional.mse_loss, (x, x)).with_batchnorm("recalibrate")
+    assert problem.loss() == pytest.approx(textbook(problem, problem.weights, [x]), rel=1e-10)
+
+
 def test_batchnorm_policies_are_the_textbooks() -> None:
     problem = problems.conv(samples=2 * BATCH)
     x, y = problem.tensors  # type: ignore[misc]

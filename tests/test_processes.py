@@ -566,6 +566,8 @@ def test_what_does_not_fit_is_said_in_a_line(command: Command, tmp_path: Path) -
         InputError, match="learners: 2 is not allowed, it must be 1 with algorithm.schedule 'measured'"
     ):
         recipe.from_values(measured(2, learners=2))
+    with pytest.raises(InputError, match="'measured' needs several processes; give train"):
+        Trainer(recipe.from_values(measured(2))).run()
     assert recipe.from_values(measured(2)).stability_limit() is None
     assert recipe.from_values(measured(0)).stability_limit() == 2
     assert (

@@ -250,6 +250,9 @@ def test_analyze_makes_what_is_missing(trained: Path, tmp_path: Path, command: C
     assert "Contours: " in text
     assert "Spectrum" in text
     assert command(*words)[:2] == (0, f"{tmp_path}/p.html\n")  # nothing is made twice
+    assert command("contour", folder, "--grid", 3, "--force", "-q")[0] == 0
+    code, _, err = command(words[0], folder / "last.h5", *words[2:])
+    assert (code, err.partition("; give ")[2]) == (1, "this file, too, or move it\n")
 
 
 def test_what_is_no_run_and_a_package_that_is_missing_are_one_line(

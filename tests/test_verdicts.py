@@ -96,7 +96,8 @@ def test_equal_is_what_lies_within_a_margin_of_zero() -> None:
     assert effect(0.05).holds is None
     assert effect(0.05).answer == effect(0.05).entry()["reason"] == "equal within 5%"
     # One that is open or wide, has two seeds or no number is not equal, and what is decided stays so.
-    for values in ((0.9, 1.1, 1.0), (1.0, 1.001), (1.0, math.nan, 1.0)):
+    # Nor are runs that all diverged, or did not leave a saddle, for which one number stands.
+    for values in ((0.9, 1.1, 1.0), (1.0, 1.001), (1.0, math.nan, 1.0), (1.0, 1.0, 1.0)):
         assert outcome([effect(0.05, values)]) == outcome([effect(0.05), effect(0.05, values)]) == "undecided"
     more, less = (1.01, 1.011, 1.012), (0.99, 0.991, 0.989)
     assert [effect(0.05, values).answer for values in (more, less)] == ["as claimed", "not as claimed"]
@@ -105,6 +106,8 @@ def test_equal_is_what_lies_within_a_margin_of_zero() -> None:
     assert (unknown.answer, outcome([unknown])) == ("open", "undecided")
     points = Effect("", "", (0.2, -0.3, 0.1), margin=1.0)
     assert points.answer == "equal within 1"
+    lost = Effect("", "", (0.0, 0.0, 0.0), (-1.0, math.inf), margin=1.0)  # as good as, but both diverged
+    assert (lost.equal, lost.holds, lost.reason[:16]) == (False, None, "the same numbers")
     assert counted([points, effect(0.05, more)]) == "1 of 2 as claimed, 1 equal within 1"
     assert outcome([Effect("", "", seeds, ratio=True, margin=0.05, untested="no data")]) == "not tested here"
 

@@ -1,11 +1,11 @@
-"""Minima side by side: every measure of flatness at each of them, and which differences are real."""
+"""Compare minima: every measure of flatness at each minimum, and tests of the differences."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -17,15 +17,16 @@ from torch import nn
 from landscape.analysis.quantities import (
     BOUND,
     BY_NAME,
-    EXACT,
     QUANTITIES,
     SE,
-    Measured,
+    SEEDS,
+    MeasuredValue,
     Preconditioning,
     Quantity,
+    Row,
     Settings,
     Subject,
-    of_metric,
+    metric_quantity,
 )
 from landscape.checkpoint import storage
 from landscape.checkpoint.checkpoint import Checkpoint
@@ -33,9 +34,10 @@ from landscape.core import hdf5
 from landscape.core.analysis import analysis
 from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError, OperationError
+from landscape.core.hdf5 import Array
 from landscape.core.options import SPLIT, Count, OneOf, Positive, Seed, Several, Within, fit
 from landscape.core.progress import Progress, ProgressOption, portion
-from landscape.core.statistics import Difference, Estimate, holm, mcnemar, paired, welch
+from landscape.core.statistics import holm
 from landscape.evaluation.grid import setting
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.losses import describe_loss
@@ -43,192 +45,163 @@ from landscape.problem.metrics import Metrics, names_of
 from landscape.problem.problem import Loss, Problem
 from landscape.results.comparison import Comparison
 
-# Losses are equal within this share of the target (our choice: quantities such as λ_max, which fall with the
-# loss, then change by about as much, far less than the differences of interest).
+# Losses count as equal within this share of the common loss (our choice: quantities such as λ_max, which fall
+# with the loss, then change by about the same share, far less than the differences of interest).
 LOSS_TOL = 0.1
 
 
 def _at_equal_loss(entries: Sequence[Entry], loss_tol: float) -> tuple[list[Entry], float]:
     """Replace each entry by the checkpoint of its run whose training loss is nearest to one common loss.
 
-    The common loss is the highest final loss of the runs, because the other runs passed it earlier. The
-    checkpoints are the files step-*.h5 in a run's folder, and its last one. Returns the new entries, and the
-    common loss in nats.
+    The common loss is the highest loss of the runs, because the other runs passed it earlier. The candidates
+    are the files step-*.h5 in a run's folder, and the run itself.
+
+    Args:
+        entries: the runs.
+        loss_tol: the largest difference from the common loss, as a share of it.
+
+    Returns:
+        The new entries, and the common loss in nats.
 
     Raises:
-        InputError: a run that is not of a file.
-        OperationError: a run with no checkpoint within ``loss_tol``, relative to the loss, or a loss that is
-            not finite.
+        InputError: an entry that is not a run, or a run without a file.
+        OperationError: a run with no checkpoint within ``loss_tol``, or a loss that is not finite.
     """
     runs = [entry.run for entry in entries if entry.run]
     if len(runs) < len(entries):
         raise InputError("equal_loss: a problem has no earlier checkpoints, give runs or their files instead")
     for run in runs:
         if run.path is None:
-            raise InputError(f"equal_loss: {run.label} is not of a file, give the run's checkpoint")
+            raise InputError(f"equal_loss: {run.label} was not read from a file, give the run's checkpoint")
     losses = [run.problem(SPLIT).loss() for run in runs]
     for run, loss in zip(runs, losses, strict=True):
         if not math.isfinite(loss):
             raise OperationError(f"{run.path}: its training loss is {loss:g}, so that no other can be equal")
-    target = max(losses)
-    nearest = []
+    common_loss = max(losses)
+    replaced = []
     for entry, run, loss in zip(entries, runs, losses, strict=True):
-        near, near_loss = (run, loss) if loss == target else _nearest(run, loss, target)
-        if not abs(near_loss - target) <= loss_tol * abs(target):
-            words = f"no checkpoint of its run has a training loss within {loss_tol:.0%} of {target:.4g}"
-            nearest_step = f"the nearest is step {near.step:,} with {near_loss:.4g}"
+        nearest, nearest_loss = _nearest_checkpoint(run, loss, common_loss)
+        if not abs(nearest_loss - common_loss) <= loss_tol * abs(common_loss):
+            words = f"no checkpoint of its run has a training loss within {loss_tol:.0%} of {common_loss:.4g}"
+            nearest_step = f"the nearest is step {nearest.step:,} with {nearest_loss:.4g}"
             raise OperationError(f"{run.path}: {words}; {nearest_step}; raise loss_tol")
-        nearest.append(replace(entry, subject=near, label=near.label))
-    return nearest, target
+        replaced.append(replace(entry, subject=nearest, label=nearest.label))
+    return replaced, common_loss
 
 
-def _nearest(run: Checkpoint, loss: float, target: float) -> tuple[Checkpoint, float]:
-    """The checkpoint of the run up to ``run`` whose loss is nearest to ``target``, and that loss.
+def _nearest_checkpoint(run: Checkpoint, loss: float, common_loss: float) -> tuple[Checkpoint, float]:
+    """Return the checkpoint up to ``run`` whose loss is nearest to ``common_loss``, and its loss.
 
-    What other runs left in the folder is not of the run.
+    ``loss`` is that of ``run``. Files of other runs in the same folder are left out.
     """
+    nearest, nearest_loss = run, loss
+    if loss == common_loss:
+        return nearest, nearest_loss
     assert run.path is not None
     problem = run.problem(SPLIT)
-    batchnorm = has_batchnorm(problem.model)  # whose statistics are those of the weights
-    best, best_loss = run, loss
+    # The statistics of BatchNorm belong to the weights, so that each checkpoint needs its own model.
+    batchnorm = has_batchnorm(problem.model)
     for path in storage.steps(run.path.parent):
         earlier = Checkpoint.load(path, whole_history=False).using(**run.source)
-        same = (earlier.algorithm, earlier.seed, earlier.layout) == (run.algorithm, run.seed, run.layout)
-        if not same or earlier.step >= run.step:
+        same_run = (earlier.algorithm, earlier.seed, earlier.layout) == (run.algorithm, run.seed, run.layout)
+        if not same_run or earlier.step >= run.step:
             continue
         mean = earlier.mean.to(problem.weights)
-        value = earlier.problem(SPLIT).loss() if batchnorm else problem.loss(mean)
-        if abs(value - target) < abs(best_loss - target):
-            best, best_loss = earlier, value
-    return best, best_loss
+        earlier_loss = earlier.problem(SPLIT).loss() if batchnorm else problem.loss(mean)
+        if abs(earlier_loss - common_loss) < abs(nearest_loss - common_loss):
+            nearest, nearest_loss = earlier, earlier_loss
+    return nearest, nearest_loss
 
 
-# Seeds of a group from which its mean and its error say something (our choice: of two, a 95% interval reaches
-# 12.7 standard errors to each side).
-SEEDS = 3
-# Differences below this number of roundings of the numbers are none, as for losses that must be the same
+# Differences below this number of rounding errors count as zero, as between losses that must be the same
 # (landscape.evaluation.grid).
 ROUNDINGS = 1000
 
 
-@dataclass(frozen=True)
-class Row:
-    """A quantity with its number at each checkpoint, and of each side.
+def difference_fields(
+    rows: Sequence[Row], side_count: int, eps: float, significance: float
+) -> dict[str, Any]:
+    """Return the fields of a :class:`.Comparison` about the differences between all pairs of sides.
 
-    Attributes:
-        cells: one for each checkpoint.
-        sides: the same numbers, or of groups the means of theirs, with these as draws.
-        grouped: whether the sides are groups.
+    Args:
+        rows: the Q quantities.
+        side_count: S, the number of sides, which have K = S(S − 1)/2 pairs.
+        eps: the relative rounding error of the values.
+        significance: the significance level of all tests together.
     """
+    pairs = np.array(list(combinations(range(side_count), 2)))  # (K, 2)
+    differences = [[row.difference(first, second) for first, second in pairs] for row in rows]
 
-    quantity: Quantity
-    cells: Sequence[Measured]
-    sides: Sequence[Measured]
-    grouped: bool
+    def column(name: str) -> Array:  # (Q, K)
+        return np.array([[getattr(difference, name) for difference, _ in row] for row in differences], float)
 
-    @classmethod
-    def of(cls, quantity: Quantity, cells: Sequence[Measured], side_of: Sequence[int], grouped: bool) -> Row:
-        """The row of the cells; ``side_of`` has the number of each one's side."""
-        if not grouped:
-            return cls(quantity, cells, cells, grouped)
-        values = np.array([cell.value for cell in cells])
-        side_numbers = np.array(side_of)
-        means = [Measured.mean(values[side_numbers == side]) for side in range(max(side_of) + 1)]
-        # One checkpoint is a group without an error, not an exact number.
-        sides = [m if len(m.draws) > 1 else Measured(m.value, math.nan, math.nan, m.draws) for m in means]
-        return cls(quantity, cells, sides, grouped)
-
-    @property
-    def kind(self) -> str:
-        """The kind of the errors of the sides."""
-        return SE if self.grouped else self.quantity.kind
-
-    def over(self) -> str:
-        """The draws that the errors of the sides are over, such as "64 minibatches"."""
-        if self.kind != SE:
-            return ""
-        counts = {len(side.draws) for side in self.sides}
-        if not self.grouped:
-            counts = {int(side.freedom) + 1 for side in self.sides if math.isfinite(side.freedom)}
-        what = "seeds" if self.grouped else self.quantity.over
-        return f"{' to '.join(f'{n:,}' for n in sorted({min(counts), max(counts)}))} {what}" if counts else ""
-
-    def difference(self, first: int, second: int) -> tuple[Difference, str]:
-        """The difference of two sides, and the test by which it is judged."""
-        a, b = self.sides[first], self.sides[second]
-        if self.kind != SE:
-            test = Difference(b.value - a.value, a.error + b.error, math.nan, math.nan)
-            return test, "exact" if self.kind == EXACT else "bounds"
-        if self.quantity.common and not self.grouped and len(a.draws) == len(b.draws) > 1:
-            values = np.union1d(a.draws, b.draws)
-            if len(values) != 2 or values[0] != 0:
-                return paired(a.draws, b.draws), "paired t"
-            scale = values[1]  # draws are percentages: two values, one of them 0
-            test = mcnemar(a.draws / scale, b.draws / scale)
-            value, error = scale * test.value, scale * test.standard_error
-            return replace(test, value=value, standard_error=error), "McNemar"
-        test = welch(*(Estimate(s.value, s.error, s.freedom) for s in (a, b)))
-        if self.grouped and min(len(a.draws), len(b.draws)) < SEEDS:
-            test = replace(test, p=math.nan)
-        return test, "Welch t"
-
-
-def differences(rows: Sequence[Row], sides: int, eps: float, significance: float) -> dict[str, Any]:
-    """The fields of a :class:`.Comparison` about the differences of all pairs of ``sides`` sides.
-
-    ``eps`` is the relative rounding of the numbers.
-    """
-    pairs = np.array(list(combinations(range(sides), 2)))
-    every = [[row.difference(*pair) for pair in pairs] for row in rows]
-    numbers = np.array([[astuple(difference) for difference, _ in row] for row in every], float)
-    values, errors, freedom, p = np.moveaxis(numbers, 2, 0)
+    values, errors, p = column("value"), column("standard_error"), column("p")
     corrected = holm(p)
-    size = np.abs([[side.value for side in row.sides] for row in rows])[:, pairs].max(2)
-    bounded = np.array([row.kind in (BOUND, EXACT) for row in rows])[:, None]
-    larger = np.where(bounded, np.abs(values) > errors, corrected <= significance)  # False for NaN
+    side_values = np.abs([[side.value for side in row.sides] for row in rows])  # (Q, S)
+    larger_value = side_values[:, pairs].max(2)  # (Q, K), of the two sides
+    has_test = np.array([row.kind == SE for row in rows])[:, None]
+    exceeds_error = np.where(has_test, corrected <= significance, np.abs(values) > errors)  # False for NaN
     return {
-        "tests": tuple(" or ".join(dict.fromkeys(test for _, test in row)) for row in every),
+        "tests": tuple(" or ".join(dict.fromkeys(test for _, test in row)) for row in differences),
         "first": pairs[:, 0],
         "second": pairs[:, 1],
         "difference": values,
         "difference_error": errors,
-        "difference_freedom": freedom,
+        "difference_freedom": column("freedom"),
         "p": p,
         "p_holm": corrected,
-        "significant": larger & (np.abs(values) > ROUNDINGS * eps * size),
+        "significant": exceeds_error & (np.abs(values) > ROUNDINGS * eps * larger_value),
     }
 
 
-def described(rows: Sequence[Row], loss_name: str, one_loss: bool) -> dict[str, Any]:
-    """The fields of a :class:`.Comparison` about the quantities, their numbers and their errors.
+def quantity_fields(rows: Sequence[Row], loss_name: str, same_loss: bool) -> dict[str, Any]:
+    """Return the fields of a :class:`.Comparison` about the quantities, their values and their errors.
 
-    Without ``one_loss`` for all sides, no number says which of them is flatter.
+    Unless all sides have the ``same_loss``, no value says which of them is flatter.
     """
     quantities = [row.quantity for row in rows]
-    sides = np.array([[(s.value, s.error, s.freedom) for s in row.sides] for row in rows], float)
-    cells = np.array([[(cell.value, cell.error) for cell in row.cells] for row in rows], float)
+    titles = [quantity.title.replace("training loss", f"training {loss_name}") for quantity in quantities]
+
+    def of_sides(name: str) -> Array:  # (Q, S)
+        return np.array([[getattr(side, name) for side in row.sides] for row in rows], float)
+
     return {
-        "quantities": tuple(q.name for q in quantities),
-        "titles": tuple(q.title.replace("training loss", f"training {loss_name}") for q in quantities),
-        "unit_names": tuple(q.unit for q in quantities),
-        "flatter": np.array([q.flatter * one_loss for q in quantities]),
+        "quantities": tuple(quantity.name for quantity in quantities),
+        "titles": tuple(titles),
+        "unit_names": tuple(quantity.unit for quantity in quantities),
+        "flatter": np.array([quantity.flatter if same_loss else 0 for quantity in quantities]),
         "kinds": tuple(row.kind for row in rows),
-        "own_kinds": tuple(q.kind for q in quantities),
+        "own_kinds": tuple(quantity.kind for quantity in quantities),
         "over": tuple(row.over() for row in rows),
-        **dict(zip(("value", "error", "freedom"), np.moveaxis(sides, 2, 0), strict=True)),
-        **dict(zip(("own_value", "own_error"), np.moveaxis(cells, 2, 0), strict=True)),
+        "value": of_sides("value"),
+        "error": of_sides("error"),
+        "freedom": of_sides("freedom"),
+        "own_value": np.array([[cell.value for cell in row.cells] for row in rows], float),
+        "own_error": np.array([[cell.error for cell in row.cells] for row in rows], float),
     }
 
 
-def remarks(rows: Sequence[Row], sides: Sequence[str], side_of: Sequence[int]) -> list[str]:
-    """Remarks on groups: those too small for a statement, and bounds as large as the errors."""
+def group_notes(rows: Sequence[Row], sides: Sequence[str], side_of: Sequence[int]) -> list[str]:
+    """Return notes on groups that are too small for a test, and on bounds that exceed standard errors.
+
+    Args:
+        rows: the quantities.
+        sides: (S,), the names of the sides.
+        side_of: (M,), the number of each checkpoint's side.
+    """
     if not rows or not rows[0].grouped:
         return []
-    few = [f"{name} has {side_of.count(k)}" for k, name in enumerate(sides) if side_of.count(k) < SEEDS]
-    notes = [f"no statement on groups of fewer than {SEEDS} seeds: {', '.join(few)}"] if few else []
+    notes = []
+    counts = Counter(side_of)
+    small = [f"{name} has {counts[side]}" for side, name in enumerate(sides) if counts[side] < SEEDS]
+    if small:
+        notes.append(f"no statement on groups of fewer than {SEEDS} seeds: {', '.join(small)}")
     for row in rows:
-        for index, side in enumerate(row.sides if row.quantity.kind == BOUND else ()):
-            bound = max(cell.error for cell, of in zip(row.cells, side_of, strict=True) if of == index)
+        if row.quantity.kind != BOUND:
+            continue
+        for index, side in enumerate(row.sides):
+            cells = zip(row.cells, side_of, strict=True)
+            bound = max(cell.error for cell, cell_side in cells if cell_side == index)
             if bound > side.error:
                 numbers = f"the largest bound, {bound:.2g}, is above the standard error, {side.error:.2g}"
                 notes.append(f"{row.quantity.name}, {sides[index]}: {numbers}")
@@ -237,13 +210,19 @@ def remarks(rows: Sequence[Row], sides: Sequence[str], side_of: Sequence[int]) -
 
 # The significance level of all tests of a table together (the usual one).
 SIGNIFICANCE = 0.05
-Compared = Checkpoint | Problem | str | Path
-Given = Sequence[Compared | Sequence[Compared]] | Mapping[str, Compared | Sequence[Compared]]
+ProblemLike = Checkpoint | Problem | str | Path
+Sides = Sequence[ProblemLike | Sequence[ProblemLike]] | Mapping[str, ProblemLike | Sequence[ProblemLike]]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One checkpoint or problem that is compared, and the number of its side."""
+    """One checkpoint or problem of a comparison.
+
+    Attributes:
+        subject: the checkpoint or problem.
+        label: its name in the table.
+        side: the number of its side.
+    """
 
     subject: Checkpoint | Problem
     label: str
@@ -251,16 +230,16 @@ class Entry:
 
     @property
     def run(self) -> Checkpoint | None:
-        """The checkpoint; None for a problem alone."""
+        """The checkpoint; None for a problem."""
         return self.subject if isinstance(self.subject, Checkpoint) else None
 
     @property
     def step(self) -> int:
-        """The step of the checkpoint; −1 where it is not known."""
+        """The step of the checkpoint; −1 if it is unknown."""
         return self.run.step if self.run else -1
 
     def source(self) -> tuple[str, str]:
-        """The name of its file and its SHA-256; "" without one."""
+        """Return the name and the SHA-256 of the checkpoint's file, or two empty texts without a file."""
         path = self.run.path if self.run else None
         return (path.name, hdf5.sha256(path)) if path else ("", "")
 
@@ -270,7 +249,7 @@ QuantityName = Annotated[str, OneOf(tuple(BY_NAME))]
 
 @analysis(shorter="a shorter list of quantities= or a part of the data", of_the_run=None)
 def compare(
-    problems: Given,
+    problems: Sides,
     batch: Count | None = None,
     *,
     quantities: Sequence[QuantityName] = (),
@@ -292,44 +271,44 @@ def compare(
     seed: Seed = 0,
     progress: ProgressOption = None,
 ) -> Comparison:
-    """Several minima by every instrument, and which differences are larger than their errors.
+    """Measure several minima by every instrument, and test which differences are larger than their errors.
 
-    All checkpoints have the same minibatches, random vectors and planes, so that what is drawn is compared in
-    pairs (common random numbers; Student's t test of the differences, over test samples McNemar's). Spreads
-    of learners are compared by Welch's t test, eigenvalues by bounds that hold for the outermost ones with a
-    probability of 99% each (not by residuals, which say that some eigenvalue is near). In groups, such as the
-    seeds of two recipes, each checkpoint has draws of its own, the error is that over the group, and Welch's
-    t test compares the means: this alone speaks of recipes rather than of single runs. Holm's
-    correction makes ``significance`` hold for all tests of the table together.
+    All checkpoints have the same minibatches, random vectors and planes, so that draws are compared in pairs
+    (common random numbers; Student's t test of the differences, or McNemar's test over test samples).
+    Welch's t test compares spreads of learners. Eigenvalues are compared by bounds, each of which the
+    outermost eigenvalue keeps with a probability of 99%; a residual only shows that some eigenvalue is near.
+
+    In groups, such as the seeds of two recipes, each checkpoint has draws of its own, the error is that over
+    the group, and Welch's t test compares the means. Only groups allow statements about recipes rather than
+    about single runs. Holm's correction makes ``significance`` hold for all tests of the table together.
 
     Args:
-        problems: at least two problems, runs, or names of runs' files or folders, mixed at will; in a list,
-            or in a dict of names to them. A list among them is a group, and what stands alone beside it a
-            group of one. A problem is measured at its center, without what needs a test set, learners or an
-            optimizer.
-        batch: samples in a minibatch; default: the runs' total batch, if it is the same for all, or no
-            quantity that needs one, which the notes say.
+        problems: at least two problems, runs, or names of runs' files or folders, in a list, or in a dict
+            from names to them. A list inside is a group; beside it a single item is a group of one. A problem
+            is measured at its center, without the quantities that need a test set, learners or an optimizer.
+        batch: samples in a minibatch; default: the runs' total batch, if it is the same for all. Otherwise
+            the quantities that need one are left out, with a note.
         quantities: their names, as ``landscape compare --help`` lists them; default: all that can be
             measured, without "distance", "barrier" and "same-basin" (1 where the error rises by at most 2
-            percentage points on the line, Frankle et al. 2020). These are from the first problem, to each
-            with its hidden units aligned to it by weights (:func:`landscape.connect`).
-        model, data, loss, data_dir, metrics: what the files of the runs do not bring along, as
-            :meth:`landscape.Checkpoint.problem` takes it; the same for all runs. Metrics, and those of
-            problems, become rows.
-        equal_loss: take of each run the checkpoint whose training loss is nearest to the highest of all given
-            ones.
-        loss_tol: how near, relative to that loss.
-        draws: minibatches and displacements of each quantity. The trace takes 60 products.
-        planes: random planes, over which the basin width is the mean.
-        rise: rise of the loss at that width, in nats.
+            percentage points on the line, Frankle et al. 2020). These three compare each problem with the
+            first one, after its hidden units are aligned by weights (:func:`landscape.connect`).
+        model, data, loss, data_dir, metrics: what the runs' files lack, as for
+            :meth:`landscape.Checkpoint.problem`; the same for all runs. Metrics become rows, as do those of
+            problems.
+        equal_loss: whether to replace each run by its checkpoint whose training loss is nearest to the
+            highest loss of the runs.
+        loss_tol: the largest difference from that loss, as a share of it.
+        draws: the number of minibatches or displacements for each quantity. The trace takes 60 products.
+        planes: the number of random planes, over which the basin width is the mean.
+        rise: the rise of the loss at that width, in nats.
         rho: ρ of worst-case adaptive sharpness.
         rho_average: ρ of average-case adaptive sharpness.
-        k: eigenvectors that span the sharp space.
+        k: the number of eigenvectors that span the sharp space.
         significance: the significance level of all tests together.
-        preconditioner_of: :func:`landscape.preconditioner`, to have λ_max with the preconditioner of the
-            optimizer that made a run, where it has one.
+        preconditioner_of: :func:`landscape.preconditioner`, to measure λ_max with the preconditioner of each
+            run's optimizer, where it has one.
         seed: draws minibatches, vectors, displacements and planes.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
 
     Returns:
         A table of value and error, (Q, S) each, with the differences of all pairs, (Q, K), and ``notes`` on
@@ -337,9 +316,9 @@ def compare(
 
     Raises:
         InputError: fewer than two problems, an unknown quantity, a number that is not allowed, a group that
-            has a checkpoint or a seed twice, or a quantity asked for that cannot be measured, as without the
-            batch that it needs.
-        OperationError: no checkpoint near the loss asked for.
+            has a checkpoint or a seed twice, or a quantity by name that cannot be measured, for example for
+            want of a batch.
+        OperationError: no checkpoint near the common loss.
 
     Example:
         >>> import torch, landscape
@@ -354,33 +333,36 @@ def compare(
     source = {name: value for name, value in source.items() if value is not None}
     if not (isinstance(loss, str) and loss == "data"):
         source["loss"] = loss
-    sides, entries, grouped = _entries(problems, source)
-    chosen = [BY_NAME[name] for name in dict.fromkeys(quantities)]
-    chosen = chosen or [quantity for quantity in QUANTITIES if not quantity.by_name]
-    size, chosen, left_out = _batch(entries, batch, chosen, bool(quantities))
-    radii = float(rise), float(rho), float(rho_average)
-    settings = Settings(size, draws, planes, *radii, k, preconditioner_of)
-    given_steps, target = [entry.step for entry in entries], math.nan
+    names, entries, grouped = _entries(problems, source)
+    requested = [BY_NAME[name] for name in dict.fromkeys(quantities)]
+    requested = requested or [quantity for quantity in QUANTITIES if not quantity.by_name]
+    batch, requested, batch_notes = _batch(entries, batch, requested, bool(quantities))
+    settings = Settings(
+        batch, draws, planes, float(rise), float(rho), float(rho_average), k, preconditioner_of
+    )
+    given_steps, common_loss = [entry.step for entry in entries], math.nan
     if equal_loss:
-        entries, target = _at_equal_loss(entries, loss_tol)
-    sides = sides or _names(entries)
-    columns, first = [], None
-    for m, entry in enumerate(entries):
-        own_seed = int(np.random.SeedSequence((seed, m)).generate_state(1)[0]) if grouped else seed
-        part = portion(progress, m / len(entries), (m + 1) / len(entries))
-        subject = Subject(entry.subject, own_seed, first)
-        if first is None:
-            chosen += [of_metric(name) for name in names_of(subject.problem)]
-        first = first or subject
-        columns.append(_measured(subject, chosen, settings, part))
-    names = {(c.setting["loss_name"], c.setting["loss_unit"]) for c in columns}
-    name, unit = names.pop() if len(names) == 1 else ("loss", "")
+        entries, common_loss = _at_equal_loss(entries, loss_tol)
+    sides = names or _short_names(entries)
+    columns, first_subject = [], None
+    for index, entry in enumerate(entries):
+        own_seed = int(np.random.SeedSequence((seed, index)).generate_state(1)[0]) if grouped else seed
+        column_progress = portion(progress, index / len(entries), (index + 1) / len(entries))
+        subject = Subject(entry.subject, own_seed, first_subject)
+        if first_subject is None:
+            first_subject = subject
+            requested += [metric_quantity(name) for name in names_of(subject.problem)]
+        columns.append(_measure(subject, requested, settings, column_progress))
+    loss_names = {(column.setting["loss_name"], column.setting["loss_unit"]) for column in columns}
+    loss_name, loss_unit = loss_names.pop() if len(loss_names) == 1 else ("loss", "")
+    same_loss = len({column.loss for column in columns}) == 1
     side_of = [entry.side for entry in entries]
-    rows = _rows(chosen, columns, bool(quantities), side_of, grouped)
+    rows = _rows(requested, columns, bool(quantities), side_of, grouped)
     labels, origins = tuple(entry.label for entry in entries), [entry.source() for entry in entries]
+    notes = batch_notes + _column_notes(requested, columns, labels) + group_notes(rows, sides, side_of)
     return Comparison(
-        **described(rows, name, len({c.loss for c in columns}) == 1),
-        **differences(rows, len(sides), max(column.eps for column in columns), significance),
+        **quantity_fields(rows, loss_name, same_loss),
+        **difference_fields(rows, len(sides), max(column.eps for column in columns), significance),
         **{name: value for name, value in vars(settings).items() if name != "preconditioner_of"},
         sides=tuple(sides),
         labels=labels,
@@ -391,42 +373,50 @@ def compare(
         given_steps=np.array(given_steps),
         significance=float(significance),
         grouped=grouped,
-        equal_loss=target,
-        notes=(*left_out, *_notes(chosen, columns, labels), *remarks(rows, sides, side_of)),
+        equal_loss=common_loss,
+        notes=tuple(notes),
         seed=seed,
         sample_counts=np.array([column.setting["samples"] for column in columns]),
         dtype=columns[0].setting["dtype"],
         split=SPLIT,
         batchnorm=any(column.setting["batchnorm"] for column in columns),
-        loss_name=name,
-        loss_unit=unit,
+        loss_name=loss_name,
+        loss_unit=loss_unit,
     )
 
 
 class _Column(NamedTuple):
-    """The measurements of one checkpoint: a cell for each quantity, or the reason for none; its loss."""
+    """The measurements of one checkpoint.
 
-    cells: list[Measured | LandscapeError]
+    Attributes:
+        cells: (Q,), the value of each quantity, or the error that its measurement raised.
+        loss: the description of the loss function, and its code, by which losses are told apart.
+        setting: the loss and data, see :func:`landscape.evaluation.grid.setting`.
+        parameters: the number of parameters.
+        eps: the relative rounding error of the problem's precision.
+    """
+
+    cells: list[MeasuredValue | LandscapeError]
     loss: tuple[str, Any]
     setting: dict[str, Any]
     parameters: int
     eps: float
 
 
-def _measured(
+def _measure(
     subject: Subject, quantities: Sequence[Quantity], settings: Settings, progress: Progress
 ) -> _Column:
-    """All quantities of one checkpoint."""
-    problem, cells = subject.problem, list[Measured | LandscapeError]()
-    for k, quantity in enumerate(quantities):
-        part = portion(progress, k / len(quantities), (k + 1) / len(quantities))
+    """Measure all quantities of one checkpoint."""
+    problem, cells = subject.problem, list[MeasuredValue | LandscapeError]()
+    for index, quantity in enumerate(quantities):
+        cell_progress = portion(progress, index / len(quantities), (index + 1) / len(quantities))
         try:
-            cells.append(quantity.measure(subject, settings, part))
-        except LandscapeError as error:  # the table's notes say it
+            cells.append(quantity.measure(subject, settings, cell_progress))
+        except LandscapeError as error:  # becomes a note of the table
             cells.append(error)
-        part(1.0)
+        cell_progress(1.0)
     loss, eps = problem.criterion, torch.finfo(problem.dtype).eps
-    code = getattr(getattr(loss, "func", loss), "__code__", None)  # of a lambda, whose name says nothing
+    code = getattr(getattr(loss, "func", loss), "__code__", None)  # lambdas all have the same name
     return _Column(cells, (describe_loss(loss), code), setting(problem), problem.layout.size, eps)
 
 
@@ -434,58 +424,71 @@ def _rows(
     quantities: Sequence[Quantity], columns: Sequence[_Column], by_name: bool, side_of: Sequence[int],
     grouped: bool,
 ) -> list[Row]:  # fmt: skip
-    """The rows that were measured at one checkpoint at least, NaN at the others.
+    """Return the rows of the quantities that were measured at one checkpoint or more, with NaN elsewhere.
 
-    Raises the reason where none was, or, where they were chosen ``by_name``, any of them was not.
+    Raises the first error if no quantity was measured, or if the quantities were requested ``by_name`` and
+    one of them was measured nowhere.
     """
-    rows = []
-    for q, quantity in enumerate(quantities):
-        cells = [column.cells[q] for column in columns]
-        refused = [cell for cell in cells if isinstance(cell, LandscapeError)]
-        if len(refused) < len(cells):
-            measured = [c if isinstance(c, Measured) else Measured(math.nan, math.nan) for c in cells]
-            rows.append(Row.of(quantity, measured, side_of, grouped))
-        elif by_name or (q == len(quantities) - 1 and not rows):
-            raise refused[0]
+    rows = list[Row]()
+    for index, quantity in enumerate(quantities):
+        cells = [column.cells[index] for column in columns]
+        errors = [cell for cell in cells if isinstance(cell, LandscapeError)]
+        is_last = index == len(quantities) - 1
+        if len(errors) == len(cells):
+            if by_name or (is_last and not rows):
+                raise errors[0]
+            continue
+        unknown = MeasuredValue(math.nan, math.nan)
+        values = [cell if isinstance(cell, MeasuredValue) else unknown for cell in cells]
+        rows.append(Row.from_cells(quantity, values, side_of, grouped))
     return rows
 
 
-def _notes(quantities: Sequence[Quantity], columns: Sequence[_Column], labels: Sequence[str]) -> list[str]:
-    """Notes on what was left out and why, and on differences that a comparison takes as none."""
+def _column_notes(
+    quantities: Sequence[Quantity], columns: Sequence[_Column], labels: Sequence[str]
+) -> list[str]:
+    """Return notes on different losses, networks and data, and on quantities that were not measured."""
     notes = []
     losses = dict.fromkeys(column.loss for column in columns)
     if len(losses) > 1:
         names = ", ".join(name for name, _ in losses)
         notes.append(f"different losses ({names}): their numbers are not comparable")
-    for q, quantity in enumerate(quantities):
-        cells = [(label, column.cells[q]) for label, column in zip(labels, columns, strict=True)]
-        refused = [(label, str(cell)) for label, cell in cells if isinstance(cell, LandscapeError)]
-        if refused:
-            at = f" at {'; '.join(label for label, _ in refused)}"
-            where = "" if len(refused) == len(columns) else at
-            words = "; ".join(dict.fromkeys(reason for _, reason in refused))
-            notes.append(f"{quantity.name} was not measured{where}: {words}")
-    sizes, counts = [c.parameters for c in columns], [c.setting["samples"] for c in columns]
+    for index, quantity in enumerate(quantities):
+        cells = [(label, column.cells[index]) for label, column in zip(labels, columns, strict=True)]
+        errors = [(label, str(cell)) for label, cell in cells if isinstance(cell, LandscapeError)]
+        if not errors:
+            continue
+        checkpoints = f" at {'; '.join(label for label, _ in errors)}"
+        if len(errors) == len(columns):
+            checkpoints = ""
+        reasons = "; ".join(dict.fromkeys(reason for _, reason in errors))
+        notes.append(f"{quantity.name} was not measured{checkpoints}: {reasons}")
+    sizes = [column.parameters for column in columns]
+    sample_counts = [column.setting["samples"] for column in columns]
     if len(set(sizes)) > 1:
-        numbers = ", ".join(f"{n:,}" for n in sizes)
+        numbers = ", ".join(f"{size:,}" for size in sizes)
         notes.append(f"networks of different size ({numbers} parameters): their distances are not comparable")
-    if len(set(counts)) > 1:
-        notes.append(f"data of different size ({', '.join(f'{n:,}' for n in counts)} samples)")
+    if len(set(sample_counts)) > 1:
+        numbers = ", ".join(f"{count:,}" for count in sample_counts)
+        notes.append(f"data of different size ({numbers} samples)")
     return notes
 
 
-def _entries(problems: Given, source: Mapping[str, Any]) -> tuple[list[str], list[Entry], bool]:
-    """(names of the sides, or none if they are not named; entries; whether the sides are groups).
+def _entries(problems: Sides, source: Mapping[str, Any]) -> tuple[list[str], list[Entry], bool]:
+    """Return the names of the sides, their entries, and whether the sides are groups.
 
-    Runs have the arguments ``source`` of their problems.
+    Args:
+        problems: as for :func:`compare`.
+        source: arguments of the runs' problems, see :meth:`landscape.Checkpoint.using`.
+
+    Returns:
+        The names are empty where sides are neither named nor groups.
     """
     names = list(problems) if isinstance(problems, Mapping) else []
-    several: Any = problems.values() if isinstance(problems, Mapping) else problems
-    if isinstance(several, str) or not isinstance(several, Iterable):
-        several = [several]
-    values: list[Any] = list(several)
-    grouped = any(isinstance(value, (list, tuple)) for value in values)
-    sides = [list(value) if isinstance(value, (list, tuple)) else [value] for value in values]
+    items: Any = problems.values() if isinstance(problems, Mapping) else problems
+    items = [items] if isinstance(items, str) or not isinstance(items, Iterable) else list(items)
+    grouped = any(isinstance(item, (list, tuple)) for item in items)
+    sides = [list(item) if isinstance(item, (list, tuple)) else [item] for item in items]
     if len(sides) < 2 or not all(sides):
         raise InputError(f"problems: {len(sides)} given, at least 2 are needed, and no list may be empty")
     if grouped and not names:
@@ -507,9 +510,10 @@ def _entries(problems: Given, source: Mapping[str, Any]) -> tuple[list[str], lis
 
 
 def _check_group(name: str, entries: Sequence[Entry]) -> None:
-    """InputError where a group has the same weights, or runs of the same seed, twice: its error would lie."""
-    distinct = {double(e.run.mean).cpu().numpy().tobytes() if e.run else id(e.subject) for e in entries}
-    if len(distinct) < len(entries):
+    """Raise InputError if a group has equal weights or two runs of one seed: its error would be too small."""
+    weights = [double(entry.run.mean).cpu().numpy().tobytes() for entry in entries if entry.run]
+    problems = [id(entry.subject) for entry in entries if not entry.run]
+    if len({*weights, *problems}) < len(entries):
         raise InputError(f"problems: the group '{name}' holds the same weights twice; leave one out")
     seeds = Counter(entry.run.seed for entry in entries if entry.run and entry.run.has_recipe)
     seed, count = max(seeds.items(), key=lambda item: item[1], default=(0, 0))
@@ -518,32 +522,39 @@ def _check_group(name: str, entries: Sequence[Entry]) -> None:
 
 
 def _batch(
-    entries: Sequence[Entry], batch: int | None, chosen: list[Quantity], by_name: bool
+    entries: Sequence[Entry], batch: int | None, quantities: list[Quantity], by_name: bool
 ) -> tuple[int, list[Quantity], list[str]]:
-    """(B, the quantities without those that need it where it is missing, and a note on these).
+    """Return the batch B, the quantities that can be measured with it, and a note on the others.
 
-    B is as given, or the runs' total batch. InputError where it is missing for quantities chosen ``by_name``.
+    B is ``batch``, or the runs' total batch, or 0 where no quantity needs it or the runs' batches differ.
+    InputError for the latter if the quantities were requested ``by_name``.
     """
-    needing = [quantity.name for quantity in chosen if quantity.needs_batch]
+    needing = ", ".join(quantity.name for quantity in quantities if quantity.needs_batch)
+    if not needing:
+        return 0, quantities, []
     sizes = {entry.run.batch if entry.run else 0 for entry in entries} if batch is None else {int(batch)}
-    if not needing or (len(sizes) == 1 and 0 not in sizes):
-        return max(sizes) if needing else 0, chosen, []
+    if len(sizes) == 1 and 0 not in sizes:
+        return max(sizes), quantities, []
     batches = ", ".join(f"{size:,}" if size else "unknown" for size in sorted(sizes))
-    names = ", ".join(needing)
-    words = f"batch: missing, which {names} need; the total batches are {batches}, give one for all"
+    note = f"batch: missing, which {needing} need; the total batches are {batches}, give one for all"
     if by_name:
-        raise InputError(words)
-    return 0, [quantity for quantity in chosen if not quantity.needs_batch], [words]
+        raise InputError(note)
+    return 0, [quantity for quantity in quantities if not quantity.needs_batch], [note]
 
 
-def _names(entries: Sequence[Entry]) -> list[str]:
-    """Short names of the sides: the parts of the labels that not all share, else the labels and folders."""
+def _short_names(entries: Sequence[Entry]) -> list[str]:
+    """Return different names of the sides.
+
+    They are the words of the labels that not all labels share, or the folders, or both, or numbered labels.
+    """
     labels = [entry.label for entry in entries]
-    parts = [label.split(", ") for label in labels]
-    shared = set.intersection(*map(set, parts))
-    short = [", ".join(part for part in name_parts if part not in shared) for name_parts in parts]
-    folders = [e.run.path.resolve().parent.name if e.run and e.run.path else "" for e in entries]
-    placed = [f"{label} ({folder})" for label, folder in zip(labels, folders, strict=True)]
-    numbered = [f"{label} ({k + 1})" for k, label in enumerate(labels)]
-    options = [names for names in (short, folders, placed) if all(names) and len(set(names)) == len(names)]
-    return (options or [numbered])[0]
+    words = [label.split(", ") for label in labels]
+    shared_words = set.intersection(*map(set, words))
+    short = [", ".join(word for word in label_words if word not in shared_words) for label_words in words]
+    paths = [entry.run.path if entry.run else None for entry in entries]
+    folders = [path.resolve().parent.name if path else "" for path in paths]
+    with_folders = [f"{label} ({folder})" for label, folder in zip(labels, folders, strict=True)]
+    for names in (short, folders, with_folders):
+        if all(names) and len(set(names)) == len(names):
+            return names
+    return [f"{label} ({k + 1})" for k, label in enumerate(labels)]

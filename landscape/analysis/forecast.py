@@ -33,8 +33,8 @@ class Forecast:
         products: Hessian-vector products. Those of searches depend on the spectrum and are right to a factor
             of 2 for most networks; those of traces and densities are known. 0: none, or not known.
         seconds: on this machine as it is now, without the start of the call; NaN: not known.
-        memory: bytes besides what is in use, at most.
-        free: bytes that the call may take now.
+        memory: the most bytes in addition to those in use.
+        free: the bytes that the call may use now.
     """
 
     function: str
@@ -102,12 +102,13 @@ _COUNTS: dict[Any, Callable[[Any, Mapping[str, Any]], float] | None] = {
 
 @checked()
 def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Forecast:
-    """Forecast what a call of an analysis takes: Hessian products, seconds, memory.
+    """Forecast the Hessian products, seconds and memory of a call of an analysis.
 
-    One product, or a few points of a line, is computed and timed, if the memory of the call is free. Products
-    of eigenvalue searches depend on the spectrum: the forecast was right to a factor of 2 on networks from
-    the start of training to its end. Cheaper searches (``search="auto"``) can be faster, and take a larger
-    basis where there is room: half of what is free beyond this, or all that ``max_memory`` leaves.
+    The function computes and times one product, or a few points of a line, if the memory of the call is free.
+    The number of products of an eigenvalue search depends on the spectrum: the forecast was right to a factor
+    of 2 on networks from the start of training to its end. Cheaper searches (``search="auto"``) can be
+    faster, and use a larger basis if memory allows: half of the memory that is free beyond this, or all of
+    ``max_memory``.
 
     Args:
         function: the analysis, such as :func:`landscape.contour`.
@@ -144,7 +145,7 @@ def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Forecas
 
 
 def _seconds_of_a_product(problem: Any, arguments: Mapping[str, Any]) -> float:
-    """The time of a product after the first, which makes graphs that are kept."""
+    """Return the time of a product after the first, which makes graphs that are kept."""
     matrix, part = arguments.get("matrix", "hessian"), arguments.get("part")
     options = HessianOptions(matrix, part, None, arguments.get("derivatives", "auto"))
     h = fast_hessian(problem, arguments.get("weights"), options)
@@ -156,7 +157,7 @@ def _seconds_of_a_product(problem: Any, arguments: Mapping[str, Any]) -> float:
 
 
 def _seconds_of_a_point(problem: Any) -> float:
-    """The time of a point of a line beyond the first ones, which have the start of the call."""
+    """Return the time of a point of a line beyond the first ones, which have the start of the call."""
     direction, times = torch.ones_like(problem.weights), []
     for points in (2, 2, 10):  # the first call loads what is loaded once
         began = time.perf_counter()

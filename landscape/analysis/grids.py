@@ -1,4 +1,4 @@
-"""Loss and accuracy on a grid and along a line, and both ends of the Hessian's spectrum on a grid."""
+"""Compute loss and accuracy on a grid or a line, and both ends of the Hessian's spectrum on a grid."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from landscape.evaluation.evaluate import (
     Method,
     confirm,
     evaluator,
-    of_device,
+    scaled_to_device,
 )
 from landscape.evaluation.grid import (
     Dispatch,
@@ -60,25 +60,24 @@ from landscape.results.surfaces import Surface
 
 # Points at which the error of a lower precision is measured (our choice: under 1% of the paper's 2,500).
 ERROR_POINTS = 16
-
-
 R = TypeVar("R", Surface, HessianGrid)
 
 
 def _source(about: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a result's origin that an earlier one must have equal."""
+    """Return the fields of a result's origin that an earlier result must share with it."""
     return {name: value for name, value in about.items() if name in ("source_sha256", "split")}
 
 
-# Bytes of a point of a grid at the peak: its values, place, number, and their copies in the result.
+# Bytes per point of a grid at the peak: its values, coordinates, index, and their copies in the result.
 SURFACE_POINT, HESSIAN_POINT, LINE_POINT = 130, 300, 130
 
 
 def _contour_need(problem: Any, grid: Any, max_memory: Any, **_: Any) -> Need:
-    """The moved weights and their outputs; or center and directions in one, and a block of points."""
-    blocks = 2 * of_device(BLOCK_BYTES, problem.device) if chain(problem) else 0
-    held = SURFACE_POINT * needs.points(grid)
-    return needs.evaluated(problem, (4 if blocks else 2) + blocks / problem.weights.nbytes, held, max_memory)
+    """Return the need of :func:`contour`: of a chain, center, directions and a block; else moved weights."""
+    vectors = 2.0
+    if chain(problem):
+        vectors = 4 + 2 * scaled_to_device(BLOCK_BYTES, problem.device) / problem.weights.nbytes
+    return needs.evaluated(problem, vectors, SURFACE_POINT * needs.points(grid), max_memory)
 
 
 @analysis(_contour_need, shorter="a smaller grid= or a part of the data", version=1)
@@ -99,40 +98,38 @@ def contour(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Surface:
-    """Loss and accuracy of ``problem`` on an (nx, ny) ``grid`` over ``plane``.
+    """Compute loss and accuracy of ``problem`` on an (nx, ny) ``grid`` over ``plane``.
 
     Args:
         problem: the loss; its model is evaluated in eval mode. Or a run, on its training set.
-        plane: center and directions, such as :func:`landscape.random_plane` gives.
+        plane: center and directions, for example of :func:`landscape.random_plane`.
         grid: numbers of points (nx, ny), or one for both axes; 50 × 50 by default (DPSGD-2020, section 4.1).
-        span: x and y run over [−span, span]; by default 0.1, or what shows all markers. The 0.1 is that of
-            DPSGD-2020, section 4.1, the other ``plane.span``.
+        span: x and y run over [−span, span]; default: ``plane.span``, which shows all markers; without
+            markers 0.1 (DPSGD-2020, section 4.1).
         bn: statistics of BatchNorm, "center" (those of the problem's model), "recalibrate" (estimated again
-            at each point) or "train" (those of the batch); by default recalibrate through networks that
-            differ in them, else center. See :meth:`landscape.Problem.with_batchnorm`.
+            at each point) or "train" (those of the batch); default: "recalibrate" for a plane through
+            networks with different statistics, else "center". See :meth:`landscape.Problem.with_batchnorm`.
         bn_samples: number of samples for "recalibrate", and in a batch for "train".
-        method: how points are evaluated. Paths are "batched" (chains of linear layers: many points at once),
-            "folded" (BatchNorm folded into convolutions,
-            channels-last layout), "pointwise" (any model, point by point) or "auto", the fastest that agrees
-            with "pointwise" on a few samples.
-        autocast: faster arithmetic, "bfloat16" (networks that torch.fx can trace) or "tf32" (CUDA); by
-            default that of the problem. The largest error at up to 16 points is then measured and kept with
-            the result.
-        max_memory: bytes that the process may take, at most.
+        method: how points are evaluated: "batched" (chains of linear layers: many points at once), "folded"
+            (BatchNorm folded into convolutions, channels-last layout), "pointwise" (any model, point by
+            point) or "auto", the fastest of these that agrees with "pointwise" on a few samples.
+        autocast: faster arithmetic, "bfloat16" (networks that torch.fx can trace) or "tf32" (CUDA); default:
+            the arithmetic of the problem. The result then has the largest error at up to 16 points.
+        max_memory: the most bytes that the process may use.
         interpolation_tol: compute exact points only until the others can be interpolated with an error below
-            this: "1%" of the range shown, or a number such as 0.005; by default all points are exact. The
-            range is that of the logarithm, if the losses differ by more than a factor of 100; numbers are
-            nats. Smooth surfaces of 51 × 51 points need 229 exact ones for 1%;
-            where 70% of the points would be needed, or the loss is flat but for rounding, all are computed.
-            From 512 samples on these are of a twentieth of the samples, and some 40 to 100 of all. An island
-            that covers less than 1.5% of the picture can be missed, and a larger one that no sample of the
-            part has. See ``landscape.evaluation.adaptive``.
+            this: "1%" of the range shown, or a number such as 0.005, in nats; by default all points are
+            exact. If the losses differ by more than a factor of 100, the range is that of their logarithm.
+            Smooth surfaces of 51 × 51 points need 229 exact ones for 1%. If 70% of the points are needed, or
+            if only rounding changes the loss, all points are computed. With 512 samples or more, a twentieth
+            of the samples decides which 40 to 100 points are computed with all samples. An island that covers
+            less than 1.5% of the picture can be missed, and a larger one that the twentieth does not show.
+            See ``landscape.evaluation.adaptive``.
         into: a file of :func:`landscape.open`, into which the surface is written, about every ten seconds and
-            at the end. A surface that is there, unfinished or on another grid, is resumed: the points in
+            at the end. An unfinished surface in the file, or one on another grid, is resumed: the points in
             common are not computed again. "auto" keeps the method of an unfinished surface.
-        execution: the processes that compute it, and the earlier surface that it goes on with without a file,
+        execution: the processes that compute the surface, and an earlier surface to resume without a file,
             see :class:`landscape.Execution`.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -141,10 +138,10 @@ def contour(
 
     Raises:
         InputError: a grid below 1, a span that is not positive, an unknown option, an interpolation_tol that
-            is no positive number and no share below 100%, a method or autocast that the model cannot take, or
-            a bound on memory that is too small.
+            is neither a positive number nor a share below 100%, a method or autocast that does not work with
+            the model, or a bound on memory that is too small.
         MismatchError: an InputError, for an ``execution.previous`` of a different model, plane or setting.
-        OperationError: the file ``into`` holds other results, or points that the grid does not have.
+        OperationError: the file ``into`` has other results, or points that the grid does not have.
 
     Example:
         >>> import torch, landscape
@@ -158,100 +155,103 @@ def contour(
     _check_sharded(problem, into, execution)
     check_plane(problem, plane)
     span = plane.span if span is None else span
-    at = Grid(problem, axes(grid, span), interpolation_tol)
-    original, policy = problem, _policy(problem, bn, plane.networks, len(plane.markers))
+    result_grid = Grid(problem, axes(grid, span), interpolation_tol)
+    given_problem, policy = problem, _batchnorm_policy(problem, bn, plane.networks, len(plane.markers))
     problem = problem.with_batchnorm(policy, bn_samples)
-    setting, made_of = _setting(problem, plane, policy, autocast), provenance(problem)
-    same = setting | _source(about) | {"center": plane.center, "directions": plane.directions}
-    same |= {} if method == "auto" else {"method": method}
+    setting, origin = _setting(problem, plane, policy, autocast), provenance(problem)
+    must_equal = setting | _source(about) | {"center": plane.center, "directions": plane.directions}
+    if method != "auto":
+        must_equal["method"] = method
     execution = execution or Execution()
-    previous, save = _resumed(Surface, at, same, made_of, into, execution)
+    previous, save = _resume(Surface, result_grid, must_equal, origin, into, execution)
     if previous is not None:
-        if at.take(previous, previous.done):
-            return _ended(previous, into)
-        plane = previous.plane(plane.center)  # the same numbers: the one given may differ by rounding
-        method = previous.method if at.same else method
-    run = evaluator(problem, plane.center, plane.directions, at.first, method=method, autocast=autocast)
-    fields = setting | _description(problem, plane, previous) | {"method": run.method, "provenance": made_of}
+        if result_grid.take(previous, previous.done):
+            return _write_finished(previous, into)
+        plane = previous.plane(plane.center)  # the given plane may differ from it by rounding
+        method = previous.method if result_grid.same else method
+    count = result_grid.first
+    evaluate = evaluator(problem, plane.center, plane.directions, count, method=method, autocast=autocast)
+    fields = setting | _description(problem, plane, previous)
+    fields |= {"method": evaluate.method, "provenance": origin}
     if previous is None:
-        fields |= _own_losses(original, problem, plane.networks, plane.labels)
+        fields |= _own_losses(given_problem, problem, plane.networks, plane.labels)
     error = 0.0 if autocast is None else math.nan
 
     def surface() -> Surface:
-        return Surface(span=span, autocast_error=error, **at.fields(), **fields, **about)
+        return Surface(span=span, autocast_error=error, **result_grid.fields(), **fields, **about)
 
-    dispatch = _dispatch(execution, save, surface, progress=taken(progress), least=run.block)
-    part = _part(problem, at, plane.center, plane.directions, run, autocast)
-    fields |= at.complete(run, dispatch, ("loss",), [*at.columns][1:], plane.seed, part)
+    dispatch = _dispatch(execution, save, surface, progress=taken(progress), least=evaluate.block)
+    evaluate_part = _part_evaluator(problem, result_grid, plane.center, plane.directions, evaluate)
+    other_columns = [name for name in result_grid.columns if name != "loss"]
+    fields |= result_grid.complete(evaluate, dispatch, ("loss",), other_columns, plane.seed, evaluate_part)
     if autocast is None:
-        confirm(run, plane.center, plane.directions, at.points, at.exact("loss"))
+        confirm(evaluate, plane.center, plane.directions, result_grid.points, result_grid.exact("loss"))
     else:
-        error = _autocast_error(problem, plane, at)
-    return _ended(surface(), into)
+        error = _autocast_error(problem, plane, result_grid)
+    return _write_finished(surface(), into)
 
 
-def _part(
-    problem: Problem, at: Grid, center: Tensor, directions: Tensor, run: Evaluator, autocast: str | None
+def _part_evaluator(
+    problem: Problem, result_grid: Grid, center: Tensor, directions: Tensor, evaluate: Evaluator
 ) -> Evaluator | None:
-    """The same path as ``run``'s for a part of the samples, where points are interpolated and it pays."""
-    part = part_of(problem) if at.tolerance is not None and 2 * at.first <= at.done.size else None
+    """Return the evaluator of a part of the samples by the same method, or None where it saves no time."""
+    interpolates = result_grid.tolerance is not None and 2 * result_grid.first <= result_grid.done.size
+    part = part_of(problem) if interpolates else None
     if part is None:
         return None
-    return evaluator(part, center, directions, at.first, method=run.method, autocast=autocast)
+    method, autocast = evaluate.method, evaluate.autocast
+    return evaluator(part, center, directions, result_grid.first, method=method, autocast=autocast)
 
 
 def _check_sharded(problem: Any, into: ResultFile | None, execution: Execution | None) -> None:
-    """Raise InputError for a sharded problem with what divides points among processes, or saves them."""
+    """Raise InputError for a sharded problem with a file, or with processes that divide the points."""
     if on_ranks(problem) and (into is not None or execution is not None):
         raise InputError("into, execution: not allowed with a sharded model, whose ranks share each point")
 
 
-def _resumed(
-    kind: type[R],
-    at: Grid,
-    same: Mapping[str, Any],
-    made_of: Sequence[str],
-    into: ResultFile | None,
-    execution: Execution,
-) -> tuple[R | None, Callable[[R], None] | None]:
-    """The earlier result that a call goes on with, and the function that saves an unfinished one, if any.
+def _resume(
+    result_type: type[R], result_grid: Grid, must_equal: Mapping[str, Any], origin: Sequence[str],
+    into: ResultFile | None, execution: Execution,
+) -> tuple[R | None, Callable[[R], None] | None]:  # fmt: skip
+    """Return the earlier result to resume, and the function that saves an unfinished one, if there are any.
 
-    ``same`` are the fields that an earlier one has equal, and ``made_of`` its provenance.
+    The earlier result must have the fields ``must_equal``, and ``origin`` as its provenance.
     """
 
-    def differs(result: R) -> str:
-        return difference(result, same) or changed(result.provenance, made_of, at.dtype)
+    def mismatch(result: R) -> str:
+        return difference(result, must_equal) or changed(result.provenance, origin, result_grid.dtype)
 
     previous: Any = execution.previous
     if into is None:
         if previous is not None:
-            fit("execution.previous", previous, kind)
-            if reason := differs(previous):
-                raise MismatchError(reason)
+            fit("execution.previous", previous, result_type)
+        if previous is not None and mismatch(previous):
+            raise MismatchError(mismatch(previous))
         return previous, execution.save
     if previous is not None or execution.save is not None:
-        raise InputError("execution: previous and save are not allowed with into, which stands for both")
-    earlier = into.earlier(kind, differs, same.get("source_sha256", ""), at.x, at.y)
-    return earlier, functools.partial(into.put, finished=False)
+        raise InputError("execution: previous and save are not allowed with into, which replaces both")
+    source = must_equal.get("source_sha256", "")
+    previous = into.earlier(result_type, mismatch, source, result_grid.x, result_grid.y)
+    return previous, functools.partial(into.put, finished=False)
 
 
 def _dispatch(
     execution: Execution, save: Callable[[R], None] | None, unfinished: Callable[[], R], **division: Any
 ) -> Dispatch:
-    """How the points are divided, and how ``unfinished()`` is saved."""
-    saved = (lambda: save(unfinished())) if save else None
-    return Dispatch(save=saved, group=execution.group, **division)
+    """Return the division of the points, which saves ``unfinished()`` with ``save``."""
+    save_unfinished = (lambda: save(unfinished())) if save else None
+    return Dispatch(save=save_unfinished, group=execution.group, **division)
 
 
-def _ended(result: R, into: ResultFile | None) -> R:
-    """Write the finished result, and return it."""
+def _write_finished(result: R, into: ResultFile | None) -> R:
+    """Write the finished result to a file, if there is one, and return it."""
     if into is not None:
         into.put(result, finished=True)
     return result
 
 
 def _setting(problem: Problem, plane: Plane, bn: str, autocast: str | None) -> dict[str, Any]:
-    """The fields of a surface that must be equal for it to be resumed."""
+    """Return the fields of a surface that an earlier surface must share to be resumed."""
     return {
         **{name: getattr(plane, name) for name in ("kind", "norm", "ignore", "seed")},
         **setting(problem),
@@ -261,67 +261,66 @@ def _setting(problem: Problem, plane: Plane, bn: str, autocast: str | None) -> d
 
 
 def _description(problem: Problem, plane: Plane, previous: Surface | None) -> dict[str, Any]:
-    """The other fields of a surface that its values do not depend on."""
+    """Return the fields of a surface that describe its plane; those of losses are of the ``previous`` one."""
+    fields = {name: getattr(plane, name) for name in ("axes", "markers", "labels", "explained")}
+    fields |= {"directions": as_array(plane.directions), "center": as_array(plane.center)}
+    if previous:
+        return fields | {n: getattr(previous, n) for n in ("own_loss", "statistics_of", "marker_loss")}
     losses = [math.nan] * len(plane.markers)  # of a plane from a file, which has no weights
-    if plane.weights is not None and not previous:
+    if plane.weights is not None:
         losses = [problem.loss(theta.to(problem.weights)) for theta in plane.weights]
-    names = ("own_loss", "statistics_of") if previous else ()
-    return {
-        **{name: getattr(previous, name) for name in names},
-        **{name: getattr(plane, name) for name in ("axes", "markers", "labels", "explained")},
-        "directions": as_array(plane.directions),
-        "center": as_array(plane.center),
-        "marker_loss": previous.marker_loss if previous else np.array(losses, dtype=np.float64),
-    }
+    return fields | {"marker_loss": np.array(losses, dtype=np.float64)}
 
 
-def _policy(problem: Problem, bn: str | None, networks: Sequence[Network], count: int) -> str:
-    """The policy of BatchNorm: the one asked for, else the problem's, or what ``places`` networks need."""
+def _batchnorm_policy(problem: Problem, bn: str | None, networks: Sequence[Network], count: int) -> str:
+    """Return the policy of BatchNorm: ``bn``, or the default for a plane with ``count`` networks."""
     if bn is not None or not count or problem.batchnorm.name != "center":
         return bn or "center"
-    alike = len(networks) == count and all(network.shares_statistics(problem) for network in networks)
-    return "center" if alike else "recalibrate"
+    same = len(networks) == count and all(network.shares_statistics(problem) for network in networks)
+    return "center" if same else "recalibrate"
 
 
 def _own_losses(
-    original: Problem, evaluated: Problem, networks: Sequence[Network], labels: Sequence[str]
+    given_problem: Problem, evaluated: Problem, networks: Sequence[Network], labels: Sequence[str]
 ) -> dict[str, Any]:
-    """The fields on the losses of networks with their own statistics, and on whose all points have."""
-    if not tracked(original.model):
+    """Return the fields on the networks' own statistics of BatchNorm, and on the owner of the plane's."""
+    if not tracked(given_problem.model):
         return {}
-    of = [label for label, n in zip(labels, networks, strict=False) if n.shares_statistics(original)]
-    whose = of[0] if of else "the problem's model"
+    named = zip(labels, networks, strict=False)
+    owners = [label for label, network in named if network.shares_statistics(given_problem)]
+    owner = owners[0] if owners else "the problem's model"
     return {
-        "own_loss": np.array([network.own_loss(original) for network in networks]),
-        "statistics_of": whose if labels and evaluated.batchnorm.name == "center" else "",
+        "own_loss": np.array([network.own_loss(given_problem) for network in networks]),
+        "statistics_of": owner if labels and evaluated.batchnorm.name == "center" else "",
     }
 
 
-def _autocast_error(problem: Problem, plane: Plane, at: Grid) -> float:
-    """The largest |difference| of the loss from that in the model's precision, at up to ERROR_POINTS points.
+def _autocast_error(problem: Problem, plane: Plane, result_grid: Grid) -> float:
+    """Return the largest distance from the loss in the model's precision, at up to ERROR_POINTS points.
 
-    These are the center, the corners, the lowest and the highest loss, and others drawn at random, of those
-    that are ``done``.
+    These are the center, the corners, the lowest and the highest loss, and others drawn at random.
     """
-    loss, (ny, nx) = at.columns["loss"].ravel(), at.done.shape
+    loss, (ny, nx) = result_grid.columns["loss"].ravel(), result_grid.done.shape
     finite = np.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0)
-    center = int(np.abs(at.y).argmin()) * nx + int(np.abs(at.x).argmin())
+    center = int(np.abs(result_grid.y).argmin()) * nx + int(np.abs(result_grid.x).argmin())
     corners = [0, nx - 1, (ny - 1) * nx, ny * nx - 1]
-    order = np.random.default_rng(0).permutation(loss.size)
-    chosen = dict.fromkeys([center, *corners, int(finite.argmin()), int(finite.argmax()), *order.tolist()])
-    flat = np.array([index for index in chosen if at.done.flat[index]][:ERROR_POINTS])
-    exact = evaluator(problem, plane.center, plane.directions, len(flat))(at.points[flat])["loss"].numpy()
+    order = np.random.default_rng(0).permutation(loss.size).tolist()
+    candidates = dict.fromkeys([center, *corners, int(finite.argmin()), int(finite.argmax()), *order])
+    computed = [index for index in candidates if result_grid.done.flat[index]][:ERROR_POINTS]
+    evaluate = evaluator(problem, plane.center, plane.directions, len(computed))
+    exact = evaluate(result_grid.points[computed])["loss"].numpy()
     with np.errstate(invalid="ignore"):
-        return float(np.abs(exact - loss[flat]).max())
+        return float(np.abs(exact - loss[computed]).max())
 
 
-POINTS = 51  # ours; Frankle et al. 2020 take 30 between two ends. Odd, so that the middle is one of them
+# Our choice: odd, so that the middle is one of the points. Frankle et al. 2020 take 30 between two ends.
+POINTS = 51
 
 
 def _line_need(problem: Any, b: Any, points: Any, max_memory: Any, **_: Any) -> Need:
-    """The need of a contour, and a second direction, which is zero."""
-    held = LINE_POINT * (b if isinstance(b, int) else points)
-    return needs.evaluated(problem, 5 if chain(problem) else 3, held, max_memory)
+    """Return the need of :func:`line`: that of a contour, and a second direction, which is zero."""
+    result_bytes = LINE_POINT * (b if isinstance(b, int) else points)
+    return needs.evaluated(problem, 5 if chain(problem) else 3, result_bytes, max_memory)
 
 
 @analysis(_line_need, shorter="a smaller points= or a part of the data")
@@ -343,41 +342,41 @@ def line(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Line:
-    """Loss and accuracy at ``points`` weights along a direction from the center, or between two weights.
+    """Compute loss and accuracy along a line through weight space.
 
     Args:
         problem: the loss; its model is evaluated in eval mode. Or a run, on its training set.
-        a, b: two networks: the line (1−t)·a + t·b, t ∈ [0, 1], with the barrier between the two. Each is a
-            vector (P,), a problem (its center), a model, a state dict, a run (its mean), or the name of a
-            file of one; parameters are matched by name. Without b the line leads from the problem's center
-            to a; but a vector alone is a direction, and a number after it is that of the points.
-        points: how many, at least 2; 51 by default.
-        span: along a direction t runs over [−span, span]; by default 0.1, as for planes (DPSGD-2020, section
+        a, b: two networks: the line is (1−t)·a + t·b, t ∈ [0, 1], and the result has the barrier between
+            them. Each is a vector (P,), a problem (its center), a model, a state dict, a run (its mean), or
+            the name of a file of one; parameters are matched by name. Without b the line leads from the
+            problem's center to a, except that a vector alone is a ``direction``. An integer in place of b is
+            the number of points.
+        points: the number of points, at least 2; default: 51.
+        span: along a direction t runs over [−span, span]; default: 0.1, as for planes (DPSGD-2020, section
             4.1).
         direction: (P,), in place of a and b: the line is center + t·direction, t ∈ [−span, span].
         weights: a and b as one list, or (2, P).
         labels: names of a and b for plots.
         bn: statistics of BatchNorm, "center" (those of the problem's model), "recalibrate" (estimated again
-            at each point) or "train" (those of the batch); by default recalibrate between networks that
-            differ in them, else center. See :meth:`landscape.Problem.with_batchnorm`.
+            at each point) or "train" (those of the batch); default: "recalibrate" between networks with
+            different statistics, else "center". See :meth:`landscape.Problem.with_batchnorm`.
         bn_samples: number of samples for "recalibrate", and in a batch for "train".
-        method: how the losses are computed; "auto" takes the fastest one that agrees with the model itself.
+        method: how the losses are computed, as for :func:`landscape.contour`.
         interpolation_tol: compute exact points only until the others can be interpolated with an error below
             this: "1%" of the range shown, or a number such as 0.005; by default all points are exact. Of 51
-            points a smooth line needs 25 exact ones, with a part of the samples 15. Where 70% of them do not
-            suffice, all are computed.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+            points a smooth line needs 25 exact ones, or 15 if a part of the samples chooses them. If 70% of
+            the points do not suffice, all are computed.
+        max_memory: the most bytes that the process may use.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
         t, loss and accuracy, (points,) each.
 
     Raises:
-        InputError: fewer than 2 points, a span that is not positive or for two weights, both or neither of
-            direction and a, what is no weights of this model, an unknown option, or an interpolation_tol that
-            is not allowed.
-        OperationError: weights that are not finite, or a file of others.
+        InputError: a number that is not allowed, a span for two weights, both or neither of direction and a,
+            weights of another model, or an unknown option.
+        OperationError: weights that are not finite, or a file of another model.
 
     Example:
         >>> import torch, landscape
@@ -407,32 +406,36 @@ def line(
         kind, t = "interpolation", np.linspace(0, 1, points)
         start, end = (single(network.theta) for network in networks)
         direction = end - start
+        names = labels or ("the first", "the second")
     else:
         span = SPAN if span is None else span
         kind, t = "direction", np.linspace(-span, span, points)
         start, direction = problem.weights, vector_of(direction, problem.weights, "direction")
-        if not 0 < (norm := float(ranks_of(problem).norm(direction))) < math.inf:
+        norm = float(ranks_of(problem).norm(direction))
+        if not 0 < norm < math.inf:
             raise InputError(f"direction: one of norm {norm:g} is not allowed, it must be finite and > 0")
-    original = problem
-    problem = problem.with_batchnorm(_policy(problem, bn, networks, len(networks)), bn_samples)
-    at = Grid(problem, (t,), interpolation_tol)
+        names = labels
+    given_problem = problem
+    problem = problem.with_batchnorm(_batchnorm_policy(problem, bn, networks, len(networks)), bn_samples)
+    result_grid = Grid(problem, (t,), interpolation_tol)
     directions = torch.stack((direction, torch.zeros_like(direction)))
-    run = evaluator(problem, start, directions, at.first, method=method)
-    part = _part(problem, at, start, directions, run, None)
+    evaluate = evaluator(problem, start, directions, result_grid.first, method=method)
+    evaluate_part = _part_evaluator(problem, result_grid, start, directions, evaluate)
     dispatch = Dispatch(progress=taken(progress))
-    errors = at.complete(run, dispatch, ("loss",), [*at.columns][1:], part=part)
-    confirm(run, start, directions, at.points, at.exact("loss"))
+    other_columns = [name for name in result_grid.columns if name != "loss"]
+    errors = result_grid.complete(evaluate, dispatch, ("loss",), other_columns, part=evaluate_part)
+    confirm(evaluate, start, directions, result_grid.points, result_grid.exact("loss"))
     return Line(
         t=t,
-        **at.values(),
-        done=at.done,
+        **result_grid.values(),
+        done=result_grid.done,
         start=as_array(start),
         direction=as_array(direction),
         kind=kind,
-        barrier=barrier(t, at.columns["loss"]) if kind == "interpolation" else float("nan"),
-        method=run.method,
+        barrier=barrier(t, result_grid.columns["loss"]) if kind == "interpolation" else math.nan,
+        method=evaluate.method,
         labels=tuple(labels),
-        **_own_losses(original, problem, networks, labels or ("the first", "the second")[: len(networks)]),
+        **_own_losses(given_problem, problem, networks, names),
         **errors,
         **setting(problem),
         **about,
@@ -444,8 +447,9 @@ RESIDUALS = ("residual_min", "residual_max")
 
 
 def _hessian_grid_need(problem: Any, grid: Any, derivatives: Any, **_: Any) -> Need:
-    arrays = HESSIAN_POINT * needs.points(grid)
-    return needs.curved(problem, 3 + needs.basis(problem, 2), arrays, derivatives=derivatives)
+    """Return the need of :func:`hessian_grid`: center, directions, and a search for two eigenvalues."""
+    vectors, result_bytes = 3 + needs.basis(problem, 2), HESSIAN_POINT * needs.points(grid)
+    return needs.curved(problem, vectors, result_bytes, derivatives=derivatives)
 
 
 @analysis(
@@ -470,41 +474,39 @@ def hessian_grid(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> HessianGrid:
-    """Both ends of the Hessian's spectrum at each point of an (nx, ny) grid over ``plane``.
+    """Compute both ends of the Hessian's spectrum at each point of an (nx, ny) grid over ``plane``.
 
     Args:
         problem: the loss; or a run, on its training set.
-        plane: center and directions, such as :func:`landscape.random_plane` gives.
+        plane: center and directions, for example of :func:`landscape.random_plane`.
         grid: numbers of points (nx, ny), or one for both axes; 4 × 4 by default (DPSGD-2020, section 4.1).
-        span: x and y run over [−span, span]; by default 0.1, or what shows all markers. The 0.1 is that of
-            DPSGD-2020, section 4.1, the other ``plane.span``.
+        span: x and y run over [−span, span]; default: ``plane.span``, which shows all markers; without
+            markers 0.1 (DPSGD-2020, section 4.1).
         residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
             zero.
         max_products: Hessian-vector products per point, at most.
-        search: "auto" may search with cheaper products, whose results are verified and refined with exact
-            ones; "exact": all products are exact.
+        search: "auto" may search with cheaper products, and verifies and refines the results with exact
+            products; "exact": all products are exact.
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
         bn: statistics of BatchNorm, "center" (those of the problem's model), "recalibrate" (estimated again
             at each point) or "train" (those of the batch). See :meth:`landscape.Problem.with_batchnorm`.
         bn_samples: number of samples for "recalibrate", and in a batch for "train".
         interpolation_tol: compute exact points only until the others can be interpolated with an error below
-            this: "1%" of the range shown, or a number such as 0.005; by default all points are exact. It is
-            of λ_min, λ_max and the ratio alike, pays for grids finer than about 20 × 20, and should not be
-            below ``residual_tol``.
+            this: "1%" of the range shown, or a number such as 0.005; by default all points are exact. The
+            same tolerance holds for λ_min, λ_max and the ratio. It saves time for grids finer than about
+            20 × 20, and should not be below ``residual_tol``.
         into, execution: as for :func:`landscape.contour`; points that did not converge are computed again
-            with another ``max_products``.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+            if ``max_products`` differs.
+        max_memory: the most bytes that the process may use.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        lambda_min, lambda_max, their residuals, ratio = |λ_min|/|λ_max|, products and
-        converged, (ny, nx) each.
+        lambda_min, lambda_max, their residuals, ratio = |λ_min|/|λ_max|, products and converged, (ny, nx).
 
     Raises:
-        InputError: a grid below 1, a span, residual_tol or max_products that is not positive, or an
-            interpolation_tol that is not allowed.
+        InputError: a number that is not allowed.
         MismatchError, OperationError: as for :func:`landscape.contour`.
 
     Example:
@@ -515,44 +517,44 @@ def hessian_grid(
         >>> grid.lambda_max.round(4).tolist()  # the same everywhere: the loss is quadratic
         [[9.0, 9.0]]
     """
-    kinds = {"products": np.int64, "converged": bool, **dict.fromkeys((*VALUES, *RESIDUALS), float)}
+    column_types = {"products": np.int64, "converged": bool, **dict.fromkeys((*VALUES, *RESIDUALS), float)}
     problem = problem_of(problem, sharded=True)
     _check_sharded(problem, into, execution)
     check_plane(problem, plane)
     span = plane.span if span is None else span
-    at = Grid(problem, axes(grid, span), interpolation_tol, kinds)
-    target = SearchOptions(1, 1, residual_tol, max_products)
+    result_grid = Grid(problem, axes(grid, span), interpolation_tol, column_types)
+    limits = SearchOptions(1, 1, residual_tol, max_products)
     problem = problem.with_batchnorm(bn, bn_samples)
-    h = HessianOptions(derivatives=derivatives).at(problem)
-    h(start_vector(problem, plane.seed))  # the center has one, other points may be NaN
-    options = HessianOptions(derivatives=h.derivatives)
-    fields = _fields(problem, plane, residual_tol, search) | {"derivatives": h.derivatives}
-    del h
-    made_of = provenance(problem)
+    hessian = HessianOptions(derivatives=derivatives).at(problem)
+    hessian(start_vector(problem, plane.seed))  # raises at the center; other points may have NaN
+    options = HessianOptions(derivatives=hessian.derivatives)
+    del hessian
+    fields = _hessian_setting(problem, plane, residual_tol, search) | {"derivatives": options.derivatives}
+    origin = provenance(problem)
     execution = execution or Execution()
-    previous, save = _resumed(HessianGrid, at, fields | _source(about), made_of, into, execution)
+    previous, save = _resume(HessianGrid, result_grid, fields | _source(about), origin, into, execution)
     if previous is not None:
-        # With other limits a point that did not converge is searched again.
+        # Another limit may let a point converge that did not before.
         usable = previous.done & (previous.converged | (previous.max_products == max_products))
-        if at.take(previous, usable):
-            return _ended(previous, into)
-    fields |= {"max_products": max_products, "provenance": made_of}
+        if result_grid.take(previous, usable):
+            return _write_finished(previous, into)
+    fields |= {"max_products": max_products, "provenance": origin}
     if problem.metrics:
         metrics = problem.totals(plane.center.to(problem.weights))[2:].cpu().numpy() / problem.samples
         fields |= {"metric_names": names_of(problem), "metrics": metrics}
 
-    def result() -> HessianGrid:
-        return HessianGrid(span=span, **at.fields(), **fields, **about)
+    def hessian_result() -> HessianGrid:
+        return HessianGrid(span=span, **result_grid.fields(), **fields, **about)
 
-    at_once = points_at_once(problem, options)
-    dispatch = _dispatch(execution, save, result, progress=taken(progress), block=at_once)
-    ends = _ends_at(problem, plane, target, options, search, at_once)
-    fields |= at.complete(ends, dispatch, VALUES, (), plane.seed)
-    return _ended(result(), into)
+    block = points_at_once(problem, options)
+    dispatch = _dispatch(execution, save, hessian_result, progress=taken(progress), block=block)
+    evaluate = _spectrum_ends(problem, plane, limits, options, search, block)
+    fields |= result_grid.complete(evaluate, dispatch, VALUES, (), plane.seed)
+    return _write_finished(hessian_result(), into)
 
 
-def _fields(problem: Problem, plane: Plane, residual_tol: float, search: str) -> dict[str, Any]:
-    """The fields of a result that must be equal for it to be resumed, but for ``max_products``."""
+def _hessian_setting(problem: Problem, plane: Plane, residual_tol: float, search: str) -> dict[str, Any]:
+    """Return the fields, except ``derivatives``, that an earlier result must share to be resumed."""
     digest = hashlib.sha256(as_array(plane.center).tobytes())
     digest.update(as_array(plane.directions).tobytes())
     return {
@@ -565,28 +567,29 @@ def _fields(problem: Problem, plane: Plane, residual_tol: float, search: str) ->
     }
 
 
-def _ends_at(
-    problem: Problem, plane: Plane, target: SearchOptions, options: HessianOptions, search: str, at_once: int
+def _spectrum_ends(
+    problem: Problem, plane: Plane, limits: SearchOptions, options: HessianOptions, search: str, block: int
 ) -> Callable[[Tensor, Progress], dict[str, Array]]:
-    """(K, 2) points -> the columns of the result there, ``at_once`` points together.
+    """Return the function from points (K, 2) to the columns of the result there.
 
     Each point starts from the same random vector. A start from the neighbor's eigenvectors plus a random
-    part took 15% fewer products on MNIST's MLP, but ended at eigenvalues near the lowest, up to 1.9% off. The
-    points share samples and passes over the data in fixed blocks, whatever the portions and processes.
+    vector took 15% fewer products on MNIST's MLP, but ended at eigenvalues near the lowest, up to 1.9% off.
+    Each ``block`` of points shares its samples and passes over the data, however points are divided.
     """
     start = start_vector(problem, plane.seed)
 
-    def ends(points: Tensor, progress: Progress) -> dict[str, Array]:
-        pairs, count = [], 0
+    def evaluate(points: Tensor, progress: Progress) -> dict[str, Array]:
+        pairs, finished = [], 0
 
-        def done_one() -> None:
-            nonlocal count
-            count += 1
-            progress(count / len(points))
+        def count_point() -> None:
+            nonlocal finished
+            finished += 1
+            progress(finished / len(points))
 
-        for i in range(0, len(points), at_once):
-            thetas = plane.center + points[i : i + at_once].to(plane.directions) @ plane.directions
-            pairs += eigenpairs(problem, thetas, start, target, options, search=search, done=done_one)
+        for first in range(0, len(points), block):
+            block_points = points[first : first + block].to(plane.directions)
+            thetas = plane.center + block_points @ plane.directions
+            pairs += eigenpairs(problem, thetas, start, limits, options, search=search, done=count_point)
         columns = ends_of(pairs)
         for name in ("products", "converged"):
             columns[name] = np.array([getattr(pair, name) for pair in pairs])
@@ -594,4 +597,4 @@ def _ends_at(
             columns["ratio"] = np.abs(columns["lambda_min"]) / np.abs(columns["lambda_max"])
         return columns
 
-    return ends
+    return evaluate

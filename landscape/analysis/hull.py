@@ -27,7 +27,7 @@ LEVEL = 0.9
 
 
 @dataclass(frozen=True)
-class Measured:
+class MemberMeasurements:
     """Measurements at n vectors w_j with deviations Δw_j from their mean, in float64.
 
     Attributes:
@@ -50,8 +50,8 @@ class Measured:
     error: float = 0.0
 
 
-class Predicted(NamedTuple):
-    """Predicted losses (K,), the ends of their 90% intervals, and the convergence ratios."""
+class Prediction(NamedTuple):
+    """Prediction losses (K,), the ends of their 90% intervals, and the convergence ratios."""
 
     loss: Array
     low: Array
@@ -74,7 +74,7 @@ class Hull:
         measured: at the vectors.
     """
 
-    def __init__(self, measured: Measured) -> None:
+    def __init__(self, measured: MemberMeasurements) -> None:
         self._measured = measured
         sizes, vectors = np.linalg.eigh(measured.gram)
         retained = sizes > ROUNDING * sizes[-1]
@@ -89,8 +89,8 @@ class Hull:
         values = np.concatenate([part.ravel() for part in observed])
         self._processes = [_Process(self._blocks, values, length) for length in LENGTHS]
 
-    def __call__(self, coefficients: Array) -> Predicted:
-        """The losses at Σ_j a_j w_j for the rows a of ``coefficients`` (K, n), each of which sums to 1."""
+    def __call__(self, coefficients: Array) -> Prediction:
+        """Return the losses at Σ_j a_j w_j for the rows a of ``coefficients`` (K, n), which sum to 1."""
         m, a = self._measured, coefficients
         target = _Block(a @ self._points)
         predictions = np.array([process.predict(target) for process in self._processes])
@@ -112,7 +112,7 @@ class Hull:
         total = np.where(single, a @ m.losses, loss) + a @ m.offsets
         beyond = np.hypot(remainder, wide)
         below, above = (np.where(single, 0.0, np.hypot(part, beyond)) for part in (loss - low, high - loss))
-        return Predicted(total, total - below, total + above, np.where(single, 0.0, ratio))
+        return Prediction(total, total - below, total + above, np.where(single, 0.0, ratio))
 
 
 class _Process:
@@ -136,7 +136,7 @@ class _Process:
         self._variance = max(residual @ self._weights, 0.0) / self.freedom
 
     def predict(self, target: _Block) -> tuple[Array, Array]:
-        """The mean and the scale (K,) of Student's t with ``freedom`` degrees at the points of a block."""
+        """Return mean and scale (K,) of Student's t with ``freedom`` degrees at the points of a block."""
         cross = np.hstack([_covariance(target, block, self._length) for block in self._blocks]) * self._scale
         trend = _quadratic(target)
         residual = trend - cross @ self._solved
@@ -146,7 +146,7 @@ class _Process:
 
 
 def _covariance(a: _Block, b: _Block, length: float) -> Array:
-    """(m_a, m_b), the derivatives of exp(−s), s = ‖x − y‖²/2ℓ², along a's directions in x and b's in y.
+    """Return derivatives (m_a, m_b) of exp(−s), s = ‖x − y‖²/2ℓ², along a's directions in x and b's in y.
 
     By Faà di Bruno's formula it is the sum over the partitions of the directions into sets of one or two of
     the products of (−1) times the derivatives of s, of which there are no higher ones: the first direction
@@ -177,7 +177,7 @@ def _covariance(a: _Block, b: _Block, length: float) -> Array:
 
 
 def _quadratic(block: _Block) -> Array:
-    """(m, (r + 1)(r + 2)/2), what the block observes of 1, x_i and x_i x_j, i ≤ j."""
+    """Return a block's observations of 1, x_i and x_i x_j, i ≤ j, (m, (r + 1)(r + 2)/2)."""
     x = block.points
     i, j = np.triu_indices(x.shape[1])
     if not block.directions:
@@ -189,7 +189,7 @@ def _quadratic(block: _Block) -> Array:
 
 
 def _quantiles(means: Array, scales: Array, freedom: int) -> tuple[Array, Array]:
-    """The ends (K,) of the interval of an even mixture of Student's t with ``means`` (m, K), by bisection."""
+    """Return the ends (K,) of the interval of an even mixture of Student's t with ``means`` (m, K)."""
     tail, ends = (1 - LEVEL) / 2, []
     reach = -special.stdtrit(freedom, tail / len(means)) * scales  # beyond it no component has a tail's share
     for probability in (tail, 1 - tail):

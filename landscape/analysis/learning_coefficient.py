@@ -63,16 +63,9 @@ class Langevin:
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        batch: int,
-        chains: int,
-        *,
-        step_size: float,
-        nbeta: float,
-        localization: float,
-        seed: int,
-    ) -> None:
+        self, problem: Problem, batch: int, chains: int, *, step_size: float, nbeta: float,
+        localization: float, seed: int,
+    ) -> None:  # fmt: skip
         self._numbers, self.steps = list[Array](), 0
         self.step_size, self.nbeta, self.localization = step_size, nbeta, localization
         self._stack, self._along = Stack(problem), problem.along_weights
@@ -102,7 +95,7 @@ class Langevin:
         return self._numbers[-1]
 
     def _step(self) -> Tensor:
-        """The three numbers (3, chains) of the weights before a step."""
+        """Return the three numbers (3, chains) of the weights before a step."""
         x, y = next(self._minibatches)
         losses = self._stack.gradients(self._weights, x, y, out=self._gradient)
         with torch.no_grad():
@@ -123,7 +116,7 @@ class Langevin:
         return bool(np.isfinite(self._numbers[-1]).all())
 
     def draws(self) -> Array:
-        """(3, chains, DRAWS), means of equal numbers of steps of all that were taken."""
+        """Return means over equal numbers of the steps so far, (3, chains, DRAWS)."""
         numbers = np.concatenate(self._numbers, 2)
         return numbers.reshape(*numbers.shape[:2], DRAWS, -1).mean(3)
 
@@ -251,7 +244,7 @@ def learning_coefficient(
                 return
 
     def start_chains(size: float) -> Langevin:
-        """Chains with step size ``size`` after LEAST steps."""
+        """Return chains with step size ``size`` after LEAST steps."""
         options = {"step_size": size, "nbeta": nbeta, "localization": float(localization)}
         chain_stack = Langevin(problem, batch, chains, **options, seed=seed)
         extend(chain_stack, LEAST)
@@ -341,7 +334,7 @@ def _summary(run: Langevin, statistics: Any, relative_error: float, max_rhat: fl
 
 
 def _tuned(run_of: Callable[[float], Langevin], size: float) -> Langevin:
-    """Chains of step size ``size``, or of a smaller one whose heating is small enough."""
+    """Return chains of step size ``size``, or of a smaller one whose heating is small enough."""
     for _ in range(TRIALS):
         run, factor = run_of(size), SHRINK
         if run.finite:

@@ -1,4 +1,4 @@
-"""The noise of gradients: Δ(2) of the learners' spread, the noise scale, and its alignment with H."""
+"""Measure the noise of gradients: Δ(2) of the learners' spread, the noise scale, and the alignment with H."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.gradients.learners import Stack
 from landscape.gradients.minibatches import (
+    GROUP_BYTES,
+    GROUPS,
+    LEAST_GROUPS,
     MAX_COSTLY,
     MIN_COSTLY,
     ExactGradientEstimator,
@@ -52,7 +55,8 @@ DRAWS = 32
 
 
 @analysis(
-    # Gradients of the learners there and at the mean, deviations, and their products as rows and as one.
+    # Five (n, P): weights, deviations, products, and gradients at the learners and at the mean; and four (P,)
+    # in float64.
     lambda problem, weights, **_: needs.curved(problem, 5 * needs.rows(weights) + 4 * needs.double(problem)),
     shorter="a smaller draws=",
     of_the_run=("weights", "lr", "local_batch"),
@@ -72,24 +76,22 @@ def noise(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Noise:
-    """Estimate Δ(2), the noise from the learners' spread.
+    """Estimate Δ(2), the noise from the learners' spread, in four ways.
 
-    Four estimates stand side by side.
-
-    With δ the mean over learners of ∇L^μ(w_j) − ∇L^μ(w_a): the definition α²‖δ‖² over drawn minibatches, the
-    same with the whole data, Eq. 4 of DPSGD-2020 with the Hessian, and the first-order expansion with the
-    minibatches' Hessians. BatchNorm takes each minibatch's statistics, as in training; the whole data then
-    comes in minibatches of that size, without a smaller last one.
+    With δ the mean over learners of ∇L^μ(w_j) − ∇L^μ(w_a), these are the definition α²‖δ‖² over drawn
+    minibatches, the same with the whole data, Eq. 4 of DPSGD-2020 with the Hessian, and the first-order
+    expansion with the minibatches' Hessians. BatchNorm uses each minibatch's statistics, as in training; the
+    whole data are then in minibatches of that size, without a smaller last one.
 
     Args:
         problem: the loss on the training set; or a run.
         weights: (n, P), those of at least 2 learners; default: the run's.
         lr: α, the learning rate; default: the run's.
         local_batch: B, samples per learner in a minibatch; default: the run's.
-        draws: how many times the minibatches are drawn; 32 give each standard error to about 13%.
+        draws: the number of draws of minibatches; 32 give each standard error to about 13%.
         seed: draws the minibatches.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -117,24 +119,23 @@ def noise(
     problem = in_minibatches(problem, local_batch)
     exact_only(problem, "noise")
     n, mean = len(weights), average(weights)
-    gradient, spread = double(existing(*problem.loss_and_gradient(mean))), weights - mean
-    terms = _terms_of_delta(problem, weights, mean, gradient)
+    gradient, deviations = double(existing(*problem.loss_and_gradient(mean))), weights - mean
+    delta_terms = _delta_terms(problem, weights, mean, gradient)
     rows, generator, report = [], torch.Generator().manual_seed(seed), taken(progress)
 
     for k in range(draws):
-        rows.append(terms(torch.randint(problem.samples, (n, local_batch), generator=generator)))
+        rows.append(delta_terms(torch.randint(problem.samples, (n, local_batch), generator=generator)))
         report((k + 1) / draws)
-    names = ("direct", "first_order", "delta_s", "delta_2", "delta_cross")
-    table = lr**2 * torch.tensor(rows, dtype=torch.float64).numpy()
+    columns = lr**2 * torch.tensor(rows, dtype=torch.float64).numpy().T
     gradients = torch.stack([existing(*problem.loss_and_gradient(w)) for w in weights])
-    full = gradients.to(gradient.device).mean(0, dtype=torch.float64) - gradient
+    full_delta = gradients.to(gradient.device).mean(0, dtype=torch.float64) - gradient
     operator = HessianOperator(problem, mean, derivatives="exact")
-    eq4 = sum(float(double(operator(d)).square().sum()) for d in spread) / n**2
+    eq4 = sum(float(double(operator(deviation)).square().sum()) for deviation in deviations) / n**2
     return Noise(
-        **dict(zip(names, table.T, strict=True)),
-        full_batch=lr**2 * float(full @ full),
+        **dict(zip(DELTA_TERMS, columns, strict=True)),
+        full_batch=lr**2 * float(full_delta @ full_delta),
         eq4=lr**2 * eq4,
-        consensus=float(double(spread).square().sum()) / n,
+        consensus=float(double(deviations).square().sum()) / n,
         lr=lr,
         learners=n,
         local_batch=local_batch,
@@ -144,38 +145,49 @@ def noise(
     )
 
 
-def _terms_of_delta(
+# Fields of the result that are computed from a draw of minibatches.
+DELTA_TERMS = ("direct", "first_order", "delta_s", "delta_2", "delta_cross")
+
+
+def _delta_terms(
     problem: Problem, weights: Tensor, mean: Tensor, gradient: Tensor
 ) -> Callable[[Tensor], list[Tensor]]:
-    """Samples (n, B) ↦ direct, first order, Δ_S, Δ(2) and cross term over lr², on these minibatches.
+    """Return the function from the samples (n, B) of minibatches to DELTA_TERMS, divided by lr².
 
-    ``gradient`` (P,) is that of all data at the ``mean``.
+    ``gradient`` (P,) is that of all data at the ``mean`` of the learners' ``weights`` (n, P).
     """
     stack, at_learners, at_mean = Stack(problem), torch.empty_like(weights), torch.empty_like(weights)
 
+    def mean_row(rows: Tensor) -> Tensor:
+        return rows.to(gradient.device).mean(0, dtype=torch.float64)
+
     def perpendicular(v: Tensor) -> Tensor:
-        """The part of ``v`` (P,) orthogonal to the gradient."""
+        """Return the component of ``v`` (P,) orthogonal to the gradient."""
         return v - (v @ gradient) / (gradient @ gradient) * gradient
 
     def terms(indices: Tensor) -> list[Tensor]:
         x, y = problem.data.gather(indices)
         stack.gradients(weights, x, y, out=at_learners)
         stack.gradients(mean.expand_as(weights), x, y, out=at_mean)
-        delta = (at_learners - at_mean).to(gradient.device).mean(0, dtype=torch.float64)
-        pairs = zip(indices, weights - mean, strict=True)
-        products = [HessianOperator(problem.subset(i), mean, derivatives="exact")(d) for i, d in pairs]
-        first = torch.stack(products).to(gradient.device).mean(0, dtype=torch.float64)
-        of_mean = at_mean.to(gradient.device).mean(0, dtype=torch.float64)
-        p_delta, p_s = perpendicular(delta), perpendicular(of_mean)
-        return [delta @ delta, first @ first, p_s @ p_s, p_delta @ p_delta, 2 * p_s @ p_delta]
+        delta = mean_row(at_learners - at_mean)
+        products = []
+        for samples, deviation in zip(indices, weights - mean, strict=True):
+            operator = HessianOperator(problem.subset(samples), mean, derivatives="exact")
+            products.append(operator(deviation))
+        first_order = mean_row(torch.stack(products))
+        across_delta, across_s = perpendicular(delta), perpendicular(mean_row(at_mean))
+        cross_term = 2 * across_s @ across_delta
+        squares = [v @ v for v in (delta, first_order, across_s, across_delta)]
+        return [*squares, cross_term]
 
     return terms
 
 
 def _noise_scale_need(problem: Any, weights: Any, gradient: Any, **_: Any) -> Need:
-    """Gradients of a draw as rows and as one, and the sums of groups of them."""
-    learners = needs.rows(weights)
-    groups = max(8, min(32, 2**30 // (8 * problem.layout.size))) if learners or gradient == "draws" else 0
+    """Return the need of :func:`noise_scale`: gradients of a draw, and sums of groups of gradients."""
+    learners, groups = needs.rows(weights), 0
+    if learners or gradient == "draws":
+        groups = max(LEAST_GROUPS, min(GROUPS, GROUP_BYTES // (8 * problem.layout.size)))
     return needs.need(problem, 4 + 2 * learners + (groups + 2) * needs.double(problem), 2)
 
 
@@ -196,33 +208,32 @@ def noise_scale(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> NoiseScale:
-    """B_simple = tr Σ/‖g‖²: the batch at which noise and gradient are equal in size.
+    """Estimate B_simple = tr Σ/‖g‖², the batch at which noise and gradient are equal in size.
 
     Below it a larger batch saves nearly as many steps as it costs samples; far above it saves none
-    (McCandlish et al. 2018, arXiv:1812.06162). Σ is the covariance of one sample's gradient and g that of the
-    loss at w_a; tr Σ is B E‖g_B − g‖² for minibatches drawn with replacement. BatchNorm takes each
-    minibatch's statistics, as in training, so that B_simple then depends on B a little, as it does where
-    samples weigh unequally. Other layers, such as dropout, are in eval mode: their noise is left out.
+    (McCandlish et al. 2018, arXiv:1812.06162). Σ is the covariance of one sample's gradient, g the gradient
+    of the loss at w_a, and tr Σ = B E‖g_B − g‖² for minibatches drawn with replacement. BatchNorm uses each
+    minibatch's statistics, as in training; B_simple then depends a little on B, as it does where samples have
+    unequal weights. Other layers, such as dropout, are in eval mode: their noise is left out.
 
     Args:
         problem: the loss, on the training set, centered on w_a; or a run.
         batch: B, samples of a minibatch at w_a; default: the run's total batch. Without BatchNorm the result
-            does not depend on it, and small ones are cheaper.
-        weights: (n, P), where n ≥ 2 learners take their gradients (SSGD's all at w_a): B_simple of their mean
-            gradient, too, and what the n gradients of single steps show of it, as training sees them at no
-            cost.
+            does not depend on B, and small minibatches are cheaper.
+        weights: (n, P), the points at which n ≥ 2 learners compute their gradients (w_a for all learners of
+            SSGD). The result then has B_simple of their mean gradient, too, and its estimate from the n
+            gradients of single steps, which a training has at no cost.
         local_batch: samples of a learner's minibatch; default: batch / n.
-        gradient: "whole": g from all data, one pass; "draws": ‖g‖² from pairs of minibatches, without a pass,
-            which is the less exact the smaller ‖g‖² is.
-        precondition: P, a positive diagonal (P,), or what :func:`landscape.preconditioner` makes of a
-            checkpoint of Adam and its relatives: all is then of the gradients P^{-1/2} g, as that optimizer
-            sees them.
+        gradient: "whole": g from one pass over all data; "draws": ‖g‖² from pairs of minibatches, without a
+            pass, and less exact for a smaller ‖g‖².
+        precondition: P, a positive diagonal (P,), or the :func:`landscape.preconditioner` of a checkpoint of
+            Adam and its relatives: gradients are then P^{-1/2} g, as that optimizer sees them.
         relative_error: draw until the standard error is at most this share of the value.
-        min_draws: the least number of draws, of one gradient, or one for each learner.
+        min_draws: the smallest number of draws of a gradient, or of one gradient for each learner.
         max_draws: the largest number of draws.
         seed: draws the minibatches.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -244,82 +255,81 @@ def noise_scale(
     """
     problem, batch = problem_of(problem), known_batch(batch)
     precision = Precision(relative_error, min_draws, max_draws)
-    thetas, local = learners_of(problem, batch, weights, local_batch)
-    if thetas is not None and len(thetas) < 2:
+    learner_weights, local_batch = learners_of(problem, batch, weights, local_batch)
+    if learner_weights is not None and len(learner_weights) < 2:
         raise InputError("weights: those of 1 learner are not allowed, at least 2 are needed")
-    at_mean = Minibatches(problem, batch, stream(seed, 0))
-    middle = 1.0 if thetas is None else 0.5
+    minibatches = Minibatches(problem, batch, stream(seed, 0))
+    middle = 1.0 if learner_weights is None else 0.5
+    preconditioner = as_preconditioner(precondition)
+    root = None if preconditioner is None else preconditioner.root(problem).to(problem.weights)
     estimator: ExactGradientEstimator | JackknifeEstimator
-    by = as_preconditioner(precondition)
-    root = None if by is None else by.root(problem).to(problem.weights)
     if gradient == "whole":
-        whole = existing(*at_mean.whole.loss_and_gradient())
+        whole = existing(*minibatches.whole.loss_and_gradient())
         estimator = ExactGradientEstimator(whole if root is None else root * whole, batch)
     else:
         estimator = JackknifeEstimator(problem.weights, batch)
-    first = portion(progress, 0, middle)
-    mean = _gradient_noise(at_mean, problem.weights[None], estimator, precision, first, root)
-    measured, of_learners = [mean], dict[str, Any]()
-    if thetas is not None:
-        at_learners = Minibatches(problem, local, stream(seed, 1), len(thetas))
-        own_gradients = LearnersEstimator(problem.weights, len(thetas), local)
-        last = portion(progress, middle, 1)
-        measured.append(_gradient_noise(at_learners, thetas, own_gradients, precision, last, root))
-        of_learners = {f"learner_{name}": value for name, value in vars(measured[1]).items()}
-        of_learners |= own_gradients.rounds()
-        of_learners |= {"learners": len(thetas), "local_batch": local, "learner_draws": own_gradients.draws}
+    first_half = portion(progress, 0, middle)
+    mean_noise = _gradient_noise(minibatches, problem.weights[None], estimator, precision, first_half, root)
+    noises, learner_fields = [mean_noise], dict[str, Any]()
+    if learner_weights is not None:
+        learners = len(learner_weights)
+        local_draws = Minibatches(problem, local_batch, stream(seed, 1), learners)
+        local_estimator = LearnersEstimator(problem.weights, learners, local_batch)
+        rest = portion(progress, middle, 1)
+        local_noise = _gradient_noise(local_draws, learner_weights, local_estimator, precision, rest, root)
+        noises.append(local_noise)
+        learner_fields = {f"learner_{name}": value for name, value in vars(local_noise).items()}
+        learner_fields |= local_estimator.rounds()
+        learner_fields |= {"learners": learners, "local_batch": local_batch}
+        learner_fields["learner_draws"] = local_estimator.draws
     return NoiseScale(
-        **vars(mean),
-        **of_learners,
+        **vars(mean_noise),
+        **learner_fields,
         batch=batch,
         draws=estimator.draws,
         gradient=gradient,
-        precondition=by.name if by else "",
+        precondition=preconditioner.name if preconditioner else "",
         relative_error=relative_error,
-        converged=all(precision.met(estimate.value, estimate.standard_error) for estimate in measured),
+        converged=all(precision.met(noise.value, noise.standard_error) for noise in noises),
         seed=seed,
-        **setting(at_mean.whole),
+        **setting(minibatches.whole),
         **about,
     )
 
 
 def _gradient_noise(
-    minibatches: Minibatches,
-    thetas: Tensor,
-    by: ExactGradientEstimator | JackknifeEstimator,
-    precision: Precision,
-    progress: Progress,
-    root: Tensor | None,
-) -> GradientNoise:
-    """The noise scale from gradients at ``thetas`` (n, P), until it is as exact as asked for.
+    minibatches: Minibatches, weights: Tensor, estimator: ExactGradientEstimator | JackknifeEstimator,
+    precision: Precision, progress: Progress, root: Tensor | None,
+) -> GradientNoise:  # fmt: skip
+    """Draw gradients at ``weights`` (n, P) until their noise scale has the ``precision``, and return it.
 
-    ``root`` (P,): what gradients are multiplied by.
+    Gradients are multiplied by ``root`` (P,).
     """
-    for parts in minibatches:
-        pairs = zip(parts, thetas, strict=True)
-        rows = torch.stack([existing(*part.loss_and_gradient(theta)) for part, theta in pairs])
-        by.add(rows if root is None else root * rows)
-        if by.draws < precision.min_draws:
-            precision.enough(by.draws, 0.0, math.inf, progress)
+    for minibatch_problems in minibatches:
+        pairs = zip(minibatch_problems, weights, strict=True)
+        gradients = torch.stack([existing(*minibatch.loss_and_gradient(w)) for minibatch, w in pairs])
+        estimator.add(gradients if root is None else root * gradients)
+        if estimator.draws < precision.min_draws:
+            precision.enough(estimator.draws, 0.0, math.inf, progress)  # reports the progress
             continue
-        estimate = by.estimate()
-        if precision.enough(by.draws, estimate.value, estimate.standard_error, progress):
+        noise = estimator.estimate()
+        if precision.enough(estimator.draws, noise.value, noise.standard_error, progress):
             break
-    return estimate
+    return noise
 
 
 # The number of outliers in the spectrum of a classifier with ten classes (Gur-Ari et al. 2018).
 K = 10
-# Minibatches whose gradients and products are computed at once (our choice: as many products as a trace
-# takes).
+# Minibatches whose gradients and products are computed at once (our choice: the same number of products as in
+# a trace).
 BLOCK = 8
 
 
 def _noise_alignment_need(problem: Any, k: Any, **_: Any) -> Need:
-    """The vectors in float64; of a block of gradients rows, products and deviations, some in float64."""
-    vectors, search = k, needs.several(problem, k)
-    block = BLOCK * (3 + 5 * needs.double(problem))
-    return needs.curved(problem, max((1 + needs.double(problem)) * vectors + block, search))
+    """Return the need of :func:`noise_alignment`: the search, or eigenvectors and a block of gradients."""
+    eigenvectors = (1 + needs.double(problem)) * k
+    block = BLOCK * (3 + 5 * needs.double(problem))  # gradients, products, deviations, some in float64
+    return needs.curved(problem, max(eigenvectors + block, needs.several(problem, k)))
 
 
 @analysis(
@@ -345,27 +355,28 @@ def noise_alignment(
 ) -> NoiseAlignment:
     """Compare gradient noise with the Hessian.
 
-    It gives tr(HS)/tr S of minibatch gradients, their covariance by eigenvector of H, and γ in C_ii ∝ λ_i^γ.
+    The result has tr(HS)/tr S of minibatch gradients, their variance along each eigenvector of H, and the
+    exponent γ in C_ii ∝ λ_i^γ.
 
     S is the second moment of the gradients of minibatches drawn with replacement, C their covariance around
     the gradient g of all samples, H the Hessian over all samples. tr(HS)/tr S is the interaction-aware
     sharpness of "A new characterization of the edge of stability" (2022). The exponent is that of
-    arXiv 2602.05600, which finds 1 ≤ γ ≤ 2 in fully connected layers, each by itself; here it is of all
-    parameters, in the basis of H's top eigenvectors (our choice). BatchNorm takes each minibatch's
+    arXiv 2602.05600, which finds 1 ≤ γ ≤ 2 in single fully connected layers; here it is that of all
+    parameters, in the basis of H's top eigenvectors (our choice). BatchNorm uses each minibatch's
     statistics, as in training; H and g are then means over minibatches of that size, without a smaller last
-    one, and g_B has a mean that differs a little from g.
+    one, and the mean of g_B differs a little from g.
 
     Args:
         problem: the loss on the training set; or a run.
         batch: B, samples in a minibatch; default: the run's total batch.
         k: the number of eigenvectors; at most P.
         relative_error: draw until the standard error of tr(HS)/tr S is at most this share of it.
-        min_draws: the least number of draws. Each takes a minibatch gradient and a Hessian product.
+        min_draws: the smallest number of draws. Each takes a minibatch gradient and a Hessian product.
         max_draws: the largest number of draws.
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         seed: draws the minibatches and the start of the search of eigenvalues.
-        max_memory: bytes that the process may take, at most.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        max_memory: the most bytes that the process may use.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -387,41 +398,44 @@ def noise_alignment(
     check_unpenalized(problem, "the noise is of the data's minibatches")
     exact_only(problem, "noise_alignment")
     minibatches = Minibatches(problem, batch, stream(seed, 0))
-    problem, parts = minibatches.whole, iter(minibatches)
-    first, drawing = portion(progress, 0, 0.5), portion(progress, 0.5, 1)
-    pairs = top_eigenvalues(problem, k, derivatives="exact", search=search, seed=seed, progress=first)
+    problem, minibatch_draws = minibatches.whole, iter(minibatches)
+    first_half, second_half = portion(progress, 0, 0.5), portion(progress, 0.5, 1)
+    pairs = top_eigenvalues(problem, k, derivatives="exact", search=search, seed=seed, progress=first_half)
     products = row_products(fast_hessian(problem))
     gradient = double(existing(*problem.loss_and_gradient()))
-    terms = _terms_in_curvature(problem, products, gradient, torch.from_numpy(pairs.vectors).to(gradient))
-    rows = np.zeros((0, 4 + k))
+    vectors = torch.from_numpy(pairs.vectors).to(gradient)
+    curvature_terms = _curvature_terms(problem, products, gradient, vectors)
+    draws = np.zeros((0, 4 + k))
     while True:
-        block = itertools.islice(parts, min(BLOCK, max_draws - len(rows)))
-        rows = np.concatenate([rows, terms([part for (part,) in block])])
-        ias, ias_error = statistics.ratio(rows[:, 0], rows[:, 1])
-        if precision.enough(len(rows), ias, ias_error, drawing):
+        block = itertools.islice(minibatch_draws, min(BLOCK, max_draws - len(draws)))
+        draws = np.concatenate([draws, curvature_terms([minibatch for (minibatch,) in block])])
+        gradient_curvature, gradient_norm2, noise_curvature, noise_norm2 = draws[:, :4].T
+        ias, ias_error = statistics.ratio(gradient_curvature, gradient_norm2)
+        if precision.enough(len(draws), ias, ias_error, second_half):
             break
-    noise, noise_error = statistics.ratio(rows[:, 2], rows[:, 3])
-    gamma, gamma_error, scatter = exponent(pairs.values, rows[:, 4:])
+    curvature, curvature_error = statistics.ratio(noise_curvature, noise_norm2)
+    squares = draws[:, 4:]  # (draws, k)
+    gamma, gamma_error, scatter = exponent(pairs.values, squares)
     return NoiseAlignment(
         **{name: getattr(pairs, name) for name in ("values", "residuals", "converged")},
-        covariance=rows[:, 4:].mean(0),
-        covariance_error=np.array([statistics.standard_error(column) for column in rows[:, 4:].T]),
+        covariance=squares.mean(0),
+        covariance_error=np.array([statistics.standard_error(column) for column in squares.T]),
         ias=ias,
         ias_error=ias_error,
-        estimates=statistics.ratio_estimates(rows[:, 0], rows[:, 1]),
-        noise_curvature=noise,
-        noise_curvature_error=noise_error,
-        trace_s=float(rows[:, 1].mean()),
-        trace_c=float(rows[:, 3].mean()),
+        estimates=statistics.ratio_estimates(gradient_curvature, gradient_norm2),
+        noise_curvature=curvature,
+        noise_curvature_error=curvature_error,
+        trace_s=float(gradient_norm2.mean()),
+        trace_c=float(noise_norm2.mean()),
         grad_norm2=float(gradient.square().sum()),
         gamma=gamma,
         gamma_error=gamma_error,
         gamma_scatter=scatter,
         batch=batch,
-        draws=len(rows),
+        draws=len(draws),
         draws_converged=precision.met(ias, ias_error),
         parameters=problem.layout.size,
-        products=pairs.products + len(rows) + 1,
+        products=pairs.products + len(draws) + 1,
         relative_error=relative_error,
         seed=seed,
         **setting(problem),
@@ -430,7 +444,9 @@ def noise_alignment(
 
 
 def exponent(values: Array, squares: Array) -> tuple[float, float, float]:
-    """(γ, its jackknife error, its error from the scatter) of C_ii ∝ λ_i^γ.
+    """Return γ in C_ii ∝ λ_i^γ, its jackknife error over draws, and its error from the scatter of the C_ii.
+
+    All are NaN for fewer than two different eigenvalues, and the last one for two.
 
     Args:
         values: (k,), λ_i; those that are not positive are left out.
@@ -441,34 +457,46 @@ def exponent(values: Array, squares: Array) -> tuple[float, float, float]:
         >>> round(gamma, 6), round(error, 6), round(scatter, 6)
         (2.0, 0.0, 0.0)
     """
-    used = (values > 0) & (squares.mean(0) > 0)
-    if used.sum() < 2:
+    positive = (values > 0) & (squares.mean(0) > 0)
+    if positive.sum() < 2:
         return math.nan, math.nan, math.nan
-    picked, x = squares[:, used], np.log(values[used]) - np.log(values[used]).mean()
+    squares, logs = squares[:, positive], np.log(values[positive])
+    x = logs - logs.mean()
     if not x @ x > 0:
         return math.nan, math.nan, math.nan
-    heights = np.log(picked.mean(0))
-    gamma = float(x @ heights / (x @ x))
-    without_one = (picked.sum(0) - picked) / (len(picked) - 1)
+    y = np.log(squares.mean(0))
+    gamma = float(x @ y / (x @ x))  # the slope of the regression line
+    means_without_one = (squares.sum(0) - squares) / (len(squares) - 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        without = np.log(without_one) @ x / (x @ x)
-    misfit, freedom = heights - heights.mean() - gamma * x, len(x) - 2
-    scatter = math.sqrt(float(misfit @ misfit) / freedom / float(x @ x)) if freedom > 0 else math.nan
-    return gamma, float(statistics.error_of(without)), scatter
+        gammas_without_one = np.log(means_without_one) @ x / (x @ x)
+    residuals, freedom = y - y.mean() - gamma * x, len(x) - 2
+    scatter = math.sqrt(float(residuals @ residuals) / freedom / float(x @ x)) if freedom > 0 else math.nan
+    return gamma, float(statistics.error_of(gammas_without_one)), scatter
 
 
-def _terms_in_curvature(
+def _curvature_terms(
     problem: Problem, products: Products, gradient: Tensor, vectors: Tensor
 ) -> Callable[[Sequence[Problem]], Array]:
-    """Minibatches ↦ (minibatches, 4 + k): gᵀHg, ‖g‖², both of g_B − g, and its squares along ``vectors``."""
-    image_of_gradient = double(products(gradient[None].to(problem.weights))[0])
+    """Return the function from m minibatches to an array (m, 4 + k).
 
-    def terms(parts: Sequence[Problem]) -> Array:
-        rows = torch.stack([existing(*part.loss_and_gradient(problem.weights)) for part in parts])
-        images, rows = double(products(rows)), double(rows)
-        deviations, their_images = rows - gradient, images - image_of_gradient
-        factors = ((rows, images), (rows, rows), (deviations, their_images), (deviations, deviations))
-        columns = torch.stack([(a * b).sum(1) for a, b in factors], 1)
-        return torch.cat([columns, (deviations @ vectors.T).square()], 1).cpu().numpy()
+    Its columns are g_BᵀHg_B, ‖g_B‖², the same of g_B − g, and the squares of g_B − g along the eigenvectors.
+
+    Args:
+        problem: the loss of all samples.
+        products: Hessian products of rows (m, P).
+        gradient: (P,), g.
+        vectors: (k, P), the eigenvectors.
+    """
+    gradient_image = double(products(gradient[None].to(problem.weights))[0])
+
+    def terms(minibatches: Sequence[Problem]) -> Array:
+        rows = [existing(*minibatch.loss_and_gradient(problem.weights)) for minibatch in minibatches]
+        gradients = torch.stack(rows)
+        images, gradients = double(products(gradients)), double(gradients)
+        deviations, deviation_images = gradients - gradient, images - gradient_image
+        columns = [(gradients * images).sum(1), gradients.square().sum(1)]
+        columns += [(deviations * deviation_images).sum(1), deviations.square().sum(1)]
+        squares = (deviations @ vectors.T).square()
+        return torch.cat([torch.stack(columns, 1), squares], 1).cpu().numpy()
 
     return terms

@@ -32,7 +32,7 @@ NORMS: tuple[Literal["none", "filter", "layer"], ...] = ("none", "filter", "laye
 
 
 def _random_plane_need(problem: Any, **_: Any) -> Need:
-    """Two directions, and a draw of the largest parameter in float64."""
+    """Return the need of two directions, and of a draw of the largest parameter in float64."""
     largest = max(slot.size for slot in problem.layout.slots) / problem.layout.size
     return needs.need(problem, 2 + largest * needs.double(problem), 0)
 
@@ -55,8 +55,8 @@ def random_plane(
             filter (Li et al. 2018, section 4); a bias or normalization tensor counts as one filter. "layer":
             each parameter tensor is scaled to the norm of the center's tensor. A filter or tensor that is
             zero at the center gets a zero direction.
-        seed: a seed gives one draw for all problems of equal layout, on every device and in every precision,
-            so that several centers can be compared along equal directions.
+        seed: draws the directions, which are the same for all problems of equal layout, on every device and
+            in every precision, so that several centers can be compared along equal directions.
         ignore: "bias+norm" leaves biases and normalization parameters unchanged, "none" moves them, too.
             Default: "bias+norm" for norm "filter" (as Li et al. 2018 do), else "none". The choice does not
             change the draw of other parameters.
@@ -102,7 +102,7 @@ def random_plane(
 
 
 def _normalize(direction: Tensor, center: Tensor, norm: str) -> None:
-    """Scale ``direction`` in place to the norms of ``center``; a zero center gives a zero direction."""
+    """Scale ``direction`` in place to the norms of ``center``; for a zero center the direction is zero."""
     if not direction.numel():
         return
     rows = (len(center), -1) if norm == "filter" and center.dim() > 1 else (1, -1)
@@ -120,7 +120,7 @@ def between(
     align: Literal["none", "weights", "activations"] = "none",
     seed: Seed = 0,
 ) -> Plane:
-    """The plane through three weight vectors, or through two and along a random direction.
+    """Return the plane through three weight vectors, or through two and along a random direction.
 
     The first direction is w1 − w0. The second direction is the part of w2 − w0 orthogonal to w1 − w0, scaled
     to the length of w1 − w0 (Garipov et al. 2018, section 3). The center is the middle of the box around the
@@ -186,7 +186,7 @@ def between(
 def pca_plane(
     problem: Problem | Run, weights: Sequence[Weights] | Tensor, labels: Sequence[str] = ()
 ) -> Plane:
-    """The plane along the first two principal components of a run's checkpoints, through the last checkpoint.
+    """Return the plane along the first two principal components of a run's checkpoints, through the last.
 
     Directions have unit length, so that coordinates are distances between weights. A random walk in many
     dimensions also has large shares of variance (Antognini and Sohl-Dickstein 2018).
@@ -223,11 +223,11 @@ def pca_plane(
 @numerics(1)
 @checked("problem")
 def learners_plane(problem: Problem | Run, weights: Sequence[Weights] | Tensor) -> Plane:
-    """The plane through the mean w_a that fits the learners w_j best, in the least-squares sense.
+    """Return the plane through the mean w_a that fits the learners w_j best, in the least-squares sense.
 
-    This plane is ours. The unit directions are the first two right singular vectors of the matrix with
-    rows w_j − w_a. The learners' squared distances from the plane add up to the sum of the other squared
-    singular values.
+    The unit directions are the first two right singular vectors of the matrix with rows w_j − w_a (our
+    choice). The learners' squared distances from the plane add up to the sum of the other squared singular
+    values.
 
     Args:
         problem: the problem whose parameters the weights are; or a run.
@@ -273,9 +273,9 @@ def eigen_plane(
     max_memory: Count | None = None,
     progress: ProgressOption = None,
 ) -> Plane:
-    """The unit eigenvectors of λ_max (x) and λ_min (y) of the Hessian at the problem's center.
+    """Return the plane of the Hessian's unit eigenvectors of λ_max (x) and λ_min (y), at the center.
 
-    This plane is ours. With the directions u and v, and the gradient g, the loss is to second order
+    The plane is our choice. With the directions u and v, and the gradient g, the loss is to second order
     L(θ) + x g·u + y g·v + ½(λ_max x² + λ_min y²).
 
     Args:
@@ -317,7 +317,7 @@ def _plane(
     problem: Problem, center: Tensor, kind: str, rows: Tensor, networks: list[Network],
     labels: Sequence[str], directions: Tensor, seed: int = 0, **more: Any,
 ) -> Plane:  # fmt: skip
-    """A plane that shows ``networks``, whose weights on it are ``rows`` (M, P), as markers."""
+    """Return a plane that shows ``networks``, whose weights on it are ``rows`` (M, P), as markers."""
     like = single(problem.weights)  # a half precision would round each point several times
     return Plane(
         center.to(like),
@@ -334,17 +334,17 @@ def _plane(
 
 
 def _rows(networks: Sequence[Network]) -> Tensor:
-    """Their weights (M, P) in float64: differences of similar ones cancel most of float32's digits."""
+    """Return the networks' weights (M, P) in float64, because their differences lose most float32 digits."""
     return torch.stack([double(network.theta) for network in networks])
 
 
 def _rounding(problem: Problem, rows: Tensor) -> float:
-    """How far apart equal weights may lie after rounding to the problem's precision."""
+    """Return how far apart equal weights may lie after rounding to the problem's precision."""
     return float(torch.finfo(problem.dtype).eps * rows.norm())
 
 
 def _components(problem: Problem, rows: Tensor, mean: Tensor, what: str, axis: str) -> dict[str, Any]:
-    """The fields on the unit directions of the greatest variance of ``rows`` around ``mean``.
+    """Return the fields on the unit directions of the greatest variance of ``rows`` around ``mean``.
 
     ``axis``: a label, with places for the number of a direction and its share in percent.
     """
@@ -359,6 +359,6 @@ def _components(problem: Problem, rows: Tensor, mean: Tensor, what: str, axis: s
 
 
 def _coordinates(center: Tensor, directions: Tensor, rows: Tensor) -> Array:
-    """(M, 2) coordinates of the points of the plane nearest to ``rows``; directions are orthogonal."""
+    """Return the coordinates (M, 2) of the plane's points nearest to ``rows``, for orthogonal directions."""
     away: Tensor = (rows - center) @ directions.T / directions.square().sum(1)
     return away.cpu().numpy()

@@ -1,12 +1,12 @@
-"""The quantities that checkpoints are compared by: one line each in :data:`QUANTITIES`."""
+"""The quantities of comparisons, one line each in :data:`QUANTITIES`, and a table's rows of their values."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import SPLIT, positive
 from landscape.core.progress import Progress, no_progress
-from landscape.core.statistics import Estimate
+from landscape.core.statistics import Difference, Estimate, mcnemar, paired, welch
 from landscape.curvature.eigenvalues import extreme_eigenvalues, top_eigenvalues
 from landscape.curvature.hessian import Preconditioner
 from landscape.curvature.trace import trace
@@ -56,7 +56,7 @@ LOSS_ROUNDINGS = 1000
 def basin_widths(
     problem: Problem, rise: float, planes: int, *, seed: int = 0, progress: Progress | None = None
 ) -> Array:
-    """(planes,), the width of the region around the center in which the loss rises by less than ``rise``.
+    """Return the widths (planes,) of the region in which the loss rises by less than ``rise``.
 
     Each plane has two i.i.d. normal directions, which depend only on seed and size of the problem. On 16
     rays of a plane, the search finds the distance at which the loss has risen by ``rise``. The width is the
@@ -105,7 +105,7 @@ def basin_widths(
             raise OperationError(f"rise: {rise:g} is hidden by the rounding of a loss of {base:g}; raise it")
 
         def excess(squared: Array, rays: Array, loss: Evaluator = loss, base: float = base) -> Array:
-            """(k,), the loss minus base and rise, on ``rays`` (k,) at ``squared`` distances (k,)."""
+            """Return the loss minus base and rise, (k,), on ``rays`` (k,) at ``squared`` distances (k,)."""
             points = circle[rays] * torch.from_numpy(squared**0.5)[:, None]
             values = loss(points)["loss"].numpy() - base - rise
             return np.where(np.isfinite(values), values, WALL)
@@ -162,7 +162,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredValue:
     """A number with its error, which is a standard error, or a bound (``freedom`` is NaN).
 
     Attributes:
@@ -170,7 +170,7 @@ class Measured:
         draws: (n,), of which it is the mean; empty where there are none.
 
     Example:
-        >>> Measured.mean(np.array([1.0, 3.0])).error
+        >>> MeasuredValue.mean(np.array([1.0, 3.0])).error
         1.0
     """
 
@@ -180,8 +180,8 @@ class Measured:
     draws: Array = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
-    def mean(cls, draws: Array) -> Measured:
-        """The mean of independent draws (n,); of one, which nothing was drawn for, exact."""
+    def mean(cls, draws: Array) -> MeasuredValue:
+        """Return the mean of independent draws (n,), which is exact for a single draw."""
         if len(draws) == 1:
             return cls(float(draws[0]), 0.0, math.inf, draws)
         estimate = Estimate.of(draws)
@@ -233,11 +233,11 @@ class Subject:
         return line(self.problem, *ends, points=POINTS, bn="recalibrate", progress=False)
 
     def rounding(self, top: float) -> float:
-        """The rounding error of eigenvalues whose largest magnitude is ``top``."""
+        """Return the rounding error of eigenvalues whose largest magnitude is ``top``."""
         return ROUNDINGS * torch.finfo(self.problem.dtype).eps * abs(top)
 
     def spread(self, settings: Settings, progress: Progress) -> Disagreement:
-        """The learners' disagreement, computed once."""
+        """Return the learners' disagreement, computed once."""
         if not hasattr(self, "_spread"):
             if self.run is None:
                 raise InputError("learners: a problem alone has none, give the checkpoint")
@@ -247,7 +247,7 @@ class Subject:
 
 
 MINIBATCHES = "minibatches"
-Measure = Callable[[Subject, Settings, Progress], Measured]
+Measure = Callable[[Subject, Settings, Progress], MeasuredValue]
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ class Quantity:
 
 
 @torch.no_grad()
-def _test_error(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+def _test_error(subject: Subject, settings: Settings, progress: Progress) -> MeasuredValue:
     if subject.test is None:
         raise InputError("test error: a problem alone has no test set, give the checkpoint")
     whole = subject.test()
@@ -297,15 +297,15 @@ def _test_error(subject: Subject, settings: Settings, progress: Progress) -> Mea
     wrong = 100 * (1 - share - (right - share * counted) / counted.mean())
     if not np.isfinite(wrong).all():
         raise OperationError("test error: the data has no class labels; leave it out")
-    return Measured.mean(wrong)
+    return MeasuredValue.mean(wrong)
 
 
-def _lambda_max(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+def _lambda_max(subject: Subject, settings: Settings, progress: Progress) -> MeasuredValue:
     return _largest(subject, subject.ends.max, subject.ends.bounds[1])
 
 
-def _ratio(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    """|λ_min|/λ_max, with the largest deviation that the bounds on both allow."""
+def _ratio(subject: Subject, settings: Settings, progress: Progress) -> MeasuredValue:
+    """Return |λ_min|/λ_max, with the largest deviation that the bounds on both allow."""
     ends = subject.ends
     slack = subject.rounding(max(ends.max, -ends.min))
     if not ends.max > slack:
@@ -314,26 +314,26 @@ def _ratio(subject: Subject, settings: Settings, progress: Progress) -> Measured
     value = abs(ends.min) / ends.max
     most = max(-lowest, highest) / (ends.max - slack)
     lowest_value = max(lowest, -highest, 0.0) / (ends.bounds[1] + slack)
-    return Measured(value, max(most - value, value - lowest_value))
+    return MeasuredValue(value, max(most - value, value - lowest_value))
 
 
-def _largest(subject: Subject, value: float, bound: float) -> Measured:
-    """λ_max, with what it may be above ``value``, a Ritz value: its residual says nothing about that."""
-    return Measured(value, max(bound - value, 0.0) + subject.rounding(value))
+def _largest(subject: Subject, value: float, bound: float) -> MeasuredValue:
+    """Return λ_max from the Ritz value ``value``, with its distance from the ``bound`` above as the error."""
+    return MeasuredValue(value, max(bound - value, 0.0) + subject.rounding(value))
 
 
 def _mean_of(
     analysis: Callable[..., Any], draws: str, options: Callable[[Settings, Problem], dict[str, Any]]
 ) -> Measure:
-    """The mean of the ``draws`` that a result of an ``analysis`` has, with the options that it takes."""
+    """Return the measurement of the mean of an analysis's field ``draws``, with its ``options``."""
 
-    def measure(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+    def measure(subject: Subject, settings: Settings, progress: Progress) -> MeasuredValue:
         arguments = options(settings, subject.problem)
         # As many draws as asked for, whatever their scatter.
         if "max_draws" in inspect.signature(analysis).parameters:
             arguments |= {"min_draws": settings.draws, "max_draws": settings.draws}
         result = analysis(subject.problem, **arguments, seed=subject.seed, progress=progress)
-        return Measured.mean(getattr(result, draws))
+        return MeasuredValue.mean(getattr(result, draws))
 
     return measure
 
@@ -347,22 +347,24 @@ _worst = _mean_of(sharpness, "values", lambda s, p: {"rho": s.rho, "m": min(s.ba
 _average = _mean_of(sharpness, "values", lambda s, p: {"rho": s.rho_average, "kind": "average"})
 
 
-def _width(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+def _width(subject: Subject, settings: Settings, progress: Progress) -> MeasuredValue:
     rise, planes = settings.rise, settings.planes
-    return Measured.mean(basin_widths(subject.problem, rise, planes, seed=subject.seed, progress=progress))
+    return MeasuredValue.mean(
+        basin_widths(subject.problem, rise, planes, seed=subject.seed, progress=progress)
+    )
 
 
-def _disagreement(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+def _disagreement(subject: Subject, settings: Settings, progress: Progress) -> MeasuredValue:
     spread = subject.spread(settings, progress)
-    return Measured(100 * spread.value, 100 * spread.standard_error, spread.learners - 1)
+    return MeasuredValue(100 * spread.value, 100 * spread.standard_error, spread.learners - 1)
 
 
-def _spread_cost(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+def _spread_cost(subject: Subject, settings: Settings, progress: Progress) -> MeasuredValue:
     spread = subject.spread(settings, progress)
-    return Measured(spread.cost, spread.cost_error, spread.learners - 1)
+    return MeasuredValue(spread.cost, spread.cost_error, spread.learners - 1)
 
 
-def _preconditioned(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+def _preconditioned(subject: Subject, settings: Settings, progress: Progress) -> MeasuredValue:
     if subject.run is None or settings.preconditioner_of is None:
         raise InputError("preconditioner_of: not given, landscape.preconditioner makes P from a run")
     preconditioner = settings.preconditioner_of(subject.run, subject.problem)
@@ -370,31 +372,31 @@ def _preconditioned(subject: Subject, settings: Settings, progress: Progress) ->
     return _largest(subject, float(pairs.values[0]), pairs.bounds[1])
 
 
-def _distance(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    """‖w − w_first‖, w with its hidden units in an order that brings it near; a bound on the least."""
-    return Measured(float(vector_norm(double(subject.aligned) - double(subject.first.problem.weights))))
+def _distance(subject: Subject, settings: Settings, progress: Progress) -> MeasuredValue:
+    """Return ‖w − w_first‖ with the hidden units of w in a near order: a bound on the smallest distance."""
+    return MeasuredValue(float(vector_norm(double(subject.aligned) - double(subject.first.problem.weights))))
 
 
-def _barrier(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    """The barrier on the line from the first subject's weights to these, aligned."""
-    return Measured(subject.from_first.barrier if subject.from_first else 0.0)
+def _barrier(subject: Subject, settings: Settings, progress: Progress) -> MeasuredValue:
+    """Return the barrier on the line from the first subject's weights to these, aligned."""
+    return MeasuredValue(subject.from_first.barrier if subject.from_first else 0.0)
 
 
-def _same_basin(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    """1 where the error has no barrier above :data:`UNSTABLE` on the same line, else 0."""
+def _same_basin(subject: Subject, settings: Settings, progress: Progress) -> MeasuredValue:
+    """Return 1 where the error has no barrier above :data:`UNSTABLE` on the same line, else 0."""
     path = subject.from_first
     if path and not np.isfinite(path.accuracy).all():
         raise OperationError("same-basin: the data has no class labels; leave it out")
-    return Measured(float(not path or barrier(path.t, 1 - path.accuracy) <= UNSTABLE))
+    return MeasuredValue(float(not path or barrier(path.t, 1 - path.accuracy) <= UNSTABLE))
 
 
-def of_metric(name: str) -> Quantity:
-    """The row of a problem's metric, on the data of the loss."""
+def metric_quantity(name: str) -> Quantity:
+    """Return the row of a problem's metric, on the data of the loss."""
 
-    def measure(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+    def measure(subject: Subject, settings: Settings, progress: Progress) -> MeasuredValue:
         if name not in subject.sums:
             raise InputError(f"metrics: it has no '{name}'; give both the same")
-        return Measured(subject.sums[name])
+        return MeasuredValue(subject.sums[name])
 
     return Quantity(name, name, "1", EXACT, measure)
 
@@ -402,7 +404,7 @@ def of_metric(name: str) -> Quantity:
 SE, BOUND, EXACT = "standard error", "bound", "exact"
 #: All quantities, in the order of the table. A new one is a line here, and a function above.
 QUANTITIES = (
-    Quantity("loss", "training loss", "nat", EXACT, lambda subject, *_: Measured(subject.sums["loss"])),
+    Quantity("loss", "training loss", "nat", EXACT, lambda subject, *_: MeasuredValue(subject.sums["loss"])),
     Quantity("test-error", "test error", "%", SE, _test_error, "test samples"),
     Quantity("lambda-max", "λ_max", "nat", BOUND, _lambda_max, flatter=-1),
     Quantity("ratio", "|λ_min|/λ_max", "1", BOUND, _ratio),
@@ -421,3 +423,81 @@ QUANTITIES = (
     Quantity("same-basin", "in the basin of the first, aligned", "1", EXACT, _same_basin, by_name=True),
 )  # fmt: skip
 BY_NAME = {quantity.name: quantity for quantity in QUANTITIES}
+
+# The smallest group whose mean is tested (our choice: the 95% interval of a group of two reaches 12.7
+# standard errors to each side).
+SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """The values of one quantity.
+
+    Attributes:
+        quantity: the quantity.
+        cells: (M,), its values at the checkpoints.
+        sides: (S,), its values of the sides: the cells, or the mean of each group, whose draws are the values
+            of the group's cells.
+        grouped: whether the sides are groups.
+    """
+
+    quantity: Quantity
+    cells: Sequence[MeasuredValue]
+    sides: Sequence[MeasuredValue]
+    grouped: bool
+
+    @classmethod
+    def from_cells(
+        cls, quantity: Quantity, cells: Sequence[MeasuredValue], side_of: Sequence[int], grouped: bool
+    ) -> Row:
+        """Return the row of ``cells`` (M,), where ``side_of`` (M,) are the numbers of their sides."""
+        if not grouped:
+            return cls(quantity, cells, cells, grouped)
+        values, side_numbers = np.array([cell.value for cell in cells]), np.array(side_of)
+        sides = [MeasuredValue.mean(values[side_numbers == side]) for side in range(max(side_of) + 1)]
+        for index, side in enumerate(sides):
+            if len(side.draws) == 1:  # the error of a group of one is unknown, not zero
+                sides[index] = replace(side, error=math.nan, freedom=math.nan)
+        return cls(quantity, cells, sides, grouped)
+
+    @property
+    def kind(self) -> str:
+        """The kind of the sides' errors."""
+        return SE if self.grouped else self.quantity.kind
+
+    def over(self) -> str:
+        """Return the draws that the sides' standard errors are over, such as "64 minibatches", or ""."""
+        if self.kind != SE:
+            return ""
+        if self.grouped:
+            counts, noun = {len(side.draws) for side in self.sides}, "seeds"
+        else:
+            counts = {int(side.freedom) + 1 for side in self.sides if math.isfinite(side.freedom)}
+            noun = self.quantity.over
+        if not counts:
+            return ""
+        return f"{' to '.join(f'{count:,}' for count in sorted({min(counts), max(counts)}))} {noun}"
+
+    def difference(self, first: int, second: int) -> tuple[Difference, str]:
+        """Return the value of side ``second`` minus that of side ``first``, and the name of the test."""
+        a, b = self.sides[first], self.sides[second]
+        if self.kind != SE:
+            difference = Difference(b.value - a.value, a.error + b.error, math.nan, math.nan)
+            return difference, "exact" if self.kind == EXACT else "bounds"
+        if self.quantity.common and not self.grouped and len(a.draws) == len(b.draws) > 1:
+            return _paired_difference(a.draws, b.draws)
+        difference = welch(Estimate(a.value, a.error, a.freedom), Estimate(b.value, b.error, b.freedom))
+        if self.grouped and min(len(a.draws), len(b.draws)) < SEEDS:
+            difference = replace(difference, p=math.nan)
+        return difference, "Welch t"
+
+
+def _paired_difference(a: Array, b: Array) -> tuple[Difference, str]:
+    """Return the mean of b − a, whose draws (n,) have the same random numbers, and the name of its test."""
+    values = np.union1d(a, b)
+    if len(values) != 2 or values[0] != 0:
+        return paired(a, b), "paired t"
+    scale = values[1]  # each sample is right, with an error of 0, or wrong, with 100%
+    difference = mcnemar(a / scale, b / scale)
+    mean, error = scale * difference.value, scale * difference.standard_error
+    return replace(difference, value=mean, standard_error=error), "McNemar"

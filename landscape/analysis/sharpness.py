@@ -63,7 +63,7 @@ class Ascent(NamedTuple):
 def _largest_rise(
     problem: Problem, scale: Tensor | None, rho: float, starts: list[Tensor], steps: int
 ) -> Ascent:
-    """The largest L(θ + scale·ε) − L(θ) over ‖ε‖ ≤ ρ that searches with ``steps`` gradients find.
+    """Return the largest L(θ + scale·ε) − L(θ) over ‖ε‖ ≤ ρ that searches with ``steps`` gradients find.
 
     The result is a lower bound of the maximum, because the problem is not convex. The first search starts at
     ρ times the direction of the gradient, the maximum to first order (Foret et al. 2021). This search is left
@@ -78,7 +78,7 @@ def _largest_rise(
     """
 
     def loss_and_slope(at: Tensor) -> tuple[float, Tensor]:
-        """The loss at ε = ``at``, and its gradient in ε."""
+        """Return the loss at ε = ``at``, and its gradient in ε."""
         theta = problem.weights + at if scale is None else torch.addcmul(problem.weights, scale, at)
         loss, gradient = problem.loss_and_gradient(theta)
         existing(loss, gradient)  # refuses a loss or gradient that is not finite
@@ -99,7 +99,7 @@ def _largest_rise(
 def _climb(
     loss_and_slope: Callable[[Tensor], tuple[float, Tensor]], rho: float, start: Tensor, steps: int
 ) -> tuple[float, float, int]:
-    """(the largest loss, the angle at its place, the number of gradients) of a search from ``start``.
+    """Search from ``start``, and return the largest loss, the angle there, and the number of gradients.
 
     ``start`` is scaled to norm ρ. The step grows where the loss rises, and shrinks where the loss falls.
     """
@@ -121,7 +121,7 @@ def _climb(
 
 
 def _angle(slope: Tensor, at: Tensor, rho: float) -> float:
-    """The angle between gradient and displacement; π inside the ball, where the gradient must vanish."""
+    """Return the angle between gradient and displacement; π inside the ball with a remaining gradient."""
     size, length = float(vector_norm(slope)), float(vector_norm(at))
     if size == 0:
         return 0.0
@@ -218,7 +218,7 @@ def sharpness(
     center_loss = problem.loss() if not worst and m is None else None
 
     def normal_direction() -> Tensor:
-        """(P,), drawn on the CPU, and so the same on every device."""
+        """Return a normal direction (P,), drawn on the CPU, so that it is the same on every device."""
         direction = torch.randn(len(theta), dtype=torch.float64, generator=generator).to(theta)
         return problem.along_weights(direction)
 
@@ -254,7 +254,7 @@ def sharpness(
 
 
 def _mean_rise(part: Problem, scale: Tensor | None, shift: Tensor, base: float | None) -> Ascent:
-    """The mean rise at ±δ, in which odd terms cancel; ``base``: the loss at the center, if known."""
+    """Return the mean rise at ±δ, in which odd terms cancel; ``base``: the loss at the center, if known."""
     shift = shift if scale is None else shift * scale
     base_loss = part.loss() if base is None else base
     rise = (part.loss(part.weights + shift) + part.loss(part.weights - shift)) / 2 - base_loss
@@ -264,7 +264,7 @@ def _mean_rise(part: Problem, scale: Tensor | None, shift: Tensor, base: float |
 
 
 def _parts(problem: Problem, m: int | None, seed: int) -> Iterator[Problem]:
-    """Minibatches of ``m`` samples, drawn with replacement; None: the problem itself, again and again."""
+    """Yield minibatches of ``m`` samples, drawn with replacement; for None the problem, without end."""
     if m is None:
         return itertools.repeat(problem)
     minibatches = Minibatches(problem, m, stream(seed, 0), own_statistics=False)
@@ -391,7 +391,7 @@ def batch_sharpness(
 def _curvatures(
     minibatches: Minibatches, weights: Tensor, by: str, precision: Precision, progress: Progress
 ) -> Array:
-    """Curvature, ‖g‖² and error of the curvature at ``weights`` (n, P), as (3, draws, n).
+    """Return curvature, ‖g‖² and error of the curvature at ``weights`` (n, P), as (3, draws, n).
 
     Minibatches are drawn until ``precision`` is reached.
     """
@@ -406,7 +406,7 @@ def _curvatures(
 
 
 def _mean_of(columns: Array) -> tuple[float, float]:
-    """The mean curvature of (3, draws, n), and its standard error with that of the products."""
+    """Return the mean curvature of (3, draws, n), and its standard error with that of the products."""
     value, error = mean_and_error(columns[0].mean(1))
     return value, math.hypot(error, float(columns[2].max()))
 

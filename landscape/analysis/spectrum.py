@@ -51,7 +51,7 @@ from landscape.results.spectrum import (
 
 
 def _spectrum_need(problem: Any, k: Any, quantities: Any, **options: Any) -> Need:
-    """The largest need of the wanted quantities."""
+    """Return the largest need of the quantities."""
     eigenvalues = max(k or 1, 1 + ("extremes" in quantities))
     memory_needs = [top_need(problem, eigenvalues, **options)] if k or "trace" not in quantities else []
     counts = dict[str, Any](extremes=ends_need, trace=traces.trace_need, density=traces.density_need)
@@ -196,17 +196,17 @@ class Block:
 
 
 def at_once(problem: Any) -> int:
-    """The number of random vectors whose products are computed together."""
+    """Return the number of random vectors whose products are computed together."""
     return max(1, min(traces.BLOCK, needs.BASIS_BYTES // (4 * int(problem.weights.nbytes))))
 
 
 def vectors_kept(problem: Any) -> int:
-    """The number of Ritz vectors that are kept of each block."""
+    """Return the number of Ritz vectors that are kept of each block."""
     return max(2, min(KNOWN, needs.BASIS_BYTES // int(problem.weights.nbytes)))
 
 
 def table_need(problem: Any, derivatives: Any, **_: Any) -> Need:
-    """The Ritz vectors of all blocks, and a search, or the random vectors and their products."""
+    """Return the need of the Ritz vectors of all blocks, and a search or random vectors with products."""
     vectors = vectors_kept(problem) + max(1 + needs.basis(problem, 2), 4 * at_once(problem))
     return needs.curved(problem, vectors, derivatives=derivatives)
 
@@ -312,12 +312,12 @@ def curvature_table(
 
 
 def _row_sizes(whole: int, groups: Mapping[str, Sequence[Slot]]) -> Array:
-    """The number of parameters of all groups, ``whole``, and of each group."""
+    """Return the number of parameters of all groups, ``whole``, and of each group."""
     return np.array([whole, *(sum(slot.size for slot in slots) for slots in groups.values())])
 
 
 def ends_of(searches: Sequence[RitzPairs]) -> dict[str, Array]:
-    """Columns of λ_max, λ_min and residuals of several searches; a single eigenvalue is λ_max and λ_min."""
+    """Return λ_max, λ_min and residuals of several searches; a single eigenvalue is both ends."""
     columns = {}
     for end, index in (("min", -1), ("max", 0)):
         columns[f"lambda_{end}"] = np.array([float(pairs.values[index]) for pairs in searches])
@@ -326,7 +326,7 @@ def ends_of(searches: Sequence[RitzPairs]) -> dict[str, Array]:
 
 
 def _block(chosen: Matrix, slots: tuple[Slot, ...], result: SearchResult, count: int) -> Block:
-    """The block with the ``count`` Ritz vectors of its search that have most of the trace."""
+    """Return the block with the ``count`` Ritz vectors of its search that have most of the trace."""
     values, rotation = small_eigh(result.t)
     largest = np.argsort(-np.abs(values))[: count if np.isfinite(values).all() else 0]
     basis = result.basis.new_empty(len(largest), result.basis.shape[1])
@@ -338,7 +338,7 @@ def _block(chosen: Matrix, slots: tuple[Slot, ...], result: SearchResult, count:
 def _traces(
     whole: Matrix, blocks: Sequence[Block], draws: int, errors: Sequence[float], progress: Progress
 ) -> dict[str, Any]:
-    """The traces and shares of all parameters (column 0) and of each block, with errors.
+    """Return the traces and shares of all parameters (column 0) and of each block, with errors.
 
     ``errors``: errors of products by differences with eigenvectors.
     """
@@ -375,7 +375,7 @@ def _traces(
 
 
 def _inner(blocks: Sequence[Block], rows: Tensor, images: Tensor) -> Array:
-    """z_bᵀ(Hz)_b of each row z and block b, (n, blocks)."""
+    """Return z_bᵀ(Hz)_b (n, blocks) of each row z and block b."""
     sums = [(double(cut(rows, block.slots)) * double(cut(images, block.slots))).sum(1) for block in blocks]
     return torch.stack(sums, 1).cpu().numpy()
 
@@ -386,7 +386,7 @@ WITHIN, DOUBLINGS = 1.02, 40
 
 
 def change_need(problem: Any, derivatives: Any, **_: Any) -> Need:
-    """The step, a part of it, its product, gradient and a moved vector of weights."""
+    """Return the need of the step, a part of it, its product, a gradient and moved weights."""
     return needs.curved(problem, 6, derivatives=derivatives)
 
 
@@ -460,7 +460,7 @@ def loss_change(
     report = taken(progress)
 
     def products_with_step(vector: Tensor) -> Array:
-        """⟨vector_a, d_a⟩ for each group a."""
+        """Return ⟨vector_a, d_a⟩ for each group a."""
         products = []
         for slots in groups.values():
             products.append(sum(float(inner(vector[slot.place], step[slot.place])) for slot in slots))
@@ -499,7 +499,7 @@ def loss_change(
 
 
 def _critical(rises: Callable[[float], bool], slope: float) -> float:
-    """The smallest multiple of a step at which the loss ``rises`` above its start; 0 for a step uphill.
+    """Return the smallest multiple of a step at which the loss ``rises`` above its start; 0 uphill.
 
     NaN where the loss does not rise within DOUBLINGS. A rise between two tried multiples is missed if the
     loss has fallen again at the larger one.

@@ -1,8 +1,8 @@
-"""The learners' spread: how much of it lies along the sharp directions, and how it smooths the loss.
+"""Measure the learners' spread: its share along the sharp directions, and how it smooths the loss.
 
-The loss as learners that are spread out see it is averaged over displacements (DPSGD-2021, smoothing):
-L_Σ(w) = E L(w + δ), δ ~ N(0, Σ). With Σ = n⁻¹ Σ_j Δw_jΔw_jᵀ, the measured spread, δ is n^(−1/2) Σ_j ξ_j Δw_j
-with ξ_j independent and normal; and for comparison the isotropic Σ = σ²I of the same trace.
+The smoothed loss is the mean over displacements (DPSGD-2021, smoothing): L_Σ(w) = E L(w + δ), δ ~ N(0, Σ). Of
+the measured spread, Σ = n⁻¹ Σ_j Δw_jΔw_jᵀ, δ is n^(−1/2) Σ_j ξ_j Δw_j with ξ_j independent and normal. It is
+compared with the isotropic spread Σ = σ²I of the same trace.
 """
 
 from __future__ import annotations
@@ -179,11 +179,11 @@ class Spread:
         return float(self.gram.trace()) / len(self.gram)
 
     def products(self, vectors: Tensor) -> Tensor:
-        """(n, m), ⟨Δw_j, x⟩ for ``vectors`` x (m, P)."""
+        """Return ⟨Δw_j, x⟩ (n, m) for ``vectors`` x (m, P)."""
         return self._centered @ self._ranks.total(_products(self._rows, vectors))
 
     def curvature(self, problem: Problem, derivatives: str) -> tuple[Array, float]:
-        """(n,), Δw_jᵀHΔw_j, and the largest error of their mean by differences.
+        """Return Δw_jᵀHΔw_j (n,), and the largest error of their mean by differences.
 
         One Hessian product at a time, so that their memory does not grow with n.
         """
@@ -196,7 +196,7 @@ class Spread:
         return (torch.cat(columns, 1) @ self._centered).diagonal().numpy(), float(np.mean(product_errors))
 
     def in_span(self, dots: Tensor) -> tuple[int, float]:
-        """(rank, ‖Px‖²), P the projector on the span of the Δw_j, for x with the products ``dots`` (n,)."""
+        """Return the rank of the Δw_j, and ‖Px‖² of x with products ``dots`` (n,), P their projector."""
         sizes, rows = torch.linalg.eigh(self.gram)
         retained = sizes > ROUNDING * sizes[-1]
         parts = rows.T[retained] @ dots
@@ -204,7 +204,7 @@ class Spread:
 
 
 def _of_gradient(gradient: Tensor, vectors: Tensor, spread: Spread, components: Tensor) -> dict[str, Any]:
-    """The fields on the gradient (P,): its shares in the top-k space and in the span of the spread."""
+    """Return the fields on the gradient (P,): its shares in the top-k space and in the span of the spread."""
     norm2 = float(_products(gradient[None], gradient[None]))
     scale = 1 / norm2 if norm2 > 0 else math.nan
     in_space = _products(vectors, gradient[None])[:, 0]  # (k,)
@@ -221,7 +221,7 @@ def _of_gradient(gradient: Tensor, vectors: Tensor, spread: Spread, components: 
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:
-    """(n, m) float64 on the CPU, the inner products of ``a`` (n, P) with ``b`` (m, P), summed in float64."""
+    """Return the inner products (n, m) of ``a`` (n, P) with ``b`` (m, P), in float64 on the CPU."""
     total = torch.zeros(len(a), len(b), dtype=torch.float64, device=float64_device(a.device))
     for left_block, right_block in zip(torch.split(a, BLOCK, 1), torch.split(b, BLOCK, 1), strict=True):
         total += double(left_block) @ double(right_block).T
@@ -229,7 +229,7 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
 
 
 def shares(along: Array, totals: Array) -> tuple[Array, Array]:
-    """The shares of the learners' spread along directions, from squares of deviations from their own mean.
+    """Return the shares of the spread along directions, from squares of deviations from the mean.
 
     Args:
         along: (n, k), of each learner along each direction.
@@ -255,7 +255,7 @@ def shares(along: Array, totals: Array) -> tuple[Array, Array]:
 
 
 def half_mean(values: Array) -> tuple[float, float]:
-    """½ tr(HC) and its jackknife error, NaN for two learners.
+    """Return ½ tr(HC) and its jackknife error, NaN for two learners.
 
     Args:
         values: (n,), vᵀHv of the learners' deviations v from their own mean.
@@ -278,7 +278,7 @@ SMOOTHING_K = 5
 
 
 def _smoothing_need(problem: Any, weights: Any, k: Any, draws: Any, trajectory: Any, **_: Any) -> Need:
-    """The deviations, a search and its vectors; the gradients on a trajectory for each pair."""
+    """Return the need of the deviations, a search and its vectors, and gradients on a trajectory per pair."""
     route = 0 if trajectory is None else 3 * draws * needs.double(problem)
     search = k + needs.several(problem, k)
     return needs.curved(problem, needs.rows(weights) + search + 6 + route)
@@ -402,7 +402,7 @@ def smoothing(
 
 
 def displacement(spread: Tensor, kind: str, variance: float, seed: int, i: int) -> Tensor:
-    """δ_i (P,) ~ N(0, Σ): Σ = n⁻¹ ΣΔw_jΔw_jᵀ of ``spread`` (n, P), or isotropic with trace ``variance``.
+    """Return δ_i (P,) ~ N(0, Σ), Σ = n⁻¹ ΣΔw_jΔw_jᵀ of ``spread`` (n, P), or isotropic of trace ``variance``.
 
     ``seed`` and i determine the draw, so that no displacement has to be stored.
     """
@@ -424,20 +424,20 @@ class _Smoothed:
     draws: int
 
     def losses(self) -> Array:
-        """The mean loss of each pair, (draws,)."""
+        """Return the mean loss of each pair, (draws,)."""
         loss, mean = self.problem.loss, self.mean
         losses = [[loss(mean + delta), loss(mean - delta)] for delta in map(self.shift, range(self.draws))]
         return np.mean(losses, axis=1)
 
     def products(self) -> Callable[[Tensor], Iterator[Tensor]]:
-        """The function from v (P,) to the products (P,) with the mean Hessian of each pair, in order."""
+        """Return the function from v (P,) to its products (P,) with each pair's mean Hessian, in order."""
         problem, point_bytes = self.problem, ChainHessian.saved_bytes(self.problem)
         size = 1 if point_bytes is None else max(1, points_at_once(problem) // 2)  # pairs in a group
         groups = [range(start, min(start + size, self.draws)) for start in range(0, self.draws, size)]
         is_stored = point_bytes is not None and 2 * self.draws * point_bytes <= min(GRAPH_BYTES, spare())
 
         def make_operator(pairs: range) -> Callable[[Tensor], Tensor]:
-            """The function from v (P,) to the products (pairs, P)."""
+            """Return the function from v (P,) to the products (pairs, P)."""
             points = torch.stack([self.mean + sign * self.shift(i) for i in pairs for sign in (1, -1)])
             if point_bytes is not None:
                 hessians = ChainHessian(problem, points)
@@ -455,7 +455,7 @@ class _Smoothed:
         return products
 
     def sharpest(self, near: Tensor, residual_tol: float, seed: int, progress: Progress) -> dict[str, Any]:
-        """λ_max of the mean Hessian with errors; the search starts at ``near`` (P,).
+        """Return λ_max of the mean Hessian with errors; the search starts at ``near`` (P,).
 
         The standard error is that of vᵀHv over the pairs, v the eigenvector. The components of Hv orthogonal
         to v differ between the pairs, too. The bias of λ_max is about the squared error of these components'
@@ -489,7 +489,7 @@ class _Smoothed:
         }
 
     def lipschitz(self, route: Tensor, lengths: Tensor) -> tuple[Array, Array]:
-        """‖Δ∇L_Σ‖/‖Δw‖ of each step of ``route`` (S + 1, P), and the standard errors, (S,) each.
+        """Return ‖Δ∇L_Σ‖/‖Δw‖ of each step of ``route`` (S + 1, P), and the standard errors, (S,) each.
 
         The error is that of the changes' components along their mean. Where the error is as large as the
         ratio, the ratio is too large.
@@ -497,7 +497,7 @@ class _Smoothed:
         ratios: list[tuple[float, float]] = []
 
         def pair_gradient(w: Tensor, i: int) -> Tensor:
-            """The mean of ∇L at w ± δ_i."""
+            """Return the mean of ∇L at w ± δ_i."""
             delta = self.shift(i)
             plus, minus = (existing(*self.problem.loss_and_gradient(at)) for at in (w + delta, w - delta))
             return double((plus + minus) / 2)

@@ -242,7 +242,7 @@ def _index_of(path: Path) -> tuple[dict[str, Any], dict[int, list[_Piece]]]:
 
 
 def _joined(like: Tensor, pieces: list[_Piece]) -> Tensor:
-    """The tensor like ``like`` that the ``pieces`` make, which must cover it."""
+    """The tensor like ``like`` that the ``pieces`` make, which must cover each of its numbers once."""
     if like.nbytes > sum(piece.file.stat().st_size for piece in pieces):
         raise OperationError(f"{pieces[0].file}: too short for its tensors; copy or save it again")
     whole, covered = torch.empty(like.shape, dtype=like.dtype), torch.zeros(like.shape, dtype=torch.bool)
@@ -256,6 +256,8 @@ def _joined(like: Tensor, pieces: list[_Piece]) -> Tensor:
             place = tuple(slice(at, at + size) for at, size in zip(corner, part.shape, strict=True))
             if whole[place].shape != part.shape or part.dtype != like.dtype:
                 raise ValueError(f"a piece of {part.dtype} and shape {tuple(part.shape)} does not fit")
+            if covered[place].any():
+                raise ValueError("pieces of a tensor overlap")
             whole[place], covered[place] = part, True
     if not bool(covered.all()):
         raise OperationError(f"{pieces[0].file}: pieces of a tensor are missing; save the checkpoint again")

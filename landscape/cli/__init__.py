@@ -29,7 +29,7 @@ _HELP = f"{__name__}.help"  # in click's context: the help of a command may be a
 
 
 def as_command(entry: Any) -> click.Command:
-    """The command of an entry of the registry: itself, or the one that is made from an analysis."""
+    """Return the command of an entry of the registry: the entry itself, or one made from an analysis."""
     if isinstance(entry, click.Command):
         return entry
     from landscape.cli.common import command_of  # and torch: only for an analysis
@@ -38,7 +38,10 @@ def as_command(entry: Any) -> click.Command:
 
 
 class Commands(click.Group):
-    """The commands of the registry, each imported when it is run; lists, help and completion import none."""
+    """The group of all registered commands.
+
+    A command is imported when it runs. Lists, help and completion import no command.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return registry.commands.names()
@@ -47,7 +50,7 @@ class Commands(click.Group):
         if cmd_name not in registry.commands:
             return None
         if cmd_name in commands.WORDS and (ctx.resilient_parsing or ctx.meta.get(_HELP)):
-            command = commands.described(cmd_name)
+            command = commands.without_callback(cmd_name)
         else:
             command = as_command(registry.commands[cmd_name])
         output.add_options(command)
@@ -74,32 +77,39 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         names = self.list_commands(ctx)
-        width = max(map(len, names))
-        limit = formatter.width - 6 - width  # as in click
-        grouped = [name for group in commands.GROUPS.values() for name in group]
-        plugins = {"Plugins": [name for name in names if name not in grouped]}
+        name_width = max(map(len, names))
+        summary_width = formatter.width - 6 - name_width  # as in click
+        built_in = [name for group in commands.GROUPS.values() for name in group]
+        plugins = {"Plugins": [name for name in names if name not in built_in]}
         for title, group in {**commands.GROUPS, **plugins}.items():
             rows = []
             for name in group:
                 summary = registry.commands.summary(name)
                 if not summary and (command := self.get_command(ctx, name)):  # a plugin's
                     summary = (command.short_help or command.help or "").partition("\n\n")[0]
-                rows.append((name.ljust(width), textwrap.shorten(summary, limit, placeholder="...")))
+                short_summary = textwrap.shorten(summary, summary_width, placeholder="...")
+                rows.append((name.ljust(name_width), short_summary))
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
 
 def _refuse_words(args: list[str], ctx: click.Context) -> None:
-    """Refuse a wrong option, or a file that is not there, at once: the imports of a command take seconds."""
-    output.add_options(command := commands.described(args[0]))
-    context = command.make_context(args[0], args[1:], ctx)
-    for words in commands.WORDS[args[0]]["params"]:
-        value = context.params[words["declarations"][-1]] if words["declarations"][0][0] != "-" else None
-        for word in [value] if isinstance(value, str) else value or ():
-            if words.get("complete") == "file" and not os.path.lexists(word):
+    """Refuse a wrong option or a missing file before the imports of the command, which take seconds."""
+    command = commands.without_callback(args[0])
+    output.add_options(command)
+    values = command.make_context(args[0], args[1:], ctx).params
+    for parameter in commands.WORDS[args[0]]["params"]:
+        declarations = parameter["declarations"]
+        if declarations[0].startswith("-"):  # only arguments are files that must exist
+            continue
+        value = values[declarations[-1]] or ()
+        for word in [value] if isinstance(value, str) else value:
+            if os.path.lexists(word):
+                continue
+            if parameter.get("complete") == "file":
                 raise OperationError(f"{word}: no such file; a file of weights, a run or a result is needed")
-            if word.endswith(".toml") and not os.path.lexists(word):
+            if word.endswith(".toml"):
                 raise OperationError(f"{word}: no such file; a recipe is needed")
 
 
@@ -137,8 +147,8 @@ def group(context: click.Context) -> None:
       landscape contour runs/dp/last.h5 --plot contour.png
     """
     output.current().command = context.invoked_subcommand or ""
-    # From here on, as the command's modules are imported: other packages may catch an exception within an
-    # import, and are incomplete after it. Until then a signal ends the process as it ends any.
+    # Only here, before the command's modules are imported: a package that catches the exception of a signal
+    # within its import stays incomplete. Before this line, a signal ends the process as usual.
     context.with_resource(signals())
     if context.invoked_subcommand is None:  # its help, and not a one-line error
         click.echo(context.get_help(), err=True)
@@ -155,7 +165,7 @@ def main() -> None:
 
 
 def _run() -> int:
-    """The exit code of the command; errors are printed."""
+    """Run the command, print its errors and return its exit code."""
     out = output.Output()
     try:
         with output.collected(out):
@@ -188,7 +198,7 @@ def _run() -> int:
 def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any
 ) -> None:
-    """A warning as one line, with its place in the code only with -v; with -q only where data is lost."""
+    """Print a warning as one line: with -v its location in the code, too; with -q only if data is lost."""
     out = output.current()
     where = f"{filename}:{lineno}: {category.__name__}: " if out.verbose else ""
     if not out.silent or (issubclass(category, DataWarning) and not out.muted):
@@ -196,7 +206,10 @@ def _show_warning(
 
 
 def flags_of(name: str) -> dict[str, str]:
-    """Parameter -> option of the command ``name``; an argument in capitals. Options are parameters, too."""
+    """Return the option of each parameter of the command ``name``; an argument's name is in capitals.
+
+    Keys are names of parameters and, in lower case with underscores, of options.
+    """
     flags: dict[str, str] = {}
     for parameter in as_command(registry.commands[name]).params if name in registry.commands else ():
         flag = max(parameter.opts, key=len)
@@ -207,7 +220,11 @@ def flags_of(name: str) -> dict[str, str]:
 
 
 def _fail(message: str, code: int) -> int:
-    """Print in one line why the command failed, here or in the process that started this one."""
+    """Print in one line, here or in the process that started this one, why the command failed.
+
+    Returns:
+        The exit code ``code``.
+    """
     line = " ".join(message.split())
     if not children.report(line, code):
         _say(line)
@@ -215,7 +232,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def _say(line: str) -> None:
-    """A line on stderr; control characters from names and files are escaped for the terminal."""
+    """Print a line on stderr; control characters from names and files are escaped for the terminal."""
     click.echo(f"landscape: {printable(line)}", err=True)
 
 
@@ -247,32 +264,35 @@ def signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or children.launcher_store():
         yield
         return
-    usual = (signal.SIG_DFL, signal.default_int_handler)
-    before = {n: signal.getsignal(n) for n in STOPPING if signal.getsignal(n) in usual}
-    hear, wake = socket.socketpair()
-    wake.setblocking(False)
+    default_handlers = (signal.SIG_DFL, signal.default_int_handler)
+    handlers = {number: signal.getsignal(number) for number in STOPPING}
+    handlers = {number: handler for number, handler in handlers.items() if handler in default_handlers}
+    receiver, sender = socket.socketpair()  # Python writes the number of each signal to ``sender``
+    sender.setblocking(False)
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stopped(number)
 
-    def count() -> None:  # in a thread: code below Python, such as an exchange, may hear no signal
-        heard = 0
-        with hear:
-            while byte := hear.recv(1):
-                heard += byte[0] in before
-                if heard > 1:
-                    sys.stderr.write(f"landscape: {Stopped(byte[0])}\n")
+    def exit_at_second_signal() -> None:
+        received = 0
+        with receiver:
+            while byte := receiver.recv(1):
+                number = byte[0]
+                received += number in handlers
+                if received > 1:
+                    sys.stderr.write(f"landscape: {Stopped(number)}\n")
                     sys.stderr.flush()
-                    os._exit(Stopped(byte[0]).exit_code)
+                    os._exit(Stopped(number).exit_code)
 
-    threading.Thread(target=count, daemon=True).start()
-    old = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+    # A thread, as compiled code, such as an exchange, may keep Python from running ``stop``.
+    threading.Thread(target=exit_at_second_signal, daemon=True).start()
+    previous_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     try:
-        for number in before:
+        for number in handlers:
             signal.signal(number, stop)
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
-        signal.set_wakeup_fd(old)
-        wake.close()
+        signal.set_wakeup_fd(previous_fd)
+        sender.close()

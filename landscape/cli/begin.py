@@ -49,8 +49,8 @@ from landscape.training.recipes import recipe
 from landscape.training.run import WRITERS
 from landscape.training.run.launch import TrainingJob, train_runs
 
-# From our trials: at rate 1 the outcome on the digits hangs on rounding, and so on the machine. At 0.5, the
-# only other rate tried, each of these seeds tells the same, also with another order of summation.
+# From our trials: at rate 1, the outcome on the digits depends on rounding, and so on the machine. At 0.5,
+# the only other rate tried, each of these seeds has the same outcome, also with another order of summation.
 LR, STEPS, SEEDS, EARLY = 0.5, 500, (0, 1, 2, 3, 4), 50
 FRAME = 25  # steps from one frame of the film to the next (our choice): 20 frames
 SETTINGS = (f"lr={LR}", f"steps={STEPS}", "decompose.every=5", "evaluate.every=50", "monitor.sharpness=20")
@@ -62,9 +62,9 @@ AT_ONCE = 5  # runs at once, at most (our choice): each process takes 0.4 GB
 def demo(*, output: str = "demo") -> None:
     """Train SSGD and DPSGD on digits, and compare them.
 
-    There are five seeds of each. Writes training.png, contour.png, noise.png and learners.gif, and the
-    results that they show; ends with report.html, one page about all of it. Existing runs are reused. What
-    they show is said in docs/tutorials/demo.md.
+    There are five seeds of each. Writes training.png, contour.png, noise.png and learners.gif, the results
+    that they show, and report.html, one page about all of them. Existing runs are reused.
+    docs/tutorials/demo.md explains the pictures.
 
     Args:
         output: Folder for runs and pictures.
@@ -92,7 +92,7 @@ def demo(*, output: str = "demo") -> None:
 def _report(folder: Path) -> None:
     """Write the page about the runs and the results, with a plane of DPSGD's learners, seed 0.
 
-    Where a package for it is missing, a line says what to install.
+    If a package for it is missing, a warning says what to install.
     """
     try:
         reports.check_installed()
@@ -108,9 +108,9 @@ def _report(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[int]:
-    """A context in which torch uses one thread: the order of sums then depends on no number of threads.
+    """Make torch use one thread inside, so that the order of sums is the same on all machines.
 
-    Its value is how many threads there were.
+    Yields the number of threads before.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -121,7 +121,7 @@ def _one_thread() -> Iterator[int]:
 
 
 def train(folder: Path, at_once: int) -> list[Checkpoint]:
-    """The ends of the runs, SSGD's first; ``at_once`` of them are trained at a time, with a thread each."""
+    """Train the runs, ``at_once`` at a time with a thread each, and return their ends, SSGD's first."""
     jobs = []
     for name, seed in itertools.product(NAMES, SEEDS):
         every = FRAME if (name, seed) == ("dpsgd", 0) else STEPS
@@ -143,31 +143,31 @@ def train(folder: Path, at_once: int) -> list[Checkpoint]:
 
 
 def contours(runs: list[Checkpoint]) -> list[Surface]:
-    """The training loss around each run's end, over the directions of its seed."""
+    """Compute the training loss around each run's end, on the plane of its seed."""
     jobs = with_progress("contours", runs)
     return [contour(run, random_plane(run), grid=31, progress=bar) for run, bar in jobs]
 
 
 def noise(folder: Path) -> list[Noise]:
-    """Δ(2) of DPSGD, seed 0, early and at the end."""
+    """Compute Δ(2) of DPSGD, seed 0, early and at the end."""
     paths = [folder / "dpsgd-0" / f"step-{step:07d}.h5" for step in (EARLY, STEPS)]
     jobs = with_progress("noise", paths)
     return [compute_noise(Checkpoint.load(path), progress=bar) for path, bar in jobs]
 
 
 def _film(folder: Path, progress: Progress) -> Path:
-    """The film of DPSGD's learners, seed 0."""
+    """Write the film of DPSGD's learners, seed 0, and return its path."""
     from landscape.plots import animation
 
     path = folder / "learners.gif"
     film = plot.Film(film_grid=21, frames=25, fps=4, source=Source())
     runs = plot.checkpoints(folder / "dpsgd-0" / "last.h5", film.frames)
-    shots = plot.frames(runs, film, progress)
-    animation.save_film(shots, "dpsgd", path, film.fps, 80, no_progress)
+    frames = plot.frames(runs, film, progress)
+    animation.save_film(frames, "dpsgd", path, film.fps, 80, no_progress)
     return path
 
 
-# Package -> what it is for, and what pip installs for it.
+# Package -> its purpose, and what to install with pip.
 OPTIONAL = {
     "plotly": ("landscape report", "sgd-landscape[report]"),
     "jinja2": ("landscape report", "sgd-landscape[report]"),
@@ -184,9 +184,13 @@ State = Literal["ok", "missing", "broken", "FAILED"]
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """The result of one check: its name, its state and what was found. Only FAILED ends with the exit code 1.
+    """The result of one check of the installation.
 
-    "broken": a package that is installed and cannot be imported.
+    Attributes:
+        name: What was checked, such as a package.
+        state: "broken" for a package that is installed but cannot be imported; only for "FAILED" is the exit
+            code 1.
+        text: A version, a path, or what to do.
     """
 
     name: str
@@ -201,11 +205,11 @@ def doctor(data_dir: str | None, device: str | None) -> None:
     It prints versions, devices, data and optional packages, and computes a Hessian.
 
     The self-test compares λ_min and λ_max of a small network's Hessian with those of the dense matrix, on
-    each device. What is missing is named with the command that installs it; the exit code is 1 only if
-    something that every command needs does not work.
+    each device. If data or a package is missing, the command that installs it is printed; the exit code is 1
+    only if something that every command needs does not work.
 
-    With --device, only the calls of the package are compared between the CPU and that device, in a table for
-    an issue; it takes a minute or two. The exit code is 1 if a difference is larger than allowed.
+    With --device, it only compares the calls of the package between the CPU and that device, in a table for
+    an issue; this takes a minute or two. The exit code is 1 if a difference is larger than allowed.
 
     Args:
         device: Compare this device with the CPU, call by call.
@@ -217,17 +221,17 @@ def doctor(data_dir: str | None, device: str | None) -> None:
         _compare(pick_device(device))
         return
     checks: list[Check] = []
-    parts: dict[str, Callable[[], Iterable[Check]]] = {
+    functions: dict[str, Callable[[], Iterable[Check]]] = {
         "versions": _versions_and_devices,
         "data": functools.partial(_data, data_root(data_dir)),
         "cache": _cache,
         "packages": _packages,
     }
-    names = [line.split(": ")[0] for line in details.devices()]
-    parts |= {f"Hessian on {name}": functools.partial(_hessian, name) for name in names}
+    device_names = [line.split(": ")[0] for line in details.devices()]
+    functions |= {f"Hessian on {name}": functools.partial(_hessian, name) for name in device_names}
     with common.progress_bar("checks"):
-        for name, part in parts.items():
-            for check in _caught(name, part):
+        for name, function in functions.items():
+            for check in _run_checks(name, function):
                 checks.append(check)
                 common.values(f"{check.state:8} {check.name:18} {check.text}")
     common.values("", checks=[dataclasses.asdict(check) for check in checks])
@@ -293,37 +297,37 @@ def _packages() -> Iterator[Check]:
 
 
 def _hessian(device: str) -> Iterator[Check]:
-    """Both ends of the spectrum by our products, on a device, against the dense Hessian in float64."""
+    """Compare λ_min and λ_max by our products on a device with those of the dense Hessian in float64."""
     model, split = networks()["perceptron"], data.load("digits").train
     assert isinstance(split, tuple)
-    x, y = (part[:SAMPLES] for part in split)
-    low, high = _dense_ends(model, x, y)
-    rounding = 1e-5 * max(abs(low), abs(high))  # of products in float32
+    x, y = split[0][:SAMPLES], split[1][:SAMPLES]
+    dense_min, dense_max = _dense_ends(model, x, y)
+    rounding = 1e-5 * max(abs(dense_min), abs(dense_max))  # of products in float32
     ends = extreme_eigenvalues(Problem(model, cross_entropy, (x, y), device=device), TOL, search="exact")
-    right = abs(ends.min - low) <= ends.residual_min + rounding
-    right = right and abs(ends.max - high) <= ends.residual_max + rounding
-    text = f"λ_min {ends.min:.6g}, λ_max {ends.max:.6g}; dense: {low:.6g}, {high:.6g}"
-    yield Check(f"Hessian on {device}", "ok" if right and ends.converged else "FAILED", text)
+    is_right = abs(ends.min - dense_min) <= ends.residual_min + rounding
+    is_right = is_right and abs(ends.max - dense_max) <= ends.residual_max + rounding
+    text = f"λ_min {ends.min:.6g}, λ_max {ends.max:.6g}; dense: {dense_min:.6g}, {dense_max:.6g}"
+    yield Check(f"Hessian on {device}", "ok" if is_right and ends.converged else "FAILED", text)
 
 
 def _dense_ends(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
-    """λ_min and λ_max of the dense Hessian, by torch's own differentiation in float64."""
-    copied = copy.deepcopy(model).double()
-    layout = Layout.of(copied)
+    """Return λ_min and λ_max of the dense Hessian, by torch's own differentiation in float64."""
+    double_model = copy.deepcopy(model).double()
+    layout = Layout.of(double_model)
 
     def loss(theta: Tensor) -> Tensor:
-        return cross_entropy(torch.func.functional_call(copied, layout.views(theta), (x.double(),)), y)
+        return cross_entropy(torch.func.functional_call(double_model, layout.views(theta), (x.double(),)), y)
 
-    theta = nn.utils.parameters_to_vector(copied.parameters()).detach()
-    values = torch.linalg.eigvalsh(hessian(loss, theta, vectorize=True))  # type: ignore[no-untyped-call]
-    return float(values[0]), float(values[-1])
+    theta = nn.utils.parameters_to_vector(double_model.parameters()).detach()
+    eigenvalues = torch.linalg.eigvalsh(hessian(loss, theta, vectorize=True))  # type: ignore[no-untyped-call]
+    return float(eigenvalues[0]), float(eigenvalues[-1])
 
 
-def _caught(name: str, part: Callable[[], Iterable[Check]]) -> Iterator[Check]:
-    """The checks of a part; an error of what is checked is one that failed, and the others go on."""
+def _run_checks(name: str, function: Callable[[], Iterable[Check]]) -> Iterator[Check]:
+    """Yield the checks of a function; an exception becomes a failed check, so that others still run."""
     try:
-        yield from part()
-    except Exception as error:  # whatever does not work here
+        yield from function()
+    except Exception as error:  # code under test may raise anything
         yield Check(name, "FAILED", one_line(error))
 
 
@@ -331,31 +335,33 @@ def _caught(name: str, part: Callable[[], Iterable[Check]]) -> Iterator[Check]:
 def fetch(names: tuple[str, ...], data_dir: str | None, mirror: str | None, force: bool) -> None:
     """Download data sets, and verify their checksums.
 
-    Without a NAME, lists them. Files that are there already are verified and kept. Give the other commands
-    the same --data-dir, or set LANDSCAPE_DATA.
+    Without a NAME, it lists them. Existing files are verified and kept. Give the other commands the same
+    --data-dir, or set LANDSCAPE_DATA.
 
     Args:
         mirror: Address of a folder with the same files, in place of the public ones; for one NAME.
-        force: Replace files of these names that are others.
+        force: Replace existing files that have these names but other contents.
 
     Example:
         landscape fetch mnist cifar10 --data-dir ~/data
     """
     if not names:
-        entries = [{"name": name, "megabytes": s.size, "from": s.mirrors} for name, s in SOURCES.items()]
-        lines = [f"{name:14} {source.size:4} MB from {source.mirrors[0]}" for name, source in SOURCES.items()]
+        lines, entries = [], []
+        for name, source in SOURCES.items():
+            lines.append(f"{name:14} {source.size:4} MB from {source.mirrors[0]}")
+            entries.append({"name": name, "megabytes": source.size, "from": source.mirrors})
         common.values("\n".join(lines), data_sets=entries)
         return
     if mirror and len(names) > 1:
         raise InputError(f"--mirror: not allowed with {len(names)} data sets, it is the address of one")
     root = data_root(data_dir)
     common.make_folder(root)
-    done = {}
+    downloaded: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         with common.progress_bar(name) as bar:
-            done[name] = download(name, root, mirror=mirror, force=force, progress=bar, message=message)
-        new = sum(done[name].values())
-        message(f"{name}: {new} files downloaded, {len(done[name]) - new} were there; all verified")
-        common.files(*done[name])
-    downloaded = {name: [str(path) for path, new in files.items() if new] for name, files in done.items()}
+            files = download(name, root, mirror=mirror, force=force, progress=bar, message=message)
+        downloaded[name] = [str(path) for path, is_new in files.items() if is_new]
+        count = len(downloaded[name])
+        message(f"{name}: {count} files downloaded, {len(files) - count} were there; all verified")
+        common.files(*files)
     common.values("", downloaded=downloaded)

@@ -1,7 +1,7 @@
-"""The commands by group, and their words, for lists, help and completion, which import no command.
+"""The commands by group, with help and options, for lists, help and completion, which import no command.
 
-``commands.json`` has the words: ``python -m tests.test_commands`` writes it from the commands themselves, and
-a test compares. A module is imported when its command is used.
+``python -m tests.test_commands`` writes ``commands.json`` from the commands themselves, and a test compares
+the two. A module is imported when its command is used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from landscape.cli.options import Choice, Number, names, paths
 from landscape.core import registry
 from landscape.core.options import Within
 
-#: Command -> its place, its group where it is made from an analysis, and its words.
+#: Command -> its module and name there ("place"), its group if it is made from an analysis, help and options.
 WORDS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
 #: Title of a group -> its commands; ``landscape --help`` has this order.
 GROUPS = {
@@ -33,26 +33,28 @@ GROUPS = {
 }
 
 
-def described(name: str) -> click.Command:
-    """The command ``name`` as its words describe it: with its help and its completion, and no callback."""
+def without_callback(name: str) -> click.Command:
+    """Return the command ``name`` with its help, options and completion, but without its function."""
     words = WORDS[name]
-    params: list[click.Parameter] = []
-    for entry in words["params"]:
-        settings = {"required": False, **entry}
-        declarations, complete = settings.pop("declarations"), settings.pop("complete", "")
-        if isinstance(complete, list):
-            settings["shell_complete"] = names(lambda every=complete: every)  # type: ignore[misc]
-            if declarations[0][0] == "-":  # a name may be a pattern, or a plugin's
-                settings["type"] = Choice(complete)
-        elif complete:
-            settings["shell_complete"] = paths(complete)
-        if "number" in settings:
-            name, *bounds = settings.pop("number")
-            kind: Any = {"integer": int, "float": float}[name]
-            settings["type"] = Number(Annotated[kind, Within(*bounds)])
-        form = click.Option if declarations[0][0] == "-" else click.Argument
-        params.append(form(declarations, **settings))
+    params = [_parameter({"required": False, **entry}) for entry in words["params"]]
     return click.Command(name, params=params, help=words["help"], epilog=words["epilog"])
+
+
+def _parameter(settings: dict[str, Any]) -> click.Parameter:
+    """Return the option or argument that an entry of ``commands.json`` describes."""
+    declarations, complete = settings.pop("declarations"), settings.pop("complete", "")
+    is_option = declarations[0].startswith("-")
+    if isinstance(complete, list):
+        settings["shell_complete"] = names(lambda: complete)
+        if is_option:  # an argument may also be a pattern, or the name of a plugin
+            settings["type"] = Choice(complete)
+    elif complete:
+        settings["shell_complete"] = paths(complete)
+    if "number" in settings:
+        type_name, *bounds = settings.pop("number")
+        number_type: Any = {"integer": int, "float": float}[type_name]
+        settings["type"] = Number(Annotated[number_type, Within(*bounds)])
+    return click.Option(declarations, **settings) if is_option else click.Argument(declarations, **settings)
 
 
 for _name, _words in WORDS.items():

@@ -1,4 +1,4 @@
-"""Common parts of the commands: checkpoints as problems, options, files, messages and pictures."""
+"""What the commands have in common: checkpoints as problems, options, files, messages and pictures."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def describe(result: base.Result) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """The file of the results, and the picture of them, if any.
+    """The file of the results, and their picture, if any.
 
     Args:
         output: Result file. [default: next to the checkpoint]
-        replace: Replace another result that the file holds.
-        picture: Draw it, too: .png, .pdf or .svg.
+        replace: Replace another result in the file.
+        picture: Also draw a picture: .png, .pdf or .svg.
     """
 
     output: str | None
@@ -62,9 +62,11 @@ class Target:
 
     @contextlib.contextmanager
     def opened(self, default: Path, *, writes: bool = True) -> Iterator[storage.ResultFile]:
-        """The file, checked before the work starts; at the end it is said whether anything was computed.
+        """Open the result file, checked before the work starts; print a message if nothing was computed.
 
-        ``writes``: whether this process is the one that writes it.
+        Args:
+            default: The path without ``-o``.
+            writes: Whether this process is the one that writes the file.
         """
         path = Path(self.output) if self.output else default
         check_targets(path, self.picture)
@@ -82,61 +84,63 @@ class Target:
     ) -> None:
         """Compute the results of the command that runs, unless the file has them; print and draw them.
 
-        ``sources``: the names of the files that they come from, each with its SHA-256.
+        Args:
+            default: The path of the file without ``-o``.
+            sources: Names of the files that the results depend on, each with its SHA-256.
+            compute: Yields the results.
+            describe: Prints a result.
         """
 
-        def described() -> Iterator[base.Result]:
+        def print_each() -> Iterator[base.Result]:
             for result in compute():
                 describe(result)
                 yield result
 
         context = click.get_current_context()
         flags = {str(parameter.name): max(parameter.opts, key=len) for parameter in context.command.params}
-        settings = {flags[name]: value for name, value in context.params.items() if name not in _ELSEWHERE}
+        settings = {flags[name]: value for name, value in context.params.items() if name not in _NO_SETTINGS}
         with self.opened(default) as file:
-            items = file.once({"command": context.command.name, "source": [*sources], **settings}, described)
-        for result in [] if file.written else items:
-            describe(result)
+            items = file.once({"command": context.command.name, "source": [*sources], **settings}, print_each)
+        if not file.written:
+            for result in items:
+                describe(result)
         show(items, file.path, self.picture)
 
 
 TARGET = group(Target)
-#: Parameters of commands on which the numbers of a result do not depend.
-_ELSEWHERE = ("checkpoints", "files", "output", "replace", "picture", "device", "data_dir")
+#: Parameters of commands on which the numbers of a result do not depend, and files, which have a SHA-256.
+_NO_SETTINGS = ("checkpoints", "files", "output", "replace", "picture", "device", "data_dir")
 
 
 def check_targets(path: Path | None, picture: str | None) -> None:
-    """Check that a result and a picture can be written there, and make the folders.
-
-    A checkpoint is never overwritten.
-    """
+    """Make the folders of a result and a picture; refuse wrong formats, and a checkpoint as the result."""
     if path:
         ends_in("-o", path, [".h5"])
-    if path and path.exists():
-        schema = hdf5.schema_of(path)
-        if schema == SCHEMA:
+        if path.exists() and hdf5.schema_of(path) == SCHEMA:
             raise OperationError(f"-o: {path} is a checkpoint, it is not overwritten; give another name")
     if picture:
         from landscape import plots  # and matplotlib: only where something is drawn
 
         plots.check_format(picture)
-    for target in filter(None, (path, Path(picture) if picture else None)):
-        make_folder(target.parent)
+    for target in (path, picture):
+        if target:
+            make_folder(Path(target).parent)
 
 
 def columns(rows: Iterable[Sequence[str]], *, left: bool = False) -> str:
-    """A table: a line for each row, whose cells stand below each other, all but the first at the right.
+    """Return a table as text, with aligned columns: the first to the left, the others to the right.
 
-    ``left``: all at the left.
+    With ``left``, all columns are aligned to the left.
     """
     table = [*rows]
-    first, *widths = (max(map(len, column)) for column in zip(*table, strict=True))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     align = str.ljust if left else str.rjust
-    return "\n".join("  ".join([row[0].ljust(first), *map(align, row[1:], widths)]).rstrip() for row in table)
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(align, row[1:], widths[1:])]) for row in table]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def progress_bar(title: str) -> AbstractContextManager[Bar]:
-    """The progress of one piece of work, on stderr; none with -q."""
+    """Return the progress bar of one piece of work, on stderr; with -q it shows nothing."""
     return progress.progress_bar(title, output.current().silent)
 
 
@@ -154,19 +158,19 @@ def show(items: Sequence[base.Result], path: Path | None, picture: str | None) -
 
 R = TypeVar("R", bound=base.Result)
 
-# Defaults of options that the name of a result does not mention.
+# Defaults of options, which the name of a result's file leaves out.
 DEFAULTS = ("random", "none", "hessian", "worst", SPLIT)
-# Seconds above which a command says before it starts what it will take (ours: a user then wonders).
+# A command that is expected to take more seconds prints its forecast first (our choice).
 LONG = 5.0
 
 
 class GridType(click.ParamType):  # type: ignore[type-arg]  # no generic class in click 8.1
-    """The points of a grid; a type and no callback, so that a default is read where commands call others."""
+    """The points of a grid. A type, not a callback: it also converts defaults if a command calls another."""
 
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """(nx, ny) from "50" or "51x25"; a default is a pair already."""
+        """Convert "50" or "51x25" to (nx, ny); a default is a pair already."""
         if not isinstance(value, str):
             return value
         match = re.fullmatch(r"(\d+)(?:x(\d+))?", value)
@@ -176,8 +180,8 @@ class GridType(click.ParamType):  # type: ignore[type-arg]  # no generic class i
         return nx, ny
 
 
-#: What a signature and its Args do not say of a parameter of an analysis, by its name: what click is told, as
-#: of the options that commands share. A command adds to it, or replaces it.
+#: Parameter of an analysis -> settings of click that its signature and Args do not contain. A command may add
+#: settings, or replace them.
 TABLE: Mapping[str, options.Settings] = {
     "grid": {"type": GridType(), "help": "Points: K, or KXxKY such as 51x25."},
     "interpolation_tol": {"metavar": "SIZE"},
@@ -190,15 +194,15 @@ class Source:
     """The model, data and loss of an analysis; None: those of the checkpoint, or of the data.
 
     Args:
-        model: MODULE:NAME, called to make it, or a built-in name; options follow in brackets. [default: the
+        model: MODULE:NAME, which is called with the options in brackets, or a built-in name. [default: the
             checkpoint's, if it is a built-in one]
-        data: MODULE:NAME, called to make it, or a built-in name; options follow in brackets: (x, y), batches,
+        data: MODULE:NAME, which is called with the options in brackets, or a built-in name: (x, y), batches,
             or splits of them. [default: the checkpoint's]
-        loss: MODULE:NAME of loss(outputs, targets), a mean (a class, or a name with brackets, is called to
-            make it); or output: the model returns its loss. [default: the data's, else cross-entropy, or
+        loss: MODULE:NAME of loss(outputs, targets), a mean (a class, or a name with brackets, is called
+            first); or output: the model returns its loss. [default: the data's, else cross-entropy, or
             output where batches are single dicts]
-        randomness: A model or loss that draws random numbers in eval mode: seed holds them fixed, a number is
-            that of the draws over which the loss is averaged.
+        randomness: For a model or loss that draws random numbers in eval mode: seed fixes them, a number N
+            averages the loss over N draws.
     """
 
     model: str | None = None
@@ -208,19 +212,20 @@ class Source:
     randomness: str = "refuse"
 
     def __post_init__(self) -> None:
-        """Read what was named."""
+        """Parse the names of the model and the data."""
         self.model_spec = user_code.known_spec("model", self.model, registry.models) if self.model else None
         self.data_spec = user_code.known_spec("data", self.data, registry.data_sets) if self.data else None
 
     @functools.cached_property
     def user_data(self) -> user_code.UserData | Dataset | None:
-        """The user's data, made once."""
+        """The user's data, loaded once."""
         return user_code.load_data("data", self.data_spec, self.data_dir) if self.data_spec else None
 
     def other_data(self, run: Checkpoint) -> str:
-        """The name of the data if it is certainly not the checkpoint's data; "" otherwise.
+        """Return the name of the data if it is certainly not the checkpoint's data; "" otherwise.
 
-        OperationError for data with the name of the checkpoint's data but another fingerprint.
+        Raises:
+            OperationError: for data with the name of the checkpoint's data but another fingerprint.
         """
         trained_on, spec = run.data, self.data_spec
         if spec is None or not trained_on["name"]:
@@ -229,16 +234,17 @@ class Source:
         fingerprint = self.user_data.fingerprint
         if fingerprint and fingerprint == trained_on["fingerprint"]:
             return ""
-        typed = user_code.parse("data", str(self.data)).options  # without a built-in one's defaults
-        left_out = _left_out(spec, typed, trained_on)
-        if not left_out and (spec.name, spec.options) != (trained_on["name"], trained_on["options"]):
-            return user_code.command_text(spec.name, typed)
-        if left_out or (fingerprint and trained_on["fingerprint"]):
-            whole = user_code.command_text(trained_on["name"], trained_on["options"])
-            cause = f"options are missing, give --data {whole}" if left_out else "random without a seed?"
-            raise OperationError(
-                f"--data: {spec.name} is not that of {run.path} by its fingerprint ({cause})"
+        typed_options = user_code.parse("data", str(self.data)).options  # without defaults
+        lacks_options = _lacks_options(spec, typed_options, trained_on)
+        if not lacks_options and (spec.name, spec.options) != (trained_on["name"], trained_on["options"]):
+            return user_code.command_text(spec.name, typed_options)
+        if lacks_options or (fingerprint and trained_on["fingerprint"]):
+            full_name = user_code.command_text(trained_on["name"], trained_on["options"])
+            cause = (
+                f"options are missing, give --data {full_name}" if lacks_options else "random without a seed?"
             )
+            words = f"{spec.name} is not that of {run.path} by its fingerprint ({cause})"
+            raise OperationError(f"--data: {words}")
         return ""
 
     def of(
@@ -249,15 +255,16 @@ class Source:
         dtype: torch.dtype = torch.float32,
         **more: Any,
     ) -> Checkpoint:
-        """``run`` with the problem that the options say.
+        """Return ``run`` with the model, data and loss of the options.
 
-        OperationError for the name of its model without the model's options.
+        Raises:
+            OperationError: for the name of its model without the model's options.
         """
         spec = self.model_spec
-        typed = user_code.parse("model", self.model).options if self.model else {}
-        if spec and _left_out(spec, typed, run.model):
-            whole = user_code.command_text(run.model["name"], run.model["options"])
-            raise OperationError(f"--model: not that of {run.path} without its options; give --model {whole}")
+        typed_options = user_code.parse("model", self.model).options if self.model else {}
+        if spec and _lacks_options(spec, typed_options, run.model):
+            name = user_code.command_text(run.model["name"], run.model["options"])
+            raise OperationError(f"--model: not that of {run.path} without its options; give --model {name}")
         return run.using(
             split=split, model=self.model, data=self.user_data, loss=self.user_loss, data_dir=self.data_dir,
             device=pick_device(device), dtype=dtype, randomness=self.randomness, **more,
@@ -265,14 +272,14 @@ class Source:
 
     @functools.cached_property
     def user_loss(self) -> Loss | Literal["data"] | None:
-        """The user's loss, or "data", as Checkpoint.problem takes it."""
+        """The user's loss, or "data": values of ``Checkpoint.problem``'s argument ``loss``."""
         return user_code.load_loss("loss", self.loss) if self.loss else "data"
 
 
-def _left_out(spec: user_code.Spec, typed: dict[str, Any], recorded: dict[str, Any]) -> bool:
-    """Return whether ``spec`` is the checkpoint's, except for options that were not ``typed``."""
-    same = all(recorded["options"].get(key) == value for key, value in typed.items())
-    return spec.name == recorded["name"] and spec.options != recorded["options"] and same
+def _lacks_options(spec: user_code.Spec, typed_options: dict[str, Any], recorded: dict[str, Any]) -> bool:
+    """Return whether ``spec`` would be the checkpoint's if the user had typed all of its options."""
+    typed_are_equal = all(recorded["options"].get(key) == value for key, value in typed_options.items())
+    return spec.name == recorded["name"] and spec.options != recorded["options"] and typed_are_equal
 
 
 _NAME = {"metavar": "NAME"}
@@ -286,9 +293,9 @@ class AnalysisCommand:
     ``settings`` are the options that are parameters of the function that the command calls.
 
     Args:
-        seed: Of whatever the command draws.
+        seed: Seed of all that the command draws.
         samples: Use at most N samples of the data, the same in each call, for a quick look. [default: all]
-        metrics: A metric besides the loss: accuracy, error, top5, mse, mae, nll, margin, perplexity, f1 or
+        metrics: Also compute a metric: accuracy, error, top5, mse, mae, nll, margin, perplexity, f1 or
             calibration; or NAME=MODULE:FUNCTION of (outputs, targets). Can be repeated.
     """
 
@@ -304,49 +311,46 @@ class AnalysisCommand:
     samples: Count | None = None
 
     def open(self) -> list[Checkpoint]:
-        """All checkpoints, read and checked before a model or data is made.
+        """Load the checkpoints, and check all before a model or data is made.
 
-        The folder of a run stands for its last one; weights trained elsewhere become one.
+        The folder of a run stands for its last checkpoint; a file of weights alone becomes a checkpoint.
         """
         dtype = getattr(torch, self.dtype)
-        read = [_checked(Path(path)) for path in self.checkpoints]
-        runs = [imported([item], self.source) if isinstance(item, Path) else item for item in read]
+        loaded = [_load(Path(path)) for path in self.checkpoints]
+        runs = [imported([item], self.source) if isinstance(item, Path) else item for item in loaded]
         metrics = user_code.load_metrics("--metric", self.metrics)
-        more = {"metrics": metrics, "samples": self.samples}
-        return [self.source.of(run, self.device, self.split, dtype, **more) for run in runs]
+        options = {"metrics": metrics, "samples": self.samples}
+        return [self.source.of(run, self.device, self.split, dtype, **options) for run in runs]
 
     def say_other_data(self, runs: Iterable[Any]) -> None:
-        """A message for each of ``runs`` whose data is certainly another one."""
+        """Print a message for each checkpoint that was certainly trained on other data."""
         for run in runs:
             if isinstance(run, Checkpoint) and (data_name := self.source.other_data(run)):
                 run_data = user_code.command_text(run.data["name"], run.data["options"])
                 message(f"--data: {data_name} is not the data of {run.path}, {run_data}")
 
     def about(self, *runs: Checkpoint) -> base.Provenance:
-        """The origin of a result of a run, or between several.
-
-        The label names data that is not the checkpoint's.
-        """
+        """Return the origin of a result of a run, or of several; the label names other data."""
+        data_name = self.source.other_data(runs[0])
         origins = [about(run, self.split, self.source.other_data(run)) for run in runs]
         if len(runs) == 1:
             return origins[0]
-        data_name = self.source.other_data(runs[0])
         return {
             "split": self.split,
             "label": f"{len(runs)} checkpoints{f', on {data_name}' if data_name else ''}",
             "source": ", ".join(str(run.path) for run in runs),
-            "source_sha256": ", ".join(of["source_sha256"] for of in origins),
+            "source_sha256": ", ".join(origin["source_sha256"] for origin in origins),
         }
 
     def path(self, run: Checkpoint, kind: str, *variant: str) -> Path:
-        """The default path of the result.
+        """Return the default path of a result, next to the checkpoint, such as last-contour-pca.h5.
 
-        It is next to the checkpoint, under a name with those values of ``variant``, --split and --samples
-        that are no defaults, such as last-contour-pca.h5.
+        The name has the values of ``variant``, --split and --samples, except for defaults.
         """
         assert run.path is not None
         words = [kind, *(word for word in (*variant, self.split) if word not in DEFAULTS)]
-        words += [f"{self.samples}-samples"] if self.samples else []
+        if self.samples:
+            words.append(f"{self.samples}-samples")
         return run.path.with_name(f"{run.path.stem}-{'-'.join(words)}.h5")
 
     def compute(
@@ -357,30 +361,40 @@ class AnalysisCommand:
         *variant: str,
         describe: Callable[[R], None] = describe,
     ) -> None:
-        """Print and write the results of ``jobs``: a checkpoint, or a tuple that begins with one or more.
+        """Compute, print and write a result for each job.
 
-        ``function`` takes a job, the options of the command, the progress, and where the result comes from,
-        by keyword. ``kind`` and ``variant`` name the file.
+        Args:
+            kind: Kind of the results, for the name of the file.
+            jobs: The arguments of each call: a checkpoint, or a tuple that begins with one or more.
+            function: Called with a job and, by keyword, the settings, the seed, the progress and the origin.
+            variant: Values of options, for the name of the file.
+            describe: Prints a result.
         """
-        whole = [job if isinstance(job, tuple) else (job,) for job in jobs]
-        runs = [[part for part in job if isinstance(part, Checkpoint)] for job in whole]
+        calls = [job if isinstance(job, tuple) else (job,) for job in jobs]
+        runs_of_calls = [[item for item in call if isinstance(item, Checkpoint)] for call in calls]
 
         def compute() -> Iterator[R]:
-            for (job, share), of in zip(with_progress(kind, whole), runs, strict=True):
-                keywords = {**self.settings, **self.about(*of), "seed": self.seed, "progress": share}
-                result = function(*job, **keywords)
-                self.say_other_data(job)  # when the problem has turned out to be one
+            for (call, call_progress), runs in zip(with_progress(kind, calls), runs_of_calls, strict=True):
+                keywords = {
+                    **self.settings,
+                    **self.about(*runs),
+                    "seed": self.seed,
+                    "progress": call_progress,
+                }
+                result = function(*call, **keywords)
+                self.say_other_data(runs)  # only after a call that did not refuse the data
                 yield result
 
-        origins = [run.about(self.split) for run in {id(run): run for of in runs for run in of}.values()]
-        sources = [f"{of['label']} ({of['source_sha256'][:16]})" for of in origins]
-        if isinstance(data := self.source.user_data, user_code.UserData):  # whose code may give other numbers
+        unique_runs = {id(run): run for run in itertools.chain.from_iterable(runs_of_calls)}
+        origins = [run.about(self.split) for run in unique_runs.values()]
+        sources = [f"{origin['label']} ({origin['source_sha256'][:16]})" for origin in origins]
+        if isinstance(data := self.source.user_data, user_code.UserData):  # made by code that may change
             sources.append(f"data {data.fingerprint[:16]}")
-        self.target.write(self.path(whole[0][0], kind, *variant), sources, compute, describe)
+        self.target.write(self.path(calls[0][0], kind, *variant), sources, compute, describe)
 
 
-def _checked(path: Path) -> Checkpoint | Path:
-    """The run in a file or folder, or ``path`` itself, whose files are there, if it has weights alone."""
+def _load(path: Path) -> Checkpoint | Path:
+    """Load the checkpoint of a file or folder; for weights alone, check the files and return ``path``."""
     if not names_state(path):
         return Checkpoint.load(storage.checkpoint_in(path))
     files_of(path)
@@ -388,8 +402,12 @@ def _checked(path: Path) -> Checkpoint | Path:
 
 
 def imported(states: Sequence[Path], source: Source) -> Checkpoint:
-    """The weights in files of other programs, all of the model that ``source`` names, beside the first."""
-    if (spec := source.model_spec) is None:
+    """Return a checkpoint of weights from other programs; its learners are the files ``states``.
+
+    Its path is beside the first file. ``source`` names the model of all of them.
+    """
+    spec = source.model_spec
+    if spec is None:
         raise InputError(f"--model: missing; {states[0]} has only weights; give MODULE:NAME or a name")
     model = user_code.build_model("model", spec)
     run = import_state(states, model, name=spec.name, options=spec.options, message=message)
@@ -398,15 +416,15 @@ def imported(states: Sequence[Path], source: Source) -> Checkpoint:
 
 
 def with_progress(title: str, jobs: Sequence[Any]) -> Iterator[tuple[Any, Progress]]:
-    """``jobs`` with one progress bar: each with the function that takes the share of it that is done."""
+    """Yield each job with a function that sets the finished share of it, in one progress bar for all."""
 
     with progress_bar(title) as bar:
         for count, job in enumerate(jobs):
             yield job, portion(bar, count / len(jobs), (count + 1) / len(jobs))
 
 
-# Parameters of analyses that are no settings of theirs, or that every analysis command has.
-_GIVEN = ("seed", "max_memory", "device", "data_dir")
+# Parameters of analyses that every analysis command has, and so are no settings.
+_COMMON_PARAMETERS = ("seed", "max_memory", "device", "data_dir")
 
 
 def analysis_options(
@@ -419,86 +437,86 @@ def analysis_options(
     required: bool = True,
     **own: options.Settings | None,
 ) -> options.Group:
-    """The options of an analysis command, which it gets as one Analysis.
+    """Return the options of an analysis command, which it receives as one :class:`AnalysisCommand`.
 
     Args:
-        function: what the command calls. Its parameters that have a default and are numbers, texts or flags
-            become options, as :func:`.options_of` makes them, and the help of --seed is its. One of a
-            problem has --dtype, --max-memory, --model, --data, … besides.
-        split: whether there is --split; without, the analysis is of the training set.
-        seed: whether there is --seed.
-        metrics: whether there is --metric.
-        metavar: the name of the checkpoints in the help.
-        required: whether there must be a checkpoint.
-        own: what click is told of a parameter, which becomes an option; None for one that does not. It comes
-            before what the function's declaration says.
+        function: The analysis. Its parameters with a default that are numbers, texts or flags become options,
+            as :func:`.options_of` makes them. If it analyzes a problem, and not a run, the command also has
+            --dtype, --max-memory, --model, --data and so on.
+        split: Whether there is --split; otherwise the training set is analyzed.
+        seed: Whether there is --seed.
+        metrics: Whether there is --metric.
+        metavar: Name of the checkpoints in the help.
+        required: Whether there must be a checkpoint.
+        own: Click's settings of a parameter, which becomes an option; None for one that does not. They
+            replace those of the function's declaration.
     """
     parameters, hints = inspect.signature(function).parameters, type_hints(function, bounds=True)
     own = {**ANALYSES[function].options, **own}
-    problem, split = "run" not in parameters, split and own.pop("split", {}) is not None
-    names = dict.fromkeys(
-        parameter.name
-        for parameter in parameters.values()
-        if parameter.name not in _GIVEN
-        and parameter.default is not parameter.empty
-        and options.is_plain(hints[parameter.name])
-    )
-    listed = [name for name in {**names, **own} if own.get(name, {}) is not None]
-    settings = {name: {**TABLE.get(name, {}), **(own.get(name) or {})} for name in listed}
-    limit = [options.option("max_memory")] if problem else []
+    has_split = split and own.pop("split", {}) is not None
+    of_problem = "run" not in parameters
+    with_default = [name for name, p in parameters.items() if p.default is not p.empty]
+    names = [
+        name for name in with_default if name not in _COMMON_PARAMETERS and options.is_plain(hints[name])
+    ]
+    settings = {}
+    for name in (*names, *own):
+        own_settings = own.get(name, {})
+        if own_settings is not None:
+            settings[name] = {**TABLE.get(name, {}), **own_settings}
+    max_memory = [options.option("max_memory")] if of_problem else []
     return options.group(
         AnalysisCommand,
         checkpoints=options.SHARED["files"] | {"metavar": metavar, "required": required},
         settings=options.Group(dict, options.options_of(function, **settings)),
-        split={} if split and problem else None,
+        split={} if has_split and of_problem else None,
         seed={"help": options.sentences(function).get("seed", "Draws the directions.")} if seed else None,
-        dtype={} if problem else None,
+        dtype={} if of_problem else None,
         metrics={"flag": "--metric", "metavar": "NAME"} if metrics else None,
-        samples={"metavar": "N"} if problem else None,
-        target=options.Group(TARGET.make, [*limit, *TARGET.options]),
-        source=SOURCE if problem else options.Group(Source, [options.option("data_dir")]),
+        samples={"metavar": "N"} if of_problem else None,
+        target=options.Group(TARGET.make, [*max_memory, *TARGET.options]),
+        source=SOURCE if of_problem else options.Group(Source, [options.option("data_dir")]),
     )
 
 
 def about(run: Checkpoint, split: str, other_data: str = "") -> base.Provenance:
-    """The origin of a result of ``run``, as the result keeps it.
-
-    ``other_data``: what the data is called where it is not the checkpoint's.
-    """
-    label: Any = {"label": f"{run.label}, on {other_data}"} if other_data else {}
-    return run.about(split) | label
+    """Return the origin of a result of ``run``, whose label names ``other_data`` than the checkpoint's."""
+    origin = run.about(split)
+    if other_data:
+        origin["label"] = f"{run.label}, on {other_data}"
+    return origin
 
 
 @functools.cache
 def command_of(function: Callable[..., Any]) -> click.Command:
-    """The command of an analysis, made from its declaration, its signature and its docstring.
+    """Make the command of an analysis from its declaration, its signature and its docstring.
 
-    A parameter of which the declaration has ``each`` may be given several values: it is computed for each.
+    A parameter with ``each`` in the declaration accepts several values; the analysis runs for each of them.
     """
-    declared, title = ANALYSES[function], function.__name__.replace("_", "-")
-    several = [name for name, own in declared.options.items() if own and "each" in own]
+    declared, name = ANALYSES[function], function.__name__.replace("_", "-")
+    list_options = [option for option, own in declared.options.items() if own and "each" in own]
     parameters = inspect.signature(function).parameters
-    left_out = {"seed", "progress"} - {*parameters}
+    unused = {"seed", "progress"} - {*parameters}
 
     def compute(*job: Any, **keywords: Any) -> Any:
-        return function(*job, **{key: value for key, value in keywords.items() if key not in left_out})
+        return function(*job, **{key: value for key, value in keywords.items() if key not in unused})
 
     def run(analysis: AnalysisCommand) -> None:
         settings = dict(analysis.settings)
-        values = [dict.fromkeys(settings.pop(key)) for key in several]
+        lists = [dict.fromkeys(settings.pop(option)) for option in list_options]
         analysis = dataclasses.replace(analysis, settings=settings)
         variant = [settings[declared.variant]] if declared.variant else []
-        analysis.compute(title, [*itertools.product(analysis.open(), *values)], compute, *variant)
+        analysis.compute(name, [*itertools.product(analysis.open(), *lists)], compute, *variant)
 
-    texts = re.split(r"^(?:Args|Returns|Raises|Example):\n", inspect.getdoc(function) or "", flags=re.M)
-    words = "".join(f" --{key} 0.1" for key in several)
-    example = f"landscape {title} runs/ss runs/dp{words} --plot {title}.png"
-    run.__name__, run.__doc__ = function.__name__, f"{options.plain(texts[0])}\n\nExample:\n    {example}"
-    return options.command(title, analysis=analysis_options(function, seed="seed" in parameters))(run)
+    sections = re.split(r"^(?:Args|Returns|Raises|Example):\n", inspect.getdoc(function) or "", flags=re.M)
+    values = "".join(f" --{option} 0.1" for option in list_options)
+    example = f"landscape {name} runs/ss runs/dp{values} --plot {name}.png"
+    run.__name__, run.__doc__ = function.__name__, f"{options.plain(sections[0])}\n\nExample:\n    {example}"
+    return options.command(name, analysis=analysis_options(function, seed="seed" in parameters))(run)
 
 
 def say_cost(function: Callable[..., Any], problem: Problem, options: Mapping[str, Any]) -> None:
-    """Print what a call will take, if that is long."""
+    """Print the forecast of a call's time and memory, if the call is long."""
     expected = forecast(function, problem, **options)
     if expected.seconds > LONG:
         message(repr(expected))

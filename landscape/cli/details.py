@@ -22,11 +22,11 @@ from landscape.results.noise import Noise
 
 # Arrays with more numbers are shown by shape and range: they are in the result's file (our choice).
 MOST = 64
-_SHOWN = ("float", "int", "bool", "str", "Array")
+_PROPERTY_TYPES = ("float", "int", "bool", "str", "Array")
 
 
 def text(value: Any) -> str:
-    """``value`` as JSON in ASCII, which every terminal and every program can read.
+    """Return ``value`` as JSON in ASCII, which every terminal and every program can read.
 
     Example:
         >>> print(text({"λ": [1.5, math.nan, -math.inf]}))
@@ -42,7 +42,7 @@ def text(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """``value`` in types of JSON; None for NaN and infinite numbers.
+    """Convert ``value`` to types of JSON: None for NaN and infinite numbers, a summary for a large array.
 
     Example:
         >>> plain({"x": np.array([1.0, np.nan]), "done": np.bool_(True), "texts": ("a", "b")})
@@ -70,20 +70,23 @@ def plain(value: Any) -> Any:
 
 
 def _summary(array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Shape and range of a large array."""
+    """Return the shape of a large array and, for numbers, the range of its finite values."""
+    summary: dict[str, Any] = {"shape": list(array.shape)}
     finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
-    ends = {"min": finite.min(), "max": finite.max()} if array.dtype.kind in "fiu" and finite.size else {}
-    return plain({"shape": list(array.shape), **ends})
+    if array.dtype.kind in "fiu" and finite.size:
+        summary |= {"min": finite.min(), "max": finite.max()}
+    return plain(summary)
 
 
 def of_result(result: Result) -> dict[str, Any]:
-    """The numbers of a result: its fields, its properties, its summary and its description."""
+    """Return the fields, the properties, the summary and the description of a result, in types of JSON."""
     entries: dict[str, Any] = {"schema": result.schema}
     entries |= {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
-    for kind in reversed(type(result).__mro__):
-        for name, member in vars(kind).items():
-            annotations = member.fget.__annotations__ if isinstance(member, property) and member.fget else {}
-            if annotations.get("return") in _SHOWN and not name.startswith("_"):
+    for base in reversed(type(result).__mro__):
+        for name, member in vars(base).items():
+            if name.startswith("_") or not (isinstance(member, property) and member.fget):
+                continue
+            if member.fget.__annotations__.get("return") in _PROPERTY_TYPES:
                 entries[name] = getattr(result, name)
     if isinstance(result, Noise):
         entries["summary"] = result.means()
@@ -92,29 +95,31 @@ def of_result(result: Result) -> dict[str, Any]:
 
 
 def packages() -> dict[str, str]:
-    """Versions by name."""
+    """Return the versions of landscape, Python and torch by name."""
     return {"landscape": __version__, "Python": platform.python_version(), "torch": torch.__version__}
 
 
 def devices() -> list[str]:
-    """The CPU with its threads, and the accelerators with what PyTorch says of them."""
+    """Return a line for the CPU with its threads, and one for each accelerator with its name and memory."""
     lines = [f"cpu: {torch.get_num_threads()} threads of torch, {os.cpu_count()} cores"]
     if device := accelerator():
-        properties_of = getattr(torch.get_device_module(device), "get_device_properties", lambda k: None)
-        for k in range(torch.accelerator.device_count()):
-            gpu = properties_of(k)
+        properties_of = getattr(torch.get_device_module(device), "get_device_properties", lambda index: None)
+        precision = "" if has_float64(device) else ", no float64"
+        for index in range(torch.accelerator.device_count()):
+            gpu = properties_of(index)
             text = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" if gpu else "memory of the CPU"
-            lines.append(f"{device.type}:{k}: {text}{'' if has_float64(device) else ', no float64'}")
+            lines.append(f"{device.type}:{index}: {text}{precision}")
     return lines
 
 
 def line() -> str:
-    """Versions and devices in one line."""
-    return "; ".join([", ".join(f"{name} {version}" for name, version in packages().items()), *devices()])
+    """Return versions and devices in one line."""
+    versions = ", ".join(f"{name} {version}" for name, version in packages().items())
+    return "; ".join([versions, *devices()])
 
 
 def used(seconds: float) -> str:
-    """Time and memory of the command so far."""
+    """Return the time and the peak memory of the command so far, as text."""
     peak = peak_memory()
-    memory = f", at most {peak / 2**20:.0f} MiB of memory" if peak else ""
-    return f"{duration(seconds) if seconds >= 1 else f'{seconds:.2f} s'}{memory}"
+    time = duration(seconds) if seconds >= 1 else f"{seconds:.2f} s"
+    return f"{time}, at most {peak / 2**20:.0f} MiB of memory" if peak else time

@@ -65,11 +65,10 @@ def figures(
         dry_run: Print the runs and data that are needed, and about how long they take.
         output: Folder for the pictures, their data and the pages.
         runs: Folder for runs, with weights.
-        records: Folder for two files a figure, with the records of its runs and with its analyses, which are
-            enough to draw. What is there is not computed again, on whatever machine it was. [default: records
-            in DIR]
-        prune: Delete the weights of each run that ends here once its record is written, but for figures of
-            this scale that are drawn from weights.
+        records: Folder for two files a figure, the records of its runs and its analyses, which are enough to
+            draw it. What they have, from whatever machine, is not computed again. [default: records in DIR]
+        prune: Delete the weights of each run that ends here once its record is written, except for figures
+            of this scale that are drawn from weights.
 
     Example:
         landscape figures fig2a fig2b --scale laptop --jobs 2 -o figures
@@ -79,11 +78,11 @@ def figures(
         raise InputError(f"--all: not allowed with a NAME ('{names[0]}')")
     if jobs.share is not None and (dry_run or not (every or names)):
         raise InputError("--share: not allowed with --dry-run, nor without a NAME or --all")
-    chosen = [figure.get(name) for name in (figure.names() if every else dict.fromkeys(names))]
-    if not chosen:
-        entries = [figure.get(name) for name in figure.names()]
-        lines = [f"{entry.name:18} {entry.where}: {entry.title}" for entry in entries]
-        rows = [{key: getattr(entry, key) for key in ("name", "where", "title")} for entry in entries]
+    registered = [figure.get(name) for name in figure.names()]
+    entries = registered if every else [figure.get(name) for name in dict.fromkeys(names)]
+    if not entries:
+        lines = [f"{entry.name:18} {entry.where}: {entry.title}" for entry in registered]
+        rows = [{key: getattr(entry, key) for key in ("name", "where", "title")} for entry in registered]
         common.values("\n".join(lines), figures=rows)
         return
     folder = Path(output)
@@ -96,51 +95,58 @@ def figures(
         message=lambda line: common.message(f"  {line}"),
         records=Path(records) if records else folder / "records",
         until=time.time() + seconds,
-        runs_with_weights=figure.with_weights(map(figure.get, figure.names()), scale) if prune else None,
+        runs_with_weights=figure.with_weights(registered, scale) if prune else None,
     )
     if jobs.share is not None:
-        _share(chosen, context, jobs.share)
+        _share(entries, context, jobs.share)
         return
-    skipped, waiting, done = [], [], list[dict[str, Any]]()
-    timed: dict[str, float] = {}  # of the kinds of runs that a dry run has timed
-    for entry in chosen:
+    skipped, unfinished, conclusions = [], [], list[dict[str, Any]]()
+    seconds_by_kind: dict[str, float] = {}  # times of runs that a dry run has measured
+    for entry in entries:
         try:
             if dry_run:
-                done.append(_plan(entry, context, timed))
+                conclusions.append(_plan(entry, context, seconds_by_kind))
             else:
-                conclusions, ended = _make(entry, context, folder)
-                done += conclusions
-                waiting += [] if ended else [entry.name]
-            common.values("", figures=done)
+                conclusion, has_ended = _make(entry, context, folder)
+                conclusions += conclusion
+                if not has_ended:
+                    unfinished.append(entry.name)
+            common.values("", figures=conclusions)
         except OperationError as error:
-            if not every and len(chosen) == 1:
+            if not every and len(entries) == 1:
                 raise
             skipped.append(entry.name)
             click.echo(f"{entry.name}: skipped: {printable(error)}", err=True)
     if not dry_run and any(folder.glob("*.json")):
         common.files(pages.page(folder))
-    if waiting:
-        common.message(f"--budget: {budget} are used; the same command goes on with {', '.join(waiting)}")
+    if unfinished:
+        common.message(f"--budget: {budget} are used; the same command resumes {', '.join(unfinished)}")
     if skipped:
-        raise OperationError(f"{len(skipped)} of {len(chosen)} figures were skipped: {', '.join(skipped)}")
+        raise OperationError(f"{len(skipped)} of {len(entries)} figures were skipped: {', '.join(skipped)}")
 
 
-def _share(chosen: list[Figure], context: Context, share: str) -> None:
-    """Train a share of the runs of all figures ``chosen`` together, as several have some in common."""
-    entries = [entry.of(context) for entry in chosen]
-    recipes = {identity(cell.recipe): cell.recipe for own in entries for cell in own.cells}
+def _share(entries: list[Figure], context: Context, share: str) -> None:
+    """Train a share of the runs of all figures together, as figures have runs in common."""
+    contexts = [entry.of(context) for entry in entries]
+    recipes: dict[str, Recipe] = {}
+    for figure_context in contexts:
+        recipes |= {identity(cell.recipe): cell.recipe for cell in figure_context.cells}
     runs = share_of([*recipes.values()], share)
-    missing = [recipe for recipe in runs if not any(own.record(recipe) for own in entries)]
-    _check_data(context, missing)
+
+    def without_record() -> list[Recipe]:
+        return [recipe for recipe in runs if not any(own.record(recipe) for own in contexts)]
+
+    to_train = without_record()
+    _check_data(context, to_train)
     common.make_folder(context.folder)
     with common.progress_bar("figures") as bar:
-        dataclasses.replace(context, progress=bar).train(missing)
-    ended = sum(any(own.record(recipe) for own in entries) for recipe in runs)
+        dataclasses.replace(context, progress=bar).train(to_train)
+    ended = len(runs) - len(without_record())
     common.values(f"share {share}: {ended} of {len(runs)} runs have ended", runs=len(runs), ended=ended)
 
 
 def _plan(entry: Figure, context: Context, seconds_by_kind: dict[str, float]) -> dict[str, Any]:
-    """Print and return the runs, the time and the data that ``entry`` needs."""
+    """Print and return the runs, the time and the data that a figure needs."""
     context = entry.of(context)
     runs, missing, seconds = context.cells, context.missing(), math.nan
     data = ", ".join(sorted({cell.recipe.data["name"] for cell in runs})) or "none"
@@ -148,23 +154,27 @@ def _plan(entry: Figure, context: Context, seconds_by_kind: dict[str, float]) ->
         _check_data(context, missing)
         with common.progress_bar(entry.name):
             seconds = figure.seconds_of(context, missing, seconds_by_kind)
-        took = f"about {pages.duration(seconds) if missing else 'no time'} of training one after another"
-    except OperationError as absent:
-        took, data = "for a time that is known once their data is there", f"{data} ({absent})"
-    common.values(f"{entry.name}: {len(missing)} of {len(runs)} runs to train, {took}; data: {data}")
+        time_text = f"about {pages.duration(seconds) if missing else 'no time'} of training one after another"
+    except OperationError as error:
+        time_text = "for a time that is known once their data is there"
+        data += f" ({error})"
+    common.values(f"{entry.name}: {len(missing)} of {len(runs)} runs to train, {time_text}; data: {data}")
     return {"name": entry.name, "runs": len(runs), "missing": len(missing), "seconds": seconds, "data": data}
 
 
-def _check_data(context: Context, missing: list[Recipe]) -> None:
+def _check_data(context: Context, recipes: list[Recipe]) -> None:
     """Read the data sets of runs. OperationError says what to download."""
-    for spec in (recipe.spec("data") for recipe in missing):
+    for recipe in recipes:
+        spec = recipe.spec("data")
         context.dataset(spec.name, spec.options)
 
 
 def _make(entry: Figure, context: Context, output: Path) -> tuple[list[dict[str, Any]], bool]:
-    """Train, analyze and draw; the conclusion is printed and returned, and whether all runs have ended.
+    """Train, analyze and draw a figure, and print its conclusion.
 
-    No conclusion where the budget is used before it can be drawn.
+    Returns:
+        A list of the conclusion, empty if the budget is used before the figure can be drawn; and whether all
+        runs have ended.
     """
     context = entry.of(context)
     runs, missing = context.cells, context.missing()

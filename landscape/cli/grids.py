@@ -20,10 +20,10 @@ from landscape.core.options import NonNegative, Positive
 from landscape.evaluation.grid import Execution, reused_points
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
-from landscape.results import geometry
+from landscape.results import base, geometry
 from landscape.results.base import load_results
 from landscape.results.comparison import Connection
-from landscape.results.grids import HessianGrid, Interpolated, Line, Plane
+from landscape.results.grids import Line, Plane
 from landscape.results.surfaces import Surface
 
 KINDS = ("random", "between", "pca", "learners", "eigen")
@@ -31,14 +31,14 @@ KINDS = ("random", "between", "pca", "learners", "eigen")
 
 @dataclass(frozen=True)
 class PlaneOptions:
-    """The kind of the planes; ``norm`` and ``ignore`` are of random ones.
+    """The kind of the planes, and how random directions are drawn.
 
     Args:
         kind: random; between (through two or three CKPTs); pca (of the step-*.h5 up to the CKPT); learners
             (nearest to all learners); eigen (Hessian eigenvectors of λ_max and λ_min).
-        norm: Directions: none (i.i.d. normal, the paper's), filter or layer (Li et al. 2018).
-        ignore: What random directions leave out: none, or bias+norm (bias and norm parameters). [default:
-            bias+norm with --norm filter, else none]
+        norm: Scale of random directions: none (i.i.d. normal, the paper's), filter or layer (Li et al. 2018).
+        ignore: Parameters that random directions leave unchanged: none, or bias+norm (bias and norm
+            parameters). [default: bias+norm with --norm filter, else none]
         align: With --plane between: permute the hidden units of the second CKPT and the third to be near the
             first, matched by weights or activations. [default: not permuted]
     """
@@ -52,36 +52,37 @@ class PlaneOptions:
 PLANE = group(PlaneOptions, kind={"flag": "--plane", "type": Choice(KINDS)})
 
 
-def chosen_groups(chosen: PlaneOptions, runs: list[Checkpoint]) -> list[list[Checkpoint]]:
-    """The checkpoints of each surface, its own first; all options are checked before any work."""
-    kind, norm, ignore = chosen.kind, chosen.norm, chosen.ignore
-    if kind != "random" and (norm != "none" or ignore is not None):
+def checkpoint_groups(options: PlaneOptions, runs: list[Checkpoint]) -> list[list[Checkpoint]]:
+    """Return the checkpoints of each surface, its center first; refuse options that exclude each other."""
+    kind = options.kind
+    if kind != "random" and (options.norm != "none" or options.ignore is not None):
         raise InputError(f"--norm, --ignore: not allowed with '--plane {kind}', only with random")
-    if chosen.align and kind != "between":
+    if options.align and kind != "between":
         raise InputError(f"--align: it is not allowed with '--plane {kind}', only with between")
     if kind == "random":
-        same_layout(runs)
+        check_layouts(runs)
     if kind == "between":
         if len(runs) not in (2, 3):
             raise InputError(f"--plane between: {len(runs)} checkpoints are not allowed, it takes 2 or 3")
-        same_network(runs)
+        check_networks(runs)
         return [runs]
     return [[run, *trajectory(run)] if kind == "pca" else [run] for run in runs]
 
 
-def make_plane(chosen: PlaneOptions, problem: Problem, group: list[Checkpoint], seed: int) -> Plane:
-    """The plane around the problem of a group's checkpoint; errors name its file."""
-    kind, run = chosen.kind, group[0]
+def make_plane(options: PlaneOptions, problem: Problem, group: list[Checkpoint], seed: int) -> Plane:
+    """Return the plane of a group of checkpoints around the problem of the first; errors name its file."""
+    kind, run = options.kind, group[0]
     if kind == "random":
-        return planes.random_plane(problem, norm=chosen.norm, seed=seed, ignore=chosen.ignore)
+        return planes.random_plane(problem, norm=options.norm, seed=seed, ignore=options.ignore)
     try:
         if kind == "between":
-            aligned = ", aligned" * bool(chosen.align)
-            names = [name + aligned * bool(k) for k, name in enumerate(titles(group))]
-            return planes.between(problem, group, names, align=chosen.align or "none", seed=seed)
+            names = titles(group)
+            if options.align:
+                names[1:] = [f"{name}, aligned" for name in names[1:]]
+            return planes.between(problem, group, names, align=options.align or "none", seed=seed)
         if kind == "pca":
             path = [*group[1:], run]
-            return planes.pca_plane(problem, path, [f"step {r.step:,}" for r in path])
+            return planes.pca_plane(problem, path, [f"step {saved.step:,}" for saved in path])
         if kind == "learners":
             return planes.learners_plane(problem, run.weights)
         return planes.eigen_plane(problem, seed=seed)
@@ -89,17 +90,17 @@ def make_plane(chosen: PlaneOptions, problem: Problem, group: list[Checkpoint], 
         raise OperationError(f"{run.path}: {error}") from error
 
 
-def same_layout(runs: list[Checkpoint]) -> None:
-    """OperationError unless all weights have the same names and shapes, so that a direction fits them all."""
+def check_layouts(runs: list[Checkpoint]) -> None:
+    """Raise OperationError unless all checkpoints have parameters of the same names and shapes."""
     first = runs[0]
     for run in runs[1:]:
         if run.layout != first.layout:
             raise OperationError(f"{run.path}: its layout is not {first.path}'s; they share no directions")
 
 
-def same_network(runs: list[Checkpoint]) -> None:
-    """OperationError unless all checkpoints hold weights of one network, trained on the same data."""
-    same_layout(runs)
+def check_networks(runs: list[Checkpoint]) -> None:
+    """Raise OperationError unless all checkpoints have weights of one network, trained on the same data."""
+    check_layouts(runs)
     first = runs[0]
     for run in runs[1:]:
         if run.model != first.model:
@@ -110,59 +111,55 @@ def same_network(runs: list[Checkpoint]) -> None:
 
 
 def trajectory(run: Checkpoint) -> list[Checkpoint]:
-    """The checkpoints step-*.h5 before ``run`` in its folder, in order of their steps."""
+    """Return the checkpoints step-*.h5 before ``run`` in its folder, in order of their steps."""
     assert run.path is not None
     by_step: dict[int, Checkpoint] = {}
     for path in storage.steps(run.path.parent):
         saved = Checkpoint.load(path, whole_history=False)
-        by_step.setdefault(saved.step, saved)  # a copy under another name is not taken twice
+        by_step.setdefault(saved.step, saved)  # only one of several copies of a step
     earlier = [by_step[step] for step in sorted(by_step) if step < run.step]
     if len(earlier) < 2:
         raise OperationError(f"{run.path}: {len(earlier)} earlier step-*.h5 beside it, --plane pca needs 2")
-    same_network([run, *earlier])
+    check_networks([run, *earlier])
     return earlier
 
 
 def titles(runs: list[Checkpoint]) -> list[str]:
-    """The names of checkpoints in one picture: their labels, or their paths where labels are equal."""
+    """Return the names of checkpoints in one picture: their labels, or their paths if labels are equal."""
     labels = [run.label for run in runs]
     return labels if len(set(labels)) == len(labels) else [str(run.path) for run in runs]
 
 
 def compute_on_grid(
     analysis: AnalysisCommand,
-    chosen: PlaneOptions,
+    plane_options: PlaneOptions,
     processes: Processes,
     name: str,
-    kind: type[Interpolated],
     compute: Callable[..., Any],
 ) -> None:
-    """A result of ``compute(problem, plane, …)`` around each checkpoint, in one file, which is resumed."""
+    """Write the result of ``compute(problem, plane, …)`` around each checkpoint to one file, or resume it."""
     team = processes.join()
-    groups = chosen_groups(chosen, analysis.open())
-    aligned = ["aligned", chosen.align] if chosen.align else []
-    path = analysis.path(groups[0][0], name, chosen.kind, *aligned, chosen.norm)
-    origins = [analysis.about(*(group if chosen.kind == "between" else group[:1])) for group in groups]
-    replace, results = analysis.target.replace, []
+    groups = checkpoint_groups(plane_options, analysis.open())
+    kind, align = plane_options.kind, plane_options.align
+    path = analysis.path(groups[0][0], name, kind, *(["aligned", align] if align else []), plane_options.norm)
+    origins = [analysis.about(*(group if kind == "between" else group[:1])) for group in groups]
+    results: list[base.Result] = []
     with analysis.target.opened(path, writes=team.rank == 0) as file:
         file.only([origin["source_sha256"] for origin in origins])
-        with team.joined() as joined:
-            execution = Execution(joined)
-            for i, (group, progress) in enumerate(with_progress(name, groups)):
-                source, problem = origins[i]["source_sha256"], group[0].problem()
+        with team.joined() as process_group:
+            execution = Execution(process_group)
+            for origin, (group, progress) in zip(origins, with_progress(name, groups), strict=True):
+                source, problem = origin["source_sha256"], group[0].problem()
                 earlier = next((old for old in file if getattr(old, "source_sha256", "") == source), None)
-                center = has_batchnorm(problem.model) and analysis.settings["bn"] == "center"
-                if center and chosen.align:
+                if align and analysis.settings["bn"] == "center" and has_batchnorm(problem.model):
                     raise InputError("--align: the center's statistics fit no other; give --bn recalibrate")
-                if chosen.kind == "eigen" and isinstance(earlier, Surface) and earlier.kind == "eigen":
-                    plane = earlier.plane(problem.weights)  # costly to find, and the same but for rounding
+                if kind == "eigen" and isinstance(earlier, Surface) and earlier.kind == "eigen":
+                    plane = earlier.plane(problem.weights)  # eigenvectors are costly; equal up to rounding
                 else:
-                    plane = make_plane(chosen, problem, group, analysis.seed)
-                if kind is HessianGrid and earlier is None and joined is None:
-                    say_cost(
-                        grids.hessian_grid, problem, analysis.settings
-                    )  # losses show it after a few points
-                options = {**analysis.settings, **origins[i], "progress": progress}
+                    plane = make_plane(plane_options, problem, group, analysis.seed)
+                if compute is grids.hessian_grid and earlier is None and process_group is None:
+                    say_cost(compute, problem, analysis.settings)
+                options = {**analysis.settings, **origin, "progress": progress}
                 result = compute(problem, plane, into=file, execution=execution, **options)
                 results.append(result)
                 analysis.say_other_data(group[:1])
@@ -170,8 +167,10 @@ def compute_on_grid(
                 if file.resumed is not None:
                     count = reused_points(file.resumed, result)
                     common.values(f"  {count:,} of {result.exact.size:,} points were in the file")
-        rest = [] if replace else [old for old in file if not any(old is new for new in results)]
-        file.keep([*results, *rest])  # in the order of the checkpoints
+        kept = (
+            [] if analysis.target.replace else [old for old in file if all(old is not new for new in results)]
+        )
+        file.keep([*results, *kept])  # in the order of the checkpoints
     if team.rank == 0:
         common.show(results, file.path, analysis.target.picture)
 
@@ -190,8 +189,8 @@ def contour(plane: PlaneOptions, processes: Processes, analysis: AnalysisCommand
     other defaults are those of the paper's figures.
 
     The result file is written during the computation; after an interruption, the same command resumes it.
-    With --interpolation-tol 1% a smooth surface takes a tenth of the points; the error of the others is
-    estimated and kept. The same command without it computes them.
+    With --interpolation-tol 1%, a tenth of the points is enough for a smooth surface; the file keeps the
+    estimated error of the others. The same command without it computes them.
 
     Points in the file are not computed again: a grid of 49 contains all points of a grid of 25, a grid of 50
     only its corners. Points that the new grid does not contain, and results of other checkpoints or options,
@@ -200,7 +199,7 @@ def contour(plane: PlaneOptions, processes: Processes, analysis: AnalysisCommand
     Example:
         landscape contour runs/ss/last.h5 runs/dp/last.h5 --norm filter --span 1 --plot both.png
     """
-    compute_on_grid(analysis, plane, processes, "contour", Surface, grids.contour)
+    compute_on_grid(analysis, plane, processes, "contour", grids.contour)
 
 
 @command(
@@ -211,12 +210,12 @@ def contour(plane: PlaneOptions, processes: Processes, analysis: AnalysisCommand
 def hessian_grid(plane: PlaneOptions, processes: Processes, analysis: AnalysisCommand) -> None:
     """Compute extreme Hessian eigenvalues on a grid.
 
-    The grid lies around w_a of each CKPT; the ratio |λ_min|/|λ_max| is computed at each point, too.
+    The center of the grid is w_a of each CKPT; the ratio |λ_min|/|λ_max| is computed at each point, too.
 
     Example:
         landscape hessian-grid runs/dp/step-0000250.h5 --grid 4 --plot ratio.png
     """
-    compute_on_grid(analysis, plane, processes, "hessian", HessianGrid, grids.hessian_grid)
+    compute_on_grid(analysis, plane, processes, "hessian", grids.hessian_grid)
 
 
 @command(analysis=analysis_options(grids.line, metrics=True, metavar="CKPT [CKPT]", method=None, labels=None))
@@ -230,10 +229,11 @@ def line(
 
     The line connects their w_a; the barrier between them is printed, too.
 
-    With one CKPT, along a random direction through its w_a: the first that contour draws from the same seed.
+    With one CKPT, the line has a random direction through its w_a: the first direction that contour draws
+    from the same seed.
 
     Args:
-        norm, ignore: One CKPT: as for contour.
+        norm, ignore: With one CKPT, as for contour.
 
     Example:
         landscape line runs/ss/last.h5 runs/dp/last.h5 --plot barrier.png
@@ -244,27 +244,26 @@ def line(
     if count == 2 and (analysis.settings["span"] is not None or norm != "none" or ignore is not None):
         raise InputError("--span, --norm, --ignore: not allowed with two CKPT, only with one")
     runs = analysis.open()
-    same_network(runs)
-    kind = "between" if len(runs) == 2 else "random"
+    check_networks(runs)
 
-    def compute(run: Checkpoint, *more: Checkpoint, seed: int, **settings: Any) -> Line:
+    def compute(run: Checkpoint, *others: Checkpoint, seed: int, **settings: Any) -> Line:
         problem = run.problem()
-        if more:
+        if others:
             return grids.line(problem, *runs, labels=titles(runs), **settings)
         direction = planes.random_plane(problem, norm=norm, seed=seed, ignore=ignore).directions[0]
         return grids.line(problem, direction, **settings)
 
-    analysis.compute("line", [tuple(runs)], compute, kind, norm)
+    analysis.compute("line", [tuple(runs)], compute, "between" if len(runs) == 2 else "random", norm)
 
 
 @command(analysis=analysis_options(connection.connect, metrics=True, metavar="CKPT CKPT", split=False))
 def connect(analysis: AnalysisCommand) -> None:
     """Compute the barrier between two checkpoints.
 
-    It is that on the line between their w_a, on the line after alignment, and along a curve.
+    It is computed on the line between their w_a, on the line after alignment, and along a curve.
 
-    Alignment permutes the hidden units of the second checkpoint, which leaves its function as it is, so that
-    it comes near to the first. The curve is trained on the training set, on which all losses are.
+    Alignment permutes the hidden units of the second checkpoint so that its weights come near to those of the
+    first; its function stays the same. The curve is trained on the training set, and all losses are on it.
 
     Example:
         landscape connect runs/ss/last.h5 runs/dp/last.h5 --plot connection.png
@@ -272,11 +271,10 @@ def connect(analysis: AnalysisCommand) -> None:
     if len(analysis.checkpoints) != 2:
         raise InputError(f"CKPT: {len(analysis.checkpoints)} checkpoints are not allowed, it must be two")
     runs = analysis.open()
-    same_network(runs)
+    check_networks(runs)
 
-    def compute(run: Checkpoint, *more: Checkpoint, **settings: Any) -> Connection:
-        problem = run.problem()
-        return connection.connect(problem, run, more[0], **settings)
+    def compute(first: Checkpoint, second: Checkpoint, **settings: Any) -> Connection:
+        return connection.connect(first.problem(), first, second, **settings)
 
     analysis.compute("connect", [tuple(runs)], compute)
 
@@ -296,14 +294,14 @@ def basins(
 ) -> None:
     """Measure the basins of contours: merges and widths.
 
-    Pure arithmetic on files that landscape contour wrote. Prints the basins by persistence, and area, volume
-    and widths of the region around the center (or the lowest point) in distances of weight space.
+    It reads files of landscape contour and computes no loss. Prints the basins by persistence, and area,
+    volume and widths of the region around the center (or the lowest point) in distances of weight space.
 
     Args:
         rises: Measure the region where the loss rises by at most NATS. [default: 24 rises up to the one at
             which the region reaches the edge of the grid]
         least: The smallest persistence of a basin that is listed. [default: 1% of the median rise]
-        around: The point in the region. [default: as the plane has it]
+        around: The point that the region contains. [default: the plane's]
 
     Example:
         landscape basins runs/dp/last-contour.h5 --rise 0.05 --plot basins.png
@@ -319,11 +317,11 @@ def basins(
 
 
 def _surfaces(path: Path) -> list[Surface]:
-    """The surfaces in a file, all points of which are computed."""
+    """Return the surfaces of a file; refuse other results, and surfaces that are not finished."""
     results = load_results(path)
     for surface in results:
         if not isinstance(surface, Surface):
-            raise OperationError(f"{path}: holds a {surface.schema}, a surface is needed")
+            raise OperationError(f"{path}: it contains a {surface.schema}, a surface is needed")
         if not surface.done.all() and not surface.columns:
             raise OperationError(f"{path}: is not finished; its command, run again, computes the rest")
     return [surface for surface in results if isinstance(surface, Surface)]

@@ -51,24 +51,26 @@ def info(file: str) -> None:
 
 
 def _stamps(path: Path, stamps: dict[str, object]) -> None:
-    """Print who wrote the file, and whether its checksum fits."""
+    """Print which versions wrote the file, and whether its checksum fits."""
     stamps["checksum"] = "SHA-256, fits" if hdf5.has_checksum(path) else "none"
     for key, value in stamps.items():
         values(f"{key}: {value}")
     values("", file=stamps)
 
 
-def _results(every: list[base.Result]) -> None:
-    for result in every:
+def _results(results: list[base.Result]) -> None:
+    """Print summary and fields of the results of a file."""
+    for result in results:
         values(f"\n{result.summary()}")
         if isinstance(result, Surface) and np.isfinite(result.loss).any():
             values(f"\n{result.check()}")
         fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
         values("\n" + "\n".join(f"{name}: {_short(value)}" for name, value in fields.items()))
-    output.results(every)
+    output.results(results)
 
 
 def _short(value: object) -> str:
+    """Return the text of a value; for an array its type, shape and range."""
     if not isinstance(value, np.ndarray):
         return str(value)
     if value.dtype == bool:
@@ -78,80 +80,82 @@ def _short(value: object) -> str:
     return f"{value.dtype} {value.shape}{span}"
 
 
-MOST = 8  # tensors of the optimizer's state that are listed (our choice)
+MAX_STATES = 8  # tensors of the optimizer's state that are listed (our choice)
 
 
-def _checkpoint(c: Any) -> None:
+def _checkpoint(checkpoint: Any) -> None:
     """Print what a run's checkpoint contains."""
     from landscape.checkpoint.checkpoint import IMPORTED  # and torch
 
-    rows = {name: int(np.isfinite(column).sum()) for name, column in c.history.items()}
-    history = {name: {"rows": count, "last": latest(c.history, name)} for name, count in rows.items()}
-    finite = bool(np.isfinite(c.weights.numpy()).all())
-    same = ("learners", "model", "data", "algorithm", "seed", "step", "epoch", "diverged_at", "recipe")
-    facts = {"parameters": c.layout.size, "finite": finite, "history": history}
-    values("", checkpoint={name: getattr(c, name) for name in same} | facts)
-    n, size = c.weights.shape
-    values(f"weights: {n} learners × {size:,} {c.weights.numpy().dtype}, {'' if finite else 'NOT '}finite")
-    values(f"model: {c.model['name']} {c.model['options']}")
-    if c.buffers:
-        names = list(c.buffers)
+    recorded, data = checkpoint.history, checkpoint.data
+    rows = {name: int(np.isfinite(column).sum()) for name, column in recorded.items()}
+    history = {name: {"rows": count, "last": latest(recorded, name)} for name, count in rows.items()}
+    weights = checkpoint.weights.numpy()
+    finite = bool(np.isfinite(weights).all())
+    attributes = ("learners", "model", "data", "algorithm", "seed", "step", "epoch", "diverged_at", "recipe")
+    entries = {name: getattr(checkpoint, name) for name in attributes}
+    entries |= {"parameters": checkpoint.layout.size, "finite": finite, "history": history}
+    values("", checkpoint=entries)
+    learners, size = weights.shape
+    values(f"weights: {learners} learners × {size:,} {weights.dtype}, {'' if finite else 'NOT '}finite")
+    values(f"model: {checkpoint.model['name']} {checkpoint.model['options']}")
+    if names := list(checkpoint.buffers):
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
         values(f"buffers and frozen parameters: {', '.join(names[:4])}{more}")
-        if c.mean_buffers:
+        if checkpoint.mean_buffers:
             values("BatchNorm statistics of the mean: re-estimated at its weights")
-    mark = f", fingerprint {c.data['fingerprint'][:12]}…" if c.data["fingerprint"] else ""
-    sizes = f"{c.data['train']:,} train, {c.data['test']:,} test{mark}"
-    if c.data["name"]:
-        values(f"data: {c.data['name']} {c.data['options']}, {sizes}")
+    fingerprint = f", fingerprint {data['fingerprint'][:12]}…" if data["fingerprint"] else ""
+    sizes = f"{data['train']:,} train, {data['test']:,} test{fingerprint}"
+    if data["name"]:
+        values(f"data: {data['name']} {data['options']}, {sizes}")
     else:
-        values(f"data: the loop's own, {sizes}" if c.data["train"] else "data: not known")
-    if c.algorithm == IMPORTED:
-        values(f"imported from:\n{c.recipe}".rstrip("\n"))
+        values(f"data: the loop's own, {sizes}" if data["train"] else "data: not known")
+    if checkpoint.algorithm == IMPORTED:
+        values(f"imported from:\n{checkpoint.recipe}".rstrip("\n"))
         return
-    epoch = f" (epoch {c.epoch:.3g})" if math.isfinite(c.epoch) else ""
-    values(f"algorithm: {c.algorithm}, seed {c.seed}, step {c.step:,}{epoch}")
-    if c.has_recipe and (about := _rule(c)):
-        values(about)
-    for name, state in [*c.optimizer.items()][:MOST]:
+    epoch = f" (epoch {checkpoint.epoch:.3g})" if math.isfinite(checkpoint.epoch) else ""
+    values(f"algorithm: {checkpoint.algorithm}, seed {checkpoint.seed}, step {checkpoint.step:,}{epoch}")
+    if checkpoint.has_recipe and (rule := _rule(checkpoint)):
+        values(rule)
+    for name, state in [*checkpoint.optimizer.items()][:MAX_STATES]:
         values(f"optimizer state: {name} {tuple(state.shape)}")
-    if len(c.optimizer) > MOST:
-        values(f"optimizer state: {len(c.optimizer) - MOST} more tensors")
-    for name, state in {**c.rule, **c.shared}.items():
+    if len(checkpoint.optimizer) > MAX_STATES:
+        values(f"optimizer state: {len(checkpoint.optimizer) - MAX_STATES} more tensors")
+    for name, state in {**checkpoint.rule, **checkpoint.shared}.items():
         values(f"state: {name} {tuple(state.shape)}")
-    if c.has_recipe:
-        values(closing(c))
-    for name, of in history.items():
-        last = f"last {of['last']:.6g}" if of["rows"] else "never recorded"
-        values(f"  {name}: {of['rows']} of {len(c.history[name])} rows, {last}")
-    title = "recipe:" if c.has_recipe else "recorded:"
-    values("\n".join([title, *(f"  {line}" for line in c.recipe.splitlines())]))
+    if checkpoint.has_recipe:
+        values(closing(checkpoint))
+    for name, count in rows.items():
+        last = f"last {latest(recorded, name):.6g}" if count else "never recorded"
+        values(f"  {name}: {count} of {len(recorded[name])} rows, {last}")
+    title = "recipe:" if checkpoint.has_recipe else "recorded:"
+    values("\n".join([title, *(f"  {line}" for line in checkpoint.recipe.splitlines())]))
 
 
-def _rule(c: Any) -> str:
-    """The update rule in its own words, such as its mixing; a matrix file may be gone by now."""
+def _rule(checkpoint: Any) -> str:
+    """Return the description of the update rule, such as its mixing; or why its matrix file is not read."""
     from landscape.training.recipes.recipe import recipe_of
 
     try:
-        return recipe_of(c).describe()
+        return recipe_of(checkpoint).describe()
     except OperationError as error:
         return str(error)
 
 
 def closing(end: Any) -> str:
-    """One line about the end of a run."""
+    """Return one line about the end of a run, from its last checkpoint."""
     if not len(end.history["step"]):
         return "no step that could be made" if end.diverged else "no step to make"
     last = {name: float(column[-1]) for name, column in end.history.items()}
-    wrong = 1 - last["test_accuracy"]
-    error = "" if math.isnan(wrong) else f", test error {100 * wrong:.2f}%"
-    drift = f"diverged at step {end.diverged_at}: the {end.diverged}" if end.diverged else "did not diverge"
-    numbers = f"test loss {last['test_loss']:.4g}{error}, consensus distance {last['consensus']:.3g}"
-    return f"step {end.step}: {numbers}{standing(end)}, {drift}, {last['wall_s']:.1f} s"
+    error = 1 - last["test_accuracy"]
+    error_text = "" if math.isnan(error) else f", test error {100 * error:.2f}%"
+    outcome = f"diverged at step {end.diverged_at}: the {end.diverged}" if end.diverged else "did not diverge"
+    numbers = f"test loss {last['test_loss']:.4g}{error_text}, consensus distance {last['consensus']:.3g}"
+    return f"step {end.step}: {numbers}{standing(end)}, {outcome}, {last['wall_s']:.1f} s"
 
 
 def standing(end: Any) -> str:
-    """The last ηλ_max beside its limit: ", ηλ_max …"; "" if it was not measured."""
+    """Return ", ηλ_max …", the last ηλ_max of a run with its limit; "" if it was not measured."""
     value, limit = latest(end.history, "lr_lambda_max"), latest(end.history, "lr_lambda_limit")
     if math.isnan(value):
         return ""
@@ -163,28 +167,28 @@ def standing(end: Any) -> str:
 def recipes(name: str | None) -> None:
     """List the built-in recipes, or print one.
 
-    With NAME (or a .toml file), print that recipe with all defaults.
+    With NAME (or a .toml file), it prints that recipe with all defaults.
 
-    NAME may be a pattern, such as 'cifar10/resnet-18-*': then the matching recipes are listed. Without a
-    pattern, the recipes of a paper's table are one line. The properties of a recipe's mixing matrix (gap,
-    ω_min, stability limit) go to stderr.
+    NAME may be a pattern, such as 'cifar10/resnet-18-*': then the matching recipes are listed. Without NAME,
+    the recipes of a paper's table are one line. The properties of a recipe's mixing matrix (gap, ω_min,
+    stability limit) go to stderr.
 
     Example:
         landscape recipes mnist-fig2a-dpsgd > mine.toml
     """
-    listed = named.recipes(name)
-    if name and (name in listed or not listed):
+    summaries = named.recipes(name)
+    if name and (name in summaries or not summaries):
         from landscape.training.recipes import recipe  # and torch, as above
 
-        chosen = recipe.read(name, allow_code=True)  # which is only printed
+        chosen = recipe.read(name, allow_code=True)  # the code is only named, and does not run
         text, description = chosen.to_toml(), chosen.describe()
         values(text.rstrip("\n"), recipe=tomllib.loads(text), description=description)
         if description:
             output.message(description)
         return
-    width = max(map(len, listed))
-    lines = [f"{name:{width}} {summary}" for name, summary in listed.items()]
+    width = max(map(len, summaries))
+    lines = [f"{recipe_name:{width}} {summary}" for recipe_name, summary in summaries.items()]
     if not name:
         lines += [f"{series.pattern}: {series.where}" for series in named.SERIES]
         lines.append(f"The tables are DPSGD-2020's. NETWORK: {', '.join(named.NETWORKS)}")
-    values("\n".join(lines), recipes=[named.facts(recipe_name) for recipe_name in listed])
+    values("\n".join(lines), recipes=[named.facts(recipe_name) for recipe_name in summaries])

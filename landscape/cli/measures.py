@@ -1,4 +1,4 @@
-"""The measurements at w_a of checkpoints: curvature and its limits, noise, spread; comparisons, averages."""
+"""The commands that measure at w_a of checkpoints: curvature and its limits, noise, spread; and averages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from landscape.analysis.spread import smoothing as compute_smoothing
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.cli import common
 from landscape.cli.common import AnalysisCommand, analysis_options, say_cost
-from landscape.cli.grids import same_network, titles
+from landscape.cli.grids import check_networks, titles
 from landscape.cli.options import ListType, command
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
@@ -35,7 +35,7 @@ from landscape.results.comparison import Comparison, WeightAverage, footnotes, s
 from landscape.results.flatness import BatchSharpness, Smoothing
 from landscape.results.noise import NoiseScale
 from landscape.results.spectrum import CurvatureTable, Spectrum
-from landscape.training import experiments as continued
+from landscape.training import experiments
 from landscape.training.experiments import DELAYS, operating_point, preconditioner
 from landscape.training.experiments import stability as compute_stability
 
@@ -55,10 +55,10 @@ def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysi
     times λ_max, next to the largest stable one of the optimizer.
 
     Args:
-        by: A table of λ_max, λ_min and trace of the whole and of each block of parameters instead: by block
-            (h.3, layer1.0), by layer, by parameter, or by names, prefixes and patterns (*.bias) of them.
-        precondition: Of P^{-1/2} H P^{-1/2}, P from the state of the optimizer: Adam, AdamW, RMSprop, LARS or
-            LAMB.
+        by: Print a table of λ_max, λ_min and trace instead, for all parameters and for each block of them: by
+            block (h.3, layer1.0), by layer, by parameter, or by names, prefixes and patterns (*.bias).
+        precondition: Use P^{-1/2} H P^{-1/2}, P from the state of the optimizer: Adam, AdamW, RMSprop, LARS
+            or LAMB.
         parts: Only the block of these parameters: a name (1.weight) or a prefix (1); can be repeated.
 
     Example:
@@ -71,30 +71,35 @@ def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysi
 
     def compute(run: Checkpoint, **settings: Any) -> Spectrum:
         problem = run.problem()
-        by = preconditioner(run, problem) if precondition else None
         options = {**settings, "part": list(parts) or None}
-        if by is None and settings["engine"] == "landscape":
+        if precondition:
+            return compute_spectrum(problem, precondition=preconditioner(run, problem), **options)
+        if settings["engine"] == "landscape":
             say_cost(compute_spectrum, problem, options)
-        return compute_spectrum(problem, precondition=by, **options)
+        return compute_spectrum(problem, **options)
 
     variant = [analysis.settings["matrix"], *(["preconditioned"] if precondition else [])]
     analysis.compute("spectrum", analysis.open(), compute, *variant)
 
 
 def _table(by: str, analysis: AnalysisCommand, flags: Mapping[str, Any]) -> None:
-    """``landscape spectrum --by``: the curvature of the blocks of each CKPT."""
-    allowed, usual = (inspect.signature(f).parameters for f in (curvature_table, compute_spectrum))
-    chosen = {k: v for k, v in analysis.settings.items() if v is not None and v != usual[k].default}
-    for name in [*(k for k in chosen if k not in allowed), *(k for k, v in flags.items() if v)]:
+    """Compute what ``landscape spectrum --by`` prints: the curvature of the blocks of each CKPT."""
+    defaults = {name: p.default for name, p in inspect.signature(compute_spectrum).parameters.items()}
+    settings = {
+        name: value for name, value in analysis.settings.items() if value not in (None, defaults[name])
+    }
+    refused = settings.keys() - inspect.signature(curvature_table).parameters.keys()
+    refused |= {name for name, value in flags.items() if value}
+    for name in sorted(refused):
         raise InputError(f"--{name.replace('_', '-')}: not allowed with --by, whose table has no such number")
-    groups = [by] if by in GROUPINGS else [name.strip() for name in by.split(",")]
+    names = [name.strip() for name in by.split(",")]
 
     def compute(run: Checkpoint, **settings: Any) -> CurvatureTable:
-        problem, options = run.problem(), {**settings, "by": groups if len(groups) > 1 else groups[0]}
+        problem, options = run.problem(), {**settings, "by": names if len(names) > 1 else names[0]}
         say_cost(curvature_table, problem, options)
         return curvature_table(problem, **options)
 
-    analysis = replace(analysis, settings=chosen)
+    analysis = replace(analysis, settings=settings)
     analysis.compute("curvature-table", analysis.open(), compute, *([by] if by in GROUPINGS[1:] else []))
 
 
@@ -108,12 +113,12 @@ def noise_scale(no_learners: bool, precondition: bool, analysis: AnalysisCommand
 
     It is the batch, in samples of the training set, at which noise and gradient are equal in size. Learners
     take their gradients where the run's update rule does (SSGD: at w_a), each with a share of 1/n of the
-    batch. Prints value ± standard error, and what the learners' gradients of one step show on average, to
-    which their spread adds.
+    batch. Prints value ± standard error, and the mean estimate from the learners' gradients of one step, to
+    which their spread contributes.
 
     Args:
         no_learners: Only w_a, without the learners' own gradients.
-        precondition: Of P^{-1/2} g, P from the state of the optimizer, as spectrum takes it.
+        precondition: Use P^{-1/2} g, P from the state of the optimizer, as in landscape spectrum.
 
     Example:
         landscape noise-scale runs/dp/step-0000100.h5 runs/dp/last.h5 --plot noise-scale.png
@@ -124,10 +129,10 @@ def noise_scale(no_learners: bool, precondition: bool, analysis: AnalysisCommand
 
     def compute(run: Checkpoint, **settings: Any) -> NoiseScale:
         weights = gradient_points(run) if run.learners > 1 and not no_learners else None
-        by = preconditioner(run, run.problem()) if precondition else None
-        return compute_noise_scale(run, weights=weights, precondition=by, **settings)
+        matrix = preconditioner(run, run.problem()) if precondition else None
+        return compute_noise_scale(run, weights=weights, precondition=matrix, **settings)
 
-    analysis.compute("noise-scale", runs, compute, *["preconditioned"] * precondition)
+    analysis.compute("noise-scale", runs, compute, *(["preconditioned"] if precondition else []))
 
 
 @command(
@@ -175,14 +180,14 @@ def batch_sharpness(
 
 
 def check_learners(jobs: Iterable[tuple[Checkpoint, int]], no_learners: bool) -> None:
-    """InputError where a batch cannot be shared evenly by the learners of its run."""
+    """Raise InputError if the learners of a run cannot share a batch evenly."""
     for run, size in jobs:
         if not no_learners and size % run.learners:
             raise InputError(f"--batch: {size} is no multiple of {run.learners} learners; give --no-learners")
 
 
 def gradient_points(run: Checkpoint) -> Tensor:
-    """(n, P), where the learners of ``run`` take their gradients: at w_a if the update rule says so."""
+    """Return the weights (n, P) at which learners take gradients: w_a or, by the update rule, their own."""
     if run.has_recipe:
         from landscape.training.recipes.recipe import recipe_of  # and training: only for runs
 
@@ -192,7 +197,7 @@ def gradient_points(run: Checkpoint) -> Tensor:
 
 
 @command(analysis=analysis_options(compute_smoothing, lr=None, alpha_e=None, k={}))
-def smoothing(*, steps: Natural = continued.PATH_STEPS, analysis: AnalysisCommand) -> None:
+def smoothing(*, steps: Natural = experiments.PATH_STEPS, analysis: AnalysisCommand) -> None:
     """Smooth the loss over the spread of the learners.
 
     It is smoothed around w_a of each CKPT; its sharpness is measured, too.
@@ -204,22 +209,23 @@ def smoothing(*, steps: Natural = continued.PATH_STEPS, analysis: AnalysisComman
 
     Args:
         steps: Further training steps, in memory, along which the gradient's Lipschitz constant is estimated;
-            0: none.
+            0: not estimated.
 
     Example:
         landscape smoothing runs/ss/last.h5 runs/dp/last.h5 --plot smoothing.png
     """
-    source = analysis.source
+    source, device = analysis.source, pick_device(analysis.device)
 
     def compute(run: Checkpoint, **settings: Any) -> Smoothing:
         # A recipe in a file may name a user's code, which a file must never run.
-        built_in = run.has_recipe and not (source.model or source.data or source.loss)
-        if steps and not built_in:
+        can_train = run.has_recipe and not (source.model or source.data or source.loss)
+        path = None
+        if steps and can_train:
+            path = experiments.mean_path(run, steps, device, source.data_dir)
+        elif steps:
             common.message(f"{run.label}: no further steps, --steps needs built-in model and data")
-        device = pick_device(analysis.device)
-        route = continued.mean_path(run, steps, device, source.data_dir) if steps and built_in else None
-        rate = continued.effective_rate(run)
-        return compute_smoothing(run, trajectory=route, alpha_e=rate, **settings)
+        rate = experiments.effective_rate(run)
+        return compute_smoothing(run, trajectory=path, alpha_e=rate, **settings)
 
     analysis.compute("smoothing", analysis.open(), compute)
 
@@ -256,10 +262,10 @@ def stability(
         from_form: Form of that momentum.
         batch: Samples in a step.
         from_batch: Samples in a step that --lr is used with.
-        noise: s²/λ²: relative variance of one sample's curvature along the sharpest direction; only with it
-            does the batch matter.
-        precondition: λ_max of P^{-1/2} H P^{-1/2}, P the preconditioner of the run's optimizer, against its
-            limit.
+        noise: s²/λ²: relative variance of one sample's curvature along the sharpest direction; without it,
+            the batch makes no difference.
+        precondition: Compare λ_max of P^{-1/2} H P^{-1/2} with its limit, P the preconditioner of the run's
+            optimizer.
 
     Example:
         landscape stability runs/dp/last.h5 --delay 0,1,2,4,8,16,32 --plot edge.png
@@ -269,14 +275,14 @@ def stability(
         if analysis.target.picture or analysis.target.output or precondition:
             raise InputError("--plot, -o: not allowed without a CKPT, nor --precondition")
         title = f"largest stable lr·λ_max{' in mean square' if noise else ''}"
-        stable = functools.partial(limits.max_stable_step, noise=noise, batch=batch)
-        rows, text = limit_table(title, delays, momentum, stable, ".4f")
+        max_stable_step = functools.partial(limits.max_stable_step, noise=noise, batch=batch)
+        rows, text = limit_table(title, delays, momentum, max_stable_step, ".4f")
         common.values(text, limits=rows)
         if lr is not None:
             before = limits.Hyperparameters(from_delay, from_momentum, from_form, from_batch)
 
-            def rate(tau: int, m: float, form: str) -> float:
-                after = limits.Hyperparameters(tau, m, form, batch)
+            def rate(delay: int, momentum: float, form: str) -> float:
+                after = limits.Hyperparameters(delay, momentum, form, batch)
                 return limits.lr_that_keeps_minima(lr, before, after, noise)
 
             base = f"lr {lr:g} with delay {from_delay}, momentum {from_momentum:g} ({from_form})"
@@ -292,18 +298,25 @@ def stability(
 
 
 def limit_table(
-    title: str, delays: Sequence[int], momentum: float, value: Callable[[int, float, str], float], form: str
+    title: str, delays: Sequence[int], momentum: float, value: Callable[..., float], number_format: str
 ) -> tuple[list[dict[str, float]], str]:
-    """The numbers of each delay without momentum, with ``momentum`` and with shifted; and them as text."""
-    columns = {"no momentum": (0.0, "ordinary"), "ordinary": (momentum, "ordinary")}
-    columns |= {"shifted": (momentum, "shifted")}
-    rows = [{"delay": tau, **{name: value(tau, *of) for name, of in columns.items()}} for tau in delays]
-    heads = [f"{name}, m = {m:g}" if m else name for name, (m, _) in columns.items()]
-    cells = [[str(row["delay"]), *(f"{row[name]:{form}}" for name in columns)] for row in rows]
-    return rows, f"{title}\n{common.columns([['τ', *heads], *cells])}"
+    """Compute ``value(delay, momentum, form)`` for each delay without, with ordinary and shifted momentum.
+
+    Returns:
+        The rows of the table, and the table as text.
+    """
+    columns = [("no momentum", 0.0, "ordinary"), ("ordinary", momentum, "ordinary")]
+    columns.append(("shifted", momentum, "shifted"))
+    header, rows = ["τ"], [dict[str, float](delay=delay) for delay in delays]
+    for name, m, form in columns:
+        header.append(f"{name}, m = {m:g}" if m else name)
+        for delay, row in zip(delays, rows, strict=True):
+            row[name] = value(delay, m, form)
+    cells = [[str(row["delay"]), *(f"{row[name]:{number_format}}" for name, _, _ in columns)] for row in rows]
+    return rows, f"{title}\n{common.columns([header, *cells])}"
 
 
-WIDTH = 110  # characters of a line of the table, but for its last column (our choice)
+WIDTH = 110  # characters in a line of the footnotes (our choice)
 
 
 @command(
@@ -319,7 +332,7 @@ WIDTH = 110  # characters of a line of the table, but for its last column (our c
 def compare(groups: str | None, analysis: AnalysisCommand) -> None:
     """Compare how flat minima are, with tests.
 
-    All instruments are in one table, which says whether this minimum is flatter than that one.
+    One table has all quantities, and says which minimum is flatter.
 
     Prints each quantity with its standard error, or the bound of an eigenvalue, and which differences are
     larger than that: by paired tests on common minibatches, vectors and planes, and over groups by Welch's t,
@@ -327,8 +340,8 @@ def compare(groups: str | None, analysis: AnalysisCommand) -> None:
 
     Args:
         groups: Compare groups, with errors over their seeds: recipe (runs whose recipes differ only in the
-            seed), or NAME=COUNT,… (the first COUNT of the CKPTs, the next, …). At least 3 each for a
-            statement.
+            seed), or NAME=COUNT,… (the first COUNT of the CKPTs, the next, …). A test needs at least 3 in
+            each group.
 
     Example:
         landscape compare runs/ss-*/ runs/dp-*/ --groups recipe --at-equal-loss --plot flat.png
@@ -339,32 +352,33 @@ def compare(groups: str | None, analysis: AnalysisCommand) -> None:
     def compute(*_: Checkpoint, **options: Any) -> Comparison:
         settings = {name: options[name] for name in (*analysis.settings, "seed", "progress")}
         result = compute_comparison(sides, **settings, preconditioner_of=preconditioner)
-        names = dict.fromkeys(filter(None, map(analysis.source.other_data, runs)))
-        notes = [f"the data is {name}, not that of the checkpoints" for name in names]
+        data_names = dict.fromkeys(analysis.source.other_data(run) for run in runs)
+        notes = [f"the data is {name}, not that of the checkpoints" for name in data_names if name]
         return replace(result, notes=(*result.notes, *notes))
 
     analysis.compute("compare", [tuple(runs)], compute, describe=lambda result: common.values(table(result)))
 
 
 def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]]:
-    """The runs by the names of their groups, from the value of --groups."""
+    """Return the runs of each group by its name; ``text`` is the value of --groups."""
     if text == "recipe":
-        from landscape.plots.training import groups_of  # only here: it brings matplotlib
+        from landscape.plots.training import groups_of  # only here: it imports matplotlib
 
-        unknown = next((run for run in runs if not run.has_recipe), None)
-        if unknown:
-            raise InputError(f"--groups: recipe is not allowed, {unknown.path} has none; give NAME=COUNT,…")
+        for run in runs:
+            if not run.has_recipe:
+                raise InputError(f"--groups: recipe is not allowed, {run.path} has none; give NAME=COUNT,…")
         return {name: members for name, _, members in groups_of(runs)}
     groups: dict[str, list[Checkpoint]] = {}
-    done = 0
-    for word in text.split(","):
-        match = re.fullmatch(r"\s*([^=]*[^=\s])\s*=\s*([1-9]\d{0,5})\s*", word)
+    start = 0
+    for entry in text.split(","):
+        match = re.fullmatch(r"\s*([^=]*[^=\s])\s*=\s*([1-9]\d{0,5})\s*", entry)
         if not match or match[1] in groups:
             raise InputError(f"--groups: '{text}' is not allowed, it must be recipe, or as SSGD=3,DPSGD=3")
-        groups[match[1]] = list(runs[done : done + int(match[2])])
-        done += int(match[2])
-    if done != len(runs):
-        raise InputError(f"--groups: '{text}' has {done} checkpoints, it must have {len(runs)}, those given")
+        end = start + int(match[2])
+        groups[match[1]] = list(runs[start:end])
+        start = end
+    if start != len(runs):
+        raise InputError(f"--groups: '{text}' has {start} checkpoints, it must have all {len(runs)}")
     return groups
 
 
@@ -383,40 +397,43 @@ def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]
 def average(base: str | None, by_factor: bool, *, exact: Natural | None, analysis: AnalysisCommand) -> None:
     """Predict the loss of averaged weights.
 
-    The average is of the w_a of several CKPTs, such as the files of a run or fine-tunings of one network; of
-    one CKPT, of its learners.
+    The average is that of the w_a of several CKPTs, such as the files of a run or fine-tunings of one
+    network; with one CKPT, that of its learners.
 
     The loss, the gradient and one Hessian product at each member predict the loss of the average with a 90%
-    interval; its exact loss stands beside it. Members are chosen by prediction, too.
+    interval; the exact loss is printed beside it. Members are chosen by prediction, too.
 
     Args:
-        base: What the CKPTs were fine-tuned from: averages are base + Σ λ (CKPT − base).
-        by_factor: Average the factors of adapters, each by itself, and not their products.
-        exact: How many averages are evaluated, the best by prediction. [default: all]
+        base: The CKPT that all were fine-tuned from: averages are base + Σ λ (CKPT − base).
+        by_factor: Average each factor of the adapters, and not their products.
+        exact: Number of averages that are evaluated, the best by prediction. [default: all]
 
     Example:
         landscape average runs/ss/step-???????.h5 --plan windows --last 12 --exact 3 --plot average.png
     """
-    files = analysis.checkpoints if base is None else (*analysis.checkpoints, base)
-    opened = replace(analysis, checkpoints=files).open()
-    same_network(runs := opened[: len(analysis.checkpoints)])
-    more = {"exact": True if exact is None else exact} | ({"factors": ()} if by_factor else {})
-    # Files of other programs are read again, by which the types of their numbers are known.
+    paths = analysis.checkpoints if base is None else (*analysis.checkpoints, base)
+    opened = replace(analysis, checkpoints=paths).open()
+    runs = opened[: len(analysis.checkpoints)]
+    check_networks(runs)
+    options: dict[str, Any] = {"exact": True if exact is None else exact}
+    if by_factor:
+        options["factors"] = ()
+    # The files of other programs, and not their checkpoints, have the dtypes of their weights.
     members = [run.path if run.algorithm == IMPORTED and run.path else run for run in opened]
+    if base is not None:
+        options["base"] = members.pop()
 
     def compute(first: Checkpoint, *others: Checkpoint, seed: int, **settings: Any) -> WeightAverage:
-        problem, settings = first.problem(), settings | more
+        problem = first.problem()
         if not others:
-            return compute_average(problem, first.weights, **settings)
-        if base is not None:
-            settings["base"] = members[-1]
-        return compute_average(problem, members[: len(runs)], labels=titles(runs), **settings)
+            return compute_average(problem, first.weights, **settings, **options)
+        return compute_average(problem, members, labels=titles(runs), **settings, **options)
 
     analysis.compute("average", [tuple(opened)], compute)
 
 
 def table(result: Comparison) -> str:
-    """The table of a comparison, its summary and its footnotes."""
+    """Return the table of a comparison, its summary and its footnotes, as text."""
     rows = [["", *result.sides, "error over", "difference"], *table_of(result)]
     wrap = functools.partial(textwrap.fill, width=WIDTH, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join([common.columns(rows, left=True), "", *summary(result), *map(wrap, footnotes(result))])

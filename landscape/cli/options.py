@@ -1,6 +1,6 @@
-"""Options of the commands: the parameters of functions and classes, with their defaults, types and Args.
+"""Options of the commands, made from the parameters of functions and classes, their defaults, types and Args.
 
-Their values are those that a shell can complete. No torch is imported, but for an option that needs it."""
+A shell can complete their values. No torch is imported, except for an option that needs it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem
 
 
 class Choice(click.Choice):  # type: ignore[type-arg]  # generic from click 8.2 on
-    """A few allowed values, which completion offers; for another one the error names the most similar."""
+    """One of a few allowed values, which completion offers; an error names the most similar one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         name = "value" if param is None else param.opts[-1]
@@ -41,7 +41,7 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic from click 8
         return f"Number({self.name})"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number that a text stands for; a default is one already."""
+        """Convert a text to the number; a default is a number already."""
         if not isinstance(value, str):
             return value
         with contextlib.suppress(ValueError):
@@ -50,12 +50,12 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic from click 8
 
 
 def paths(kind: str) -> Completion:
-    """Completion by names of files ("file") or folders ("dir"), which the shell itself finds."""
+    """Return completion by names of files ("file") or folders ("dir"), which the shell itself finds."""
     return lambda context, parameter, incomplete: [CompletionItem(incomplete, type=kind)]
 
 
 def names(allowed: Callable[[], Iterable[str]]) -> Completion:
-    """Completion by the ``allowed`` names that begin so; where none does, by files."""
+    """Return completion by the ``allowed`` names that match; if none does, by files."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         items = [CompletionItem(name) for name in allowed() if name.startswith(incomplete)]
@@ -81,8 +81,8 @@ def _devices() -> Choice:
     return Choice(DEVICES)
 
 
-#: Options that several commands share: what click is told of them, and ``flag``, the option where it is not
-#: the name, or ``argument``.
+#: Options that several commands share: click's settings; ``flag``, the option if it is not the parameter's
+#: name; and ``argument``, whether it is an argument.
 SHARED: Mapping[str, dict[str, Any]] = {
     "files": {
         "argument": True,
@@ -111,8 +111,8 @@ SHARED: Mapping[str, dict[str, Any]] = {
         "metavar": "SIZE",
         "callback": _limit,
         "expose_value": False,
-        "help": "Memory of a process, such as 2.5GiB (on CUDA: of the GPU). What needs more is refused "
-        "before it starts. [default: what is free]",
+        "help": "Memory of a process, such as 2.5GiB (on CUDA: of the GPU). Work that needs more is refused "
+        "before it starts. [default: the free memory]",
     },
     "settings": {"flag": "--set", "metavar": "KEY=VALUE"},
 }
@@ -120,40 +120,40 @@ FOLDER: dict[str, Any] = {"metavar": "DIR", "shell_complete": paths("dir")}
 
 
 def option(name: str, **settings: Any) -> click.Parameter:
-    """The option, or argument, ``name``, of which click is told ``settings`` and what ``SHARED`` has."""
-    words = {**SHARED.get(name, {}), **settings}
-    if words.get("type") is _devices:
-        words["type"] = _devices()
-    flags = words.pop("flag", f"--{name.replace('_', '-')}")
-    if words.pop("argument", False):
-        if words.pop("multiple", False):
-            words["nargs"] = -1
-        words.pop("help", None)
-        return click.Argument([name], **words)
-    default = words.get("default")
-    words.setdefault("show_default", default not in (None, "") and default is not False)
-    listed = isinstance(words.get("type"), ListType) or str(words.get("metavar")).endswith(",…")
-    kind = ListOption if listed and not words.get("multiple") else click.Option
-    return kind([*flags.split(), name], **words)
+    """Return the option or argument ``name``, with the settings of ``SHARED`` and click's ``settings``."""
+    settings = {**SHARED.get(name, {}), **settings}
+    if settings.get("type") is _devices:
+        settings["type"] = _devices()
+    flags = settings.pop("flag", f"--{name.replace('_', '-')}")
+    if settings.pop("argument", False):
+        if settings.pop("multiple", False):
+            settings["nargs"] = -1
+        settings.pop("help", None)
+        return click.Argument([name], **settings)
+    default = settings.get("default")
+    settings.setdefault("show_default", default not in (None, "") and default is not False)
+    is_list = isinstance(settings.get("type"), ListType) or str(settings.get("metavar")).endswith(",…")
+    option_class = ListOption if is_list and not settings.get("multiple") else click.Option
+    return option_class([*flags.split(), name], **settings)
 
 
 class ListOption(click.Option):
-    """An option of several values with commas between them, which may be given several times, too."""
+    """An option of several values, separated by commas or by repeating the option."""
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """Have the parser keep all texts of the option, and not the last one only."""
+        """Make the parser keep all texts of the option, not only the last one."""
         self.multiple = True
         super().add_to_parser(parser, ctx)
         self.multiple = False
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, Any]:
-        """The texts of the option as one, with commas between them."""
+        """Join the texts of the option with commas."""
         value, source = super().consume_value(ctx, opts)
         return (",".join(value) if isinstance(value, list) else value), source
 
 
 class ListType(click.ParamType):  # type: ignore[type-arg]  # no generic class in click 8.1
-    """Several values with commas between them, each of which the annotation of an item allows."""
+    """Several values, separated by commas; the annotation of an item says which are allowed."""
 
     name = "list"
 
@@ -164,7 +164,7 @@ class ListType(click.ParamType):  # type: ignore[type-arg]  # no generic class i
         return f"LIST({base_of(self.item).__name__})"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The tuple that the text of the option stands for, in its order; a default is one already."""
+        """Convert a text to the tuple of its values, in their order; a default is a tuple already."""
         if not isinstance(value, str):
             return value
         words = value.split(",")
@@ -174,7 +174,7 @@ class ListType(click.ParamType):  # type: ignore[type-arg]  # no generic class i
 
 
 def base_of(annotation: Any) -> Any:
-    """The type that an annotation bounds or names the values of: of one with None, or others, the first."""
+    """Return the type of an annotation's values, without bounds and names; of a union, the first type."""
     if get_origin(annotation) in (Union, types.UnionType):
         return base_of(get_args(annotation)[0])
     if get_origin(annotation) is Literal:
@@ -183,7 +183,7 @@ def base_of(annotation: Any) -> Any:
 
 
 def item_of(annotation: Any) -> Any:
-    """The annotation of the items of a sequence; None for another type."""
+    """Return the annotation of the items of a sequence; None for another type."""
     base = base_of(annotation)
     return get_args(base)[0] if get_origin(base) in (Sequence, tuple) else None
 
@@ -194,69 +194,73 @@ def is_plain(annotation: Any) -> bool:
 
 
 def options_of(function: Callable[..., Any], *names: str, **own: Settings) -> list[click.Parameter]:
-    """The options that the parameters ``names`` and ``own`` of ``function`` are, in this order.
+    """Return the options of the parameters ``names`` and ``own`` of a function, in this order.
 
-    Default and type are those of the signature; the help is the first sentence of the parameter's Args. What
-    ``own`` tells click comes before.
+    Default and type are those of the signature, and the help is the first sentence of the parameter's Args,
+    unless the settings of click in ``own`` differ.
     """
-    parameters = inspect.signature(function).parameters
-    every, hints = dict.fromkeys((*names, *own)), type_hints(function, bounds=True)
+    parameters, hints = inspect.signature(function).parameters, type_hints(function, bounds=True)
     helps = sentences(function)
+    every = dict.fromkeys((*names, *own))
     return [_option(parameters[name], hints[name], helps.get(name), own.get(name, {})) for name in every]
 
 
-def _option(parameter: inspect.Parameter, hint: Any, sentence: str | None, own: Settings) -> click.Parameter:
-    """The option of a parameter, with the ``sentence`` of its Args as its help."""
-    several = get_origin(base_of(hint)) is tuple
-    shared = {**SHARED.get(parameter.name, {}), **own}
-    words: dict[str, Any] = {"help": sentence} if sentence else {}
+def _option(parameter: inspect.Parameter, hint: Any, help_text: str | None, own: Settings) -> click.Parameter:
+    """Return the option of a parameter with this annotation ``hint``; the settings ``own`` come first."""
+    is_repeated = get_origin(base_of(hint)) is tuple
+    given = {**SHARED.get(parameter.name, {}), **own}
+    settings: dict[str, Any] = {"help": help_text} if help_text else {}
     default = parameter.default
     if own.get("each"):
-        words |= {"type": ListType(hint), "required": True}
-    elif "type" not in shared and item_of(hint) and not several:
-        words["type"] = ListType(item_of(hint))
+        settings |= {"type": ListType(hint), "required": True}
+    elif "type" not in given and item_of(hint) and not is_repeated:
+        settings["type"] = ListType(item_of(hint))
         if isinstance(default, tuple):
             default = ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in default)
-    elif "type" not in shared:
-        words["type"] = _type_of(item_of(hint) or hint)
-    if words.get("type") is bool:
+    elif "type" not in given:
+        settings["type"] = _type_of(item_of(hint) or hint)
+    if settings.get("type") is bool:
         flag = parameter.name.replace("_", "-")
-        words |= {"flag": f"--{flag}/--not-{flag}"} if default is True else {"is_flag": True}
-    if several:
-        words["multiple"] = True
+        settings |= {"flag": f"--{flag}/--not-{flag}"} if default is True else {"is_flag": True}
+    if is_repeated:
+        settings["multiple"] = True
     if default not in (None, inspect.Parameter.empty, ()):
-        words["default"] = default
-    elif default is not None and not several and not {"default", "is_flag"} & {*shared, *words}:
-        words["required"] = types.NoneType not in get_args(hint)
-    return option(parameter.name, **words | {name: value for name, value in own.items() if name != "each"})
+        settings["default"] = default
+    elif default is not None and not is_repeated and not {"default", "is_flag"} & {*given, *settings}:
+        settings["required"] = types.NoneType not in get_args(hint)
+    settings |= {name: value for name, value in own.items() if name != "each"}
+    return option(parameter.name, **settings)
 
 
 def _type_of(annotation: Any) -> Any:
-    """The type of click for an annotation: its words, a number within its bounds, a text or a flag."""
-    kind = next((part for part in get_args(annotation) if part is not types.NoneType), None)
-    inner = kind if get_origin(annotation) in (Union, types.UnionType) else annotation
-    if get_origin(inner) is Literal:
-        return Choice(get_args(inner))
-    names = [rule.names for rule in getattr(inner, "__metadata__", ()) if isinstance(rule, OneOf)]
-    base = base_of(inner)
-    return Choice(names[0]) if names else Number(inner) if base in (int, float) else base
+    """Return click's type for an annotation: allowed words, a number within its bounds, a text or a flag."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        annotation = next(member for member in get_args(annotation) if member is not types.NoneType)
+    if get_origin(annotation) is Literal:
+        return Choice(get_args(annotation))
+    for rule in getattr(annotation, "__metadata__", ()):
+        if isinstance(rule, OneOf):
+            return Choice(rule.names)
+    base = base_of(annotation)
+    return Number(annotation) if base in (int, float) else base
 
 
 def plain(text: str) -> str:
-    """A docstring's text without markup."""
+    """Return a docstring's text without markup."""
     return re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "").strip()
 
 
 def sentences(function: Callable[..., Any]) -> dict[str, str]:
-    """The first sentence of each parameter's description in a docstring, without markup."""
-    first: dict[str, str] = {}
+    """Return the first sentence of each parameter's description in a docstring, without markup."""
+    first_sentences: dict[str, str] = {}
     for name, text in described(function).items():
         sentence = re.split(r"(?<!\bal)\.\s(?=[A-Z])", plain(text))[0].rstrip(".")
-        sentence += "" if sentence.endswith("…") else "."
+        if not sentence.endswith("…"):
+            sentence += "."
         if not re.match(r"\w\b", sentence):  # γ and m stay small
             sentence = sentence[:1].upper() + sentence[1:]
-        first[name] = sentence.replace('"', "")
-    return first
+        first_sentences[name] = sentence.replace('"', "")
+    return first_sentences
 
 
 @dataclass(frozen=True)
@@ -268,25 +272,28 @@ class Group:
 
 
 def group(make: Callable[..., Any], **own: Settings | Group | None) -> Group:
-    """The options that all parameters of ``make`` are, with the whole text of its Args as their help.
+    """Return the options of all parameters of ``make``, with the full text of its Args as their help.
 
-    ``own`` has what click is told of a parameter, or the group of options that it stands for; None for a
-    parameter that is no option.
+    Args:
+        make: The function or class that receives the values.
+        own: For a parameter, click's settings, or the group of options that become its value; None for a
+            parameter without an option.
     """
-    texts, groups, hints = described(make), dict[str, Group](), type_hints(make, bounds=True)
+    texts, hints = described(make), type_hints(make, bounds=True)
+    groups: dict[str, Group] = {}
     options: list[click.Parameter] = []
     for name, parameter in inspect.signature(make).parameters.items():
-        settings_of = own.get(name, {})
-        if isinstance(settings_of, Group):
-            groups[name] = settings_of
-            options += settings_of.options
-        elif settings_of is not None:
-            options.append(_option(parameter, hints[name], texts.get(name), settings_of))
+        settings = own.get(name, {})
+        if isinstance(settings, Group):
+            groups[name] = settings
+            options += settings.options
+        elif settings is not None:
+            options.append(_option(parameter, hints[name], texts.get(name), settings))
 
     def from_values(**values: Any) -> Any:
-        for name, part in groups.items():
-            names = [str(option.name) for option in part.options if option.expose_value]
-            values[name] = part.make(**{option: values.pop(option) for option in names})
+        for name, inner in groups.items():
+            names = [str(option.name) for option in inner.options if option.expose_value]
+            values[name] = inner.make(**{option: values.pop(option) for option in names})
         return make(**values)
 
     return Group(from_values, options)
@@ -297,31 +304,31 @@ def command(
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a function a command: its parameters are the options, as ``group`` makes them.
 
-    The help is the docstring, but for its Args, which are the options', and its Example, which comes last.
+    The docstring's text is the help of the command, its Args are the help of the options, and its Example
+    comes last.
     """
 
     def decorate(function: Callable[..., Any]) -> click.Command:
-        texts = re.split(r"^(Args|Example):\n", inspect.getdoc(function) or "", flags=re.M)
-        example = " ".join(dict(zip(texts[1::2], texts[2::2], strict=True))["Example"].split())
+        text, example = re.split(r"^Example:\n", inspect.getdoc(function) or "", flags=re.M)
         options = group(function, **own)
         return click.Command(
             name or function.__name__.replace("_", "-"),
             callback=functools.wraps(function)(options.make),
             params=[*options.options],
-            help=texts[0].strip(),
-            epilog=f"Example: {example}",
+            help=re.split(r"^Args:\n", text, flags=re.M)[0].strip(),
+            epilog=f"Example: {' '.join(example.split())}",
         )
 
     return decorate
 
 
 def parse_seeds(text: str) -> list[int]:
-    """[0, 1, 2, 5] of "0-2,5"."""
-    seeds: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part, re.ASCII)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if first > last or last - first >= 1000:
+    """Return the seeds of a text, such as [0, 1, 2, 5] of "0-2,5"."""
+    seeds: set[int] = set()
+    for interval in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", interval, re.ASCII)
+        numbers = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
+        if not 1 <= len(numbers) <= 1000:
             raise InputError(f"--seeds: '{text}' is not allowed, it must be numbers such as 0-4 or 0,1,5")
-        seeds += range(first, last + 1)
-    return sorted(set(seeds))
+        seeds.update(numbers)
+    return sorted(seeds)

@@ -1,7 +1,7 @@
 """The output of a command: values and names of files on stdout, messages on stderr.
 
-With ``--json`` stdout has one object in place of the lines. Each command has ``--json``, ``-v`` and ``-q``
-without further work: the group of the commands adds them, and what is printed goes through this module.
+With ``--json`` stdout has one object in place of the lines. The group of the commands adds ``--json``, ``-v``
+and ``-q`` to each command, and each command prints through this module.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ if TYPE_CHECKING:  # a list of the commands needs no numpy
 
 @dataclass
 class Output:
-    """The output of one command so far, and the manner in which it prints.
+    """What one command has printed so far, and how it prints.
 
-    ``entries``, ``results`` and ``names`` are what ``--json`` shows. A ``muted`` command prints nothing but
-    errors: it is a process of a group that is not the first one.
+    Attributes:
+        command: Name of the command.
+        as_json, verbose, quiet: Whether ``--json``, ``-v`` and ``-q`` are given.
+        muted: Whether only errors are printed, as in all processes of a group except the first.
+        entries, results, names: What ``--json`` shows: values by name, results, names of files.
+        began: Time of the start, in seconds of the monotonic clock.
     """
 
     command: str = ""
@@ -67,13 +71,13 @@ _current: ContextVar[Output] = ContextVar("output")
 
 
 def current() -> Output:
-    """The output of the command that runs; outside of a command one that prints everything."""
+    """Return the output of the command that runs; outside of a command, one that prints everything."""
     return _current.get(Output())
 
 
 @contextlib.contextmanager
 def collected(out: Output) -> Iterator[None]:
-    """``out`` is the output of the command inside; it ends unless the command is interrupted."""
+    """Collect in ``out`` what the command inside prints; end it unless the command is interrupted."""
     token = _current.set(out)
     try:
         yield
@@ -93,7 +97,7 @@ def _echo(text: str, err: bool = False) -> None:
 
 
 def values(text: str, **entries: Any) -> None:
-    """Print what the command was asked for, also with -q; with --json keep ``entries`` for its object."""
+    """Print the values that a command computes, also with -q; with --json keep ``entries`` for its object."""
     out = current()
     out.entries |= entries
     if text and not out.as_json and not out.muted:
@@ -126,7 +130,7 @@ def results(new_results: Sequence[Result]) -> None:
 
 
 def _keep(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-    """Keep a flag in the output."""
+    """Set the attribute of the current output that belongs to a flag."""
     out = current()
     if value and not context.resilient_parsing:
         setattr(out, str(parameter.name), True)
@@ -146,7 +150,9 @@ _EVERY = {
 
 def add_options(command: click.Command) -> None:
     """Add --json, -v and -q to a command, except for those whose names it has already."""
-    flags_in_use = {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
+    flags_in_use: set[str] = set()
+    for parameter in command.params:
+        flags_in_use.update(parameter.opts, parameter.secondary_opts)
     for flags, text in _EVERY.items():
         option = click.Option(
             flags.split(), is_flag=True, is_eager=True, expose_value=False, callback=_keep, help=text

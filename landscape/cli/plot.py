@@ -46,14 +46,14 @@ WIDTH = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Film:
-    """A film of a run, if there is one: what it is of, its size and its speed.
+    """The options of a film of a run.
 
     Args:
         animate: A film of the run FILE: its learners on the landscape around w_a at its checkpoints, with a
             dial of lr·λ_max and its limit.
         film_grid: Points along each axis of a film.
-        frames: Most frames of a film.
-        fps: Frames a second of a film.
+        frames: Largest number of frames of a film.
+        fps: Frames per second of a film.
     """
 
     animate: str | None = None
@@ -93,7 +93,7 @@ def plot(
 ) -> None:
     """Draw training, contours, spectra and other results.
 
-    FILEs of one kind come in one picture.
+    All FILEs, which must hold the same kind of result, come in one picture.
 
     Panels of one picture share levels and color scale. Several surfaces exported to F.vts become F-0.vts,
     F-1.vts and so on. "--animate learners" draws a run's learners on the landscape that moves with them.
@@ -105,52 +105,52 @@ def plot(
             the second).
         quantity: Of surfaces: accuracy, or a metric that --metric of contour computed. [default: loss]
         log: Scale of colors and levels. [default: --log where losses differ by a factor over 100]
-        levels: About how many contour levels. [default: 0.005 apart, or 24]
-        vmax: Highest level; above, its color.
+        levels: Approximate number of contour levels. [default: 0.005 apart, or 24]
+        vmax: Highest level; larger values have its color.
         cmap: Color map of matplotlib. [default: mako_r; rocket_r for ratios]
         labels: Write losses on the contour lines.
         title: Title in place of the default one.
-        width: Inches, of a picture in a paper, such as 3.3 or 7: small texts, no caption, no title but yours.
+        width: Width in inches for a paper, such as 3.3 or 7: small texts, no caption, no default title.
         dpi: Pixels per inch. [default: 150]
 
     Example:
         landscape plot runs/ss/last.h5 runs/dp/last.h5 -o training.png
     """
-    look: dict[str, Any] = {"quantity": quantity, "log": log, "levels": levels, "vmax": vmax, "cmap": cmap}
-    look |= {"labels": labels or None, "title": title or None, "width": width}
-    options = {name: value for name, value in look.items() if value is not None}
+    options: dict[str, Any] = {"quantity": quantity, "log": log, "levels": levels, "vmax": vmax, "cmap": cmap}
+    options |= {"labels": labels or None, "title": title or None, "width": width}
+    options = {name: value for name, value in options.items() if value is not None}
     if film.animate is not None:
         if options or style != "contour":
             raise InputError(f"--{next(iter(options), 'style')}: not allowed with --animate")
         animate(files, output, film, dpi)
         return
     picture = Path(output or storage.checkpoint_in(Path(files[0])).with_suffix(".png"))
-    export = picture.suffix == ".vts"
-    if not export:
-        plots.check_format(picture)
-    results = plots.loaded(files)
-    if export:
-        common.files(*_export(results, picture))
+    if picture.suffix == ".vts":
+        common.files(*_export(plots.loaded(files), picture))
         return
+    plots.check_format(picture)
+    results = plots.loaded(files)
     common.make_folder(picture.parent)
     check_title("--title", title)
     try:
         plots.draw(results, picture, dpi=dpi, style=style, **options)
     except LandscapeError:
         raise
-    except (ArithmeticError, LookupError, ValueError) as error:  # numbers that no axis takes
-        words = first_words(error)
-        raise OperationError(f"{', '.join(files)}: values that cannot be drawn ({words})") from error
+    except (ArithmeticError, LookupError, ValueError) as error:  # numbers that no axis can show
+        cause = first_words(error)
+        raise OperationError(f"{', '.join(files)}: values that cannot be drawn ({cause})") from error
     common.files(picture)
 
 
 def _export(results: list[Any], path: Path) -> list[Path]:
+    """Write each surface as a .vts file, and return the paths: ``path``, or with numbers if several."""
     for result in results:
         if not isinstance(result, Surface):
             raise InputError(f"{path}: only a surface becomes a .vts file, this is a {type(result).__name__}")
     common.make_folder(path.parent)
-    several = len(results) > 1
-    paths = [path.with_stem(f"{path.stem}-{i}") if several else path for i in range(len(results))]
+    paths = [path]
+    if len(results) > 1:
+        paths = [path.with_stem(f"{path.stem}-{i}") for i in range(len(results))]
     for result, target in zip(results, paths, strict=True):
         save_vts(result, target)
     return paths
@@ -159,7 +159,7 @@ def _export(results: list[Any], path: Path) -> list[Path]:
 def animate(files: tuple[str, ...], output: str | None, film: Film, dpi: float | None) -> None:
     """Write the film of one run."""
     if len(files) != 1:
-        raise InputError(f"FILE: {len(files)} are not allowed with --animate, it takes one run")
+        raise InputError(f"FILE: {len(files)} are not allowed with --animate, it must be one run")
     from landscape.plots import animation  # and matplotlib: only where something is drawn
 
     last = storage.checkpoint_in(Path(files[0]))
@@ -168,63 +168,63 @@ def animate(files: tuple[str, ...], output: str | None, film: Film, dpi: float |
     common.make_folder(path.parent)
     runs = checkpoints(last, film.frames)
     with common.progress_bar("surfaces") as bar:
-        shots = frames(runs, film, bar)
+        film_frames = frames(runs, film, bar)
     with common.progress_bar("film") as bar:
-        animation.save_film(shots, runs[-1].algorithm, path, film.fps, dpi or DPI, bar)
+        animation.save_film(film_frames, runs[-1].algorithm, path, film.fps, dpi or DPI, bar)
     common.files(path)
 
 
-def checkpoints(last: Path, most: int) -> list[Checkpoint]:
-    """At most ``most`` checkpoints, evenly chosen, of the run that ends with ``last``."""
+def checkpoints(last: Path, limit: int) -> list[Checkpoint]:
+    """Return at most ``limit`` checkpoints, evenly chosen, of the run that ends with ``last``."""
     paths = [path for path in storage.steps(last.parent) if path != last]
     end = Checkpoint.load(last)
     if end.learners < 3:
         raise OperationError(f"{last}: {end.learners} learners span no plane, a film needs at least 3")
-    before = [Checkpoint.load(path, whole_history=False) for path in paths]
-    saved = [run for run in before if run.step < end.step and run.weights.shape == end.weights.shape]
-    moving = [run for run in [*saved, end] if bool((run.weights != run.weights[0]).any())]
-    if len(moving) < 2:
-        words = f"{len(moving)} checkpoints of its run have learners that differ, a film needs 2"
-        raise OperationError(f"{last}: {words}; train with --set checkpoint.every=N")
-    chosen = np.unique(np.linspace(0, len(moving) - 1, min(most, len(moving))).round().astype(int))
-    return [moving[k] for k in chosen]
+    earlier = [Checkpoint.load(path, whole_history=False) for path in paths]
+    earlier = [run for run in earlier if run.step < end.step and run.weights.shape == end.weights.shape]
+    runs = [run for run in [*earlier, end] if bool((run.weights != run.weights[0]).any())]
+    if len(runs) < 2:
+        cause = f"{len(runs)} checkpoints of its run have learners that differ, a film needs 2"
+        raise OperationError(f"{last}: {cause}; train with --set checkpoint.every=N")
+    indices = np.linspace(0, len(runs) - 1, min(limit, len(runs))).round().astype(int)
+    return [runs[i] for i in np.unique(indices)]
 
 
 def frames(runs: list[Checkpoint], film: Film, progress: Progress) -> list[Frame]:
-    """The surfaces around w_a of ``runs`` over one pair of directions, and where their sharpness stands.
+    """Compute the frames of a film: the surface around w_a of each checkpoint, with its ηλ_max and its limit.
 
-    The directions are the first two principal components of the learners' spread over all of the checkpoints,
-    each of which counts the same.
+    All surfaces have the same directions: the first two principal components of the learners' spreads at all
+    checkpoints, each scaled to norm 1.
     """
     from landscape.plots.animation import Frame
 
     spreads = [run.weights.double() - run.weights.double().mean(0) for run in runs]
-    rows = torch.cat([spread / spread.norm() for spread in spreads])
+    unit_spreads = torch.cat([spread / spread.norm() for spread in spreads])
     first = film.source.of(runs[0], "cpu").problem()
-    directions = learners_plane(first, rows).directions
+    directions = learners_plane(first, unit_spreads).directions
     positions = [(spread.to(directions) @ directions.T).numpy() for spread in spreads]
     span = WIDTH * float(np.median([np.abs(position).max() for position in positions]))
-    shots = []
-    for k, (run, position) in enumerate(zip(runs, positions, strict=True)):
+    axes = ("direction 1 of the spread", "direction 2 of the spread")
+    film_frames = []
+    for run, position in zip(runs, positions, strict=True):
         problem = film.source.of(run, "cpu").problem()
         markers = np.concatenate([position, np.zeros((1, 2))])
         labels = tuple(f"learner {j}" for j in range(len(position)))
-        axes = ("direction 1 of the spread", "direction 2 of the spread")
         plane = Plane(
             problem.weights, directions, "learners", "none", 0, axes=axes, markers=markers,
             labels=(*labels, "w_a"), weights=torch.cat((run.weights, run.mean[None])).to(problem.weights),
         )  # fmt: skip
         surface = contour(problem, plane, grid=film.film_grid, span=span, **about(run, "train"))
-        upto = runs[-1].history["step"] <= run.step
-        history = {name: column[upto] for name, column in runs[-1].history.items()}
-        sharp, limit = _sharpness(run, problem, latest(history, "lr_lambda_max"))
-        shots.append(Frame(surface, run.step, sharp, limit, latest(history, "train_loss")))
-        progress((k + 1) / len(runs))
-    return shots
+        until_now = runs[-1].history["step"] <= run.step
+        history = {name: column[until_now] for name, column in runs[-1].history.items()}
+        sharpness, limit = _sharpness(run, problem, latest(history, "lr_lambda_max"))
+        film_frames.append(Frame(surface, run.step, sharpness, limit, latest(history, "train_loss")))
+        progress(len(film_frames) / len(runs))
+    return film_frames
 
 
 def _sharpness(run: Checkpoint, problem: Problem, recorded: float) -> tuple[float, float]:
-    """(ηλ_max, its limit): ηλ_max as the run ``recorded`` it, or measured at its weights if that is NaN."""
+    """Return (ηλ_max, its limit): ηλ_max as the run recorded it or, if that is NaN, measured at w_a."""
     from landscape.training.experiments import operating_point  # and training: only for a film
 
     lr, limit, _ = operating_point(run)
@@ -247,14 +247,14 @@ def report(
 
     It has pictures, tables, the origin of the numbers, and surfaces that can be turned.
 
-    A FILE is a checkpoint, a result, or the folder of a run with the results in it. The page says what is not
-    in the files, and which command makes it.
+    A FILE is a checkpoint, a result, or the folder of a run with its results. The page lists the analyses
+    that are missing, with the commands that compute them.
 
     Args:
-        output: The page: one file, which sends no request.
+        output: The page: one file that loads nothing from the network.
         title: Title in place of the default one.
-        analyse: Compute what is missing of each checkpoint: a contour, eigenvalues and trace; files as the
-            commands write them.
+        analyse: Compute for each checkpoint what is missing of contour, eigenvalues and trace, as the
+            commands do.
 
     Example:
         landscape report runs/ss runs/dp contour.h5 -o report.html --analyse
@@ -272,16 +272,24 @@ def report(
 
 
 def _analyze(contents: reports.Contents, folder: Path, values: dict[str, Any]) -> list[Path]:
-    """The files of what was missing: contours and spectra."""
+    """Compute the contours and spectra that are missing, and return their files.
+
+    A file is next to its checkpoint or, if that folder cannot be written to, next to the page.
+    """
     context = click.get_current_context()
     new_files = []
-    parts: dict[str, Any] = {"quantities": ("extremes", "trace")}
-    for kind, analysis, chosen in ((Surface, grids.contour, {}), (Spectrum, measures.spectrum, parts)):
-        for path in contents.lacking(kind):
-            # Next to the checkpoint, where its folder can be written to; else next to the page.
+    spectrum_options: dict[str, Any] = {"quantities": ("extremes", "trace")}
+    for result_type, analysis in ((Surface, grids.contour), (Spectrum, measures.spectrum)):
+        options = spectrum_options if result_type is Spectrum else {}
+        for path in contents.lacking(result_type):
             target = path.with_name(f"{path.stem}-{analysis.name}.h5")
             if not os.access(path.parent, os.W_OK):
                 target = folder / f"{path.resolve().parent.name}-{target.name}"
-            context.invoke(analysis, checkpoints=(str(path),), output=str(target), **chosen, **values)
+            try:
+                context.invoke(analysis, checkpoints=(str(path),), output=str(target), **options, **values)
+            except OperationError as error:
+                if "replace" in error.give:  # which is no option of this command
+                    error.give, error.otherwise = {}, "this file, too, or move it"
+                raise
             new_files.append(target)
     return new_files

@@ -1,4 +1,4 @@
-"""One command over several processes: ``--nproc N``, a launcher's, or commands that share the runs."""
+"""A command over several processes: of ``--nproc N``, of a launcher, or of commands that share the runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
+from typing import NoReturn
 
 import click
 import torch
@@ -43,10 +44,10 @@ class Processes:
     timeout: Positive = TIMEOUT
 
     def join(self) -> Team:
-        """The team of this process; with ``--nproc`` other processes run the command, and it ends here.
+        """Return the team of this process.
 
-        The processor's threads are divided among the processes. One that fails ends all, with an error that
-        names its rank.
+        With ``--nproc N``, N processes run the command instead, and this process exits after them. They
+        divide the processor's threads. If one fails, all end, with an error that names its rank.
         """
         if started_by_launcher() and number("WORLD_SIZE", 1) > 1:
             size, rank = number("WORLD_SIZE", 1), number("RANK", 0)
@@ -70,13 +71,13 @@ OPTIONS = group(Processes, nproc={"metavar": "N"}, timeout=TIMEOUT_S)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Jobs:
-    """The runs of a command: so many at a time, each in its own process, of all or of a share.
+    """The number of runs that a command makes at a time, each in its own process, and its share of all runs.
 
     Args:
         jobs: Number of runs at a time, each in its own process.
         timeout: Seconds that a process may be silent, or that an exchange in training may take.
         share: Make share K of N of the runs and nothing else: N commands, such as the tasks of a SLURM array,
-            make a share each, and the same command without it goes on from there (see docs/cluster.md).
+            make a share each, and the same command without it resumes from there (see docs/cluster.md).
     """
 
     jobs: Count = 1
@@ -86,7 +87,7 @@ class Jobs:
     data_dir: str | None
 
     def pool(self) -> Pool:
-        """The pool of processes that does the runs."""
+        """Return the pool of processes that makes the runs."""
         from landscape.training.run import launch  # and the loop: only where something is trained
 
         return launch.pool(self.jobs, self.timeout, self.device)
@@ -97,9 +98,11 @@ JOBS = group(Jobs, jobs={"metavar": "N"}, timeout=TIMEOUT_S, share={"metavar": "
 
 @dataclasses.dataclass(frozen=True)
 class Team:
-    """The ``rank`` of this process among those of a command.
+    """The processes of a command, as one of them sees it.
 
-    ``timeout`` is that of processes which join; None: this process is the only one.
+    Attributes:
+        rank: Rank of this process.
+        timeout: Seconds that another process may be silent; None if this process is the only one.
     """
 
     rank: int = 0
@@ -107,7 +110,7 @@ class Team:
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[dist.ProcessGroup | None]:
-        """The group of the processes, each of which must make the same calls with it; None: only this one."""
+        """Yield the group, with which all processes must make the same calls; None if there is only one."""
         if self.timeout is None:
             yield None
             return
@@ -120,10 +123,10 @@ class Team:
 
 @contextlib.contextmanager
 def joined(device: torch.device, timeout: float, exchange_timeout: float | None = None) -> Iterator[Group]:
-    """The group of processes that a launcher started this one in.
+    """Yield the group of processes that a launcher started.
 
-    A failure ends this process here: only the first process to fail prints its line, and an orderly exit
-    would wait for messages that no process sends.
+    A failure ends this process here: an orderly exit would wait for messages that no process sends. Only the
+    first process to fail prints its error.
     """
     group = None
     try:
@@ -139,21 +142,30 @@ def joined(device: torch.device, timeout: float, exchange_timeout: float | None 
     except (SystemExit, click.exceptions.Exit):
         raise
     except BaseException as error:
-        launched = children.launcher_store() is not None
-        failure = LostProcessError(str(error)) if isinstance(error, Stopped) else explain(error)
-        rank = group.rank if group else 0
-        name = "" if launched or not rank or isinstance(error, LostProcessError) else f"rank {rank}: "
-        flags = flags_of(output.current().command)
-        line = name + (failure.line(flags) if failure else f"{type(error).__name__}: {error}")
-        code = error.exit_code if isinstance(error, Stopped) else failure.exit_code if failure else 1
-        if group:
-            first = group.report(line, children.LOST if isinstance(error, LostProcessError) else code)
-        else:
-            first = not children.report(line, code)
-        if failure and first and not launched:
-            click.echo(f"landscape: {printable(line)}", err=True)
-        if failure is None:
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        _end_process(error, group)
+
+
+def _end_process(error: BaseException, group: Group | None) -> NoReturn:
+    """Report an error to the other processes, print it if it is the first, and end this process."""
+    has_launcher = children.launcher_store() is not None
+    is_lost = isinstance(error, LostProcessError)  # another process failed first
+    failure = LostProcessError(str(error)) if isinstance(error, Stopped) else explain(error)
+    if failure:
+        line, code = failure.line(flags_of(output.current().command)), failure.exit_code
+    else:
+        line, code = f"{type(error).__name__}: {error}", 1
+    if isinstance(error, Stopped):
+        code = error.exit_code
+    if group and group.rank and not has_launcher and not is_lost:
+        line = f"rank {group.rank}: {line}"
+    if group:
+        is_first = group.report(line, children.LOST if is_lost else code)
+    else:
+        is_first = not children.report(line, code)
+    if failure and is_first and not has_launcher:
+        click.echo(f"landscape: {printable(line)}", err=True)
+    if failure is None:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

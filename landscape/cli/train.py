@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -84,8 +84,8 @@ def train(
         resume: Resume from DIR/last.h5; the result is bit-identical to an uninterrupted run.
         force: First delete the run in DIR.
         nproc: Processes on this machine that share the learners.
-        max_restarts: How often all processes are restarted from last.h5 after one is lost.
-        scalars: Where each row of the history goes, too, as --set scalars=…; the package must be installed.
+        max_restarts: Number of restarts of all processes from last.h5 after one is lost.
+        scalars: Also write each row of the history there, as --set scalars=…; the package must be installed.
         timeout: Seconds that a process may be silent, or that an exchange in training may take.
         allow_code: Run code that a file names as MODULE:NAME for its model or data; code named by --set
             always runs.
@@ -96,52 +96,52 @@ def train(
     if scalars and recipe is None:
         raise InputError("scalars: not allowed without the recipe; give its name or file, too")
     settings += (f"scalars={scalars}",) if scalars else ()
-    chosen = chosen_recipe(recipe, parsed(settings), allow_code)
-    folder = output or (default_folder(chosen) if chosen else "")
+    changed_recipe = chosen_recipe(recipe, parsed(settings), allow_code)
+    folder = output or (default_folder(changed_recipe) if changed_recipe else "")
     if not folder:
         raise InputError("recipe: missing; give a name (landscape recipes), a .toml file, or -o DIR --resume")
-    about: dict[str, Any] = {"resume": resume, "force": force, "device": device, "data_dir": data_dir}
-    about["allow_code"] = allow_code
-    if (nproc > 1 or max_restarts) and (force or not complete(chosen, Path(folder))):
-        now = current()
-        flags = {"--quiet": now.quiet, "--json": now.as_json, "--verbose": now.verbose}
-        about["output_flags"] = [flag for flag, is_set in flags.items() if is_set]
-        end = in_processes(chosen, Path(folder), nproc, max_restarts, timeout, **about)
+    options: dict[str, Any] = {"resume": resume, "force": force, "device": device, "data_dir": data_dir}
+    options["allow_code"] = allow_code
+    if (nproc > 1 or max_restarts) and (force or not complete(changed_recipe, Path(folder))):
+        out = current()
+        flags = {"--quiet": out.quiet, "--json": out.as_json, "--verbose": out.verbose}
+        options["output_flags"] = [flag for flag, is_set in flags.items() if is_set]
+        end = in_processes(changed_recipe, Path(folder), nproc, max_restarts, timeout, **options)
         _check_divergence(end, folder)
     else:
-        _train(chosen, folder, timeout, about)
+        _train(changed_recipe, folder, timeout, options)
 
 
-def _train(chosen: Recipe | None, folder: str, timeout: float, about: dict[str, Any]) -> None:
-    """Train in this process, which may be one of a group."""
-    joined: AbstractContextManager[Group | None] = nullcontext()
+def _train(recipe: Recipe | None, folder: str, timeout: float, options: dict[str, Any]) -> None:
+    """Train in this process, which may be one of a group, and print how the run ended."""
+    group_context: AbstractContextManager[Group | None] = nullcontext()
     if started_by_launcher():
-        joined = processes.joined(worker_device(about["device"]), timeout)
-    with joined as group:
-        first = group is None or group.rank == 0
-        current().muted = not first
+        group_context = processes.joined(worker_device(options["device"]), timeout)
+    with group_context as group:
+        rank = group.rank if group else 0
+        current().muted = rank > 0
         with common.progress_bar("training") as bar:
-            row: dict[str, float] = {}  # the last number of each column
+            last_values: dict[str, float] = {}  # the last number of each column of the history
 
-            def record(new: dict[str, float]) -> None:
-                row.update((name, value) for name, value in new.items() if not math.isnan(value))
+            def record(row: dict[str, float]) -> None:
+                last_values.update((name, value) for name, value in row.items() if not math.isnan(value))
 
             def show(done: int, total: int) -> None:
-                bar(done / total, present(row))
+                bar(done / total, present(last_values))
 
             hooks = Hooks(message=common.message, step=show, row=record)
-            end = launch(chosen, folder, hooks=hooks, group=group, **about)
-        if first:
-            advice = next_command(end, folder, about["data_dir"])
+            end = launch(recipe, folder, hooks=hooks, group=group, **options)
+        if rank == 0:
+            advice = next_command(end, folder, options["data_dir"])
             common.values(closing(end), run=numbers(end), next=advice)
             common.files(f"{folder}/last.h5")
             common.message(f"next: {advice}")
     if children.launcher_store() is None:  # the launcher of --nproc reads it from the last checkpoint
-        _check_divergence(end, folder, group.rank if group else 0)
+        _check_divergence(end, folder, rank)
 
 
 def _check_divergence(end: Checkpoint, folder: str, rank: int = 0) -> None:
-    """Raise DivergedError if the run has; only rank 0 says so."""
+    """Raise DivergedError if the run diverged; on other ranks than 0, exit without a message."""
     if end.diverged and rank:
         sys.exit(DivergedError.exit_code)
     if end.diverged:
@@ -169,12 +169,12 @@ def sweep(
 ) -> None:
     """Train all combinations of recipes, values and seeds.
 
-    A table has mean and deviation.
+    A table has the mean and the standard deviation over the seeds.
 
     RECIPE is a name, a .toml file or a pattern of names such as 'cifar10/resnet-18-b8192-*'. A run is in
     DIR/SETTING/seed-N, with the files of landscape train; the table is in DIR/sweep.csv and DIR/sweep.h5,
     which are rewritten after each run. The same command resumes after an interruption; other values and seeds
-    are added to the table. Runs that diverge are counted in the table; they are no failure.
+    are added to the table. The table counts runs that diverge; they are no failure.
 
     --search evaluates both ends of the range and its middle, then ROUNDS times the two neighbors of the
     best value so far, at half the previous distance on a log scale. The best value has the fewest diverged
@@ -184,7 +184,7 @@ def sweep(
         settings: Values of a key of the recipes; one value changes it in all runs.
         seeds: Seeds of each setting: 0-4, or 0,1,5.
         search: Find the value of KEY with the lowest final test loss, such as algorithm.sigma=1e-5..10.
-        rounds: Halvings of --search: at most 3 + 2·ROUNDS values. DPSGD-2020 evaluates about 20.
+        rounds: Halvings of --search, which evaluates at most 3 + 2·ROUNDS values; DPSGD-2020, about 20.
         output: Folder of the runs and the table.
         allow_code: Run code that a file names as MODULE:NAME for its model or data; code named by --set
             always runs.
@@ -209,43 +209,45 @@ def sweep(
 
 
 def values_of(settings: Iterable[str]) -> dict[str, Any]:
-    """The values of each key of "KEY=V1,V2" settings."""
+    """Return the values of each key of settings such as "KEY=V1,V2"."""
     values: dict[str, Any] = {}
     for setting in settings:
-        key, written = key_and_value(setting)
+        key, value_texts = key_and_value(setting)
         if key in values:
             raise InputError(f"settings: {key} is given twice; give its values with commas, {key}=V1,V2")
-        values[key] = [parse_value(value) for value in split(written)]
+        values[key] = [parse_value(text) for text in split(value_texts)]
     return values
 
 
 def split(text: str) -> list[str]:
-    """The parts of a text between commas outside brackets and quotes."""
-    parts: list[str] = []
+    """Split a text at the commas outside of brackets and quotes."""
+    items: list[str] = []
     for piece in text.split(","):
-        if parts and (any(parts[-1].count(q) % 2 for q in "\"'") or _open(parts[-1])):
-            parts[-1] += f",{piece}"
+        if items and _is_open(items[-1]):
+            items[-1] += f",{piece}"
         else:
-            parts.append(piece)
-    return [part.strip() for part in parts]
+            items.append(piece)
+    return [item.strip() for item in items]
 
 
-def _open(text: str) -> bool:
-    return any(text.count(start) > text.count(end) for start, end in ("()", "[]", "{}"))
+def _is_open(text: str) -> bool:
+    """Return whether a text has a quote or a bracket that it does not close."""
+    open_bracket = any(text.count(start) > text.count(end) for start, end in ("()", "[]", "{}"))
+    return open_bracket or any(text.count(quote) % 2 for quote in "\"'")
 
 
 def best_values(key: str, best: list[dict[str, str]]) -> list[str]:
-    """The best value of ``key`` of each setting, a line each: the recipe, the keys that vary, the value."""
+    """Return a line for each setting: its recipe, the keys that vary, and the best value of ``key``."""
     keys = {"recipe", *_varying(best)} - {key}
     lines = []
     for row in best:
-        words = [v if k == "recipe" else f"{k}={v}" for k, v in row.items() if k in keys]
+        words = [text if name == "recipe" else f"{name}={text}" for name, text in row.items() if name in keys]
         lines.append(f"{', '.join(words)}: best {key} of the values evaluated: {row[key]}")
     return lines
 
 
 def parse_search(text: str) -> tuple[str, float, float]:
-    """("algorithm.sigma", 1e-5, 10.0) of "algorithm.sigma=1e-5..10"."""
+    """Return ("algorithm.sigma", 1e-5, 10.0) for the text "algorithm.sigma=1e-5..10"."""
     match = re.fullmatch(r"\s*([\w.-]+)\s*=\s*(\S+?)\s*\.\.\s*(\S+)\s*", text)
     try:
         low, high = (float(match[2]), float(match[3])) if match else (math.nan, math.nan)
@@ -257,27 +259,26 @@ def parse_search(text: str) -> tuple[str, float, float]:
 
 
 def table(result: Sweep) -> str:
-    """The rows, a line each: what varies, then the numbers."""
+    """Return the table of a sweep: for each setting the keys that vary, then the numbers."""
     rows = result.rows
     varying = _varying(rows) or ["recipe"]
-    head = [*varying, "seeds", "test loss", "test error %", "best %", "diverged", "s"]
-    lines = [head]
+    lines = [[*varying, "seeds", "test loss", "test error %", "best %", "diverged", "s"]]
     for i, (row, seeds) in enumerate(zip(rows, result.seed_lists, strict=True)):
-        loss = _pm(result.test_loss[i], result.test_loss_std[i], ".4g", ".2g")
-        error = _pm(result.test_error[i], result.test_error_std[i], ".2f", ".2f")
+        loss = _with_std(f"{result.test_loss[i]:.4g}", result.test_loss_std[i], ".2g")
+        error = _with_std(f"{result.test_error[i]:.2f}", result.test_error_std[i], ".2f")
         rest = f"{result.best_test_error[i]:.2f}", f"{result.diverged[i]:.0f}", f"{result.seconds[i]:.1f}"
-        lines.append([*(row[k] for k in varying), str(len(seeds)), loss, error, *rest])
+        lines.append([*(row[key] for key in varying), str(len(seeds)), loss, error, *rest])
     return common.columns(lines)
 
 
-def _varying(rows: Iterable[Mapping[str, str]]) -> list[str]:
-    """The keys of which ``rows`` have more than one value."""
-    every = list(rows)
-    return [key for key in every[0] if len({row[key] for row in every}) > 1]
+def _varying(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the keys with more than one value in ``rows``."""
+    return [key for key in rows[0] if len({row[key] for row in rows}) > 1]
 
 
-def _pm(mean: float, spread: float, form: str, spread_form: str) -> str:
-    return f"{mean:{form}}" if np.isnan(spread) else f"{mean:{form}} ± {spread:{spread_form}}"
+def _with_std(mean: str, std: float, number_format: str) -> str:
+    """Return the text of a mean with its standard deviation, if there is one."""
+    return mean if np.isnan(std) else f"{mean} ± {std:{number_format}}"
 
 
 @command(
@@ -288,45 +289,45 @@ def _pm(mean: float, spread: float, form: str, spread_form: str) -> str:
 def topologies(
     *, mixings: tuple[str, ...], learners: int = 8, parameters: int = 1_000_000, picture: str | None = None
 ) -> None:
-    """List the topologies, or compare some, for so many learners.
+    """List the topologies for a number of learners, or compare some.
 
     Columns: the spectral gap and the smallest eigenvalue ω_min of the mixing matrix; the largest stable ηλ of
-    DPSGD in AWC order without momentum; after how many steps from the first the learners have exactly the
-    average ("-": never); the bytes that a learner sends in a step, the mean over the steps. Of a cycle of
-    matrices the gap is per step, ω_min that of any.
+    DPSGD in AWC order without momentum; the number of steps from the first after which the learners have
+    exactly the average ("-": never); the bytes that a learner sends in a step, the mean over the steps. For a
+    cycle of matrices, the gap is that per step, and ω_min the smallest of all.
 
-    MIXING is what algorithm.mixing may be, such as ring(2), base, or a file. The picture has them as graphs,
-    a panel for each step.
+    MIXING is a value of algorithm.mixing, such as ring(2), base, or a file. The picture shows each topology
+    as a graph, with a panel for each step.
 
     Args:
-        learners: How many learners.
-        parameters: How many parameters the network has, 4 bytes each.
-        picture: Draw it, too: .png, .pdf or .svg.
+        learners: Number of learners.
+        parameters: Number of parameters of the network, 4 bytes each.
+        picture: Also draw a picture: .png, .pdf or .svg.
 
     Example:
         landscape topologies base 'ring(2)' --learners 25 --parameters 11000000 --plot graphs.png
     """
     common.check_targets(None, picture)
-    about: dict[str, Any] = {"learners": learners, "parameters": parameters, "picture": picture}
+    options: dict[str, Any] = {"learners": learners, "parameters": parameters, "picture": picture}
     with common.progress_bar("topologies") as bar:
-        rows = compare(mixings or None, progress=bar, **about)
+        rows = compare(mixings or None, progress=bar, **options)
     lines = [["mixing", "gap", "ω_min", "ηλ <", "exact after", "bytes a step"]]
-    for spec, row in rows.items():
+    for mixing, row in rows.items():
         spectrum = f"{row['gap']:.4f}", f"{row['omega_min']:.4f}", f"{row['limit']:.4g}"
-        lines.append([spec, *spectrum, str(row["rounds"] or "-"), f"{row['bytes']:,.0f}"])
+        lines.append([mixing, *spectrum, str(row["rounds"] or "-"), f"{row['bytes']:,.0f}"])
     common.values(common.columns(lines), topologies=rows)
     if not mixings:
-        if unfit := [spec for spec in default_mixings() if spec not in rows]:
-            common.message(f"not for {learners} learners: {', '.join(unfit)}")
+        if unavailable := [mixing for mixing in default_mixings() if mixing not in rows]:
+            common.message(f"not for {learners} learners: {', '.join(unavailable)}")
         common.message(f"forms: {', '.join(forms())}; a file .csv, .txt or .npy")
     if picture:
         common.files(picture)
 
 
 def numbers(end: Checkpoint) -> dict[str, Any]:
-    """The numbers of the summary, for --json; None where they are not known."""
-    names = ("loss", "test_loss", "consensus", "lr_lambda_max", "lr_lambda_limit")
-    last = {name: latest(end.history, name) for name in names}
+    """Return the numbers at the end of a run, for --json; NaN for those that were not measured."""
+    columns = ("loss", "test_loss", "consensus", "lr_lambda_max", "lr_lambda_limit")
+    last = {name: latest(end.history, name) for name in columns}
     limit = last["lr_lambda_limit"]
     return {
         **{name: getattr(end, name) for name in ("algorithm", "seed", "step", "diverged", "diverged_at")},
@@ -338,7 +339,7 @@ def numbers(end: Checkpoint) -> dict[str, Any]:
 
 
 def present(row: Mapping[str, float]) -> str:
-    """The last numbers of a run that goes on, by column, in a few words.
+    """Return the last numbers of an unfinished run, by column, in a few words.
 
     Example:
         >>> present({"loss": 0.25, "test_accuracy": 0.9})
@@ -351,19 +352,22 @@ def present(row: Mapping[str, float]) -> str:
 
 
 def next_command(end: Checkpoint, folder: str, data_dir: str | None) -> str:
-    """The command to try next, and what it shows."""
+    """Return the command to try next, with a comment that says what it shows."""
     if end.diverged:
-        return f"{shlex.join(['landscape', 'plot', folder])}  # where the run left its bounds"
-    if operating_point(end)[2]:
-        words, shows = ["stability", folder], "λ_max, and the rates that its delay allows"
+        return f"{shlex.join(['landscape', 'plot', folder])}  # where the run diverged"
+    _, _, delay = operating_point(end)
+    if delay:
+        words, comment = ["stability", folder], "λ_max, and the rates that its delay allows"
     else:
-        words, shows = ["contour", folder, "--plot", f"{folder}/contour.png"], "the landscape around the end"
-    words += ["--data-dir", data_dir] if data_dir else []
+        words = ["contour", folder, "--plot", f"{folder}/contour.png"]
+        comment = "the landscape around the end"
+    if data_dir:
+        words += ["--data-dir", data_dir]
     line = shlex.join(["landscape", *words])
     for option, spec in (("--model", end.model), ("--data", end.data)):
-        if ":" in spec["name"]:  # a file names a user's code and never runs it
+        if ":" in spec["name"]:  # code of the user, which must be named again
             line += f" {option} {user_code.command_text(spec['name'], spec['options'])}"
-    return f"{line}  # {shows}"
+    return f"{line}  # {comment}"
 
 
 @command(
@@ -375,17 +379,17 @@ def next_command(end: Checkpoint, folder: str, data_dir: str | None) -> str:
 def import_state(states: tuple[str, ...], output: str | None, source: Source) -> None:
     """Import weights of other programs as a checkpoint.
 
-    A STATE is a .pt, .pth, .bin, .ckpt or .safetensors file, the index of its parts (.index.json), or a
+    A STATE is a .pt, .pth, .bin, .ckpt or .safetensors file, the index of its shards (.index.json), or a
     folder of save_pretrained.
 
-    Several STATEs of one model become its learners. Only weights are read, never code: a file with anything
-    else than weights is refused. With --data, loss and accuracy on each split are printed.
+    Several STATEs of one model become its learners. Only weights are read, never code: a file with other
+    contents is refused. With --data, loss and accuracy on each split are printed.
 
-    MODULE:NAME is found in the current folder or among the installed packages, and called with the options
-    in brackets, if any: nets:resnet(depth=20). A model must be an nn.Module. Data is a dict of splits such as
-    {"train": …, "test": …, "loss": …}, an object with such attributes, or one split for both; a split is
-    (x, y), one dict of tensors, or batches of these. Checkpoints name such code but never run it: name it
-    again at each analysis:
+    MODULE:NAME is in the current folder or an installed package, and is called with the options in brackets,
+    if any: nets:resnet(depth=20). A model must be an nn.Module. Data is a dict of splits such as {"train": …,
+    "test": …, "loss": …}, an object with these attributes, or one split for both; a split is (x, y), one dict
+    of tensors, or batches of these. A checkpoint names your code but never runs it: name it again at each
+    analysis:
 
     \b
       landscape contour net.h5 --model nets:resnet20 --data nets:cifar
@@ -400,38 +404,39 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source) ->
     ends_in("-o", path, [".h5"])
     checkpoint = imported(paths, source)
     if path.exists():
-        old = Checkpoint.load(path)
-        recorded = old.recipe, old.model, old.data["name"]
-        imported_values = checkpoint.recipe, checkpoint.model, data.name if data else ""
-        for before, after in zip(recorded, imported_values, strict=True):
-            if before != after:
-                raise OperationError(f"-o: {path} is of {before!r}, not of {after!r}; give another name")
+        saved = Checkpoint.load(path)
+        saved_values = saved.recipe, saved.model, saved.data["name"]
+        new_values = checkpoint.recipe, checkpoint.model, data.name if data else ""
+        for old, new in zip(saved_values, new_values, strict=True):
+            if old != new:
+                raise OperationError(f"-o: {path} is of {old!r}, not of {new!r}; give another name")
         common.message(f"{path}: complete already, nothing is imported")
         common.files(path)
         return
     checkpoint.path = path
     if data:
-        checkpoint.data = _evaluated(checkpoint, source, data)
+        checkpoint.data = _evaluate(checkpoint, source, data)
     common.make_folder(path.parent)
     checkpoint.save(path)
     common.files(path)
 
 
-def _evaluated(checkpoint: Checkpoint, source: Source, spec: user_code.Spec) -> dict[str, Any]:
-    """The entry of the data in the checkpoint; loss and accuracy on each split are printed."""
+def _evaluate(checkpoint: Checkpoint, source: Source, spec: user_code.Spec) -> dict[str, Any]:
+    """Print loss and accuracy on each split, and return the checkpoint's entry of the data."""
     data, sizes = source.user_data, dict.fromkeys(SPLITS, 0)
     splits = [name for name in sizes if not isinstance(data, user_code.UserData) or name in data.splits]
     losses: dict[str, dict[str, float]] = {}
     with common.progress_bar("evaluation") as bar:
-        for k, split in enumerate(splits):
+        for split in splits:
             problem = source.of(checkpoint, "cpu", split).problem()
             loss, accuracy = problem.evaluate()
             sizes[split] = problem.samples
             losses[split] = {"loss": loss, "accuracy": accuracy, "samples": problem.samples}
-            bar((k + 1) / len(splits))
-    for split, of in losses.items():  # so that a user sees whether the weights are right
-        right = "" if math.isnan(of["accuracy"]) else f", accuracy {100 * of['accuracy']:.2f}%"
-        common.values(f"{split}: loss {of['loss']:.6g}{right} ({of['samples']:,} samples)")
+            bar(len(losses) / len(splits))
+    for split, numbers in losses.items():  # so that a user sees whether the weights are right
+        accuracy = numbers["accuracy"]
+        accuracy_text = "" if math.isnan(accuracy) else f", accuracy {100 * accuracy:.2f}%"
+        common.values(f"{split}: loss {numbers['loss']:.6g}{accuracy_text} ({sizes[split]:,} samples)")
     common.values("", splits=losses)
-    mark = data.fingerprint if data else ""
-    return {"name": spec.name, "options": spec.options, **sizes, "fingerprint": mark}
+    fingerprint = data.fingerprint if data else ""
+    return {"name": spec.name, "options": spec.options, **sizes, "fingerprint": fingerprint}

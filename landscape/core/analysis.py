@@ -1,4 +1,4 @@
-"""The declaration of an analysis, which says all that its command, progress, memory and provenance need."""
+"""The declaration of an analysis, from which its command, progress, memory check and provenance are made."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Analysis:
-    """The declaration of a function.
+    """The declaration of a public function by :func:`analysis`.
 
     Attributes:
         function: the public function.
-        group: the group of its command in ``landscape --help``; "" where none is made from it.
-        options: what the command adds to parameters; see :func:`analysis`.
-        variant: the parameter whose value is part of the name of the command's file; "": none.
-        of_run: whether the function is about a run itself, and not about its problem.
-        need: the need of a call with these arguments, None where it is not known, and the arguments.
+        group: the group of its command in ``landscape --help``; "" for a function without a command.
+        options: settings of click for the command's parameters; see :func:`analysis`.
+        variant: the parameter whose value is part of the name of the command's file; "" for none.
+        of_run: whether the function receives a run itself, and not the run's problem.
+        need: a function of a call's arguments that returns the call's need of memory (None if it has no
+            forecast) and its arguments by name. None for a function without a forecast.
     """
 
     function: Callable[..., Any]
@@ -43,7 +44,7 @@ class Analysis:
     need: Callable[..., tuple[Need | None, Mapping[str, Any]]] | None
 
 
-#: All that were imported, by their functions.
+#: The declarations of all imported analyses, by their public functions.
 ANALYSES: dict[Any, Analysis] = {}
 
 
@@ -57,28 +58,28 @@ def analysis(
     options: Mapping[str, Any] = MappingProxyType({}),
     variant: str = "",
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A decorator for a public function whose first argument is what it analyzes: a problem, or a run.
+    """Return a decorator for a public function whose first argument is a problem or a run.
 
-    Arguments are checked against their annotations, such as ``Count`` and ``Literal``, before any work.
-    For a run the function gets the run's problem, and its ``about`` the run's origin. A function with the
-    keyword ``progress`` shows its progress. One with a ``need`` is refused before it starts where its memory
-    is not there; ``max_memory`` is its limit. Of functions that call one another, the outermost states the
-    need of all.
+    The decorated function checks its arguments against their annotations, such as ``Count`` and ``Literal``,
+    before any work. If the first argument is a run, the function receives the run's problem, and its
+    parameter ``about`` receives the run's origin. A function with the keyword ``progress`` shows its
+    progress. A function with a ``need`` raises InputError before it starts if the memory is not free or
+    exceeds ``max_memory``; if one analysis calls another, only the outer one checks.
 
     Args:
-        need: gives the :class:`Need` of a call from the function's arguments, by name.
-        shorter: the arguments that make a call shorter, for whoever waits.
-        of_the_run: arguments whose default are the run's attributes of that name; None for a function that
-            gets the run itself.
-        version: as of :func:`landscape.core.registry.numerics`; 0: it has none.
-        group: the group of the command that is made from the function; "": none is.
-        options: what click needs for a parameter, by its name, beyond signature and Args; None
-            for a parameter that is no option. ``each`` are examples of the values that a parameter without a
-            default may have together: the command computes for each.
-        variant: a parameter whose value is part of the name of the command's file.
+        need: returns the :class:`Need` of a call; it receives the function's arguments by name.
+        shorter: the arguments that make a call shorter, for the message of a long call.
+        of_the_run: parameters whose default is the run's attribute of the same name; None for a function
+            that receives the run itself.
+        version: the version for :func:`landscape.core.registry.numerics`; 0 for none.
+        group: the group of the function's command in ``landscape --help``; "" for no command.
+        options: settings of click by parameter, beyond the signature and Args; None for a parameter that is
+            no option. The setting ``each`` lists example values of a parameter without a default: the command
+            accepts several values and computes for each.
+        variant: the parameter whose value is part of the name of the command's file.
 
     Returns:
-        The decorator. What it makes has the function's signature and docstring.
+        The decorator. The decorated function keeps its signature and docstring.
 
     Example:
         >>> @analysis(shorter="a part of the data")
@@ -93,8 +94,9 @@ def analysis(
         subject = next(iter(signature.parameters))
         with_progress = shows_progress(shorter)(function) if "progress" in signature.parameters else function
 
-        def bound(args: Any, kwargs: Any, checks: Callable[..., None] = check_arguments) -> BoundArguments:
-            # Of a problem on several ranks, which else wait for each other.
+        def bind(args: Any, kwargs: Any, *unchecked: str) -> BoundArguments:
+            """Return the call's checked arguments, with defaults, and a run's problem in place of the run."""
+            # A problem on several ranks compares the calls: ranks with different ones would wait forever.
             agree = getattr(kwargs.get(subject, next(iter(args), None)), "agree", lambda *call: None)
             try:
                 call = signature.bind(*args, **kwargs)
@@ -103,60 +105,64 @@ def analysis(
                 raise TypeError(f"{name}() {error}") from None
             arguments = call.arguments
             compared = arguments | arguments.get("about", {})
-            agree(name, {key: of for key, of in compared.items() if key not in ("progress", "about")})
-            checks(function, arguments, subject)  # which the function examines
+            agree(name, {key: value for key, value in compared.items() if key not in ("progress", "about")})
+            check_arguments(function, arguments, subject, *unchecked)  # the function checks its subject
             run: Any = arguments.get(subject)
             if "about" in signature.parameters:
-                label = getattr(run, "__dict__", {}).get("name")  # of a problem
-                origin = run.about() if is_run(run) else {"label": label} if label else {}
+                label = getattr(run, "__dict__", {}).get("name")  # the name of a problem
+                origin = {"label": label} if label else {}
+                if is_run(run):
+                    origin = run.about()
                 arguments["about"] = origin | arguments.get("about", {})
             if is_run(run):
                 for attribute in of_the_run or ():
                     value = getattr(run, attribute)
-                    # NaN and 0 are the numbers of imported weights.
+                    # Imported weights have NaN or 0 in place of numbers that nobody knows.
                     is_unknown = isinstance(value, (int, float)) and not value > 0
                     if arguments.get(attribute) is None and not is_unknown:
                         arguments[attribute] = value
                 if of_the_run is not None:
-                    arguments[subject] = run.problem()  # which reads its data once
+                    arguments[subject] = run.problem()
             call.apply_defaults()
             return call
 
-        def needed(arguments: Mapping[str, Any]) -> Need | None:
+        def need_of(arguments: Mapping[str, Any]) -> Need | None:
             problem = arguments[subject]
             if need is None or not hasattr(type(problem), "chunk_bytes"):
                 if hasattr(problem, "ranks") and arguments.get("max_memory") is not None:
                     raise InputError("max_memory: not allowed for a problem on several ranks (no forecast)")
-                return None  # the function itself refuses what is no problem
+                return None  # for a subject that is no problem the function itself raises InputError
             return need(**arguments)
 
         @functools.wraps(function)
-        def called(*args: P.args, **kwargs: P.kwargs) -> T:
-            call = bound(args, kwargs)
-            bound_of_memory: Any = call.arguments.get("max_memory", kwargs.get("max_memory"))
-            with admitted(name, bound_of_memory, lambda: needed(call.arguments)):
+        def decorated(*args: P.args, **kwargs: P.kwargs) -> T:
+            call = bind(args, kwargs)
+            max_memory: Any = call.arguments.get("max_memory", kwargs.get("max_memory"))
+            with admitted(name, max_memory, lambda: need_of(call.arguments)):
                 return with_progress(*call.args, **call.kwargs)
 
-        def forecasted(*args: Any, **kwargs: Any) -> tuple[Need | None, Mapping[str, Any]]:
-            if "plane" in [*signature.parameters][len(args) :]:  # a call costs the same wherever it lies
+        def forecast(*args: Any, **kwargs: Any) -> tuple[Need | None, Mapping[str, Any]]:
+            if "plane" in [*signature.parameters][len(args) :]:  # the cost is the same for every plane
                 kwargs = {"plane": None, **kwargs}
-            required = {key for key, of in signature.parameters.items() if of.default is of.empty}
+            required = {key for key, p in signature.parameters.items() if p.default is p.empty}
             left_out = [key for key, value in kwargs.items() if value is None and key in required]
-            call = bound(args, kwargs, lambda *parts: check_arguments(*parts, *left_out))
-            return needed(call.arguments), call.arguments
+            call = bind(args, kwargs, *left_out)
+            return need_of(call.arguments), call.arguments
 
-        declaration = Analysis(called, group, options, variant, of_the_run is None, need and forecasted)
-        ANALYSES[called] = declaration
-        return numerics(version)(called) if version else called
+        declaration = Analysis(decorated, group, options, variant, of_the_run is None, need and forecast)
+        ANALYSES[decorated] = declaration
+        return numerics(version)(decorated) if version else decorated
 
     return declare
 
 
 def memory_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[int, Mapping[str, Any]]:
-    """The bytes that a call takes, at most, besides what is in use, and its arguments, a run's problem first.
+    """Return the largest number of bytes that a call allocates, and the call's arguments by name.
+
+    A run among the arguments is replaced by its problem.
 
     Raises:
-        InputError: a function that is no analysis with a bound on its memory, or what is no problem.
+        InputError: the function has no forecast of its memory, or the first argument is no problem.
     """
     needs = {public: declaration.need for public, declaration in ANALYSES.items() if declaration.need}
     if function not in needs:

@@ -11,17 +11,18 @@ from typing import Any
 
 
 class LandscapeError(Exception):
-    """A request that the package does not fulfill, in one line, which the command line prints.
+    """A request that the package cannot fulfill; the command line prints its message as one line.
 
     Args:
-        message: the line: the parameter, option or file, the value, and what is allowed.
-        remedy: Python code that makes the call right, added to the line: an expression in ``landscape``,
+        message: one line: the parameter, option or file, its value, and the allowed values.
+        remedy: Python code that corrects the call, appended to the line: an expression in ``landscape``,
             ``torch``, and the caller's ``model``, ``loss`` and ``data``.
-        give: arguments that make the call right, which a command has as options; ``...``: any value.
-        otherwise: what can be done in place of that.
+        give: arguments that correct the call, by name; ``...`` stands for any value. A command prints them
+            as its options.
+        otherwise: an alternative to the arguments in ``give``.
 
     Attributes:
-        exit_code: with which the command ends.
+        exit_code: the exit code of the command.
 
     Example:
         >>> import landscape
@@ -38,13 +39,13 @@ class LandscapeError(Exception):
         super().__init__(self.line())
 
     def line(self, flags: Mapping[str, str] = {}) -> str:
-        """The line, with the options of a command in place of the parameters that it names.
+        """Return the message as one line, with a command's options in place of Python's parameters.
 
         Args:
-            flags: parameter -> option.
+            flags: the option of each parameter; parameters without one keep their names.
 
         Returns:
-            The line.
+            The line, with the corrections appended.
 
         Example:
             >>> LandscapeError("nproc: 0 is not allowed", give={"resume": True}).line({"nproc": "--nproc"})
@@ -53,27 +54,29 @@ class LandscapeError(Exception):
         subject, colon, rest = self.message.partition(": ")
         if colon and all(name in flags for name in subject.split(", ")):
             subject = ", ".join(flags[name] for name in subject.split(", "))
-        words = []
+        arguments = []
         for name, value in self.give.items():
             if name not in flags:
-                words.append(f"{name}={'…' if value is ... else repr(value)}")
+                arguments.append(f"{name}={'…' if value is ... else repr(value)}")
             elif value in (..., True):
-                words.append(flags[name])
+                arguments.append(flags[name])
             else:
-                words.append(f"{flags[name]} {shlex.quote(str(value))}")
-        ways = " or ".join(filter(None, (", ".join(words), self.otherwise)))
-        line = f"{subject}{colon}{rest}" + (f"; give {ways}" if ways else "")
+                arguments.append(f"{flags[name]} {shlex.quote(str(value))}")
+        line = f"{subject}{colon}{rest}"
+        if corrections := " or ".join(filter(None, (", ".join(arguments), self.otherwise))):
+            line += f"; give {corrections}"
         return f"{line}; use {self.remedy}" if self.remedy else line
 
 
 class InputError(LandscapeError, ValueError):
-    """A user's mistake in a call or a command, which ends with exit code 2.
+    """A user's mistake in a call or a command; the command ends with exit code 2.
 
     Args:
-        message: the parameter, where ``value`` is given, or several with commas between them; else the line.
-        value: what the parameter is.
-        allowed: what it must be.
-        remedy, give, otherwise: as of :class:`LandscapeError`.
+        message: with a ``value``, the name of the parameter, or several names with commas between them;
+            without a ``value``, the whole line.
+        value: the parameter's value.
+        allowed: the allowed values, in words.
+        remedy, give, otherwise: as for :class:`LandscapeError`.
 
     Example:
         >>> raise InputError("grid", 0, allowed="a whole number ≥ 1")
@@ -95,12 +98,13 @@ class InputError(LandscapeError, ValueError):
     ) -> None:
         if value is not ...:
             message += f": {in_short(value)} is not allowed"
-            message += f", it must be {allowed}" if allowed else ""
+            if allowed:
+                message += f", it must be {allowed}"
         super().__init__(message, remedy, give=give, otherwise=otherwise)
 
 
 def in_short(value: Any) -> str:
-    """A value as a message shows it: numbers, texts and short lists of them, of others the type.
+    """Return a text for a value in a message: a number, a text or a short list of them; else the type's name.
 
     Example:
         >>> in_short("x"), in_short([0.5, 2]), in_short(2**70), in_short(print)
@@ -111,8 +115,9 @@ def in_short(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     plain = (str, bytes, int, float, complex, type(None))
-    several = isinstance(value, (list, tuple, set, range)) and len(value) < 40
-    if all(isinstance(item, plain) for item in (value if several else [value])):
+    is_short_list = isinstance(value, (list, tuple, set, range)) and len(value) < 40
+    items = value if is_short_list else [value]
+    if all(isinstance(item, plain) for item in items):
         text = str(value) if isinstance(value, (int, float)) else repr(value)
         return text if len(text) <= 200 else f"{text[:200]}…"
     return f"a {type(value).__name__}"
@@ -158,7 +163,7 @@ class DataWarning(UserWarning):
     """
 
 
-# Modules whose lines are no caller's: this package, and what calls it back.
+# Packages whose frames are never the user's call: this one, and those that call it back.
 _INSIDE = ("landscape", "torch", "contextlib", "functools")
 
 
@@ -177,7 +182,7 @@ def warn_caller(text: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(text, category, stacklevel=level)
 
 
-# As torch's allocators, C++ and numpy say it.
+# What messages of torch's allocators, of C++ and of numpy have in common.
 _NO_MEMORY = re.compile("(can't|cannot) allocate memory|out of memory|bad_alloc|not enough memory")
 REMEDY = (
     "to train, lower learners, batch or the model, or raise accumulate; to analyze, lower max_memory, "
@@ -196,13 +201,13 @@ def first_words(error: BaseException, most: int = 120) -> str:
 
 
 def explain(error: BaseException) -> LandscapeError | None:
-    """``error`` as a line for the user, if this machine caused it; None for a defect of the code."""
+    """Return an error with a line for the user if the machine caused ``error``; None for a defect of code."""
     if isinstance(error, LandscapeError):
         return error
     words = " ".join(str(error).split())
-    torch = sys.modules.get("torch")  # where it was not imported, the error is not its own
-    memory = isinstance(error, (MemoryError, *([torch.OutOfMemoryError] if torch else [])))
-    if memory or (isinstance(error, RuntimeError) and _NO_MEMORY.search(words.lower())):
+    torch = sys.modules.get("torch")  # if it was not imported, the error is not from it
+    out_of_memory = isinstance(error, MemoryError) or (torch and isinstance(error, torch.OutOfMemoryError))
+    if out_of_memory or (isinstance(error, RuntimeError) and _NO_MEMORY.search(words.lower())):
         request = re.search(r"(?:tried to allocate|allocate) (\d[\d.]* ?\w+)", words)
         size = f", {request[1]} more were needed" if request else ""
         return OperationError(f"there is not enough memory{size}; {REMEDY}")

@@ -28,14 +28,13 @@ HAS_LOCKS = hasattr(os, "fork")
 # Names of temporary files are random, so that nobody can create a link of that name in advance. They do not
 # contain the name of the file, so that they are never too long.
 _TEMPORARY = re.compile(r"\.landscape-[0-9a-f]{16}\.tmp")
-# Windows has none of these flags but the last, without which it translates line ends.
+# Windows has only the last of these flags, without which it translates line ends.
 _NO_LINK, _CLOSED, _NO_WAIT, _BINARY = (
     getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "O_BINARY")
 )
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK | _CLOSED | _BINARY
-_OLD = (
-    86400.0  # seconds after which a temporary file is stale where open files cannot be removed (our choice)
-)
+# Seconds after which a temporary file is stale on systems that cannot remove open files (our choice: a day).
+_OLD = 86400.0
 T = TypeVar("T")
 _cleaned: set[str] = set()  # folders in which this process has looked for stale files
 
@@ -55,10 +54,10 @@ class TolerantFile(io.FileIO):
     error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        view, done = memoryview(data).cast("B"), 0
-        while self.error is None and done < len(view):
+        view, written = memoryview(data).cast("B"), 0
+        while self.error is None and written < len(view):
             try:
-                done += super().write(view[done:]) or 0
+                written += super().write(view[written:]) or 0
             except OSError as error:
                 self.error = error
         return len(view)
@@ -73,11 +72,10 @@ class TolerantFile(io.FileIO):
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[TolerantFile]:
-    """A context with a new file, open for reading and writing, that replaces ``path`` at the end.
+    """Return a context with a new file, open for reading and writing, that replaces ``path`` at the end.
 
-    The new file is a temporary file in the same folder, with a random name and locked. After an error it is
-    removed, and the file at ``path`` is unchanged. Temporary files of processes that were killed are removed
-    first.
+    The new file is a temporary file in the same folder, with a random name and a lock. After an error it is
+    removed, and the file at ``path`` is unchanged. At first, temporary files of killed processes are removed.
 
     Raises:
         OperationError: the folder does not exist, or there is no permission or no space.
@@ -102,10 +100,10 @@ def replacing(path: str | Path) -> Iterator[TolerantFile]:
             if raw.error:
                 raise raw.error
             os.fsync(raw.fileno())
-            if os.name == "nt":  # which renames no open file
+            if os.name == "nt":  # Windows renames no open file
                 raw.close()
             os.replace(temporary, path)
-        with contextlib.suppress(OSError):  # write the rename to the disk, where a folder can be opened
+        with contextlib.suppress(OSError):  # write the rename to the disk; Windows cannot open a folder
             handle = os.open(path.parent, os.O_RDONLY)
             try:
                 os.fsync(handle)
@@ -120,21 +118,24 @@ def replacing(path: str | Path) -> Iterator[TolerantFile]:
 
 
 def _temporary(folder: Path) -> tuple[Path, int]:
-    """A new file in ``folder``, open and locked: not one that another process took for stale before that."""
+    """Make a temporary file in ``folder`` and return its path and its open, locked descriptor.
+
+    Another process may take a file without a lock for stale and delete it; the next attempt makes a new one.
+    """
     while True:
         path = folder / f".landscape-{secrets.token_hex(8)}.tmp"
         handle = os.open(path, _FLAGS, 0o666)
         try:
-            mine = not HAS_LOCKS or filelock.lock_descriptor(handle, blocking=False)
-        except OSError:  # a file system without locks, where nobody takes it for one
-            mine = True
-        if mine and path.exists():
+            is_locked = not HAS_LOCKS or filelock.lock_descriptor(handle, blocking=False)
+        except OSError:  # a file system without locks, where no process deletes stale files
+            is_locked = True
+        if is_locked and path.exists():
             return path, handle
         os.close(handle)
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write ``text`` as UTF-8; ``path`` is replaced only once the new file is whole.
+    """Write ``text`` as UTF-8; ``path`` is replaced only after the new file is complete.
 
     Raises:
         OperationError: the file cannot be written.
@@ -178,13 +179,13 @@ def remove_stale(folder: Path) -> None:
 
 
 def open_regular(path: str | Path, most: int | None = None) -> io.BufferedReader:
-    """Open a regular file for reading. Devices and pipes are refused: reading them may never end.
+    """Open a regular file for reading; devices and pipes are refused, as reading them may never end.
 
     Args:
-        most: largest allowed size in bytes; None: no limit.
+        most: the largest allowed size in bytes; None: no limit.
 
     Raises:
-        OperationError: the file is missing, no regular file or too large, or cannot be read.
+        OperationError: the file is missing, not regular or too large, or cannot be read.
 
     Example:
         >>> open_regular("/dev/zero")
@@ -194,8 +195,8 @@ def open_regular(path: str | Path, most: int | None = None) -> io.BufferedReader
     try:
         handle = os.open(path, os.O_RDONLY | _NO_WAIT | _CLOSED | _BINARY)
     except (OSError, ValueError) as error:
-        words = getattr(error, "strerror", None) or error
-        raise OperationError(f"{path}: cannot be read ({words})") from error
+        reason = getattr(error, "strerror", None) or error
+        raise OperationError(f"{path}: cannot be read ({reason})") from error
     status, problem = os.fstat(handle), ""
     if not stat.S_ISREG(status.st_mode):
         problem = "is no regular file but a folder, a device or a pipe; a file is needed"
@@ -208,13 +209,13 @@ def open_regular(path: str | Path, most: int | None = None) -> io.BufferedReader
 
 
 def read_regular(path: str | Path, most: int | None = None) -> bytes:
-    """The bytes of a regular file.
+    """Return the bytes of a regular file.
 
     Args:
-        most: largest allowed size in bytes; None: no limit.
+        most: the largest allowed size in bytes; None: no limit.
 
     Raises:
-        OperationError: the file is missing, no regular file or too large, or cannot be read.
+        OperationError: the file is missing, not regular or too large, or cannot be read.
 
     Example:
         >>> len(read_regular(__file__, most=1_000_000)) > 1000
@@ -228,10 +229,10 @@ def read_regular(path: str | Path, most: int | None = None) -> bytes:
 
 
 def printable(text: object) -> str:
-    """``text`` with all characters that cannot be printed written as escapes.
+    """Return ``text`` with escapes in place of all characters that cannot be printed.
 
     A terminal then shows an escape sequence in a name and does not obey it. Bytes that are not UTF-8 are
-    shown as \\udcff.
+    written as \\udcff.
 
     Example:
         >>> print(printable("a" + chr(27) + "[2J"))
@@ -240,15 +241,17 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
 
 
-# Seconds until a lock counts as taken: a process that was just killed has its locks for a moment longer.
+# Seconds to wait for a lock: the locks of a process that was just killed remain for a moment.
 PATIENCE = 2.0
-TEXT = 4096  # bytes that are read of a lock's text (our choice)
+TEXT = 4096  # the most bytes that are read from a lock's file (our choice)
 _ODD = "is a link, a folder, a pipe or a device, or has two names; no lock can lie there, remove it"
 
 
 @contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """A lock on a folder between processes that may read it; the others wait. It ends with its process.
+    """Return a context that has the only lock on a folder; other processes wait for it.
+
+    The lock ends with its process. A process needs permission to read the folder, and none to write it.
 
     Raises:
         OSError: the folder cannot be opened, or its file system has no locks.
@@ -272,10 +275,10 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
 
 def _sign(handle: int) -> None:
-    """Write this process's name to the lock's file that it has just locked.
+    """Write this process's number, host and time to a lock's file, which it has just locked.
 
-    Raises OperationError for what is no file of its own: whoever may write the folder could else have the
-    name written to a file of somebody else.
+    Raises OperationError for a link or another special file: without this check, anybody who may write to
+    the folder could let this process overwrite a file of somebody else.
     """
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
@@ -288,11 +291,11 @@ def _sign(handle: int) -> None:
 
 
 class Lock:
-    """The exclusive right to write the folder or file ``path``, until it is released or the process ends.
+    """The exclusive right to write to the folder or file ``path``, until its release or the process's end.
 
-    A hidden file next to the file, or in the folder, names the process that has the lock; it is removed when
-    the lock is released. The hidden file of a process that was killed does not matter. A file system without
-    locks gives a warning.
+    A hidden file, next to the file or in the folder, names the process that has the lock; it is removed when
+    the lock is released. The hidden file of a killed process does not block others. On a file system without
+    locks there is a warning, and no lock.
 
     Example:
         >>> import tempfile
@@ -309,7 +312,7 @@ class Lock:
         self._lock: filelock.BaseFileLock | None = None
 
     def acquire(self) -> None:
-        """Take the lock, if this object does not have it already.
+        """Acquire the lock, unless this object has it already.
 
         Raises:
             OperationError: another process has the lock, or its file cannot be written.
@@ -332,10 +335,10 @@ class Lock:
             if getattr(error, "errno", 0) in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
                 raise OperationError(f"{name}: {_ODD}") from error
             with contextlib.suppress(OSError):
-                if not name.stat().st_size:  # nobody's name is in it
+                if not name.stat().st_size:  # no other process has signed it
                     name.unlink()
-            why = f"the file system has no locks ({getattr(error, 'strerror', 'not implemented')})"
-            warn_caller(f"{self.path}: {why}; do not let another process write there", DataWarning)
+            reason = f"the file system has no locks ({getattr(error, 'strerror', 'not implemented')})"
+            warn_caller(f"{self.path}: {reason}; do not let another process write there", DataWarning)
 
     def _holder(self) -> str:
         with contextlib.suppress(OperationError, OSError), open_regular(self._name, TEXT) as file:
@@ -346,7 +349,7 @@ class Lock:
     def release(self) -> None:
         """Release the lock, if this object has it."""
         if self._lock:
-            # Before the release: a process that opened it earlier then sees that it is gone.
+            # Before the release, so that a process that waits for the lock sees that its file is gone.
             with contextlib.suppress(OSError):
                 self._name.unlink()
             self._lock.release()
@@ -360,7 +363,7 @@ class Lock:
 
 
 def make_folder(folder: Path) -> None:
-    """Make ``folder`` and check that files can be written to it, before work is done that would be lost."""
+    """Make ``folder`` and check that files can be written to it; called before long work, not after it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -370,14 +373,15 @@ def make_folder(folder: Path) -> None:
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """The result of ``call()``; TimeoutError if it takes longer, while its thread continues.
+    """Return the result of ``call()``, or raise TimeoutError after some seconds.
 
     Args:
-        seconds: the time that it may take.
-        call: is called in a thread of its own, as calls of other packages cannot be ended.
+        seconds: the time limit.
+        call: a function; it runs in a thread of its own, which continues after the time limit, because a
+            call of another package cannot be stopped.
 
     Raises:
-        TimeoutError: it takes longer.
+        TimeoutError: the call takes longer.
 
     Example:
         >>> within(5.0, lambda: 1)

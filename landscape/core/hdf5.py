@@ -3,13 +3,12 @@
 Files contain only arrays and attributes, and no pickled objects: reading a file never runs code.
 
 A file ends with a line that contains the SHA-256 of all bytes before it; HDF5 ignores bytes after its own
-end. If the line is there, it must match; it is missing in files that
-another program changed. Anybody can compute a checksum, so that it shows damage and no more: a separate
-process (hdf5_check.py) reads each file first, because a forged file can make HDF5 crash, loop or fill the
-memory. It does so once for each state of a file. Links to other files are not followed, and no data set may
-be larger than the file allows.
+end. If the line is there, it must match; files that another program changed have no such line. A checksum
+detects damage, but no forgery, and a forged file can make HDF5 crash, loop or fill the memory. Therefore a
+separate process (hdf5_check.py) reads each file first, once for each state of the file. Links to other files
+are not followed, and no data set may be larger than the file allows.
 
-A file is opened once. That open file is examined and read, whatever takes its name meanwhile.
+A file is opened once. The same open file is examined and read, even if another file gets its name meanwhile.
 """
 
 from __future__ import annotations
@@ -42,23 +41,23 @@ Array = np.ndarray[Any, Any]
 T = TypeVar("T", bool, int, float, str)
 # Larger coordinates cannot be drawn, because their differences overflow (our choice).
 LARGEST = 1e100
-SCHEMA = r"landscape(\.\w+)+"  # the names of formats
-# The newest version of the formats: the one that is written.
+SCHEMA = r"landscape(\.\w+)+"  # a regular expression for the names of formats
+# The newest version of the formats, which this package writes.
 VERSION = 1
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SEAL = re.compile(rb"\nlandscape sha256 ([0-9a-f]{64})\n")
 _SEAL_LENGTH = 83
-# Attempts to open a file that is changed at that moment, and seconds between them (our choice).
+# Attempts to open a file that another process is changing, and seconds between them (our choice).
 ATTEMPTS, PAUSE = 50, 0.02
-# Nanoseconds after which a change of a file has another time than the one before: the clock of Linux advances
+# Nanoseconds between two changes of a file that certainly get different times: the clock of Linux advances
 # every 1 to 10 ms.
 TICK = 20_000_000
-# Time limit of the validator: seconds for its start, which took more than 10 on 2 cores with 14 processes,
-# and bytes per second, a tenth of the speed of a disk (our choice). Its memory limit in bytes, plus twice
-# the size of the file: Python, numpy and HDF5 need half of it.
+# The validator's time limit: PATIENCE seconds for its start, which took more than 10 on 2 cores with 14
+# processes, and a second for each PACE bytes, a tenth of the speed of a disk (our choice). Its memory limit:
+# MEMORY bytes, of which Python, numpy and HDF5 need half, plus two to four times the size of the file.
 PATIENCE, PACE, MEMORY = 25.0, 20e6, 1 << 29
-_examined: dict[str, tuple[int, ...]] = {}  # the stamp of the sound file at each path
+_examined: dict[str, tuple[int, ...]] = {}  # by path, the stamp of a file that was examined and is sound
 
 
 class ChecksumWarning(UserWarning):
@@ -90,14 +89,14 @@ def writing(
     copy: Path | None = None,
     change: Callable[[h5py.File], None] = lambda file: None,
 ) -> Iterator[h5py.File]:
-    """A context with a new HDF5 file that replaces ``path`` at the end, with a checksum after its last byte.
+    """Return a context with a new HDF5 file that replaces ``path`` at the end, with a checksum at its end.
 
     After an error the file at ``path`` is unchanged.
 
     Args:
         schema: the name of the format, written as an attribute.
-        copy: a second file, which is replaced just after the first one by a copy of it.
-        change: is called with the copy before it takes its name.
+        copy: the path of a copy of the file, which is replaced just after the first one; None for no copy.
+        change: a function that changes the copy before it replaces the file at its path.
 
     Raises:
         OperationError: the folder does not exist, or there is no permission or no space.
@@ -111,7 +110,7 @@ def writing(
         ...         attribute(file, "n", int)
         5
     """
-    import torch  # for its version: reading needs none of it
+    import torch  # only its version is needed; reading needs no torch
 
     with contextlib.nullcontext() if copy is None else replacing(copy) as second, replacing(path) as raw:
         with h5py.File(raw, "w") as file:
@@ -135,7 +134,7 @@ def writing(
 
 
 def _add_seal(raw: TolerantFile) -> None:
-    """Write the checksum behind the last byte."""
+    """Write a line with the checksum of all bytes at the end of the file."""
     if raw.error is None:
         raw.seek(0)
         digest = hashlib.file_digest(raw, "sha256").hexdigest()
@@ -145,15 +144,15 @@ def _add_seal(raw: TolerantFile) -> None:
 
 @contextlib.contextmanager
 def reading(path: str | Path, schema: str | None = None, warn: bool = True) -> Iterator[h5py.File]:
-    """A context with an HDF5 file of this project, open for reading and checked.
+    """Return a context with an HDF5 file of this project, open for reading and checked.
 
     Args:
-        schema: the format that the file must have; None: any.
+        schema: the name of the format that the file must have; None: any.
         warn: whether to warn of a file without a checksum.
 
     Raises:
         OperationError: the file is missing, damaged, of another program, of another format or of a newer
-            version, or what the caller reads from it is missing.
+            version, or an object that the caller reads is missing in it.
 
     Example:
         >>> with reading("missing.h5") as file:
@@ -179,13 +178,13 @@ def reading(path: str | Path, schema: str | None = None, warn: bool = True) -> I
             yield file
         except LandscapeError:
             raise
-        except Exception as error:  # the file may contain anything, so every error is due to its content
+        except Exception as error:  # the file may contain anything, so its content causes every error here
             raise DamagedError(f"{path}: damaged or incomplete ({first_words(error)})") from error
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple[h5py.File, bool]]:
-    """A context with the file at ``path``, open and checked, and whether it has a checksum."""
+    """Return a context with the open, checked file at ``path``, and whether the file has a checksum."""
     with contextlib.ExitStack() as stack:
         for attempts_left in reversed(range(ATTEMPTS)):
             raw, failure = stack.enter_context(open_regular(path)), None
@@ -197,9 +196,9 @@ def _opened(path: Path) -> Iterator[tuple[h5py.File, bool]]:
                 failure = error
             except (OSError, RuntimeError) as error:
                 failure = OperationError(f"{path}: not a readable HDF5 file ({first_words(error)})")
-            # What is replaced keeps its content; only what is damaged may have been mended since.
-            replaced = failure and os.path.exists(path) and _stamp(path)[:2] != stamp[:2]
-            if not replaced and not _changed(raw, stamp):
+            # An open file keeps its content if another replaces it: only a faulty one is then opened anew.
+            is_replaced = failure and os.path.exists(path) and _stamp(path)[:2] != stamp[:2]
+            if not is_replaced and not _has_changed(raw, stamp):
                 break
             if not attempts_left:
                 raise OperationError(f"{path}: is being replaced by another process; try again later")
@@ -210,31 +209,34 @@ def _opened(path: Path) -> Iterator[tuple[h5py.File, bool]]:
         try:
             yield file, sealed
         finally:
-            if _changed(raw, stamp):
+            if _has_changed(raw, stamp):
                 raise OperationError(f"{path}: was changed while it was read; try again")
 
 
 def _stamp(file: int | Path) -> tuple[int, ...]:
-    """Numbers that change when the file changes; the last one changes when it loses its name, too."""
-    s = os.stat(file)
-    return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
+    """Return (device, inode, size, time of change, time of change of the inode) of a file.
+
+    The last number changes also when the file is renamed or deleted.
+    """
+    status = os.stat(file)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _changed(raw: IO[bytes], stamp: tuple[int, ...]) -> bool:
+def _has_changed(raw: IO[bytes], stamp: tuple[int, ...]) -> bool:
     """Return whether the content of an open file may have changed since it had ``stamp``."""
     return _stamp(raw.fileno())[:-1] != stamp[:-1]
 
 
 def _examine(raw: IO[bytes], path: Path, stamp: tuple[int, ...]) -> bool:
-    """Return whether the open file has a checksum; raise OperationError unless it is sound.
+    """Return whether the open file has a checksum; raise OperationError unless the file is sound.
 
-    A file whose ``stamp`` is that of a sound one is not examined again.
+    A file with the ``stamp`` of its last examination is not examined again.
     """
     key = os.path.abspath(path)
     if _examined.get(key) == stamp:
         return _seal(raw) is not None
     seal = _verify(raw, path)
-    if seal is None and HAS_LOCKS:  # what another program has open for writing, HDF5 has locked
+    if seal is None and HAS_LOCKS:  # HDF5 locks a file that another program has open for writing
         import fcntl
 
         try:
@@ -243,18 +245,19 @@ def _examine(raw: IO[bytes], path: Path, stamp: tuple[int, ...]) -> bool:
             raise OperationError(f"{path}: another program writes it; close it there") from error
         except OSError:  # a file system without locks
             pass
-    # The open file; where there is no /proc, its name, if that is still its own.
+    # The validator opens this open file, by its descriptor. On systems without /proc it opens the path, and
+    # compares the inode.
     name = f"/proc/{os.getpid()}/fd/{raw.fileno()}"
     if problem := _validator.ask(name if os.path.exists(name) else key, stamp):
-        damaged = problem.startswith(("damaged", "not a readable HDF5 file"))
-        raise (DamagedError if damaged else OperationError)(f"{path}: {problem}")
+        is_damaged = problem.startswith(("damaged", "not a readable HDF5 file"))
+        raise (DamagedError if is_damaged else OperationError)(f"{path}: {problem}")
     if time.time_ns() - stamp[-1] > TICK:
         _examined[key] = stamp
     return seal is not None
 
 
 def schema_of(path: Path) -> str:
-    """The name of the format of a file. OperationError as for :func:`reading`."""
+    """Return the name of a file's format; raise OperationError as :func:`reading` does."""
     with reading(path, warn=False) as file:
         return str(file.attrs["schema"])
 
@@ -266,19 +269,21 @@ def has_checksum(path: str | Path) -> bool:
 
 
 def _seal(raw: IO[bytes]) -> bytes | None:
+    """Return the checksum at the end of a file, as 64 hexadecimal digits; None if there is none."""
     raw.seek(max(0, os.fstat(raw.fileno()).st_size - _SEAL_LENGTH))
     match = _SEAL.fullmatch(raw.read(_SEAL_LENGTH))
     return match[1] if match else None
 
 
 def _verify(raw: Any, path: Path) -> bytes | None:
-    """The checksum in ``raw``, or None where there is none; raises OperationError unless it matches."""
+    """Return the checksum in ``raw``, or None if there is none; raise OperationError unless it matches."""
     seal = _seal(raw)
     raw.seek(0)
     if raw.read(len(SIGNATURE)) != SIGNATURE:
         raise OperationError(f"{path}: not a readable HDF5 file (it does not begin as one)")
     if seal:
-        digest, remaining = hashlib.sha256(SIGNATURE), os.fstat(raw.fileno()).st_size - _SEAL_LENGTH - 8
+        digest = hashlib.sha256(SIGNATURE)
+        remaining = os.fstat(raw.fileno()).st_size - _SEAL_LENGTH - len(SIGNATURE)
         buffer = memoryview(bytearray(1 << 18))  # small enough for the processor's cache
         while remaining > 0 and (count := raw.readinto(buffer[: min(remaining, len(buffer))])):
             digest.update(buffer[:count])
@@ -289,7 +294,10 @@ def _verify(raw: Any, path: Path) -> bytes | None:
 
 
 class _Validator:
-    """The process that reads files before this one does; started when needed, and again after a crash."""
+    """A separate process that examines files before this one reads them.
+
+    It is started when it is first needed, and again after a crash.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -297,20 +305,20 @@ class _Validator:
         self._owner, self._memory = 0, 0
 
     def ask(self, path: str, stamp: tuple[int, ...]) -> str:
-        """The fault of the file at ``path``, or how the process failed over it; "" for a sound file."""
-        length, how = stamp[2], "crashes over it"
+        """Return the fault of the file at ``path``, or how HDF5 fails to read it; "" for a sound file."""
+        inode, length, failure = stamp[1], stamp[2], "crashes over it"
         memory, seconds = MEMORY + 2 * length, PATIENCE + length / PACE
         with self._lock:
             try:
                 if self._process is None or self._owner != os.getpid() or self._memory < memory:
                     self.stop()
-                    self._start(memory + 2 * length)  # and not again for a file that grows a little
+                    self._start(memory + 2 * length)  # a reserve for a file that grows
             except OSError as error:
                 return f"cannot be examined, no process can be started for it ({error.strerror})"
             process: Any = self._process
 
             def exchange() -> bytes:
-                process.stdin.write(f"{os.fsencode(path).hex()} {stamp[1]}\n".encode())
+                process.stdin.write(f"{os.fsencode(path).hex()} {inode}\n".encode())
                 process.stdin.flush()
                 return bytes(process.stdout.readline())
 
@@ -319,14 +327,14 @@ class _Validator:
                 if answer.endswith(b"\n"):
                     return "" if answer == b"ok\n" else answer.decode("ascii").rstrip("\n")
             except TimeoutError:
-                how = f"does not come to an end in {seconds:.0f} s"
-            except OSError:  # it has ended
+                failure = f"does not come to an end in {seconds:.0f} s"
+            except OSError:  # the process has ended
                 pass
-            except BaseException:  # an interrupt: its answer must not be taken for that about another file
+            except BaseException:  # an interrupt: the late answer must not be read as the next file's
                 self.stop()
                 raise
             self.stop()
-            return f"damaged or incomplete (HDF5 {how})"
+            return f"damaged or incomplete (HDF5 {failure})"
 
     def _start(self, memory: int) -> None:
         # -I: ignore modules in the current folder and in PYTHONPATH.
@@ -356,10 +364,10 @@ atexit.register(_validator.stop)
 
 
 def group(parent: h5py.Group, name: str) -> h5py.Group:
-    """The group ``name`` of ``parent``.
+    """Return the group ``name`` of ``parent``.
 
     Raises:
-        ValueError: there is no such group.
+        ValueError: there is no group of this name.
 
     Example:
         >>> with h5py.File("a", "w", driver="core", backing_store=False) as file:
@@ -375,14 +383,14 @@ def group(parent: h5py.Group, name: str) -> h5py.Group:
 
 
 def dataset(parent: h5py.Group, name: str, kinds: str = "fiub", dims: int | None = None) -> h5py.Dataset:
-    """The data set ``name`` of ``parent``.
+    """Return the data set ``name`` of ``parent``.
 
     Args:
-        kinds: allowed kinds of numbers, as the codes of numpy's ``dtype.kind``.
-        dims: needed number of dimensions; None: any.
+        kinds: the allowed kinds of numbers, as codes of numpy's ``dtype.kind``.
+        dims: the required number of dimensions; None: any.
 
     Raises:
-        ValueError: there is no such data set, or it has another kind or number of dimensions.
+        ValueError: there is no data set of this name, or its kind or number of dimensions is not allowed.
 
     Example:
         >>> with h5py.File("a", "w", driver="core", backing_store=False) as file:
@@ -401,13 +409,13 @@ def dataset(parent: h5py.Group, name: str, kinds: str = "fiub", dims: int | None
 
 
 def attribute(parent: h5py.Group, name: str, kind: type[T]) -> T:
-    """The attribute ``name`` of ``parent``.
+    """Return the attribute ``name`` of ``parent``.
 
     Args:
-        kind: bool, int, float or str.
+        kind: the type that it must have: bool, int, float (which an int may replace) or str.
 
     Raises:
-        ValueError: there is no such attribute, or it has another type.
+        ValueError: there is no attribute of this name, or it has another type.
 
     Example:
         >>> with h5py.File("a", "w", driver="core", backing_store=False) as file:
@@ -419,15 +427,15 @@ def attribute(parent: h5py.Group, name: str, kind: type[T]) -> T:
     if name not in parent.attrs:
         raise ValueError(f"{where} is missing")
     value = parent.attrs[name]
-    whole: Any = (int, np.integer)
-    allowed: dict[type, Any] = {bool: (bool, np.bool_), int: whole, float: (*whole, float, np.floating)}
+    integers: Any = (int, np.integer)
+    allowed: dict[type, Any] = {bool: (bool, np.bool_), int: integers, float: (*integers, float, np.floating)}
     if not isinstance(value, allowed.get(kind, kind)):
         raise ValueError(f"{where} is {first_words(ValueError(repr(value)))}, {kind.__name__} is needed")
     return kind(value)
 
 
 def location(parent: h5py.Group, name: str) -> str:
-    """The full name of a member of ``parent``, for messages.
+    """Return the full name of a member of ``parent``, for messages.
 
     Example:
         >>> with h5py.File("a", "w", driver="core", backing_store=False) as file:
@@ -438,7 +446,7 @@ def location(parent: h5py.Group, name: str) -> str:
 
 
 def sha256(path: str | Path) -> str:
-    """SHA-256 of the bytes of a file, as 64 hexadecimal digits.
+    """Return the SHA-256 of the bytes of a file, as 64 hexadecimal digits.
 
     Example:
         >>> len(sha256(__file__))

@@ -1,9 +1,9 @@
 """Checks of the content of an HDF5 file before it is used.
 
 This module is also run as a script, the validator: a separate process that reads files before any other does.
-A damaged file can make HDF5 crash, loop or allocate too much memory, and then does so only in that process.
-The module therefore imports nothing of the package. The script reads one path per line, with the inode of the
-file there, and answers with one line: "ok", or a description of the problem.
+A damaged file can make HDF5 crash, loop or allocate too much memory, and then only that process fails. The
+module therefore imports nothing of the package. The script reads lines with a path and the inode of the file
+there, and answers each with one line: "ok", or a description of the problem.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import numpy as np
 
 # Filters that every build of HDF5 has. This project uses none, but a user may have compressed a file.
 FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
-# Limits on compressed data: bytes per byte of the file, and bytes that every file may have (our choice; a
-# column of NaN is compressed a thousandfold, weights hardly at all).
-EXPANSION, ALWAYS = 16, 1 << 26
+# The limit on the expanded size of compressed data: EXPANSION bytes for each byte of the file, plus ALLOWANCE
+# bytes (our choice; a column of NaN is compressed a thousandfold, weights hardly at all).
+EXPANSION, ALLOWANCE = 16, 1 << 26
+# The limits on levels of groups, on objects, on attributes of an object, and on members of a compound type.
 DEPTH, OBJECTS, ATTRIBUTES, MEMBERS = 8, 1_000_000, 10_000, 16
 FLOATS = (
     h5py.h5t.IEEE_F16LE, h5py.h5t.IEEE_F32LE, h5py.h5t.IEEE_F64LE,
@@ -30,7 +31,7 @@ FLOATS = (
 
 
 class UnsoundError(Exception):
-    """A problem of a file, with its place in the file.
+    """A fault of a file: the object that has it, and a description.
 
     Example:
         >>> str(UnsoundError("/loss: is a soft link"))
@@ -38,149 +39,164 @@ class UnsoundError(Exception):
     """
 
 
-class _Walk:
-    """One pass over the links, types, shapes and sizes of all objects of a file, without reading data."""
+class _FileChecker:
+    """Checks the links, types, shapes and sizes of all objects of a file, without reading their data.
+
+    Args:
+        length: the size of the file in bytes.
+
+    Attributes:
+        uncompressed: the bytes of the uncompressed data sets and attributes that were checked so far.
+        expanded: the bytes of the compressed data sets so far, after expansion.
+        objects: the number of links so far.
+        max_objects: the most links that a file of this size can hold.
+        addresses: the addresses of the objects so far.
+    """
 
     def __init__(self, length: int) -> None:
         self.length = length
-        self.uncompressed = 0  # bytes of uncompressed data sets and attributes
-        self.expanded = 0  # bytes of compressed data sets once they are expanded
-        self.objects = 0
-        self.most = min(OBJECTS, length // 8)  # links that so many bytes can hold
-        self.seen: set[int] = set()  # addresses of objects
+        self.uncompressed = self.expanded = self.objects = 0
+        self.max_objects = min(OBJECTS, length // 8)
+        self.addresses: set[int] = set()
 
-    def once(self, thing: Any, where: str) -> None:
-        """Raise UnsoundError for an object seen before: a small file can give it a great many names."""
-        address = h5py.h5o.get_info(thing).addr
-        if address in self.seen:
-            raise UnsoundError(f"{where}: is a second name of an object, or lies in a circle")
-        self.seen.add(address)
+    def check_address(self, item: Any, path: str) -> None:
+        """Raise UnsoundError for a second link to an object: links in a circle would never end."""
+        address = h5py.h5o.get_info(item).addr
+        if address in self.addresses:
+            raise UnsoundError(f"{path}: is a second name of an object, or lies in a circle")
+        self.addresses.add(address)
 
-    def group(self, group: Any, where: str, depth: int) -> None:
+    def check_group(self, group: Any, path: str, depth: int) -> None:
+        """Check a group and all its members; ``path`` is "" for the root, and ``depth`` counts levels."""
         if depth > DEPTH:
-            raise UnsoundError(f"{where or '/'}: groups lie more than {DEPTH} deep")
-        self.once(group, where or "/")
-        self.attributes(group, where or "/")
+            raise UnsoundError(f"{path or '/'}: groups lie more than {DEPTH} deep")
+        self.check_address(group, path or "/")
+        self.check_attributes(group, path or "/")
         names: list[bytes] = []
 
-        def take(name: bytes) -> bool | None:  # True ends the iteration, which a damaged index may never do
+        def add_name(name: bytes) -> bool | None:  # True ends the iteration, which else may never end
             names.append(name)
-            return self.objects + len(names) > self.most or None
+            return self.objects + len(names) > self.max_objects or None
 
-        group.links.iterate(take)
+        group.links.iterate(add_name)
         self.objects += len(names)
-        if self.objects > self.most:
-            raise UnsoundError(f"{where or '/'}: more than {self.most:,} objects")
+        if self.objects > self.max_objects:
+            raise UnsoundError(f"{path or '/'}: more than {self.max_objects:,} objects")
         for name in names:
-            path = f"{where}/{name.decode('utf-8', 'surrogateescape')}"
+            member_path = f"{path}/{name.decode('utf-8', 'surrogateescape')}"
             if group.links.get_info(name).type != h5py.h5l.TYPE_HARD:
-                raise UnsoundError(f"{path}: is a soft link, or one to another file, which is not followed")
+                raise UnsoundError(
+                    f"{member_path}: is a soft link, or one to another file, which is not followed"
+                )
             member = h5py.h5o.open(group, name)
             if isinstance(member, h5py.h5g.GroupID):
-                self.group(member, path, depth + 1)
+                self.check_group(member, member_path, depth + 1)
             elif isinstance(member, h5py.h5d.DatasetID):
-                self.dataset(member, path)
+                self.check_dataset(member, member_path)
             else:
-                raise UnsoundError(f"{path}: is neither a group nor a data set")
+                raise UnsoundError(f"{member_path}: is neither a group nor a data set")
 
-    def dataset(self, dataset: Any, where: str) -> None:
-        self.once(dataset, where)
+    def check_dataset(self, dataset: Any, path: str) -> None:
+        """Check a data set: its place, filters, type, and that its shape agrees with its size in the file."""
+        self.check_address(dataset, path)
         properties = dataset.get_create_plist()
         layout = properties.get_layout()
         if layout == h5py.h5d.VIRTUAL or properties.get_external_count():
-            raise UnsoundError(f"{where}: is virtual, or its data lie in another file, which is not followed")
+            raise UnsoundError(f"{path}: is virtual, or its data lie in another file, which is not followed")
         filters = [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]
         for code in filters:
             if code not in FILTERS or filters.count(code) > 1:  # gzip of gzip expands a millionfold
                 allowed = ", ".join(FILTERS.values())
-                raise UnsoundError(f"{where}: filter {code} is not allowed ({allowed} are, each once)")
-        self.attributes(dataset, where)
-        kind = dataset.get_type()
-        check_type(kind, where)
-        shape = shape_of(dataset.get_space(), where)
-        size, stored = math.prod(shape) * kind.get_size(), dataset.get_storage_size()
-        # In memory a text is a pointer, in the file 8 bytes more.
-        size += math.prod(shape) * 8 * sum(map(is_text, members(kind)))
+                raise UnsoundError(f"{path}: filter {code} is not allowed ({allowed} are, each once)")
+        self.check_attributes(dataset, path)
+        number_type = dataset.get_type()
+        check_type(number_type, path)
+        shape = shape_of(dataset.get_space(), path)
+        size, stored_size = math.prod(shape) * number_type.get_size(), dataset.get_storage_size()
+        # A text of variable length has 8 bytes more in the file than its pointer in memory.
+        texts = [member for member in members(number_type) if member.get_class() == h5py.h5t.STRING]
+        size += math.prod(shape) * 8 * sum(bool(text.is_variable_str()) for text in texts)
         if layout == h5py.h5d.CHUNKED and size:
             chunk = properties.get_chunk()
             if len(chunk) != len(shape) or min(chunk) < 1:
-                raise UnsoundError(f"{where}: chunks {chunk} do not fit shape {shape}")
-            count = math.prod(-(-n // c) for n, c in zip(shape, chunk, strict=True))
-            size = count * math.prod(chunk) * kind.get_size()
-            most = EXPANSION * self.length + ALWAYS
-            if filters and self.expanded + size > most:
-                raise UnsoundError(f"{where}: shape {shape} is too much for its size; use h5repack -f NONE")
-            if size > most or dataset.get_num_chunks() != count:
-                raise UnsoundError(f"{where}: shape {shape} is more than the file holds")
-            chunk_bytes = 0 if filters else math.prod(chunk) * kind.get_size()
-            dataset.chunk_iter(lambda c: self._chunk(c, chunk_bytes, where))
+                raise UnsoundError(f"{path}: chunks {chunk} do not fit shape {shape}")
+            count = math.prod(-(-length // step) for length, step in zip(shape, chunk, strict=True))
+            chunk_bytes = math.prod(chunk) * number_type.get_size()
+            size = count * chunk_bytes
+            max_size = EXPANSION * self.length + ALLOWANCE
+            if filters and self.expanded + size > max_size:
+                raise UnsoundError(f"{path}: shape {shape} is too much for its size; use h5repack -f NONE")
+            if size > max_size or dataset.get_num_chunks() != count:
+                raise UnsoundError(f"{path}: shape {shape} is more than the file holds")
+            stored_chunk_bytes = None if filters else chunk_bytes
+            dataset.chunk_iter(lambda info: self._check_chunk(info, stored_chunk_bytes, path))
             if filters:
                 self.expanded += size
                 return
-        if size != stored:
-            raise UnsoundError(f"{where}: shape {shape} needs {size:,} bytes, {stored:,} are there")
-        self._take(size, where, shape)
+        if size != stored_size:
+            raise UnsoundError(f"{path}: shape {shape} needs {size:,} bytes, {stored_size:,} are there")
+        self._add_uncompressed(size, path, shape)
 
-    def _chunk(self, chunk: Any, size: int, where: str) -> None:
-        """Raise UnsoundError unless a chunk lies in the file, with all filters; ``size``: 0 if not known."""
+    def _check_chunk(self, chunk: Any, size: int | None, path: str) -> None:
+        """Raise UnsoundError unless a chunk is inside the file, has all filters, and has ``size`` bytes.
+
+        A ``size`` of None is not checked.
+        """
         inside = chunk.byte_offset is not None and chunk.byte_offset + chunk.size <= self.length
-        if not inside or chunk.filter_mask or chunk.size != (size or chunk.size):
-            raise UnsoundError(f"{where}: its chunk at {chunk.chunk_offset} is not as its header says")
+        if not inside or chunk.filter_mask or size not in (None, chunk.size):
+            raise UnsoundError(f"{path}: its chunk at {chunk.chunk_offset} is not as its header says")
 
-    def _take(self, size: int, where: str, shape: tuple[int, ...]) -> None:
+    def _add_uncompressed(self, size: int, path: str, shape: tuple[int, ...]) -> None:
+        """Count the bytes of uncompressed data; raise UnsoundError if all are more than the file has."""
         self.uncompressed += size
         if self.uncompressed > self.length:
-            raise UnsoundError(f"{where}: shape {shape} is more than a file of {self.length:,} bytes holds")
+            raise UnsoundError(f"{path}: shape {shape} is more than a file of {self.length:,} bytes holds")
 
-    def attributes(self, thing: Any, where: str) -> None:
-        count = h5py.h5a.get_num_attrs(thing)
+    def check_attributes(self, item: Any, path: str) -> None:
+        """Check the attributes of a group or data set: their number, types and sizes."""
+        count = h5py.h5a.get_num_attrs(item)
         if count > ATTRIBUTES:
-            raise UnsoundError(f"{where}: more than {ATTRIBUTES:,} attributes")
+            raise UnsoundError(f"{path}: more than {ATTRIBUTES:,} attributes")
         for i in range(count):
-            attribute = h5py.h5a.open(thing, index=i)
-            name = f"{where}: attribute {attribute.name.decode('utf-8', 'surrogateescape')}"
-            kind = attribute.get_type()
-            check_type(kind, name)
+            attribute = h5py.h5a.open(item, index=i)
+            name = f"{path}: attribute {attribute.name.decode('utf-8', 'surrogateescape')}"
+            number_type = attribute.get_type()
+            check_type(number_type, name)
             shape = shape_of(attribute.get_space(), name)
-            self._take(math.prod(shape) * kind.get_size(), name, shape)
+            self._add_uncompressed(math.prod(shape) * number_type.get_size(), name, shape)
 
 
 def shape_of(space: Any, where: str) -> tuple[int, ...]:
-    """The shape of a data space. Raises UnsoundError for a space without elements."""
+    """Return the shape of a data space; raise UnsoundError for a space without elements."""
     if space.get_simple_extent_type() not in (h5py.h5s.SCALAR, h5py.h5s.SIMPLE):
         raise UnsoundError(f"{where}: is empty")
     return tuple(int(n) for n in space.get_simple_extent_dims())
 
 
 def members(kind: Any) -> list[Any]:
-    """The types of the members of a compound type; of another type, the type itself."""
+    """Return the types of the members of a compound type; for any other type, [the type]."""
     if kind.get_class() != h5py.h5t.COMPOUND:
         return [kind]
     return [kind.get_member_type(i) for i in range(kind.get_nmembers())]
 
 
-def is_text(kind: Any) -> bool:
-    """Return whether ``kind`` is text of variable length."""
-    return kind.get_class() == h5py.h5t.STRING and bool(kind.is_variable_str())
-
-
 def check_type(kind: Any, where: str, depth: int = 0) -> None:
-    """Raise UnsoundError unless ``kind`` is a number, a boolean, a text, or a compound of a few of these."""
-    of = kind.get_class()
+    """Raise UnsoundError unless a type is a number, a boolean, a text, or a compound of a few of these."""
+    type_class = kind.get_class()
     size = kind.get_size()
-    if of == h5py.h5t.INTEGER and size in (1, 2, 4, 8):
+    if type_class == h5py.h5t.INTEGER and size in (1, 2, 4, 8):
         return
-    if of == h5py.h5t.FLOAT and any(kind.equal(float_kind) for float_kind in FLOATS):
+    if type_class == h5py.h5t.FLOAT and any(kind.equal(float_kind) for float_kind in FLOATS):
         return
-    if of == h5py.h5t.STRING and (kind.is_variable_str() or 0 < size < 1 << 16):
+    if type_class == h5py.h5t.STRING and (kind.is_variable_str() or 0 < size < 1 << 16):
         return
-    if of == h5py.h5t.ENUM and size == 1 and kind.get_nmembers() == 2:  # how h5py writes booleans
+    if type_class == h5py.h5t.ENUM and size == 1 and kind.get_nmembers() == 2:  # h5py's booleans
         values = {kind.get_member_name(i): kind.get_member_value(i) for i in range(2)}
         if values == {b"FALSE": 0, b"TRUE": 1}:
             return
-    if of == h5py.h5t.COMPOUND and depth == 0 and 0 < kind.get_nmembers() <= MEMBERS:
-        for part in members(kind):
-            check_type(part, where, 1)
+    if type_class == h5py.h5t.COMPOUND and depth == 0 and 0 < kind.get_nmembers() <= MEMBERS:
+        for member in members(kind):
+            check_type(member, where, 1)
         return
     raise UnsoundError(f"{where}: must hold numbers or texts of a usual form, and nothing else")
 
@@ -195,11 +211,11 @@ def check(file: h5py.File, length: int) -> None:
         UnsoundError: the file contains something that this project does not write, or is damaged. HDF5
             itself may raise other errors for a damaged file.
     """
-    _Walk(length).group(h5py.h5g.open(file.id, b"/"), "", 0)
+    _FileChecker(length).check_group(h5py.h5g.open(file.id, b"/"), "", 0)
 
 
 def read_all(group: h5py.Group) -> None:
-    """Read everything that HDF5 has to decode: attributes, text, and data with filters."""
+    """Read all members that HDF5 has to decode: attributes, text, and data with filters."""
     dict(group.attrs)
     for item in group.values():
         if isinstance(item, h5py.Group):
@@ -207,7 +223,7 @@ def read_all(group: h5py.Group) -> None:
             continue
         dict(item.attrs)
         if item.dtype.kind in "fiub" and not item.id.get_create_plist().get_nfilters():
-            continue  # stored as they are, and where they lie is known
+            continue  # plain numbers, whose place in the file was checked
         if item.ndim == 0:
             item[()]
             continue
@@ -217,9 +233,9 @@ def read_all(group: h5py.Group) -> None:
 
 
 def examine(path: str, inode: int) -> str:
-    """Examine the file at ``path``: "ok", or a description of the problem in one line.
+    """Examine the file at ``path`` and return "ok", or a description of its problem in one line.
 
-    A file with another ``inode`` has taken its name since.
+    A file at ``path`` with another ``inode`` has replaced the one to examine.
     """
     problem = "not a readable HDF5 file"
     try:
@@ -227,7 +243,7 @@ def examine(path: str, inode: int) -> str:
             status = os.fstat(raw.fileno())
             if status.st_ino != inode:
                 return "is another file now"
-            # The open file and not its name, which HDF5 would look up: another file may have it by now.
+            # HDF5 reads the open file: at its path there may be another one by now.
             with h5py.File(raw, "r") as file:
                 problem = "damaged or incomplete"
                 check(file, status.st_size)
@@ -240,22 +256,23 @@ def examine(path: str, inode: int) -> str:
 
 
 def first_words(error: BaseException) -> str:
-    """The beginning of an error's text, in one line."""
+    """Return the beginning of an error's text, as one line."""
     return " ".join(str(error).split())[:120] or type(error).__name__
 
 
 def _serve() -> None:
-    """Answer until stdin ends. The first argument is the limit on memory in bytes."""
+    """Examine the files that stdin names, until it ends; the script's argument limits memory, in bytes."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process decides when this one ends
-    most = int(sys.argv[1])
-    with contextlib.suppress(ImportError):  # Windows has no such limits
+    limit = int(sys.argv[1])
+    with contextlib.suppress(ImportError):  # Windows has no limits on memory
         import resource
 
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        hard_limit = resource.getrlimit(resource.RLIMIT_AS)[1]
+        if hard_limit != resource.RLIM_INFINITY:
+            limit = min(limit, hard_limit)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin.buffer:
         path, inode = line.decode().split()

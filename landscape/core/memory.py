@@ -27,8 +27,8 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "Mi
 # were measured on a CPU with small networks (our choice).
 RESERVE = 32 * 2**20
 
-# Where control groups (a container's, a service's) have their limit, their use, and what of it is cache that
-# the system takes back: versions 2 and 1.
+# By controller, for control groups of versions 2 and 1 (of containers and services): the folder in CGROUPS,
+# the files of the limit and of the memory in use, and the entry of memory.stat for cache that can be freed.
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUP_FILES = {
     "": ("", "memory.max", "memory.current", "inactive_file"),
@@ -36,53 +36,61 @@ CGROUP_FILES = {
 }
 
 _LIMIT: ContextVar[int | None] = ContextVar("limit", default=None)
-# The share of the free memory, beyond what a call needs, that it takes to be faster (our choice: others run
-# beside it); all of it below a limit of the user's.
+# The share of the free memory, beyond its need, that a call may use to be faster (our choice: other programs
+# need memory, too); with a limit of the user's it may use all memory up to the limit.
 SHARE = 0.5
-# Bytes beyond which a call first returns what was freed before (our choice).
+# A call that needs more bytes than this first returns freed blocks to the system (our choice).
 LARGE = 2**30
 
 
 class MemoryAllowance(NamedTuple):
-    """Bytes that a bounded call may take for graphs that it keeps, and for others, besides the ``fixed``."""
+    """The bytes that a running call may use.
+
+    Attributes:
+        graphs: for graphs of gradients that it keeps for speed.
+        extra: for other data that make it faster, such as a larger basis.
+        fixed: the bytes that it needs in any case.
+    """
 
     graphs: float = math.inf
     extra: float = 0.0
     fixed: float = 0.0
 
 
-# That of the bounded call that is under way; None: none is.
+# The allowance of the running call; None outside of calls with a forecast.
 _ALLOWANCE: ContextVar[MemoryAllowance | None] = ContextVar("room", default=None)
 
 
 def quantity(where: str, text: str, units: Mapping[str, float]) -> float:
-    """The value of a number with a unit, such as "90min" or "6 h".
+    """Return the value of a text with a number and a unit, such as "90min" or "6 h".
 
     Args:
         where: the option that the text was given with, for the message.
         units: the factor of each unit. Upper and lower case are the same.
 
     Raises:
-        InputError: no finite number > 0, or no known unit.
+        InputError: the text is no finite number > 0 with one of these units.
 
     Example:
         >>> quantity("--budget", "1.5 h", {"s": 1.0, "h": 3600.0})
         5400.0
     """
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+)(?:[eE]([+-]?\d+))?\s*(\D.*)?", text.strip())
-    value = float(f"{match[1]}e{match[2] or 0}") if match else -1.0
-    factor = {unit.lower(): of for unit, of in units.items()}.get((match[3] or "").lower()) if match else None
-    if not factor or not 0 < value < float("inf"):
-        allowed = f"it must be a number > 0 with its unit ({', '.join(filter(None, units))})"
-        raise InputError(f"{where}: '{text}' is not allowed, {allowed}")
-    return value * factor
+    if match:
+        number, exponent, unit = match.groups(default="")
+        factor = {name.lower(): factor for name, factor in units.items()}.get(unit.lower(), math.nan)
+        value = float(f"{number}e{exponent or 0}") * factor
+        if 0 < value < math.inf:
+            return value
+    allowed = f"it must be a number > 0 with its unit ({', '.join(filter(None, units))})"
+    raise InputError(f"{where}: '{text}' is not allowed, {allowed}")
 
 
 def parse_size(where: str, text: str) -> int:
-    """The number of bytes that a text such as "2.5GiB", "800 MB" or "1000000" stands for.
+    """Return the number of bytes of a text such as "2.5GiB", "800 MB" or "1000000".
 
     Args:
-        where: the parameter that the text was given for, for the message.
+        where: the name of the parameter, for the message.
 
     Raises:
         InputError: the text is no positive number with a unit of memory.
@@ -95,7 +103,7 @@ def parse_size(where: str, text: str) -> int:
 
 
 def in_words(size: float) -> str:
-    """A number of bytes in the largest unit of which it is at least one.
+    """Return a number of bytes as a text, in the largest unit in which it is at least 1.
 
     Example:
         >>> in_words(1), in_words(1.5 * 2**30)
@@ -105,24 +113,24 @@ def in_words(size: float) -> str:
     return f"{size / UNITS[unit]:,.4g} {unit}"
 
 
-def _of_module(device: torch.device, name: str) -> Any:
-    """A function of torch.cuda or its like on a device's own memory; None where that is the CPU's."""
+def _memory_function(device: torch.device, name: str) -> Any:
+    """Return a function of torch.cuda, or of another device's module, on its memory; None for the CPU."""
     return None if device.type == "cpu" else getattr(torch.get_device_module(device), name, None)
 
 
 def memory_in_use(device: torch.device) -> int:
-    """Bytes in use: what PyTorch reserves on a device with own memory, else the process's resident memory.
+    """Return the bytes that PyTorch reserves on an accelerator; for the CPU, the process's resident memory.
 
-    On systems other than Linux, where the present resident memory is not known, its largest value so far.
+    Systems other than Linux do not report the present resident memory; there it is the largest value so far.
 
     Raises:
-        InputError: the system does not tell how much memory a process uses.
+        InputError: the system does not report how much memory a process uses.
 
     Example:
         >>> memory_in_use(torch.device("cpu")) > 1_000_000
         True
     """
-    if reserved := _of_module(device, "memory_reserved"):
+    if reserved := _memory_function(device, "memory_reserved"):
         return reserved(device)
     statm = Path("/proc/self/statm")
     if statm.exists():
@@ -135,7 +143,7 @@ def memory_in_use(device: torch.device) -> int:
 
 
 def peak_memory() -> int | None:
-    """The largest resident memory of the process so far in bytes; None where the system does not say it.
+    """Return the largest resident memory of the process so far in bytes; None if the system has no record.
 
     Example:
         >>> (peak_memory() or 2_000_000) > 1_000_000
@@ -165,10 +173,10 @@ class MemoryBudget:
 
     @classmethod
     def on(cls, device: torch.device, limit: int | None) -> MemoryBudget:
-        """The budget on ``device`` now; a reserve for libraries counts as used.
+        """Return the present budget on ``device``; a reserve for libraries counts as used.
 
         Args:
-            limit: bytes that the process may use on the device; None: no limit.
+            limit: the bytes that the process may use on the device; None: no limit.
         """
         if limit is not None:
             positive("max_memory", limit)
@@ -176,7 +184,7 @@ class MemoryBudget:
 
     @property
     def remaining(self) -> float:
-        """Bytes; infinite without a limit."""
+        """The bytes that may still be used; infinite without a limit."""
         return math.inf if self.limit is None else self.limit - self.used
 
     def require(self, size: float) -> None:
@@ -187,33 +195,33 @@ class MemoryBudget:
         """
         if size > self.remaining:
             assert self.limit is not None
-            needed, used = (f"{math.ceil(n / 2**20)} MiB" for n in (self.used + size, self.used))
-            limit = in_words(self.limit)
+            limit, used = in_words(self.limit), f"{math.ceil(self.used / 2**20)} MiB"
+            needed = f"{math.ceil((self.used + size) / 2**20)} MiB"
             raise InputError(f"max_memory: {limit} is not enough, at least {needed} is needed ({used} now)")
 
 
 def fits(size: int, device: torch.device) -> bool:
     """Return whether ``size`` bytes of data may be placed on ``device``.
 
-    On a GPU, data may take half of the free memory (our choice: weights and activations need memory, too). On
-    the CPU they are in memory already.
+    On a GPU, data may use half of the free memory (our choice: weights and activations need memory, too). On
+    the CPU, data is in memory already.
 
     Example:
         >>> fits(1 << 40, torch.device("cpu"))
         True
     """
-    free_and_total = _of_module(device, "mem_get_info")
+    free_and_total = _memory_function(device, "mem_get_info")
     return not free_and_total or size <= free_and_total(device)[0] // 2
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that a process may still take on ``device``, by the system and by its control group.
+    """Return the bytes that a process may still allocate on ``device``, by the system and its control group.
 
     Example:
         >>> available_memory(torch.device("cpu")) > 0
         True
     """
-    if free_and_total := _of_module(device, "mem_get_info"):
+    if free_and_total := _memory_function(device, "mem_get_info"):
         return free_and_total(device)[0]
     free = [sys.maxsize]
     meminfo = Path("/proc/meminfo")
@@ -223,21 +231,23 @@ def available_memory(device: torch.device) -> int:
 
 
 def _free_in_groups(membership: Path) -> Iterator[int]:
-    """Bytes left in the process's control group and in those around it, as far as they have a limit."""
+    """Yield the free bytes of the process's control group, and of those around it, for each with a limit."""
     for line in membership.read_text().splitlines() if membership.exists() else ():
         _, controllers, path = line.split(":", 2)
         for controller in CGROUP_FILES.keys() & set(controllers.split(",")):
-            root, limit, used, cached = CGROUP_FILES[controller]
+            root, limit_file, usage_file, cache_entry = CGROUP_FILES[controller]
             for folder in (Path(path), *Path(path).parents):
                 group = CGROUPS / root / folder.relative_to("/")
-                if (group / limit).exists() and (text := (group / limit).read_text().strip()).isdigit():
-                    match = re.search(rf"^{cached} (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
+                limit = (group / limit_file).read_text().strip() if (group / limit_file).exists() else ""
+                if limit.isdigit():  # "max" is no limit
+                    statistics = (group / "memory.stat").read_text()
+                    match = re.search(rf"^{cache_entry} (\d+)$", statistics, re.MULTILINE)
                     cache = int(match[1]) if match else 0
-                    yield max(0, int(text) - int((group / used).read_text()) + cache)
+                    yield max(0, int(limit) - int((group / usage_file).read_text()) + cache)
 
 
-class _MadeBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all results: at least those that are saved."""
+class _ResultBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode of PyTorch that counts the bytes of the results of all operations."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -253,27 +263,28 @@ class _MadeBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def with_saved_bytes(function: Callable[[], T], excluding: Iterable[Tensor] = ()) -> tuple[T, int]:
     """Call ``function``, and count the bytes that autograd saves for backward passes.
 
-    The hooks that count them do not go with ``torch.func`` inside a model: the bytes of all results are
-    counted then, which are more.
+    The hooks that count them do not work with ``torch.func`` inside a model. For such a model, the bytes of
+    all results of operations are counted: an upper bound.
 
     Args:
+        function: a function without arguments.
         excluding: tensors, such as the parameters, whose memory is not counted.
 
     Returns:
-        What the function returns, and the bytes.
+        (the function's result, the bytes).
 
     Example:
         >>> weights = torch.ones(4, requires_grad=True)
         >>> with_saved_bytes(lambda: (weights * weights).sum())[1]
         16
     """
-    seen, size = {tensor.data_ptr() for tensor in excluding}, 0
+    addresses, size = {tensor.data_ptr() for tensor in excluding}, 0
 
     def pack(tensor: Tensor) -> Tensor:
         nonlocal size
-        if tensor.layout is torch.strided and tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            size += tensor.nbytes  # of the tensor alone: its storage may be that of the whole data
+        if tensor.layout is torch.strided and tensor.data_ptr() not in addresses:
+            addresses.add(tensor.data_ptr())
+            size += tensor.nbytes  # not the bytes of its storage, which may hold the whole data
         return tensor.detach()  # a node that kept its own output would never be freed
 
     try:
@@ -282,16 +293,19 @@ def with_saved_bytes(function: Callable[[], T], excluding: Iterable[Tensor] = ()
     except RuntimeError as error:
         if "saved tensor hooks" not in str(error):
             raise
-    counter = _MadeBytes()
+    counter = _ResultBytes()
     with counter:
         return function(), counter.bytes_
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a call takes on ``device`` besides what is in use.
+    """The bytes that a call allocates on ``device`` in addition to those in use.
 
-    ``fixed``: at least; ``spare``: what it keeps where there is room, and computes again where there is not.
+    Attributes:
+        device: the device of the call's tensors.
+        fixed: the bytes that it needs in any case.
+        spare: the bytes of intermediate results that it keeps if they fit, and computes again if not.
     """
 
     device: torch.device
@@ -301,7 +315,7 @@ class Need:
 
 @contextlib.contextmanager
 def at_most(limit: int | None) -> Iterator[None]:
-    """Inside the block the process may take ``limit`` bytes; None: as before."""
+    """Return a context inside which the process may use ``limit`` bytes; None: the limit outside of it."""
     token = _LIMIT.set(_LIMIT.get() if limit is None else limit)
     try:
         yield
@@ -310,36 +324,37 @@ def at_most(limit: int | None) -> Iterator[None]:
 
 
 def limit() -> int | None:
-    """The bytes that the process may take, by the innermost :func:`at_most`; None: no limit."""
+    """Return the bytes that the process may use, by the innermost :func:`at_most`; None: no limit."""
     return _LIMIT.get()
 
 
 def spare() -> float:
-    """The bytes of graphs that the call under way may keep; infinite outside of any."""
+    """Return the bytes of graphs that the running call may keep; infinite outside of a call."""
     return (_ALLOWANCE.get() or MemoryAllowance()).graphs
 
 
 def room() -> float:
-    """The bytes that the call under way may take to be faster, as for a larger basis; 0 outside of any."""
+    """Return the bytes that the running call may use to be faster; 0 outside of a call."""
     return (_ALLOWANCE.get() or MemoryAllowance()).extra
 
 
 @contextlib.contextmanager
 def admitted(name: str, limit: int | None, need: Callable[[], Need | None]) -> Iterator[None]:
-    """Inside the block the call ``name`` is under way, which is refused before where its memory is not there.
+    """Return a context for the run of a call, which raises InputError at its start if memory is too small.
 
     Args:
-        name: of the function, for the message.
-        limit: bytes that the process may take; None: as before.
-        need: gives the need of the call, None where it is not known; not called inside another block, which
-            states the need of all, unless there is a limit.
+        name: the name of the function, for the message.
+        limit: the bytes that the process may use; None: the limit outside of the context.
+        need: returns the need of the call, or None if there is no forecast. Inside another such context,
+            which has checked the need of all its calls, it is called only if there is a ``limit``.
     """
-    needed = None if limit is None and _ALLOWANCE.get() is not None else need()
-    if needed is None:
+    is_checked = limit is None and _ALLOWANCE.get() is not None
+    call_need = None if is_checked else need()
+    if call_need is None:
         yield
         return
     with at_most(limit):
-        token = _ALLOWANCE.set(_admitted(name, needed))
+        token = _ALLOWANCE.set(_allowance(name, call_need))
         try:
             yield
         finally:
@@ -347,24 +362,19 @@ def admitted(name: str, limit: int | None, need: Callable[[], Need | None]) -> I
 
 
 def require_besides(name: str, device: torch.device, size: float) -> None:
-    """Check that ``size`` bytes are there, for ``name``, besides those that the call under way needs.
+    """Check that ``size`` bytes are free for ``name``, in addition to the need of the running call.
 
     Raises:
-        InputError: they are not there.
+        InputError: fewer bytes are free.
     """
-    _admitted(name, Need(device, (_ALLOWANCE.get() or MemoryAllowance()).fixed + size))
+    _allowance(name, Need(device, (_ALLOWANCE.get() or MemoryAllowance()).fixed + size))
 
 
-def _release_freed() -> None:
-    """Return to the system what was freed: the C library of Linux keeps blocks of less than 32 MiB."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
-        trim(0)
-
-
-def _admitted(name: str, need: Need) -> MemoryAllowance:
-    """The room for graphs, infinite if for all, and for others; InputError without room for the fixed."""
-    if need.fixed > LARGE:  # for less, what the library keeps does not matter
-        _release_freed()
+def _allowance(name: str, need: Need) -> MemoryAllowance:
+    """Return the allowance of a call with this need; raise InputError if its fixed bytes are not free."""
+    if need.fixed > LARGE and sys.platform == "linux":
+        # Return freed blocks to the system: the C library of Linux keeps those of less than 32 MiB.
+        getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: None)(0)
     budget = MemoryBudget.on(need.device, limit())
     budget.require(need.fixed)
     if need.fixed + need.spare <= RESERVE and budget.limit is None:
@@ -377,5 +387,5 @@ def _admitted(name: str, need: Need) -> MemoryAllowance:
         )
     remaining = min(budget.remaining, free) - need.fixed
     extra = remaining if budget.limit is not None else SHARE * remaining
-    graphs = math.inf if need.spare <= remaining else remaining
+    graphs = math.inf if need.spare <= remaining else remaining  # infinite if all graphs fit
     return MemoryAllowance(graphs, max(0.0, extra - need.spare), need.fixed)

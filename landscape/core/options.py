@@ -28,7 +28,7 @@ T = TypeVar("T")
 # The default split of all analyses: the training set (our choice). Training minimizes its loss, so that Δ(2),
 # the limits on ηλ_max, the smoothing by the spread and the minima that delay leaves are defined by it. Other
 # analyses use it, too, so that results of two commands can be compared. The contours in the papers are of the
-# test loss: the papers' figures set that themselves, elsewhere it is --split test.
+# test loss: the papers' figures set the split themselves; a command has --split test.
 SPLIT = "train"
 #: All splits of a data set.
 SPLITS = ("train", "test")
@@ -37,11 +37,9 @@ SPLITS = ("train", "test")
 def choose(where: str, name: str, allowed: Iterable[str]) -> str:
     """Check that ``name`` is allowed, and return it.
 
-    Args:
-        where: the option that the name was given with, for the message.
-
     Raises:
-        InputError: another name; the message suggests the most similar allowed one.
+        InputError: another name; the message begins with ``where``, the option of the name, and suggests the
+            most similar allowed name.
 
     Example:
         >>> choose("norm", "fliter", ["none", "filter", "layer"])
@@ -51,14 +49,14 @@ def choose(where: str, name: str, allowed: Iterable[str]) -> str:
     names = sorted(allowed)
     if name in names:
         return name
-    allowed = ", ".join(names) or "nothing here"
-    raise InputError(f"{where}: '{name}' is not known{near(name, names)} (allowed: {allowed})")
+    listed = ", ".join(names) or "nothing here"
+    raise InputError(f"{where}: '{name}' is not known{near(name, names)} (allowed: {listed})")
 
 
 def near(name: str, names: Iterable[str]) -> str:
-    """The text "; did you mean '…'?" with the most similar one of ``names``; "" if none is similar.
+    """Return "; did you mean '…'?" with the most similar one of ``names``; "" if none is similar.
 
-    At most three that begin with ``name`` are all similar.
+    If one to three names begin with ``name``, the text has all of them.
 
     Example:
         >>> names = ["none", "filter", "fig2a", "fig2b"]
@@ -66,7 +64,7 @@ def near(name: str, names: Iterable[str]) -> str:
         ("; did you mean 'filter'?", "; did you mean 'fig2a' or 'fig2b'?")
     """
     names = list(names)
-    similar = [n for n in names if n.startswith(str(name))]
+    similar = [candidate for candidate in names if candidate.startswith(str(name))]
     if not 0 < len(similar) <= 3:
         similar = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     return f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ""
@@ -75,11 +73,8 @@ def near(name: str, names: Iterable[str]) -> str:
 def ends_in(where: str, path: str | Path, suffixes: Sequence[str]) -> None:
     """Check that the name of a file ends in one of ``suffixes``.
 
-    Args:
-        where: the option that the name was given with, for the message.
-
     Raises:
-        InputError: another suffix.
+        InputError: another suffix; the message begins with ``where``, the option of the path.
 
     Example:
         >>> ends_in("-o", "report.txt", [".html"])
@@ -94,6 +89,8 @@ def ends_in(where: str, path: str | Path, suffixes: Sequence[str]) -> None:
 class Within:
     """The bounds of a number, for annotations such as :data:`Count`.
 
+    A number must be ≥ ``least``, ≤ ``most``, > ``above`` and < ``below``; None is no bound.
+
     Example:
         >>> Within(above=0, most=1).text
         '> 0 and ≤ 1'
@@ -106,13 +103,13 @@ class Within:
 
     @property
     def text(self) -> str:
-        """The bounds as a message has them."""
+        """The bounds as a text for messages."""
         signs = {"≥": self.least, ">": self.above, "≤": self.most, "<": self.below}
         bounds = [(sign, bound) for sign, bound in signs.items() if bound is not None]
         return " and ".join(f"{sign} {b:{',' if isinstance(b, int) else 'g'}}" for sign, b in bounds)
 
     def contains(self, value: float) -> bool:
-        """Return whether the number lies within the bounds, which NaN does not."""
+        """Return whether a number satisfies the bounds; NaN does not satisfy any."""
         return (
             (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
@@ -121,7 +118,8 @@ class Within:
         )
 
 
-# What an argument may be, beyond its type: a rule, called with the argument's name and its value, or words.
+# Types of arguments. Beyond its type, an annotation has bounds, a rule (a function of the argument's name and
+# value that raises InputError), or words for messages.
 Natural = Annotated[int, Within(0)]
 Count = Annotated[int, Within(1)]
 Several = Annotated[int, Within(2)]
@@ -131,13 +129,13 @@ NonNegative = Annotated[float, Within(0)]
 AtLeastOne = Annotated[float, Within(1)]
 BelowOne = Annotated[float, Within(0, below=1)]
 UpToOne = Annotated[float, Within(above=0, most=1)]
-Span = Annotated[float, Within(above=0, most=1e30)]  # times a direction in float32
+Span = Annotated[float, Within(above=0, most=1e30)]  # a multiple of it times a direction must fit in float32
 GridSize = Annotated[Count | tuple[Count, Count], "a whole number ≥ 1, or two, such as (51, 25)"]
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """A rule for texts: one of a few names.
+    """A rule for annotations: a text must be one of ``names``.
 
     Example:
         >>> OneOf(("awc", "atc"))("order", "atc")
@@ -151,20 +149,21 @@ class OneOf:
 
 
 class _UnfitError(Exception):
-    """A value is of another kind than an annotation."""
+    """A value does not fit an annotation."""
 
 
 def fit(where: str, value: Any, annotation: Any) -> Any:
     """Check a value against an annotation, and return it in the annotation's type.
 
-    NumPy's numbers and tensors without dimensions are numbers, a bool is none; numbers are finite. A name of
-    a file may be any path-like object. What is not checked: items of mappings, and what functions take.
+    Numbers of NumPy and tensors without dimensions count as numbers, and a bool does not; numbers must be
+    finite. A file's name may be any path-like object. Items of mappings and the parameters of functions are
+    not checked.
 
     Args:
-        where: the argument, for the message.
+        where: the name of the argument, for the message.
 
     Raises:
-        InputError: a value of another type, or beyond the bounds.
+        InputError: the value is of another type, or outside the bounds.
 
     Example:
         >>> fit("lr", 1, Positive), fit("grid", [3, 4], tuple[Count, Count])
@@ -176,11 +175,12 @@ def fit(where: str, value: Any, annotation: Any) -> Any:
     try:
         return _fitted(where, value, annotation)
     except _UnfitError:
-        remedy = _remedy(value, allowed := in_words(annotation))
-        raise InputError(where, value, allowed=allowed, remedy=remedy) from None
+        allowed = in_words(annotation)
+        raise InputError(where, value, allowed=allowed, remedy=_remedy(value, allowed)) from None
 
 
 def _fitted(where: str, value: Any, annotation: Any) -> Any:
+    """Return the value in the annotation's type; raise _UnfitError or InputError if it does not fit."""
     kind, args = get_origin(annotation) or annotation, get_args(annotation)
     if kind is Any:
         return value
@@ -201,44 +201,45 @@ def _fitted(where: str, value: Any, annotation: Any) -> Any:
     if kind in (bool, int, float):
         return _number(where, value, kind)
     if kind in (list, tuple, Sequence, Iterable):
-        return _several(where, value, kind, args)
+        return _sequence(where, value, kind, args)
     if kind is Callable:
         return value if callable(value) else _unfit()
     if kind in (None, types.NoneType):
         return value if value is None else _unfit()
     kind = os.PathLike if kind is Path else kind
-    arrays = getattr(kind, "__name__", "") == "Tensor" and type(value).__name__ == "ndarray"
-    return value if arrays or (isinstance(value, kind) and not isinstance(value, type)) else _unfit()
+    is_array = getattr(kind, "__name__", "") == "Tensor" and type(value).__name__ == "ndarray"
+    return value if is_array or (isinstance(value, kind) and not isinstance(value, type)) else _unfit()
 
 
 def _unfit() -> NoReturn:
+    """Raise _UnfitError, in expressions."""
     raise _UnfitError
 
 
-def _one_of(where: str, value: Any, parts: Sequence[Any]) -> Any:
-    """The value as one of several annotations has it."""
-    if Path in parts and isinstance(value, (str, os.PathLike)):
-        if not isinstance(name := os.fspath(value), str) or not name or "\0" in name:
+def _one_of(where: str, value: Any, annotations: Sequence[Any]) -> Any:
+    """Return the value in the type of the first of several annotations that it fits."""
+    if Path in annotations and isinstance(value, (str, os.PathLike)):
+        name = os.fspath(value)
+        if not isinstance(name, str) or not name or "\0" in name:
             raise InputError(where, value, allowed="the name of a file or folder")
         return value if isinstance(value, str) else Path(name)
-    kinds = [get_origin(part) or part for part in parts]
-    if getattr(value, "ndim", 0) and any(isinstance(kind, type) and type(value) is kind for kind in kinds):
-        return value  # a tensor or an array, and no list
-    broken = None
-    for part in parts:
+    if getattr(value, "ndim", 0) and type(value) in [get_origin(kind) or kind for kind in annotations]:
+        return value  # a tensor or an array, which must not be converted to a list
+    input_error = None
+    for annotation in annotations:
         try:
-            return _fitted(where, value, part)
+            return _fitted(where, value, annotation)
         except _UnfitError:
             continue
         except InputError as error:
-            broken = error
-    raise broken or _UnfitError
+            input_error = error
+    raise input_error or _UnfitError
 
 
 def _number(where: str, value: Any, kind: type) -> Any:
-    """The value as a number of Python."""
+    """Return the value as a number of Python of the type ``kind``."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        value = value.item()  # NumPy's, and tensors without dimensions
+        value = value.item()  # a number of NumPy, or a tensor without dimensions
     if isinstance(value, bool) or kind is bool:
         return value if kind is bool and isinstance(value, bool) else _unfit()
     if not isinstance(value, numbers.Integral if kind is int else numbers.Real):
@@ -254,29 +255,28 @@ def _number(where: str, value: Any, kind: type) -> Any:
     return number
 
 
-def _several(where: str, value: Any, kind: Any, args: Sequence[Any]) -> Any:
-    """The value as a list or tuple of items, each of which fits."""
+def _sequence(where: str, value: Any, kind: Any, args: Sequence[Any]) -> Any:
+    """Return the value as a list or tuple whose items have the types ``args``."""
     original = value
     if getattr(value, "ndim", 0) and hasattr(value, "tolist"):
         value = list(value)
-    if not isinstance(value, (list, tuple) if kind in (list, tuple) else kind) or isinstance(
-        value, (str, bytes)
-    ):
+    classes = (list, tuple) if kind in (list, tuple) else kind
+    if not isinstance(value, classes) or isinstance(value, (str, bytes)):
         raise _UnfitError
     if not isinstance(value, (list, tuple, range)) or not args or args[0] is Any:
         return original
     if kind is tuple and args[-1] is not Ellipsis:
         if len(value) != len(args):
             raise _UnfitError
-        return tuple(_fitted(where, item, part) for item, part in zip(value, args, strict=True))
+        return tuple(_fitted(where, item, item_type) for item, item_type in zip(value, args, strict=True))
     base = get_args(args[0])[0] if get_origin(args[0]) is Annotated else args[0]
-    plain = base in (int, float, str) or get_origin(base) is Literal
-    items = [fit(where if plain else f"{where}[{k}]", item, args[0]) for k, item in enumerate(value)]
+    is_plain = base in (int, float, str) or get_origin(base) is Literal
+    items = [fit(where if is_plain else f"{where}[{k}]", item, args[0]) for k, item in enumerate(value)]
     return tuple(items) if isinstance(value, tuple) else items
 
 
 def in_words(annotation: Any) -> str:
-    """Say what an annotation allows, in the words of a message.
+    """Return the values that an annotation allows, in the words of a message.
 
     Example:
         >>> in_words(Count | Literal["all"] | None)
@@ -289,8 +289,8 @@ def in_words(annotation: Any) -> str:
         bounds = [rule.text for rule in args[1:] if isinstance(rule, Within)]
         return texts[0] if texts else " ".join([in_words(args[0]), *bounds])
     if kind in (Union, types.UnionType):
-        parts = [in_words(part) for part in args if part is not types.NoneType]
-        return " or ".join(dict.fromkeys(parts))
+        alternatives = [in_words(alternative) for alternative in args if alternative is not types.NoneType]
+        return " or ".join(dict.fromkeys(alternatives))
     if kind is Literal:
         return f"one of {', '.join(map(repr, args))}"
     if kind in (list, tuple, Sequence, Iterable):
@@ -313,27 +313,25 @@ _WORDS = {
 
 
 def _remedy(value: Any, allowed: str) -> str:
-    """Code that makes a problem, a checkpoint or a vector of what was given, where it can; else ""."""
+    """Return code that makes the allowed object from a run, a path or a module; "" if there is none."""
     if allowed.startswith("a Preconditioner"):
         return "landscape.preconditioner(run, run.problem())"
     if isinstance(value, (str, Path)):
         if allowed.startswith("a ResultFile"):
             return f"landscape.open({str(value)!r}, 'a')"
-        of = {"a Checkpoint": "", "a Problem": ".problem()", "a Tensor": ".mean"}
-        part = next((part for word, part in of.items() if allowed.startswith(word)), None)
-        return "" if part is None else f"landscape.load({str(value)!r}){part}"
+        members = {"a Checkpoint": "", "a Problem": ".problem()", "a Tensor": ".mean"}
+        for class_name, member in members.items():
+            if allowed.startswith(class_name):
+                return f"landscape.load({str(value)!r}){member}"
     is_module = hasattr(value, "state_dict") and not isinstance(value, type)
     return "landscape.Problem(model, loss, data)" if is_module and allowed.startswith("a Problem") else ""
 
 
 def positive(where: str, value: float, *, least: float | None = None) -> None:
-    """Check that ``value`` is a number, no bool, that is finite and > 0, or ≥ ``least`` if that is given.
-
-    Args:
-        where: the option that the value was given with, for the message.
+    """Check that ``value`` is a finite number (not a bool) that is > 0 or, with ``least``, ≥ ``least``.
 
     Raises:
-        InputError: another value.
+        InputError: another value; the message begins with ``where``, the option of the value.
 
     Example:
         >>> positive("grid", 0, least=1)
@@ -344,25 +342,26 @@ def positive(where: str, value: float, *, least: float | None = None) -> None:
 
 
 def is_run(subject: Any) -> bool:
-    """Return whether ``subject`` is a run, which is whatever has a method ``problem``."""
+    """Return whether ``subject`` is a run: an object whose class has a method ``problem``."""
     return callable(getattr(type(subject), "problem", None))
 
 
 def of_run(subject: Any) -> Any:
-    """The problem of a run; anything else as it is."""
+    """Return the problem of a run; return any other object unchanged."""
     return subject.problem() if is_run(subject) else subject
 
 
 def check_arguments(function: Callable[..., Any], arguments: dict[str, Any], *unchecked: str) -> None:
-    """Check the arguments of a call against the function's annotations, whose types they get.
+    """Check the arguments of a call against the function's annotations, and convert them to these types.
 
     Args:
-        arguments: by name; those after ``**`` are a mapping.
-        unchecked: the names of those that the function itself examines.
+        function: the function.
+        arguments: its arguments by name, converted in place; the keywords of ``**`` are one mapping.
+        unchecked: the names of arguments that the function checks itself.
 
     Raises:
-        InputError: an argument that its annotation does not allow.
-        TypeError: as Python does, for a keyword that is none of those of a TypedDict.
+        InputError: an argument does not fit its annotation.
+        TypeError: a keyword of ``**`` is not in the TypedDict that annotates them.
 
     Example:
         >>> def halved(k: Count, form: Literal["up", "down"] = "up"): ...
@@ -374,17 +373,17 @@ def check_arguments(function: Callable[..., Any], arguments: dict[str, Any], *un
         if name not in arguments or name in unchecked or _is_unknown(function, name, arguments[name]):
             continue
         if get_origin(hint) is typing.Unpack:  # the keywords of a TypedDict
-            kinds = type_hints(get_args(hint)[0])
+            keyword_types = type_hints(get_args(hint)[0])
             for key, value in arguments[name].items():
-                if key not in kinds:
+                if key not in keyword_types:
                     raise TypeError(f"{function.__name__}() got an unexpected keyword argument '{key}'")
-                fit(key, value, kinds[key])
+                fit(key, value, keyword_types[key])
         else:
             arguments[name] = fit(name, arguments[name], hint)
 
 
 def _is_unknown(function: Callable[..., Any], name: str, value: Any) -> bool:
-    """Return whether ``value`` is NaN where that is the default, a number that is not known."""
+    """Return whether ``value`` is NaN and NaN is the parameter's default, for an unknown number."""
     if not (isinstance(value, float) and math.isnan(value)):
         return False
     default = inspect.signature(function).parameters[name].default
@@ -392,7 +391,7 @@ def _is_unknown(function: Callable[..., Any], name: str, value: Any) -> bool:
 
 
 def checked(*unchecked: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A decorator for a public function or method, whose arguments are checked before it begins.
+    """Return a decorator for a public function or method that checks the arguments before each call.
 
     Args:
         unchecked: the names of arguments that the function checks itself.
@@ -410,7 +409,7 @@ def checked(*unchecked: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         signature = inspect.signature(function)
 
         @functools.wraps(function)
-        def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        def decorated(*args: P.args, **kwargs: P.kwargs) -> T:
             try:
                 call = signature.bind(*args, **kwargs)
             except TypeError:
@@ -419,20 +418,20 @@ def checked(*unchecked: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
             check_arguments(function, call.arguments, *unchecked)  # converts call.arguments in place
             return function(*call.args, **call.kwargs)
 
-        return called
+        return decorated
 
     return declare
 
 
 def check_fields(table: Any, prefix: str = "") -> None:
-    """Check the fields of a dataclass, and of those within it, against their annotations.
+    """Check the fields of a dataclass, and of dataclasses in them, against their annotations.
 
     Args:
-        table: an object of the dataclass.
-        prefix: before the names of fields in messages, such as "monitor.".
+        table: an object of the dataclass; its fields are converted to the annotations' types.
+        prefix: the prefix of names of fields in messages, such as "monitor.".
 
     Raises:
-        InputError: a field that its annotation does not allow.
+        InputError: a field does not fit its annotation.
 
     Example:
         >>> from landscape.training.recipes import Monitor
@@ -441,7 +440,8 @@ def check_fields(table: Any, prefix: str = "") -> None:
         landscape.core.errors.InputError: monitor.k: 0 is not allowed, it must be a whole number ≥ 1
     """
     for name, hint in type_hints(type(table), bounds=True).items():
-        if dataclasses.is_dataclass(value := getattr(table, name)):
+        value = getattr(table, name)
+        if dataclasses.is_dataclass(value):
             check_fields(value, f"{prefix}{name}.")
         else:
             object.__setattr__(table, name, fit(f"{prefix}{name}", value, hint))
@@ -451,11 +451,11 @@ _type_hints: WeakKeyDictionary[Callable[..., Any], dict[bool, Any]] = WeakKeyDic
 
 
 def described(documented: Any) -> dict[str, str]:
-    """Name -> description, of Args and Attributes in the docstring of a function or class.
+    """Return the descriptions in the sections Args and Attributes of a docstring, by name.
 
     Example:
-        >>> described(choose)["where"]
-        'the option that the name was given with, for the message.'
+        >>> described(fit)["where"]
+        'the name of the argument, for the message.'
     """
     doc, texts = inspect.cleandoc(inspect.unwrap(documented).__doc__ or ""), dict[str, str]()
     for section in re.findall(r"^(?:Args|Attributes):\n(.*?)(?=^\S|\Z)", doc, re.M | re.S):
@@ -466,11 +466,10 @@ def described(documented: Any) -> dict[str, str]:
 
 
 def type_hints(named: Callable[..., Any], *, bounds: bool = False) -> dict[str, Any]:
-    """The types that a function's parameters or a class's fields are annotated with; not to be changed.
+    """Return the annotations of a function's parameters or a class's fields; do not change the dict.
 
-    ``bounds``: with what else ``Annotated`` says of them.
-
-    They are stored, because recipes ask for the same ones again and again, and each answer evaluates text.
+    They are stored, because their evaluation takes time and recipes need them often. With ``bounds`` they
+    include the bounds and rules of ``Annotated``.
     """
     hints: dict[bool, dict[str, Any]] = _type_hints.setdefault(named, {})
     if bounds not in hints:
@@ -484,15 +483,15 @@ def check_keywords(
     """Check ``options`` against the signature of ``function``, and add the defaults of missing ones.
 
     Args:
-        where: prefix of the keys in messages, such as "model".
-        options: keyword arguments for ``function``.
-        given: parameters that the caller sets, which a user may not set.
+        where: the prefix of keys in messages, such as "model".
+        options: keyword arguments for ``function``, a function or a class.
+        given: parameters that the caller sets; a user may not set them.
 
     Returns:
-        All keyword arguments of ``function`` but those in ``given``.
+        All keyword arguments of ``function`` except those in ``given``.
 
     Raises:
-        InputError: an unknown key, a value of another type, or a missing value without a default.
+        InputError: a key is unknown, a value has another type, or a value without a default is missing.
 
     Example:
         >>> def build(width: int, depth: int = 2): ...
@@ -507,24 +506,24 @@ def check_keywords(
     for key, value in options.items():
         choose(where, key, parameters)  # refuses an unknown key
         checked[key] = fit(f"{where}.{key}", value, hints.get(key, Any))
-    for name, p in parameters.items():
+    for name, parameter in parameters.items():
         if name not in checked:
-            if p.default is inspect.Parameter.empty:
+            if parameter.default is inspect.Parameter.empty:
                 raise InputError(f"{where}.{name}: missing, and there is no default")
-            checked[name] = p.default
+            checked[name] = parameter.default
     return checked
 
 
-# Bounds far above any recipe, within which any reader of TOML works (our choice): characters, dots (a key of
-# tens of thousands takes tomllib gigabytes), tables within tables.
+# Limits far above the needs of any recipe, below which every reader of TOML works (our choice): characters;
+# dots, as tomllib needs gigabytes for a key with tens of thousands; and levels of tables within tables.
 MAX_LENGTH, MAX_DOTS, MAX_DEPTH = 10**6, 5000, 20
 
 
 def parse_toml(toml: str, where: str) -> dict[str, Any]:
-    """The values in a TOML text.
+    """Return the values in a TOML text.
 
     Raises:
-        InputError: with ``where`` and the line, if it is not TOML, or too large or too deep for a recipe.
+        InputError: the text is not TOML, or too large or too deep for a recipe; ``where`` names its origin.
 
     Example:
         >>> parse_toml("lr = 0.5", "recipe.toml")
@@ -544,16 +543,16 @@ def parse_toml(toml: str, where: str) -> dict[str, Any]:
 
 
 def bounded_toml(values: dict[str, Any], where: str) -> dict[str, Any]:
-    """``values``; InputError where tables lie too deep, or a whole number has more than 64 bits."""
+    """Return ``values``; raise InputError if tables are too deep or a whole number has more than 64 bits."""
     stack: list[tuple[str, Any, int]] = [("", values, 0)]
     while stack:
         key, value, depth = stack.pop()
         if depth > MAX_DEPTH:
             raise InputError(f"{where}: more than {MAX_DEPTH} tables or lists within each other")
         if isinstance(value, (dict, list)):
-            inner = value.items() if isinstance(value, dict) else ((key, v) for v in value)
+            items = value.items() if isinstance(value, dict) else [(key, item) for item in value]
             prefix = f"{key}." if key and isinstance(value, dict) else ""
-            stack += [(f"{prefix}{k}", v, depth + 1) for k, v in inner]
+            stack += [(f"{prefix}{name}", item, depth + 1) for name, item in items]
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             size = str(value) if value.bit_length() < 100 else f"a number of {value.bit_length()} bits"
             raise InputError(f"{key}: {size} is not allowed, whole numbers must lie between −2⁶³ and 2⁶³")
@@ -561,7 +560,7 @@ def bounded_toml(values: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def toml_value(value: Any) -> str:
-    """``value`` as TOML; JSON writes strings, booleans, finite numbers and lists of them the same way.
+    """Return ``value`` as TOML, which JSON writes alike for strings, booleans, whole numbers and their lists.
 
     Example:
         >>> toml_value({"name": "dpsgd", "delay": 2})
@@ -573,12 +572,12 @@ def toml_value(value: Any) -> str:
         return f"[{', '.join(map(toml_value, value))}]"
     if isinstance(value, float):
         return repr(value)
-    # JSON leaves one character as it is that TOML does not allow.
+    # TOML does not allow one character that JSON writes without an escape.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def toml_text(values: Mapping[str, Any]) -> str:
-    """``values`` as TOML; what is a mapping becomes a table, of which what is None is left out.
+    """Return ``values`` as TOML: a mapping becomes a table, without its entries of value None.
 
     Example:
         >>> print(toml_text({"seed": 0, "decompose": {"every": 10, "samples": None}}), end="")

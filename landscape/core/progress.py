@@ -21,8 +21,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _Named(io.FileIO):
-    """A file whose write errors name stdout."""
+class _StdoutFile(io.FileIO):
+    """Standard output as a file; its write errors name stdout."""
 
     def write(self, data: Any) -> int:
         try:
@@ -32,7 +32,7 @@ class _Named(io.FileIO):
 
 
 def tolerant_stream(descriptor: int) -> io.TextIOWrapper:
-    """A text stream to a file descriptor, written line by line, that ignores write errors.
+    """Return a text stream to a file descriptor, written line by line, that ignores write errors.
 
     Messages to a terminal that was closed must not end a run.
 
@@ -49,8 +49,8 @@ def tolerant_stream(descriptor: int) -> io.TextIOWrapper:
 def prepare() -> None:
     """Make the standard streams usable: replace closed ones, and ignore write errors on stderr.
 
-    Otherwise the next file that is opened would get a closed descriptor, and with it the text for the
-    terminal. Used once, at the start of a command.
+    Otherwise the next file that is opened would get the descriptor of a closed stream, and with it the text
+    for the terminal. Used once, at the start of a command.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -58,7 +58,7 @@ def prepare() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
     if sys.stdout is None or sys.stdout is sys.__stdout__:
-        raw = io.BufferedWriter(_Named(1, "wb", closefd=False))
+        raw = io.BufferedWriter(_StdoutFile(1, "wb", closefd=False))
         encoding = sys.stdout.encoding if sys.stdout else "utf-8"
         sys.stdout = io.TextIOWrapper(raw, encoding, line_buffering=True)
     if sys.stderr is None or sys.stderr is sys.__stderr__:
@@ -83,29 +83,29 @@ def flush() -> OSError | None:
     return None
 
 
-# Seconds between lines where there is no terminal: rare enough for the log of a night (our choice).
+# Seconds between lines of progress without a terminal: rare enough for the log of a night (our choice).
 EVERY = 30.0
 # Seconds before a call from Python shows that it takes long: a user begins to wonder (our choice).
 DELAY = 2.0
-#: Takes the completed share of a piece of work.
+#: A function of the completed share of some work, from 0 to 1.
 Progress = Callable[[float], None]
-#: The argument of functions that may take long: a function that takes the completed share; None, to show it
-#: after DELAY; or whether to show it.
+#: The parameter ``progress``: True or False, whether to show progress; None, to show it after DELAY; or a
+#: function that is called with the completed share.
 ProgressOption = Annotated[Progress | bool | None, "True, False or a function of the share"]
 
 
 def no_progress(share: float) -> None:
-    """Takes a share, and shows nothing."""
+    """Ignore the completed share."""
 
 
 class Bar(Protocol):
-    """Takes the completed share of a piece of work, and words about it that are shown beside it."""
+    """A function of the completed share, and of words that are shown next to it."""
 
     def __call__(self, share: float, words: str = "") -> None: ...
 
 
 class _Lines(io.TextIOBase):
-    """A line on stderr for each state of a bar, as in the log of a batch job."""
+    """A file that writes each state of a bar as a line to stderr, as in the log of a batch job."""
 
     def write(self, text: str) -> int:
         if text.strip():
@@ -114,68 +114,71 @@ class _Lines(io.TextIOBase):
 
 
 def _tqdm(title: str, delay: float) -> Any:
-    """A bar of tqdm: on a terminal, in a notebook, or as lines; imported here, as most calls are short."""
-    looks: dict[str, Any] = {"delay": delay, "dynamic_ncols": True}
-    form = "{desc}: {percentage:3.0f}%|{bar}| {remaining} left{postfix}"
-    if _in_notebook():
-        with warnings.catch_warnings(action="ignore"):  # that the widgets are not installed
-            kind = importlib.import_module("tqdm.auto").tqdm
+    """Return a bar of tqdm for a terminal or a notebook, or one that writes lines.
+
+    It imports tqdm only here, as most calls are too short for a bar.
+    """
+    options: dict[str, Any] = {"delay": delay, "dynamic_ncols": True}
+    line = "{desc}: {percentage:3.0f}%|{bar}| {remaining} left{postfix}"
+    ipython: Any = sys.modules.get("IPython")
+    if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):  # in a notebook
+        with warnings.catch_warnings(action="ignore"):  # tqdm warns if the widgets are not installed
+            bar_class = importlib.import_module("tqdm.auto").tqdm
     else:
-        kind = importlib.import_module("tqdm").tqdm
+        bar_class = importlib.import_module("tqdm").tqdm
         if not sys.stderr.isatty() or os.environ.get("TERM") in ("dumb", "unknown"):
-            looks = {"delay": EVERY, "mininterval": EVERY, "position": 0, "file": _Lines()}
-            form = "{desc}: {percentage:.0f}%, {remaining} left{postfix}"
-    return kind(total=1.0, desc=title, leave=False, miniters=0, smoothing=0, bar_format=form, **looks)
-
-
-def _in_notebook() -> bool:
-    shell: Any = sys.modules.get("IPython")
-    return shell is not None and hasattr(shell.get_ipython(), "kernel")
+            options = {"delay": EVERY, "mininterval": EVERY, "position": 0, "file": _Lines()}
+            line = "{desc}: {percentage:.0f}%, {remaining} left{postfix}"
+    return bar_class(total=1.0, desc=title, leave=False, miniters=0, smoothing=0, bar_format=line, **options)
 
 
 def aside() -> contextlib.AbstractContextManager[None]:
-    """A context in which something can be printed on a terminal that has bars."""
+    """Return a context in which lines can be printed on a terminal that shows bars."""
     tqdm: Any = sys.modules.get("tqdm")
     return tqdm.tqdm.external_write_mode(file=sys.stderr) if tqdm else contextlib.nullcontext()
 
 
-_open: list[bool] = []  # whether the work in progress is shown, the innermost last
+_open: list[bool] = []  # for each open progress bar, whether it is shown; the innermost comes last
 _hints_shown: set[str] = set()
 
 
 @contextlib.contextmanager
 def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str = "") -> Iterator[Bar]:
-    """A context that shows on stderr how far its work has come and an estimate of the remaining time.
+    """Return a context that shows on stderr the completed share of its work and the estimated time left.
 
-    On a terminal and in a notebook it is a bar of tqdm; elsewhere, as in the log of a batch job, a line every
-    30 s. Inside another progress bar it is one below that, and is shown only if that is.
+    A terminal or a notebook shows a bar of tqdm; elsewhere, as in the log of a batch job, there is a line
+    every 30 s. A bar inside another one is shown below it, or not at all if the outer one is hidden.
 
     Args:
         title: the name of the work.
         quiet: whether to show nothing.
         delay: seconds before anything is shown.
-        hint: the arguments that make the work shorter, for a line that is shown once, with its first sight.
+        hint: the arguments that make the work shorter, for a line that is shown once, below the first bar.
 
     Yields:
-        A function that takes the completed share, from 0 to 1.
+        A function of the completed share, from 0 to 1.
 
     Example:
         >>> with progress_bar("contour", quiet=True) as progress:
         ...     progress(0.5)
     """
-    visible, began = not quiet and all(_open[-1:]), time.monotonic()
-    _open.append(visible)
+    start = time.monotonic()
+    is_shown = not quiet and (not _open or _open[-1])
+    _open.append(is_shown)
     try:
-        with _tqdm(title, delay) if visible else contextlib.nullcontext() as bar:
+        with _tqdm(title, delay) if is_shown else contextlib.nullcontext() as bar:
 
             def update(share: float, words: str = "") -> None:
                 if bar is None:
                     return
                 bar.set_postfix_str(words, refresh=False)
-                if bar.update(share - bar.n) and share > 0 and hint and title not in _hints_shown:
+                is_drawn = bar.update(share - bar.n)
+                if is_drawn and share > 0 and hint and title not in _hints_shown:
                     _hints_shown.add(title)
-                    left = duration((time.monotonic() - began) * (1 - share) / share)
-                    line = f"{title}: about {left} more; {hint} makes it shorter; progress=False hides this"
+                    remaining = duration((time.monotonic() - start) * (1 - share) / share)
+                    line = (
+                        f"{title}: about {remaining} more; {hint} makes it shorter; progress=False hides this"
+                    )
                     with aside():
                         print(line, file=sys.stderr, flush=True)
 
@@ -185,11 +188,11 @@ def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str 
 
 
 def shows_progress(hint: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A decorator for a public function with the keyword ``progress``, a :data:`ProgressOption`.
+    """Return a decorator for a public function with the keyword ``progress``, a :data:`ProgressOption`.
 
-    Where ``progress`` is not given, a call that takes longer than DELAY shows how far it is. It shows nothing
-    inside another such call, in other threads and processes than the first, or where LANDSCAPE_PROGRESS is 0.
-    The decorated function receives ``progress`` as a callable that takes the completed share, 0 to 1.
+    Without ``progress``, a call that takes longer than DELAY shows its progress; but not inside another such
+    call, outside of the main thread and process, or with the environment variable LANDSCAPE_PROGRESS=0.
+    The decorated function receives as ``progress`` a function of the completed share, from 0 to 1.
 
     Args:
         hint: the names of arguments that make a call shorter, for a message that is shown once.
@@ -199,7 +202,7 @@ def shows_progress(hint: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]
         @functools.wraps(function)
         def with_progress(*args: P.args, **kwargs: P.kwargs) -> T:
             option = kwargs.get("progress")
-            # A function of the user's own shows the progress in place of the bar.
+            # With a function of the user there is no bar.
             quiet = callable(option) or option is False or (option is None and _silent())
             delay = 0.0 if option else DELAY
             with progress_bar(function.__name__, quiet, delay, hint) as report:
@@ -212,38 +215,39 @@ def shows_progress(hint: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]
 
 
 def _silent() -> bool:
-    """Return whether a call shows its progress only on request."""
-    first = threading.current_thread() is threading.main_thread() and multiprocessing.parent_process() is None
-    rank, switch = os.environ.get("RANK", "0"), os.environ.get("LANDSCAPE_PROGRESS", "1")
-    return bool(_open) or not first or rank != "0" or switch == "0"
+    """Return whether a call without the argument ``progress`` shows none."""
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    is_main_process = multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0"
+    is_off = os.environ.get("LANDSCAPE_PROGRESS", "1") == "0"
+    return bool(_open) or not is_main_thread or not is_main_process or is_off
 
 
 def portion(progress: ProgressOption, first: float, last: float) -> Progress:
-    """The progress of a part of some work, which takes the whole from the share ``first`` to ``last``.
+    """Return the progress function of a step that takes the whole work from share ``first`` to ``last``.
 
     Example:
         >>> portion(print, 0.5, 1.0)(0.5)
         0.75
     """
-    whole = taken(progress)
-    return lambda share: whole(first + share * (last - first))
+    report = taken(progress)
+    return lambda share: report(first + share * (last - first))
 
 
 def taken(progress: ProgressOption) -> Progress:
-    """The function that takes the share: ``progress`` itself, or one that shows nothing."""
+    """Return ``progress`` if it is a function, else a function that does nothing."""
     return progress if callable(progress) else no_progress
 
 
 def duration(seconds: float) -> str:
-    """A time in words, to the unit that matters.
+    """Return a time as a text, in one or two units.
 
     Example:
         >>> duration(8.2), duration(75), duration(7300)
         ('8 s', '1 min 15 s', '2 h 1 min')
     """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded} s"
+    if rounded < 3600:
+        return f"{rounded // 60} min {rounded % 60} s"
+    return f"{rounded // 3600} h {rounded % 3600 // 60} min"

@@ -1,4 +1,4 @@
-"""Registries of things that are found by name, optional packages, and versions of numerics."""
+"""Registries of entries by name, optional packages, and versions of numerics."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _VERSIONS: dict[Any, int] = {}
 
 
 def numerics(version: int) -> Callable[[T], T]:
-    """A decorator: ``version`` is that of the numbers which the function or class computes.
+    """Return a decorator that records the version of the numbers that a function or class computes.
 
-    Raise it with each change of the numbers beyond rounding, be it in the function or in what it calls.
-    ``landscape figures`` then computes again what it has stored. Speed, messages and rounding do not count.
+    Raise the version with each change of the numbers beyond rounding, in the function or in its callees.
+    ``landscape figures`` then computes its stored numbers again. Changes of speed or messages do not count.
 
     Args:
-        version: 1 at first.
+        version: the version, 1 at first.
 
     Returns:
-        The decorator; it gives the function or class back as it is.
+        The decorator; it returns the function or class unchanged.
 
     Raises:
         InputError: a version below 1.
@@ -54,7 +54,7 @@ def numerics(version: int) -> Callable[[T], T]:
 
 
 def version_of(computed_by: Any) -> int:
-    """The version that :func:`numerics` gave a function or class.
+    """Return the version that :func:`numerics` recorded for a function or class.
 
     Args:
         computed_by: the function or class.
@@ -63,7 +63,7 @@ def version_of(computed_by: Any) -> int:
         The version.
 
     Raises:
-        KeyError: it was given none.
+        KeyError: it has no version.
 
     Example:
         >>> version_of(numerics(3)(str.upper))
@@ -81,7 +81,7 @@ class PluginWarning(UserWarning):
 
 @dataclass(frozen=True)
 class _Declared:
-    """An entry that is imported when it is first used: ``reference`` is "MODULE:NAME"."""
+    """An entry, as its ``reference`` "MODULE:NAME", that is imported at its first use."""
 
     reference: str
 
@@ -90,13 +90,13 @@ class Registry:
     """The entries of one kind, by name.
 
     Args:
-        kind: what an entry is, for messages: "algorithm".
-        option: what a user typed the name for: "algorithm.name".
-        room: the module, or the package with one module an entry, that holds the package's own entries. It
-            is imported when a name is first looked up, and the plugins after it, when the room has no such
-            name or all names are asked for.
-        function: gives the function or class behind an entry that is an object of another kind.
-        given: arguments of an entry that the program sets, and are no options of a user.
+        kind: a noun for an entry, for messages, such as "algorithm".
+        option: the option that a user gives a name with, such as "algorithm.name".
+        room: the module with the package's own entries, or the package with one module for each entry. It is
+            imported when a name is first looked up. Plugins are imported after it, if it has no entry of that
+            name, or for a list of all names.
+        function: returns the function or class behind an entry that is another kind of object.
+        given: arguments of an entry that the program sets; they are no options of a user.
 
     Example:
         >>> colors = Registry("color", "color")
@@ -124,9 +124,9 @@ class Registry:
         self._room_loaded = False
 
     def add(self, name: str) -> Callable[[T], T]:
-        """A decorator that adds what it decorates under ``name``.
+        """Return a decorator that adds a function or class as the entry ``name``.
 
-        Raises InputError if something else has the name.
+        Raises InputError if another entry has the name.
         """
 
         def decorate(entry: T) -> T:
@@ -136,14 +136,14 @@ class Registry:
         return decorate
 
     def declare(self, name: str, place: str, summary: str = "") -> None:
-        """Add what "MODULE:NAME" is, without importing the module before the entry is used.
+        """Add an entry whose module is imported at its first use.
 
         Args:
             name: the name of the entry.
-            place: "MODULE:NAME".
+            place: the module and the name in it, "MODULE:NAME".
             summary: one line for a list of the entries.
 
-        Raises InputError if something else has the name.
+        Raises InputError if another entry has the name.
         """
         self._add(name, _Declared(place))
         self._summaries[name] = summary
@@ -153,15 +153,15 @@ class Registry:
             old, new = self._origin(self._entries[name]), self._origin(entry)
             if old != new:
                 raise InputError(f"{self.kind} '{name}': {new} may not take the name of {old}")
-            if isinstance(entry, _Declared):  # and may be imported already
+            if isinstance(entry, _Declared):  # the present entry may be the imported object
                 return
         self._entries[name] = entry
 
     def names(self) -> list[str]:
-        """All names, those of plugins included.
+        """Return all names, including those of plugins.
 
         Returns:
-            The names, sorted.
+            The names in alphabetical order.
 
         Example:
             >>> {"ssgd", "dpsgd"} <= set(algorithms.names())
@@ -172,12 +172,12 @@ class Registry:
         return sorted(self._entries)
 
     def __iter__(self) -> Iterator[str]:
-        """All names, in the order in which they were added."""
+        """Iterate over all names, in the order in which they were added."""
         self.names()
         return iter(tuple(self._entries))
 
     def summary(self, name: str) -> str:
-        """The line that was declared for ``name``, or ""."""
+        """Return the summary that :meth:`declare` got for ``name``, or ""."""
         return self._summaries.get(name, "")
 
     def __contains__(self, name: object) -> bool:
@@ -187,7 +187,7 @@ class Registry:
         return name in self._entries
 
     def __getitem__(self, name: str) -> Any:
-        """The entry called ``name``. InputError names the nearest one."""
+        """Return the entry called ``name``; raise InputError with the most similar name if there is none."""
         if name not in self:
             choose(self.option, name, self._entries)
         entry = self._entries[name]
@@ -196,11 +196,11 @@ class Registry:
         return entry
 
     def options(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """``given`` checked against the signature of the entry called ``name``, with defaults for the rest.
+        """Check ``given`` against the signature of the entry ``name``, and add the defaults of other options.
 
         Args:
             name: one of :meth:`names`.
-            given: options by name, as a table of a recipe has them.
+            given: options by name, as in a table of a recipe.
 
         Returns:
             All options of the entry.
@@ -220,14 +220,14 @@ class Registry:
 
         Args:
             name: one of :meth:`names`.
-            given: options; those left out have their defaults.
+            given: options by name; the others have their defaults.
             own: the arguments that the program sets.
 
         Returns:
-            What the entry returns, or an object of its class.
+            The result of the entry's function, or an object of its class.
 
         Raises:
-            InputError: as of :meth:`options`, or for a value that the entry does not allow.
+            InputError: as for :meth:`options`, or for a value that the entry does not allow.
 
         Example:
             >>> algorithms.make("dpsgd", {"mixing": "ring(2)"}, learners=6, seed=0).stability_limit()
@@ -236,7 +236,7 @@ class Registry:
         return self[name](**own, **self.options(name, given))
 
     def _imported(self, name: str, reference: str) -> Any:
-        """Import a declared entry; OperationError where the package that declared it does not have it."""
+        """Import a declared entry; raise OperationError if a plugin's module or the name in it is missing."""
         module, _, attribute = reference.partition(":")
         try:
             with others_code():
@@ -244,20 +244,20 @@ class Registry:
         except (ImportError, AttributeError) as error:
             if module.partition(".")[0] == __name__.partition(".")[0]:
                 raise
-            why = f"{reference} cannot be imported ({type(error).__name__}: {error})"
-            raise OperationError(f"{self.kind} '{name}': {why}") from error
+            reason = f"{reference} cannot be imported ({type(error).__name__}: {error})"
+            raise OperationError(f"{self.kind} '{name}': {reason}") from error
 
     def _load_room(self) -> None:
         """Import the package's own entries, once."""
         if self._room_loaded or not self._room:
             return
-        self._room_loaded = True  # before: what is imported may look names up
+        self._room_loaded = True  # set first, because an imported module may look up names
         room = importlib.import_module(self._room)
         for module in pkgutil.iter_modules(getattr(room, "__path__", ())):
             importlib.import_module(f"{self._room}.{module.name}")
 
     def _origin(self, entry: object) -> str:
-        """The place where an entry is defined, "MODULE.NAME"."""
+        """Return the module and name of an entry's definition, as "MODULE.NAME"."""
         if isinstance(entry, _Declared):
             return entry.reference.replace(":", ".")
         source = self._function(entry)
@@ -266,12 +266,13 @@ class Registry:
 
 @contextlib.contextmanager
 def others_code() -> Iterator[None]:
-    """Turn ``sys.exit()`` in another's module into an ImportError; Ctrl-C still ends the program."""
+    """Turn ``sys.exit()`` in the module of a plugin into an ImportError; Ctrl-C still ends the program."""
     try:
         yield
     except SystemExit as error:
-        ended = ImportError(f"it ends the program ({' '.join(f'SystemExit {error}'.split())})")
-        raise ended.with_traceback(error.__traceback__) from error
+        exit_text = " ".join(f"SystemExit {error}".split())
+        import_error = ImportError(f"it ends the program ({exit_text})")
+        raise import_error.with_traceback(error.__traceback__) from error
 
 
 _loaded: set[str] = set()
@@ -279,12 +280,12 @@ _loaded: set[str] = set()
 
 @functools.cache
 def _entry_points(path: tuple[str, ...]) -> tuple[importlib.metadata.EntryPoint, ...]:
-    """The entry points of the group on ``path``, sys.path. A search reads a file of each package."""
+    """Return the entry points of the group on ``path``, stored because a search reads a file per package."""
     return tuple(importlib.metadata.entry_points(group=GROUP))
 
 
 def load_plugins() -> None:
-    """Import each entry point of the group once; one that fails is left out with a PluginWarning."""
+    """Import each entry point of the group once, and warn with PluginWarning of one that fails."""
     for point in _entry_points(tuple(sys.path)):
         if point.value in _loaded:
             continue
@@ -292,9 +293,9 @@ def load_plugins() -> None:
         try:
             with others_code():
                 point.load()
-        except Exception as error:  # the plugin is another's code, and must not stop what does not need it
-            words = f"cannot be loaded: {type(error).__name__}: {error}"
-            warn_caller(f"plugin '{point.name}' ({point.value}) {words}", PluginWarning)
+        except Exception as error:  # a plugin's fault must not stop a program that does not need the plugin
+            reason = f"cannot be loaded: {type(error).__name__}: {error}"
+            warn_caller(f"plugin '{point.name}' ({point.value}) {reason}", PluginWarning)
 
 
 algorithms = Registry(
@@ -314,15 +315,15 @@ commands = Registry(
 
 
 def optional(module: str, purpose: str, install: str) -> Any:
-    """Import ``module``, which only ``purpose`` needs.
+    """Import a module of an optional package, and return it.
 
     Args:
-        module: the module to import, such as "torch.utils.tensorboard".
-        purpose: what asks for it: a method, an option with its value.
-        install: what pip installs for it: a package, or an extra of this one.
+        module: the name of the module, such as "torch.utils.tensorboard".
+        purpose: the method, or the option with its value, that needs the module; for the message.
+        install: the argument of ``pip install``: a package, or an extra of this one.
 
     Raises:
-        OperationError: the module cannot be imported; the line names ``purpose`` and ``install``.
+        OperationError: the module cannot be imported; the message names ``purpose`` and ``install``.
 
     Example:
         >>> optional("json", "an example", "json").dumps([1])
@@ -335,6 +336,6 @@ def optional(module: str, purpose: str, install: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        if error.name not in (None, module, package):  # installed, but what it needs itself is missing
+        if error.name not in (None, module, package):  # the package is there, but one that it imports is not
             raise OperationError(f"{purpose}: {module} cannot be imported ({error})") from error
         raise OperationError(f"{purpose}: {package} is not installed; pip install {install}") from error

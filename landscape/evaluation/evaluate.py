@@ -1,21 +1,21 @@
-"""Loss and accuracy at many points of a plane, θ = center + x·u + y·v, as fast as the model allows.
+"""Compute loss and accuracy at many points of a plane, θ = center + x·u + y·v, as fast as the model allows.
 
-Paths, which the tests compare with one another:
+There are three methods, which the tests compare with one another:
 
-- "batched": for chains of linear layers. θ is linear in (x, y) up to the first
-  nonlinearity, so the first layer costs three products a data chunk, shared by all points; later layers
-  take a block of points as one batched product, with features before samples in memory.
-- "pointwise": any model, one forward pass over the data a point. "folded" is the same with BatchNorm folded
-  into the convolutions and channels-last layout, for models that torch.fx can trace; "auto" takes it for
-  models with convolutions.
+- "batched": for chains of linear layers. Up to the first nonlinearity θ is linear in (x, y), so that the
+  first layer takes three products per chunk of data, which all points share. Later layers multiply a block of
+  points as one batched product, with features before samples in memory.
+- "pointwise": for any model, one forward pass over the data per point.
+- "folded": the same with BatchNorm folded into the convolutions and a channels-last layout, for models that
+  torch.fx can trace. "auto" chooses it for models with convolutions.
 
-Each path but "pointwise" is first compared with it on the user's model: on a few samples, at the center and
-at two displaced points of the plane. Where they differ by more than rounding, "auto" goes back to
-"pointwise" with a PathWarning. No choice depends on the clock: the same call takes the same path.
+The first use of "batched" and "folded" compares their losses with those of "pointwise" on the user's model:
+on a few samples, at the center and at two displaced points of the plane. Where they differ by more than
+rounding, "auto" falls back to "pointwise" with a PathWarning. No choice depends on timings: the same call
+uses the same method.
 
-Memory is bounded whatever the number of points: a block of points for a chunk of data at a time, of
-BLOCK_BYTES, less where ``max_memory`` asks for it. On a GPU nothing waits for the device
-before all points are through.
+Memory is bounded for any number of points: a block of points times a chunk of data is computed at a time, of
+BLOCK_BYTES, or less under ``max_memory``. On a GPU the host waits for the device only after all points.
 """
 
 from __future__ import annotations
@@ -48,81 +48,86 @@ from landscape.problem.metrics import Scores, Sums, few_of, names_of, numbers
 from landscape.problem.problem import Layer, LinearLayer, Problem, chain, stacked_losses
 from landscape.problem.sharded import on_ranks
 
-# Measured on 2 cores, 784-50-50-10: 1,000 samples per chunk with 16 to 32 points a block is the fastest, with
-# 64 it takes 1.3 times as long. The activations of a block must stay in cache, hence the bound in bytes, too.
+# Measured on 2 cores, 784-50-50-10: chunks of 1,000 samples with blocks of 16 to 32 points are the fastest;
+# blocks of 64 take 1.3 times as long. The activations of a block must stay in cache, hence a bound in bytes.
 CHUNK = 1000
 BLOCK_BYTES = 16 * 2**20
 MAX_BLOCK = 20
 # On a GPU the start of a kernel takes longer than a block of this size: with these sizes a contour on an H200
-# was as slow as a forward pass a point, which starts as many. There all three are larger by this factor (our
-# choice).
+# was as slow as one forward pass per point. There all three sizes are larger by this factor (our choice).
 GPU_FACTOR = 16
 
 
-def of_device(size: int, device: torch.device) -> int:
-    """A size above, as it is on ``device``."""
+def scaled_to_device(size: int, device: torch.device) -> int:
+    """Return one of the sizes above, scaled by GPU_FACTOR unless ``device`` is a CPU."""
     return size if device.type == "cpu" else GPU_FACTOR * size
 
 
 def block_size(
     problem: Problem, layers: list[Layer], count: int, budget: MemoryBudget, forced: bool
 ) -> tuple[int, int] | None:
-    """(samples per chunk, points per block) of the batched path; None if one of each exceeds the memory.
+    """Return the samples per chunk and the points per block of the batched method.
 
-    With ``forced`` InputError in place of None.
+    If one sample and one point exceed the memory, return None, or raise InputError with ``forced``. ``count``
+    is the number of points.
     """
     shapes = {slot.name: slot.shape for slot in problem.layout.slots}
-    linear = [layer for layer in layers if isinstance(layer, LinearLayer)]
-    first, widest = shapes[linear[0].weight][0], max(shapes[layer.weight][0] for layer in linear)
-    later = problem.layout.size - first * shapes[linear[0].weight][1]  # weights after the first layer
+    weight_shapes = [shapes[layer.weight] for layer in layers if isinstance(layer, LinearLayer)]
+    first_width, inputs = weight_shapes[0]
+    widest = max(width for width, _ in weight_shapes)
+    later_weights = problem.layout.size - first_width * inputs
     item = problem.weights.itemsize
-    # Metrics take the outputs once more, in another order, and may work with two copies in float64.
+    # Metrics need the outputs once more, in another order, and up to two copies of them in float64.
     copies = ACTIVATION_COPIES + (5 if problem.metrics else 0)
     # Center and directions in one tensor; for one sample the first products and one point's activations.
-    fixed = 3 * problem.weights.nbytes + copies * later * item
-    sample = (3 * first + copies * widest) * item
-    if fixed + sample > budget.remaining:
+    fixed_bytes = 3 * problem.weights.nbytes + copies * later_weights * item
+    sample_bytes = (3 * first_width + copies * widest) * item
+    if fixed_bytes + sample_bytes > budget.remaining:
         if forced:
-            budget.require(fixed + sample)
+            budget.require(fixed_bytes + sample_bytes)
         return None
-    on_device = functools.partial(of_device, device=problem.device)
-    chunk = int(min(on_device(CHUNK), problem.samples, (budget.remaining - fixed) // sample))
-    point = max(chunk * widest, later) * item
-    rest = budget.remaining - fixed - 3 * first * chunk * item
-    by_memory = rest // (copies * point)
-    return chunk, int(max(1, min(on_device(MAX_BLOCK), count, on_device(BLOCK_BYTES) // point, by_memory)))
+    on_device = functools.partial(scaled_to_device, device=problem.device)
+    chunk = int(min(on_device(CHUNK), problem.samples, (budget.remaining - fixed_bytes) // sample_bytes))
+    point_bytes = max(chunk * widest, later_weights) * item
+    rest = budget.remaining - fixed_bytes - 3 * first_width * chunk * item
+    by_memory, by_cache = rest // (copies * point_bytes), on_device(BLOCK_BYTES) // point_bytes
+    return chunk, int(max(1, min(on_device(MAX_BLOCK), count, by_cache, by_memory)))
 
 
 @torch.no_grad()
 def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Totals:
-    """The totals of a chain's ``layers``, in chunks of samples and blocks of points of ``size``."""
+    """Return the function from points to their totals by the batched method.
+
+    ``layers`` are the chain of the model, and ``size`` the samples per chunk and the points per block.
+    """
     problem, samples, (chunk, block) = loss.problem, loss.problem.samples, size
     first, *later = layers
     assert isinstance(first, LinearLayer)
     assert problem.tensors is not None
     x, y = problem.tensors
-    # Center and directions, (3, *shape) each.
+    # The parameters of the center and of the two directions, (3, *shape), by name.
     views = problem.layout.views(torch.stack((loss.center, *loss.directions)))
     last = next(layer for layer in reversed(layers) if isinstance(layer, LinearLayer))
     outputs = views[last.weight].shape[1]
-    classes = y.dim() == 1 and not y.is_floating_point() and outputs > 1
-    # (samples,) classes that count as right; None: accuracy has no meaning.
-    labels = y.long() if classes and bool(((y >= 0) & (y < outputs)).all()) else None
-    # The loss may take what metrics with a name have computed.
-    shared = (
-        labels is not None
-        and is_softmax_loss(problem.criterion)
-        and any(m.statistic for m in problem.metrics)
-    )
+    has_classes = y.dim() == 1 and not y.is_floating_point() and outputs > 1
+    has_accuracy = has_classes and bool(((y >= 0) & (y < outputs)).all())
+    # Metrics with a name have then computed all that the loss needs.
+    shares = has_accuracy and is_softmax_loss(problem.criterion) and any(m.statistic for m in problem.metrics)
 
-    def run(c: Tensor, products: Tensor, part: slice) -> list[Tensor]:
-        """At points c (k, 3): mean losses, hits, sums (k, S) of each metric; products: W·x, U·x, V·x."""
+    def block_sums(coordinates: Tensor, products: Tensor, y: Tensor) -> list[Tensor]:
+        """Return mean losses (k,), correct samples (k,), and the sums (k, S) of each metric.
+
+        Args:
+            coordinates: (k, 3), those of the points, (1, a, b).
+            products: (3, width, B), the first weight of center and directions, times the samples.
+            y: (B, …), the targets.
+        """
+        points, a, b = len(coordinates), coordinates[:, 1, None, None], coordinates[:, 2, None, None]
 
         def at_points(name: str) -> Tensor:  # (k, *shape)
-            return (c @ views[name].flatten(1)).view(len(c), *views[name].shape[1:])
+            return (coordinates @ views[name].flatten(1)).view(points, *views[name].shape[1:])
 
-        a, b = c[:, 1, None, None], c[:, 2, None, None]
-        h = torch.addcmul(products[0], a, products[1]).addcmul_(b, products[2])
+        h = torch.addcmul(products[0], a, products[1]).addcmul_(b, products[2])  # (k, width, B)
         if first.bias:
             h += at_points(first.bias).unsqueeze(-1)
         for layer in later:
@@ -132,34 +137,39 @@ def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Tota
                 h = torch.baddbmm(at_points(layer.bias).unsqueeze(-1), at_points(layer.weight), h)
             else:
                 h = torch.bmm(at_points(layer.weight), h)
-        targets = y[part].expand(len(c), *y[part].shape)
-        scores = Scores(h, y[part] if classes else numbers(y[part]))
-        own = (scores.top - scores.own + scores.scale).mean(2)[:, 0] if shared else None
-        losses = stacked_losses(problem.criterion, h, targets) if own is None else own
-        correct = torch.full_like(losses, torch.nan) if labels is None else scores.right.sum(1)
-        # (k·B, out), for functions of the user's, which are of single samples.
+        targets = y.expand(points, *y.shape)
+        scores = Scores(h, y if has_classes else numbers(y))
+        if shares:
+            losses = (scores.top - scores.own + scores.scale).mean(2)[:, 0]
+        else:
+            losses = stacked_losses(problem.criterion, h, targets)
+        correct = scores.right.sum(1) if has_accuracy else torch.full_like(losses, torch.nan)
+        # (k·B, outputs), for the user's functions, which are of single samples.
         rows = None if all(m.statistic for m in problem.metrics) else h.transpose(1, 2).flatten(0, 1)
         sums = [metric.sums(rows, targets.flatten(0, 1), scores) for metric in problem.metrics]
-        return [losses, correct, *(part.view(len(c), -1, part.shape[1]).sum(1) for part in sums)]
+        return [losses, correct, *(values.view(points, -1, values.shape[1]).sum(1) for values in sums)]
 
     def totals(points: Tensor, progress: Progress) -> Tensor:
-        rest = -len(points) % block  # the last point again, so that all blocks have one shape
-        padded = torch.cat((points, points[-1:].expand(rest, 2)))
-        coords = torch.cat((torch.ones(len(padded), 1), padded), 1).to(problem.device, problem.dtype)
-        total, sums = loss.empty(len(padded)), list[Tensor]()
+        missing = -len(points) % block  # filled with the last point, so that all blocks have one shape
+        padded = torch.cat((points, points[-1:].expand(missing, 2)))
+        coordinates = torch.cat((torch.ones(len(padded), 1), padded), 1).to(problem.device, problem.dtype)
+        total, metric_sums = loss.empty(len(padded)), list[Tensor]()
         for i in range(0, samples, chunk):
-            part = slice(i, i + chunk)
-            products = (views[first.weight].flatten(0, 1) @ x[part].flatten(1).T).view(3, -1, len(x[part]))
+            x_chunk, y_chunk = x[i : i + chunk], y[i : i + chunk]
+            count = len(x_chunk)
+            products = (views[first.weight].flatten(0, 1) @ x_chunk.flatten(1).T).view(3, -1, count)
             for k in range(0, len(padded), block):
-                means, hits, *of_metrics = run(coords[k : k + block], products, part)
-                total[k : k + block, 0] += double(means) * len(x[part])
-                total[k : k + block, 1] += hits.to(total.device)
-                sums = sums or [total.new_zeros(len(total), part.shape[1]) for part in of_metrics]
-                for column, values in zip(sums, of_metrics, strict=True):
-                    column[k : k + block] += values
-                progress((i + len(x[part]) * (k + block) / len(padded)) / samples)
-            del products  # before the next ones, which take as much
-        for k, (metric, column) in enumerate(zip(problem.metrics, sums, strict=True), 2):
+                rows = slice(k, k + block)
+                losses, correct, *sums = block_sums(coordinates[rows], products, y_chunk)
+                total[rows, 0] += double(losses) * count
+                total[rows, 1] += correct.to(total.device)
+                if not metric_sums:
+                    metric_sums = [total.new_zeros(len(total), values.shape[1]) for values in sums]
+                for column, values in zip(metric_sums, sums, strict=True):
+                    column[rows] += values
+                progress((i + count * (k + block) / len(padded)) / samples)
+            del products  # before the next ones, which need as much memory
+        for k, (metric, column) in enumerate(zip(problem.metrics, metric_sums, strict=True), 2):
             total[:, k] = metric.finish(column / samples) * samples
         return total[: len(points)]
 
@@ -178,26 +188,34 @@ class Pair(NamedTuple):
 
 
 class FoldedForward:
-    """``forward(views, x)``: the model's outputs at the weights ``views`` (name -> tensor), BatchNorm folded.
+    """The forward pass of a model with BatchNorm folded into the convolutions, at any weights.
 
-    ``dtype`` is that of the arithmetic inside; outputs come back in float32 or wider. 4-D weights and
-    inputs are laid out channels last, which CPUs and GPUs convolve fastest.
+    Weights and inputs of four dimensions have the channels-last layout, which CPUs and GPUs convolve fastest.
+
+    Args:
+        graph: the traced model.
+        pairs: the pairs to fold.
+        dtype: of the arithmetic; outputs are in float32 or wider.
+        trainable: the ids of the model's trainable parameters.
+
+    Attributes:
+        convolves: whether the model has convolutions.
     """
 
     def __init__(
         self, graph: fx.GraphModule, pairs: list[Pair], dtype: torch.dtype, trainable: set[int]
     ) -> None:
         self._graph, self._pairs, self._dtype = graph, pairs, dtype
-        self.convolves = any(isinstance(m, CONVOLUTIONS) for m in graph.modules())
-        # A trace has no layer that the forward pass leaves out.
+        self.convolves = any(isinstance(module, CONVOLUTIONS) for module in graph.modules())
+        # The trace leaves out layers that the forward pass does not use.
         self._names = {name for name, _ in graph.named_parameters(remove_duplicate=False)}
-        # Frozen parameters, and buffers, which need the precision of the rest.
+        # Frozen parameters and buffers are converted to the precision of the weights.
         self._fixed: dict[str, Tensor] = {n: p for n, p in graph.named_parameters() if id(p) not in trainable}
         self._fixed |= dict(graph.named_buffers())
         self._norms: dict[str, Any] = {pair.norm: graph.get_submodule(pair.norm) for pair in pairs}
 
     def converted(self, dtype: torch.dtype) -> FoldedForward:
-        """The same in another precision."""
+        """Return the same forward pass in another precision."""
         copied = copy.copy(self)
         copied._dtype = dtype
         return copied
@@ -207,7 +225,7 @@ class FoldedForward:
         return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
     def weights(self, views: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The graph's parameters and buffers at the weights ``views``, folded: once a point."""
+        """Return the graph's folded parameters and buffers, by name, at the weights ``views``, by name."""
         tensors = self._fixed | {name: view for name, view in views.items() if name in self._names}
         for pair in self._pairs:
             weight, bias = f"{pair.convolution}.weight", f"{pair.convolution}.bias"
@@ -215,34 +233,35 @@ class FoldedForward:
             scale, shift = tensors.pop(f"{pair.norm}.weight", None), tensors.pop(f"{pair.norm}.bias", None)
             convolution = tensors[weight], tensors[bias], norm.running_mean, norm.running_var
             tensors[weight], tensors[bias] = fuse_conv_bn_weights(*convolution, norm.eps, scale, shift)
-        return {name: self._lay_out(value) for name, value in tensors.items()}
+        return {name: self._lay_out(tensor) for name, tensor in tensors.items()}
 
     def __call__(self, weights: dict[str, Tensor], x: Any) -> Any:
-        """The outputs at :meth:`weights` for the inputs ``x``."""
-        out = call(self._graph, weights, tree_map(self._lay_out, x))
-        return out.float() if isinstance(out, Tensor) and out.itemsize < 4 else out
+        """Return the outputs for the inputs ``x`` at ``weights``, those of :meth:`weights`."""
+        outputs = call(self._graph, weights, tree_map(self._lay_out, x))
+        return outputs.float() if isinstance(outputs, Tensor) and outputs.itemsize < 4 else outputs
 
 
 def fold(model: nn.Module, dtype: torch.dtype) -> FoldedForward | None:
-    """The folded forward of ``model`` (in eval mode), or None where torch.fx cannot trace it.
+    """Return the folded forward pass of ``model`` (in eval mode), or None where torch.fx cannot trace it.
 
-    Only pairs whose BatchNorm tracks statistics and whose modules are used once are folded; there may be
-    none, and then only the memory layout and ``dtype`` differ from the model itself. A trace need not be the
-    user's function (it drops hooks, and follows one branch): the caller compares it with the model first.
+    A pair is folded if its BatchNorm tracks statistics and the model uses both modules once. Without such
+    pairs only the memory layout and ``dtype`` differ from the model. A trace may compute another function
+    than the model, because it drops hooks and follows one branch: the caller must compare the two first.
     """
-    # fx takes an optional argument as a given one: "if mask is not None" would always hold.
-    if any(p.default is not p.empty for p in inspect.signature(model.forward).parameters.values()):
+    # In a trace an optional argument is never None, so that "if mask is not None" would always be true.
+    arguments = inspect.signature(model.forward).parameters.values()
+    if any(argument.default is not argument.empty for argument in arguments):
         return None
-    # The modules are copied, the tensors are not.
-    shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    # The copy shares the tensors of the model.
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     try:
-        graph = fx.symbolic_trace(copy.deepcopy(model, shared))
-    except Exception:  # control flow on values, or code that fx does not know: fx raises any kind of error
+        graph = fx.symbolic_trace(copy.deepcopy(model, tensors))
+    except Exception:  # control flow on values, or unsupported code: fx raises errors of any type
         return None
     modules = dict(graph.named_modules())
     pairs = []
     for node in list(graph.graph.nodes):
-        pair = _pair(graph, modules, node)
+        pair = _foldable_pair(graph, modules, node)
         if pair is None:
             continue
         convolution, norm = modules[pair.convolution], modules[pair.norm]
@@ -253,13 +272,13 @@ def fold(model: nn.Module, dtype: torch.dtype) -> FoldedForward | None:
         pairs.append(pair)
     for node in graph.graph.nodes:
         if node.op == "call_method" and node.target == "view":
-            node.target = "reshape"  # the same numbers, and it takes what lies channels last
+            node.target = "reshape"  # returns the same numbers, and accepts the channels-last layout
     graph.recompile()
     return FoldedForward(graph, pairs, dtype, {id(p) for p in model.parameters() if p.requires_grad})
 
 
-def _pair(graph: fx.GraphModule, modules: dict[str, nn.Module], node: fx.Node) -> Pair | None:
-    """The convolution and BatchNorm at a ``node``, if these two and nothing else use their tensors."""
+def _foldable_pair(graph: fx.GraphModule, modules: dict[str, nn.Module], node: fx.Node) -> Pair | None:
+    """Return the BatchNorm at ``node`` and the convolution before it, or None if they cannot be folded."""
     source = node.args[0] if node.op == "call_module" and node.args else None
     if not isinstance(source, fx.Node) or source.op != "call_module" or len(source.users) != 1:
         return None
@@ -270,33 +289,35 @@ def _pair(graph: fx.GraphModule, modules: dict[str, nn.Module], node: fx.Node) -
     if norm.training or norm.running_mean is None:
         return None
     counts = Counter(id(tensor) for _, tensor in graph.named_parameters(remove_duplicate=False))
-    targets = [str(n.target) for n in graph.graph.nodes if n.op in ("call_module", "get_attr")]
+    targets = [str(other.target) for other in graph.graph.nodes if other.op in ("call_module", "get_attr")]
     for name, module in ((pair.convolution, convolution), (pair.norm, norm)):
-        # Used once, by no other name, nowhere by its tensors, and with nothing hung on it.
-        tied = any(counts[id(p)] > 1 for p in module.parameters())
-        touched = sum(t == name or t.startswith(f"{name}.") for t in targets)
-        hooked = module._forward_hooks or module._forward_pre_hooks
-        if tied or touched != 1 or hooked or list(module.children()):
+        has_tied_weights = any(counts[id(parameter)] > 1 for parameter in module.parameters())
+        uses = sum(target == name or target.startswith(f"{name}.") for target in targets)
+        has_hooks = module._forward_hooks or module._forward_pre_hooks
+        if has_tied_weights or uses != 1 or has_hooks or list(module.children()):
             return None
     return pair
 
 
 # Distance from the center of the two displaced points of a comparison, as a share of the center's norm
-# (our choice: far enough to tell a wrong path from rounding).
+# (our choice: far enough to tell a wrong method from rounding).
 DISPLACEMENT = 0.3
-# Under max_memory, activations are planned at this many times their bytes: a layer's input, output and
-# scratch space exist at once, and freed memory does not return to the system at once (our choice).
+# Under max_memory, activations count this many times: a layer's input, output and scratch space exist at
+# once, and freed memory does not return to the system at once (our choice).
 ACTIVATION_COPIES = 3
 
-# (K, 2) points -> (K, 2) float64: sums over the samples of the losses, and of the correct ones.
+# From points (K, 2) to totals (K, 2 + metrics) in float64: the sums over the samples of the losses, of the
+# correct samples, and of the metrics.
 Totals = Callable[[Tensor, Progress], Tensor]
 
 
 @dataclass(frozen=True)
 class PlaneLoss:
-    """The loss of ``problem`` at points (a, b) of a plane, θ = center + a·directions[0] + b·directions[1].
+    """The loss at points (a, b) of a plane, θ = center + a·directions[0] + b·directions[1].
 
-    center (P,), directions (2, P).
+    Attributes:
+        problem: the loss.
+        center, directions: (P,) and (2, P).
     """
 
     problem: Problem
@@ -304,17 +325,17 @@ class PlaneLoss:
     directions: Tensor
 
     def move(self, a: float, b: float, weights: Tensor) -> Tensor:
-        """The weights (P,) at the point (a, b), computed in ``weights``, and rounded once from there."""
+        """Write the weights at (a, b) to ``weights`` (P,), and return them in the problem's precision."""
         u, v = self.directions
         return torch.add(self.center, u, alpha=a, out=weights).add_(v, alpha=b).to(self.problem.dtype)
 
     def empty(self, count: int) -> Tensor:
-        """(count, 2 + metrics) zeros, in float64 if the device has that."""
+        """Return zeros (count, 2 + metrics), in float64 if the device supports it."""
         columns, device = 2 + len(self.problem.metrics), float64_device(self.problem.device)
         return torch.zeros(count, columns, dtype=torch.float64, device=device)
 
     def pointwise(self, points: Tensor, progress: Progress) -> Tensor:
-        """The :data:`Totals` by the problem itself, point by point."""
+        """Return the totals, see :data:`Totals`, of the problem itself, point by point."""
         total = self.empty(len(points))
         theta = torch.empty_like(self.center)  # one buffer for all points; the parameters are views of it
         for k, (a, b) in enumerate(points.tolist()):
@@ -323,7 +344,7 @@ class PlaneLoss:
         return total
 
     def with_penalty(self, totals: Totals) -> Totals:
-        """``totals`` of the data plus the problem's penalty at each point."""
+        """Return the function that adds the problem's penalty to ``totals`` of the data."""
         problem = self.problem
         if not problem.regularised:
             return totals
@@ -339,29 +360,32 @@ class PlaneLoss:
 
     @torch.no_grad()
     def agrees(self, method: str, fast: Callable[[PlaneLoss], Totals], *, forced: bool) -> bool:
-        """Return whether ``fast`` gives the model's losses on a few samples, at three points of the plane.
+        """Return whether a method has the model's losses on a few samples, at three points of the plane.
 
-        If not, a PathWarning, or InputError with ``forced``.
+        If not, warn with PathWarning, or raise InputError with ``forced``. ``fast`` makes the totals of the
+        ``method`` from a plane's loss.
         """
         if self.problem.check == "off":
             return True
         few = replace(self, problem=few_of(self.problem))
-        reach = DISPLACEMENT * max(float(vector_norm(self.center)), 1e-3)
-        a, b = (reach / size if size > 0 else 0.0 for size in vector_norm(self.directions).tolist())
+        distance = DISPLACEMENT * max(float(vector_norm(self.center)), 1e-3)
+        a, b = (distance / norm if norm > 0 else 0.0 for norm in vector_norm(self.directions).tolist())
         points = torch.tensor([[0.0, 0.0], [a, -b / 2], [-a / 2, b]], dtype=torch.float64)
-        expected = few.pointwise(points, no_progress)  # with the penalty
+        expected = few.pointwise(points, no_progress)  # contains the penalty
         try:
             totals = few.with_penalty(fast(few))(points, no_progress)
-        except Exception as error:  # the user's model, on a path that it was not written for
+        except Exception as error:  # the model was not written for this method: its errors are of any type
             reason = f"it fails on this model ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
         else:
             samples, allowed = few.problem.data.samples, tolerance(self.problem.dtype)
-            same = torch.isclose(totals, expected, rtol=allowed, atol=allowed * samples, equal_nan=True)
-            if bool(same[:, 0].all()) and bool((totals[:, 1].isnan() == expected[:, 1].isnan()).all()):
+            losses, expected_losses = totals[:, 0], expected[:, 0]
+            atol = allowed * samples
+            same_losses = torch.allclose(losses, expected_losses, rtol=allowed, atol=atol, equal_nan=True)
+            if same_losses and torch.equal(totals[:, 1].isnan(), expected[:, 1].isnan()):
                 return True
-            k = int((totals - expected)[:, 0].abs().nan_to_num(nan=torch.inf).argmax())
-            losses = [float(sums[k, 0]) / samples for sums in (totals, expected)]
-            reason = "its loss is {:.6g} where that of the model itself is {:.6g}".format(*losses)
+            worst = int((losses - expected_losses).abs().nan_to_num(nan=torch.inf).argmax())
+            loss, expected_loss = losses[worst] / samples, expected_losses[worst] / samples
+            reason = f"its loss is {loss:.6g} where that of the model itself is {expected_loss:.6g}"
         if forced:
             raise InputError(f"method: '{method}' is not allowed for this model, {reason}; use 'pointwise'")
         warn_caller(f"method: 'pointwise' in place of '{method}', {reason}", PathWarning)
@@ -369,7 +393,7 @@ class PlaneLoss:
 
 
 def folded_totals(loss: PlaneLoss, folded: FoldedForward) -> Totals:
-    """The totals by a folded network."""
+    """Return the function from points to their totals by the ``folded`` forward pass."""
     problem = loss.problem
 
     def totals(points: Tensor, progress: Progress) -> Tensor:
@@ -388,7 +412,7 @@ def folded_totals(loss: PlaneLoss, folded: FoldedForward) -> Totals:
 
 
 METHODS = ("auto", "batched", "folded", "pointwise")
-# The dtype of the arithmetic; "tf32": that of the model.
+# The dtype of the arithmetic; None for "tf32": that of the model.
 AUTOCASTS = {"tf32": None, "bfloat16": torch.bfloat16}
 Method = Annotated[str, OneOf(METHODS)]
 Autocast = Annotated[str, OneOf(tuple(AUTOCASTS))]
@@ -396,13 +420,19 @@ Autocast = Annotated[str, OneOf(tuple(AUTOCASTS))]
 
 @dataclass(frozen=True)
 class Evaluator:
-    """The chosen path through one plane: called with points (K, 2), it gives the losses and accuracies there.
+    """The evaluation of points of one plane by one method.
 
-    They are mean loss and accuracy (NaN where it has no meaning) of each point, (K,) float64, by name. Losses
-    that are not finite are returned as they are.
+    A call with points (K, 2) returns columns by name, (K,) float64 each: the mean loss, the accuracy (NaN
+    without classes), and the metrics. Losses that are not finite are kept. A point's values do not depend on
+    the other points of the call.
 
-    ``block`` points are evaluated together, so that calls for whole blocks are the fastest. A point's values
-    do not depend on the other points of the call. ``parts`` is the problem in parts that fit into the memory.
+    Attributes:
+        method: one of METHODS.
+        block: the number of points that are evaluated together; calls for whole blocks are the fastest.
+        samples: the number of samples.
+        autocast: as for :func:`evaluator`.
+        totals: the sums over the samples.
+        chunked: the problem, with its data in chunks that fit into the memory.
     """
 
     method: str
@@ -410,135 +440,143 @@ class Evaluator:
     samples: int
     autocast: str | None
     totals: Totals
-    parts: Problem
+    chunked: Problem
 
     @torch.no_grad()
     def __call__(self, points: Tensor, progress: Progress = no_progress) -> dict[str, Tensor]:
         with _arithmetic(self.autocast):
-            totals = self.totals(points, progress).cpu() / self.samples
-        names = ("loss", "accuracy", *names_of(self.parts))
-        return dict(zip(names, totals.T, strict=True))
+            means = self.totals(points, progress).cpu() / self.samples
+        names = ("loss", "accuracy", *names_of(self.chunked))
+        return dict(zip(names, means.T, strict=True))
 
 
 def evaluator(
     problem: Problem, center: Tensor, directions: Tensor, count: int, *, method: str = "auto",
     autocast: str | None = None, max_memory: int | None = None,
 ) -> Evaluator:  # fmt: skip
-    """The path to evaluate ``count`` points of the plane through center (P,) along directions (2, P).
+    """Choose the method, and return the evaluation of points of a plane by it.
 
     Args:
-        method: one of METHODS; "auto" chooses by the kind of the model and a comparison on a few samples.
+        problem: the loss.
+        center, directions: (P,) and (2, P), the plane.
+        count: the number of points that will be evaluated.
+        method: one of METHODS; "auto" chooses by the layers of the model and a comparison on a few samples.
         autocast: None: the model's dtype; "tf32": the same with TensorFloat-32 products, for float32 on
-            CUDA; "bfloat16": weights and inputs rounded to it, outputs and losses in float32, by the folded
-            path.
-        max_memory: bytes, by default the limit of the call that is under way; bounds the memory of the
-            process (on CUDA, the memory that PyTorch has reserved on the device) during the evaluation, by
-            smaller chunks of data and blocks of points. Data given as batches keeps its batches: their size
-            is the caller's.
+            CUDA; "bfloat16": weights and inputs in bfloat16, outputs and losses in float32, by the folded
+            method.
+        max_memory: bytes; default: the limit of the current call. It bounds the memory of the process (on
+            CUDA, the memory that PyTorch has reserved on the device) during the evaluation, by smaller chunks
+            of data and blocks of points. Data in batches keeps the caller's batches.
 
     Raises:
-        InputError: a method that the model cannot take, or a bound that is too small.
+        InputError: a method that does not work with the model, or a bound that is too small.
     """
     if autocast == "tf32" and (problem.device.type != "cuda" or problem.dtype != torch.float32):
         raise InputError("autocast: 'tf32' is not allowed here, it needs a float32 model on a CUDA device")
     max_memory = limit() if max_memory is None else max_memory
     loss, budget = PlaneLoss(problem, center, directions), MemoryBudget.on(problem.device, max_memory)
     layers, dtype = chain(problem), (AUTOCASTS[autocast] if autocast else None) or problem.dtype
-    # The batched path is possible for a chain that starts with a linear layer.
-    takes = layers is not None and isinstance(layers[0], LinearLayer) and dtype == problem.dtype
-    takes = takes and all(metric.of_sums for metric in problem.metrics)
-    if center.dtype != problem.dtype:  # of networks in half precision, whose losses are the model's own
-        takes, method = False, "pointwise" if method == "auto" else method
-    if method == "batched" and not takes:
+    has_linear_chain = layers is not None and isinstance(layers[0], LinearLayer) and dtype == problem.dtype
+    can_batch = has_linear_chain and all(metric.of_sums for metric in problem.metrics)
+    if center.dtype != problem.dtype:  # networks in half precision have the losses of the model itself
+        can_batch = False
+        method = "pointwise" if method == "auto" else method
+    if method == "batched" and not can_batch:
         words = "a chain of linear layers in its own precision, tensor data and metrics that are means"
         raise InputError(f"method: '{method}' needs {words}; use 'pointwise'")
     if method == "pointwise" and dtype != problem.dtype:
         raise InputError(f"method: 'pointwise' works in the model's own precision; leave out {autocast}")
-    if layers is not None and takes and method not in ("pointwise", "folded"):
-        if by_blocks := _by_blocks(loss, layers, count, method, autocast, budget):
-            return by_blocks
+    if layers is not None and can_batch and method not in ("pointwise", "folded"):
+        evaluate = _batched_evaluator(loss, layers, count, method, autocast, budget)
+        if evaluate:
+            return evaluate
         method = "pointwise"
-    return _by_points(loss, method, autocast, dtype, budget)
+    return _pointwise_evaluator(loss, method, autocast, dtype, budget)
 
 
-def _by_blocks(
+def _batched_evaluator(
     loss: PlaneLoss, layers: list[Layer], count: int, method: str, autocast: str | None, budget: MemoryBudget
 ) -> Evaluator | None:
-    """The batched path; None if it has too little memory or is wrong for the model."""
+    """Return the evaluation by the batched method, or None if memory is short or its losses are wrong."""
     problem, forced = loss.problem, method != "auto"
     size = block_size(problem, layers, count, budget, forced=forced)
-    if size is None or not loss.agrees(
-        "batched", lambda few: batched(few, layers, (few.problem.samples, 3)), forced=forced
-    ):
+    if size is None:
         return None
-    parts = problem if budget.limit is None else problem.on(problem.data.in_chunks(size[0]))
+    if not loss.agrees("batched", lambda few: batched(few, layers, (few.problem.samples, 3)), forced=forced):
+        return None
+    chunk, block = size
+    chunked = problem if budget.limit is None else problem.on(problem.data.in_chunks(chunk))
     totals = loss.with_penalty(batched(loss, layers, size))
-    return Evaluator("batched", size[1], problem.samples, autocast, totals, parts)
+    return Evaluator("batched", block, problem.samples, autocast, totals, chunked)
 
 
-def _by_points(
+def _pointwise_evaluator(
     loss: PlaneLoss, method: str, autocast: str | None, dtype: torch.dtype, budget: MemoryBudget
 ) -> Evaluator:
-    """The folded path, or the pointwise one."""
-    problem, same = loss.problem, dtype == loss.problem.dtype
-    weights = problem.weights.nbytes  # the moved θ, one buffer for all points
-    low = problem.layout.size * dtype.itemsize
+    """Return the evaluation by the folded method, or by the pointwise one."""
+    problem, same_dtype = loss.problem, dtype == loss.problem.dtype
+    moved_bytes = problem.weights.nbytes  # θ, one buffer for all points
+    folded_bytes = problem.layout.size * dtype.itemsize
     # Statistics that are estimated at each point cannot be folded.
-    foldable = method != "pointwise" and not problem.batchnorm.varies and problem.separable
-    folded = fold(problem.model, dtype) if foldable else None
-    pays = folded is not None and folded.convolves and weights + low <= budget.remaining
-    if method == "auto" and same and not pays:
+    can_fold = method != "pointwise" and not problem.batchnorm.varies and problem.separable
+    folded = fold(problem.model, dtype) if can_fold else None
+    is_faster = folded is not None and folded.convolves and moved_bytes + folded_bytes <= budget.remaining
+    if method == "auto" and same_dtype and not is_faster:
         folded = None
     elif folded is not None:
-        exact = folded if same else folded.converted(problem.dtype)
-        if not loss.agrees("folded", lambda few: folded_totals(few, exact), forced=method != "auto"):
+        in_model_dtype = folded if same_dtype else folded.converted(problem.dtype)
+        if not loss.agrees("folded", lambda few: folded_totals(few, in_model_dtype), forced=method != "auto"):
             folded = None
-    if folded is None and (method == "folded" or not same):
-        option = "method: 'folded'" if same else f"autocast: '{autocast}'"
+    if folded is None and (method == "folded" or not same_dtype):
+        option = "method: 'folded'" if same_dtype else f"autocast: '{autocast}'"
         words = "a model that torch.fx can trace, BatchNorm statistics of the center, and a mean as loss"
         raise InputError(f"{option} needs {words}; leave it out")
-    smaller = max(1, problem.dtype.itemsize // dtype.itemsize)
-    parts = _bounded(problem, budget, weights + (low if folded else 0), smaller)
-    bounded = replace(loss, problem=parts)
+    ratio = max(1, problem.dtype.itemsize // dtype.itemsize)
+    chunked = _in_chunks(problem, budget, moved_bytes + (folded_bytes if folded else 0), ratio)
+    chunked_loss = replace(loss, problem=chunked)
     if folded is None:
-        return Evaluator("pointwise", 1, problem.samples, autocast, bounded.pointwise, parts)
-    totals = loss.with_penalty(folded_totals(bounded, folded))
-    return Evaluator("folded", 1, problem.samples, autocast, totals, parts)
+        return Evaluator("pointwise", 1, problem.samples, autocast, chunked_loss.pointwise, chunked)
+    totals = loss.with_penalty(folded_totals(chunked_loss, folded))
+    return Evaluator("folded", 1, problem.samples, autocast, totals, chunked)
 
 
-def confirm(run: Evaluator, center: Tensor, directions: Tensor, points: Tensor, values: Array) -> None:
-    """Raise InputError unless the problem's own loss at one of the points is the value that ``run`` gave.
+def confirm(evaluate: Evaluator, center: Tensor, directions: Tensor, points: Tensor, losses: Array) -> None:
+    """Raise InputError unless the problem's own loss at one of the points equals the computed one.
 
-    It is that of all samples, which no comparison on a few of them replaces, at the point nearest to the
-    center whose value is finite. One pass over the data; not with ``check`` "off".
+    The loss is that over all samples, at the point nearest to the center with a finite loss. It takes one
+    pass over the data, and nothing if the problem's ``check`` is "off".
 
     Args:
-        points, values: (K, 2), and the losses (K,) there, NaN where none was computed.
+        evaluate: computed the losses.
+        center, directions: (P,) and (2, P), the plane.
+        points, losses: (K, 2) and (K,), NaN where no loss was computed.
     """
-    problem, finite = run.parts, np.flatnonzero(np.isfinite(values))
+    problem, finite = evaluate.chunked, np.flatnonzero(np.isfinite(losses))
     if not len(finite) or problem.check == "off":
         return
-    k = int(finite[points[torch.from_numpy(finite)].norm(dim=1).argmin()])
-    a, b = points[k].tolist()
+    nearest = int(finite[points[torch.from_numpy(finite)].norm(dim=1).argmin()])
+    a, b = points[nearest].tolist()
     theta = PlaneLoss(problem, center, directions).move(a, b, torch.empty_like(center))
-    value, plain = float(values[k]), problem.loss(theta)
+    loss, own_loss = float(losses[nearest]), problem.loss(theta)
     eps = torch.finfo(problem.dtype).eps
-    allowed = math.sqrt(eps) * abs(plain) + 100 * eps
-    if abs(value - plain) <= allowed:
+    allowed = math.sqrt(eps) * abs(own_loss) + 100 * eps
+    if abs(loss - own_loss) <= allowed:
         return
-    again = problem.loss(theta)
-    cause = f"the method '{run.method}' is wrong for this model; use method='pointwise'"
-    if run.method == "pointwise" or not abs(again - plain) <= allowed:
-        cause = f"it is {again:.8g} when asked again; the loss is random, or changes with each pass"
+    second_loss = problem.loss(theta)
+    cause = f"the method '{evaluate.method}' is wrong for this model; use method='pointwise'"
+    if evaluate.method == "pointwise":
+        cause = "model or loss keeps something of an earlier pass; let it do so in training alone"
+    if not abs(second_loss - own_loss) <= allowed:
+        cause = f"it is {second_loss:.8g} in a second pass; the loss is random, or changes with each pass"
     raise InputError(
-        f"model or loss: at the point ({a:.4g}, {b:.4g}) the loss is {value:.8g}, but by Problem.loss() it "
-        f"is {plain:.8g}: {cause}"
+        f"model or loss: at the point ({a:.4g}, {b:.4g}) the loss is {loss:.8g}, but by Problem.loss() it "
+        f"is {own_loss:.8g}: {cause}"
     )
 
 
 @contextlib.contextmanager
 def _arithmetic(autocast: str | None) -> Iterator[None]:
-    """PyTorch set to TensorFloat-32 products inside the block, where that is the precision."""
+    """Set PyTorch to TensorFloat-32 products inside the block, if ``autocast`` is "tf32"."""
     if autocast != "tf32":
         yield
         return
@@ -550,20 +588,21 @@ def _arithmetic(autocast: str | None) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _bounded(problem: Problem, budget: MemoryBudget, weights: int, smaller: int) -> Problem:
-    """``problem`` in chunks of data whose activations fit into the memory left beside ``weights`` bytes.
+def _in_chunks(problem: Problem, budget: MemoryBudget, weight_bytes: int, ratio: int) -> Problem:
+    """Return ``problem`` with its data in chunks whose activations fit into the memory.
 
-    Without a bound a chunk takes the usual bytes, in numbers ``smaller`` times as small.
+    ``weight_bytes`` are those that weights need beside the activations. Without a limit of memory, chunks
+    have ``ratio`` times the usual number of samples.
     """
     data = problem.data
     if data.resident is None or on_ranks(problem):
-        budget.require(weights)
+        budget.require(weight_bytes)
         return problem
     if budget.limit is None:
-        return problem.on(data.in_chunks(problem.chunk * smaller))
-    sample = ACTIVATION_COPIES * problem.sample_bytes
+        return problem.on(data.in_chunks(problem.chunk * ratio))
+    sample_bytes = ACTIVATION_COPIES * problem.sample_bytes
     # Statistics need batches of their size, and random numbers are drawn for each chunk.
     minimum = problem.chunk if problem.batchnorm.samples or not problem.separable else 1
-    budget.require(weights + minimum * sample)
-    size = min(problem.chunk, max(minimum, int((budget.remaining - weights) // sample)))
-    return problem.on(data.in_chunks(size))
+    budget.require(weight_bytes + minimum * sample_bytes)
+    samples = min(problem.chunk, max(minimum, int((budget.remaining - weight_bytes) // sample_bytes)))
+    return problem.on(data.in_chunks(samples))

@@ -40,14 +40,14 @@ class _Function:
 
     @classmethod
     def through(cls, values: Array, interpolant: Interpolant, log: bool, size: int) -> _Function:
-        """The function through ``values`` (N,), on a base (``size``,) of their mean."""
+        """Return the function through ``values`` (N,), on a base (``size``,) of their mean."""
         mean = float(values.mean())
         coefficients = interpolant.coefficients(values - mean)
         leave_one_out = interpolant.left_out(coefficients)
         return cls(log, interpolant, coefficients, np.full(size, mean), leave_one_out, np.zeros(size))
 
     def guided(self, guide: Array, at: Array, exact: Array) -> _Function:
-        """The function with a multiple of ``guide`` (K,) in its base, which the interpolant corrects.
+        """Return the function with a multiple of ``guide`` (K,) in its base, which the interpolant corrects.
 
         The multiple is that with the least leave-one-out errors. Errors are expected where the interpolant of
         the guide's values at the exact points leaves the guide.
@@ -89,7 +89,7 @@ class Fit:
         self._function = min(candidates, key=functools.partial(self._usual_error, values[exact]))
 
     def _usual_error(self, values: Array, function: _Function) -> float:
-        """The leave-one-out error, in units of the tolerance, that nine of ten exact points stay below."""
+        """Return the 90% quantile of the leave-one-out errors of exact points, in units of the tolerance."""
         predicted = np.log(values) if function.log else values
         errors = self._in_tolerances(predicted, np.abs(function.leave_one_out), function.log)
         return float(np.sort(errors)[int(0.9 * len(errors))])
@@ -105,22 +105,22 @@ class Fit:
         return np.minimum(np.nan_to_num(converted / self.scale.limit, nan=ERROR_CAP), ERROR_CAP)
 
     def in_tolerances(self, predicted: Array, errors: Array) -> Array:
-        """``errors`` of the fitted quantity where it is ``predicted``, in units of the tolerance."""
+        """Return ``errors`` of the fitted quantity where it is ``predicted``, in units of the tolerance."""
         return self._in_tolerances(predicted, errors, self._function.log)
 
     def quantity(self, indices: Array) -> Array:
-        """The fitted quantity at the points ``indices``: the values, or their logarithms."""
+        """Return the fitted quantity at the points ``indices``: the values, or their logarithms."""
         function = self._function
         return function.interpolant(function.coefficients, self._at[indices]) + function.base[indices]
 
     def predict(self, indices: Array) -> Array:
-        """The values at the points ``indices``."""
+        """Return the values at the points ``indices``."""
         quantity = self.quantity(indices)
         with np.errstate(over="ignore"):
             return np.exp(quantity) if self._function.log else quantity
 
     def errors(self, predicted: Array, indices: Array) -> tuple[Array, Array]:
-        """|errors| of the quantity ``predicted`` at exact points, and these in units of the tolerance."""
+        """Return |errors| of the quantity ``predicted`` at exact points, also in units of the tolerance."""
         values = self._values[indices]
         true, predicted_values = values, predicted
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
@@ -131,7 +131,7 @@ class Fit:
         return np.nan_to_num(errors, nan=math.inf), np.nan_to_num(in_tolerances, nan=math.inf)
 
     def expected(self, indices: Array, distance: Array, nearest: Array, spacing: Array) -> Array:
-        """The expected errors at the points ``indices`` (M,), up to a common factor.
+        """Return the expected errors at the points ``indices`` (M,), up to a common factor.
 
         Leaving out one of the ``nearest`` (M, k) exact points opens a hole of its ``spacing`` (N,). Its error
         is scaled to the smaller hole around the point, whose ``distance`` from exact ones is given.

@@ -33,7 +33,7 @@ class Tolerance:
 
     @classmethod
     def parse(cls, value: str | float, dtype: torch.dtype = torch.float64) -> Tolerance:
-        """A tolerance from text such as "1%" or "0.005", or a number, for values computed in ``dtype``.
+        """Return the tolerance of text such as "1%" or "0.005", or of a number, for values in ``dtype``.
 
         Raises:
             InputError: anything else, or a size that is not positive, or a share of 100% and more.
@@ -70,7 +70,7 @@ class ErrorScale:
 
     @classmethod
     def of(cls, values: Array, tolerance: Tolerance) -> ErrorScale:
-        """The scale for finite ``values`` (K,), at least one of them."""
+        """Return the scale for finite ``values`` (K,), at least one of them."""
         log = tolerance.relative and logarithmic(values)
         width = float(np.ptp(np.log(values) if log else values)) if tolerance.relative else 1.0
         rounding = tolerance.rounding * (1.0 if log else float(np.abs(values).max()))
@@ -78,7 +78,7 @@ class ErrorScale:
         return cls(log, limit, limit > rounding)
 
     def __call__(self, values: Array) -> Array:
-        """``values`` in units of the largest error that is allowed; NaN for a logarithm of none."""
+        """Return ``values`` in units of the largest allowed error; NaN without a logarithm."""
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             scaled: Array = (np.log(values) if self.log else values) / self.limit
         return np.where(np.isfinite(scaled), scaled, np.nan)
@@ -110,7 +110,7 @@ class Interpolant:
 
     @cached_property
     def _inverse(self) -> Array:
-        """The inverse of the system for the coefficients, (N + M, N + M)."""
+        """Return the inverse of the system for the coefficients, (N + M, N + M)."""
         powers = self._powers(self._at)
         n, m = powers.shape
         system = np.zeros((n + m, n + m))
@@ -126,11 +126,11 @@ class Interpolant:
         return monomials(at, self._degree)
 
     def coefficients(self, values: Array) -> Array:
-        """(N + M,) for the values (N,)."""
+        """Return the coefficients (N + M,) for values (N,)."""
         return _product(self._inverse[:, : len(values)], values)
 
     def left_out(self, coefficients: Array) -> Array:
-        """(N,): at each point, its value minus that of the function through all others.
+        """Return each point's value minus that of the function through all other points, (N,).
 
         It is c_i divided by the inverse's diagonal (Rippa, Advances in Computational Mathematics 11, 1999).
         """
@@ -138,7 +138,7 @@ class Interpolant:
         return coefficients[:n] / np.diagonal(self._inverse)[:n]
 
     def __call__(self, coefficients: Array, at: Array) -> Array:
-        """The values (K,) at the points ``at`` (K, d)."""
+        """Return the values (K,) at the points ``at`` (K, d)."""
         n = len(self._at)
         values = np.empty(len(at))
         step = max(1, DISTANCES // n)
@@ -155,7 +155,7 @@ def _product(matrix: Array, vector: Array) -> Array:
 
 
 def monomials(at: Array, degree: int) -> Array:
-    """The monomials up to the degree at the points ``at`` (K, d), as (K, M)."""
+    """Return the monomials up to the degree at the points ``at`` (K, d), as (K, M)."""
     exponents = [e for e in np.ndindex(*[degree + 1] * at.shape[1]) if sum(e) <= degree]
     return np.stack([np.prod(at**e, axis=1) for e in exponents], axis=1)
 
@@ -164,7 +164,7 @@ def follow(
     at: Array, values: Array, weights: Array, kernel: str, start: Array, tolerance: float, minimum: int,
     usual: int, maximum: int,
 ) -> Array:  # fmt: skip
-    """Indices of points through which a function of ``kernel`` follows ``values``.
+    """Return the indices of points through which a function of ``kernel`` follows ``values``.
 
     The next point is always the one with the largest weighted error of the function through the points
     so far. Each point adds a row to a Newton basis, so that no system of equations is solved again.

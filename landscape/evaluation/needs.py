@@ -38,12 +38,12 @@ UNLIKE = "second derivatives"
 
 
 def need(problem: Any, vectors: float, activations: float = 1.0, extra: float = 0.0) -> Need:
-    """``vectors`` of P numbers, ``activations`` times what a chunk of data saves, and ``extra`` bytes."""
+    """Return the need of vectors of P numbers, of multiples of a chunk's activations, and of extra bytes."""
     return Need(problem.device, vectors * problem.weights.nbytes + activations * problem.chunk_bytes + extra)
 
 
 def evaluated(problem: Any, vectors: float, extra: float, max_memory: Any) -> Need:
-    """:func:`need` of a function that evaluates points, which takes the data in smaller parts below a limit.
+    """Return the need of a function that evaluates points, with smaller chunks of data under a limit.
 
     It then states its minimum itself.
     """
@@ -55,7 +55,7 @@ def evaluated(problem: Any, vectors: float, extra: float, max_memory: Any) -> Ne
 def curved(
     problem: Any, vectors: float, extra: float = 0.0, part: Any = None, derivatives: Any = "auto"
 ) -> Need:
-    """:func:`need` of a function with products of the Hessian, whose graphs are kept where there is room.
+    """Return the need of a function with Hessian products, and of gradient graphs if there is room.
 
     ``vectors`` are those of the ``part`` of the parameters; ``derivatives`` as of HessianOperator, where
     "auto" are differences for a model that is known to have no others.
@@ -76,39 +76,39 @@ def lacks_second(problem: Any) -> bool:
 
 
 def difference_bytes(problem: Any) -> float:
-    """The bytes that products by differences take besides what exact ones do."""
+    """Return the bytes that products by differences need in addition to exact ones."""
     return DIFFERENCES * 8.0 * int(problem.layout.size)
 
 
 def double(problem: Any) -> float:
-    """The number of vectors of the problem's precision that one in float64 takes."""
+    """Return the size of a vector in float64, in vectors of the problem's precision."""
     return 8 / int(problem.weights.itemsize)
 
 
 def rows(weights: Any) -> int:
-    """The number of learners in their weights (n, P), 0 without any."""
+    """Return the number of learners of ``weights`` (n, P), or 0 without weights."""
     return int(weights.shape[0]) if getattr(weights, "ndim", 0) else 0
 
 
 def size(problem: Any, part: Any) -> int:
-    """The number of parameters in a part of them."""
+    """Return the number of parameters in a ``part`` of the model."""
     return sum(slot.size for slot in problem.layout.select(part))
 
 
 def basis(problem: Any, count: int, part: Any = None) -> int:
-    """The vectors of a search for ``count`` eigenvalues: its basis, and each result with its image."""
+    """Return the number of vectors of a search for ``count`` eigenvalues: basis, results, and images."""
     numbers = size(problem, part)
     vectors = least_basis(count, numbers * int(problem.weights.itemsize))
     return min(numbers, vectors) + 1 + 4 * count
 
 
 def least_basis(count: int, vector_bytes: int) -> int:
-    """The basis vectors of a search for ``count`` eigenvalues for which there is always memory."""
+    """Return the number of basis vectors that a search for ``count`` eigenvalues always has."""
     return max(4 * count, min(MAX_BASIS, BASIS_BYTES // vector_bytes))
 
 
 def basis_of_room(count: int, vector_bytes: int, several: bool) -> int:
-    """:func:`least_basis`, and as many more, up to MAX_BASIS, as the room of the call under way has.
+    """Return :func:`least_basis`, or more up to MAX_BASIS where the current call has the memory.
 
     ``several``: of an end, for which a second start takes half as many again.
     """
@@ -118,13 +118,13 @@ def basis_of_room(count: int, vector_bytes: int, several: bool) -> int:
 
 
 def several(problem: Any, count: Any, products: Any = MAX_BASIS, part: Any = None) -> float:
-    """The vectors of a search for the largest, and of its second start where ``count`` is above 1."""
+    """Return the number of vectors of a search for the largest ``count``, with a second start above 1."""
     k = count or 1
     vectors = basis(problem, k, part)
     return vectors + (min(vectors, products) / 2 if k > 1 else 0)
 
 
 def points(grid: Any) -> int:
-    """The number of points of a grid (nx, ny), or of as many along both axes."""
+    """Return the number of points of a ``grid`` (nx, ny), or of a number for both axes."""
     pair = grid if isinstance(grid, (tuple, list)) else (grid, grid)
     return math.prod(map(int, pair))

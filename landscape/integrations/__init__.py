@@ -54,7 +54,7 @@ class Recorded:
         self._hooks = contextlib.ExitStack()  # of the trainer's, until the recorder is closed
 
     def _splits(self, loader: Any) -> tuple[Any, Any]:
-        """The training set and the test data, as :func:`data_of` gives them; no test data: None."""
+        """Return the training set and the test data, as :func:`data_of` gives them; no test data: None."""
         whole = self._settings["samples"] > 0
         test = None if self._test is None else data_of("test", self._test, loader, whole=whole)
         return data_of("data", self._data, loader, whole=whole), test
@@ -101,7 +101,7 @@ class Recorded:
             self._recorder.log(loss=loss)
 
     def _abort(self) -> None:
-        """Close the recorder at once; nothing is written of a step that has begun."""
+        """Close the recorder at once; write nothing of a step that has begun."""
         recorder, self._recorder = self._recorder, None
         self._step.pop_all()
         self._within = False
@@ -118,7 +118,7 @@ class Recorded:
 
 
 def shallow_copy(module: nn.Module) -> nn.Module:
-    """Another module with the parameters, buffers and submodules of ``module``, but attributes of its own.
+    """Return another module with the same parameters, buffers and submodules, but its own attributes.
 
     Methods that were set on the instance, such as a trainer's ``forward``, are bound to the copy. Lists are
     copied without tensors that have a graph, which steps collected there and which cannot be copied deeply.
@@ -138,7 +138,7 @@ BY_LENGTH = ("LengthGroupedSampler", "DistributedLengthGroupedSampler", "BatchRe
 
 
 def data_of(name: str, of_user: Any, loader: Any, *, whole: bool) -> Any:
-    """Data as :class:`landscape.Problem` takes them: ``of_user``, or the data of ``loader`` for None.
+    """Return data as :class:`landscape.Problem` takes them: ``of_user``, or the data of ``loader`` for None.
 
     The trainer's loader is shuffled, cut into shares of processes, and in the middle of an epoch; therefore
     another DataLoader reads its data set, in order. A DataLoader of the user's is read in this way, too, and
@@ -165,14 +165,14 @@ def data_of(name: str, of_user: Any, loader: Any, *, whole: bool) -> Any:
 
 
 def batch_size(loader: Any) -> int:
-    """Samples in a batch of a process; 0 for an unknown number."""
+    """Return samples in a batch of a process; 0 for an unknown number."""
     if not isinstance(loader, torch_data.DataLoader) or loader.batch_sampler is None:
         return 0
     return int(getattr(_batch_sampler(loader), "batch_size", None) or 0)
 
 
 def in_order(name: str, loader: torch_data.DataLoader[Any], *, whole: bool) -> Any:
-    """The data of ``loader`` in order: in batches of its size; if ``whole``, all in one batch."""
+    """Return the data of ``loader`` in order: in batches of its size; if ``whole``, all in one batch."""
     dataset, collate = loader.dataset, loader.collate_fn
     if isinstance(dataset, torch_data.IterableDataset) or not hasattr(dataset, "__len__"):
         raise InputError(f"{name}: a {type(dataset).__name__} has no length; give {name}=…, as batches")
@@ -197,7 +197,7 @@ def in_order(name: str, loader: torch_data.DataLoader[Any], *, whole: bool) -> A
 
 
 def _batch_sampler(loader: torch_data.DataLoader[Any]) -> Any:
-    """The innermost batch sampler of a loader, or its sampler where there is none."""
+    """Return the innermost batch sampler of a loader, or its sampler where there is none."""
     part: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     while hasattr(part, "batch_sampler"):  # accelerate's, a process's share of another
         part = part.batch_sampler

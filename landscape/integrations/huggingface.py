@@ -125,7 +125,7 @@ def _check(args: Any, optimizer: Any, *, own_loss: bool) -> None:
 
 
 def watch_loss(model: nn.Module, gradients: list[Tensor]) -> Callable[[], None]:
-    """Gather in ``gradients`` those that go through the losses that a model returns; the result ends that."""
+    """Collect in ``gradients`` those of the losses that a model returns; call the result to stop."""
 
     def after(module: nn.Module, args: Any, outputs: Any) -> None:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
@@ -136,7 +136,7 @@ def watch_loss(model: nn.Module, gradients: list[Tensor]) -> Callable[[], None]:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """``model`` with its own ``forward``, without accelerate's mixed precision; a sharded one as it is."""
+    """Return ``model`` with its own ``forward``, without mixed precision; a sharded one is unchanged."""
     if is_sharded(model):
         return model
     copied = shallow_copy(model)

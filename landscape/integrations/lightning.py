@@ -19,7 +19,7 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # the same classes, twice
 
 
 def _bases() -> tuple[type, ...]:
-    """Callback of each package that is installed: a Trainer takes only its own package's."""
+    """Return the callback of a package that is installed; a Trainer accepts only its own package's."""
     bases = []
     for name in PACKAGES:
         with contextlib.suppress(ImportError):
@@ -138,7 +138,7 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
         self._abort()
 
     def state_dict(self) -> dict[str, Any]:
-        """The step, for a checkpoint of Lightning's."""
+        """Return the step, for a checkpoint of Lightning's."""
         return {"steps": self._steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
 
 
 def as_steps(data: Any) -> Any:
-    """``data`` made of batches for training_step, as inputs of a :func:`step_model`."""
+    """Return ``data`` made of batches for training_step, as inputs of a :func:`step_model`."""
     data = as_tensors(data)
     if data is None or isinstance(data, Iterator):  # which is refused as such
         return data
@@ -168,7 +168,7 @@ class StepBatches:
 
 
 def step_model(module: Any) -> nn.Module:
-    """A module with the parameters of ``module``, whose output for a batch is the loss of training_step.
+    """Return a module with the parameters of ``module`` that returns the loss of training_step.
 
     The new module's class has the name of the class of ``module``. The new module and its copies log nothing
     and store nothing of a batch. Epoch and step are always those of ``module``, as the loss may depend on
@@ -200,7 +200,7 @@ def step_model(module: Any) -> nn.Module:
 
 
 def _loss_of_step(module: Any, batch: Any) -> Tensor:
-    """The loss of training_step for ``batch``; lists and metrics of the module are left as they were."""
+    """Return the loss of training_step for ``batch``; lists and metrics of the module stay unchanged."""
     lists = [(value, len(value)) for value in vars(module).values() if type(value) is list]
     batch_idx = [0] if _indices(module) > 0 else []
     try:
@@ -223,7 +223,7 @@ def _no_trainer(module: Any) -> Any:
 
 
 def _indices(module: Any) -> int:
-    """The number of arguments that training_step takes after the batch: 1 with batch_idx, 0 without."""
+    """Return the number of arguments of training_step after the batch: 1 with batch_idx, else 0."""
     parameters = inspect.signature(module.training_step).parameters.values()
     if any(p.kind == p.VAR_POSITIONAL for p in parameters):
         return 1

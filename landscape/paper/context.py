@@ -93,7 +93,7 @@ class Point:
         return [identity(self.recipe), self.step]
 
     def load(self) -> Checkpoint:
-        """The checkpoint with its weights. Raises WeightsNeededError where it is not in the run's folder."""
+        """Load the checkpoint with its weights. Raises WeightsNeededError if the run's folder lacks it."""
         path = self.folder / f"step-{self.step:07d}.h5"
         if not path.exists():
             raise WeightsNeededError(self.recipe)
@@ -162,11 +162,11 @@ class Context:
     _stores: dict[str, Store] = field(default_factory=dict)
 
     def of(self, cells: Sequence[Cell], **changes: Any) -> Context:
-        """The same for a figure with these ``cells``, of which nothing is computed yet."""
+        """Return the same for a figure with these ``cells``, of which nothing is computed yet."""
         return dataclasses.replace(self, cells=cells, seconds=0.0, versions={}, _requested=set(), **changes)
 
     def _store(self, name: str) -> Store:
-        """The archive ``name``, and what is not packed yet."""
+        """Return the archive ``name``, and what is not packed yet."""
         loose = self.folder / "records"
         archive = (self.records or loose) / f"{name}.tar.xz"
         return self._stores.setdefault(name, Store(archive, loose))
@@ -183,11 +183,11 @@ class Context:
     # ---- Runs
 
     def run_folder(self, recipe: Recipe) -> Path:
-        """The folder of the run of ``recipe``, whatever its name."""
+        """Return the folder of the run of ``recipe``, whatever its name."""
         return self.folder / "runs" / identity(recipe)
 
     def record(self, recipe: Recipe) -> Record | None:
-        """The record of the run of ``recipe``; None if it has not ended.
+        """Return the record of the run of ``recipe``; None if it has not ended.
 
         Of a run that has ended without a record, that is written now.
 
@@ -210,7 +210,7 @@ class Context:
         return self._records[name]
 
     def missing(self) -> list[Recipe]:
-        """The recipes of the runs that have not ended yet, each once."""
+        """Return the recipes of the runs that have not ended yet, each once."""
         recipes = {identity(cell.recipe): cell.recipe for cell in self.cells}
         return [recipe for recipe in recipes.values() if self.record(recipe) is None]
 
@@ -255,7 +255,7 @@ class Context:
             raise OutOfTimeError
 
     def ended(self, **values: Any) -> list[Ended]:
-        """The runs of the figure that have ended and have these ``values``."""
+        """Return the runs of the figure that have ended and have these ``values``."""
         chosen = [c for c in self.cells if all(c.values[name] == value for name, value in values.items())]
         return [self._end(cell, record) for cell in chosen if (record := self.record(cell.recipe))]
 
@@ -266,7 +266,7 @@ class Context:
         return Ended(cell.values, end, self._point(cell.recipe, end, end.step), points)
 
     def table(self, measure: Callable[[Ended], Any], **values: Any) -> Rows:
-        """A table of the runs that have ended: what they stand for, and what ``measure`` gives.
+        """Return a table of the runs that have ended: what they stand for, and what ``measure`` gives.
 
         Args:
             measure: gives columns of a run, or several rows of such: a list, or a table.
@@ -291,7 +291,7 @@ class Context:
         return Point(self.run_folder(recipe), recipe, step, epoch, label, history)
 
     def dataset(self, name: str, options: Mapping[str, Any]) -> data.Dataset:
-        """A data set, which is read once. OperationError for a missing one says what to download."""
+        """Return a data set, which is read once. OperationError for a missing one says what to download."""
         key = digest(name, dict(options))
         if key not in self._data:
             self._data[key] = data.load(name, data_dir=self.data_dir, **options)
@@ -300,7 +300,7 @@ class Context:
     def problem(
         self, point: Point | Checkpoint, split: str = "test", learner: str | int = "mean", samples: int = 0
     ) -> Problem:
-        """The problem of a run with the data of its recipe, on its first ``samples`` (0: all)."""
+        """Return the problem of a run with the data of its recipe, on its first ``samples`` (0: all)."""
         end = point.load() if isinstance(point, Point) else point
         dataset = self.dataset(end.data["name"], end.data["options"])
         end.check_data(dataset)
@@ -317,7 +317,7 @@ class Context:
         make: Callable[[], R | Sequence[R]],
         by: Sequence[Any],
     ) -> list[R]:
-        """``make()``, computed once for these points, ``settings`` and versions of what computes it, ``by``.
+        """Return ``make()``, computed once for these points, ``settings`` and the versions of ``by``.
 
         These must be all that it depends on; ``by`` are functions and classes under
         ``landscape.core.registry.numerics``, whose names do not count. Of the plane of a surface only
@@ -355,14 +355,14 @@ class Context:
         return [result for result in results if isinstance(result, kind)]
 
     def contour(self, point: Point, label: str = "", **settings: Any) -> Surface:
-        """The contour of the test loss around w_a: ``grid``, ``span``, ``norm`` and ``samples`` (0: all).
+        """Compute the contour of the test loss around w_a; with ``samples`` 0, over all.
 
         What is not given is as in the figure's sizes.
         """
         return self._around(Surface, contour, point, label, {**self.sizes, **settings})
 
     def hessian_grid(self, point: Point, label: str = "") -> HessianGrid:
-        """Hessian ratios of the test loss around w_a, by the figure's sizes."""
+        """Compute the Hessian ratios of the test loss around w_a, by the figure's sizes."""
         settings = dict(self.sizes)
         most = settings["products"]
         return self._around(HessianGrid, hessian_grid, point, label, settings, max_products=most)
@@ -370,7 +370,7 @@ class Context:
     def _around(
         self, kind: type[R], analysis: Any, point: Point, label: str, settings: dict[str, Any], **options: Any
     ) -> R:
-        """The ``analysis`` of a random plane around w_a, with the test loss."""
+        """Return the ``analysis`` of a random plane around w_a, with the test loss."""
 
         def make() -> R:
             problem, grid = self.problem(point, samples=settings.get("samples", 0)), settings["grid"]
@@ -382,12 +382,12 @@ class Context:
 
 
 def digest(*parts: Any) -> str:
-    """24 hex digits that identify the result of ``parts`` (strings, numbers, lists and dicts)."""
+    """Return 24 hex digits that identify the result of ``parts`` (strings, numbers, lists and dicts)."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def identity(recipe: Recipe) -> str:
-    """Hash of the settings of ``recipe`` that are no defaults, without its name: a new key keeps old runs.
+    """Return a hash of the settings of ``recipe`` without defaults and name: a new key keeps old runs.
 
     Runs of another version of the training's numerics have another one.
     """
@@ -399,7 +399,7 @@ _FORMER = {(Recipe, "autocast"): "precision", (Monitor, "k"): "top"}
 
 
 def _non_default(part: Any) -> dict[str, Any]:
-    """The fields of a recipe, or of a table in it, that differ from their defaults."""
+    """Return the fields of a recipe, or of a table in it, that differ from their defaults."""
     return {
         _FORMER.get((type(part), entry.name), entry.name): _non_default(value)
         if dataclasses.is_dataclass(value)
@@ -412,5 +412,5 @@ def _non_default(part: Any) -> dict[str, Any]:
 
 
 def _unnamed(recipe: Recipe) -> Recipe:
-    """``recipe`` without its own name, in which equal recipes may differ."""
+    """Return ``recipe`` without its own name, in which equal recipes may differ."""
     return dataclasses.replace(recipe, name=recipe.algorithm["name"])

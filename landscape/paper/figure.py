@@ -52,7 +52,7 @@ EIGENVECTOR_PASSES = 16
 
 @functools.cache
 def declared() -> dict[str, Any]:
-    """The tables of figures.toml, which has its own description."""
+    """Return the tables of figures.toml, which has its own description."""
     path = Path(__file__).with_name("figures.toml")
     return parse_toml(path.read_text(encoding="utf-8"), path.name)
 
@@ -69,7 +69,7 @@ class Block:
     epochs: int = EPOCHS
 
     def cells(self, scale: Scale) -> Iterator[Cell]:
-        """All combinations of the values of the axes, each with its seeds."""
+        """Yield all combinations of the values of the axes, each with its seeds."""
         for parts in itertools.product(*(_rows(axis, scale) for axis in self.axes)):
             values: dict[str, Any] = {name: value for part in parts for name, value in part}
             values |= {name: form.format(**values) for name, form in self.labels.items()}
@@ -80,7 +80,7 @@ class Block:
 
 
 def _rows(axis: Any, scale: Scale) -> list[list[tuple[str, Any]]]:
-    """The rows of an axis, or of one by name, as pairs of column and value."""
+    """Return the rows of an axis, or of one by name, as pairs of column and value."""
     columns = declared()["axes"][axis] if isinstance(axis, str) else axis
     columns = columns.get(scale, columns)
     rows = zip(*columns.values(), strict=True)
@@ -88,7 +88,7 @@ def _rows(axis: Any, scale: Scale) -> list[list[tuple[str, Any]]]:
 
 
 def cells(named: Any, scale: Scale) -> list[Cell]:
-    """The runs under cells.NAME in figures.toml, or of such a table, at ``scale``."""
+    """Return the runs under cells.NAME in figures.toml, or of such a table, at ``scale``."""
     table = declared()["cells"][named] if isinstance(named, str) else named
     blocks: list[dict[str, Any]] = table if isinstance(table, list) else [table]
     whole = [block | block.get(scale, {}) for block in blocks]
@@ -97,7 +97,7 @@ def cells(named: Any, scale: Scale) -> list[Cell]:
 
 
 def scaled(scale: Scale, name: str, settings: Iterable[str], seed: int, epochs: int = EPOCHS) -> Recipe:
-    """The built-in recipe ``name`` with ``settings``, at ``scale``; on a laptop CIFAR-10 has ``epochs``."""
+    """Return a built-in recipe with ``settings`` at ``scale``; on a laptop, CIFAR-10 has ``epochs``."""
     settings, overrides = list(settings), [f"seed={seed}"]
     if "/" in name:  # settings come last: a rate of ours is one at each scale
         return recipe.read(name, [*_of_tables(scale, name, epochs), *settings, *overrides])
@@ -125,7 +125,7 @@ def scaled(scale: Scale, name: str, settings: Iterable[str], seed: int, epochs: 
 
 @functools.cache
 def _of_tables(scale: Scale, name: str, epochs: int) -> list[str]:
-    """The settings that ``scale`` changes in a cell of the tables, such as cifar10/resnet-18-b8192-dpsgd."""
+    """Return the settings that ``scale`` changes in a recipe of the tables."""
     base, speech = recipe.read(name), name.startswith("speech/")
     model = base.model["name"]
     if scale == "smoke":
@@ -149,7 +149,7 @@ def _of_tables(scale: Scale, name: str, epochs: int) -> list[str]:
 
 
 def seconds_of(context: Context, runs: Iterable[Recipe], seconds: dict[str, float]) -> float:
-    """Seconds that ``runs`` take here, one after another, from a short measurement of each kind.
+    """Return seconds that ``runs`` take here, one after another, from a short measurement of each kind.
 
     ``seconds`` has those of a sample by kind, and gets those that are measured now.
 
@@ -178,7 +178,7 @@ def seconds_of(context: Context, runs: Iterable[Recipe], seconds: dict[str, floa
 
 
 def seconds_a_sample(context: Context, recipe: Recipe) -> float:
-    """Seconds that the gradient of a sample takes in a step of ``recipe``, from shorter steps."""
+    """Return seconds that the gradient of a sample takes in a step of ``recipe``, from shorter steps."""
     timed = dataclasses.replace(  # also of a run whose steps are of all samples
         recipe, accumulate=1, sampling="replacement", monitor=type(recipe.monitor)()
     )
@@ -253,18 +253,18 @@ class Figure(Described):
     draw: Callable[[Context], Drawing]
 
     def runs(self, scale: Scale) -> list[Cell]:
-        """The runs that the figure needs at ``scale``."""
+        """Return the runs that the figure needs at ``scale``."""
         return cells(self.cells, scale) if self.cells else []
 
     def of(self, context: Context) -> Context:
-        """``context`` with the runs and the sizes of this figure, of which nothing is computed yet."""
+        """Return ``context`` with the runs and the sizes of this figure, of which nothing is computed yet."""
         sizes = {name: values[SCALES.index(context.scale)] for name, values in self.sizes.items()}
         runs = self.cells if self.cells and isinstance(self.cells, str) else self.name
         archives = (f"runs-{runs}", f"analyses-{self.name}")
         return context.of(self.runs(context.scale), sizes=sizes, archives=archives)
 
     def note(self, context: Context) -> str:
-        """The changes that the scale makes to the paper, and how many of the runs have not ended yet."""
+        """Return the changes of the scale to the paper's setting, and the number of unfinished runs."""
         notes = {"smoke": self.smoke, "laptop": self.laptop, "paper": self.paper or self.laptop}
         missing = sum(context.record(cell.recipe) is None for cell in context.cells)
         remark = f"; {missing} of {len(context.cells)} runs have not ended yet" if missing else ""
@@ -274,7 +274,7 @@ class Figure(Described):
 def figure(
     name: str, judge: Judge, table: dict[str, Any] | None = None
 ) -> Callable[[Callable[[Context], Drawing]], Figure]:
-    """A decorator: add the :class:`Figure` that the function draws to the registry.
+    """Return a decorator that registers a function as the drawing of a :class:`Figure`.
 
     Args:
         name: in ``landscape figures``.
@@ -303,7 +303,7 @@ def figure(
 
 
 def names() -> list[str]:
-    """The figures by paper, in the order of the paper, its other figures after its tables; ours come last."""
+    """Return the figures by paper, in the order of the paper and then its tables; ours come last."""
 
     def sort_key(name: str) -> tuple[int, str, bool, str, str]:
         paper, _, part = get(name).where.partition(", ")
@@ -314,17 +314,17 @@ def names() -> list[str]:
 
 
 def get(name: str) -> Figure:
-    """The figure called ``name``. InputError names the nearest one."""
+    """Return the figure called ``name``. InputError names the most similar one."""
     return registry.figures[name]
 
 
 def with_weights(figures: Iterable[Figure], scale: Scale) -> set[str]:
-    """The identities of the runs whose weights figures need."""
+    """Return the identities of the runs whose weights figures need."""
     return {identity(cell.recipe) for entry in figures if entry.weights for cell in entry.runs(scale)}
 
 
 def handle(label: str, **look: Any) -> Any:
-    """An entry of a legend that is no curve of its own; gray where ``look`` has no color."""
+    """Return an entry of a legend that is no curve of its own; gray where ``look`` has no color."""
     from matplotlib.lines import Line2D
 
     from landscape.plots.style import DARK
@@ -333,7 +333,7 @@ def handle(label: str, **look: Any) -> Any:
 
 
 def last(run: Checkpoint | Point, column: str) -> float:
-    """The last number of a column of the history; NaN if it has none."""
+    """Return the last number of a column of the history; NaN if it has none."""
     return latest(run.history, column)
 
 
@@ -343,20 +343,20 @@ def test_error(run: Checkpoint) -> float:
 
 
 def late(rows: Rows, *by: str) -> Rows:
-    """The rows in the second half of the steps: of each run, which the columns ``by`` tell apart, or all."""
+    """Return the rows in the second half of the steps of each run; ``by`` are the columns that name a run."""
     last = rows.groupby(list(by))["step"].transform("max") if by else rows["step"].max()
     return rows[rows["step"] > last / 2]
 
 
 def printed(table: str) -> Rows:
-    """The numbers of a paper, all as text: the rows of numbers/TABLE.csv, such as "table3_cifar10"."""
+    """Return the numbers of a paper, all as text: the rows of numbers/TABLE.csv, such as "table3_cifar10"."""
     import pandas as pd
 
     return pd.read_csv(Path(__file__).parent / "numbers" / f"{table}.csv", dtype=str, keep_default_na=False)
 
 
 def summary(values: Iterable[float], form: str = ".2f") -> str:
-    """ "3.09 (2.69 to 4.53)": median and range, or the one value there is."""
+    """Return "3.09 (2.69 to 4.53)": median and range, or the one value there is."""
     finite = np.array([v for v in values if np.isfinite(v)])
     if not len(finite):
         return "–"
@@ -366,7 +366,7 @@ def summary(values: Iterable[float], form: str = ".2f") -> str:
 
 
 def mean_and_spread(values: Sequence[float], form: str = ".2f") -> str:
-    """ "2.43 ± 0.11": mean and sample standard deviation, or the one value there is."""
+    """Return "2.43 ± 0.11": mean and sample standard deviation, or the one value there is."""
     values = list(values)
     if len(values) < 2:
         return f"{values[0]:{form}}" if values else "–"
@@ -376,7 +376,7 @@ def mean_and_spread(values: Sequence[float], form: str = ".2f") -> str:
 def compare_with_paper(
     rows: Rows, what: str, value: str, text: Callable[..., str] = summary, paper: str = "", **form: str
 ) -> list[Compared]:
-    """``text`` of the column ``value`` for each setting that ``what`` names, in the order of the rows.
+    """Return ``text`` of the column ``value`` for each setting that ``what`` names, in the order of the rows.
 
     Args:
         rows: of the figure.

@@ -32,7 +32,7 @@ DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, 
 
 
 def words(name: str) -> str:
-    """The text page.NAME of figures.toml."""
+    """Return the text page.NAME of figures.toml."""
     text: str = declared()["page"][name]
     return text.format(confidence=CONFIDENCE, seeds=SEEDS)
 
@@ -113,7 +113,7 @@ def _write_entry(path: Path, entry: dict[str, Any]) -> None:
 
 
 def verdict(name: str, scale: str, data: str, remark: str = "") -> dict[str, Any]:
-    """The verdict on the claim of the figure ``name`` from the text of its CSV; none at smoke scale.
+    """Return the verdict on the claim of the figure ``name`` from the text of its CSV; none at smoke scale.
 
     Returns:
         {"outcome", "counts", "effects", "finding", "verdict"}: the grade, the number of tests with each
@@ -133,7 +133,7 @@ def verdict(name: str, scale: str, data: str, remark: str = "") -> dict[str, Any
 
 
 def graded(entry: dict[str, Any]) -> str:
-    """ "Holds in part (3 of 4 as claimed, 1 open)": the grade, and on how many tests it rests."""
+    """Return "Holds in part (3 of 4 as claimed, 1 open)": the grade, and on how many tests it rests."""
     grade = entry["outcome"] or "smoke"
     return grade.capitalize() + (f" ({entry['counts']})" if grade not in ("holds", "smoke") else "")
 
@@ -176,7 +176,7 @@ def _shrink(path: Path) -> None:
 
 
 def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
-    """The contents of the figures' JSON files in ``folder``, by name, in the order of ``landscape figures``.
+    """Return the contents of the figures' JSON files by name, in the order of ``landscape figures``.
 
     The verdicts are computed from the CSV files, so that all are graded alike.
 
@@ -205,7 +205,7 @@ def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds below 100, else hours and minutes: "42 s", "27 min", "4 h 10 min"."""
+    """Return seconds below 100, else hours and minutes: "42 s", "27 min", "4 h 10 min"."""
     hours, minutes = divmod(round(seconds / 60), 60)
     if round(seconds) < 100:
         return f"{seconds:.0f} s"
@@ -230,7 +230,7 @@ def page(folder: Path) -> Path:
 
 
 def front(entries: dict[str, dict[str, Any]]) -> str:
-    """The text of README.md: what we found, and a table of the claims of each paper."""
+    """Return the text of README.md: what we found, and a table of the claims of each paper."""
     parts = ["# The figures of the papers", words("introduction")]
     if lines := findings(entries):
         parts += ["## What we found", "\n".join(lines)]
@@ -243,20 +243,20 @@ def front(entries: dict[str, dict[str, Any]]) -> str:
 
 
 def findings(entries: dict[str, dict[str, Any]]) -> list[str]:
-    """Our findings about the papers: the sentences of figures.toml whose figures have these outcomes."""
+    """Return our findings about the papers: sentences of figures.toml whose figures have these outcomes."""
     outcomes = {name: entry["outcome"] for name, entry in entries.items()}
     every = declared()["findings"]
     return [f"- {finding['text']}" for finding in every if finding["rests"].items() <= outcomes.items()]
 
 
 def outcomes(entries: dict[str, dict[str, Any]]) -> str:
-    """The number of claims with each outcome."""
+    """Return the number of claims with each outcome."""
     grades = [entry["outcome"] for entry in entries.values()]
     return f"Outcomes: {', '.join(f'{grade} {grades.count(grade)}' for grade in OUTCOMES)}."
 
 
 def _row(name: str, entry: dict[str, Any]) -> tuple[str, ...]:
-    """The cells of a claim: its figure, the claim, its outcome, the effect that carries it."""
+    """Return the cells of a claim: its figure, the claim, its outcome, the effect that carries it."""
     alt = html.escape(entry["title"])
     small = "".join(f'<img src="{path}" width="160" alt="{alt}"><br>' for path in entry["pictures"][:1])
     result, _ = result_of(name, entry["scale"], entry["effects"])
@@ -267,7 +267,7 @@ def _row(name: str, entry: dict[str, Any]) -> tuple[str, ...]:
 
 
 def effect_cells(effect: dict[str, Any]) -> tuple[str, str, str, str]:
-    """(where, effect with its interval, seeds, whether it is as claimed) of an entry in the JSON file."""
+    """Return (where, effect with its interval, seeds, whether it is as claimed) of a JSON entry."""
     answer, reason = effect["answer"], effect["reason"]
     answer += f": {reason}" * (reason not in answer)
     low, high = effect["least"], effect["most"]
@@ -277,14 +277,14 @@ def effect_cells(effect: dict[str, Any]) -> tuple[str, str, str, str]:
 
 
 def _between(low: float | None, high: float | None) -> str:
-    """An open interval in words; None: no border."""
+    """Return an open interval in words; None: no border."""
     if low is None or high is None:
         return f"above {low:.3g}" if high is None else f"below {high:.3g}"
     return f"{low:.3g} to {high:.3g}"
 
 
 def details(name: str, entry: dict[str, Any]) -> str:
-    """The text of NAME.md: the pictures of a figure, its claim, the outcome, and all tests and numbers."""
+    """Return the text of NAME.md: pictures, claim, outcome, tests and numbers of a figure."""
     effects, compared = entry["effects"], entry["compared"]
     result, detail = result_of(name, entry["scale"], entry["effects"])
     parts = [f"# {name}: {(result or entry['title']).rstrip('.')}"]
@@ -304,7 +304,7 @@ def details(name: str, entry: dict[str, Any]) -> str:
 
 
 def setting_of(entry: dict[str, Any]) -> str:
-    """The settings, the command and the versions of the numerics of a figure, in one or two sentences."""
+    """Return the settings, the command and the numerics' versions of a figure, in a sentence or two."""
     numerics = ", ".join(f"{key} {value}" for key, value in entry.get("numerics", {}).items())
     return (
         f"Scale {entry['scale']}: {' '.join(entry['note'].split()).rstrip('.')}. `{entry['command']}`, "
@@ -313,6 +313,6 @@ def setting_of(entry: dict[str, Any]) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown."""
+    """Return a table of Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)

@@ -73,7 +73,7 @@ class Record:
 
     @classmethod
     def of(cls, end: Checkpoint, checkpoints: Sequence[int]) -> Record:
-        """The record of the run that ended in ``end``, with weights saved at the steps ``checkpoints``."""
+        """Return the record of the run that ended in ``end``, with weights saved at ``checkpoints``."""
         clock = end.history["wall_s"]
         return cls(
             version=__version__,
@@ -89,7 +89,7 @@ class Record:
         )
 
     def checkpoint(self) -> Checkpoint:
-        """The end of the run without its weights, (n, 0), and with the stored part of its history."""
+        """Return the end of the run without its weights, (n, 0), and with the stored part of its history."""
         recipe, model = self.recipe, self.recipe.spec("model")
         samples = int(self.data["train"])
         steps = np.unique(np.concatenate([curve["step"] for curve in self.curves] or [np.zeros(0)]))
@@ -118,7 +118,7 @@ class Record:
         )
 
     def to_json(self) -> bytes:
-        """The record as JSON, a line for each key."""
+        """Return the record as JSON, a line for each key."""
         values = vars(self) | {
             "recipe": self.recipe.to_toml(),  # not read again
             "curves": [{name: _digits(values) for name, values in curve.items()} for curve in self.curves],
@@ -128,7 +128,7 @@ class Record:
 
     @classmethod
     def read(cls, content: bytes, recipe: Recipe, where: str) -> Record:
-        """The record of the run of ``recipe``, from ``where``. OperationError: damaged, or no record."""
+        """Read the record of a run of ``recipe``. OperationError: damaged, or no record."""
         try:
             return _of_values(json.loads(content.decode()), recipe)
         except KeyError as error:
@@ -139,7 +139,7 @@ class Record:
 
 
 def _curves(history: Mapping[str, Array]) -> list[dict[str, Array]]:
-    """The columns with their finite values, those at the same steps together."""
+    """Return the columns with their finite values, those at the same steps together."""
     finite = {n: np.flatnonzero(np.isfinite(values)) for n, values in history.items() if n not in LEFT_OUT}
     finite = {name: rows for name, rows in finite.items() if len(rows)}
     most = max(map(len, finite.values()), default=0)
@@ -157,13 +157,13 @@ def _curves(history: Mapping[str, Array]) -> list[dict[str, Array]]:
 
 
 def _digits(values: Array) -> list[float]:
-    """``values`` in as many digits as are stored; whole numbers without a point."""
+    """Return ``values`` in as many digits as are stored; whole numbers without a point."""
     rounded = [float(f"{value:.{DIGITS}g}") for value in values]
     return [int(value) if value.is_integer() and abs(value) < 1e15 else value for value in rounded]
 
 
 def _of_values(values: dict[str, Any], recipe: Recipe) -> Record:
-    """The record with these values; one of several kinds of error where they are none."""
+    """Return the record with these values; one of several kinds of error where they are none."""
     data, curves = values["data"], []
     for key in ("name", "fingerprint"):
         if not isinstance(data[key], str):
@@ -220,7 +220,7 @@ class Store:
         return self._packed
 
     def read(self, name: str) -> bytes | None:
-        """The file ``name``; None if there is none."""
+        """Return the file ``name``; None if there is none."""
         loose = self.folder / name
         if name in self.packed:
             return self.packed[name]
@@ -253,7 +253,7 @@ class Store:
 
 
 def _unpacked(path: Path) -> dict[str, bytes]:
-    """The files in an archive. OperationError: it is damaged."""
+    """Return the files in an archive. OperationError: it is damaged."""
     try:
         unpacking = lzma.LZMADecompressor()
         plain = unpacking.decompress(read_regular(path, MAX_PACKED), MAX_BYTES)

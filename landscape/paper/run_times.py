@@ -139,11 +139,11 @@ class Machines:
     straggler: float = 0.0
 
     def message(self, size: float) -> float:
-        """Seconds for one message of ``size`` bytes: α + S/β."""
+        """Return seconds for one message of ``size`` bytes: α + S/β."""
         return self.latency + size / self.bandwidth
 
     def all_reduce_s(self, workers: int, size: float) -> float:
-        """Seconds that W workers take to sum S bytes in a ring, from when the last of them begins.
+        """Return seconds that W workers take to sum S bytes in a ring, from when the last of them begins.
 
         2(W − 1)α + 2 (W − 1)/W · S/β, the algorithm of gloo for any size.
         """
@@ -165,12 +165,12 @@ class Exchange:
 
     @classmethod
     def between(cls, waits: Array, busy: Array) -> Exchange:
-        """The exchange of workers that wait for each other, ``waits`` (W, W) bool, in either direction."""
+        """Return the exchange of workers that wait for each other; ``waits`` is (W, W) bool."""
         rows, sources = np.nonzero(waits | waits.T | np.eye(len(waits), dtype=bool))
         return cls(busy, sources, np.searchsorted(rows, np.arange(len(waits))))
 
     def done(self, begun: Array) -> Array:
-        """The times (runs, W) when the workers have their results, if they began at ``begun`` (runs, W)."""
+        """Return when the workers have their results (runs, W); they began at ``begun`` (runs, W)."""
         sent = begun + self.busy
         if self.sources is None or self.offsets is None:
             return np.broadcast_to(sent.max(1, keepdims=True), begun.shape)
@@ -190,7 +190,7 @@ def step_time(
     seed: int = 0,
     steps: int = STEPS,
 ) -> tuple[float, float]:
-    """(mean seconds per step, its standard error) of W workers, by simulation.
+    """Return (mean seconds per step, its standard error) of W workers, by simulation.
 
     With s_j the start of worker j's step, f_j its straggler factor, N(j) the workers it exchanges with and
     c_i the time that the messages of worker i take, a step ends at
@@ -235,7 +235,7 @@ def step_time(
 
 
 def messages(matrix: Array) -> tuple[Array, Array, Array]:
-    """The messages of one exchange under M (W, W): who receives from whom, and how many each sends and gets.
+    """Return the messages of one exchange under M (W, W): the senders of each worker, and the counts.
 
     Returns receives-from (W, W) bool, sent (W,) and received (W,): those of ``Plan`` for every worker.
     """
@@ -255,7 +255,7 @@ class Case:
 
 
 def decentralized(spec: str, costs: Costs, workers: int, machines: Machines, seed: int) -> list[Case]:
-    """DPSGD in both orders with the mixing ``spec``; InputError where the workers cannot have it."""
+    """Return DPSGD in both orders with the mixing ``spec``; InputError where the workers cannot have it."""
     mixing = Mixing(spec, workers, seed)
     exchanges, received, host = list[Exchange](), list[int](), list[float]()
     for step in range(1, (len(mixing.cycle) or MATCHINGS) + 1):
@@ -282,7 +282,7 @@ def decentralized(spec: str, costs: Costs, workers: int, machines: Machines, see
 def predict(
     recipe: Recipe, workers: Sequence[int], costs: Costs, machines: Machines, mixings: Sequence[str]
 ) -> RunTimes:
-    """The times of the steps of ``recipe`` on each number of ``workers``, each of which has one learner.
+    """Predict the times of the steps of ``recipe`` for each number of ``workers``, with a learner each.
 
     Args:
         recipe: the run; each learner has its local batch.
@@ -406,7 +406,7 @@ class _Clocked(SSGD):
         self.device = device
 
     def now(self) -> float:
-        """The time (s), with nothing still queued on the device."""
+        """Return the time (s), with nothing still queued on the device."""
         synchronize(self.device)
         return time.perf_counter()
 
@@ -423,7 +423,7 @@ class _Clocked(SSGD):
 def measure_steps(
     recipes: Mapping[str, Recipe], processes: int, rounds: int, steps: int
 ) -> list[tuple[Costs, dict[str, float], dict[str, float]]]:
-    """The costs, the link and the seconds per step of ``recipes``, by round, means over ``processes``.
+    """Return the costs, the link and the seconds per step of ``recipes``, by round, means over ``processes``.
 
     Args:
         recipes: by name, of as many learners as processes; the costs are those of the first.
@@ -447,7 +447,7 @@ def measure_steps(
 def _member(
     rank: int, processes: int, folder: str, tomls: dict[str, str], rounds: int, steps: int
 ) -> list[list[dict[str, float]]]:
-    """The numbers of one process of :func:`measure_steps`: of each round costs, link and seconds."""
+    """Return the numbers of one process of :func:`measure_steps`: of each round costs, link and seconds."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", children.loopback())
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(processes), children.STORE: folder}
     group = Group.join(torch.device("cpu"))
@@ -470,7 +470,7 @@ def _member(
 
 
 def _link(group: Group, size: int) -> dict[str, float]:
-    """Latency (s) and bandwidth (bytes/s) of processes that each send ``size`` bytes to the next one."""
+    """Measure latency (s) and bandwidth (bytes/s) of processes that each send ``size`` bytes to the next."""
     medians = []
     for count, times in ((1, 300), (max(1, size // 4), 15)):
         sent, received = torch.zeros(count), torch.zeros(count)

@@ -87,7 +87,7 @@ class Effect:
         return estimate.value, low, high
 
     def _scaled(self, values: Sequence[float]) -> Array:
-        """``values`` on the scale on which they are compared: of ratios the logarithms."""
+        """Return ``values`` on the scale on which they are compared: of ratios the logarithms."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.log(values) if self.ratio else np.array(values)
 
@@ -100,6 +100,8 @@ class Effect:
             return f"{len(self.values) or 'no'} seed{'s' * (len(self.values) != 1)}, a verdict needs {SEEDS}"
         if not np.isfinite(self.values).all() or (self.ratio and min(self.values) <= 0):
             return "not finite"
+        if not self._differing:
+            return "the same numbers with each seed, as where both diverge"
         _, low, high = self.interval
         if self._inside or high < self.claimed[0] or low > self.claimed[1]:
             return ""
@@ -112,7 +114,12 @@ class Effect:
         """Return whether the interval lies within the margin."""
         most = math.log1p(self.margin) if self.ratio else self.margin
         tested = len(self.values) >= SEEDS and not self.untested and np.isfinite(self.values).all()
-        return bool(tested and (np.abs(self._scaled(self.interval[1:])) < most).all())
+        return bool(tested and self._differing and (np.abs(self._scaled(self.interval[1:])) < most).all())
+
+    @property
+    def _differing(self) -> bool:
+        """Return whether a seed has a difference at all, unlike numbers that stand for runs that diverged."""
+        return self.exact or not self.margin or bool(self._scaled(self.values).any())
 
     @property
     def _deciding(self) -> str:
@@ -150,13 +157,13 @@ class Effect:
         return texts[0] if texts[0] == texts[1] == texts[2] else f"{texts[0]} ({texts[1]} to {texts[2]})"
 
     def _number(self, value: float) -> str:
-        """``value`` in a few digits, with a sign where zero is among the claimed sizes, or their border."""
+        """Return ``value`` in a few digits, with a sign if the claimed sizes include or border on zero."""
         if self.ratio or not self.claimed[0] <= 0 <= self.claimed[1]:
             return f"{value:.3g}"
         return f"{value:+.3g}" if abs(value) >= 100 else f"{value:+.2g}"
 
     def entry(self) -> dict[str, Any]:
-        """The entry in the JSON file of a figure; numbers that are not finite are null."""
+        """Return the entry in the JSON file of a figure; numbers that are not finite are null."""
         mean, low, high = self.interval
         numbers = {"mean": mean, "low": low, "high": high, "least": self.claimed[0], "most": self.claimed[1]}
         return {
@@ -176,7 +183,7 @@ Judge = Callable[[Rows], list[Effect]]
 
 
 def judged(judge: Judge, rows: Rows) -> list[Effect]:
-    """The effects of ``rows`` as a CSV has them; one without values where a column is missing.
+    """Return the effects of ``rows`` of a CSV; one without values if a column is missing.
 
     Example:
         >>> import pandas as pd
@@ -191,7 +198,7 @@ def judged(judge: Judge, rows: Rows) -> list[Effect]:
 
 
 def outcome(effects: Sequence[Effect]) -> Outcome:
-    """The grade of a claim; "holds" where all of its effects do, and none is open.
+    """Return the grade of a claim; "holds" where all of its effects do, and none is open.
 
     Example:
         >>> good, open_ = Effect("a", "", (1.0, 1.1, 1.2)), Effect("b", "", (-1.0, 1.1, 1.2))
@@ -209,7 +216,7 @@ def outcome(effects: Sequence[Effect]) -> Outcome:
 
 
 def counted(effects: Sequence[Effect]) -> str:
-    """The number of effects with each answer.
+    """Return the number of effects with each answer.
 
     Example:
         >>> good, open_ = Effect("a", "", (1.0, 1.1, 1.2)), Effect("b", "", (-1.0, 1.1, 1.2))
@@ -222,7 +229,7 @@ def counted(effects: Sequence[Effect]) -> str:
 
 
 def select(rows: Rows, /, **where: Any) -> Rows:
-    """The rows with these values.
+    """Return the rows with these values.
 
     Example:
         >>> import pandas as pd
@@ -235,7 +242,7 @@ def select(rows: Rows, /, **where: Any) -> Rows:
 
 
 def settings(rows: Rows, *names: str) -> list[Any]:
-    """The values of a column, or of several the tuples, each once in the order of the rows.
+    """Return the values of a column, or of several the tuples, each once in the order of the rows.
 
     Example:
         >>> import pandas as pd
@@ -249,7 +256,7 @@ def settings(rows: Rows, *names: str) -> list[Any]:
 
 
 def by_seed(rows: Rows, value: str, /, **where: Any) -> Numbers:
-    """``value`` by seed; of several rows with one seed the last, such as that of the last epoch.
+    """Return ``value`` by seed; of several rows with one seed the last, such as that of the last epoch.
 
     Example:
         >>> import pandas as pd
@@ -262,7 +269,7 @@ def by_seed(rows: Rows, value: str, /, **where: Any) -> Numbers:
 
 
 def difference(a: Numbers, b: Numbers) -> tuple[float, ...]:
-    """a − b of the seeds that both have; of two infinities, which is no number, 0.
+    """Return a − b of the seeds that both have; of two infinities, which is no number, 0.
 
     Example:
         >>> import pandas as pd
@@ -274,7 +281,7 @@ def difference(a: Numbers, b: Numbers) -> tuple[float, ...]:
 
 
 def ratio(a: Numbers, b: Numbers) -> tuple[float, ...]:
-    """a/b of the seeds that both have."""
+    """Return a/b of the seeds that both have."""
     a, b = a.align(b, join="inner")
     return tuple((a / b.where(b != 0)).sort_index().tolist())
 
@@ -290,7 +297,7 @@ def paired_effect(
     claimed: Sizes | None = None,
     **columns: Any,
 ) -> Effect:
-    """The first of two settings against the second, by seed.
+    """Return the first of two settings against the second, by seed.
 
     Args:
         where, what, claimed: as of :class:`Effect`; by default above zero, of a ratio above one.
@@ -314,13 +321,13 @@ def paired_effect(
 def effect_of(
     where: str, what: str, a: Numbers, b: Numbers, *, times: bool = False, claimed: Sizes | None = None
 ) -> Effect:
-    """:func:`paired_effect` of numbers by seed."""
+    """Return :func:`paired_effect` of numbers by seed."""
     border = claimed or (ABOVE_ONE if times else ABOVE_ZERO)
     return Effect(where, what, (ratio if times else difference)(a, b), border, ratio=times)
 
 
 def table(rows: Rows) -> str:
-    """``rows`` as CSV; numbers to 6 digits.
+    """Return ``rows`` as CSV; numbers to 6 digits.
 
     Example:
         >>> import pandas as pd
@@ -334,7 +341,7 @@ def table(rows: Rows) -> str:
 
 
 def rows_of(text: str) -> Rows:
-    """The rows of a CSV, in which "nan" alone is no number.
+    """Return the rows of a CSV, in which "nan" alone is no number.
 
     Raises:
         ValueError: it is no CSV.

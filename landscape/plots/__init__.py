@@ -64,14 +64,14 @@ def draw(
         path: a .png, .pdf or .svg file that the picture is written to, too; its metadata have the title and
             the caption.
         style: of surfaces: "contour"; "hillshade", contours on a relief; "surface", in three dimensions; or
-            "difference", the first of two surfaces minus the second. "contour" also stands for the one style
-            of other results.
+            "difference", the first of two surfaces minus the second. Other results have only "contour".
         ax: axes to draw into, for a picture of one panel. Default: a new figure.
-        axes: axes to draw into, by the names of the panels that they stand for; the others are not shown.
-        width: of a picture in a paper, in inches, such as 3.3 for a column or 7 for a page. It has texts of 8
-            to 9 points, short labels, no caption, and no title but yours; so have panels in axes of your own.
+        axes: axes to draw into, by the names of the panels; other panels are not shown.
+        width: width in inches of a picture in a paper, such as 3.3 for a column or 7 for a page. Its texts
+            have 8 to 9 points; it has short labels, no caption and no default title. The same holds for
+            panels in axes of your own.
         visuals: "title", "panel_titles", "legend", "colorbar" or "caption" -> False, which leaves it out, or
-            a dict of properties, as matplotlib's ``Artist.set`` has them.
+            a dict of properties for matplotlib's ``Artist.set``.
         dpi: pixels per inch of the file. Default: 150.
         options: further arguments of the drawing: ``title`` (None: no title), and of surfaces ``log``,
             ``levels``, ``vmax``, ``cmap`` and ``labels``.
@@ -92,9 +92,9 @@ def draw(
     if path is not None:
         check_format(path)
     items = loaded(results)
-    kinds = {type(result): None for result in items}
-    if len({drawing_of(kind) for kind in kinds}) != 1:
-        names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "no result"
+    classes = dict.fromkeys(type(result) for result in items)
+    if len({drawing_of(result_class) for result_class in classes}) != 1:
+        names = ", ".join(sorted(result_class.__name__ for result_class in classes)) or "no result"
         raise InputError(f"results: {names} cannot be drawn in one picture, all must be of one kind")
     name, drawing = type(items[0]).__name__, drawing_of(type(items[0]))
     allowed = inspect.signature(drawing).parameters
@@ -104,23 +104,23 @@ def draw(
         options["style"] = style
     for option in options:
         if option not in allowed:
-            option_names = ", ".join(list(allowed)[1:])
-            raise InputError(
-                f"{option}: not allowed for a {name}, whose drawing has the options {option_names}"
-            )
+            names = ", ".join(list(allowed)[1:])
+            raise InputError(f"{option}: not allowed for a {name}, whose drawing has the options {names}")
     if width is not None and (ax is not None or axes):
         raise InputError("width: not allowed with axes of your own, whose figure has one")
     user_axes = OwnAxes(ax, axes or {}) if ax is not None or axes else None
-    title, paper = options.pop("title", ""), user_axes is not None or width is not None
-    left_out = ["title"] * (title is None or (paper and not title)) + ["caption"] * paper
-    options |= {"title": title} if title else {}
+    title, is_paper = options.pop("title", ""), user_axes is not None or width is not None
+    default_visuals = {"caption": False} if is_paper else {}
+    if title:
+        options["title"] = title
+    elif title is None or is_paper:
+        default_visuals["title"] = False
     with drawn_into(user_axes, width):
         picture: Any = drawing([drawable(result) for result in items], **options)
         if user_axes is not None and picture is not user_axes:
-            raise InputError(
-                f"{user_axes.where}: not allowed, the drawing of a {name} makes a figure of its own"
-            )
-        change(picture, dict.fromkeys(left_out, False) | {**(visuals or {})})
+            reason = f"the drawing of a {name} makes a figure of its own"
+            raise InputError(f"{user_axes.where}: not allowed, {reason}")
+        change(picture, default_visuals | {**(visuals or {})})
     figure: Figure = picture if user_axes is None else user_axes.get_figure()
     if path is not None:
         save_figure(figure, path, dpi)
@@ -128,18 +128,18 @@ def draw(
 
 
 def loaded(results: Any) -> list[Any]:
-    """The results and runs in ``results``; those of files are read, and those of a dict have its names."""
+    """Return the results and runs of ``results``: files are read, and keys of a dict become names."""
     if isinstance(results, Mapping):
-        return [_named(item, str(name)) for name, given in results.items() for item in loaded(given)]
+        return [_named(item, str(name)) for name, value in results.items() for item in loaded(value)]
     items: list[Any] = []
     for item in each_of(results):
-        read = load(item) if isinstance(item, (str, Path)) else item
-        items += read if isinstance(read, list) else [read]
+        contents = load(item) if isinstance(item, (str, Path)) else item
+        items += contents if isinstance(contents, list) else [contents]
     return items
 
 
 def _named(item: Any, name: str) -> Any:
-    """A result or a run of that name."""
+    """Return the result or the run with this name."""
     if hasattr(item, "using"):
         return item.using(name=name)
     if not hasattr(item, "label"):
@@ -189,7 +189,7 @@ LENGTH = 300
 
 
 def literal(text: str) -> str:
-    """``text`` in the form in which matplotlib shows its characters unchanged.
+    """Return ``text`` in the form in which matplotlib shows its characters unchanged.
 
     A dollar sign then begins no formula, and characters that cannot be printed are written as escapes. Texts
     longer than 300 characters are cut.
@@ -199,11 +199,10 @@ def literal(text: str) -> str:
 
 
 def drawable(result: Any) -> Any:
-    """A copy of ``result`` with :func:`literal` texts, and with infinity for numbers too large for an axis.
+    """Return a copy of ``result`` with :func:`literal` texts, and infinity for numbers too large for an axis.
 
-    Of an unfinished grid it is the finest part that is complete.
-
-    Drawings leave out infinite numbers. Other objects than results are returned unchanged.
+    Drawings leave out infinite numbers. An unfinished grid is reduced to its finest complete grid. Objects
+    that are no results are returned unchanged.
     """
     if not isinstance(result, Result):
         return result
@@ -226,7 +225,7 @@ def drawable(result: Any) -> Any:
 
 
 def each_of(results: Any) -> list[Any]:
-    """One or several results, runs or names of files, as a list."""
+    """Return one or several results, runs or names of files, as a list."""
     several = isinstance(results, Iterable) and not isinstance(results, (str, Path))
     return list(results) if several else [results]
 
@@ -235,7 +234,7 @@ def check_title(where: str, text: str) -> None:
     """Check that matplotlib can set the formulas between dollar signs in ``text``.
 
     Args:
-        where: the option that the text was given with, for the message.
+        where: the option with this text, for the message.
 
     Raises:
         InputError: a formula that matplotlib cannot read.
@@ -254,7 +253,7 @@ F = TypeVar("F", bound=Callable[..., Figure])
 
 
 def draws(kind: type) -> Callable[[F], F]:
-    """A decorator that registers a function as the drawing of results of class ``kind``.
+    """Return a decorator that registers a function as the drawing of results of class ``kind``.
 
     :func:`landscape.draw` calls the function, in the style of all pictures, with results whose texts and
     numbers can be drawn (``drawable``). A parameter ``style`` of the function is that of the call.
@@ -283,7 +282,7 @@ def draws(kind: type) -> Callable[[F], F]:
 
 
 def drawing_of(kind: type) -> Callable[..., Figure]:
-    """The drawing of results of class ``kind``: its own, or that of the nearest base class.
+    """Return the drawing of results of class ``kind``: its own, or that of the nearest base class.
 
     Raises:
         InputError: neither the class nor any base class has a drawing.

@@ -31,12 +31,13 @@ _LINE: dict[str, Any] = {"colors": "w", "linewidths": 0.6, "alpha": 0.8}
 
 @dataclass(frozen=True)
 class Frame:
-    """One moment of a film: the surface around w_a with the learners as its markers, w_a the last.
+    """One frame of a film.
 
     Attributes:
-        step: of the run.
+        surface: the surface around w_a; its markers are the learners and, as the last, w_a.
+        step: step of the run.
         lr_lambda_max, limit: ηλ_max at w_a, and its largest stable value; NaN if unknown.
-        loss: the training loss of the run there; NaN if unknown.
+        loss: training loss of the run at this step; NaN if unknown.
     """
 
     surface: Surface
@@ -47,7 +48,7 @@ class Frame:
 
 
 def film(frames: Sequence[Frame], algorithm: str) -> tuple[Figure, Callable[[int], None]]:
-    """The learners on the landscape around their mean, by step, beside a dial of ηλ_max.
+    """Return the learners on the landscape around their mean, by step, beside a dial of ηλ_max.
 
     All frames have the same levels and colors.
 
@@ -66,21 +67,20 @@ def film(frames: Sequence[Frame], algorithm: str) -> tuple[Figure, Callable[[int
     surfaces = [drawable(frame.surface) for frame in frames]
     with style.style():
         figure, (ax, dial) = panels(1, 2, 4.6, 4.6, ["surface", "dial"], width_ratios=(1.6, 1.0))
-        chosen = surface.scale([r.loss for r in surfaces])
-        # With a norm of its own: contourf changes the other one in each frame, which would reset the labels.
-        surface.color_bar(
-            figure, ax, copy.deepcopy(chosen.norm), surface.CMAP, f"loss{style.unit(surfaces[0], 'loss')}"
-        )
-        caption(figure, f"{surface.settings(surfaces[:1], chosen.why)} Lines: levels of the frame.")
-    values = [v for f in frames for v in (f.lr_lambda_max, f.limit) if np.isfinite(v)]
-    top = 1.15 * max(values, default=2.0)
+        level_scale = surface.scale([shown_surface.loss for shown_surface in surfaces])
+        # A copy of the norm: contourf changes its own in each frame, which would reset the bar's labels.
+        norm, label = copy.deepcopy(level_scale.norm), f"loss{style.unit(surfaces[0], 'loss')}"
+        surface.color_bar(figure, ax, norm, surface.CMAP, label)
+        caption(figure, f"{surface.settings(surfaces[:1], level_scale.why)} Lines: levels of the frame.")
+    values = np.array([(frame.lr_lambda_max, frame.limit) for frame in frames])
+    top = 1.15 * max(values[np.isfinite(values)].tolist(), default=2.0)
 
-    def draw(k: int) -> None:
-        frame, r = frames[k], surfaces[k]
+    def draw(index: int) -> None:
+        frame = frames[index]
         with style.style():
-            for part in (ax, dial):
-                part.clear()
-            _draw_surface(ax, r, chosen)
+            ax.clear()
+            dial.clear()
+            _draw_surface(ax, surfaces[index], level_scale)
             _draw_dial(dial, frame, top, style.color_of(algorithm))
             loss = f", training loss {frame.loss:.3g} nat" if np.isfinite(frame.loss) else ""
             figure.suptitle(f"{style.paper_name(algorithm)}, step {frame.step:,}{loss}")
@@ -88,19 +88,20 @@ def film(frames: Sequence[Frame], algorithm: str) -> tuple[Figure, Callable[[int
     return figure, draw
 
 
-def _draw_surface(ax: Axes, r: Surface, chosen: surface.LevelScale) -> None:
+def _draw_surface(ax: Axes, r: Surface, level_scale: surface.LevelScale) -> None:
+    """Draw the surface of a frame, with the learners, or an open marker at the edge for those outside."""
     masked = np.ma.masked_invalid(r.loss)
     surface.map_axes(ax)
-    ax.contourf(r.x, r.y, masked, chosen.levels, extend="max", cmap=surface.CMAP, norm=chosen.norm)
+    ax.contourf(r.x, r.y, masked, level_scale.levels, extend="max", cmap=surface.CMAP, norm=level_scale.norm)
     low, high = float(masked.min()), float(masked.max())
-    if low < high:  # what the frame looks like, also where one color covers it
+    if low < high:  # lines of the frame's own levels show its form where one color covers it
         ax.contour(r.x, r.y, masked, np.linspace(low, high, LINES + 2)[1:-1], **_LINE)
-    reach = np.abs([r.x[0], r.y[0]])
+    limits = np.abs([r.x[0], r.y[0]])
     learners, mean = r.markers[:-1], r.markers[-1]
-    inside: Array = np.all(np.abs(learners) <= reach, axis=1)
+    inside: Array = np.all(np.abs(learners) <= limits, axis=1)
     ax.plot(*learners[inside].T, label="learners", **surface.LEARNER)
-    edge = np.clip(learners[~inside], -0.97 * reach, 0.97 * reach)
-    ax.plot(*edge.T, label="outside", **{**surface.LEARNER, "mfc": "none"})
+    at_edge = np.clip(learners[~inside], -0.97 * limits, 0.97 * limits)
+    ax.plot(*at_edge.T, label="outside", **{**surface.LEARNER, "mfc": "none"})
     ax.plot(*mean, label="$w_a$", **surface.MEAN)
     ax.set(xlim=(r.x[0], r.x[-1]), ylim=(r.y[0], r.y[-1]))
     surface.label_axes(ax, r)
@@ -108,31 +109,32 @@ def _draw_surface(ax: Axes, r: Surface, chosen: surface.LevelScale) -> None:
 
 
 def _draw_dial(ax: Axes, frame: Frame, top: float, color: str) -> None:
-    """A half circle from 0 to ``top`` with a needle; beyond the limit its rim has a warning color."""
+    """Draw a half circle from 0 to ``top`` with a needle; beyond the limit its rim has a warning color."""
 
-    def at(value: Any, radius: float) -> tuple[Any, Any]:
+    def position(value: Any, radius: float) -> tuple[Any, Any]:
         angle = np.pi * (1 - value / top)
         return radius * np.cos(angle), radius * np.sin(angle)
 
-    def rim(low: float, high: float, color: str, **look: Any) -> None:
-        ax.plot(*at(np.linspace(low, high, 60), 1.0), color=color, lw=9, solid_capstyle="butt", **look)
+    def draw_rim(low: float, high: float, color: str, **look: Any) -> None:
+        arc = position(np.linspace(low, high, 60), 1.0)
+        ax.plot(*arc, color=color, lw=9, solid_capstyle="butt", **look)
 
-    middle: dict[str, Any] = {"ha": "center", "va": "center"}
+    centered: dict[str, Any] = {"ha": "center", "va": "center"}
     limit = frame.limit if np.isfinite(frame.limit) else top
-    rim(0.0, limit, style.PALE)
+    draw_rim(0.0, limit, style.PALE)
     if np.isfinite(frame.limit):
-        rim(limit, top, style.RED, alpha=0.75)
-        ax.text(*at(limit, 1.17), f"limit\n{limit:.3g}", fontsize=8.5, **middle)
+        draw_rim(limit, top, style.RED, alpha=0.75)
+        ax.text(*position(limit, 1.17), f"limit\n{limit:.3g}", fontsize=8.5, **centered)
     for tick in ticker.MaxNLocator(4).tick_values(0, top):
         if tick <= top:
-            ax.text(*at(tick, 0.82), f"{tick:g}", fontsize=8, color=style.DARK, **middle)
-    words = r"$\eta\lambda_{max}$ not known"
+            ax.text(*position(tick, 0.82), f"{tick:g}", fontsize=8, color=style.DARK, **centered)
+    label = r"$\eta\lambda_{max}$ not known"
     if np.isfinite(frame.lr_lambda_max):
-        x, y = at(min(max(frame.lr_lambda_max, 0.0), top), 0.93)
+        x, y = position(min(max(frame.lr_lambda_max, 0.0), top), 0.93)
         ax.plot([0, x], [0, y], color=color, lw=3)
-        words = rf"$\eta\lambda_{{max}}$ = {frame.lr_lambda_max:.2f}"
+        label = rf"$\eta\lambda_{{max}}$ = {frame.lr_lambda_max:.2f}"
     ax.plot(0, 0, "o", color=color, ms=8)
-    ax.text(0, -0.22, words, ha="center", va="top")
+    ax.text(0, -0.22, label, ha="center", va="top")
     ax.set(xlim=(-1.35, 1.35), ylim=(-0.6, 1.35), aspect="equal")
     ax.axis("off")
 
@@ -140,11 +142,11 @@ def _draw_dial(ax: Axes, frame: Frame, top: float, color: str) -> None:
 def save_film(
     frames: Sequence[Frame], algorithm: str, path: Path, fps: int, dpi: float, progress: Progress
 ) -> None:
-    """Write the :func:`film` to ``path``; a file that exists is replaced only once the new one is whole.
+    """Write the :func:`film` to ``path``; an existing file is replaced only when the new one is complete.
 
     Args:
-        frames, algorithm: as of :func:`film`.
-        path: .gif or .mp4, as ``check_film`` allows it.
+        frames, algorithm: those of :func:`film`.
+        path: a .gif or .mp4 file.
         fps: frames per second.
         dpi: pixels per inch.
         progress: called with the share of the frames that are drawn.
@@ -153,20 +155,20 @@ def save_film(
         OperationError: ffmpeg fails, or the file cannot be written.
     """
     figure, draw = film(frames, algorithm)
-    kind = animation.PillowWriter if path.suffix == ".gif" else animation.FFMpegWriter
+    writer_class = animation.PillowWriter if path.suffix == ".gif" else animation.FFMpegWriter
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, f"film{path.suffix}")
-        writer = kind(fps=fps)
+        writer = writer_class(fps=fps)
         try:
             with style.style(), writer.saving(figure, str(target), dpi):
-                for k in range(len(frames)):
-                    draw(k)
+                for index in range(len(frames)):
+                    draw(index)
                     writer.grab_frame()
                     figure.set_layout_engine("none")  # panels stay where the first frame has them
-                    progress((k + 1) / len(frames))
+                    progress((index + 1) / len(frames))
         except (OSError, RuntimeError) as error:
-            words = " ".join(str(error).split())[:120]
-            raise OperationError(f"{path}: the film cannot be written ({words})") from error
+            cause = " ".join(str(error).split())[:120]
+            raise OperationError(f"{path}: the film cannot be written ({cause})") from error
         with replacing(path) as file:
             file.write(read_regular(target))
 

@@ -33,7 +33,7 @@ _MATRICES = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix"}
 
 
 def draw_parts(results: Sequence[MatrixResult], title: str = "") -> Figure:
-    """Eigenvalues, traces and densities, as those of spectra are drawn."""
+    """Draw eigenvalues, traces and densities as in spectra."""
     return draw_spectra([Spectrum.of(r) for r in results], title)
 
 
@@ -43,7 +43,7 @@ for _kind in (Eigenpairs, Trace, Density):
 
 @draws(Spectrum)
 def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
-    """Spectral densities on a log axis with eigenvalues as ticks below it, one color for each result.
+    """Draw spectral densities on a log axis with eigenvalues as ticks below it, one color for each result.
 
     The axis ends a factor of 10 below the peak of one eigenvalue out of P. Results that have only traces
     are drawn as traces, with one standard error.
@@ -54,17 +54,18 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     if not any(r.values.size or r.nodes.size for r in results):
         return _draw_traces(results, title)
     figure, (ax,) = panels(1, 1, 6.4, 3.9, ["spectrum"])
-    dense = [r.density for r in results if r.density]
-    at, floor = density_scale(dense, 2000)
+    densities = [r.density for r in results if r.density]
+    points_x, floor = density_scale(densities, 2000)
+    row_height = 0.05 if densities else 0.9 / len(results)  # ticks of several results do not overlap
     for k, (r, label, color) in enumerate(style.labeled(results, "spectrum")):
         if r.density:
-            ax.plot(at, np.maximum(r.density.broadened(at), floor), color=color, label=label)
+            ax.plot(points_x, np.maximum(r.density.broadened(points_x), floor), color=color, label=label)
             label = "_"
-        row = 0.05 if dense else 0.9 / len(results)  # one above the other: none hides another
+        low, high = row_height * k, row_height * (k + 0.9)
         for value in r.values:
-            ax.axvline(value, row * k, row * (k + 0.9), color=color, lw=1.5, label=label, clip_on=False)
-            label = "_"
-    if dense:
+            ax.axvline(value, low, high, color=color, lw=1.5, label=label, clip_on=False)
+            label = "_"  # without an entry in the legend
+    if densities:
         ax.set(yscale="log", ylim=(floor, None), ylabel="spectral density (log)")
     else:
         ax.set_yticks([])
@@ -72,40 +73,35 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
         ax.margins(x=0.08)
     ax.set_xlabel("eigenvalue λ")
     first = results[0]
-    parts = [f"parameters {first.part}"] * bool(first.part)
-    if by := dict.fromkeys(r.precondition for r in results if r.precondition):
-        parts += [f"preconditioned by {', '.join(by)}", style.rows_of(results, "lr · λ_max")]
-    parts += ["ticks: computed eigenvalues"] * any(r.values.size for r in results)
-    text = "; ".join(filter(None, [_size(results), *parts]))
-    return finish(
-        figure,
-        title or f"Spectrum of the {_MATRICES.get(first.matrix, first.matrix)}",
-        f"{text}.",
-        [ax],
-        ncols=3,
-    )
+    notes = [_size(results), f"parameters {first.part}" if first.part else ""]
+    if optimizers := dict.fromkeys(r.precondition for r in results if r.precondition):
+        notes += [f"preconditioned by {', '.join(optimizers)}", style.rows_of(results, "lr · λ_max")]
+    if any(r.values.size for r in results):
+        notes.append("ticks: computed eigenvalues")
+    default_title = f"Spectrum of the {_MATRICES.get(first.matrix, first.matrix)}"
+    return finish(figure, title or default_title, f"{'; '.join(filter(None, notes))}.", [ax], ncols=3)
 
 
 def _size(results: Sequence[Spectrum]) -> str:
-    """The samples of the loss, or the size of an operator that was given."""
+    """Return the samples of the loss or, for an operator, its number of rows."""
     return style.samples_of(results) if results[0].samples else f"{results[0].parameters:,} rows"
 
 
-def density_scale(dense: Sequence[Density], count: int) -> tuple[Array, float]:
-    """``count`` eigenvalues at which densities are drawn, and the density at which their axis begins.
+def density_scale(densities: Sequence[Density], count: int) -> tuple[Array, float]:
+    """Return ``count`` eigenvalues at which densities are drawn, and the lowest density of their axis.
 
-    Below a tenth of the peak of one eigenvalue out of P there is nothing to see.
+    That is a tenth of the peak of one eigenvalue out of P.
     """
-    if not dense:
+    if not densities:
         return np.zeros(0), 0.0
-    low = min(float(d.nodes.min()) - 5 * d.width() for d in dense)
-    high = max(float(d.nodes.max()) + 5 * d.width() for d in dense)
-    floor = min(0.1 / (d.parameters * d.width() * np.sqrt(2 * np.pi)) for d in dense)
+    low = min(float(d.nodes.min()) - 5 * d.width() for d in densities)
+    high = max(float(d.nodes.max()) + 5 * d.width() for d in densities)
+    floor = min(0.1 / (d.parameters * d.width() * np.sqrt(2 * np.pi)) for d in densities)
     return np.linspace(low, high, count), floor
 
 
 def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
-    """Traces with their 95% intervals, one below the other."""
+    """Draw traces with their 95% intervals, one below the other."""
     if not any(np.isfinite(r.trace) for r in results):
         raise InputError("spectrum: no eigenvalue, no density and no trace, there is nothing to draw")
     figure, (ax,) = panels(1, 1, 6.4, 1.5 + 0.4 * len(results), ["trace"])
@@ -124,42 +120,43 @@ def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
 
 @draws(BatchSpectrum)
 def draw_batch_spectra(results: Sequence[BatchSpectrum], title: str = "") -> Figure:
-    """Histograms of λ_max over minibatches, one for each result; dashed lines are λ_max of all samples."""
+    """Draw a histogram of λ_max over minibatches for each result; dashed lines are λ_max of all samples."""
     figure, (ax,) = panels(1, 1, 6.4, 3.9, ["batch_spectrum"])
-    top = [r.values[:, 0] for r in results]
-    bins = np.histogram_bin_edges(np.concatenate(top), max(8, int(2 * np.sqrt(max(map(len, top))))))
-    for (r, label, color), values in zip(style.labeled(results, "spectrum"), top, strict=True):
-        share = np.full(len(values), 100 / len(values))
-        ax.hist(values, bins, weights=share, color=color, alpha=0.55, label=label)
+    lambda_max = [r.values[:, 0] for r in results]
+    bin_count = max(8, int(2 * np.sqrt(max(map(len, lambda_max)))))
+    bins = np.histogram_bin_edges(np.concatenate(lambda_max), bin_count)
+    for (r, label, color), values in zip(style.labeled(results, "spectrum"), lambda_max, strict=True):
+        percent = np.full(len(values), 100 / len(values))
+        ax.hist(values, bins, weights=percent, color=color, alpha=0.55, label=label)
         ax.axvline(r.whole[0], color=color, ls="--", lw=1.5)
     ax.set(xlabel=f"λ_max of a minibatch{style.unit(results[0], 'values')}")
     ax.set_ylabel("share of the minibatches (%)")
     decay = style.rows_of(results, "weight decay")
-    text = (
-        f"{style.joined(f'{len(r.values):,} minibatches of {r.batch:,}' for r in results)} from "
-        f"{style.samples_of(results)}; dashed: λ_max of all samples{f'; {decay}' if decay else ''}."
-    )
-    return finish(figure, title or style.headline(results), text, [ax] * (len(results) > 1))
+    minibatches = style.joined(f"{len(r.values):,} minibatches of {r.batch:,}" for r in results)
+    text = f"{minibatches} from {style.samples_of(results)}; dashed: λ_max of all samples"
+    text += f"; {decay}." if decay else "."
+    return finish(figure, title or style.headline(results), text, [ax] if len(results) > 1 else [])
 
 
 @draws(CurvatureTable)
 def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") -> Figure:
-    """Bars of both ends of the spectrum of each block, and beside them its share of the trace.
+    """Draw bars of both ends of the spectrum of each block, and beside them its share of the trace.
 
-    Dotted lines are the ends of the whole. Error bars are residuals, and one standard error of the shares.
+    Dotted lines are λ_max and λ_min of all parameters. Error bars are residuals, and one standard error of
+    the shares.
     """
     names = list(dict.fromkeys(name for r in results for name in r.groups[1:]))
-    thick = 0.8 / len(results)
+    thickness = 0.8 / len(results)
     height = 1.6 + (0.16 + 0.12 * len(results)) * len(names)
     figure, (ends, shares) = panels(1, 2, 4.6, max(2.6, height), ["ends", "shares"], sharey=True)
     for k, (r, label, color) in enumerate(style.labeled(results, "")):
-        at = np.array([names.index(name) for name in r.groups[1:]]) + thick * (k + 0.5) - 0.4
-        bars: dict[str, Any] = {"height": 0.9 * thick, "color": color, "ecolor": "k", "capsize": 2}
-        ends.barh(at, r.lambda_max[1:], xerr=r.residual_max[1:], **bars)
-        ends.barh(at, r.lambda_min[1:], xerr=r.residual_min[1:], **bars, alpha=0.6)
-        shares.barh(at, 100 * r.share[1:], xerr=100 * r.share_error[1:], **bars, label=label)
-        for end in (r.lambda_max[0], r.lambda_min[0]):
-            ends.axvline(end, color=color, ls=":", lw=1.3)
+        y = np.array([names.index(name) for name in r.groups[1:]]) + thickness * (k + 0.5) - 0.4
+        bars: dict[str, Any] = {"height": 0.9 * thickness, "color": color, "ecolor": "k", "capsize": 2}
+        ends.barh(y, r.lambda_max[1:], xerr=r.residual_max[1:], **bars)
+        ends.barh(y, r.lambda_min[1:], xerr=r.residual_min[1:], **bars, alpha=0.6)
+        shares.barh(y, 100 * r.share[1:], xerr=100 * r.share_error[1:], **bars, label=label)
+        for eigenvalue in (r.lambda_max[0], r.lambda_min[0]):
+            ends.axvline(eigenvalue, color=color, ls=":", lw=1.3)
     ends.set_yticks(range(len(names)), names)
     ends.invert_yaxis()
     for ax in (ends, shares):
@@ -167,7 +164,7 @@ def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") ->
         ax.grid(False, axis="y")
     largest = np.concatenate([r.lambda_max for r in results])
     if logarithmic(largest[largest > 0]):
-        # Below a thousandth of the largest an end counts as zero, as in a search.
+        # Linear below a thousandth of the largest, which counts as zero in a search, too.
         ends.set_xscale("symlog", linthresh=1e-3 * np.nanmax(largest))
     ends.set_xlabel(f"λ_min and λ_max of the block{style.unit(results[0], 'lambda_max')}")
     shares.set_xlabel("share of the trace (%)")
@@ -175,30 +172,31 @@ def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") ->
         f"{style.samples_of(results)}; dotted: λ_max and λ_min of the whole; bars: residuals, and one "
         "standard error of the shares."
     )
-    usual = f"Where the curvature is: blocks of the {_MATRICES[results[0].matrix]}"
-    return finish(figure, title or usual, text, [shares] * (len(results) > 1))
+    default_title = f"Where the curvature is: blocks of the {_MATRICES[results[0].matrix]}"
+    return finish(figure, title or default_title, text, [shares] if len(results) > 1 else [])
 
 
 @draws(LossChange)
 def draw_loss_changes(results: Sequence[LossChange], title: str = "") -> Figure:
-    """Bars of what each group of parameters did to the loss: gradient, curvature within, and between.
+    """Draw the share of each group of parameters in the change of the loss: gradient and curvature.
 
     They are stacked. One panel for each step; the dashed line is the change of the loss.
     """
     height = 1.8 + 0.3 * max(len(r.groups) for r in results)
     figure, axes = wrapped_panels(len(results), 5.6, height, names="change")
     within, between = "curvature within the group", "curvature between groups"
-    parts = {"gradient": style.SKY, within: style.PINK, between: style.YELLOW}
+    colors = {"gradient": style.SKY, within: style.PINK, between: style.YELLOW}
     for ax, r, name in zip(axes, results, style.names_of(results, ""), strict=True):
         terms = r.gradient, r.within, r.curvature - r.within
-        signs, at = np.zeros((2, len(r.groups))), np.arange(len(r.groups))
-        for (label, color), values in zip(parts.items(), terms, strict=True):
+        y = np.arange(len(r.groups))
+        ends = np.zeros((2, len(r.groups)))  # of the bars so far, of positive and of negative terms
+        for (label, color), values in zip(colors.items(), terms, strict=True):
             side = (values < 0).astype(int)
-            ax.barh(at, values, left=signs[side, at], color=color, label=label, height=0.7)
-            signs[side, at] += values
+            ax.barh(y, values, left=ends[side, y], color=color, label=label, height=0.7)
+            ends[side, y] += values
         ax.axvline(0, color="k", lw=0.8)
         ax.axvline(r.loss_change, color=style.DARK, ls="--", lw=1.3, label="change of the loss")
-        ax.set_yticks(at, r.groups)
+        ax.set_yticks(y, r.groups)
         ax.invert_yaxis()
         ax.grid(False, axis="y")
         ax.set(title=name, xlabel=f"change of the loss{style.unit(results[0], 'gradient')}")
@@ -209,7 +207,7 @@ def draw_loss_changes(results: Sequence[LossChange], title: str = "") -> Figure:
 
 @draws(BatchSharpness)
 def draw_batch_sharpness(results: Sequence[BatchSharpness], title: str = "") -> Figure:
-    """Batch sharpness against the batch, one panel for each checkpoint, times η where that is known.
+    """Draw batch sharpness against the batch, one panel for each checkpoint, times η if that is known.
 
     Filled points are w_a, open ones the mean over the learners at their own weights and minibatches; the
     dashed line is λ_max, the solid one the limit of the update rule. Error bars are one standard error.
@@ -217,37 +215,37 @@ def draw_batch_sharpness(results: Sequence[BatchSharpness], title: str = "") -> 
     groups: dict[str, list[BatchSharpness]] = {r.label: [] for r in results}
     for r in sorted(results, key=lambda r: r.batch):
         groups[r.label].append(r)
-    scaled = all(np.isfinite(r.lr) for r in results)
+    times_lr = all(np.isfinite(r.lr) for r in results)
     figure, axes = wrapped_panels(len(groups), 4.8, 3.4, names="batch_sharpness", sharex=True, sharey=True)
     for ax, (label, group) in zip(axes, groups.items(), strict=True):
-        _draw_group(ax, group, scaled)
-        ylabel = "η · curvature" if scaled else f"curvature{style.unit(results[0], 'curvature')}"
+        _draw_group(ax, group, times_lr)
+        ylabel = "η · curvature" if times_lr else f"curvature{style.unit(results[0], 'curvature')}"
         ax.set(title=style.paper_name(label) or "weights", xlabel="samples in a minibatch", ylabel=ylabel)
     text = (
         f"Mean of gᵀHg/‖g‖² over {style.joined(f'{len(r.curvature):,}' for r in results)} minibatches; bars: "
         f"one standard error; {style.samples_of(results)}."
     )
-    usual = style.headline([group[-1] for group in groups.values()])
-    return finish(figure, title or usual, text, axes, ncols=min(2, len(axes)))
+    default_title = style.headline([group[-1] for group in groups.values()])
+    return finish(figure, title or default_title, text, axes, ncols=min(2, len(axes)))
 
 
-def _draw_group(ax: Axes, group: Sequence[BatchSharpness], scaled: bool) -> None:
-    """Points and lines of one checkpoint."""
+def _draw_group(ax: Axes, group: Sequence[BatchSharpness], times_lr: bool) -> None:
+    """Draw points and lines of one checkpoint; curvatures are multiplied by η with ``times_lr``."""
     color, last = style.color_of(group[0].label), group[-1]
-    factor = [r.lr if scaled else 1.0 for r in group]
+    factor = [r.lr if times_lr else 1.0 for r in group]
     mean_rows = [(r.batch, r.value, r.standard_error) for r in group]
     learner_rows = [(r.local_batch, r.learner_value, r.learner_standard_error) for r in group]
     for rows, name, face in (
         (mean_rows, "at w_a", color),
         (learner_rows, "at the learners' weights, mean", "white"),
     ):
-        x, y, bars = np.transpose(rows)
-        if x.all():
-            points(ax, x, y * factor, bars * factor, color, name, ls="-", ms=6, mfc=face)
+        batch, value, error = np.transpose(rows)
+        if batch.all():
+            points(ax, batch, value * factor, error * factor, color, name, ls="-", ms=6, mfc=face)
     if np.isfinite(last.lambda_max):
-        name = "η λ_max at w_a, all samples" if scaled else "λ_max at w_a, all samples"
+        name = "η λ_max at w_a, all samples" if times_lr else "λ_max at w_a, all samples"
         ax.axhline(factor[-1] * last.lambda_max, color=color, ls="--", lw=1.3, label=name)
-    if scaled and np.isfinite(last.limit):
+    if times_lr and np.isfinite(last.limit):
         ax.axhline(last.limit, color=style.DARK, lw=1.3, label="limit of the update rule")
     sizes = sorted({r.batch for r in group} | {r.local_batch for r in group if r.local_batch})
     ax.set(xscale="log", xlim=(sizes[0] / 1.6, sizes[-1] * 1.6), ylim=(min(0.0, ax.get_ylim()[0]), None))
@@ -256,7 +254,7 @@ def _draw_group(ax: Axes, group: Sequence[BatchSharpness], scaled: bool) -> None
 
 @draws(Disagreement)
 def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figure:
-    """Cumulative shares over the eigenvectors; beside them ½ tr(HC) against the loss that the spread costs.
+    """Draw cumulative shares over the eigenvectors; beside them ½ tr(HC) and the loss that the spread costs.
 
     Error bars are one standard error over the learners.
     """
@@ -289,7 +287,7 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
 
 @draws(Sharpness)
 def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
-    """The sharpness of each checkpoint against ρ where there are several, else one beside the other.
+    """Draw the sharpness of each checkpoint against ρ if there are several, else side by side.
 
     Error bars are one standard error over the draws.
     """
@@ -298,10 +296,10 @@ def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
     several_radii = len({r.rho for r in results}) > 1
     figure, (ax,) = panels(1, 1, max(5.0, 1.5 * len(labels)), 3.8, ["sharpness"])
     for k, (label, name, color) in enumerate(zip(labels, names, style.colors_of(labels), strict=True)):
-        of_label = sorted((r for r in results if r.label == label), key=lambda r: r.rho)
-        at = [r.rho for r in of_label] if several_radii else [k] * len(of_label)
-        values, errors = [r.value for r in of_label], [r.standard_error for r in of_label]
-        points(ax, at, values, errors, color, name, capsize=4, ls="-" if several_radii else "none")
+        group = sorted((r for r in results if r.label == label), key=lambda r: r.rho)
+        x = [r.rho for r in group] if several_radii else [k] * len(group)
+        values, errors = [r.value for r in group], [r.standard_error for r in group]
+        points(ax, x, values, errors, color, name, capsize=4, ls="-" if several_radii else "none")
     lowest = min(r.value for r in results)
     if several_radii:
         style.log_axis(ax.xaxis)
@@ -313,17 +311,20 @@ def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
         ax.set_ylim(min(0.0, lowest), None)
         ax.margins(x=0.3)
     ax.set_ylabel(f"rise of the {style.loss_of(results)}{style.unit(results[0], 'values')}")
-    usual = style.headline([r for r in results if r.rho == max(r.rho for r in results)])
-    return finish(figure, title or usual, _caption(results), [ax] * several_radii, ncols=2)
+    largest_rho = max(r.rho for r in results)
+    default_title = style.headline([r for r in results if r.rho == largest_rho])
+    legend = [ax] if several_radii else []
+    return finish(figure, title or default_title, _caption(results), legend, ncols=2)
 
 
 def _caption(results: Sequence[Sharpness]) -> str:
+    """Return the caption: how the sharpness was computed, from which samples and how many draws."""
     r = results[0]
-    of = f"minibatches of {r.m} from " if r.m else ""
-    draws = style.rows_of(results, "draws")  # "" where nothing was drawn
+    minibatches = f"minibatches of {r.m} from " if r.m else ""
+    draws = style.rows_of(results, "draws")  # "" if nothing was drawn
     draws_note = f"; {draws}, bars: one standard error" if draws else ""
-    how = "A lower bound" if r.kind == "worst" else "Mean over pairs ±δ"
-    return f"{how}; {of}{style.samples_of(results)}{draws_note}."
+    method = "A lower bound" if r.kind == "worst" else "Mean over pairs ±δ"
+    return f"{method}; {minibatches}{style.samples_of(results)}{draws_note}."
 
 
 # The loss itself, and smoothed by the measured and by an isotropic spread.
@@ -336,12 +337,12 @@ _MARKERS: list[dict[str, Any]] = [
 
 @draws(Smoothing)
 def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
-    """Four panels: learning rates, sharpness and loss at the checkpoints, and the directions of the spread.
+    """Draw learning rates, sharpness and loss at the checkpoints, and the directions of the spread.
 
-    The first three show the loss itself and the loss smoothed by the spread, with one standard error.
-    Learning rates are 2/λ_max, against the rates α and α_e of the run. Dashes beside the sharpness are the
-    steepest change of the gradient along the steps. The fourth panel shows the share of the spread along the
-    eigenvectors of the Hessian.
+    Each has a panel. The first three show the loss itself and the loss smoothed by the spread, with one
+    standard error. Learning rates are 2/λ_max, beside the rates α and α_e of the run. Dashes beside the
+    sharpness are the largest change of the gradient along the steps, relative to the distance. The fourth
+    panel shows the share of the spread along the eigenvectors of the Hessian.
     """
     figure, axes = panels(2, 2, max(4.6, 1.3 * len(results)), 3.4, ["rates", "sharpness", "loss", "spread"])
     rate, sharpness, loss, spread = axes
@@ -371,21 +372,21 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
 
 def _draw_smoothed(rate: Axes, sharpness: Axes, loss: Axes, results: Sequence[Smoothing], k: int) -> None:
     """Draw the rates, sharpness and loss of the loss itself (k = 0) or of a smoothed loss (1, 2)."""
-    at, markers = np.arange(len(results)) + 0.12 * (k - 1), _MARKERS[k]
+    x, markers = np.arange(len(results)) + 0.12 * (k - 1), _MARKERS[k]
     if k == 0:
         rows = [(r.lambda_max, 0.0, r.loss, 0.0) for r in results]
     else:
-        smoothed = ("lambda_smooth", "lambda_smooth_se", "loss_smooth", "loss_smooth_se")
-        rows = [tuple(getattr(r, name)[k - 1] for name in smoothed) for r in results]
-    value, error, mean, mean_error = np.transpose(rows)
-    sharpness.errorbar(at, value, error, **markers)
-    loss.errorbar(at, mean, mean_error, **markers)
+        fields = ("lambda_smooth", "lambda_smooth_se", "loss_smooth", "loss_smooth_se")
+        rows = [tuple(getattr(r, name)[k - 1] for name in fields) for r in results]
+    lambda_max, lambda_error, mean_loss, loss_error = np.transpose(rows)
+    sharpness.errorbar(x, lambda_max, lambda_error, **markers)
+    loss.errorbar(x, mean_loss, loss_error, **markers)
     rates = np.array([r.rates[k] for r in results])
-    finite = np.where(np.isfinite(rates), rates, np.nan)
-    rate.errorbar(at, finite, finite * error / np.abs(value), label=_NAMES[k], **markers)
-    slopes = [(r.lipschitz, *r.lipschitz_smooth)[k] for r in results]
-    steepest = [s.max() if s.size else np.nan for s in slopes]
-    sharpness.plot(at, steepest, marker="_", ls="none", ms=14, mew=2.5, color=markers["color"], alpha=0.6)
+    rates = np.where(np.isfinite(rates), rates, np.nan)
+    rate.errorbar(x, rates, rates * lambda_error / np.abs(lambda_max), label=_NAMES[k], **markers)
+    constants = [(r.lipschitz, *r.lipschitz_smooth)[k] for r in results]
+    largest = [values.max() if values.size else np.nan for values in constants]
+    sharpness.plot(x, largest, marker="_", ls="none", ms=14, mew=2.5, color=markers["color"], alpha=0.6)
 
 
 def _draw_spread(ax: Axes, results: Sequence[Smoothing]) -> None:
@@ -402,7 +403,7 @@ def _draw_spread(ax: Axes, results: Sequence[Smoothing]) -> None:
 
 @draws(LearningCoefficient)
 def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str = "") -> Figure:
-    """The chains' nβ (L(w) − L(w*)) without heating against the step, one panel for each result.
+    """Draw the chains' nβ (L(w) − L(w*)) without heating against the step, one panel for each result.
 
     The line is λ̂ with a band of one standard error; the gray part is the burn-in.
     """
@@ -415,7 +416,7 @@ def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str
 
 
 def _draw_chains(ax: Axes, result: LearningCoefficient) -> None:
-    """Traces, burn-in and estimate of one result."""
+    """Draw chains, burn-in and estimate of one result."""
     traces = result.rise - result.heating
     steps = (np.arange(traces.shape[1]) + 0.5) * result.steps_a_draw
     tones = style.shades(style.color_of(result.label), len(traces))
@@ -426,9 +427,9 @@ def _draw_chains(ax: Axes, result: LearningCoefficient) -> None:
     low, high = result.value - result.standard_error, result.value + result.standard_error
     ax.fill_between(steps_range, low, high, color="k", alpha=0.25, lw=0)
     ax.plot(steps_range, [result.value] * 2, color="k", lw=1.5, label="estimate ± standard error")
-    # A chain that begins far from where it settles must not hide the rest.
-    after = traces[:, result.burn_in :]
-    low, high = float(after.min()), float(after.max())
+    # The axis leaves out the burn-in, whose large values would hide the rest.
+    after_burn_in = traces[:, result.burn_in :]
+    low, high = float(after_burn_in.min()), float(after_burn_in.max())
     ax.set(ylim=(min(0.0, low), 1.15 * high), xlim=(0, result.steps))
     ax.set(xlabel="step of the chain", ylabel="nβ (L(w) − L(w*))")
     ax.set_title(style.paper_name(result.label) or "weights")

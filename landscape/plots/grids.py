@@ -27,7 +27,7 @@ TITLE = 30
 
 
 def starred(r: HessianGrid) -> Array:
-    """(ny, nx), the ratios in words, with a star where they cannot be trusted."""
+    """Return the ratios (ny, nx) as text, with a star where they cannot be trusted."""
     pairs = zip(r.ratio.flat, r.usable.flat, strict=True)
     return np.reshape([f"{v:.2g}{'' if good else '*'}" for v, good in pairs], r.ratio.shape)
 
@@ -36,7 +36,7 @@ def starred(r: HessianGrid) -> Array:
 def draw_hessian_grids(
     results: Sequence[HessianGrid], title: str = "", *, vmax: float | None = None, cmap: str | None = None
 ) -> Figure:
-    """Heatmaps of |λ_min|/|λ_max|, one panel for each grid, with one color scale.
+    """Draw heatmaps of |λ_min|/|λ_max|, one panel for each grid, with one color scale.
 
     A star marks points where the eigenvalues have not converged; the medians leave these out.
 
@@ -80,7 +80,7 @@ def draw_hessian_grids(
 
 @draws(Line)
 def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
-    """Loss and, below it, accuracy and metrics along lines of one kind; barriers in the legend.
+    """Draw loss and, below it, accuracy and metrics along lines of one kind; barriers in the legend.
 
     Raises:
         InputError: lines between two sets of weights together with lines along a direction.
@@ -116,14 +116,14 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
 
 
 def _quantities(results: Sequence[Line] | Sequence[Connection]) -> list[str]:
-    """Loss, accuracy where there is one, and the metrics that all have: a panel each."""
+    """Return Loss, accuracy where there is one, and the metrics that all have: a panel each."""
     names = ["loss", *["accuracy"] * any(np.isfinite(r.accuracy).any() for r in results)]
     return names + [name for name in results[0].metric_names if all(name in r.metric_names for r in results)]
 
 
 @draws(Connection)
 def draw_connections(results: Sequence[Connection], title: str = "") -> Figure:
-    """Loss and, below it, accuracy and metrics on the three paths; a column for each result."""
+    """Draw loss and, below it, accuracy and metrics on the three paths; a column for each result."""
     names = _quantities(results)
     whole = [f"{name} {k}" if len(results) > 1 else name for name in names for k in range(len(results))]
     figure, axes = panels(
@@ -153,7 +153,7 @@ _NAMES = {"center": "center", "lowest": "lowest point"}
 
 @draws(Basins)
 def draw_basins(results: Sequence[Basins], title: str = "") -> Figure:
-    """Contours in distances, the borders of basins, and below the widths of the region around one point."""
+    """Draw contours on axes of distances, the borders of basins, and below the widths of a region."""
     chosen = scale([r.loss for r in results])
     width = 5.0 if len(results) == 1 else 3.9
     figure, axes, below = stacked_panels(len(results), width, {"basins": 4.4, "widths": 1.9})
@@ -172,7 +172,7 @@ def draw_basins(results: Sequence[Basins], title: str = "") -> Figure:
 
 
 def _draw_panel(ax: Axes, r: Basins, chosen: LevelScale) -> None:
-    """The contour on axes of distances along the two directions, which need not be orthogonal."""
+    """Draw the contour on axes of distances along the two directions, which need not be orthogonal."""
     lengths = np.sqrt(np.diag(r.gram))
     x, y = r.x * lengths[0], r.y * lengths[1]
     loss = np.ma.masked_invalid(r.loss)
@@ -196,7 +196,7 @@ def _draw_panel(ax: Axes, r: Basins, chosen: LevelScale) -> None:
 
 
 def _draw_widths(ax: Axes, r: Basins, color: str) -> None:
-    """Both axes of the region against the rise; dashed where the edge of the grid cuts it."""
+    """Draw both axes of the region against the rise; dashed where the edge of the grid cuts it."""
     for width, name, lw in zip(r.width.T, ("longer axis", "shorter axis"), (2.0, 1.1), strict=True):
         ax.plot(r.rise, np.where(r.cut, np.nan, width), color=color, lw=lw, label=f"{name} of the region")
         ax.plot(r.rise, np.where(r.cut, width, np.nan), color=color, lw=lw, ls=":")
@@ -205,7 +205,7 @@ def _draw_widths(ax: Axes, r: Basins, color: str) -> None:
 
 
 def _basins_finding(results: Sequence[Basins]) -> str:
-    """One line with the number of basins and the width of the widest region that is not cut."""
+    """Return one line with the number of basins and the width of the widest region that is not cut."""
     around = _NAMES[results[0].around]
     if len(results) > 1:
         listed = f"Basins: {', '.join(str(len(r.minimum)) for r in results)}"

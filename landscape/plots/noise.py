@@ -23,7 +23,7 @@ ESTIMATES = {
 
 @draws(Noise)
 def draw_noise(results: Sequence[Noise], title: str = "") -> Figure:
-    """The four estimates of Δ(2) as bars on a log scale, one panel for each checkpoint.
+    """Draw the four estimates of Δ(2) as bars on a log scale, one panel for each checkpoint.
 
     Error bars are one standard error.
     """
@@ -47,7 +47,7 @@ def draw_noise(results: Sequence[Noise], title: str = "") -> Figure:
 
 @draws(NoiseScale)
 def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
-    """The noise scale of each checkpoint on a log axis, a row each, with one standard error.
+    """Draw the noise scale of each checkpoint on a log axis, a row each, with one standard error.
 
     Filled points are w_a, open ones are the learners' mean gradient; the bar is the batch.
     """
@@ -78,7 +78,7 @@ def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
 
 @draws(NoiseAlignment)
 def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> Figure:
-    """C_ii against λ_i on logarithmic axes with its power law; beside it tr(HS)/tr S next to λ_max.
+    """Draw C_ii against λ_i on logarithmic axes with its power law; beside it tr(HS)/tr S next to λ_max.
 
     Error bars are one standard error over the draws.
     """
@@ -111,7 +111,7 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
 
 
 def _draw_power(ax: Axes, r: NoiseAlignment, color: str, name: str) -> None:
-    """The points of one result, and the line through them."""
+    """Draw the points of one result, and the line through them."""
     used = (r.values > 0) & (r.covariance > 0)
     x, y = r.values[used], r.covariance[used]
     below = np.minimum(r.covariance_error[used], 0.9 * y)  # the bar of a logarithm must not reach 0
@@ -123,7 +123,7 @@ def _draw_power(ax: Axes, r: NoiseAlignment, color: str, name: str) -> None:
 
 @draws(CriticalBatch)
 def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Figure:
-    """The rise of the loss against the batch, a line for each checkpoint; bars: one standard error.
+    """Draw the rise of the loss against the batch, a line for each checkpoint; bars: one standard error.
 
     Branches that diverged are not drawn.
     """

@@ -112,12 +112,12 @@ class Picture(Figure):
         return title
 
     def extent(self, artist: Any) -> Any:
-        """The box of pixels around ``artist``."""
+        """Return the box of pixels around ``artist``."""
         renderer: Any = RendererAgg(self.bbox.width, self.bbox.height, self.dpi)  # type: ignore[no-untyped-call]
         return artist.get_window_extent(renderer)
 
     def get_caption(self) -> str:
-        """The text below the figure; "" for none."""
+        """Return the text below the figure; "" for none."""
         return self._caption_text
 
     def show(self, warn: bool = True) -> None:
@@ -173,7 +173,7 @@ class OwnAxes:
         self.bars: list[Any] = []
 
     def take(self, picture: Picture, beside: Sequence[str]) -> list[Any]:
-        """The axes of the picture ``made``, by name those of the user in place of its own."""
+        """Return the axes of the picture ``made``, by name those of the user in place of its own."""
         axes: dict[str, Any] = dict(self.requested)
         self.picture, named = picture, picture.axes_by_name
         if self.where == "ax":
@@ -194,7 +194,7 @@ class OwnAxes:
         return [axes.get(name, ax) for name, ax in named.items()]
 
     def get_figure(self) -> Figure:
-        """The figure that the axes lie in."""
+        """Return the figure of the axes."""
         return cast(Figure, next(iter(self.axes.values())).get_figure())
 
     def suptitle(self, text: str) -> None:
@@ -219,7 +219,7 @@ class OwnAxes:
         return bar
 
     def parts(self, visuals: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """The parts by name, after the title has been set above that of the first axes."""
+        """Return the parts by name, after the title has been set above that of the first axes."""
         titles = [ax.title for ax in self.axes.values()]
         texts = {"title": self.title, "panel_titles": titles[0].get_text()}
         titles[0].set_text("\n".join(t for name, t in texts.items() if t and visuals.get(name, True)))
@@ -266,7 +266,7 @@ def change(figure: Figure | OwnAxes, visuals: Mapping[str, Any]) -> None:
 
 
 def _parts(figure: Figure) -> dict[str, list[Any]]:
-    """The parts of a figure by name, but for the caption."""
+    """Return the parts of a figure by name, except for the caption."""
     title = getattr(figure, "_suptitle", None)
     return {
         "title": [title] if title else [],
@@ -277,7 +277,7 @@ def _parts(figure: Figure) -> dict[str, list[Any]]:
 
 
 def _caption_lines(text: str, width: int) -> list[str]:
-    """The lines of a caption: as many of its sentences as have room, but at least a part of the first one."""
+    """Return the lines of a caption: all sentences that have room, and at least the start of the first."""
     sentences = re.split(r"(?<=\.) (?=[A-Z])", text)
     while len(sentences) > 1 and len(textwrap.wrap(" ".join(sentences), width)) > CAPTION_LINES:
         sentences.pop()
@@ -302,7 +302,7 @@ def panels(
     beside: Names = (),
     **options: Any,
 ) -> tuple[Figure, list[Any]]:
-    """A figure of ``rows`` × ``columns`` axes; in their places, those that the user gave.
+    """Return a figure of ``rows`` × ``columns`` axes; in their places, those that the user gave.
 
     Args:
         width, height: size of one panel in inches.
@@ -339,13 +339,13 @@ def panels(
 
 
 def fitting_columns(columns: int, width: float) -> int:
-    """The number of panels side by side, at most ``columns``, of half of their usual ``width`` or more."""
+    """Return the number of panels in a row, at most ``columns``, with half of ``width`` or more."""
     most = _TARGET.get()
     return max(1, min(columns, int(most / width / SMALLEST))) if isinstance(most, float) else columns
 
 
 def numbered(name: str, count: int) -> list[str]:
-    """The names of ``count`` panels of one kind."""
+    """Return the names of ``count`` panels of one kind."""
     return [name] if count == 1 else [f"{name} {k}" for k in range(count)]
 
 
@@ -355,7 +355,7 @@ def in_paper() -> bool:
 
 
 def leading(axes: Sequence[Any], place: str = "first_col") -> Sequence[Any]:
-    """Those of ``axes`` in the first column or last row, which alone have labels; all that the user gave."""
+    """Return the axes that have labels: those in the first column or last row; all axes of the user."""
     own = isinstance(_TARGET.get(), OwnAxes)
     return [ax for ax in axes if own or getattr(ax.get_subplotspec(), f"is_{place}")()]
 
@@ -376,7 +376,7 @@ def wrapped_panels(
 def stacked_panels(
     count: int, width: float, kinds: Mapping[str, float], columns: int = 3, **options: Any
 ) -> tuple[Figure, list[Any], list[Any]]:
-    """``count`` panels as :func:`wrapped_panels` places them, each with another one below it.
+    """Return ``count`` panels as :func:`wrapped_panels` places them, each with another one below it.
 
     Args:
         kinds: name -> height in inches: of the panels and, if there are any, of those below, which a user's
@@ -394,7 +394,7 @@ def stacked_panels(
 def _placed(
     named: Sequence[Sequence[str]], width: float, heights: Sequence[float], columns: int, **options: Any
 ) -> tuple[Figure, list[list[Any]]]:
-    """A figure, and the axes of each kind of panel, by their names."""
+    """Return a figure, and the axes of each kind of panel, by their names."""
     count, kinds = len(named[0]), len(named)
     across = fitting_columns(2 if (count, columns) == (4, 3) else min(columns, count), width)
     rows = -(-count // across)
@@ -480,7 +480,7 @@ def shared_legend(figure: Any, axes: Sequence[Axes], **options: Any) -> None:
 def points(
     ax: Axes, x: Any, y: Any, error: Any, color: Any, label: str | None = None, **options: Any
 ) -> None:
-    """Points with error bars.
+    """Draw points with error bars.
 
     Args:
         error: half the lengths of the bars along y; None with ``xerr``.
@@ -498,7 +498,7 @@ def categories(ax: Axes, names: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def drawn_into(user_axes: OwnAxes | None, width: float | None = None) -> Iterator[None]:
-    """A context in which pictures are drawn into the user's axes; None: into figures of their own.
+    """Draw pictures inside into the user's axes; None: into figures of their own.
 
     Args:
         width: of these figures in inches, for a paper; None: their usual one.

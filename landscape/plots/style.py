@@ -39,7 +39,7 @@ _SETTINGS = [str(Path(__file__).with_name(name)) for name in ("style.mplstyle", 
 
 
 def style(paper: bool = False) -> AbstractContextManager[None]:
-    """A context in which matplotlib draws with the settings of ``style.mplstyle`` and the palette.
+    """Return a context in which matplotlib draws with the settings of ``style.mplstyle`` and the palette.
 
     Args:
         paper: whether also with those of ``paper.mplstyle``.
@@ -48,7 +48,7 @@ def style(paper: bool = False) -> AbstractContextManager[None]:
 
 
 def color_of(algorithm: str) -> str:
-    """The color of ``algorithm`` in all pictures, which its rule declares; else gray.
+    """Return the color of an algorithm in all pictures, which its rule declares; gray for other names.
 
     Args:
         algorithm: a name as recipes have it, such as "ssgd*", or a label with one, such as "VGG-19, SSGD".
@@ -58,33 +58,33 @@ def color_of(algorithm: str) -> str:
 
 
 def algorithm_in(label: str) -> str:
-    """The algorithm that one of the parts of ``label`` begins with, as recipes call it; "" for none."""
+    """Return the algorithm, as recipes call it, with which an item of ``label`` begins; "" for none."""
     words = [_first_word(part) for part in re.split(r",\s*", label)]
     return next((word for word in words if word in registry.algorithms), "")
 
 
 def paper_name(label: str) -> str:
-    """``label`` with the algorithm at its beginning, if there is one, named as in the papers."""
+    """Return ``label``, in which the algorithm at its beginning, if any, has the name of the papers."""
     first = _first_word(label)
     named = registry.algorithms[first].label if first in registry.algorithms else ""
     return (named or label[: len(first)]) + label[len(first) :]
 
 
 def short_names(labels: Sequence[str]) -> list[str]:
-    """The beginning of each label up to its first comma, where these differ; else the whole labels."""
+    """Return each label up to its first comma, if these differ; else the full labels."""
     short = [paper_name(label.split(",")[0]) for label in labels]
     names = short if len(set(short)) == len(short) else [paper_name(label) for label in labels]
     return [name or f"result {k}" for k, name in enumerate(names)]
 
 
 def names_of(results: Sequence[Any], usual: str) -> list[str]:
-    """The label of each result as :func:`paper_name` has it, or ``usual`` and, of several, its place."""
+    """Return the label of each result by :func:`paper_name`, or ``usual``, with a number if several."""
     alone = usual if len(results) == 1 else ""
     return [paper_name(r.label) or alone or f"{usual} {k}".strip() for k, r in enumerate(results)]
 
 
 def labeled(results: Sequence[Any], usual: str) -> Iterator[tuple[Any, str, str]]:
-    """Each of ``results`` with its name (:func:`names_of`) and its color (:func:`colors_of`)."""
+    """Yield each of ``results`` with its name (:func:`names_of`) and its color (:func:`colors_of`)."""
     return zip(results, names_of(results, usual), colors_of([r.label for r in results]), strict=True)
 
 
@@ -93,14 +93,14 @@ def _first_word(label: str) -> str:
 
 
 def in_order(count: int) -> list[str]:
-    """``count`` colors from dark to light, of things that have an order, such as layers."""
+    """Return ``count`` colors from dark to light, of things that have an order, such as layers."""
     import seaborn  # only here: it takes longer to import than everything else
 
     return [to_hex(color) for color in seaborn.color_palette(SEQUENTIAL, count)[::-1]]
 
 
 def shades(color: str, count: int) -> list[str]:
-    """``count`` shades of ``color``, the darkest first: settings of one algorithm."""
+    """Return ``count`` shades of ``color``, the darkest first: settings of one algorithm."""
     if count == 1:
         return [color]
     rgb = np.array(to_rgb(color))
@@ -110,15 +110,21 @@ def shades(color: str, count: int) -> list[str]:
 
 
 def colors_of(labels: Sequence[str]) -> list[str]:
-    """A color for each of ``labels``: shades of its algorithm's color, else those of ``CYCLE`` in turn."""
+    """Return a color for each label: a shade of its algorithm's color, else the next one of ``CYCLE``."""
     algorithms = [algorithm_in(label) for label in labels]
     tones = {name: iter(shades(color_of(name), algorithms.count(name))) for name in algorithms}
     cycle = itertools.cycle(CYCLE)
     return [next(tones[name] if color_of(name) != OTHER else cycle) for name in algorithms]
 
 
-def log_axis(axis: Any) -> None:
-    """Make an axis logarithmic, with :func:`decimal_labels`."""
+def log_axis(axis: Any, factor: float = 0) -> None:
+    """Make an axis logarithmic, with :func:`decimal_labels`, if its data have a ratio above ``factor``.
+
+    Within 2, few ticks of a logarithmic axis have a number.
+    """
+    lowest, highest = getattr(axis.axes.dataLim, f"interval{axis.axis_name}")
+    if factor and not highest > factor * lowest:
+        return
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     decimal_labels(axis)
 
@@ -171,17 +177,17 @@ class _Decimal(ticker.LogFormatter):
 
 
 def unit(of: Any, field: str) -> str:
-    """The unit that a result, or all of a class, have for ``field``, for a label: " (nat)"; "" for none."""
+    """Return the unit of ``field`` in a result, or in a class, for a label: " (nat)"; "" for none."""
     return in_brackets(unit_of(of, of.units[field]))
 
 
 def in_brackets(unit: str) -> str:
-    """A unit for a label, " (nat²)"; "" for pure numbers."""
+    """Return a unit for a label, " (nat²)"; "" for pure numbers."""
     return "" if unit in ("", "1") else f" ({unit.replace('^2', '²').replace('nat2', 'nat²')})"
 
 
 def splits(results: Sequence[Any]) -> str:
-    """The splits of the data that ``results`` were computed on.
+    """Return the splits of the data that ``results`` were computed on.
 
     Args:
         results: objects with an attribute ``split``.
@@ -193,35 +199,35 @@ def splits(results: Sequence[Any]) -> str:
 
 
 def loss_of(results: Sequence[Any]) -> str:
-    """The name of the loss that ``results`` are about: "train loss", or "loss" where no split is known."""
+    """Return the name of the loss of ``results``: "train loss", or "loss" if no split is known."""
     name = getattr(results[0], "loss_name", "loss")
     return f"{splits(results)} {name}" if any(r.split for r in results) else name
 
 
 def loss_label(results: Sequence[Any]) -> str:
-    """:func:`loss_of` with its unit, such as "train loss (nat)"."""
+    """Return :func:`loss_of` with its unit, such as "train loss (nat)"."""
     return f"{loss_of(results)}{unit(results[0], 'loss')}"
 
 
 def interpolation_note(results: Sequence[Any]) -> str:
-    """The exact points of interpolated ``results``, and how well they fit, after "; "; "" if none is."""
+    """Return the number of exact points of interpolated ``results``, with errors, after "; "; "" for none."""
     notes = [r.interpolation() for r in results]
     return f"; {joined(n or 'all points exact' for n in notes)}" if any(notes) else ""
 
 
 def joined(texts: Iterable[str]) -> str:
-    """The texts of results that differ, in their order; what they share is said once."""
+    """Return the different texts of results in their order, and a text that they share only once."""
     return " / ".join(dict.fromkeys(texts))
 
 
 def fitting(*texts: str, most: int = TITLE) -> str:
-    """The first of ``texts`` with at most ``most`` characters; else the last one, cut."""
+    """Return the first of ``texts`` with at most ``most`` characters; else the last one, cut."""
     short = next((text for text in texts if len(text) <= most), texts[-1])
     return short if len(short) <= most else f"{short[: most - 1].rstrip()}…"
 
 
 def headline(results: Sequence[Any]) -> str:
-    """The first row of each result's description, of as many as fit: the usual title of a picture."""
+    """Return the default title of a picture: the first row of each description, as many as fit."""
     rows = [r.describe()[0] for r in results]
     labels = [getattr(r, "label", "") for r in results]  # a sweep is of many runs and has none
     labels = short_names(labels) if any(labels) else labels
@@ -244,7 +250,7 @@ def headline(results: Sequence[Any]) -> str:
 
 
 def rows_of(results: Sequence[Any], *names: str) -> str:
-    """The rows of these names in the results' descriptions, for a caption: "draws 9 / 12; γ 1.1 ± 0.1".
+    """Return rows of the results' descriptions for a caption, such as "draws 9 / 12; γ 1.1 ± 0.1".
 
     A row that no result has is left out; numbers and notes that all results share are said once.
     """
@@ -259,13 +265,13 @@ def rows_of(results: Sequence[Any], *names: str) -> str:
 
 
 def samples_of(results: Sequence[Any]) -> str:
-    """How many samples of which data, and which statistics of BatchNorm, if the model has it."""
+    """Return the number of samples, their split, and the statistics of BatchNorm, if the model has it."""
     note = batchnorm_note(results[0]) if hasattr(results[0], "batchnorm") else ""
     return f"{results[0].samples:,} samples of {splits(results)}{f', {note}' if note else ''}"
 
 
 def batchnorm_note(result: Any) -> str:
-    """Which statistics BatchNorm used; "" for a model without BatchNorm.
+    """Return the statistics that BatchNorm used, in words; "" for a model without BatchNorm.
 
     Args:
         result: a surface, a line, a Hessian grid or a spectrum (``batchnorm``, ``bn``, ``bn_samples``).

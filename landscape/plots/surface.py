@@ -70,7 +70,7 @@ def draw_surfaces(
     labels: bool = False,
     ring: Radius | Sequence[Radius] = (),
 ) -> Figure:
-    """Surfaces as contours, as heights in three dimensions, or as the difference of two.
+    """Draw surfaces as contours, as heights in three dimensions, or as the difference of two.
 
     Args:
         style: "contour", "hillshade" (contours on a relief lit from the upper left), "surface" (three
@@ -120,7 +120,7 @@ def draw_surfaces(
 def _draw_3d(
     results: Sequence[Surface], title: str, chosen: LevelScale, cmap: Any, vmax: float | None
 ) -> Figure:
-    """The loss as height above the plane, one panel for each surface, with shared heights and colors.
+    """Draw the loss as height above the plane, one panel for each surface, with shared heights and colors.
 
     The markers are those of contours, at the height of the surface.
     """
@@ -153,7 +153,7 @@ def _draw_3d(
 
 
 def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
-    """The loss of the first surface minus that of the second: blue where it is negative, red where positive.
+    """Draw the loss of the first surface minus that of the second: negative values blue, others red.
 
     Raises:
         InputError: not two surfaces, different grids, or directions that were drawn in different ways.
@@ -192,7 +192,7 @@ def _draw_contours(
     results: Sequence[Surface], title: str, chosen: LevelScale, cmap: Any, *, labels: bool, shaded: bool,
     rings: Sequence[Radius],
 ) -> Figure:  # fmt: skip
-    """Contours, one panel for each surface, at shared levels and colors, each above its basin's profile.
+    """Draw contours, one panel for each surface, at shared levels and colors, each above its profile.
 
     Markers show the lowest grid point, and either the center or the weights that define the plane: the
     checkpoints that it passes through, the trajectory of a run, or the learners and their mean. A thick line
@@ -241,7 +241,7 @@ def _draw_contours(
 
 
 def _draw_relief(ax: Axes, r: Surface, norm: Any, cmap: Any) -> None:
-    """The surface as a map with hills, lit from the upper left."""
+    """Draw the surface as a map with hills, lit from the upper left."""
     finite = np.isfinite(r.loss)
     filled = np.where(finite, r.loss, r.loss[finite].max())
     cubic = min(filled.shape) >= 4 and finite.all()
@@ -257,7 +257,7 @@ def _draw_relief(ax: Axes, r: Surface, norm: Any, cmap: Any) -> None:
 
 
 def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: LevelScale, rise: float) -> None:
-    """The loss against the distance: the panel's own with its quartiles, the others in gray."""
+    """Draw the loss against the distance: the panel's own with its quartiles, the others in gray."""
     curves = [geometry.profile(r) for r in results]
     levels, log = chosen.levels, isinstance(chosen.norm, LogNorm)
     highest = [float(np.max(p.high, initial=0.0, where=p.high <= levels[-1])) for p in curves]
@@ -301,7 +301,7 @@ def scale(
     vmax: float | None = None,
     marked: Sequence[Array] = (),
 ) -> LevelScale:
-    """Levels, color scale and texts for surfaces that are drawn together.
+    """Return Levels, color scale and texts for surfaces that are drawn together.
 
     The levels are 0.005 apart (DPSGD-2020, Figure 3) if that takes 4 to 40 lines, else at round numbers.
     Losses that differ by more than a factor of 100 get levels at equal ratios: at equal distances a whole
@@ -344,7 +344,7 @@ def scale(
 
 
 def _range(losses: Sequence[Array], levels: int | None, vmax: float | None) -> tuple[float, float]:
-    """The lowest and the highest level."""
+    """Return the lowest and the highest level."""
     finite = np.concatenate([loss[np.isfinite(loss)] for loss in losses])
     if finite.size == 0:
         raise InputError("loss: no value is finite, there is nothing to draw")
@@ -359,7 +359,7 @@ def _range(losses: Sequence[Array], levels: int | None, vmax: float | None) -> t
 
 
 def _around(ends: tuple[float, float], path: Array, ratios: bool) -> tuple[float, float]:
-    """The part of a range of losses around those of a path, at most three times as wide as its own."""
+    """Return the range of the losses of a path, three times as wide, but within the range ``ends``."""
     into, back = (np.log, np.exp) if ratios else (np.asarray, float)
     path = np.clip(path[np.isfinite(path)], *ends)
     if not np.unique(path).size > 1:
@@ -393,7 +393,7 @@ class _Distances(ticker.MaxNLocator):
 
 
 def _axis_labels(r: Surface) -> tuple[str, str]:
-    """The labels of the two axes of a surface."""
+    """Return the labels of the two axes of a surface."""
     if r.kind == "between":
         return r.axes[0], r.axes[1]
     u, v = ("u", "v") if r.kind == "random" else r.axes
@@ -404,7 +404,7 @@ def _axis_labels(r: Surface) -> tuple[str, str]:
 
 
 def map_axes(ax: Axes) -> None:
-    """Axes of a map: both to one scale, and gray where a loss is not finite."""
+    """Set up the axes of a map: the same scale on both, and gray where a loss is not finite."""
     ax.grid(False)
     ax.set(facecolor=style.PALE, aspect="equal")
 
@@ -421,7 +421,7 @@ def label_axes(ax: Axes, r: Surface) -> None:
 
 
 def marks(r: Surface) -> list[tuple[np.ndarray[Any, Any], str, dict[str, Any]]]:
-    """(coordinates (n, 2), name, look) of what is marked on a surface.
+    """Return (coordinates (n, 2), name, look) of the marks on a surface.
 
     That is the lowest grid point, and the center or the markers of the plane.
     """
@@ -442,7 +442,7 @@ def marks(r: Surface) -> list[tuple[np.ndarray[Any, Any], str, dict[str, Any]]]:
 
 
 def color_bar(figure: Figure, axes: Any, norm: Any, cmap: Any, label: str, extend: Any = "neither") -> None:
-    """One color bar for all panels.
+    """Draw one color bar for all panels.
 
     Args:
         norm, cmap, label, extend: of the color bar, as matplotlib has them.
@@ -456,13 +456,13 @@ def color_bar(figure: Figure, axes: Any, norm: Any, cmap: Any, label: str, exten
 
 
 def _plane_note(r: Surface) -> str:
-    """How the plane was chosen, and how far it reaches."""
+    """Return the kind of the plane and its span, in words."""
     norm = f", norm {r.norm}" if r.kind == "random" else ""
     return f"{PLANES.get(r.kind, r.kind)}{norm}, span {r.span:.3g}"
 
 
 def _panel_title(r: Surface, name: str) -> str:
-    """The name of a surface, the loss at its center and the lowest one; "" in a paper without a name."""
+    """Return a surface's name, the loss at its center and the lowest one; "" in a paper without a name."""
     if in_paper() and name == "surface":
         return ""
     center, lowest, *_ = (row.value for row in r.describe())
@@ -471,7 +471,7 @@ def _panel_title(r: Surface, name: str) -> str:
 
 
 def settings(results: Sequence[Surface], colors: str = "") -> str:
-    """The subject of the surfaces, for the caption; what differs is named in the order of the panels.
+    """Return the subject of the surfaces, for the caption; what differs is named in the order of the panels.
 
     ``colors``: what is said of their scale.
     """
@@ -488,7 +488,7 @@ def settings(results: Sequence[Surface], colors: str = "") -> str:
 
 
 def finding(results: Sequence[Surface]) -> str:
-    """One line that says what the surfaces show, with numbers from them."""
+    """Return one line that says what the surfaces show, with numbers from them."""
     sentences = _flatness(results) if geometry.comparable(results) else _losses(results)
     return style.fitting(*(unit_of(results[0], sentence) for sentence in sentences))
 
@@ -503,7 +503,7 @@ def _losses(results: Sequence[Surface]) -> list[str]:
 
 
 def _flatness(results: Sequence[Surface]) -> list[str]:
-    """Sentences on the rise of the loss around each algorithm's weights, the longest first."""
+    """Return sentences on the rise of the loss around each algorithm's weights, the longest first."""
     loss = results[0].loss_name
     rises: dict[str, list[float]] = {}
     centers: dict[str, list[float]] = {}

@@ -29,7 +29,7 @@ from landscape.results.shown import logarithmic
 
 @draws(Stability)
 def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
-    """Learning rate against delay, one panel for each minimum: above a line training leaves the minimum.
+    """Draw learning rate against delay, one panel for each minimum: above a line training leaves the minimum.
 
     The star is the run; the dash above or below it is the limit of its update rule, where that is known.
     """
@@ -56,7 +56,7 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
 
 
 def without_bridge(delay: Array, values: Array) -> tuple[Array, Array]:
-    """The points of a line with a gap after delay 0, which on the axis is no neighbor of delay 1."""
+    """Return the points of a line with a gap after delay 0, which on the axis is no neighbor of delay 1."""
     after = np.flatnonzero(np.diff(delay == 0)) + 1
     return np.insert(delay.astype(float), after, np.nan), np.insert(values.astype(float), after, np.nan)
 
@@ -73,7 +73,7 @@ def delay_axes(ax: Axes, r: Any, largest: int) -> None:
 
 @draws(LabelCounts)
 def draw_label_counts(results: Sequence[LabelCounts], title: str = "") -> Figure:
-    """Samples by learner (down) and label (across), one panel for each run, with one color scale.
+    """Draw samples by learner (down) and label (across), one panel for each run, with one color scale.
 
     Up to 400 cells have their number.
     """
@@ -161,7 +161,7 @@ def _is_wide(values: Any) -> bool:
 
 
 def _setting(key: str, value: str) -> str:
-    """A key and its value, as the legend shows them."""
+    """Return a key and its value, as the legend shows them."""
     return value if key in ("recipe", "algorithm.name") else f"{key.split('.')[-1]} {value}"
 
 
@@ -170,7 +170,7 @@ COLUMNS = 4
 
 @draws(Comparison)
 def draw_comparisons(results: Sequence[Comparison], title: str = "") -> Figure:
-    """Each quantity of all sides with its 95% interval, or its bound; below it what the test says.
+    """Draw each quantity of all sides with its 95% interval, or its bound, and the verdict of its test.
 
     Thin lines with dots are intervals of standard errors, by Student's t; thick bars are 99% bounds
     on the true eigenvalue; dots alone are exact. Open dots are the single checkpoints of a group. Names of
@@ -197,7 +197,7 @@ def draw_comparisons(results: Sequence[Comparison], title: str = "") -> Figure:
 
 
 def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> None:
-    """One panel: a row for each side, the first at the top."""
+    """Draw a panel with a row for each side, the first at the top."""
     rows = np.arange(len(c.sides))[::-1]
     values, half = c.value[q], np.nan_to_num(c.interval[q], posinf=0.0)
     bound = c.kinds[q] == "bound"
@@ -239,7 +239,7 @@ def _caption(c: Comparison) -> str:
 
 @draws(WeightAverage)
 def draw_averages(results: Sequence[WeightAverage], title: str = "") -> Figure:
-    """The losses of the members, and beside them the averages: predicted with their intervals, and exact."""
+    """Draw the losses of the members and of the averages: predicted with their intervals, and exact."""
     figure, axes = wrapped_panels(len(results), 6.4, 3.2, names="averages")
     for ax, r in zip(axes, results, strict=True):
         n, count = len(r.members_loss), len(r.loss) - 1
@@ -297,7 +297,7 @@ def draw_topologies(matrices: Mapping[str, Sequence[Array]]) -> Figure:
 
 
 def _graph(ax: Axes, matrix: Array) -> ScalarMappable:
-    """One panel; what is returned has the colors of the shares."""
+    """Draw a mixing matrix as a graph, and return the dots, which have the colors of the shares."""
     n = len(matrix)
     angle = np.pi / 2 - 2 * np.pi * np.arange(n) / n  # learner 0 is at the top, and the others go clockwise
     corners = np.column_stack([np.cos(angle), np.sin(angle)])

@@ -23,7 +23,7 @@ Group = tuple[str, Any, list[Checkpoint]]  # label, color and runs of a setting
 
 @draws(Checkpoint)
 def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
-    """Loss, test error, consensus distance, α_e, Δ and Δ(2) by step.
+    """Draw loss, test error, consensus distance, α_e, Δ and Δ(2) by step.
 
     Runs whose recipes differ only in the seed, or in keys that do not change the weights, are one setting:
     thin lines are its seeds, thick lines their median. α_e, Δ and Δ(2) change more from step to step than
@@ -125,7 +125,7 @@ _SQUARES = ("consensus", "delta", "delta_2_full", "displacement2")
 
 
 def _finding(groups: Sequence[Group]) -> str:
-    """The test errors after the last step, or the training losses; "" where neither was recorded."""
+    """Return the test errors after the last step, or the training losses; "" if neither was recorded."""
     steps = sorted({run.step for _, _, runs in groups for run in runs})
     after = f"after step {steps[-1]:,}" if len(steps) == 1 else "after the last step"
     for column, what, form, unit in (("test_error", "Test error", ".2f", "%"),
@@ -141,7 +141,7 @@ def _finding(groups: Sequence[Group]) -> str:
 
 
 def _caption(runs: Sequence[Checkpoint]) -> str:
-    """The settings, and what lines and bands mean where there are any."""
+    """Return the settings of the runs, and the meaning of lines and bands."""
     parts = [_run_title(runs)]
     if len(runs) > len(groups_of(runs)):
         parts.append("Thin lines: seeds; thick lines: their median")
@@ -157,7 +157,7 @@ def _caption(runs: Sequence[Checkpoint]) -> str:
 
 
 def _errors(runs: Sequence[Checkpoint]) -> str:
-    """The median standard errors of Δ and α_e where g is estimated from samples; "" where it is exact."""
+    """Return the median standard errors of Δ and α_e as text; "" where g is not estimated."""
     texts = []
     for name, column in (("Δ", "delta"), ("α_e", "alpha_e")):
         values = [np.where(r.history[column] == 0, np.nan, r.history[column]) for r in runs]
@@ -169,7 +169,7 @@ def _errors(runs: Sequence[Checkpoint]) -> str:
 
 
 def _run_title(runs: Sequence[Checkpoint]) -> str:
-    """Data, n, nB and seeds; what differs between the runs, in the order of the legend."""
+    """Return data, n, nB and seeds of the runs; different values are in the order of the legend."""
     trained = [r for r in runs if r.algorithm != RECORDED]  # of others the batch and the data are not known
     if not trained:
         return style.joined(literal(r.model["name"]) for r in runs)
@@ -184,7 +184,7 @@ _IRRELEVANT = ("name", "seed", "steps", "decompose", "evaluate", "checkpoint", "
 
 
 def groups_of(runs: Sequence[Checkpoint]) -> list[Group]:
-    """(label, color, runs) of each setting; the label names the algorithm and the keys that differ.
+    """Return (label, color, runs) of each setting; the label names the algorithm and the keys that differ.
 
     Runs of one setting have recipes that differ only in the seed, or in keys that do not change the weights.
     """
@@ -205,7 +205,7 @@ def groups_of(runs: Sequence[Checkpoint]) -> list[Group]:
 
 
 def recipe_keys(run: Checkpoint) -> dict[str, Any]:
-    """The keys of a run's recipe that change its weights, dotted, with their values."""
+    """Return the keys of a run's recipe that change its weights, dotted, with their values."""
     flat: dict[str, Any] = {}
     for key, value in run.settings.items():
         if key not in _IRRELEVANT:
@@ -215,7 +215,7 @@ def recipe_keys(run: Checkpoint) -> dict[str, Any]:
 
 
 def layers_of(runs: Sequence[Checkpoint]) -> dict[str, Array]:
-    """Layer -> its part of the change of the loss (T,) of one run; {} of several, or where not recorded."""
+    """Return layer -> its change of the loss (T,) of one run; {} of several runs, or if not recorded."""
     columns = {} if len(runs) > 1 else {k: v for k, v in runs[0].history.items() if k.startswith(OF_LAYER)}
     return {k.removeprefix(OF_LAYER): v for k, v in columns.items() if np.isfinite(v).any()}
 
@@ -251,7 +251,7 @@ def _draw_rates(ax: Axes, runs: Sequence[Checkpoint]) -> None:
 
 
 def unit_of(column: str) -> str:
-    """The unit of a drawn column of the history."""
+    """Return the unit of a drawn column of the history."""
     units: dict[str, str] = UNITS | {"test_error": "%"} | dict.fromkeys(_SQUARES, "weights²")
     for instrument in registry.instruments.names():
         units |= registry.instruments[instrument].columns
@@ -259,7 +259,7 @@ def unit_of(column: str) -> str:
 
 
 def column_of(run: Checkpoint, name: str) -> Array:
-    """A column of the history, NaN where the run does not have it; the test error is in %."""
+    """Return a column of the history, NaN if the run does not have it; the test error is in %."""
     if name == "test_error":
         return 100 * (1 - run.history["test_accuracy"])
     return run.history.get(name, np.full(len(run.history["step"]), np.nan))

@@ -1,6 +1,6 @@
-"""Weights whose hidden units are permuted so that they come as near to others as they can.
+"""Permutations of hidden units that match the units of two networks, and leave both functions unchanged.
 
-The function stays the same: the groups of units are found by :mod:`.symmetry` and tried on the model itself.
+The module :mod:`.symmetry` finds the groups of units; each is tested on the model itself.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from landscape.problem.layout import FOLLOW, Layout
 from landscape.problem.mean_loss import MeanLoss
 from landscape.problem.symmetry import NATURAL, Place, Space, activations, seen, spaces, traced
 
-# The largest relative change of outputs that counts as rounding (the issue's; in float64 it is far below).
+# The largest relative change of outputs that counts as rounding (our choice; in float64 it is far below).
 UNCHANGED = 1e-5
-# Samples on which groups are tried (our choice: statistics of BatchNorm need several).
+# Samples on which groups are tested (our choice: statistics of BatchNorm need several).
 TRIED = 32
-# What a network's activations take at most, in bytes, and the share of a unit's activations by which they
-# differ at least where it is not dead (our choice).
+# The most bytes of a network's activations; and the smallest standard deviation of the activations of a unit
+# that is not dead, relative to their root mean square (our choices).
 READ_BYTES, ALIVE = 2**28, 1e-6
 Blocks = dict[str, Tensor]
 BY = ("weights", "activations")
@@ -36,15 +36,17 @@ BY = ("weights", "activations")
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Hidden units that may be permuted together.
+    """Hidden units that may be permuted among each other.
+
+    A block is a parameter or activation, reshaped to one axis for each space of :mod:`.symmetry`.
 
     Attributes:
-        name: the first parameter that has them.
-        size: how many.
-        axes: parameter or activation -> the axes, of its blocks, that run over them.
-        space: what :mod:`.symmetry` found.
-        outer: the same -> the axis of the blocks in each of which they may be permuted in another way, as
-            the numbers of a head may in each head; empty where there is none.
+        name: the first parameter with these units.
+        size: the number of units.
+        axes: by parameter or activation, the axes of its block that run over these units.
+        space: the units' space in :mod:`.symmetry`.
+        outer: by parameter or activation, the axis of its block along which the permutation may differ: the
+            numbers of attention heads may be permuted differently in each head. Empty if there is none.
     """
 
     name: str
@@ -54,22 +56,24 @@ class Group:
     outer: Mapping[str, int] = field(default_factory=dict)
 
     def permute(self, blocks: Blocks, index: Tensor) -> Blocks:
-        """Those of the blocks that have these units, with unit ``index[i]`` in place i.
+        """Return the blocks that have these units, with unit ``index[i]`` in place i.
 
-        ``index`` is (size,), or (blocks, size) with ``outer``.
+        Args:
+            blocks: all blocks, by parameter or activation.
+            index: (size,); or, with ``outer``, a permutation for each place of the outer axis, (outer, size).
         """
-        new_blocks = {}
-        for name in [name for name in self.axes if name in blocks]:
-            tensor = blocks[name]
+        permuted_blocks = {name: blocks[name] for name in self.axes if name in blocks}
+        for name, tensor in permuted_blocks.items():
             for dim in self.axes[name]:
                 if not self.outer:
                     tensor = tensor.index_select(dim, index)
                     continue
                 shape, outer_dim = [1] * tensor.dim(), self.outer[name]
                 shape[dim], shape[outer_dim] = index.shape[1], index.shape[0]
-                tensor = tensor.take_along_dim((index if outer_dim < dim else index.T).reshape(shape), dim)
-            new_blocks[name] = tensor
-        return new_blocks
+                ordered = index if outer_dim < dim else index.T
+                tensor = tensor.take_along_dim(ordered.reshape(shape), dim)
+            permuted_blocks[name] = tensor
+        return permuted_blocks
 
 
 @dataclass(frozen=True)
@@ -78,11 +82,11 @@ class Symmetry:
 
     Attributes:
         layout: the parameters' places in θ.
-        shapes: parameter or activation -> its shape in blocks.
-        groups: the units that may be permuted.
-        fixed: a parameter whose units keep their places -> why, where neither the data nor the outputs nor
-            their places in an image or a block give them their numbers.
-        read: where activations are read; the text of a place is the name of its activation.
+        shapes: by parameter or activation, the shape of its block.
+        groups: the groups of units that may be permuted.
+        fixed: by parameter, the reason why its units must keep their places, except units whose order is that
+            of the data, of the outputs, or of places in an image or a block.
+        read: the places of activations in a pass; the text of a place is the name of its activation.
     """
 
     layout: Layout
@@ -93,93 +97,96 @@ class Symmetry:
 
     @classmethod
     def of(cls, problem: MeanLoss) -> Symmetry:
-        """The symmetry of a problem's model, tried on the model: see :func:`_tried`."""
+        """Return the symmetry of a problem's model, tested on the model: see :func:`_tested`."""
         few = problem.on(problem.data.few(TRIED))
         trace = traced(_wide(few))
-        flat = {name: spaces(axes) for name, axes in trace.parameters.items()}
+        parameters = {name: spaces(axes) for name, axes in trace.parameters.items()}
         read = {str(activation): spaces(axes) for activation, axes in trace.activations.items()}
-        every = (flat | read).items()
-        shapes = {name: tuple(space.size for space in its_spaces) for name, its_spaces in every}
+        shapes = {name: tuple(space.size for space in axes) for name, axes in (parameters | read).items()}
         groups, fixed = [], dict[str, str]()
-        for space in dict.fromkeys(space for its_spaces in flat.values() for space in its_spaces):
-            group = _group(space, flat, read)
+        for space in dict.fromkeys(space for axes in parameters.values() for space in axes):
+            group = _group(space, parameters, read)
             if not space.reason:
                 groups.append(group)
             elif space.reason not in NATURAL:
                 fixed.setdefault(group.name, space.reason)
-        return _tried(few, cls(problem.layout, shapes, tuple(groups), fixed, tuple(trace.activations)))
+        return _tested(few, cls(problem.layout, shapes, tuple(groups), fixed, tuple(trace.activations)))
 
     def blocks(self, weights: Tensor) -> Blocks:
-        """Parameter -> its part of ``weights`` (P,) in blocks."""
+        """Return the blocks of ``weights`` (P,), by parameter."""
         return {name: view.reshape(self.shapes[name]) for name, view in self.layout.views(weights).items()}
 
     def flat(self, blocks: Blocks) -> Tensor:
-        """Weights (P,) from :meth:`blocks`."""
+        """Return weights (P,) from their :meth:`blocks`."""
         return torch.cat([blocks[slot.name].flatten() for slot in self.layout.slots])
 
     def of_activations(self) -> Symmetry:
-        """The same without units that no activation has, such as those between two factors of a matrix."""
+        """Return the symmetry without the units that no activation has, such as those between two factors."""
         names = {*map(str, self.read)}
-        lacking = {g.name: "no activation has them" for g in self.groups if names.isdisjoint(g.axes)}
-        groups = tuple(g for g in self.groups if g.name not in lacking)
-        return replace(self, groups=groups, fixed={**self.fixed, **lacking})
+        unread = {g.name: "no activation has them" for g in self.groups if names.isdisjoint(g.axes)}
+        groups = tuple(group for group in self.groups if group.name not in unread)
+        return replace(self, groups=groups, fixed={**self.fixed, **unread})
 
     @cached_property
     def inner(self) -> dict[Group, list[Group]]:
-        """A group -> those that may be permuted in another way in each of its units."""
-        return {g: [c for c in self.groups if c.outer and g.space is _outer_of(c.space)] for g in self.groups}
+        """By group, the groups whose permutation may differ in each of its units."""
+        nested = [group for group in self.groups if group.outer]
+        return {g: [inner for inner in nested if _outer_of(inner.space) is g.space] for g in self.groups}
 
 
 def _outer_of(space: Space) -> Space | None:
+    """Return the one space in whose units ``space`` repeats; None if there are none or several."""
     outer_leaves = space.outer.leaves() if space.outer is not None else ()
     return outer_leaves[0] if len(outer_leaves) == 1 and outer_leaves[0] is not space else None
 
 
 def _group(space: Space, parameters: Mapping[str, list[Space]], read: Mapping[str, list[Space]]) -> Group:
-    """The units of a space, in parameters and activations.
+    """Return the group of the units of a space, with the axes of parameters and activations that have them.
 
-    They may be permuted in another way in each unit of the space in which theirs repeats, if each parameter
-    that has one has both; activations that have not are left out.
+    If every parameter with these units also has the space in which they repeat, their permutation may differ
+    in each unit of that space; activations without that space are then left out.
     """
     outer = _outer_of(space)
 
-    def nested(block_axes: list[Space]) -> bool:
-        return outer is not None and block_axes.count(space) == block_axes.count(outer) == 1
+    def is_nested(block_spaces: list[Space]) -> bool:
+        return outer is not None and block_spaces.count(space) == block_spaces.count(outer) == 1
 
-    owners = {name: its_axes for name, its_axes in parameters.items() if space in its_axes}
-    apart = all(map(nested, owners.values()))
-    owners |= {
-        name: its_axes
-        for name, its_axes in read.items()
-        if space in its_axes and (nested(its_axes) or not apart)
-    }
-    dims = {name: tuple(k for k, s in enumerate(its_axes) if s is space) for name, its_axes in owners.items()}
-    within = {name: its_axes.index(outer) for name, its_axes in owners.items()} if apart and outer else {}
-    return Group(next(iter(owners)), space.size, dims, space, within)
+    owners = {name: block_spaces for name, block_spaces in parameters.items() if space in block_spaces}
+    all_nested = all(map(is_nested, owners.values()))
+    for name, block_spaces in read.items():
+        if space in block_spaces and (is_nested(block_spaces) or not all_nested):
+            owners[name] = block_spaces
+    axes, outer_axes = {}, {}
+    for name, block_spaces in owners.items():
+        axes[name] = tuple(k for k, block_space in enumerate(block_spaces) if block_space is space)
+        if all_nested and outer:
+            outer_axes[name] = block_spaces.index(outer)
+    return Group(next(iter(owners)), space.size, axes, space, outer_axes)
 
 
 def permuted(symmetry: Symmetry, weights: Tensor, seed: int) -> Tensor:
-    """``weights`` (P,) with the units of every group permuted at random: other weights, the same function.
+    """Return ``weights`` (P,) with the units of every group permuted at random.
 
-    Each unit moves, in one cycle: a permutation that is the identity by chance would try nothing. Of units in
-    blocks those of the first stay, so that permutations which must be alike in all blocks show.
+    All units move, in one cycle: a random permutation may be the identity, and would test nothing. If a
+    group's permutation may differ along an outer axis, it is the identity at the first place there: the test
+    then fails for units that must be permuted alike at all places.
     """
     generator, blocks = torch.Generator().manual_seed(seed), symmetry.blocks(weights)
     for group in symmetry.groups:
-        lead = [blocks[name].shape[dim] for name, dim in group.outer.items() if name == group.name]
-        order = torch.rand(*lead, group.size, generator=generator).argsort(-1)
+        outer_size = [blocks[group.name].shape[group.outer[group.name]]] if group.outer else []
+        order = torch.rand(*outer_size, group.size, generator=generator).argsort(-1)
         index = order.scatter(-1, order, order.roll(1, -1))
-        if lead:
+        if outer_size:
             index[0] = torch.arange(group.size)
         blocks |= group.permute(blocks, index.to(weights.device))
     return symmetry.flat(blocks)
 
 
-def _tried(few: MeanLoss, symmetry: Symmetry) -> Symmetry:
-    """The symmetry without what changes the outputs when it is permuted at random.
+def _tested(few: MeanLoss, symmetry: Symmetry) -> Symmetry:
+    """Return the symmetry without the groups whose random permutation changes the outputs of some samples.
 
-    All groups at once, at weights at random; where that fails, each by itself: units of blocks are permuted
-    alike in all blocks where they cannot be permuted in each.
+    All groups are tested together, at random weights. If that changes the outputs, each group is tested by
+    itself; one whose permutation may differ along an outer axis is then also tested with equal permutations.
     """
     weights = moved(few)
 
@@ -201,7 +208,7 @@ def _tried(few: MeanLoss, symmetry: Symmetry) -> Symmetry:
 
 
 def _wide(problem: MeanLoss) -> MeanLoss:
-    """The problem in the widest precision of its device. InputError for a model that does not run in it."""
+    """Return the problem in the widest precision of its device; raise InputError if its model fails in it."""
     wide = problem.to(widest_dtype(problem.device))
     x, y = wide.data.leaves(*wide.data.first())
     try:
@@ -215,63 +222,69 @@ def _wide(problem: MeanLoss) -> MeanLoss:
 
 @torch.no_grad()
 def change(problem: MeanLoss, first: Tensor, second: Tensor, samples: int = SAMPLES) -> float:
-    """The largest difference of the loss, and of the outputs, at two weights, each relative to the largest.
+    """Return the largest relative change of the loss or of an output between two vectors of weights (P,).
 
-    On up to ``samples`` samples, in the widest precision, with the statistics of BatchNorm of each.
+    Changes are relative to the largest loss, and to the largest output. At most ``samples`` samples are
+    evaluated, in the widest precision, with statistics of BatchNorm that are estimated at each vector.
     """
     count = min(samples, problem.samples)
     if problem.indexed and count < problem.samples:
         problem = problem.subset(slice(count))
     wide = _wide(problem).with_batchnorm("recalibrate", max(2, count))
-    pairs = [(wide.at(w), w) for w in (first.to(wide.weights), second.to(wide.weights))]
-    differences, sizes, done = [0.0, 0.0], [0.0, 0.0], 0.0  # of the loss, and of the outputs
+    vectors = first.to(wide.weights), second.to(wide.weights)
+    problems = [wide.at(weights) for weights in vectors]
+    largest_changes, largest_values = [0.0, 0.0], [0.0, 0.0]  # (of the loss, of the outputs)
+    evaluated = 0.0
     for x, y, weight, seed in wide.parts():
         values = []
-        for at, w in pairs:
+        for at, weights in zip(problems, vectors, strict=True):
             with wide.evaluating(seed):
-                outputs = at.outputs(w, x)
+                outputs = at.outputs(weights, x)
                 values.append([wide.criterion(outputs, y), *seen(outputs)])
-        for k, (p, q) in enumerate(zip(*values, strict=True)):
-            differences[k] = max(differences[k], float((p - q).abs().nan_to_num(torch.inf).max()))
-            sizes[k] = max(sizes[k], float(p.abs().max()))
-        done += weight
-        if done >= count:
+        for k, (a, b) in enumerate(zip(*values, strict=True)):
+            largest_changes[k] = max(largest_changes[k], float((a - b).abs().nan_to_num(torch.inf).max()))
+            largest_values[k] = max(largest_values[k], float(a.abs().max()))
+        evaluated += weight
+        if evaluated >= count:
             break
-    return max(d / size if size else d for d, size in zip(differences, sizes, strict=True))
+    pairs = zip(largest_changes, largest_values, strict=True)
+    return max(change / value if value else change for change, value in pairs)
 
 
 def matched(symmetry: Symmetry, a: Tensor, b: Tensor, seed: int, read: Sequence[Blocks] = ()) -> Tensor:
-    """``b`` (P,) permuted as :func:`aligned` says; ``read`` are activations of a and b."""
+    """Return ``b`` (P,), permuted to match ``a`` as in :func:`aligned`; ``read``: activations of a and b."""
     wide = widest_dtype(a.device)
     goal, blocks = symmetry.blocks(a.to(wide)), symmetry.blocks(b.to(wide))
     if read:
         goal, blocks = read[0], blocks | read[1]
-    generator, better = torch.Generator().manual_seed(seed), True
-    while better:
-        better = False
+    generator, has_improved = torch.Generator().manual_seed(seed), True
+    while has_improved:
+        has_improved = False
         for k in torch.randperm(len(symmetry.groups), generator=generator).tolist():
             group = symmetry.groups[k]
-            new = _improved(group, symmetry.inner[group], goal, blocks)
-            compared = [(t, blocks[name], goal[name]) for name, t in new.items() if name in goal]
-            gain = sum(float(((t - before) * target).sum()) for t, before, target in compared)
-            scale = sum(float((t * target).abs().sum()) for t, _, target in compared)
+            permuted_blocks = _improved(group, symmetry.inner[group], goal, blocks)
+            gain = scale = 0.0
+            for name, tensor in permuted_blocks.items():
+                if name in goal:
+                    gain += float(((tensor - blocks[name]) * goal[name]).sum())
+                    scale += float((tensor * goal[name]).abs().sum())
             if gain > 1e-9 * scale:
-                blocks |= new
-                better = True
+                blocks |= permuted_blocks
+                has_improved = True
     return symmetry.flat(blocks).to(b)
 
 
 def aligned(
     problem: MeanLoss, a: Tensor, b: Tensor, by: str = "weights", seed: int = 0
 ) -> tuple[Tensor, Symmetry]:
-    """``b`` (P,) with its hidden units permuted to be near ``a`` (P,), and what was permuted.
+    """Permute the hidden units of ``b`` (P,) to match ``a`` (P,); return the weights and the symmetry.
 
-    Coordinate descent (Ainsworth et al. 2023, Algorithm 1): the permutation of one group at a time that
-    maximizes ⟨a, b⟩ with the others held fixed, until none raises it. Units inside
-    blocks, such as the components of an attention head, are matched for each pair of blocks first, then the
-    blocks. A step is taken only where ⟨a, b⟩ is larger after it. With ``by="activations"``, a and b in ⟨a, b⟩
-    are the standardized activations of both networks on the same samples in place of their weights, so that
-    ⟨a, b⟩ is the sum of the correlations of units (Li et al. 2015, section 3).
+    Coordinate descent (Ainsworth et al. 2023, Algorithm 1): choose the permutation of one group of units that
+    maximizes ⟨a, b⟩ with the others fixed, and repeat for all groups until none raises it. Units inside outer
+    units, such as the components of attention heads, are matched first for each pair of outer units; then the
+    outer units are matched. A permutation is accepted only if it raises ⟨a, b⟩. With ``by="activations"``,
+    ⟨a, b⟩ is the product of the standardized activations of both networks on the same samples, the sum of the
+    correlations of units (Li et al. 2015, section 3).
 
     Raises:
         InputError: the aligned weights compute another function than ``b``.
@@ -295,10 +308,10 @@ def aligned(
 
 @torch.no_grad()
 def _activations(problem: MeanLoss, symmetry: Symmetry, ends: Sequence[Tensor]) -> list[Blocks]:
-    """The activations of networks (P,) on the same samples, each unit's with mean 0 and norm 1.
+    """Return the activations of networks (P,) on the same samples, with mean 0 and norm 1 for each unit.
 
-    On up to SAMPLES samples, drawn at random where they have numbers, as many as READ_BYTES hold; BatchNorm
-    has statistics that are estimated at each network.
+    There are at most SAMPLES samples and READ_BYTES bytes; indexed samples are drawn at random. BatchNorm
+    uses statistics that are estimated for each network.
     """
     wide = _wide(problem).with_batchnorm("recalibrate")
     few = wide.data.few(TRIED)
@@ -307,29 +320,37 @@ def _activations(problem: MeanLoss, symmetry: Symmetry, ends: Sequence[Tensor]) 
         numbers = sum(math.prod(activation.shape) for activation in symmetry.read)
         most = max(few.samples, READ_BYTES * few.samples // (numbers * wide.weights.itemsize))
         order = torch.randperm(problem.samples, generator=torch.Generator().manual_seed(0))
-        parts = torch.split(order[: min(SAMPLES, most)], few.samples)
-        inputs = [wide.gather(part)[0] for part in parts if len(part) == few.samples]
+        batches = torch.split(order[: min(SAMPLES, most)], few.samples)
+        inputs = [wide.gather(batch)[0] for batch in batches if len(batch) == few.samples]
     blocks = []
-    for w in ends:
-        at, w = wide.at(w.to(wide.weights)), w.to(wide.weights)
-        passes = [activations(at, w, x, symmetry.read) for x in inputs]
+    for weights in ends:
+        weights = weights.to(wide.weights)
+        at = wide.at(weights)
+        passes = [activations(at, weights, x, symmetry.read) for x in inputs]
         names = map(str, symmetry.read)
-        blocks.append({name: _standardized(symmetry, name, [row[name] for row in passes]) for name in names})
+        blocks.append({name: _standardized(symmetry, name, [p[name] for p in passes]) for name in names})
     return blocks
 
 
-def _standardized(symmetry: Symmetry, name: str, parts: Sequence[Tensor]) -> Tensor:
-    """The blocks of an activation, with all parts along the last axis; each unit with mean 0 and norm 1."""
-    blocks = torch.stack([part.reshape(symmetry.shapes[name]) for part in parts], -1)
-    units = {dim for group in symmetry.groups for dim in group.axes.get(name, ())}
-    over = [dim for dim in range(blocks.dim()) if dim not in units]
-    centered = blocks - blocks.mean(over, keepdim=True)
-    size, whole = (torch.linalg.vector_norm(t, dim=over, keepdim=True) for t in (centered, blocks))
-    return torch.where(size > ALIVE * whole, centered / size, 0.0)
+def _standardized(symmetry: Symmetry, name: str, batches: Sequence[Tensor]) -> Tensor:
+    """Return the block of an activation, with its batches along a new last axis, and each unit standardized.
+
+    Standardized activations of a unit have mean 0 and norm 1; those of a dead unit are 0.
+    """
+    block = torch.stack([batch.reshape(symmetry.shapes[name]) for batch in batches], -1)
+    unit_dims = {dim for group in symmetry.groups for dim in group.axes.get(name, ())}
+    sample_dims = [dim for dim in range(block.dim()) if dim not in unit_dims]
+    centered = block - block.mean(sample_dims, keepdim=True)
+    norm = torch.linalg.vector_norm(block, dim=sample_dims, keepdim=True)
+    centered_norm = torch.linalg.vector_norm(centered, dim=sample_dims, keepdim=True)
+    return torch.where(centered_norm > ALIVE * norm, centered / centered_norm, 0.0)
 
 
 def _improved(group: Group, inner: list[Group], a: Blocks, b: Blocks) -> Blocks:
-    """The blocks of ``b`` that have units of the group, with these matched to those of ``a``."""
+    """Return the blocks of ``b`` that have units of the group, with the units matched to those of ``a``.
+
+    Units of the groups ``inner`` are matched for each pair of the group's units.
+    """
     own_names = [name for name in group.axes if name in a]
     if group.outer:
         return group.permute(b, _assigned(_similar(group, own_names, a, b, "inr,ikr->ink")))
@@ -347,25 +368,26 @@ def _improved(group: Group, inner: list[Group], a: Blocks, b: Blocks) -> Blocks:
         for dim in group.axes[name]:
             score = score + _rows(a[name], dim) @ _rows(b[name], dim).T
     index = _assigned(score[None])[0]
-    new = b | group.permute(b, index)
+    permuted_blocks = b | group.permute(b, index)
     for child, permutations in indices.items():
-        new |= child.permute(new, permutations[torch.arange(len(index), device=index.device), index])
-    return {name: t for name, t in new.items() if t is not b[name]}
+        child_index = permutations[torch.arange(len(index), device=index.device), index]
+        permuted_blocks |= child.permute(permuted_blocks, child_index)
+    return {name: tensor for name, tensor in permuted_blocks.items() if tensor is not b[name]}
 
 
 def _rows(tensor: Tensor, *dims: int) -> Tensor:
-    """The tensor with these axes first, and the others as one."""
+    """Return the tensor with the axes ``dims`` first, and all others flattened to one."""
     return tensor.movedim(dims, tuple(range(len(dims))))[..., None].flatten(len(dims))
 
 
 def _similar(group: Group, names: Sequence[str], a: Blocks, b: Blocks, pairs: str) -> Tensor:
-    """The inner products of the units of a and b in some blocks, as the equation says for which pairs."""
+    """Return the inner products of units of a and b in some blocks; ``pairs`` is the equation of einsum."""
     dims = {name: (group.outer[name], group.axes[name][0]) for name in names}
     tables = [torch.einsum(pairs, _rows(a[name], *d), _rows(b[name], *d)) for name, d in dims.items()]
     return torch.stack(tables).sum(0)
 
 
 def _assigned(scores: Tensor) -> Tensor:
-    """(K, n), for each row of each of K tables (n, n) the column that makes the sum of all rows largest."""
+    """Return (K, n): for each of K tables (n, n), the assignment of columns to rows with the largest sum."""
     columns_of_tables = [linear_sum_assignment(table, maximize=True)[1] for table in scores.cpu().numpy()]
     return torch.stack([torch.from_numpy(columns) for columns in columns_of_tables]).to(scores.device)

@@ -22,21 +22,21 @@ from landscape.core.errors import InputError, LandscapeError
 
 T = TypeVar("T")
 
-# Samples that a stream hands over at once (our choice: enough to hide that, few enough for a large network).
+# Samples in a batch of a stream (our choice: enough to hide the cost of a batch, few enough for any network).
 STREAM_BATCH = 64
 
 
-# Models whose parameters must not be views of θ at any place: view_as_complex takes even ones only.
+# Models whose parameters cannot be views at odd offsets of θ: view_as_complex needs an even offset.
 UNALIGNED: WeakSet[nn.Module] = WeakSet()
 
 
 def attempt(function: Callable[..., T], *args: Any) -> T | None:
-    """Call ``function(*args)``; None where the user's model or loss does not take such samples."""
+    """Return ``function(*args)``, or None if the user's model or loss raises an error for these samples."""
     try:
         return function(*args)
     except LandscapeError:
         raise
-    except Exception:  # they raise any kind of error
+    except Exception:  # a user's model and loss raise any kind of error
         return None
 
 
@@ -46,11 +46,17 @@ def tree_map(
     kind: type = Tensor,
     replaced: dict[int, Tensor] | None = None,
 ) -> Any:
-    """``tree`` with every tensor (or object of ``kind``) replaced; mappings become dicts, all else stays.
+    """Return ``tree`` with ``function(tensor)`` in place of each tensor; mappings become dicts.
 
-    A tensor that is in ``tree`` twice is replaced by one tensor: a loss may differentiate outputs in inputs
-    that are its targets, too. ``replaced`` has those that were replaced already, by their id. (An inner
-    function that calls itself would hold them until Python looks for cycles.)
+    A tensor that occurs twice is replaced by the same tensor: a loss may differentiate outputs in inputs that
+    are also its targets.
+
+    Args:
+        function: a function of a tensor.
+        tree: tensors in nested tuples, lists and mappings; other objects stay as they are.
+        kind: the type of objects to replace.
+        replaced: the replacements so far, by id of the tensor; for calls of this function by itself. (A
+            nested function that calls itself would hold them until Python collects cycles.)
     """
     replaced = {} if replaced is None else replaced
     if isinstance(tree, kind):
@@ -66,12 +72,12 @@ def tree_map(
 
 
 def as_tensors(tree: Any) -> Any:
-    """``tree`` with NumPy arrays as tensors; an iterable that is no tuple, list or dict stays as it is."""
+    """Return ``tree`` with tensors in place of NumPy arrays."""
     return tree_map(torch.from_numpy, tree, np.ndarray)
 
 
 def named_tensors(tree: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of ``tree``, each with where it is, such as "inputs['mask']" or "targets[1]"."""
+    """Yield the tensors of ``tree`` with their places, such as "inputs['mask']" or "targets[1]"."""
     if isinstance(tree, Tensor):
         yield name, tree
     elif isinstance(tree, (Mapping, tuple, list)):
@@ -80,19 +86,19 @@ def named_tensors(tree: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def graph_nodes(tensors: Iterable[Tensor]) -> Iterator[Any]:
-    """The nodes of the graph that ``tensors`` were computed by."""
+    """Yield the nodes of autograd's graph of ``tensors``."""
     queue = [t.grad_fn for t in tensors if t.grad_fn is not None]
-    seen = set(queue)
+    visited = set(queue)
     while queue:
         node = queue.pop()
         yield node
-        new = {below for below, _ in node.next_functions if below is not None} - seen
-        seen |= new
-        queue += new
+        inputs = {input_node for input_node, _ in node.next_functions if input_node is not None}
+        queue += inputs - visited
+        visited |= inputs
 
 
 def leaves(value: Any) -> list[Tensor]:
-    """The tensors that require gradients and that ``value`` was computed from."""
+    """Return the leaf tensors with gradients in autograd's graph of ``value``, without repeats."""
     tensors = [tensor for _, tensor in named_tensors(value)]
     variables = [tensor for tensor in tensors if tensor.is_leaf and tensor.requires_grad]
     variables += [node.variable for node in graph_nodes(tensors) if hasattr(node, "variable")]
@@ -100,7 +106,7 @@ def leaves(value: Any) -> list[Tensor]:
 
 
 def opened(outputs: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """A model's outputs as a tree of tensors, and a function that makes outputs of such a tree again."""
+    """Return a model's outputs as a tree of tensors, and a function that makes outputs from such a tree."""
     if isinstance(outputs, Mapping) and type(outputs) is not dict:
         return dict(outputs), lambda tree: type(outputs)(**tree)
     if dataclasses.is_dataclass(outputs) and not isinstance(outputs, (type, Mapping)):
@@ -109,7 +115,7 @@ def opened(outputs: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 
 def strided(tensor: Tensor) -> Tensor:
-    """``tensor``, or the indices and values of a sparse one, such as the adjacency of a graph."""
+    """Return a plain tensor unchanged, and a sparse one as its indices and values."""
     if tensor.layout is torch.strided:
         return tensor
     tensor = tensor.to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
@@ -118,37 +124,37 @@ def strided(tensor: Tensor) -> Tensor:
 
 
 def clone(tree: Any) -> Any:
-    """``tree`` with every tensor cloned."""
+    """Return ``tree`` with a clone of every tensor."""
     return tree_map(lambda tensor: tensor.clone(), tree)
 
 
 def take(tree: Any, index: Any) -> Any:
-    """``tensor[index]`` for every tensor of ``tree``."""
+    """Return ``tree`` with ``tensor[index]`` in place of every tensor."""
     return tree_map(lambda tensor: tensor[index], tree)
 
 
 def concatenate(trees: Sequence[Any]) -> Any:
-    """The samples of all ``trees``, which have one structure, in one; what is no tensor is the first's.
+    """Return one tree with the samples of all ``trees``, which have the same structure.
 
-    InputError for tensors whose samples differ in shape.
+    An object that is no tensor is taken from the first tree. Raises InputError if samples differ in shape.
     """
     first = trees[0]
     if isinstance(first, Tensor):
-        shapes = dict.fromkeys(tuple(tree.shape[1:]) for tree in trees)
+        shapes = list(dict.fromkeys(tuple(tree.shape[1:]) for tree in trees))
         if len(shapes) > 1:
-            a, b, *_ = shapes
-            raise InputError(f"data: its batches have samples of shapes {a} and {b}; pad all to one length")
+            words = f"its batches have samples of shapes {shapes[0]} and {shapes[1]}"
+            raise InputError(f"data: {words}; pad all to one length")
         return torch.cat(list(trees))
     if isinstance(first, Mapping):
         return {key: concatenate([tree[key] for tree in trees]) for key in first}
     if isinstance(first, (tuple, list)):
-        parts = [concatenate(part) for part in zip(*trees, strict=True)]
-        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+        items = [concatenate(items_of_trees) for items_of_trees in zip(*trees, strict=True)]
+        return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
     return first
 
 
 def aligned(model: nn.Module, views: Iterable[Tensor]) -> list[Tensor]:
-    """``views`` of flat vectors, or copies of them for a model that takes no views at odd places."""
+    """Return ``views`` of flat vectors, or clones of them for a model in UNALIGNED."""
     return [view.clone() for view in views] if model in UNALIGNED else list(views)
 
 
@@ -160,17 +166,20 @@ AGAIN = (
 
 
 def recomputes(model: nn.Module, seen: bool = False) -> bool:
-    """Return whether a backward pass computes outputs again; ``seen``: that it does, for its copies, too."""
+    """Return whether a backward pass of a model computes outputs again, as activation checkpointing does.
+
+    ``seen``: a check has just observed that; it is recorded in the model and its later copies.
+    """
     if seen:
         model._landscape_recomputes = True  # type: ignore[assignment]
     return "_landscape_recomputes" in vars(model)
 
 
 def _everywhere(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``tensors`` by the name of each place that holds the parameter or buffer, each module counted once.
+    """Return ``tensors`` under every name of the parameter or buffer, but one name in a module used twice.
 
-    functional_call's own ``tie_weights`` replaces twice in a module that is used twice, and what it sets back
-    afterwards is its own replacement, which stays in the user's model (PyTorch 2.13).
+    It replaces the option ``tie_weights`` of functional_call, which would replace a tensor twice in a module
+    that is used twice, and then leave its own replacement in the user's model (PyTorch 2.13).
     """
     tensors_by_place = {
         f"{prefix}.{key}" if prefix else key: tensor
@@ -182,10 +191,10 @@ def _everywhere(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tenso
 
 
 def call(model: nn.Module, weights: dict[str, Tensor], x: Any) -> Any:
-    """The model's outputs with ``weights`` in place of its parameters, differentiable in them.
+    """Return the model's outputs with ``weights`` in place of its parameters, differentiable in them.
 
-    A dict x is passed as ``model(**x)``, a tuple or list as ``model(*x)``, anything else as ``model(x)``.
-    InputError for gradients of a model that computes outputs again in its backward pass.
+    A dict x is passed as ``model(**x)``, a tuple or list as ``model(*x)``, any other object as ``model(x)``.
+    Raises InputError if gradients are recorded and the model computes outputs again in its backward pass.
     """
     if recomputes(model) and torch.is_grad_enabled() and any(w.requires_grad for w in weights.values()):
         raise InputError(AGAIN)
@@ -206,48 +215,48 @@ def call(model: nn.Module, weights: dict[str, Tensor], x: Any) -> Any:
 
 
 def own_outputs(problem: Any, x: Any) -> Any:
-    """The outputs of a problem's model with the weights that the module itself has (:func:`.placed`)."""
+    """Return the outputs of a problem's model with the module's own parameters (see :func:`.placed`)."""
     if recomputes(problem.model) and problem.batchnorm.buffers:
         raise InputError("bn: only 'center' is allowed with activation checkpointing; switch that off")
     return call(problem.model, dict(problem.batchnorm.buffers), x)
 
 
-# For those who have several inputs, or inputs alone.
+# The end of messages, for users with several inputs, or with inputs only.
 FORMS = ", such as ((a, b), targets) of two inputs; (x, x) where the targets are the inputs"
 
 
 def is_resident(data: Any) -> bool:
-    """Return whether ``data`` is the data itself, samples first, and not an iterable of batches of it.
+    """Return whether ``data`` is all samples in one, as (inputs, targets), and no iterable of batches.
 
-    It is where it is a dict, a tuple of two, or a list of two tensors. Raises InputError for one tensor, and
-    for a tuple of two pairs that may as well be two batches.
+    A dict, a tuple of two, and a list of two tensors are. Raises InputError for one tensor, and for a tuple
+    of two pairs, which could also be two batches.
     """
     if isinstance(data, Tensor):
         raise InputError(f"data: one tensor is not allowed, it must be (inputs, targets){FORMS}")
-    pair = isinstance(data, (tuple, list)) and len(data) == 2
-    if pair and isinstance(data, tuple) and (kinds := _kinds(data[0])) and kinds == _kinds(data[1]):
-        raise InputError(
-            "data: two pairs in a tuple may be two batches; give batches in a list, inputs in a dict"
-        )
-    return isinstance(data, Mapping) or (
-        pair and (isinstance(data, tuple) or all(isinstance(part, Tensor) for part in data))
-    )
+    if not isinstance(data, (tuple, list)) or len(data) != 2:
+        return isinstance(data, Mapping)
+    if isinstance(data, list):
+        return all(isinstance(item, Tensor) for item in data)
+    if (types := _types_of_pair(data[0])) and types == _types_of_pair(data[1]):
+        words = "two pairs in a tuple may be two batches; give batches in a list, inputs in a dict"
+        raise InputError(f"data: {words}")
+    return True
 
 
-def _kinds(pair: Any) -> list[tuple[torch.dtype, torch.Size]]:
-    """The kinds of number and the shapes of the samples of a pair of tensors; [] of anything else."""
+def _types_of_pair(pair: Any) -> list[tuple[torch.dtype, torch.Size]]:
+    """Return the dtypes and the shapes of samples of a pair of tensors; [] for any other object."""
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         return []
-    kinds = [(t.dtype, t.shape[1:]) for t in pair if isinstance(t, Tensor) and t.dim()]
-    return kinds if len(kinds) == 2 else []
+    types = [(t.dtype, t.shape[1:]) for t in pair if isinstance(t, Tensor) and t.dim()]
+    return types if len(types) == 2 else []
 
 
 def split(batch: Any, model_has_loss: bool) -> tuple[Any, Any]:
-    """(inputs, targets) of a batch: a pair, or one dict as Hugging Face's collators make them.
+    """Return (inputs, targets) of a batch: a pair, or one dict, as from a collator of Hugging Face.
 
-    Of a dict the targets are its "labels", or all of it where it has none. With ``model_has_loss`` the model
-    computes its loss from the labels, which are then inputs, too; otherwise the model does not receive them.
-    Nor the number by which a trainer has it divide the sum over a step's labels: it takes their mean.
+    The targets of a dict are its "labels", or the whole dict if it has none. With ``model_has_loss`` the
+    model computes its loss from the labels, which then stay among the inputs. The entry "num_items_in_batch"
+    is removed: with it, a model would divide by a trainer's number of labels, and not return a mean.
     """
     if isinstance(batch, Mapping):
         batch = {key: value for key, value in batch.items() if key != "num_items_in_batch"}
@@ -257,31 +266,40 @@ def split(batch: Any, model_has_loss: bool) -> tuple[Any, Any]:
         return {key: value for key, value in batch.items() if key != "labels"}, labels
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
-    what = type(batch).__name__ + (f" of {len(batch)}" if isinstance(batch, (tuple, list)) else "")
-    raise InputError(f"data: a batch is a {what}, it must be (inputs, targets) or a dict{FORMS}")
+    description = type(batch).__name__
+    if isinstance(batch, (tuple, list)):
+        description += f" of {len(batch)}"
+    raise InputError(f"data: a batch is a {description}, it must be (inputs, targets) or a dict{FORMS}")
 
 
 def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
-    """The number of samples of a batch: the length of its first tensor, of the targets where they have one.
+    """Return the number of samples of a batch: the length of the first tensor of the targets or, without one,
+    of the inputs; of targets in a list with one dict for each image, the length of the list.
 
-    With ``alike``, InputError unless all tensors are of that length; ``remedy``: code that makes a batch of
-    those which are not, as of a graph's nodes and edges.
+    Args:
+        x, y: inputs and targets.
+        alike: whether to raise InputError unless all tensors have that length.
+        remedy: code for that error, for inputs of other lengths, such as the nodes and edges of a graph.
     """
     tensors = [*named_tensors(y, "targets"), *named_tensors(x, "inputs")]
-    lone = bool(tensors) and tensors[0][1].dim() == 0
     if not tensors and hasattr(y, "__dict__") and not alike:
-        return 1  # an object, such as a graph, that is inputs and targets
-    if not tensors or lone or isinstance(y, (bool, int, float)):
-        what = f"a single number as {tensors[0][0] if lone else 'targets'}" if tensors else "no tensor"
-        raise InputError(f"data: a batch holds {what}, not tensors with samples first; use DataLoader(…)")
+        return 1  # one object with inputs and targets, such as a graph
+    content = "" if tensors else "no tensor"
+    if tensors and tensors[0][1].dim() == 0:
+        content = f"a single number as {tensors[0][0]}"
+    elif tensors and isinstance(y, (bool, int, float)):
+        content = "a single number as targets"
+    if content:
+        raise InputError(f"data: a batch holds {content}, not tensors with samples first; use DataLoader(…)")
     first, length = tensors[0][0], len(tensors[0][1])
-    per_image = isinstance(y, list) and bool(y) and all(isinstance(entry, Mapping) for entry in y)
-    if per_image:  # the objects of each image, of which tensors hold any number
+    is_per_image = isinstance(y, list) and bool(y) and all(isinstance(entry, Mapping) for entry in y)
+    if is_per_image:  # the tensors have the objects of each image, any number of them
         first, length = "targets", len(y)
     for name, tensor in tensors if alike else ():
-        if per_image or tensor.dim() == 0 or len(tensor) != length or tensor.layout is not torch.strided:
+        is_sparse = tensor.layout is not torch.strided
+        if is_per_image or tensor.dim() == 0 or len(tensor) != length or is_sparse:
             size = f"{len(tensor) if tensor.dim() else 'no'} samples"
-            if tensor.layout is not torch.strided:
+            if is_sparse:
                 size = f"a {str(tensor.layout).removeprefix('torch.')} tensor (.to_dense() makes a plain one)"
             graph = ", or, as of a graph, be in a list of one batch" if remedy else ""
             raise InputError(
@@ -292,22 +310,25 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
 
 
 class Stream(ABC):
-    """Samples too many to lie on the device, each of which can be fetched when it is used.
+    """Samples that do not fit on the device, and are read when they are used.
 
-    Iterating gives batches (x, y) of all ``samples``, each once, always in the same order.
+    Iteration yields batches (x, y) of all samples, each once, always in the same order.
+
+    Attributes:
+        samples: the number of samples.
     """
 
     samples: int
-    #: The targets of all samples, where they are known without reading the samples.
+    #: The targets of all samples, if they are known without reading the samples; else None.
     labels: Tensor | None = None
 
     @abstractmethod
     def gather(self, indices: Tensor) -> tuple[Any, Any]:
-        """(x, y) of the samples ``indices`` (B,), repeats allowed."""
+        """Return (x, y) of the samples ``indices`` (B,), repeats allowed."""
 
     @abstractmethod
     def part(self, rows: slice) -> Stream:
-        """The stream of those samples alone."""
+        """Return a stream of the samples ``rows`` only."""
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         for indices in torch.split(torch.arange(self.samples), STREAM_BATCH):
@@ -316,7 +337,7 @@ class Stream(ABC):
 
 @dataclass(frozen=True)
 class HostStream(Stream):
-    """A stream of ``x`` and ``y`` (tensors, or what holds them) in host memory."""
+    """A stream of inputs ``x`` and targets ``y`` (tensors, or trees of them) in host memory."""
 
     x: Any
     y: Any
@@ -330,7 +351,7 @@ class HostStream(Stream):
 
 
 def random_state(device: torch.device) -> tuple[bytes, Any]:
-    """The states of PyTorch's generators, also of that on ``device``, and of NumPy's and Python's."""
+    """Return (the state of PyTorch's generators, the states of NumPy's and Python's generators)."""
     numpy: Any = np.random.get_state()  # noqa: NPY002
     elsewhere = numpy[1].tobytes(), numpy[2:], random.getstate()
     return torch.cat(random_states(device)).numpy().tobytes(), elsewhere
@@ -338,9 +359,10 @@ def random_state(device: torch.device) -> tuple[bytes, Any]:
 
 @contextlib.contextmanager
 def fixed_randomness(device: torch.device, seed: int | None, elsewhere: bool) -> Iterator[None]:
-    """Random numbers drawn inside come from ``seed``, and PyTorch's own state is as before afterwards.
+    """Return a context whose random numbers come from ``seed``, and which restores the generators' states.
 
-    So do those of NumPy and of Python, if something is drawn ``elsewhere``. None leaves everything as it is.
+    It sets PyTorch's generators, and with ``elsewhere`` also those of NumPy and Python. A seed of None
+    changes nothing.
     """
     if seed is None:
         yield
@@ -351,7 +373,7 @@ def fixed_randomness(device: torch.device, seed: int | None, elsewhere: bool) ->
             stack.callback(random.setstate, random.getstate())
             np.random.seed(seed)  # noqa: NPY002
             random.seed(seed)
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed takes as long as a small network's pass
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed is as slow as a small network's pass
         if device.type != "cpu":
             torch.get_device_module(device).manual_seed(seed)
         yield
@@ -359,7 +381,10 @@ def fixed_randomness(device: torch.device, seed: int | None, elsewhere: bool) ->
 
 @contextlib.contextmanager
 def quiet(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """No advice of cuDNN's recurrent layers to compact weights, which are those of the pass here."""
+    """Return a context without cuDNN's warning that weights of recurrent layers are not contiguous.
+
+    They are views of θ, and new ones in each pass.
+    """
     if device.type == "cpu" or not any(isinstance(m, nn.RNNBase) for m in model.modules()):
         yield
         return

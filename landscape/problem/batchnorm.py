@@ -1,7 +1,7 @@
-"""Whose statistics BatchNorm uses at weights other than those it was trained to.
+"""Policies for the statistics of BatchNorm at weights other than the trained ones.
 
-A BatchNorm layer in eval mode divides by the statistics in its buffers. They belong to the center's weights:
-at displaced weights the activations have other statistics, and part of what a surface shows is that mismatch.
+A BatchNorm layer in eval mode normalizes by the statistics in its buffers. These are right for the center. At
+displaced weights the activations have other statistics, and the mismatch changes the surface.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from landscape.problem.data import Data
 from landscape.problem.layout import Layout
 
 POLICIES = ("center", "recalibrate", "train")
-# Samples for the statistics, and samples per batch while they are estimated: ours; a statistic over 1,000
-# samples has a standard error of 3%, in batches of a common training size.
+# Samples for the statistics, and samples per batch in their estimation (our choice: a statistic of 1,000
+# samples has a standard error of 3%, and 250 is a common batch size).
 SAMPLES = 1000
 BATCH = 250
 
 
 def tracked(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    """The BatchNorm layers of ``model`` with running statistics."""
+    """Return the BatchNorm layers of ``model`` with running statistics."""
     layers = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
-    return [m for m in layers if m.running_mean is not None]
+    return [layer for layer in layers if layer.running_mean is not None]
 
 
 def buffer_names(model: nn.Module) -> list[str]:
-    """The names of BatchNorm's buffers in ``model``: running statistics, and counts of batches."""
-    layers = [m for m in model.named_modules() if isinstance(m[1], nn.modules.batchnorm._BatchNorm)]
-    return [key for name, layer in layers for key, _ in layer.named_buffers(name, recurse=False)]
+    """Return the names of BatchNorm's buffers in ``model``, each once: statistics, and counts of batches."""
+    layers = {n for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+    return [name for name, _ in model.named_buffers() if name.rpartition(".")[0] in layers]
 
 
 def has_batchnorm(model: nn.Module) -> bool:
@@ -49,28 +49,28 @@ class BatchNormPolicy:
 
     Attributes:
         name: one of POLICIES.
-        samples: how many samples the statistics come from; 0: the model's buffers, or the data's own batches.
-        buffers: name -> statistics in place of the model's buffers.
+        samples: the number of samples of the statistics; 0: those of the model's buffers, or of each batch.
+        buffers: statistics in place of the model's buffers, by their names.
     """
 
     name: str = "center"
     samples: int = 0
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
-    #: The statistics differ from point to point, so that they cannot be folded into a convolution.
+    #: Whether the statistics depend on the weights, so that they cannot be folded into a convolution.
     varies: ClassVar[bool] = False
 
     def at(self, weights: Tensor) -> BatchNormPolicy:
-        """The policy with the statistics at ``weights`` (P,), fixed: derivatives at θ are with these."""
+        """Return a policy with the statistics at ``weights`` (P,), fixed, for derivatives there."""
         return self
 
     def to(self, dtype: torch.dtype) -> BatchNormPolicy:
-        """The same in another precision."""
+        """Return the policy in another precision."""
         buffers = {k: t.to(dtype) if t.is_floating_point() else t for k, t in self.buffers.items()}
         return replace(self, buffers=buffers)
 
 
 def without_statistics(model: nn.Module) -> nn.Module:
-    """A copy whose layers take the statistics of their batch, in eval mode, too, as they have no buffers."""
+    """Return a copy without BatchNorm's buffers; in eval mode, its layers use the statistics of the batch."""
     copied = copy.deepcopy(model)
     for layer in tracked(copied):
         layer.running_mean = layer.running_var = layer.num_batches_tracked = None
@@ -80,7 +80,11 @@ def without_statistics(model: nn.Module) -> nn.Module:
 class Estimator:
     """Estimates the statistics of BatchNorm layers, as torch.optim.swa_utils.update_bn does.
 
-    They are averages over batches. Layers other than BatchNorm stay in eval mode. ``model`` is copied.
+    They are averages over batches. Layers other than BatchNorm stay in eval mode.
+
+    Args:
+        model: the model, which is copied.
+        layout: the places of its parameters in θ.
     """
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
@@ -90,12 +94,12 @@ class Estimator:
             layer.momentum = None  # a plain average over the batches, in place of an exponential one
 
     def to(self, dtype: torch.dtype) -> Estimator:
-        """The same in another precision."""
+        """Return the estimator in another precision."""
         return Estimator(copy.deepcopy(self._model).to(dtype), self._layout)
 
     @torch.no_grad()
     def __call__(self, weights: Tensor, inputs: Iterable[Any]) -> dict[str, Tensor]:
-        """Buffer name -> statistics of ``inputs``, batches of inputs, at ``weights`` (P,)."""
+        """Return the statistics of batches of inputs at ``weights`` (P,), by name of the buffer."""
         layers = tracked(self._model)
         for layer in layers:
             layer.reset_running_stats()
@@ -110,7 +114,7 @@ class Estimator:
 
 @dataclass(frozen=True, eq=False)
 class Recalibration(BatchNormPolicy):
-    """Policy "recalibrate": statistics estimated at each θ, on a fixed sample of the inputs."""
+    """The policy "recalibrate": statistics estimated at each θ, on a fixed sample of the inputs."""
 
     estimate: Estimator = field(kw_only=True)
     inputs: tuple[Any, ...] = field(kw_only=True)
@@ -125,7 +129,7 @@ class Recalibration(BatchNormPolicy):
 
 
 def policy(bn: str, samples: int, model: nn.Module, layout: Layout, data: Data) -> BatchNormPolicy:
-    """The policy named ``bn`` for a model and its data; see :meth:`landscape.Problem.with_batchnorm`.
+    """Return the policy named ``bn`` for a model and its data; see :meth:`landscape.Problem.with_batchnorm`.
 
     Raises InputError for an unknown policy or samples < 2.
     """
@@ -141,20 +145,20 @@ def policy(bn: str, samples: int, model: nn.Module, layout: Layout, data: Data) 
 
 
 def sample_parts(count: int, samples: int) -> tuple[Tensor, ...]:
-    """The numbers of ``samples`` of ``count`` samples (at most all), drawn at random, in even batches."""
+    """Draw indices of at most ``samples`` of ``count`` samples, and return them in batches of one size."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:samples]
     return order.tensor_split(-(-len(order) // BATCH))
 
 
 def sample_inputs(data: Data, samples: int) -> Iterator[Any]:
-    """Inputs of :func:`sample_parts`, or, of data without numbered samples, of its first batches."""
+    """Yield batches of inputs: those of :func:`sample_parts`, or the first of data without indices."""
     if data.indexed:
-        for part in sample_parts(data.samples, samples):
-            yield data.gather(part)[0]
+        for indices in sample_parts(data.samples, samples):
+            yield data.gather(indices)[0]
         return
-    seen = 0
+    count = 0
     for x, y, _ in data.chunks():
         yield x
-        seen += count_samples(x, y, alike=False)
-        if seen >= samples:
+        count += count_samples(x, y, alike=False)
+        if count >= samples:
             return

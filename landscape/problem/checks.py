@@ -1,8 +1,8 @@
-"""Checks that L(θ), as a problem computes it, is the loss that the user's own module and loss give.
+"""Checks that L(θ), as a problem computes it, is the loss of the user's own module and loss function.
 
-Each check works on a few samples, and raises InputError in one line that names the cause and the remedy.
-A module may merge its parameters in eval(), compute something from them there, or in its first pass: a fresh
-copy of it, which gets θ before all that, tells.
+Each check evaluates a few samples, and raises InputError in one line that names the cause and the remedy. A
+module may merge its parameters in eval(), or store numbers computed from them there or in its first pass. The
+checks therefore compare with a new copy of the module that receives θ before eval() and before any pass.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ from landscape.problem.mean_loss import MeanLoss
 
 # How far the checks move θ, relative to the mean magnitude of each parameter (our choice).
 MOVE = 0.1
-# The share of the weights at which a module that keeps something shows it (our choice): at the weights
-# themselves saturated layers hide it.
+# A multiple of the weights at which a stored number of a module changes the loss (our choice): at the weights
+# themselves, saturated layers may hide it.
 SHRUNK = 0.1
-# The multiple of the center at which a module first computes what it may keep, of another loss (our choice).
+# A multiple of the center, with another loss, at which a module makes its first pass (our choice).
 ELSEWHERE = 3
-# A short step: the share by which the loss rises along it, and its largest share of θ (our choice).
+# A short step along a direction: the relative rise of the loss, and the largest length relative to ‖θ‖ (our
+# choices).
 RISE, SHORT = 1e-3, 1e-2
 
 
@@ -54,13 +55,13 @@ FUSED = 1e-5
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """The relative difference up to which two ways of computing one number count as equal: √eps."""
+    """Return √eps, the largest relative difference of two computations of one number that count as equal."""
     return math.sqrt(torch.finfo(dtype).eps)
 
 
 @torch.no_grad()
 def loss_of(problem: MeanLoss, x: Any, y: Any, seed: int = 0, weights: Tensor | None = None) -> Tensor:
-    """The loss of clones of some samples at ``weights``, or at the center."""
+    """Return the loss of clones of some samples at ``weights`` (P,), by default at the center."""
     at = problem.weights if weights is None else weights
     (inputs, targets) = fresh(problem, x, y)
     with problem.evaluating(seed):
@@ -68,57 +69,55 @@ def loss_of(problem: MeanLoss, x: Any, y: Any, seed: int = 0, weights: Tensor | 
 
 
 def equal(a: Tensor, b: Tensor, problem: MeanLoss, smallest: float = 0.0) -> bool:
-    """Return whether two losses are the same but for rounding, of at least a share of ``smallest``."""
+    """Return whether two losses differ by rounding only, or relatively by at most ``smallest``."""
     allowed = max(smallest, *(tolerance(dtype) for dtype in (problem.weights.dtype, a.dtype)))
     return torch.allclose(a, b, rtol=allowed, atol=allowed, equal_nan=True)
 
 
 def fresh(problem: MeanLoss, x: Any, y: Any) -> tuple[Any, Any]:
-    """Clones of some samples for one pass."""
+    """Return clones of some samples for one pass."""
     x, y = clone((x, y))
     return problem.data.leaves(x, y)
 
 
 def custom(model: nn.Module) -> list[str]:
-    """Names of the user's modules that may keep in eval mode what they compute from parameters.
+    """Return the names of the user's modules that may store numbers computed from parameters in eval mode.
 
-    They have a train() or eval() of their own; or, where none has, parameters or other tensors.
+    They are the modules with a train() or eval() of their own; if there are none, those with parameters or
+    other tensors; if there are none, all of the user's.
     """
-    modules = [(name, module) for name, module in model.named_modules() if not of_torch(module)]
-    names = [name for name, module in modules if own_mode(module)]
-    return names or [name for name, module in modules if module._parameters or held(module)]
-
-
-def may_keep(module: nn.Module) -> bool:
-    """Return whether a module has a mode of its own, or holds tensors, perhaps since its last pass."""
-    return not of_torch(module) and (own_mode(module) or bool(held(module)))
+    modules = {name: module for name, module in model.named_modules() if not of_torch(module)}
+    names = [name for name, module in modules.items() if own_mode(module)]
+    return names or [name for name, m in modules.items() if m._parameters or held(m)] or list(modules)
 
 
 def of_torch(module: nn.Module) -> bool:
-    """Return whether a module is PyTorch's, without hooks: those keep nothing of a pass or a mode."""
-    torchs = type(module).__module__.split(".")[0] == "torch"
-    return torchs and not (module._forward_hooks or module._forward_pre_hooks)
+    """Return whether a module is PyTorch's own, without hooks, so that it stores nothing of a pass."""
+    is_of_torch = type(module).__module__.split(".")[0] == "torch"
+    return is_of_torch and not (module._forward_hooks or module._forward_pre_hooks)
 
 
 def held(module: nn.Module) -> dict[str, Any]:
-    """The attributes of a module that are tensors, or hold some, other than parameters and buffers."""
+    """Return the attributes of a module that contain tensors, other than its parameters and buffers."""
     items = [(key, value) for key, value in vars(module).items() if key not in ("_parameters", "_buffers")]
     return {key: value for key, value in items if any(named_tensors([value]))}
 
 
 def emptied(problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any]) -> nn.Module:
-    """``original``, or a copy of it without the tensors that a pass makes anew where they are missing."""
-    tensors = [(name, module) for name, module in original.named_modules() if not of_torch(module)]
-    attributes = [(name, key, value) for name, module in tensors for key, value in held(module).items()]
+    """Return ``original``, or a copy without the stored tensors that a pass computes again."""
+    attributes = list[tuple[str, str, Any]]()
+    for name, module in original.named_modules():
+        if not of_torch(module):
+            attributes += [(name, key, value) for key, value in held(module).items()]
     model = independent_copy(original) if attributes else original
     for name, key, value in attributes:
         trial = evaluated(independent_copy(model).to(problem.device, problem.dtype))
-        tried = trial.get_submodule(name)
+        module = trial.get_submodule(name)
         empty: Callable[[], Any] = type(value) if isinstance(value, (dict, list)) else lambda: None
-        setattr(tried, key, empty())
-        with problem.evaluating(0):  # it fails without a constant
+        setattr(module, key, empty())
+        with problem.evaluating(0):  # the pass fails if the tensor is a constant
             attempt(call, trial, {}, fresh(problem, *problem.data.pick(*batch))[0])
-        if key in held(tried):
+        if key in held(module):
             setattr(model.get_submodule(name), key, empty())
     return model
 
@@ -126,15 +125,15 @@ def emptied(problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any]) -> n
 def truth_of(
     problem: MeanLoss, original: nn.Module, x: Any, y: Any, weights: Tensor, training: Sequence[str] = ()
 ) -> tuple[Tensor, Sequence[Tensor] | None]:
-    """The loss, and its gradient, of a copy of the user's module that got ``weights`` (P,) before its mode.
+    """Return the loss and gradient of a copy of the user's module that got ``weights`` (P,) before eval().
 
-    Of PyTorch's own modules alone the problem's model is as good, and cheaper.
+    A model of PyTorch's own modules alone needs no copy. ``training``: modules to put in training mode.
     """
     x, y = fresh(problem, x, y)
-    plain = all(map(of_torch, problem.model.modules()))
-    model = problem.model if plain else independent_copy(original).to(problem.device, problem.dtype)
+    needs_copy = not all(map(of_torch, problem.model.modules()))
+    model = independent_copy(original).to(problem.device, problem.dtype) if needs_copy else problem.model
     with placed(model, problem.layout, weights) as parameters, problem.evaluating(0):
-        if not plain:
+        if needs_copy:
             evaluated(model, training)
         return _loss_and_gradient(lambda: call(model, {}, x), problem, list(parameters.values()), y)
 
@@ -142,37 +141,48 @@ def truth_of(
 def check_parameters(
     problem: MeanLoss, original: nn.Module, x: Any, y: Any, weights: Tensor, training: Sequence[str]
 ) -> None:
-    """Raise InputError unless the loss at ``weights`` is that of a copy of ``original`` that holds them.
+    """Raise InputError unless the loss at ``weights`` is that of a copy of ``original`` with these weights.
 
-    Where the gradient is not, or PyTorch says so, the model computes outputs again in its backward pass, with
-    the parameters that the module itself has: activation checkpointing (:func:`.recomputes`). ``training``:
-    the modules of the problem's model that are in training mode; the loss must be that of eval mode.
+    If only the gradients differ, or PyTorch reports it, the model computes outputs again in its backward
+    pass, with the module's own parameters: activation checkpointing, which :func:`.recomputes` records.
+
+    Args:
+        problem: the problem, whose model is checked.
+        original: the user's module.
+        x, y: some samples.
+        weights: (P,).
+        training: the modules of the problem's model in training mode; the loss must be that of eval mode.
     """
     tensors, (inputs, targets) = problem.layout.leaves(weights), fresh(problem, x, y)
-    in_place = [] if all(map(of_torch, problem.model.modules())) else [_in_place(problem, tensors, x, y)]
+    may_store = not all(map(of_torch, problem.model.modules()))
+    losses = [_in_place(problem, tensors, x, y)] if may_store else []
     with problem.evaluating(0):
-        pass_here = functools.partial(problem.call, tensors, inputs)
-        ours, gradient = _loss_and_gradient(pass_here, problem, list(tensors.values()), targets)
-    true_loss, truth = truth_of(problem, original, x, y, weights, training)
+        outputs = functools.partial(problem.call, tensors, inputs)
+        loss, gradient = _loss_and_gradient(outputs, problem, list(tensors.values()), targets)
+    true_loss, true_gradient = truth_of(problem, original, x, y, weights, training)
     if training:
         true_loss, _ = truth_of(problem, original, x, y, weights)
     smallest = 0.0 if problem.device.type == "cpu" else FUSED
-    if in_place:
-        in_place.append(loss_of(problem, x, y, weights=weights))  # which may keep something of another pass
-    deviating = [loss for loss in (ours, *in_place) if not equal(loss, true_loss, problem, smallest)]
-    follows = not deviating
-    if follows and gradient is not None and truth is not None:
-        # A part at a time: copies of all parts in double precision would take much memory.
+    if may_store:
+        losses.append(loss_of(problem, x, y, weights=weights))  # it may use stored numbers of a former pass
+    wrong_losses = [value for value in (loss, *losses) if not equal(value, true_loss, problem, smallest)]
+    is_right = not wrong_losses
+    if is_right and gradient is not None and true_gradient is not None:
+        # One parameter at a time: copies of whole gradients in double precision would need much memory.
         allowed = tolerance(problem.weights.dtype)
-        apart = [float((double(a) - double(b)).norm()) for a, b in zip(gradient, truth, strict=True)]
-        scale = math.hypot(*(float(double(part).norm()) for part in truth))
-        if math.isfinite(scale) and math.hypot(*apart) > 10 * allowed * (scale + allowed):
+        errors = [float((double(a) - double(b)).norm()) for a, b in zip(gradient, true_gradient, strict=True)]
+        norm = math.hypot(*(float(double(part).norm()) for part in true_gradient))
+        if math.isfinite(norm) and math.hypot(*errors) > 10 * allowed * (norm + allowed):
             recomputes(problem.model, seen=True)
-        follows = _flat(problem, original, (x, y), weights, gradient, training)
-    if not follows:
+        of_user = [name for name, module in original.named_modules() if not of_torch(module)]
+        modes = dict.fromkeys((() if training else tuple(custom(original)), tuple(of_user)))
+        is_right = all(
+            _is_complete(problem, original, (x, y), weights, gradient, training, names) for names in modes
+        )
+    if not is_right:
         names = dict.fromkeys(type(original.get_submodule(name)).__name__ for name in custom(original))
         raise InputError(
-            f"model: its loss {float([*deviating, ours][0]):.6g} in eval mode does not follow all of its "
+            f"model: its loss {float([*wrong_losses, loss][0]):.6g} in eval mode does not follow all of its "
             f"parameters ({float(true_loss):.6g} of a copy): {', '.join(names) or 'PyTorch'} merges, caches "
             "or detaches some, or uses an earlier pass; compute with self.NAME in each forward pass"
         )
@@ -180,46 +190,56 @@ def check_parameters(
 
 @torch.no_grad()
 def _in_place(problem: MeanLoss, parameters: dict[str, Tensor], x: Any, y: Any) -> Tensor:
-    """The loss at ``parameters``, of tensors that held other numbers in a pass before.
+    """Return the loss at ``parameters``, written into tensors that had other numbers in a pass before.
 
-    A module may keep what it computed by a parameter's identity, place in memory, or version.
+    A module may store numbers by a parameter's identity, address or version, and then use the old ones.
     """
-    tensors, values = problem.layout.leaves(ELSEWHERE * problem.weights), list[Tensor]()
+    tensors, losses = problem.layout.leaves(ELSEWHERE * problem.weights), list[Tensor]()
     for _ in range(2):
         inputs, targets = fresh(problem, x, y)
         with problem.evaluating(0):
-            values.append(problem.criterion(problem.call(tensors, inputs), targets).detach())
+            losses.append(problem.criterion(problem.call(tensors, inputs), targets).detach())
         for name, tensor in tensors.items():
             tensor.data.copy_(parameters[name])
-    return values[1]
+    return losses[1]
 
 
-def _flat(
-    problem: MeanLoss, original: nn.Module, xy: tuple[Any, Any], at: Tensor, parts: Any, training: Any
+def _is_complete(
+    problem: MeanLoss,
+    original: nn.Module,
+    xy: tuple[Any, Any],
+    at: Tensor,
+    gradient: Any,
+    training: Any,
+    names: Sequence[str],
 ) -> bool:
-    """Return whether the loss has the gradient ``parts``, of which nothing is detached.
+    """Return whether the gradient misses no part of the loss, such as one that a module detaches.
 
-    A copy in the other mode, of the same loss or where a part is zero, has one by which the loss rises more.
+    It is compared with the gradient of a copy with the modules ``names`` in the other mode. The gradients
+    may differ by right, except where both losses are equal or a part of the first gradient is zero. There a
+    short step along the difference decides: the first gradient misses a part if the loss changes more than
+    it predicts.
     """
-    names, zero = () if training else custom(original), not all(bool(part.any()) for part in parts)
-    other_mode = (
-        attempt(truth_of, problem, original, *xy, at, names) if names or (training and zero) else None
-    )
-    if other_mode is None or other_mode[1] is None:
+    has_zero = not all(bool(part.any()) for part in gradient)
+    if not names and not (training and has_zero):
         return True
-    pairs = [(double(a), double(b)) for a, b in zip(parts, other_mode[1], strict=True)]
-    same = equal(other_mode[0], truth_of(problem, original, *xy, at, training)[0], problem)
-    step = torch.cat([((b - a) * (same or not a.any())).flatten() for a, b in pairs])
-    length, loss = float(step.norm()), float(other_mode[0].abs())
+    other_loss, other_gradient = attempt(truth_of, problem, original, *xy, at, names) or (None, None)
+    if other_loss is None or other_gradient is None:
+        return True
+    pairs = [(double(a), double(b)) for a, b in zip(gradient, other_gradient, strict=True)]
+    has_same_loss = equal(other_loss, truth_of(problem, original, *xy, at, training)[0], problem)
+    differences = [b - a if has_same_loss or not a.any() else 0.0 * (b - a) for a, b in pairs]
+    step = torch.cat([difference.flatten() for difference in differences])
+    length, loss = float(step.norm()), float(other_loss.abs())
     sums = torch.cat([(a + b).flatten() for a, b in pairs])
     if not length > max(torch.finfo(at.dtype).tiny, 10 * tolerance(at.dtype) * float(sums.norm())):
         return True
     modules = [original.get_submodule(name) for name in custom(original)]
-    functions = [value for module in modules for value in vars(module).values()]
-    shared = any(getattr(f, "__closure__", None) or hasattr(f, "cache_info") for f in functions)
-    if zero and (shared or any(named_tensors([dict(vars(type(module)))]) for module in modules)):
-        return False  # copies share what these keep
-    step, slope = step.to(at), float(sums @ step) / length / 2  # between those of both
+    values = [value for module in modules for value in vars(module).values()]
+    shares = any(getattr(value, "__closure__", None) or hasattr(value, "cache_info") for value in values)
+    if has_zero and (shares or any(named_tensors([dict(vars(type(module)))]) for module in modules)):
+        return False  # copies of a module share closures, caches and tensors of its class
+    step, slope = step.to(at), float(sums @ step) / length / 2  # the mean of both slopes along the step
     step *= min(RISE * loss / length, SHORT * float(at.norm())) / length
     ends = [float(truth_of(problem, original, *xy, end)[0]) for end in (at + step, at - step)]
     rounding = 100 * torch.finfo(at.dtype).eps * loss
@@ -229,37 +249,37 @@ def _flat(
 def _loss_and_gradient(
     outputs: Callable[[], Any], problem: MeanLoss, parameters: Sequence[Tensor], y: Any
 ) -> tuple[Tensor, Sequence[Tensor] | None]:
-    """The loss and its gradient, parameter by parameter, or None where the loss has none."""
+    """Return the loss of ``outputs()`` and its gradient by parameter; None in place of a missing gradient."""
     with torch.enable_grad():
         loss = problem.criterion(outputs(), y)
-        parts = None
+        gradient = None
         if loss.requires_grad:
             try:
-                parts = torch.autograd.grad(loss, parameters, materialize_grads=True)
-            except RuntimeError as error:  # without a derivative, which contours do not need
+                gradient = torch.autograd.grad(loss, parameters, materialize_grads=True)
+            except RuntimeError as error:  # an operation without a derivative; contours need none
                 if "heckpoint" in str(error):
                     recomputes(problem.model, seen=True)
-    return loss.detach(), parts
+    return loss.detach(), gradient
 
 
 def moved(problem: MeanLoss, seed: int = 0) -> Tensor:
-    """θ moved at random by :data:`MOVE`: there samples have different losses, even of a model just made.
+    """Return θ moved at random by :data:`MOVE`, where samples have different losses, also of a new model.
 
-    What is zero (as LoRA's second matrix at first) is moved so far that its share of the loss shows.
+    Parameters that are zero (such as LoRA's second matrix at first) are moved far enough to change the loss.
     """
     generator = torch.Generator().manual_seed(seed)
     weights = problem.weights.clone()
     for view in problem.layout.views(weights).values():
         if view.numel():
             mean = float(view.detach().abs().float().mean())
-            size = mean + MOVE if mean else 1.0
+            size = mean + MOVE if mean else 1.0  # the standard deviation, in units of MOVE
             view += (MOVE * size * torch.randn(view.shape, generator=generator)).to(view)
     return weights
 
 
 @torch.no_grad()
 def ignores_first_label(problem: MeanLoss, x: Any, y: Any) -> bool | None:
-    """Return whether the loss leaves out the first label of each sequence, as causal ones; None: unknown."""
+    """Return whether the loss ignores the first label of each sequence, as causal ones do; None: unknown."""
     changed = losses.with_other_first_labels(problem.criterion, x, y)
     if changed is None:
         return None if problem.criterion is losses.output_loss else False
@@ -272,29 +292,33 @@ def ignores_first_label(problem: MeanLoss, x: Any, y: Any) -> bool | None:
 def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Tensor, bool]:
     """Raise InputError, in one line, unless model, loss and some samples fit together.
 
-    Returns the loss, and whether random numbers were drawn for it.
+    It tries a pass without gradients, then with gradients of the parameters, then also with gradients of the
+    inputs: losses that call ``torch.autograd.grad`` (physics-informed losses) need them. The first pass
+    without an error sets ``problem.differentiates`` and ``data.leaf_inputs`` for all passes. Random numbers
+    of NumPy or Python set ``problem.draws_elsewhere``.
 
-    Where they do with gradients recorded alone, as those that call ``torch.autograd.grad`` (physics-informed
-    losses), ``problem.differentiates`` is set, and all passes record gradients from then on; with
-    ``data.leaf_inputs``, those of the inputs, too. Random numbers of NumPy or Python set
-    ``problem.draws_elsewhere``.
+    Args:
+        problem: model, loss and data.
+        x, y: the samples.
+        labels: all labels of the data; for a loss of classes, each must be a class of the model's outputs.
 
-    ``labels``: where the loss takes classes, each of these must be a class of the model's outputs.
+    Returns:
+        (the loss, whether the pass drew random numbers).
     """
-    outputs, data, needed = None, problem.data, problem.data.leaf_inputs
+    outputs, data, require_inputs = None, problem.data, problem.data.leaf_inputs
     causes: list[Exception] = []
-    for recorded in ((False, needed), (True, needed), (True, True)):
-        problem.differentiates, data.leaf_inputs = recorded
-        problem.draws_elsewhere = True  # seed all generators, until it is known which are used
+    for settings in ((False, require_inputs), (True, require_inputs), (True, True)):
+        problem.differentiates, data.leaf_inputs = settings
+        problem.draws_elsewhere = True  # seed all generators; the states below show which are used
         try:
             inputs, targets = data.leaves(x, y)
             with problem.evaluating(0):
                 before = random_state(problem.device)
                 outputs = problem.outputs(problem.weights, inputs)
                 losses.check_labels(problem.criterion, outputs, labels)
-                value: object = problem.criterion(outputs, targets)  # whatever the user's function gives
-                number = isinstance(value, Real) or (isinstance(value, np.ndarray) and value.ndim == 0)
-                if number or (isinstance(value, Tensor) and not value.is_floating_point()):
+                value: object = problem.criterion(outputs, targets)  # the user's function returns any object
+                is_number = isinstance(value, Real) or (isinstance(value, np.ndarray) and value.ndim == 0)
+                if is_number or (isinstance(value, Tensor) and not value.is_floating_point()):
                     problem.criterion = losses.Metric(problem.criterion)
                     value = problem.criterion(outputs, targets)
                 after = random_state(problem.device)
@@ -306,7 +330,7 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
             causes.append(error)
     else:
         problem.differentiates = problem.draws_elsewhere = False
-        data.leaf_inputs = needed
+        data.leaf_inputs = require_inputs
         losses.refuse_broadcasting(problem.criterion, outputs, y)
         raise _no_fit(problem, causes, x, y) from causes[0]
     if not isinstance(value, Tensor) or value.dim() > 0:
@@ -315,12 +339,15 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
 
 
 def _no_fit(problem: MeanLoss, causes: Sequence[Exception], x: Any, y: Any) -> InputError:
-    """The refusal where errors are raised without gradients, with them, and with those in the inputs."""
+    """Return the error for model and data that do not fit; ``causes`` are the errors of the three passes.
+
+    Its message ends with another form of the data that fits, if there is one.
+    """
     tensors = [*named_tensors(x, "inputs"), *named_tensors(y, "targets")]
     shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors)
-    words, last = first_words(causes[0], 200), str(causes[-1])
+    words, last_error = first_words(causes[0], 200), str(causes[-1])
     hint = ""
-    if "does not require grad" in last or "not have been used in the graph" in last:
+    if "does not require grad" in last_error or "not have been used in the graph" in last_error:
         hint = "; a loss that differentiates in the inputs finds them in its targets: give data as (x, x)"
     for form, inputs, targets in _other_forms(x, y):
         with contextlib.suppress(Exception), problem.evaluating(0):
@@ -331,31 +358,31 @@ def _no_fit(problem: MeanLoss, causes: Sequence[Exception], x: Any, y: Any) -> I
     return InputError(f"model and data do not fit: {type(causes[0]).__name__}: {words} ({shapes}){hint}")
 
 
-# Names of targets in dicts, which are tried first (our choice).
+# Keys of a dict that probably hold its targets, which are tried first (our choice).
 TARGETS = ("label", "target", "targets", "y", "class", "classes")
 
 
 def _other_forms(x: Any, y: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Forms that data may have in place of (x, y), in words, with the inputs and targets."""
+    """Yield other forms of the data (x, y): a description in words, the inputs and the targets."""
     if isinstance(x, (Mapping, tuple, list)):
         yield f"the model takes one {type(x).__name__}: give data as ((inputs,), targets)", (x,), y
-    every = list(x)[::-1] if isinstance(x, Mapping) and isinstance(y, Mapping) else []
-    for key in sorted(every, key=lambda key: key not in TARGETS):
-        words, end = "a dict d without 'labels' has no targets: give", f"d[{key!r}])"
-        rest = {k: v for k, v in x.items() if k != key}
-        codes = {k: f"d[{k!r}]" for k in rest}
-        if len(rest) == 1:
-            yield f"{words} ({''.join(codes.values())}, {end}", *rest.values(), x[key]
-        named = ", ".join(f"{k!r}: {code}" for k, code in codes.items())
-        yield f"{words} ({{{named}}}, {end}", rest, x[key]
-        yield f"{words} (({', '.join(codes.values())}), {end}", tuple(rest.values()), x[key]
-        yield f"{words} ((d,), {end}", (x,), x[key]
+    keys = list(x)[::-1] if isinstance(x, Mapping) and isinstance(y, Mapping) else []
+    for target_key in sorted(keys, key=lambda key: key not in TARGETS):
+        words, end = "a dict d without 'labels' has no targets: give", f"d[{target_key!r}])"
+        inputs, targets = {key: value for key, value in x.items() if key != target_key}, x[target_key]
+        codes = [f"d[{key!r}]" for key in inputs]
+        if len(inputs) == 1:
+            yield f"{words} ({codes[0]}, {end}", *inputs.values(), targets
+        items = ", ".join(f"{key!r}: d[{key!r}]" for key in inputs)
+        yield f"{words} ({{{items}}}, {end}", inputs, targets
+        yield f"{words} (({', '.join(codes)}), {end}", tuple(inputs.values()), targets
+        yield f"{words} ((d,), {end}", (x,), targets
 
 
 def check_original(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> None:
-    """Raise InputError if the loss at θ changes with the parameters of the user's module.
+    """Raise InputError if the loss at θ changes with the user's module's own parameters.
 
-    They are changed for two passes, and set back.
+    They are changed for one pass, and then restored.
     """
     before, parameters = loss_of(problem, x, y), list(original.parameters())
     with torch.no_grad(), set_back(parameters):
@@ -369,35 +396,37 @@ def check_original(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> No
 CHECKS = ("full", "quick", "off")
 Check = Annotated[str, OneOf(CHECKS)]
 PROBES = (PROBE, 256)  # samples of check="quick" and "full" (our choice)
-# Draws of random numbers, one of which at least must change a loss that depends on them (our choice: a layer
-# that is dropped as a whole one time in ten is missed once in 10³).
+# Draws of random numbers, of which at least one must change a random loss (our choice: 64 draws miss a layer
+# that is dropped one time in ten once in 10³ models).
 DRAWS = 64
 
 
 def check_problem(
     problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any], away: Sequence[Tensor]
 ) -> None:
-    """Raise InputError unless L(θ) is the loss that ``original`` and the user's loss give.
+    """Raise InputError unless L(θ) is the loss of ``original`` with the user's loss function.
 
-    A model or loss that writes to its arguments gets clones of them from now on.
+    A model or loss that writes to its arguments is changed to receive clones of them.
 
     Args:
+        problem: the problem, whose model may be replaced by one with some modules in training mode.
         original: the user's module, of which the problem has a copy.
         batch: the first samples, or the first batch.
-        away: weights (P,) away from the center, see :func:`moved`; of several, more samples are taken, too.
+        away: weights (P,) away from the center, see :func:`moved`; if there are several, the checks also use
+            more samples.
     """
-    source, refusal, few = emptied(problem, original, batch), None, batch
-    for names in ((), custom(source)):
-        if names or source is not original:
+    source, first_error, few = emptied(problem, original, batch), None, batch
+    for training in ((), custom(source)):
+        if training or source is not original:
             model = independent_copy(source).to(problem.device, problem.dtype)
-            problem.model = evaluated(model, names)
+            problem.model = evaluated(model, training)
         try:
-            few = _check_model(problem, source, batch, away, names)
+            few = _check_model(problem, source, batch, away, training)
             break
-        except InputError as error:  # training mode may be right where eval mode merges or caches parameters
-            refusal = refusal or error
-            if names or not custom(source):
-                raise refusal from refusal.__cause__
+        except InputError as error:  # training mode may be right if eval mode merges or caches parameters
+            first_error = first_error or error
+            if training or not custom(source):
+                raise first_error from first_error.__cause__
     if len(away) > 1 or not (problem.criterion is losses.output_loss or losses.is_mean(problem.criterion)):
         check_original(problem, original, *few)
 
@@ -405,19 +434,18 @@ def check_problem(
 def _check_model(
     problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any], away: Sequence[Tensor], training: Any
 ) -> tuple[Any, Any]:
-    """Raise InputError unless passes of the problem's model are those of ``original``, at any θ.
+    """Raise InputError unless the problem's model computes what ``original`` does, at several θ.
 
-    Returns the samples that were evaluated. ``training``: the modules of the problem's model that are in
-    training mode.
+    Returns the samples that were evaluated. ``training``: the modules of its model in training mode.
     """
     data = problem.data
-    x, y = data.pick(*batch, PROBES[len(away) > 1])
-    # Clones, until it is known whether model and loss write to their arguments.
+    x, y = data.pick(*batch, PROBES[1] if len(away) > 1 else PROBES[0])
+    # The first pass gets clones, which show whether model and loss write to their arguments.
     copied, before = clone((x, y)), problem.weights.clone()
     labels = data.resident[1] if data.resident else None
     try:
         loss, draws_numbers = check_fit(problem, copied[0], copied[1], labels)
-    except LandscapeError as error:  # the loss, or the model of a graph, may take no part of the data
+    except LandscapeError as error:  # the loss, or the model of a graph, may need all samples
         x, y = _more(problem, batch, x)
         copied = clone((x, y))
         try:
@@ -431,19 +459,21 @@ def _check_model(
     if writes(y, copied[1]):
         problem.criterion = losses.ClonedTargets(problem.criterion)
     check_passes(problem, before, loss, x, y)
-    if draws_numbers and training:  # dropout may have no effect yet, as of what is multiplied by zero
+    if draws_numbers and training:  # dropout may have no effect at first, as before a zero matrix
         raise InputError("model: it draws random numbers in training mode; draw them in an nn.Dropout")
     if draws_numbers and not problem.draws:
         check_random(problem, x, y)
     check_recorded(problem, before, loss, check_leaves(problem, original, x, y), x, y)
-    far = [SHRUNK * away[0]] if any(map(may_keep, problem.model.modules())) else []
-    for weights in (*away, *far):
+    users_modules = [module for module in problem.model.modules() if not of_torch(module)]
+    if any(own_mode(module) or held(module) for module in users_modules):  # it may store numbers of a pass
+        away = [*away, SHRUNK * away[0]]
+    for weights in away:
         check_parameters(problem, original, x, y, weights, training)
     return x, y
 
 
 def _more(problem: MeanLoss, batch: tuple[Any, Any], x: Any) -> tuple[Any, Any]:
-    """More samples than ``x``: all for a model that does not take these, or else AT_ONCE at most."""
+    """Return more samples than ``x``: all, or at most AT_ONCE for a model that accepts parts of the data."""
     resident = problem.data.resident
     if resident is None or problem.data.samples <= AT_ONCE or not takes(problem, x):
         return resident or batch
@@ -451,15 +481,15 @@ def _more(problem: MeanLoss, batch: tuple[Any, Any], x: Any) -> tuple[Any, Any]:
 
 
 def writes(before: Any, after: Any) -> bool:
-    """Return whether any tensor of ``after`` has other numbers than its copy in ``before``."""
+    """Return whether any tensor of ``after`` has other numbers than its original in ``before``."""
     pairs = zip(named_tensors(before), named_tensors(after), strict=True)
-    return any(not torch.equal(*(strided(t).nan_to_num() for t in (a, b))) for (_, a), (_, b) in pairs)
+    return not all(torch.equal(strided(a).nan_to_num(), strided(b).nan_to_num()) for (_, a), (_, b) in pairs)
 
 
 def check_passes(problem: MeanLoss, before: Tensor, first: Tensor, x: Any, y: Any) -> None:
-    """Raise InputError unless a pass leaves θ as it was, ``before``, and the next gives the loss ``first``.
+    """Raise InputError unless θ is unchanged from ``before``, and another pass has the loss ``first``.
 
-    It may differ by a buffer that each pass updates.
+    The message names the buffer that a pass changes, if there is one.
     """
     if not torch.equal(problem.weights, before):
         raise InputError("model: its forward pass writes to its parameters (max_norm?); move that to steps")
@@ -467,8 +497,8 @@ def check_passes(problem: MeanLoss, before: Tensor, first: Tensor, x: Any, y: An
     second = loss_of(problem, x, y)
     if not equal(first, second, problem):
         after = dict(problem.model.named_buffers())
-        changed = [name for name, b in buffers.items() if not torch.equal(strided(b), strided(after[name]))]
-        cause = f"in its buffer '{changed[0]}'" if changed else "or has a generator of its own"
+        differing = [key for key, b in buffers.items() if not torch.equal(strided(b), strided(after[key]))]
+        cause = f"in its buffer '{differing[0]}'" if differing else "or has a generator of its own"
         raise InputError(
             f"model: two passes over the same samples differ, with losses {float(first):.6g} and "
             f"{float(second):.6g}: it keeps something of a pass {cause}; let it do so in training alone"
@@ -476,10 +506,10 @@ def check_passes(problem: MeanLoss, before: Tensor, first: Tensor, x: Any, y: An
 
 
 def check_recorded(problem: MeanLoss, before: Tensor, loss: Tensor, recorded: Tensor, x: Any, y: Any) -> None:
-    """Raise InputError unless the loss is the same where gradients are recorded.
+    """Raise InputError unless the loss is the same with gradients (``recorded``) and without (``loss``).
 
-    It differs for a model that asks for that, as PyTorch's own TransformerEncoder does with padding, or where
-    any two passes may differ. On a GPU its kernel for passes without gradients is coarser than float64.
+    It differs if a model depends on torch.is_grad_enabled(), like PyTorch's TransformerEncoder with padding,
+    or if any two passes differ. On a GPU, fused kernels for passes without gradients round more coarsely.
     """
     smallest = 0.0 if problem.device.type == "cpu" else FUSED
     if equal(loss, recorded, problem, smallest):
@@ -493,9 +523,9 @@ def check_recorded(problem: MeanLoss, before: Tensor, loss: Tensor, recorded: Te
 
 
 def check_random(problem: MeanLoss, x: Any, y: Any) -> None:
-    """Raise InputError if the loss depends on the random numbers that are drawn for it.
+    """Raise InputError if the loss depends on the random numbers that it draws.
 
-    Eval mode stops dropout modules, but not ``F.dropout`` left on, or noise that a model or loss draws.
+    Eval mode stops dropout modules, but neither ``F.dropout`` nor noise that a model or loss draws.
     """
     first = loss_of(problem, x, y)
     for seed in range(1, DRAWS + 1):
@@ -509,15 +539,15 @@ def check_random(problem: MeanLoss, x: Any, y: Any) -> None:
 
 
 def check_leaves(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> Tensor:
-    """Raise InputError if the loss depends on anything that requires gradients and is not θ.
+    """Raise InputError if the loss depends on a tensor that requires gradients and is no part of θ.
 
-    Returns the loss, of a pass that records gradients.
+    Returns the loss of a pass that records gradients.
     """
     parameters = problem.layout.leaves(problem.weights)
     parameter_ids = {id(leaf) for leaf in parameters.values()}
 
     def unknown_leaves() -> tuple[Tensor, list[list[Tensor]]]:
-        """The loss; the leaves other than θ of the outputs' graph, and those of the loss's graph."""
+        """Return the loss and [leaves in the outputs' graph, leaves in the loss's graph], both without θ."""
         inputs, targets = fresh(problem, x, y)
         with torch.enable_grad(), problem.evaluating(0):
             outputs = problem.call(parameters, inputs)
@@ -529,26 +559,26 @@ def check_leaves(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> Tens
     loss, first = unknown_leaves()
     if not any(first):
         return loss
-    # A leaf that each pass creates anew, such as to differentiate by x, is allowed. It has another id in the
-    # second pass.
+    # A leaf that each pass creates anew, such as one to differentiate by x, is allowed. It has another id in
+    # the second pass.
     _, second = unknown_leaves()
-    for before, after, of_loss in zip(first, second, (False, True), strict=True):
-        again = {id(leaf) for leaf in after}
-        lasting = [leaf for leaf in before if id(leaf) in again]
-        if lasting:
-            raise InputError(_unknown_leaf(lasting[0], problem, original, of_loss=of_loss))
+    for leaves_before, leaves_after, of_loss in zip(first, second, (False, True), strict=True):
+        ids_after = {id(leaf) for leaf in leaves_after}
+        lasting_leaves = [leaf for leaf in leaves_before if id(leaf) in ids_after]
+        if lasting_leaves:
+            raise InputError(_unknown_leaf(lasting_leaves[0], problem, original, of_loss=of_loss))
     return loss
 
 
 def _tensors(outputs: Any) -> list[Tensor]:
-    """The tensors of ``outputs``, those of an object with attributes (NamedTuple, Hugging Face) included."""
+    """Return the tensors of ``outputs``, also of an object with attributes (NamedTuple, Hugging Face)."""
     if hasattr(outputs, "__dict__") and not isinstance(outputs, (Tensor, dict, list, tuple)):
         outputs = vars(outputs)
     return [tensor for _, tensor in named_tensors(outputs)]
 
 
 def _unknown_leaf(leaf: Tensor, problem: MeanLoss, original: nn.Module, *, of_loss: bool) -> str:
-    """The message on a tensor that the outputs, or the loss, depend on although it is no part of θ."""
+    """Return the message for a tensor outside of θ that the outputs (or, ``of_loss``, the loss) depend on."""
     names = {id(p): name for module in (problem.model, original) for name, p in module.named_parameters()}
     name = names.get(id(leaf))
     shape = tuple(leaf.shape)

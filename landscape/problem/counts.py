@@ -1,7 +1,7 @@
-"""How many terms a sample contributes to the mean of a loss: counts of targets, or of a mask beside them.
+"""Counts of the terms that a sample contributes to the mean of a loss: of its targets, or of a mask.
 
-The loss of any samples is the mean of the losses of the parts that they consist of, weighted by the terms of
-each. Such equations tell which count is right.
+The loss of some samples is the mean of the losses of their parts, weighted by the terms of each part. Such
+equations between losses show which count is right.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from landscape.problem.batches import attempt, concatenate, count_samples, named
 from landscape.problem.data import notable
 from landscape.problem.losses import by_sample
 
-# The share of a batch's terms by which two counts may differ and are one (our choice: weights are rounded).
+# The largest difference of two counts of a batch, relative to its terms, that is rounding (our choice).
 ALIKE = 1e-7
-# Classes whose weights are sought (our choice).
+# The most classes whose weights are determined (our choice).
 MAX_CLASSES = 64
 # Weights of classes below this share of the largest are zero (our choice: they come from differences of
 # losses).
 ZERO = 1e-5
-# Our choices: weights of classes are orthogonal to equations within LIMIT times the rounding of these. What
-# these say of one class is rounding below the share LEAST of what they say of others. They determine none
-# where another combination of the classes has a singular value below SINGULAR, a share of the largest.
+# Limits for weights of classes (our choices): they are orthogonal to the equations within LIMIT times the
+# rounding of these. A class whose column has less than the share LEAST of the largest column's norm is not
+# determined. No weights are determined if the second smallest singular value is below the share SINGULAR of
+# the largest.
 LIMIT, LEAST, SINGULAR = 1e3, 1e-7, 1e-3
 
-# Targets whole, and without the first or last of each sequence, as code and index.
+# All targets, or those without the first or the last of each sequence: code -> index.
 CUTS: dict[str, tuple[slice, ...]] = {
     "": (),
     "[:, 1:]": (slice(None), slice(1, None)),
@@ -44,7 +45,7 @@ CUTS: dict[str, tuple[slice, ...]] = {
 
 
 class Samples(NamedTuple):
-    """Some samples: inputs, targets, and the outputs where the loss is taken of these (else None)."""
+    """Some samples: outputs (None if the loss is computed by passes of the model), inputs and targets."""
 
     outputs: Any
     x: Any
@@ -57,28 +58,28 @@ class Samples(NamedTuple):
 
     @property
     def ends(self) -> Sequence[int]:
-        """The ends of all parts of an equation but the last: of few samples, each is a part."""
+        """The ends of the parts of an equation, except the last; of up to 5 samples, each is a part."""
         return (2, 5) if self.size > 5 else range(1, self.size)
 
     @property
     def numbers(self) -> int:
-        """How many numbers they are."""
+        """The number of numbers in all tensors."""
         return sum(t.numel() for _, t in named_tensors(self))
 
     def on(self, device: Any) -> Samples:
-        """The same on ``device``."""
+        """Return the samples on ``device``."""
         return Samples(*tree_map(lambda t: t.to(device), self))
 
     def rows(self, index: Any) -> Samples:
-        """The samples ``index``, a slice or a list."""
+        """Return the samples ``index``, a slice or a list."""
         return Samples(*tree_map(lambda t: t[index] if t.dim() else t, self))
 
     def opposite(self) -> Samples:
-        """The samples with outputs of the other sign."""
+        """Return the samples with outputs of the other sign."""
         return self._replace(outputs=tree_map(lambda t: -t if t.is_floating_point() else t, self.outputs))
 
     def along(self, length: int, part: slice) -> Samples:
-        """The ``part`` of each sample along the dimension of this ``length``, where a tensor has one."""
+        """Return a part of each sample: the slice ``part`` of a tensor's first axis of this ``length``."""
 
         def cut(tensor: Tensor) -> Tensor:
             dims = [d for d in range(1, tensor.dim()) if tensor.shape[d] == length]
@@ -88,9 +89,10 @@ class Samples(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence[Samples]) -> Samples:
-        """All samples of ``parts``. ValueError for samples of different shapes.
+        """Return all samples of ``parts``; raise ValueError if samples differ in shape.
 
-        A number of each part, as the loss that a model returns beside its outputs, becomes a row of them.
+        Tensors without dimensions, such as a loss among the outputs, are joined to one with a number for each
+        part.
         """
         rows = [tree_map(lambda t: t if t.dim() else t[None], part) for part in parts]
         try:
@@ -99,18 +101,23 @@ class Samples(NamedTuple):
             raise ValueError(str(error)) from error
 
     def cropped(self, other: Samples) -> Samples:
-        """The samples, each tensor cut to the shape that those of ``other`` have, too."""
-        sizes = {}
-        for (_, t), (_, o) in zip(named_tensors(self), named_tensors(other), strict=True):
-            sizes[id(t)] = [slice(min(n)) for n in zip(t.shape[1:], o.shape[1:], strict=True)]
-        return Samples(*tree_map(lambda t: t[(slice(None), *sizes[id(t)])] if t.dim() else t, self))
+        """Return the samples, with each axis of a tensor cut to its length in ``other`` if that is less."""
+        slices = {}
+        for (_, t), (_, other_t) in zip(named_tensors(self), named_tensors(other), strict=True):
+            slices[id(t)] = [slice(min(n)) for n in zip(t.shape[1:], other_t.shape[1:], strict=True)]
+        return Samples(*tree_map(lambda t: t[(slice(None), *slices[id(t)])] if t.dim() else t, self))
 
 
 @dataclass(frozen=True)
 class Equation:
-    """The loss of some samples of batch number ``batch``, and of the parts that they consist of.
+    """The loss of some samples, and the losses of the parts into which they are divided.
 
-    ``rounding``: the relative difference that counts as none. ``error``: the absolute one, of random losses.
+    Attributes:
+        batch: the number of the batch that the samples come from.
+        whole: the loss of all samples.
+        parts: the loss of each part, and the part.
+        rounding: the largest relative difference of losses that is rounding.
+        error: the largest absolute difference of losses by their random numbers.
     """
 
     batch: int
@@ -120,17 +127,17 @@ class Equation:
     error: float = 0.0
 
     def weights(self, count: Callable[[Any, Any], Tensor]) -> list[float]:
-        """The terms of each part."""
+        """Return the number of terms of each part."""
         return [float(count(part.x, part.y).sum()) for _, part in self.parts]
 
     def without_outputs(self) -> Equation:
-        """The same for counts, which need the targets only."""
+        """Return the equation without outputs, which counts do not need."""
         parts = [(value, Samples(None, part.x, part.y)) for value, part in self.parts]
         return dataclasses.replace(self, parts=parts)
 
     @property
     def losses(self) -> Tensor:
-        """(1 + parts,) float64: the losses of the whole and of the parts."""
+        """(1 + parts,) float64: the loss of all samples, then those of the parts."""
         return torch.tensor([self.whole, *(value for value, _ in self.parts)], dtype=torch.float64)
 
     def equals(self, other: Equation) -> bool:
@@ -139,14 +146,14 @@ class Equation:
         return torch.allclose(self.losses, other.losses, rtol=0, atol=limit, equal_nan=True)
 
     def of_sum(self) -> bool:
-        """Return whether the loss of the whole is the sum of those of the parts, and not zero."""
+        """Return whether the loss of all samples is the sum of the losses of the parts, and not zero."""
         total, largest = float(self.losses[1:].sum()), float(self.losses.abs().max())
         return bool(self.whole) and abs(total - self.whole) <= self.rounding * largest + self.error
 
     def combines_by(self, count: Callable[[Any, Any], Tensor], share: float = 1.0) -> bool:
-        """Return whether the losses of the parts combine to the whole one by ``count``.
+        """Return whether the mean of the parts' losses, weighted by ``count``, is the loss of all samples.
 
-        Parts without a term must not matter. ``share``: of the difference that counts as rounding.
+        Parts without a term are left out. The allowed difference is ``share`` times the rounding.
         """
         weights = self.weights(count)
         pairs = [(value, weight) for (value, _), weight in zip(self.parts, weights, strict=True) if weight]
@@ -154,7 +161,7 @@ class Equation:
         if not total > 0 or not min(weights) >= 0:
             return not any(weights) and (math.isnan(self.whole) or not self.whole)
         if math.isinf(self.whole) and any(math.isinf(value) for value, _ in pairs):
-            return True  # which says nothing
+            return True  # infinite losses agree with every count
         difference = sum(value * weight for value, weight in pairs) / total - self.whole
         largest = max(abs(self.whole), *(abs(value) for value, _ in pairs))
         return abs(difference) <= share * self.rounding * largest + self.error  # False for NaN
@@ -162,18 +169,18 @@ class Equation:
 
 @dataclass(frozen=True)
 class Count:
-    """``count(x, y)`` -> (B,), with the code that says the same.
+    """A function ``count(x, y)`` that returns (B,), the number of terms of each sample.
 
-    They are the sums by sample of what a function of :data:`FUNCTIONS` gives of a tensor in the targets, or
-    the inputs. It is made of numbers and texts, which ranks of torch.distributed may exchange.
+    It applies one of :data:`FUNCTIONS` to a tensor of the targets or inputs, and sums by sample. Its fields
+    are numbers and texts, which ranks of torch.distributed can exchange.
 
     Attributes:
-        code: what it counts.
-        number: of the tensor.
-        cut: what is left out of it, a key of :data:`CUTS`.
-        function: its name.
-        value: the argument of the function, if it has one.
-        of_inputs: the tensor is one of the inputs.
+        code: the same function as code, for messages.
+        number: the number of the tensor among those of the targets or inputs.
+        cut: the part of each sequence that counts, a key of :data:`CUTS`.
+        function: a key of :data:`FUNCTIONS`.
+        value: the function's second argument; None if it has none.
+        of_inputs: whether the tensor is one of the inputs.
     """
 
     code: str
@@ -195,7 +202,7 @@ class Count:
 
 
 def _parts(tree: Any, name: str) -> Iterator[tuple[str, int, str, Tensor]]:
-    """The tensors of ``tree`` with code, number and cut: whole, and without an end of each sequence."""
+    """Yield (code, number, cut, tensor) for each tensor of ``tree`` and each of its :data:`CUTS`."""
     for number, (code, tensor) in enumerate(named_tensors(tree, name)):
         if tensor.dim() == 0 or tensor.is_complex() or tensor.layout is not torch.strided:
             continue
@@ -206,7 +213,7 @@ def _parts(tree: Any, name: str) -> Iterator[tuple[str, int, str, Tensor]]:
 
 
 def _tests(name: str, tensor: Tensor) -> Iterator[tuple[str, str, float | None]]:
-    """Counts of targets that may be meant, as code, function and value: not left out, masks, weights."""
+    """Yield (code, function, value) of the usual counts of a tensor: of its values, or as mask or weights."""
     if tensor.dim() > 1:
         yield f"torch.ones_like({name})", "all", None
     if tensor.dtype == torch.bool:
@@ -219,19 +226,19 @@ def _tests(name: str, tensor: Tensor) -> Iterator[tuple[str, str, float | None]]
         yield f"{name} != {value:g}", "other than", value
     yield f"{name} > 0", "above", 0.0
     yield f"{name} >= 0", "from", 0.0
-    if bool((tensor >= 0).all()):  # a mask, weights or lengths
+    if bool((tensor >= 0).all()):  # it may be a mask, weights or lengths
         yield name, "numbers", None
 
 
 def _class_terms(tensor: Tensor, weights: dict[int, float]) -> Tensor:
-    """The sums by sample of the weights of the targets' classes."""
-    weighted = torch.isin(tensor, torch.tensor([*weights]).to(tensor))
-    if not bool(weighted.all()):
-        raise InputError(f"data: the weight of class {int(tensor[~weighted][0])} is unknown; give terms=")
+    """Return (B,), the sum of the weights of a sample's classes; raise InputError for an unknown class."""
+    is_known = torch.isin(tensor, torch.tensor([*weights]).to(tensor))
+    if not bool(is_known.all()):
+        raise InputError(f"data: the weight of class {int(tensor[~is_known][0])} is unknown; give terms=")
     return sum((w * double(by_sample(tensor == c)) for c, w in weights.items()), torch.zeros(()))
 
 
-# The functions of counts, of a tensor (B, …) and a value.
+# The functions of counts, by name: of a tensor (B, …), and some of a value.
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "numbers": torch.clone,
     "not": torch.logical_not,
@@ -246,67 +253,72 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 
 
 def candidates(x: Any, y: Any) -> Iterator[Count]:
-    """The standard counts of samples like these: targets not left out, masks, weights, all targets."""
+    """Yield the usual counts of samples like these: of targets with some values, of masks, of weights."""
     for tree, letter in ((y, "y"), (x, "x")):
         for name, number, cut, tensor in _parts(tree, letter):
             if letter == "x" and tensor.is_floating_point() and bool(((tensor != 0) & (tensor != 1)).any()):
-                continue  # no mask
+                continue  # among the inputs, only integers and masks of 0 and 1 may count
             for test, function, value in _tests(name, tensor):
                 code = f"({test}).flatten(1).sum(1)" if tensor.dim() > 1 else test
                 yield Count(f"lambda {letter}: {code}", number, cut, function, value, letter == "x")
 
 
 def class_counts(equations: Iterable[Equation], sure: bool = True, gather: Any = None) -> list[Count]:
-    """Weights by class of the targets, by which the equations hold.
+    """Return the counts by weights of the targets' classes with which the equations hold.
 
-    The terms of a part are its numbers n of targets of each class times the weights w of the classes, and an
-    equation of losses L is Σ (L_part − L_whole) n · w = 0: the weights are orthogonal to all equations.
-    ``sure``: without weights that the equations do not determine. ``gather`` gives what all ranks of
-    torch.distributed give it.
+    The terms of a part are the sum of n · w over the classes, with n targets of a class and its weight w. An
+    equation between losses L is Σ (L_part − L_whole) n · w = 0: the weights are orthogonal to all equations.
+
+    Args:
+        equations: the equations.
+        sure: whether to leave out weights that the equations do not determine.
+        gather: returns a list of its argument on each rank of torch.distributed; None on one rank.
     """
     rows: dict[tuple[str, int, str], list[dict[int, float]]] = {}
     limit = 0.0
     own_rows = [(e.rounding, _rows(e)) for e in equations if math.isfinite(e.whole)]
-    for rounding, by_tensor in itertools.chain.from_iterable(gather(own_rows) if gather else [own_rows]):
+    for rounding, row_of_tensor in itertools.chain.from_iterable(gather(own_rows) if gather else [own_rows]):
         limit = max(limit, LIMIT * rounding)
-        for key, row in by_tensor.items():
+        for key, row in row_of_tensor.items():
             rows.setdefault(key, []).append(row)
     counts = []
-    for (name, number, cut), every in rows.items():
-        classes = sorted({c for row in every for c in row})
+    for (name, number, cut), tensor_rows in rows.items():
+        classes = sorted({c for row in tensor_rows for c in row})
         if len(classes) > MAX_CLASSES:
             continue
-        system = torch.tensor([[row.get(c, 0.0) for c in classes] for row in every], dtype=torch.float64)
-        counted = system.isfinite().all(0)
-        if counted.sum() > 1 or not sure:
+        matrix = [[row.get(c, 0.0) for c in classes] for row in tensor_rows]
+        system = torch.tensor(matrix, dtype=torch.float64)
+        is_counted = system.isfinite().all(0)
+        if is_counted.sum() > 1 or not sure:
             weights = torch.zeros(len(classes), dtype=torch.float64)
-            if len(classes) > 1 and bool(counted.any()):  # a class alone tells nothing of its weight
-                weights[counted] = _orthogonal(system[:, counted], limit, sure)
+            if len(classes) > 1 and bool(is_counted.any()):  # one class alone does not determine its weight
+                weights[is_counted] = _orthogonal(system[:, is_counted], limit, sure)
             if bool(weights.isfinite().all()):
                 by_class = dict(zip(classes, weights.tolist(), strict=True))
-                listed = ", ".join(f"{c}: {w:.4g}" for c, w in by_class.items())
-                code = f"the weights of the classes of {name}, {{{listed}}}"
+                texts = ", ".join(f"{c}: {w:.4g}" for c, w in by_class.items())
+                code = f"the weights of the classes of {name}, {{{texts}}}"
                 counts.append(Count(code, number, cut, "classes", by_class))
     return counts
 
 
 def _rows(equation: Equation) -> dict[tuple[str, int, str], dict[int, float]]:
-    """By tensor of the targets: class -> Σ (L_part − L_whole) n, NaN for a part that does not count."""
+    """Return, by tensor of the targets and by class, Σ (L_part − L_whole) n; NaN if a part has no loss."""
     rows: dict[tuple[str, int, str], dict[int, float]] = {}
-    for value, part in equation.parts:
+    for loss, part in equation.parts:
         for name, number, cut, tensor in _parts(part.y, "y"):
             if not tensor.is_floating_point() and tensor.dtype != torch.bool:
                 row = rows.setdefault((name, number, cut), {})
                 classes, numbers = torch.unique(tensor, return_counts=True)
                 for c, n in zip(classes[: MAX_CLASSES + 1].tolist(), numbers.tolist(), strict=False):
-                    row[c] = row.get(c, 0.0) + n * (value - equation.whole)
+                    row[c] = row.get(c, 0.0) + n * (loss - equation.whole)
     return rows
 
 
 def _orthogonal(system: Tensor, limit: float, sure: bool) -> Tensor:
-    """The vector orthogonal to all rows of ``system``, its largest number 1; NaN if there is none.
+    """Return the vector orthogonal to all rows of ``system``, with 1 as its largest number; NaN if none is.
 
-    ``sure``: NaN if something else is, too, if the rows are no more than determine it, and if it is negative.
+    With ``sure`` it is NaN also if other vectors are orthogonal, if there are no more distinct rows than
+    unknowns, or if a number is negative.
     """
     scale = system.norm(dim=0)
     scale[scale <= LEAST * scale.max()] = torch.inf
@@ -315,9 +327,9 @@ def _orthogonal(system: Tensor, limit: float, sure: bool) -> Tensor:
     weights = directions[:, 0] / scale
     weights = weights / weights[weights.abs().argmax()]
     weights[weights.abs() < ZERO] = 0.0
-    several = len((system / scale / SINGULAR**2).round().unique(dim=0)) >= len(scale)
-    determined = not sure or (several and singular[1] > SINGULAR and bool((weights >= 0).all()))
-    return weights if singular[0] <= limit and determined else torch.full_like(weights, torch.nan)
+    has_enough_rows = len((system / scale / SINGULAR**2).round().unique(dim=0)) >= len(scale)
+    allowed = not sure or (has_enough_rows and singular[1] > SINGULAR and bool((weights >= 0).all()))
+    return weights if singular[0] <= limit and allowed else torch.full_like(weights, torch.nan)
 
 
 # The count of every loss that is a mean over its samples.
@@ -325,18 +337,21 @@ ONES = Count("lambda y: torch.ones(len(y))", 0, "", "one each")
 
 
 def that_hold(counts: Iterable[Count], equations: Sequence[Equation]) -> list[Count]:
-    """The ``counts`` by which all ``equations`` hold."""
+    """Return the ``counts`` with which all ``equations`` hold."""
 
-    def hold(count: Count) -> bool:
+    def holds(count: Count) -> bool:
         with contextlib.suppress(InputError):  # a class without a weight
             return all(equation.combines_by(count) for equation in equations)
         return False
 
-    return [count for count in counts if attempt(hold, count)]
+    return [count for count in counts if attempt(holds, count)]
 
 
 def unlike(totals: Tensor) -> list[int]:
-    """The two batches that counts weigh most differently, by ``totals`` (batches, counts); [] if none are."""
+    """Return the two batches that the counts weigh most differently; [] if all counts weigh them alike.
+
+    ``totals`` (batches, counts): the number of terms of each batch.
+    """
     shares = totals / totals.sum(0).clamp(min=1e-300)
     differences = shares - shares[:, :1]
     if not differences.abs().max() > ALIKE / len(totals):
@@ -346,9 +361,9 @@ def unlike(totals: Tensor) -> list[int]:
 
 
 def only(counts: Sequence[Count], totals: Tensor) -> Count:
-    """The first of ``counts``, where all weigh the batches alike, or the one that is a mean over samples.
+    """Return the first of ``counts``, if it counts samples or all counts weigh the batches alike.
 
-    ``totals`` (batches, counts): the terms of each batch. Raises InputError where no target counts, or the
+    ``totals`` (batches, counts): the terms of each batch. Raises InputError if no target counts, or the
     counts weigh batches differently.
     """
     if not bool(totals.any()):

@@ -27,9 +27,10 @@ NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RM
 def gradients(
     outputs: Any, inputs: Sequence[Tensor], grad_outputs: Any = None, *, keep: bool = False
 ) -> list[Tensor]:
-    """The gradients of ``outputs`` in ``inputs``, without graphs of their own; zero where nothing depends.
+    """Return the gradients of ``outputs`` by ``inputs``; zero for an input without influence.
 
-    ``keep``: the graph of the outputs. PyTorch up to 2.6 makes those zeros require a gradient.
+    ``keep``: whether to keep the graph of the outputs. The gradients are detached, because PyTorch up to 2.6
+    returns zeros that require gradients.
     """
     if isinstance(outputs, Tensor):
         differentiable(outputs)
@@ -39,9 +40,9 @@ def gradients(
 
 
 def backward(loss: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """:func:`gradients` of a loss by its ``backward()``, as in training, which leaves no gradients behind.
+    """Return the :func:`gradients` of a loss by its ``backward()``, and reset ``grad`` of the inputs.
 
-    Reentrant activation checkpointing allows nothing else.
+    Reentrant activation checkpointing does not allow ``torch.autograd.grad``.
     """
     with of_a_whole_graph():
         differentiable(loss).backward()  # type: ignore[no-untyped-call]
@@ -53,7 +54,7 @@ def backward(loss: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 @contextlib.contextmanager
 def of_a_whole_graph() -> Iterator[None]:
-    """A context that raises InputError where model or loss took a gradient, which freed the graph."""
+    """Return a context that raises InputError if model or loss freed the graph by a gradient of its own."""
     try:
         yield
     except RuntimeError as error:
@@ -64,7 +65,7 @@ def of_a_whole_graph() -> Iterator[None]:
 
 
 def differentiable(loss: Tensor) -> Tensor:
-    """``loss``; InputError where no gradient was recorded for it."""
+    """Return ``loss``; raise InputError if it has no gradient."""
     if not loss.requires_grad:
         check_recording()
         raise InputError("loss: it has no gradient (accuracy, detach); use it in losses and contours alone")
@@ -72,21 +73,21 @@ def differentiable(loss: Tensor) -> Tensor:
 
 
 def check_recording() -> None:
-    """InputError inside of torch.inference_mode, where no gradient can be taken."""
+    """Raise InputError inside of torch.inference_mode, which allows no gradients."""
     if torch.is_inference_mode_enabled():
         raise InputError("torch.inference_mode: nothing has a derivative inside of it; call outside of it")
 
 
 def as_array(tensor: Tensor) -> Array:
-    """``tensor`` as a NumPy array; bfloat16, which NumPy does not have, as float32."""
+    """Return ``tensor`` as a NumPy array, bfloat16 as float32, because NumPy has no bfloat16."""
     tensor = tensor.detach().cpu()
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside (Decentralized/Distributed)DataParallel and torch.compile.
+    """Return the module inside (Decentralized/Distributed)DataParallel and torch.compile.
 
-    A wrapper of ours has the module as ``wrapped_module``.
+    This package's wrappers have the module as ``wrapped_module``.
     """
     while True:
         inner = getattr(module, "_orig_mod", None) or getattr(module, "wrapped_module", None)
@@ -97,23 +98,24 @@ def unwrapped(module: nn.Module) -> nn.Module:
         module = inner
 
 
-# The attributes of all modules.
+# The attributes that every module has.
 OF_MODULES = vars(nn.Module()).keys()
 
 
 def independent_copy(model: nn.Module) -> nn.Module:
-    """A copy of ``model`` without torch.compile and sparse gradients inside, which have no second derivative.
+    """Return a copy of ``model`` that allows second derivatives: without torch.compile and sparse gradients.
 
-    Tensors that a forward pass left as attributes, such as the weights of spectral_norm, are copied by value;
-    cached properties are left out, and what a module's own eval() made of its parameters is taken back.
+    Tensors that a forward pass left as attributes, such as the weights of spectral_norm, are copied by value.
+    Cached properties are left out. A module with a train() or eval() of its own is put in training mode,
+    which undoes what its eval() did to its parameters.
     """
     attributes = [value for m in model.modules() for value in vars(m).values()]
     memo = {id(t): t.detach().clone() for t in attributes if isinstance(t, Tensor) and not t.is_leaf}
     try:
         copied = copy.deepcopy(model, memo)
-    except Exception as error:  # whatever the user's module holds
-        words = f"{type(error).__name__}: {first_words(error, 200)}"
-        raise InputError(f"model: it cannot be copied ({words})") from error
+    except Exception as error:  # objects in the user's module raise any kind of error
+        reason = f"{type(error).__name__}: {first_words(error, 200)}"
+        raise InputError(f"model: it cannot be copied ({reason})") from error
     if any(own_mode(module) and not module.training for module in copied.modules()):
         with contextlib.suppress(NotImplementedError):  # exported programs have no training mode
             copied.train()
@@ -128,7 +130,7 @@ def independent_copy(model: nn.Module) -> nn.Module:
         if isinstance(parent, (nn.Embedding, nn.EmbeddingBag)):
             parent.sparse = False
         if type(parent) is nn.Embedding and uses[id(parent.weight)] > 1:
-            parent.padding_idx = None  # of a tied matrix, whose row it would leave a part of the gradient out
+            parent.padding_idx = None  # a tied matrix has a gradient in that row, by its other layer
         if getattr(parent, "_compiled_call_impl", None) is not None:
             parent._compiled_call_impl = None
     return copied
@@ -141,19 +143,20 @@ def own_mode(module: nn.Module) -> bool:
 
 
 def evaluated(model: nn.Module, training: Collection[str] = ()) -> nn.Module:
-    """``model`` in eval mode.
+    """Put ``model`` in eval mode, and return it.
 
-    The modules named in ``training``, but not those inside them, are in training mode, in which a module
-    computes with its parameters rather than with what eval() has made of them.
+    The modules named in ``training`` (but not the modules inside them) are put in training mode, in which a
+    module computes with its parameters, and not with numbers that its eval() computed from them.
     """
-    model.eval()  # which returns nothing where a module's own train() does not
+    model.eval()  # its result is not used: a module's own train() may return None
     for name in training:
         model.get_submodule(name).train()
     for name, module in model.named_modules():
         if training and name not in training:
             module.training = False
-        if isinstance(module, nn.RNNBase) and not module.dropout:  # the same function; but cuDNN's backward
-            module.train()  # pass is there in training mode only
+        # Without dropout both modes are one function, but cuDNN has a backward pass in training mode only.
+        if isinstance(module, nn.RNNBase) and not module.dropout:
+            module.train()
     return model
 
 
@@ -162,22 +165,27 @@ GROUPINGS = ("block", "layer", "parameter")
 
 
 def _group_of(name: str, by: str) -> str:
-    """The name of the group that the parameter ``name`` belongs to, by one of GROUPINGS."""
-    parts = name.split(".")
-    numbered = [i for i, part in enumerate(parts) if part.isdigit()]
-    if by == "parameter" or len(parts) == 1:
+    """Return the name of the group of the parameter ``name``, by one of GROUPINGS."""
+    names = name.split(".")
+    if by == "parameter" or len(names) == 1:
         return name
-    return ".".join(parts[: numbered[0] + 1] if by == "block" and numbered else parts[:-1])
+    for i, component in enumerate(names):
+        if by == "block" and component.isdigit():
+            return ".".join(names[: i + 1])
+    return ".".join(names[:-1])
 
 
 @dataclass(frozen=True)
 class Slot:
     """The place of one parameter tensor in θ: ``theta[offset:offset + size].view(shape)``.
 
-    ``role`` is "norm" for the parameters of a normalization layer, "bias" for any other tensor of at most
-    one dimension, "weight" for the rest: the classes that filter normalization treats differently. ``layer``
-    is "embedding" for the parameters of an embedding, "head" for those of the last layer that has a matrix,
-    else ""; no file has it.
+    Attributes:
+        name, shape: the parameter's name and shape.
+        offset, size: the index of its first number in θ, and the number of its numbers.
+        role: "norm" for a parameter of a normalization layer, "bias" for any other tensor of at most one
+            dimension, else "weight". Filter normalization distinguishes them.
+        layer: "embedding" for a parameter of an embedding, "head" for one of the last layer with a matrix,
+            else ""; files do not contain it.
     """
 
     name: str
@@ -189,20 +197,20 @@ class Slot:
 
     @property
     def place(self) -> slice:
-        """Its slice of θ."""
+        """The parameter's slice of θ."""
         return slice(self.offset, self.offset + self.size)
 
 
-def cut(whole: Tensor, slots: Sequence[Slot]) -> Tensor:
-    """The numbers of vectors (..., P) in ``slots``, (..., P')."""
-    return torch.cat([whole[..., slot.place] for slot in slots], -1)
+def cut(vectors: Tensor, slots: Sequence[Slot]) -> Tensor:
+    """Return the numbers of ``slots`` in vectors (..., P), as (..., P')."""
+    return torch.cat([vectors[..., slot.place] for slot in slots], -1)
 
 
-def put(whole: Tensor, slots: Sequence[Slot], part: Tensor) -> Tensor:
-    """``whole`` (..., P), in which the numbers in ``slots`` are now ``part`` (..., P')."""
-    for slot, piece in zip(slots, torch.split(part, [s.size for s in slots], -1), strict=True):
-        whole[..., slot.place] = piece
-    return whole
+def put(vectors: Tensor, slots: Sequence[Slot], numbers: Tensor) -> Tensor:
+    """Write ``numbers`` (..., P') to ``slots`` of ``vectors`` (..., P), in place, and return the vectors."""
+    for slot, slot_numbers in zip(slots, torch.split(numbers, [s.size for s in slots], -1), strict=True):
+        vectors[..., slot.place] = slot_numbers
+    return vectors
 
 
 @dataclass(frozen=True)
@@ -213,19 +221,21 @@ class Layout:
 
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
-        """The layout of the trainable parameters of ``module``, in ``named_parameters`` order."""
-        norms = [
-            (prefix, layer) for prefix, layer in module.named_modules() if isinstance(layer, NORM_LAYERS)
-        ]
-        norm_names = {name for prefix, m in norms for name, _ in m.named_parameters(prefix, recurse=False)}
+        """Return the layout of the trainable parameters of ``module``, in ``named_parameters`` order."""
+        norm_names = set[str]()
+        for prefix, layer in module.named_modules():
+            if isinstance(layer, NORM_LAYERS):
+                norm_names |= {name for name, _ in layer.named_parameters(prefix, recurse=False)}
         slots, offset, layers = [], 0, _layers(module)
         for name, parameter in module.named_parameters():
             if not parameter.requires_grad:
                 continue
-            role = "norm" if name in norm_names else "bias" if parameter.dim() <= 1 else "weight"
-            size, layer = parameter.numel(), layers.get(id(parameter), "")
-            slots.append(Slot(name, tuple(parameter.shape), offset, size, role, layer))
-            offset += parameter.numel()
+            role = "bias" if parameter.dim() <= 1 else "weight"
+            if name in norm_names:
+                role = "norm"
+            shape, size = tuple(parameter.shape), parameter.numel()
+            slots.append(Slot(name, shape, offset, size, role, layers.get(id(parameter), "")))
+            offset += size
         return cls(tuple(slots))
 
     @cached_property
@@ -234,31 +244,41 @@ class Layout:
         return sum(slot.size for slot in self.slots)
 
     def select(self, part: str | Sequence[str] | None) -> tuple[Slot, ...]:
-        """The slots named by ``part``, in the order of θ: a parameter's name ("1.weight"), a prefix that ends
-        before a dot ("1"), or a list of these; None for all. Raises InputError for a name that fits none.
+        """Return the slots of a part of the parameters, in the order of θ.
+
+        Args:
+            part: a parameter's name ("1.weight"), a prefix that ends before a dot ("1"), or a list of these;
+                None for all parameters.
+
+        Raises:
+            InputError: a name that fits no parameter.
         """
         if part is None:
             return self.slots
-        chosen: set[Slot] = set()
+        selected: set[Slot] = set()
         for name in [part] if isinstance(part, str) else part:
-            fits = {s for s in self.slots if s.name == name or s.name.startswith(f"{name}.")}
-            if not fits:
+            slots = {s for s in self.slots if s.name == name or s.name.startswith(f"{name}.")}
+            if not slots:
                 hint = near(name, [s.name for s in self.slots])
                 names = ", ".join(dict.fromkeys(s.name.split(".")[0] for s in self.slots))
                 allowed = f"names such as {self.slots[0].name}, prefixes such as {names}"
                 raise InputError(f"part: '{name}' is no trainable parameter{hint} (allowed: {allowed})")
-            chosen |= fits
-        if not chosen:
+            selected |= slots
+        if not selected:
             raise InputError("part: an empty list is not allowed, it must name at least one parameter")
-        return tuple(s for s in self.slots if s in chosen)
+        return tuple(slot for slot in self.slots if slot in selected)
 
     def groups(self, by: str | Sequence[str]) -> dict[str, tuple[Slot, ...]]:
-        """The slots by group, of which each slot has one: name -> slots in the order of θ.
+        """Divide the slots into groups, and return the slots of each, in the order of θ, by its name.
 
-        ``by``: "parameter", each slot by itself; "layer", those of one module; "block", those of the first
-        module with a number in its name, such as "h.3", or of one module where there is none; or names,
-        prefixes and patterns such as "*.bias", where a slot belongs to the first that fits, and those that
-        none fits are "others". Raises InputError for a pattern that has no slot.
+        Args:
+            by: "parameter", for one slot a group; "layer", for the slots of one module; "block", for those
+                inside the first module with a number as its name, such as "h.3" (or else of one module). Or
+                names, prefixes and patterns such as "*.bias": each slot belongs to the first that fits, and
+                all other slots to the group "others".
+
+        Raises:
+            InputError: a pattern without a slot.
         """
         groups: dict[str, tuple[Slot, ...]] = {}
         if isinstance(by, str) and by in GROUPINGS:
@@ -266,9 +286,10 @@ class Layout:
                 name = _group_of(slot.name, by)
                 groups[name] = (*groups.get(name, ()), slot)
             return groups
-        patterns, rest = dict.fromkeys([by] if isinstance(by, str) else by), list(self.slots)
-        for pattern in patterns:
-            slots = tuple(s for s in rest if fnmatchcase(s.name, pattern) or s.name.startswith(f"{pattern}."))
+        remaining = list(self.slots)
+        for pattern in dict.fromkeys([by] if isinstance(by, str) else by):
+            prefix = f"{pattern}."
+            slots = tuple(s for s in remaining if fnmatchcase(s.name, pattern) or s.name.startswith(prefix))
             if not slots:
                 names = ", ".join(dict.fromkeys(_group_of(s.name, "block") for s in self.slots))
                 allowed = f"{', '.join(GROUPINGS)}; or names, prefixes and patterns, such as {names}"
@@ -276,13 +297,13 @@ class Layout:
                     f"by: '{pattern}' fits no trainable parameter that is left (allowed: {allowed})"
                 )
             groups[pattern] = slots
-            rest = [slot for slot in rest if slot not in slots]
-        return groups | ({"others": tuple(rest)} if rest else {})
+            remaining = [slot for slot in remaining if slot not in slots]
+        return groups | ({"others": tuple(remaining)} if remaining else {})
 
     def views(self, weights: Tensor) -> dict[str, Tensor]:
-        """Name -> view of ``weights`` (..., P) in the parameter's shape (..., *shape). No copy.
+        """Return views of ``weights`` (..., P) in the parameters' shapes (..., *shape), by name.
 
-        InputError for weights of another model.
+        Raises InputError for weights of another model.
         """
         if weights.shape[-1:] != (self.size,):
             raise InputError(f"weights: shape {tuple(weights.shape)}, the last size must be P = {self.size}")
@@ -290,28 +311,31 @@ class Layout:
         return {s.name: weights[..., s.place].view((*lead, *s.shape)) for s in self.slots}
 
     def leaves(self, weights: Tensor) -> dict[str, Tensor]:
-        """:meth:`views` of ``weights`` (..., P) for which gradients are recorded."""
+        """Return :meth:`views` of ``weights`` (..., P) as leaves that require gradients."""
         return {name: view.detach().requires_grad_() for name, view in self.views(weights).items()}
 
     def flatten(self, tensors: Mapping[str, Tensor], lead: int = 0) -> Tensor:
-        """Inverse of :meth:`views`: one (..., P) tensor from named ones with ``lead`` leading dimensions."""
+        """Return one tensor (..., P) from named ones with ``lead`` leading dimensions; inverts views."""
         return torch.cat([tensors[s.name].flatten(start_dim=lead) for s in self.slots], dim=-1)
 
 
 def _layers(module: nn.Module) -> dict[int, str]:
-    """The id of a parameter -> "embedding" or "head"; one that is tied to an embedding is that."""
-    parameters = [(m, [*m.parameters(recurse=False)]) for m in module.modules()]
-    embeddings = [ps for m, ps in parameters if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
-    heads = [ps for _, ps in parameters if any(p.dim() > 1 for p in ps)][-1:]
-    groups = {id(p): "head" for ps in heads for p in ps}
-    return groups | {id(p): "embedding" for ps in embeddings for p in ps}
+    """Return "embedding" or "head" by the id of a parameter; one of both is in "embedding"."""
+    layers, embeddings = dict[int, str](), dict[int, str]()
+    for submodule in module.modules():
+        parameters = [*submodule.parameters(recurse=False)]
+        if any(parameter.dim() > 1 for parameter in parameters):
+            layers = {id(parameter): "head" for parameter in parameters}
+        if isinstance(submodule, (nn.Embedding, nn.EmbeddingBag)):
+            embeddings |= {id(parameter): "embedding" for parameter in parameters}
+    return layers | embeddings
 
 
 def padding_rows(module: nn.Module, layout: Layout) -> tuple[slice, ...]:
-    """The places in θ of the padding rows of embeddings, which are no directions of θ.
+    """Return the places in θ of the padding rows of embeddings, which are no directions of θ.
 
-    PyTorch gives them no gradient, so that training never moves them. A matrix that is tied to another layer
-    has the gradient of that one there.
+    They have no gradient, so that training never moves them. A matrix that is tied to another layer has no
+    padding row: it has that layer's gradient there.
     """
     uses = [id(p) for _, p in module.named_parameters(remove_duplicate=False)]
     offsets = {slot.name: slot.offset for slot in layout.slots}
@@ -333,7 +357,10 @@ Vector = Annotated[Tensor, A_VECTOR]
 
 
 def vector_of(weights: Any, like: Tensor, name: str = "weights") -> Tensor:
-    """θ (P,), given as ``name``, with dtype and device of ``like`` (None: itself); else InputError."""
+    """Return a user's argument ``name`` as θ (P,), with dtype and device of ``like``; None means ``like``.
+
+    Raises InputError for an argument that is no vector (P,).
+    """
     if weights is None or weights is like:
         return like
     vector = weights
@@ -348,16 +375,16 @@ def vector_of(weights: Any, like: Tensor, name: str = "weights") -> Tensor:
 
 
 def average(weights: Tensor) -> Tensor:
-    """w_a (P,), the mean of learners (n, P), in their precision; one function, so that all agree on it."""
+    """Return w_a (P,), the mean of learners (n, P), in their precision; one function, so that all agree."""
     return weights.mean(0)
 
 
 @contextlib.contextmanager
 def placed(module: nn.Module, layout: Layout, weights: Tensor) -> Iterator[dict[str, Tensor]]:
-    """Inside, the module itself has ``weights`` (P,); the context is of its parameters by name.
+    """Return a context inside which the module itself has ``weights`` (P,); it yields the parameters by name.
 
-    They are there in a backward pass that computes outputs again, too. Afterwards the module has the values
-    of before.
+    So a backward pass that computes outputs again also uses these weights. At the end the former values are
+    restored.
     """
     named, views = dict(module.named_parameters()), layout.views(weights)
     parameters: dict[str, Tensor] = {name: named[name] for name in views}
@@ -371,7 +398,7 @@ def placed(module: nn.Module, layout: Layout, weights: Tensor) -> Iterator[dict[
 
 @contextlib.contextmanager
 def set_back(parameters: Sequence[Tensor]) -> Iterator[None]:
-    """The parameters have the values of before once the block has run."""
+    """Return a context that restores the values of some parameters at its end."""
     saved = [p.detach().clone() for p in parameters]
     try:
         yield

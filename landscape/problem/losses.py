@@ -1,4 +1,4 @@
-"""Losses: their source, the terms of the mean that a sample contributes, and what counts as correct."""
+"""Losses: their source, the terms that a sample contributes to the mean, and the correct predictions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IGNORED = -100
 
 
 def output_loss(outputs: Any, targets: Any) -> Tensor:
-    """The loss in a model's output, ``outputs.loss`` or ``outputs["loss"]``."""
+    """Return the loss in a model's output, ``outputs.loss`` or ``outputs["loss"]``."""
     value = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
     if not isinstance(value, Tensor) or value.dim() > 0:
         kind = type(outputs).__name__
@@ -34,9 +34,12 @@ def output_loss(outputs: Any, targets: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class ClassLoss:
-    """PyTorch's cross-entropy or negative log-likelihood, of classes: what it leaves out and how it weighs.
+    """The options of PyTorch's cross-entropy or negative log-likelihood of classes.
 
-    ``softmax``: it is cross-entropy with its default options, whose batched form and Hessian are known.
+    Attributes:
+        ignored: the target that does not count.
+        weight: the weights of the classes; None for equal weights.
+        softmax: whether it is cross-entropy with default options, for which there are faster formulas.
     """
 
     ignored: int
@@ -45,23 +48,24 @@ class ClassLoss:
 
     @classmethod
     def of(cls, loss: Any) -> ClassLoss | None:
-        """The kind of loss of classes that ``loss`` is; None: of another kind."""
+        """Return the options of ``loss``; None if it is no loss of classes."""
         if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
             options = {name: getattr(loss, name) for name in _DEFAULTS if hasattr(loss, name)}
-            cross_entropy = type(loss) is nn.CrossEntropyLoss
+            is_cross_entropy = type(loss) is nn.CrossEntropyLoss
         else:
             options = {}
             while isinstance(loss, partial) and not loss.args:
                 loss, options = loss.func, {**loss.keywords, **options}
             if loss not in (F.cross_entropy, F.nll_loss):
                 return None
-            cross_entropy = loss is F.cross_entropy
+            is_cross_entropy = loss is F.cross_entropy
         options = {**_DEFAULTS, **options}
-        weight = options["weight"]
-        return cls(options["ignore_index"], weight, cross_entropy and weight is None and options == _DEFAULTS)
+        weight = options["weight"]  # a tensor cannot be compared with the default
+        softmax = is_cross_entropy and weight is None and options == _DEFAULTS
+        return cls(options["ignore_index"], weight, softmax)
 
 
-# PyTorch's losses that are by definition a mean over the numbers, or the classes, of each sample alone.
+# PyTorch's losses that are by definition means over samples, of functions of one sample each.
 _MEANS: tuple[Any, ...] = (
     nn.CrossEntropyLoss, nn.NLLLoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss,
     nn.BCEWithLogitsLoss, nn.PoissonNLLLoss, nn.SoftMarginLoss, nn.MultiMarginLoss,
@@ -72,20 +76,20 @@ _MEANS: tuple[Any, ...] = (
 
 
 def is_mean(loss: Any) -> bool:
-    """Return whether ``loss`` is one of PyTorch's that are by definition a mean over the samples."""
+    """Return whether ``loss`` is a loss of PyTorch that is by definition a mean over the samples."""
     while isinstance(loss, partial):
         loss = loss.func
     return type(loss) in _MEANS if isinstance(loss, nn.Module) else any(loss is mean for mean in _MEANS)
 
 
-# The options of PyTorch's losses of classes that change their value.
+# The options that change the value of PyTorch's losses of classes.
 _DEFAULTS: dict[str, Any] = {
     "weight": None, "ignore_index": IGNORED, "reduction": "mean", "label_smoothing": 0.0,
 }  # fmt: skip
 
 
 def placed_loss(loss: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """``loss`` with its tensors, such as class weights, on ``device`` and in ``dtype``."""
+    """Return ``loss`` with its tensors, such as class weights, on ``device`` and in ``dtype``."""
 
     def to_device(tensor: Tensor) -> Tensor:
         return tensor.to(device, dtype if tensor.is_floating_point() else None)
@@ -100,25 +104,26 @@ def placed_loss(loss: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def by_sample(tensor: Tensor) -> Tensor:
-    """(B,) the sums of a tensor (B, ...) by sample."""
+    """Return (B,), the sums of a tensor (B, ...) by sample."""
     return tensor.flatten(1).sum(1) if tensor.dim() > 1 else tensor
 
 
 def _counted(targets: Any, ignored: int) -> Tensor | None:
-    """1 for each target other than ``ignored``, else 0; None for targets that are not class indices."""
+    """Return 1 for each target other than ``ignored``, else 0; None for targets that are no class indices."""
     if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.dim() == 0:
         return None
     return double(targets != ignored)
 
 
 def loss_terms(loss: Any, targets: Any) -> Tensor | None:
-    """(B,) how many terms of the mean each sample contributes to cross-entropy or negative log-likelihood.
+    """Return (B,), the terms that each sample contributes to the mean of a loss of classes.
 
-    These leave out targets equal to ``ignore_index``, and weigh the others where there are class weights.
-    None for any other loss, or targets that are not class indices.
+    Targets equal to ``ignore_index`` do not count; the others count by the weights of their classes. None for
+    any other loss, or targets that are no class indices.
     """
     class_loss = ClassLoss.of(loss)
-    if class_loss is None or (terms := _counted(targets, class_loss.ignored)) is None:
+    terms = None if class_loss is None else _counted(targets, class_loss.ignored)
+    if class_loss is None or terms is None:
         return None
     if class_loss.weight is not None:
         counted = targets.where(targets != class_loss.ignored, torch.zeros_like(targets))
@@ -127,27 +132,31 @@ def loss_terms(loss: Any, targets: Any) -> Tensor | None:
 
 
 class Terms:
-    """(x, y) of a batch -> (B,) float64, on the CPU: how many terms of the mean each sample contributes.
+    """A function of (x, y) that returns (B,) float64 on the CPU: the terms of each sample in the mean.
 
     Args:
         criterion: the loss.
-        given: ``given(targets)`` -> (B,), from the user; None: the known losses of PyTorch and Hugging Face
-            count their targets, any other loss has one term a sample.
-        shifted: whether the loss leaves out the first label of each sequence; None: this is not known.
+        given: the user's function of the targets, which returns (B,). None: the targets of losses of classes,
+            and the labels of a model's own loss, are counted; for any other loss each sample has one term.
+        shifted: whether the loss ignores the first label of each sequence; None: this is not known.
+
+    Attributes:
+        count: the :class:`.Count` found by :mod:`.mean_check`, in place of those; else None.
+        by_batch: whether the loss is the mean over batches, of which each counts the same.
     """
 
     def __init__(
         self, criterion: Any, given: Callable[[Any], Tensor] | None = None, shifted: bool | None = None
     ) -> None:
         self.criterion, self.given, self.shifted = criterion, given, shifted
-        self.count: Any = None  # Count, which the losses of parts of the data show
-        self.by_batch = False  # the loss is the mean over batches, each of which counts the same
+        self.count: Any = None
+        self.by_batch = False
 
     def __call__(self, x: Any, y: Any) -> Tensor:
         samples = count_samples(x, y, alike=False)
         if self.by_batch:
-            share = 1 / max(1, samples)  # a batch of images may have no box in its targets
-            return torch.full((max(1, samples),), share, dtype=torch.float64)
+            length = max(1, samples)  # the targets of a batch of images may have no box
+            return torch.full((length,), 1 / length, dtype=torch.float64)
         if self.given is not None:
             terms: Tensor | None = self.given(y)
         elif self.count is not None:
@@ -201,9 +210,9 @@ def is_classes(targets: Tensor) -> bool:
 
 
 def check_labels(loss: Any, outputs: Any, targets: Any) -> None:
-    """Raise InputError if a label for cross-entropy or negative log-likelihood is no class.
+    """Raise InputError if a label for cross-entropy or negative log-likelihood is no class of the outputs.
 
-    PyTorch would report it at the first such minibatch, and on a GPU only as a failed assertion.
+    PyTorch would report it in the first minibatch with the label, and on a GPU only as a failed assertion.
     """
     class_loss = ClassLoss.of(loss)
     if class_loss is None or _counted(targets, class_loss.ignored) is None:
@@ -217,21 +226,23 @@ def check_labels(loss: Any, outputs: Any, targets: Any) -> None:
 
 
 def label_terms(labels: Any, shifted: bool) -> Tensor | None:
-    """(B,) how many labels of each sample count in a model's own loss: those that are not −100.
+    """Return (B,), the number of labels of each sample that count in a model's own loss: all except −100.
 
-    ``shifted``: all but each sequence's first, as in causal language models. None for labels that are not
-    class indices.
+    ``shifted``: the first label of each sequence does not count, as in causal language models. None for
+    labels that are no class indices.
     """
     terms = _counted(labels, IGNORED)
-    return terms if terms is None else by_sample(terms[:, 1:] if shifted and terms.dim() > 1 else terms)
+    if terms is not None and shifted and terms.dim() > 1:
+        terms = terms[:, 1:]
+    return terms if terms is None else by_sample(terms)
 
 
 def with_other_first_labels(criterion: Any, x: Any, y: Any) -> tuple[Any, Any] | None:
-    """A batch with integer labels (B, n, ...), with others at the first place of each sequence.
+    """Return a batch with integer labels (B, n, ...) with other first labels.
 
-    They are the targets, or the "labels" in x of a model that computes its loss. None for other labels, or a
-    loss that is known to take all. The loss of causal language models leaves the first label out; no
-    attribute of a model says so, but its loss of this batch does.
+    The labels are the targets, or for a model with a loss of its own "labels" in x. None for other labels, or
+    a loss that is known to count all. The loss of causal language models ignores the first labels; no
+    attribute of a model says so, but an equal loss of this batch shows it.
     """
     own = criterion is output_loss
     labels = (x.get("labels") if isinstance(x, Mapping) else None) if own else y
@@ -249,18 +260,23 @@ def is_softmax_loss(loss: Any) -> bool:
 
 
 def opened_logits(outputs: Any) -> Any:
-    """The ``logits`` of a model's outputs, or the outputs themselves where they have none."""
+    """Return the ``logits`` of a model's outputs, or the outputs themselves if they have none."""
     if isinstance(outputs, Mapping):
         return outputs.get("logits")
     return getattr(outputs, "logits", outputs)
 
 
 def correct(outputs: Any, targets: Any, terms: Terms) -> Tensor:
-    """(2, B) float64: how many targets of each sample are right, and how many count in the loss.
+    """Return (2, B) float64, how many targets of each sample have the largest output, and how many count.
 
-    Right are those at the largest entry of (B, classes, ...) ``outputs``, or of their ``logits``. (2, 1) NaN
-    if it is not such a task, if there is one output alone, which no other can exceed, if nothing says where
-    the classes are, or if some targets are neither classes nor left out of the loss.
+    Args:
+        outputs: (B, classes, ...), or an object with such ``logits``; see :meth:`Terms.classes`.
+        targets: (B, ...), class indices.
+        terms: which targets count in the loss; no others are correct.
+
+    Returns:
+        The numbers; or (2, 1) NaN for another kind of task, for a single output, if nothing says which axis
+        is that of the classes, or if some targets that count are no classes.
     """
     with contextlib.suppress(ValueError):
         if (pair := terms.classes(outputs, targets)) is not None:
@@ -272,7 +288,7 @@ def correct(outputs: Any, targets: Any, terms: Terms) -> Tensor:
 
 
 class ClonedTargets:
-    """A loss that writes to its targets, given clones of them."""
+    """A loss that receives clones of its targets, because it writes to them."""
 
     def __init__(self, loss: Callable[[Any, Any], Tensor]) -> None:
         self.func = loss
@@ -282,10 +298,10 @@ class ClonedTargets:
 
 
 class Metric(ClonedTargets):
-    """A loss that gives an integer, or a number of Python or NumPy, as those of scikit-learn, as a tensor.
+    """A loss whose integers, or numbers of Python or NumPy, such as of scikit-learn, become tensors.
 
-    It is in float64, but for a number that was rounded to less, which says how far two may differ.
-    It receives outputs for which no gradient is recorded, which NumPy does not take.
+    The tensor is in float64, or in the lower precision of the number, which tells by how much two may differ
+    by rounding. The loss receives detached outputs, because NumPy accepts no tensors with gradients.
     """
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
@@ -298,27 +314,27 @@ class Metric(ClonedTargets):
         number: Any = self.func(detached, targets)
         value = torch.as_tensor(number, dtype=torch.float64 if isinstance(number, (int, float)) else None)
         value = value if value.is_floating_point() else value.to(torch.float64)
-        first = next((t for _, t in named_tensors(outputs)), value)
-        return value.to(float64_device(first.device))
+        first_output = next((t for _, t in named_tensors(outputs)), value)
+        return value.to(float64_device(first_output.device))
 
 
 def several_numbers(value: Any) -> InputError:
-    """The refusal of a loss that does not give one number."""
-    what, remedy = repr(type(value)), ""
+    """Return the error for a loss that does not return one number."""
+    result, remedy = repr(type(value)), ""
     if isinstance(value, Tensor):
-        what, remedy = f"shape {tuple(value.shape)}", ".mean()"
+        result, remedy = f"shape {tuple(value.shape)}", ".mean()"
     elif isinstance(value, (tuple, list, Mapping)) and value:
         key = next(iter(value)) if isinstance(value, Mapping) else 0
         if isinstance(value[key], Tensor) and value[key].dim() == 0:
             remedy = f"[{key!r}]"
     return InputError(
-        f"loss: it gives {what}, it must give one number, the mean over the samples",
+        f"loss: it gives {result}, it must give one number, the mean over the samples",
         remedy=f"landscape.Problem(model, lambda o, t: loss(o, t){remedy}, data)" if remedy else "",
     )
 
 
 def existing(loss: float, gradient: Tensor) -> Tensor:
-    """``gradient``, that of ``loss``; OperationError unless both are finite."""
+    """Return ``gradient``, the gradient of ``loss``; raise OperationError unless both are finite."""
     if not math.isfinite(loss):
         raise OperationError(f"weights: the loss there is {loss:g}, without derivatives; take others")
     if not finite(gradient):
@@ -330,7 +346,7 @@ def existing(loss: float, gradient: Tensor) -> Tensor:
 
 
 def describe_loss(loss: Any) -> str:
-    """A name for a loss: that of a function, or a module as it prints itself."""
+    """Return a name for a loss: the name of a function, or the printed form of a module."""
     if isinstance(loss, nn.Module):
         return " ".join(repr(loss).split())
     if isinstance(loss, partial):
@@ -352,23 +368,29 @@ NATS = (
 
 
 def loss_name_and_unit(loss: Any) -> tuple[str, str]:
-    """("loss", "nat") for likelihoods of PyTorch, else without unit; a function of one's own has its name."""
+    """Return the name and the unit of a loss for axes and tables.
+
+    Negative log-likelihoods of PyTorch are ("loss", "nat"); all others have no unit. A user's function has
+    its own name, unless that contains "loss".
+    """
     while isinstance(loss, (partial, ClonedTargets)):
         loss = loss.func
     if loss in NATS or type(loss) in NATS:
         return "loss", "nat"
-    kind = loss if hasattr(loss, "__name__") else type(loss)
-    users = not (kind.__module__ or "").startswith(("torch.", "landscape.")) and kind.__name__.isidentifier()
-    return kind.__name__ if users and "loss" not in kind.__name__.lower() else "loss", ""
+    named = loss if hasattr(loss, "__name__") else type(loss)
+    name, module = named.__name__, named.__module__ or ""
+    if module.startswith(("torch.", "landscape.")) or not name.isidentifier() or "loss" in name.lower():
+        name = "loss"
+    return name, ""
 
 
-# What moves numbers, without any rounding.
+# Operations that copy numbers without rounding.
 _ATEN = torch.ops.aten
 _MOVES = (_ATEN.index, _ATEN.masked_select, _ATEN.where, _ATEN.gather, _ATEN.clone)
 
 
 class Coarsest(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees the largest relative rounding, ``eps``, of what is computed from numbers."""
+    """A mode of PyTorch that records in ``eps`` the coarsest precision of all computed numbers."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -376,14 +398,14 @@ class Coarsest(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        moves = func.is_view or func.overloadpacket in _MOVES
-        if isinstance(result, Tensor) and result.is_floating_point() and not moves:
+        is_copy = func.is_view or func.overloadpacket in _MOVES
+        if isinstance(result, Tensor) and result.is_floating_point() and not is_copy:
             self.eps = max(self.eps, torch.finfo(result.dtype).eps)
         return result
 
 
 class _Pairs(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees whether two tensors of these shapes are broadcast to one."""
+    """A mode of PyTorch that records in ``seen`` whether an operation broadcasts tensors of two shapes."""
 
     def __init__(self, a: Tensor, b: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -401,8 +423,7 @@ class _Pairs(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def refuse_broadcasting(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any) -> None:
     """Raise InputError for a loss that pairs outputs (N, 1) with targets (N,), or the reverse.
 
-    A loss that works elementwise broadcasts them: it takes its mean over (N, N) pairs, and PyTorch gives a
-    warning at most.
+    An elementwise loss broadcasts them: it is then a mean over (N, N) pairs, and PyTorch warns at most.
     """
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         return
@@ -414,10 +435,10 @@ def refuse_broadcasting(loss: Callable[[Any, Any], Any], outputs: Any, targets: 
         reshaped = reshaped.to(outputs)
     try:
         loss(outputs, reshaped)
-    except Exception:  # the loss refuses reshaped targets: they are no remedy to propose
+    except Exception:  # reshaped targets are no remedy for this loss
         return
     with contextlib.suppress(Exception), _Pairs(outputs, targets) as pairs:
-        loss(outputs, targets)  # an error of PyTorch for such shapes is refused below, too
+        loss(outputs, targets)  # after an error for these shapes, the error below is raised, too
         if not pairs.seen:
             return
     change = "unsqueeze(-1)" if outputs.dim() > targets.dim() else "squeeze(-1)"

@@ -1,4 +1,4 @@
-"""One loss on other data, with other statistics of BatchNorm, in another precision."""
+"""The mean of a loss over data, and its variants with other data, BatchNorm statistics or precision."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from landscape.problem.metrics import Metric, Sums
 Loss = Callable[[Any, Any], Tensor]
 Penalty = Callable[[dict[str, Tensor]], Tensor]
 
-# Samples evaluated at once, at most. Measured on 2 cores with a 784-50-50-10 MLP: 1,000 to 10,000 lie within
-# 10% of each other, 2,000 is the fastest. Large networks are bounded by ACTIVATION_BYTES instead.
+# The most samples that are evaluated at once. On 2 cores with a 784-50-50-10 MLP, the times for 1,000 to
+# 10,000 differ by 10%, and 2,000 is the fastest. For large networks ACTIVATION_BYTES is the limit.
 MAX_CHUNK = 2000
 
 
@@ -41,13 +41,13 @@ class MeanLoss:
         model, criterion, layout: the model, the loss, and the parameters' places in θ.
         weights: the center (P,).
         data: the samples (:class:`landscape.problem.data.Data`).
-        batchnorm: whose statistics BatchNorm uses (:class:`landscape.problem.batchnorm.BatchNormPolicy`).
-        draws: how many draws of random numbers the loss is a mean over; 0 where it draws none.
-        differentiates: model or loss differentiate themselves (``torch.autograd.grad``), which needs
-            gradients to be recorded.
-        draws_elsewhere: some of the random numbers are those of NumPy or Python.
-        metrics: what is evaluated besides the loss (:mod:`landscape.problem.metrics`).
-        padding: where in θ the padding rows of embeddings lie, which are no directions.
+        batchnorm: the statistics that BatchNorm uses (:class:`landscape.problem.batchnorm.BatchNormPolicy`).
+        draws: the number of draws of random numbers over which the loss is the mean; 0 if it draws none.
+        differentiates: whether model or loss call ``torch.autograd.grad``, so that each pass must record
+            gradients.
+        draws_elsewhere: whether they draw random numbers of NumPy or Python.
+        metrics: quantities that are evaluated with the loss (:mod:`landscape.problem.metrics`).
+        padding: the places in θ of padding rows of embeddings, which are no directions.
     """
 
     model: nn.Module
@@ -74,12 +74,12 @@ class MeanLoss:
 
     @property
     def terms(self) -> float:
-        """The number of terms of the loss's mean that the samples contribute together."""
+        """The number of terms that all samples contribute to the mean of the loss."""
         return self.data.terms
 
     @property
     def resident(self) -> tuple[Any, Any] | None:
-        """(x, y) on the device, or None where the data comes in batches."""
+        """(x, y) on the device, or None if the data comes in batches."""
         return self.data.resident
 
     @property
@@ -89,17 +89,17 @@ class MeanLoss:
 
     @property
     def indexed(self) -> bool:
-        """Return whether each sample has a number, so that minibatches can be drawn."""
+        """Return whether samples have indices, so that minibatches can be drawn."""
         return self.data.indexed
 
     def gather(self, indices: Tensor) -> tuple[Any, Any]:
-        """Inputs and targets of some samples.
+        """Return inputs and targets of some samples.
 
         Args:
-            indices: numbers of samples, of any shape; repeats are allowed.
+            indices: indices of samples, of any shape (…); repeats are allowed.
 
         Returns:
-            (x, y), the shape of the indices first.
+            (x, y), as tensors (…, *shape of a sample).
 
         Example:
             >>> problem.gather(torch.tensor([1, 1]))[1].tolist()
@@ -127,16 +127,16 @@ class MeanLoss:
             directions[..., rows] = 0
         return directions
 
-    # The same loss on other data, with other statistics, in another precision.
+    # Variants: the same loss on other data, with other statistics, or in another precision.
 
     def on(self, data: Data) -> Self:
-        """The same loss on other data.
+        """Return a problem with the same loss on other data.
 
         Args:
             data: the samples.
 
         Returns:
-            A problem that shares everything else with this one.
+            The problem; it shares all other attributes with this one.
 
         Example:
             >>> problem.on(problem.data.subset(torch.tensor([0]))).samples
@@ -147,22 +147,22 @@ class MeanLoss:
         return part
 
     def with_batchnorm(self, bn: str, samples: int = SAMPLES) -> Self:
-        """The same with the BatchNorm statistics of policy ``bn``; this problem stays as it is.
+        """Return a problem with the BatchNorm statistics of policy ``bn``.
 
-        Dropout and all other layers stay in eval mode. A model without BatchNorm is returned as it is.
+        Dropout and all other layers stay in eval mode. If the model has no BatchNorm, it is this problem.
 
         Args:
             bn: "center": the statistics in the model's buffers, at every point (returns this problem itself);
-                "recalibrate": estimated again at each point before it is evaluated, on a fixed random sample
-                of the data, as the average over batches of 250 (as torch.optim.swa_utils.update_bn does);
-                derivatives at a point are taken with the statistics of that point, fixed;
-                "train": the statistics of the batch itself, as in training, in batches of ``samples`` (for
-                data given as batches, in those), so that a sample's loss depends on its batch.
-            samples: how many samples "recalibrate" draws (at most all; of data given as batches, the first
-                until it has that number), or "train" has in a batch. Default 1,000.
+                "recalibrate": statistics that are estimated at each point before its evaluation, on a fixed
+                random sample of the data, as averages over batches of 250 (as
+                torch.optim.swa_utils.update_bn does); for derivatives at a point they are fixed;
+                "train": the statistics of the batch itself, as in training, in batches of ``samples`` (or in
+                the user's batches), so that the loss of a sample depends on its batch.
+            samples: the number of samples that "recalibrate" draws (at most all; of data in batches, the
+                first ones), or of a batch for "train". Default 1,000.
 
         Returns:
-            The problem with these statistics.
+            The problem with these statistics; this problem does not change.
 
         Raises:
             InputError: an unknown policy, or samples < 2.
@@ -188,14 +188,14 @@ class MeanLoss:
     def batchnorm_statistics(
         self, weights: Tensor | None = None, inputs: Iterable[Any] | None = None
     ) -> dict[str, Tensor]:
-        """The running statistics of BatchNorm, estimated at some weights.
+        """Estimate the running statistics of BatchNorm at some weights.
 
         Args:
             weights: (P,); default: the center.
-            inputs: batches of inputs; default: all of the data, in batches of 250 or as it comes.
+            inputs: batches of inputs; default: all of the data, in batches of 250 or in the user's batches.
 
         Returns:
-            Buffer name -> statistics; empty without BatchNorm.
+            The statistics by name of the buffer; empty without BatchNorm.
 
         Example:
             >>> import torch, landscape
@@ -212,22 +212,20 @@ class MeanLoss:
         return bn_policies.Estimator(self.model, self.layout)(weights, inputs)
 
     def _check_surroundings(self) -> None:
-        """InputError under torch.autocast, with numbers of a lower precision, or a default device."""
+        """Raise InputError under torch.autocast, or with a default device other than the CPU."""
         check_default_device()
         if torch.is_autocast_enabled(self.device.type):
-            kind = self.device.type
-            raise InputError(
-                f'torch.autocast: call outside of it, or use torch.autocast("{kind}", enabled=False)'
-            )
+            remedy = f'torch.autocast("{self.device.type}", enabled=False)'
+            raise InputError(f"torch.autocast: call outside of it, or use {remedy}")
 
     def at(self, weights: Tensor | None = None) -> Self:
-        """The same with the BatchNorm statistics at some weights, fixed, for derivatives there.
+        """Return a problem with the BatchNorm statistics at some weights, fixed, for derivatives there.
 
         Args:
             weights: (P,); default: the center.
 
         Returns:
-            This problem itself where the statistics do not depend on the weights.
+            The problem; this one itself if the statistics do not depend on the weights.
 
         Example:
             >>> problem.at() is problem
@@ -242,16 +240,16 @@ class MeanLoss:
         return part
 
     def to(self, dtype: torch.dtype) -> Self:
-        """The same in another precision.
+        """Return a copy of the problem in another precision.
 
         Args:
-            dtype: of weights, inputs and outputs.
+            dtype: the precision of weights, inputs and outputs.
 
         Returns:
-            A copy; this problem stays as it is.
+            The copy; this problem does not change.
 
         Raises:
-            InputError: no floating-point dtype, or float64 on a device that has none.
+            InputError: no floating-point dtype, or float64 on a device without it.
 
         Example:
             >>> problem.to(torch.float64).weights.dtype
@@ -271,13 +269,13 @@ class MeanLoss:
         return converted
 
     def subset(self, indices: Tensor | slice) -> Self:
-        """The same loss on some of the samples; not of data that comes in batches.
+        """Return a problem with the same loss on some of the samples; not of data in batches.
 
         Args:
-            indices: their numbers, repeats allowed, or a slice, which copies nothing.
+            indices: the indices of the samples, repeats allowed; or a slice, which copies nothing.
 
         Returns:
-            A problem that shares everything else with this one.
+            The problem; it shares all other attributes with this one.
 
         Example:
             >>> problem.subset(slice(0, 1)).samples
@@ -287,33 +285,33 @@ class MeanLoss:
         return self.on(data.subset(indices))
 
     def call(self, weights: dict[str, Tensor], x: Any) -> Any:
-        """The model's outputs with given parameters, differentiable in them.
+        """Return the model's outputs with the given parameters, differentiable in them.
 
         Args:
-            weights: name -> parameter.
-            x: inputs, as the model takes them.
+            weights: the parameters by name.
+            x: inputs of the model.
 
         Returns:
-            What the model returns.
+            The outputs.
 
         Example:
             >>> tuple(problem.call({"weight": torch.ones(2, 2)}, x).shape)
             (2, 2)
         """
         buffers = self.batchnorm.buffers
-        if self.differentiates and torch.is_grad_enabled():  # in its parameters, perhaps, as in training
+        if self.differentiates and torch.is_grad_enabled():  # the model may differentiate by its parameters
             weights = {k: w if w.requires_grad else w.detach().requires_grad_() for k, w in weights.items()}
         return call(self.model, {**buffers, **weights} if buffers else weights, x)
 
     def outputs(self, weights: Tensor, x: Any) -> Any:
-        """The model's outputs at some weights, differentiable in weights and inputs.
+        """Return the model's outputs at some weights, differentiable in weights and inputs.
 
         Args:
             weights: (P,).
-            x: inputs, as the model takes them.
+            x: inputs of the model.
 
         Returns:
-            What the model returns.
+            The outputs.
 
         Example:
             >>> problem.outputs(torch.tensor([1.0, 0.0, 0.0, 1.0]), x).tolist()
@@ -323,13 +321,13 @@ class MeanLoss:
 
     @contextlib.contextmanager
     def evaluating(self, seed: int | None) -> Iterator[None]:
-        """The context of a forward pass and its loss.
+        """Return the context for a forward pass and its loss.
 
         Args:
-            seed: of the random numbers that are drawn inside; None: those of PyTorch's own state.
+            seed: the seed of the random numbers inside; None: PyTorch's generator as it is.
 
         Returns:
-            A context.
+            The context.
 
         Example:
             >>> with problem.evaluating(0):
@@ -344,7 +342,7 @@ class MeanLoss:
             yield
 
     def saved_bytes(self, x: Any, y: Any) -> int:
-        """Bytes of activations that a batch saves for its backward pass; a forward pass needs less.
+        """Return the bytes of activations that a batch saves for its backward pass.
 
         Args:
             x, y: inputs and targets, on the device.
@@ -356,27 +354,28 @@ class MeanLoss:
             >>> problem.saved_bytes(x, y) > 0
             True
         """
-        leaves, again = self.layout.leaves(self.weights), recomputes(self.model)
+        leaves, is_recomputing = self.layout.leaves(self.weights), recomputes(self.model)
         x, y = self.data.leaves(x, y)
 
         def loss() -> Tensor:
             with torch.enable_grad(), self.evaluating(0):
-                return self.criterion(own_outputs(self, x) if again else self.call(leaves, x), y)
+                outputs = own_outputs(self, x) if is_recomputing else self.call(leaves, x)
+                return self.criterion(outputs, y)
 
         return with_saved_bytes(loss, excluding=leaves.values())[1]
 
     @functools.cached_property
     def sample_bytes(self) -> int:
-        """Bytes of activations that one sample saves for its backward pass."""
+        """The bytes of activations that one sample saves for its backward pass."""
         assert self.data.resident is not None
         x, y = self.data.resident if self.data.mixes else self.data.first()
         return max(1, self.saved_bytes(x, y) // count_samples(x, y, alike=False))
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of activations that a chunk of the data saves for its backward pass.
+        """The bytes of activations that a chunk of the data saves for its backward pass.
 
-        Of data in batches, those of its first batch; 0 where ``check`` is "off", so that none was evaluated.
+        For data in batches they are those of the first batch, or 0 with ``check="off"``.
         """
         if self.data.resident is None:
             return self.batch_bytes
@@ -385,32 +384,34 @@ class MeanLoss:
 
     @property
     def chunk(self) -> int:
-        """Samples of resident data evaluated at once, from the bytes that one saves for its backward pass."""
+        """The number of samples of resident data in a chunk, by the bytes of activations of one sample."""
         if self.data.chunk_size is None:
             size = ACTIVATION_BYTES // self.sample_bytes
-            if self.device.type == "cpu" and not self.draws:  # each chunk has random numbers of its own
+            # For a random loss the size must not depend on the device: each chunk draws its own numbers.
+            if self.device.type == "cpu" and not self.draws:
                 size = min(size, max(SMALL_CHUNK, SMALL_BYTES // self.sample_bytes))
             self.data.chunk_size = max(1, min(MAX_CHUNK, size))
         return self.data.chunk_size
 
     def chunks(self) -> Iterator[tuple[Any, Any, float]]:
-        """The data in parts that fit into memory.
+        """Iterate over the data in parts that fit into memory.
 
         Returns:
-            An iterator of (x, y, weight), on the device; weights add up to the number of samples.
+            An iterator of (x, y, weight), on the device; the weights add up to the number of samples.
 
         Example:
             >>> [(len(y), weight) for x, y, weight in problem.chunks()]
             [(2, 2.0)]
         """
-        return (self.data.in_chunks(self.chunk) if self.data.resident is not None else self.data).chunks()
+        data = self.data if self.data.resident is None else self.data.in_chunks(self.chunk)
+        return data.chunks()
 
     def parts(self) -> Iterator[tuple[Any, Any, float, int | None]]:
-        """The chunks of the data, each as often as random numbers are drawn for it.
+        """Iterate over the chunks of the data, each of them once for each draw of random numbers.
 
         Returns:
-            An iterator of (x, y, weight, seed): weights add up to the number of samples, and the pass is made
-            with the random numbers of ``seed`` (:meth:`evaluating`).
+            An iterator of (x, y, weight, seed): the weights add up to the number of samples, and ``seed`` is
+            for the context :meth:`evaluating` of the pass.
 
         Example:
             >>> import torch, landscape
@@ -428,10 +429,10 @@ class MeanLoss:
 
     @property
     def separable(self) -> bool:
-        """Return whether faster paths may divide samples and passes as they like.
+        """Return whether faster paths may divide samples and passes arbitrarily.
 
-        They may where the loss is the mean over the samples, draws no random numbers and differentiates
-        nothing itself.
+        They may if the loss is the mean over the samples, draws no random numbers, and neither model nor loss
+        differentiates.
         """
         return not (self.draws or self.differentiates or self.data.mixes)
 
@@ -441,7 +442,7 @@ class MeanLoss:
         return self.penalty is not None or self.weight_decay > 0
 
     def penalty_value(self, weights: Tensor) -> Tensor:
-        """The penalty and weight decay at some weights, differentiable.
+        """Return the penalty and weight decay at some weights, differentiable.
 
         Args:
             weights: (P,).
@@ -459,13 +460,14 @@ class MeanLoss:
 
     @torch.no_grad()
     def totals(self, weights: Tensor | None = None) -> Tensor:
-        """The sums that :meth:`evaluate` divides by the number of samples; nothing waits for the device.
+        """Return the sums that :meth:`evaluate` divides by the number of samples, without a wait for a GPU.
 
         Args:
             weights: (P,); default: the center.
 
         Returns:
-            (2 + metrics,) float64, on the device if it has that: the loss, the right answers, the metrics.
+            (2 + metrics,) float64, on the device if it has float64: the loss, the number of correct
+            predictions, the metrics.
 
         Example:
             >>> problem.totals(torch.tensor([1.0, 0.0, 0.0, 1.0]))[1].item()
@@ -484,7 +486,7 @@ class MeanLoss:
         return total
 
     def evaluate(self, weights: Tensor | None = None) -> tuple[float, float]:
-        """Mean loss and accuracy at some weights; sums are in float64.
+        """Return mean loss and accuracy at some weights, summed in float64.
 
         Args:
             weights: (P,); default: the center.
@@ -499,16 +501,16 @@ class MeanLoss:
             >>> round(loss, 3), accuracy
             (0.313, 1.0)
         """
-        loss, right, *_ = (self.totals(weights) / self.samples).tolist()
-        return loss, right
+        loss, accuracy, *_ = (self.totals(weights) / self.samples).tolist()
+        return loss, accuracy
 
     @analysis(lambda self, **_: Need(self.device, self.chunk_bytes))
     def loss(self, weights: Vector | None = None, *, max_memory: int | None = None) -> float:
-        """Mean loss at some weights.
+        """Return the mean loss at some weights.
 
         Args:
             weights: (P,); default: the center.
-            max_memory: bytes that the process may take, at most.
+            max_memory: the most bytes that the process may use.
 
         Returns:
             L(θ), in nats for a cross-entropy.
@@ -526,7 +528,7 @@ class MeanLoss:
         return value
 
     def accuracy(self, weights: Tensor | None = None) -> float:
-        """Share of the targets that have the largest output, at some weights.
+        """Return the share of the targets that have the largest output, at some weights.
 
         Args:
             weights: (P,); default: the center.
@@ -543,11 +545,11 @@ class MeanLoss:
     def loss_and_gradient(
         self, weights: Tensor | None = None, *, out: Tensor | None = None
     ) -> tuple[float, Tensor]:
-        """The mean loss over the whole data and its gradient at some weights.
+        """Return the mean loss over all data and its gradient at some weights.
 
         Args:
             weights: (P,); default: the center.
-            out: memory (P,) for the gradient; default: fresh memory.
+            out: a tensor (P,) for the gradient; default: a new one.
 
         Returns:
             L(θ) and its gradient (P,).
@@ -558,15 +560,16 @@ class MeanLoss:
             (0.693, [-0.25, 0.25, 0.25, -0.25])
         """
         weights = vector_of(weights, self.weights)
-        problem, again = self.at(weights), recomputes(self.model)
-        total, gradient = 0.0, torch.empty_like(weights) if out is None else out
-        in_module = placed(self.model, self.layout, weights) if again else None
+        problem, is_recomputing = self.at(weights), recomputes(self.model)
+        gradient = torch.empty_like(weights) if out is None else out
+        total, differentiate = 0.0, backward if is_recomputing else gradients
+        in_module = placed(self.model, self.layout, weights) if is_recomputing else None
         with in_module or contextlib.nullcontext(self.layout.leaves(weights)) as leaves:
-            for i, (x, y, count, seed) in enumerate(self.parts()):
+            for i, (x, y, weight, seed) in enumerate(self.parts()):
                 with self.evaluating(seed):
-                    outputs = own_outputs(problem, x) if again else problem.call(leaves, x)
-                    value = self.criterion(outputs, y) * (count / self.samples)
-                parts = (backward if again else gradients)(value, list(leaves.values()))
+                    outputs = own_outputs(problem, x) if is_recomputing else problem.call(leaves, x)
+                    value = self.criterion(outputs, y) * (weight / self.samples)
+                parts = differentiate(value, list(leaves.values()))
                 for view, part in zip(self.layout.views(gradient).values(), parts, strict=True):
                     view.copy_(part) if i == 0 else view.add_(part)
                 total += float(value.detach())
@@ -578,17 +581,17 @@ class MeanLoss:
             total += float(value.detach())
         return total, gradient
 
-    # The parts of a chunk's gradient and their sum, besides the activations and their gradients.
+    # The need: a chunk's gradient and the sum of gradients; the activations and their gradients.
     @analysis(lambda self, **_: Need(self.device, 2 * (self.weights.nbytes + self.chunk_bytes)))
     def gradient(self, weights: Vector | None = None, *, max_memory: int | None = None) -> Tensor:
-        """The gradient of the mean loss over the whole data at some weights.
+        """Return the gradient of the mean loss over all data at some weights.
 
         Args:
             weights: (P,); default: the center.
-            max_memory: bytes that the process may take, at most.
+            max_memory: the most bytes that the process may use.
 
         Returns:
-            The gradient (P,). OperationError where it, or the loss, is NaN or infinite.
+            The gradient (P,); OperationError is raised if it or the loss is NaN or infinite.
 
         Example:
             >>> problem.gradient(torch.zeros(4)).tolist()

@@ -1,4 +1,4 @@
-"""A model, a loss and data: the one thing that analysis works on, and whether it is a chain of layers."""
+"""A model, a loss and data as a problem, the subject of all analyses; and its layers if they are a chain."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ RANDOMNESS = ("refuse", "seed")
 
 
 def number_of_draws(randomness: str | int) -> int:
-    """The number of draws of random numbers the loss is a mean over; 0 for "refuse".
+    """Return the number of draws of random numbers over which the loss is the mean; 0 for "refuse".
 
     Args:
-        randomness: one of :data:`RANDOMNESS`, or a number of draws, also as text.
+        randomness: one of :data:`RANDOMNESS`, or a number of draws, also as a text.
 
     Raises:
-        InputError: anything else.
+        InputError: another value.
 
     Example:
         >>> [number_of_draws(r) for r in ("refuse", "seed", 8)]
@@ -60,51 +60,51 @@ class Problem(MeanLoss):
 
     Args:
         model: any module; it is copied, put in eval mode, and never changed. A part that merges or caches its
-            parameters in eval mode (LoRA), so that these have no effect, is in training mode where that has
-            the same loss, and refused where it has not. A dict x is passed to the model as
-            ``model(**x)``, a tuple or list as ``model(*x)``, anything else as ``model(x)``. Of DataParallel,
-            DistributedDataParallel and torch.compile, the module inside. Of one whose parameters are DTensors
-            (FSDP2, tensor parallelism), a :class:`landscape.ShardedProblem` is made instead.
+            parameters in eval mode (LoRA), so that they have no effect, is put in training mode if the loss
+            is the same there, and else refused. A dict x is passed to the model as ``model(**x)``, a tuple or
+            list as ``model(*x)``, any other object as ``model(x)``. DataParallel, DistributedDataParallel and
+            torch.compile are removed. For a model with DTensors as parameters (FSDP2, tensor parallelism) the
+            result is a :class:`landscape.ShardedProblem`.
         loss: ``loss(outputs, targets)``, the *mean* over the samples of a batch; None if the model computes
             its loss itself and returns it as ``.loss`` or ["loss"] (Hugging Face models). A module is copied
-            to the problem's device and precision. A metric that gives a number of Python or NumPy
-            (scikit-learn) has no gradient, which losses and contours do without.
+            to the problem's device and precision. A metric that returns a number of Python or NumPy
+            (scikit-learn) has no gradient, and is allowed for losses and contours only.
         data: ``(x, y)``, a torch.utils.data.Dataset, or an iterable (not an iterator) of batches (x, y). x
-            and y are tensors or NumPy arrays with the samples first, or tuples, lists and dicts of these,
-            nested at will; anything else is passed on as it is. In place of a pair, one dict: its "labels"
-            are the targets (the whole dict if it has none), and the model receives them only if ``loss`` is
-            None. A dict, a tuple of two or a list of two tensors is moved to the device once, or in parts if
-            it does not fit there; an iterable batch by batch. Minibatches can be drawn from such tensors, and
-            from a :class:`.Stream`.
-        weights: (P,) to center on; default: the model's parameters.
+            and y are tensors or NumPy arrays with the samples first, or nested tuples, lists and dicts of
+            these; other objects are passed on unchanged. One dict may replace a pair: its "labels" are the
+            targets (the whole dict if it has none), and the model receives them only if ``loss`` is None. A
+            dict, a tuple of two or a list of two tensors is moved to the device once, or in parts if it does
+            not fit there; an iterable is moved batch by batch. Minibatches can be drawn from such tensors,
+            and from a :class:`.Stream`.
+        weights: (P,), the center; default: the model's parameters.
         device, dtype: default: those of the model's first parameter.
-        terms: ``terms(targets)`` gives (B,), how many terms of the mean each sample contributes. Default: one
-            each; for cross-entropy and negative log-likelihood of PyTorch, the number of its targets other
-            than ``ignore_index``, or the sum of their class weights; for a model's own loss with integer
-            "labels", the number of labels other than −100, without the first of each sequence if the loss
-            does not depend on it (causal language models; two passes over the first samples tell).
-        penalty: ``penalty(parameters)``, one number from the dict name -> trainable parameter, added to the
-            mean loss. A regularizer belongs here, because a loss that reads the parameters of the original
-            model would not see other weights.
+        terms: ``terms(targets)`` returns (B,), the number of terms of each sample in the mean. Default: one
+            each; for cross-entropy and negative log-likelihood of PyTorch, the number of targets other than
+            ``ignore_index``, or the sum of their class weights; for a model's own loss with integer "labels",
+            the number of labels other than −100, without the first of each sequence if the loss does not
+            depend on it (causal language models; two passes over the first samples decide).
+        penalty: ``penalty(parameters)``, one number computed from a dict of the trainable parameters, added
+            to the mean loss. A regularizer belongs here, because a loss that reads the parameters of the
+            original model would not see other weights.
         weight_decay: λ adds λ/2·‖θ‖², whose gradient is that of torch.optim.SGD(weight_decay=λ).
-        randomness: what to do with a model or loss that draws random numbers in eval mode: "refuse" it;
-            "seed": common random numbers, the loss with its noise held fixed, which is a function of θ; or a
-            number of draws, each of them fixed, over which the loss is the mean.
-        metrics: other quantities, from the same forward passes as the loss: columns of contours and
-            lines. A dict of names and functions ``(outputs, targets)`` that give (B,) values, whose
-            mean over the samples it is, or one number of all samples (scikit-learn), or of objects with
-            ``update`` and ``compute`` (torchmetrics); or a list of names: accuracy, error, top5, mse, mae,
-            nll, margin, perplexity, f1, calibration. These leave out the targets that the loss leaves out.
-        name: a name, which results have as their label: in titles of panels, legends and tables.
+        randomness: for a model or loss that draws random numbers in eval mode: "refuse" it; "seed" fixes the
+            random numbers, so that the loss is a function of θ; a number of draws makes the loss the mean
+            over that many fixed draws.
+        metrics: other quantities from the same forward passes, columns of contours and lines. A dict of
+            names and functions ``(outputs, targets)``, which return (B,) values (the metric is their mean
+            over the samples), or one number of all samples (scikit-learn); or of objects with ``update``
+            and ``compute`` (torchmetrics). Or a list of names: accuracy, error, top5, mse, mae, nll, margin,
+            perplexity, f1, calibration. These leave out the targets that the loss leaves out.
+        name: the label of results, for titles, legends and tables.
         check: "quick" tests on a few samples that the loss depends on all of θ and on nothing else, is the
-            mean over the samples, and that two passes over batches are equal; "full" tests it on more
-            samples, at more weights; "off" does not test it.
+            mean over the samples, and that two passes over batches are equal; "full" tests the same on more
+            samples, at more weights; "off" tests nothing.
 
     Attributes:
         model, criterion, layout, weights: the copy of the model, the loss, the parameters' places in θ, and
             the center (P,).
         data: the samples, on the device or in batches (:class:`landscape.problem.data.Data`).
-        batchnorm: whose statistics BatchNorm uses (:class:`landscape.problem.batchnorm.BatchNormPolicy`).
+        batchnorm: the statistics that BatchNorm uses (:class:`landscape.problem.batchnorm.BatchNormPolicy`).
 
     Raises:
         InputError: weights that are not finite, complex or no parameters, no samples, tensors of unequal
@@ -119,7 +119,7 @@ class Problem(MeanLoss):
     """
 
     @checked("model", "loss")
-    @torch.inference_mode(False)  # its tensors are used outside, too
+    @torch.inference_mode(False)  # the problem's tensors are used outside of inference mode, too
     def __init__(
         self,
         model: nn.Module,
@@ -145,10 +145,10 @@ class Problem(MeanLoss):
         self.criterion = output_loss if loss is None else placed_loss(loss, self.device, self.dtype)
         self.penalty, self.weight_decay = penalty, weight_decay
         self.randomness, self.draws = str(randomness), number_of_draws(randomness)
-        self.differentiates = self.draws_elsewhere = False  # until check_fit sees it
+        self.differentiates = self.draws_elsewhere = False  # check_fit may set them
         self.batch_bytes, self.metrics = 0, metrics_of(metrics)
         self.batchnorm = batchnorm.BatchNormPolicy()
-        # Verdicts of checks that were made once, such as of the symmetry of products; copies share them.
+        # The results of checks that are made once, such as of the symmetry of products; copies share them.
         self.checked: dict[tuple[Any, ...], bool] = {}
         self._set_center(weights)
         self.data = Data(data, self.device, self.dtype, self.criterion is output_loss)
@@ -166,11 +166,11 @@ class Problem(MeanLoss):
             if self.metrics:
                 check_metrics(self, batch)
         else:
-            self.data.weigh(count)  # which refuses data without samples
+            self.data.weigh(count)  # raises InputError, as there is no sample
         if self.draws and self.resident is not None:
-            self.data.chunk_size = self.chunk  # copies in another precision draw for the same chunks
+            self.data.chunk_size = self.chunk  # copies in another precision need the same chunks and draws
 
-    if not TYPE_CHECKING:  # for which a Problem(…) is a Problem
+    if not TYPE_CHECKING:  # type checkers see that Problem(…) is a Problem
 
         @functools.wraps(__init__)
         def __new__(cls, model: Any = None, *args: Any, **options: Any) -> Any:
@@ -179,7 +179,7 @@ class Problem(MeanLoss):
             return ShardedProblem(model, *args, **options)
 
     def hessian(self, weights: Tensor | None = None, *, matrix: str = "hessian", **options: Any) -> Any:
-        """The Hessian of the loss at ``weights``, as a linear operator.
+        """Return the Hessian of the loss at ``weights``, as a linear operator.
 
         Args:
             weights: θ (P,); default: the problem's center.
@@ -190,7 +190,7 @@ class Problem(MeanLoss):
             A :class:`landscape.HessianOperator`.
 
         Raises:
-            InputError: an unknown matrix or part, or second derivatives that are wrong.
+            InputError: an unknown matrix or part, or wrong second derivatives.
 
         Example:
             >>> import torch, landscape
@@ -200,28 +200,28 @@ class Problem(MeanLoss):
             tensor([[1., 0.],
                     [0., 9.]])
         """
-        # By name: a problem does not depend on what analyses it.
+        # Imported by name, because this package must not depend on landscape.curvature.
         curvature = importlib.import_module("landscape.curvature.hessian")
         return curvature.HessianOperator(self, weights, matrix=matrix, **options)
 
     def to_curvlinops(
         self, operator: str = "HessianLinearOperator", weights: Tensor | None = None, **options: Any
     ) -> Any:
-        """A linear operator of the package curvlinops on this problem (the extra "curvlinops").
+        """Return a linear operator of the package curvlinops on this problem (the extra "curvlinops").
 
         Args:
-            operator: its class, such as "KFACLinearOperator" or "GGNLinearOperator".
+            operator: the class of curvlinops, such as "KFACLinearOperator" or "GGNLinearOperator".
             weights: θ (P,); default: the problem's center.
             options: further arguments of that class.
 
         Returns:
-            The operator, of a copy of the model; vectors have the order of θ. ``landscape.trace`` and its
-            relatives take it.
+            The operator, of a copy of the model; vectors have the order of θ. ``landscape.trace`` and similar
+            functions accept it.
 
         Raises:
             OperationError: curvlinops is not installed.
-            InputError: an unknown operator, or a problem that curvlinops does not know: with a penalty, data
-                that is no pair of tensors, or a layer or loss of which it has no operator.
+            InputError: an unknown operator, or a problem that curvlinops does not support: with a penalty,
+                data that is no pair of tensors, or a layer or loss without the operator.
 
         Example:
             >>> import torch, landscape
@@ -241,16 +241,16 @@ class Problem(MeanLoss):
         if not away:
             return
         sums = list[Tensor]()
-        read = self.data.checksum is not None and not isinstance(self.data.batches, (list, tuple))
-        second = [self.data.second_pass(sums)] if read else []
+        may_vary = self.data.checksum is not None and not isinstance(self.data.batches, (list, tuple))
+        second_pass = [self.data.second_pass(sums)] if may_vary else []  # the first call of batches() uses it
 
         def batches() -> Iterator[tuple[Any, Any]]:
             data = self.data.in_chunks(self.chunk) if self.resident is not None else self.data
-            return map(self.data.place, second.pop() if second else data.pieces())
+            return map(self.data.place, second_pass.pop() if second_pass else data.pieces())
 
         check_mean(self, terms, first, away[0], batches)
-        if read:
-            for _ in (pair for unread in second for pair in unread):
+        if may_vary:
+            for _ in (pair for unused in second_pass for pair in unused):  # check_mean needed no batches
                 pass
             self.data.compare(sums, ordered=self.draws > 0 or self.data.mixes)
         if terms.count is not None or terms.by_batch:
@@ -310,25 +310,24 @@ def check_kinds(model: Any, loss: Any) -> None:
 
 
 class Run(Protocol):
-    """A run, whose problem a function takes where a problem is wanted: a :class:`landscape.Checkpoint`."""
+    """A run, which functions accept in place of its problem, such as a :class:`landscape.Checkpoint`."""
 
     def problem(self) -> Problem:
-        """The run's problem: its model and training set, centered on w_a."""
+        """Return the run's problem: its model and training set, centered on w_a."""
 
     def about(self) -> Mapping[str, object]:
-        """The run's label, split and file, which results keep."""
+        """Return the run's label, split and file, which results keep."""
 
 
 def problem_of(subject: Any, *, sharded: bool = False) -> Problem:
-    """The problem that a function is about: the one given, or that of a run.
+    """Return a problem, or the problem of a run.
 
     Args:
         subject: a problem or a run.
-        sharded: whether a :class:`landscape.ShardedProblem` is allowed, too: it has what these functions need
-            of a problem.
+        sharded: whether a :class:`landscape.ShardedProblem` is allowed, too.
 
     Raises:
-        InputError: anything else.
+        InputError: another object.
 
     Example:
         >>> problem_of("last.h5")
@@ -339,7 +338,7 @@ def problem_of(subject: Any, *, sharded: bool = False) -> Problem:
     return fit("problem", of_run(subject), Annotated[kind, "a Problem or a run"])
 
 
-# Modules that act on each number by itself, so that any leading or trailing dimensions may be added.
+# Modules that act on each number by itself, so that inputs may have any dimensions.
 ELEMENTWISE: tuple[type[nn.Module], ...] = (
     nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Softplus, nn.ELU, nn.LeakyReLU, nn.Identity,
 )  # fmt: skip
@@ -347,7 +346,7 @@ ELEMENTWISE: tuple[type[nn.Module], ...] = (
 
 @dataclass(frozen=True)
 class LinearLayer:
-    """A linear layer of a chain, by the names of its parameters in the layout."""
+    """A linear layer of a chain: the names of its weight and bias in the layout."""
 
     weight: str
     bias: str | None
@@ -357,11 +356,11 @@ Layer = LinearLayer | nn.Module
 
 
 def chain(problem: Problem) -> list[Layer] | None:
-    """The layers of a model that is Flatten, then Linear layers and element-wise functions; None for others.
+    """Return the layers of a chain: Flatten, then linear layers and element-wise functions; None for others.
 
-    Only an exact ``nn.Sequential`` counts (a subclass may do anything in its forward), without hooks or
-    parametrizations. Its linear layers have all parameters of θ and are used once each. Each sample is one
-    row of features; without Flatten the inputs have no other dimensions.
+    The model must be an ``nn.Sequential`` itself (a subclass may have another forward pass), without hooks or
+    parametrizations. Its linear layers must have all parameters of θ, and each is used once. The inputs must
+    be (N, features) or, with Flatten, (N, …).
     """
     model, tensors = problem.model, problem.data.tensors
     if tensors is None or not problem.separable or type(model) is not nn.Sequential:
@@ -369,31 +368,31 @@ def chain(problem: Problem) -> list[Layer] | None:
     layers: list[Layer] = []
     leaves = [(n, m) for n, m in model.named_modules(remove_duplicate=False) if not list(m.children())]
     for module in model.modules():
-        hooked = module._forward_hooks or module._forward_pre_hooks
-        if hooked or (list(module.children()) and type(module) is not nn.Sequential):
+        has_hooks = module._forward_hooks or module._forward_pre_hooks
+        if has_hooks or (list(module.children()) and type(module) is not nn.Sequential):
             return None
     for i, (name, module) in enumerate(leaves):
         if type(module) is nn.Flatten and i == 0 and (module.start_dim, module.end_dim) == (1, -1):
             continue
         if type(module) is nn.Linear:
-            biased = module.bias is not None
-            layers.append(LinearLayer(f"{name}.weight", f"{name}.bias" if biased else None))
+            has_bias = module.bias is not None
+            layers.append(LinearLayer(f"{name}.weight", f"{name}.bias" if has_bias else None))
         elif type(module) in ELEMENTWISE and not getattr(module, "inplace", False):
             layers.append(module)
         else:
             return None
     linear = [layer for layer in layers if isinstance(layer, LinearLayer)]
     names = [name for layer in linear for name in (layer.weight, layer.bias) if name]
-    # Tied, frozen and other parameters: each must be in θ once, and nothing else.
+    # Without tied, frozen or other parameters, θ has each of these names once and no other.
     if not linear or sorted(names) != sorted(slot.name for slot in problem.layout.slots):
         return None
     return layers if type(leaves[0][1]) is nn.Flatten or tensors[0].dim() == 2 else None
 
 
 def stacked_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """(K,) mean losses of K sets of outputs (K, C, B), each with its own targets (K, B, ...).
+    """Return the mean losses (K,) of K sets of outputs (K, C, B), each with its own targets (K, B, ...).
 
-    The loss receives outputs in the form of the network's, (B, C) and contiguous.
+    The loss receives contiguous outputs (B, C), as from the network.
     """
     if is_softmax_loss(loss) and targets.dim() == 2 and targets.dtype == torch.int64:
         return F.cross_entropy(outputs, targets, reduction="none").mean(1)

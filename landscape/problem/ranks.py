@@ -1,6 +1,6 @@
-"""A rank's part of a sharded model, what ranks tell each other, and the checks that they make together.
+"""A rank's part of a sharded model, the exchanges between ranks, and the checks that all ranks make together.
 
-A check raises its refusal on all ranks.
+A check that fails raises its error on all ranks.
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ _LOST = re.compile(r"connection|socket|\bpeer|timed? ?out|remote|aborted", re.IG
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return whether parameters of ``model`` are DTensors, as those of FSDP2 and tensor parallelism are.
+    """Return whether parameters of ``model`` are DTensors, as with FSDP2 and tensor parallelism.
 
-    InputError for FSDP1, whose parameters are parts of one vector.
+    Raises InputError for FSDP1, whose parameters are parts of one vector.
     """
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise InputError("model: FullyShardedDataParallel is not allowed, use fully_shard of FSDP2")
-    # After a forward pass, FSDP2's parameters may be whole for a while. A module of Lightning's has the
-    # attribute device_mesh, too, whatever its parameters are.
-    split = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
-    return split or any(hasattr(module, "reshard") for module in model.modules())
+    # The second test is for FSDP2 after a forward pass, when its parameters may be gathered. (Modules are not
+    # tested for device_mesh, an attribute that all modules of Lightning have.)
+    has_dtensors = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
+    return has_dtensors or any(hasattr(module, "reshard") for module in model.modules())
 
 
 def local_part(tensor: Any) -> Tensor:
-    """This rank's part of a DTensor, or a tensor that each rank has; it shares its memory."""
+    """Return this rank's part of a DTensor, or a tensor that all ranks have, in the same memory."""
     detached: Tensor = tensor.detach()
     return detached.to_local() if hasattr(detached, "to_local") else detached
 
 
 def whole(tensor: Any) -> Tensor:
-    """A DTensor, gathered from all ranks, or a tensor that each rank has."""
+    """Return a DTensor, gathered from all ranks, or a tensor that all ranks have."""
     detached: Tensor = tensor.detach()
     return detached.full_tensor() if hasattr(detached, "full_tensor") else detached
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A trainable parameter, whose numbers on this rank are on 1/``share`` ranks."""
+    """A trainable parameter; each of its numbers on this rank is on 1/``share`` ranks."""
 
     slot: Slot
     parameter: nn.Parameter
@@ -73,12 +73,13 @@ class Piece:
 
     @classmethod
     def of(cls, slot: Slot, parameter: nn.Parameter) -> Piece:
-        """The piece of the parameter of a slot."""
+        """Return the piece of the parameter of a slot."""
         sharded: Any = parameter
-        kinds = getattr(sharded, "placements", ())
-        if any(kind.is_partial() for kind in kinds):
+        placements = getattr(sharded, "placements", ())
+        if any(placement.is_partial() for placement in placements):
             raise InputError(f"model: {slot.name} is a sum over ranks, it must be in shards or copies")
-        sizes = [sharded.device_mesh.size(i) for i, kind in enumerate(kinds) if not kind.is_replicate()]
+        # One copy of the parameter is divided among math.prod(sizes) ranks.
+        sizes = [sharded.device_mesh.size(i) for i, p in enumerate(placements) if not p.is_replicate()]
         return cls(slot, parameter, math.prod(sizes) / dist.get_world_size())
 
     @property
@@ -87,7 +88,7 @@ class Piece:
         return local_part(self.parameter)
 
     def gradient(self) -> Tensor:
-        """The gradient of these numbers that a backward pass left: zero where it left none."""
+        """Return the gradient of these numbers after a backward pass; zero if it has computed none."""
         gradient: Any = self.parameter.grad
         if gradient is None:
             return torch.zeros_like(self.local)
@@ -97,11 +98,11 @@ class Piece:
         return local_part(gradient)
 
     def cut(self, whole: Tensor) -> Tensor:
-        """This rank's numbers of a tensor like the parameter, which all ranks have."""
+        """Return this rank's numbers of a tensor that all ranks have, in the parameter's shape."""
         like: Any = self.parameter
         if not hasattr(like, "placements"):
             return whole
-        from torch.distributed.tensor import DTensor, Replicate  # takes a second, and is there already
+        from torch.distributed.tensor import DTensor, Replicate  # a slow import, already done by the model
 
         mesh = like.device_mesh
         copies = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
@@ -110,18 +111,18 @@ class Piece:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait until the end of the block."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is None:
+    """Return a context in which Ctrl-C takes effect only at its end."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or handler is None:
         yield
         return
-    pressed: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    signals: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-        if pressed:
+        signal.signal(signal.SIGINT, handler)
+        if signals:
             signal.raise_signal(signal.SIGINT)
 
 
@@ -135,7 +136,7 @@ class SharedError(InputError):
 
 @contextlib.contextmanager
 def all_ranks() -> Iterator[None]:
-    """Raise LostError, in one line, for an error in the block that says that another rank is lost."""
+    """Return a context that raises LostError, in one line, for an error about a lost rank."""
     try:
         yield
     except RuntimeError as error:
@@ -146,16 +147,21 @@ def all_ranks() -> Iterator[None]:
 
 
 class Exchanges:
-    """The numbers, objects and errors that all ranks of torch.distributed tell each other."""
+    """Exchanges of numbers, objects and errors between all ranks of torch.distributed.
+
+    Attributes:
+        ranks: the number of ranks.
+        device: the device of this rank.
+    """
 
     ranks: int
     device: torch.device
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum over the ranks of what each of them has.
+        """Return the sum over the ranks of their values.
 
         Args:
-            values: of one shape on all ranks.
+            values: a tensor, of one shape on all ranks.
 
         Returns:
             The sum, the same on all ranks.
@@ -173,10 +179,10 @@ class Exchanges:
         return summed.to(values.device)
 
     def gathered(self, values: Tensor) -> Tensor:
-        """The values of each rank.
+        """Return the values of all ranks.
 
         Args:
-            values: of one shape on all ranks.
+            values: a tensor, of one shape on all ranks.
 
         Returns:
             (ranks, ...), the same on all ranks.
@@ -190,38 +196,38 @@ class Exchanges:
         return self.total(rows)
 
     def agree(self, call: str, arguments: Mapping[str, Any]) -> None:
-        """Check that all ranks make the same call: else they would wait for each other, or mix results.
+        """Check that all ranks make the same call; otherwise they would wait forever, or mix results.
 
         Args:
-            call: the name of what is called.
-            arguments: by name; numbers, texts, flags and lists of them are compared, directions by their
-                seed, and all else by its kind.
+            call: the name of the function.
+            arguments: its arguments by name. Numbers, texts, bools and lists of them are compared by value,
+                directions by their seed, and other objects by their type.
 
         Raises:
-            InputError: a rank calls another function, or has another argument; on all ranks.
+            InputError: a rank calls another function, or has another argument; it is raised on all ranks.
 
         Example:
             >>> problem.agree("trace", {"probes": 8})  # doctest: +SKIP
         """
         plain = {name: _text(value) for name, value in arguments.items()}
         first, *other_ranks = self._gathered_objects({"call": call, **plain})
-        for rank, theirs in enumerate(other_ranks, 1):
-            for name in first | theirs:
-                on_first, on_other = first.get(name, "nothing"), theirs.get(name, "nothing")
-                if on_first != on_other:
-                    words = f"{on_other} on rank {rank}, but {on_first} on rank 0; all ranks need the same"
+        for rank, other in enumerate(other_ranks, 1):
+            for name in first | other:
+                value, other_value = first.get(name, "nothing"), other.get(name, "nothing")
+                if value != other_value:
+                    words = f"{other_value} on rank {rank}, but {value} on rank 0; all ranks need the same"
                     raise SharedError(f"{name}: {words}")
 
     def _by_rank(self, *values: float) -> Tensor:
-        """Numbers of each rank, (ranks, ...)."""
+        """Return the numbers of all ranks: (ranks, values), or (ranks,) for one value."""
         return self.gathered(torch.tensor(values, dtype=torch.float64)).squeeze(1)
 
     def _mean(self, value: float) -> float:
-        """The mean of a number over the ranks."""
+        """Return the mean of a number over the ranks."""
         return float(self._by_rank(value).mean())
 
     def _on_all(self, function: Callable[[], T]) -> T:
-        """``function()``; an error in it on one rank is raised on all of them, in one line."""
+        """Return ``function()``; an error on one rank is raised on all of them, in one line."""
         result, error = None, None
         try:
             result = function()
@@ -242,10 +248,10 @@ class Exchanges:
         raise SharedError(f"{text} (rank {rank})") from error
 
     def _pass_on_all(self, function: Callable[[], T]) -> T:
-        """``function()``, a pass of the model, as :meth:`_on_all`.
+        """Return ``function()``, a pass of the model; errors are raised on all ranks, as by :meth:`_on_all`.
 
-        An error may end it on one rank while the others wait for that rank's part of the next block of FSDP2,
-        so that before each of these the ranks tell each other of errors.
+        After an error on one rank, the others would wait for its part of the next block of FSDP2. Therefore
+        the ranks exchange errors before each block.
         """
 
         def share(module: nn.Module, inputs: Any) -> None:
@@ -259,7 +265,7 @@ class Exchanges:
             hook.remove()
 
     def _gathered_objects(self, value: Any) -> list[Any]:
-        """``value`` of each rank: tensors, numbers and texts in tuples, lists and dicts, never code."""
+        """Return the ``value`` of each rank: tensors, numbers and texts in tuples, lists and dicts."""
         buffer = io.BytesIO()
         torch.save(value, buffer)
         with all_ranks():
@@ -268,7 +274,7 @@ class Exchanges:
 
 
 def _text(value: Any) -> str:
-    """A plain value as text, and directions by what they were drawn with; of anything else the kind."""
+    """Return a plain value as text, directions as their seed and norm, and any other object as its type."""
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_text, value))})"
     if isinstance(value, (bool, int, float, str, type(None))):
@@ -277,22 +283,22 @@ def _text(value: Any) -> str:
     return f"seed {value.seed}, norm {value.norm}" if is_drawn else f"a {type(value).__name__}"
 
 
-# The check of the gradient moves the weights by so much of their norm, and allows so large a relative error:
-# a gradient that is a sum over ranks instead of their mean is off by a factor of 2 at least (our choices).
+# The check of the gradient: the step relative to the norm of the weights, and the allowed relative error (our
+# choices). A gradient that is the sum over ranks instead of their mean is at least twice too large.
 STEP, ALLOWED = 1e-3, 0.2
-# How often batches are divided for weights of classes, where each part takes a pass of its own (our choice).
+# The divisions of each batch for weights of classes, if each part needs its own pass (our choice).
 CUTS = 4
-# The eps of a loss that the model takes itself, as a share of that of its outputs (our choice: parts of a
-# batch may differ by 1,000 times as much, two roundings of an output).
+# The eps of a model's own loss, relative to that of its outputs (our choice: the allowed difference of a loss
+# is 1,000 eps, which are then two roundings of an output).
 COARSE = 2e-3
-# Samples that each rank shows the others, and numbers of their outputs (our choice).
+# The most samples, and the most numbers in their outputs, that a rank sends to the others (our choice).
 MAX_ROWS, MAX_NUMBERS = 64, 1 << 22
 
 
 def check_batches(problem: Any) -> None:
-    """Raise InputError unless all ranks have as many batches."""
+    """Raise InputError unless all ranks have the same number of batches."""
     data = problem.data
-    numbers = problem._by_rank(1 if data.resident else sum(1 for _ in data.pairs())).flatten().tolist()
+    numbers = problem._by_rank(1 if data.resident else sum(1 for _ in data.pairs())).tolist()
     fewest, most = min(numbers), max(numbers)
     if fewest < most:
         raise InputError(
@@ -309,7 +315,7 @@ def check_ranks(problem: Any, x: Any, y: Any, terms: Terms) -> None:
 
 
 def _rounding(problem: Any, value: float) -> float:
-    """How far two passes over the same samples may differ, with the loss ``value``."""
+    """Return the largest difference by rounding of two passes over the same samples, with loss ``value``."""
     return 10 * torch.finfo(problem.pieces[0].parameter.dtype).eps * max(1.0, abs(value))
 
 
@@ -325,7 +331,7 @@ def check_random(problem: Any, x: Any, y: Any) -> None:
 
 
 def _loss(problem: Any, x: Any, y: Any) -> float:
-    """The loss of a batch of this rank, while the others take that of theirs; an error is raised on all."""
+    """Return the loss of this rank's batch, while the others compute theirs; errors are raised on all."""
 
     def loss() -> float:
         outputs = call(problem.model, {}, x)
@@ -340,84 +346,89 @@ def _loss(problem: Any, x: Any, y: Any) -> float:
 def check_finite(problem: Any, terms: Terms, every: bool = False) -> None:
     """Raise InputError, with batch and rank, for a loss of a batch that is NaN or infinite.
 
-    Of the first batches, unless ``every`` one is asked for, or there is NaN in the data.
+    It checks the first batches; with ``every``, or NaN in the data, it checks all batches.
     """
-    refusal, every = None, bool(problem._by_rank(every or problem.data.has_nan).any())
+    error, every = None, bool(problem._by_rank(every or problem.data.has_nan).any())
     for number, (x, y) in enumerate(_placed(problem)):
         value = _loss(problem, x, y)
-        if refusal is None and not math.isfinite(value) and float(terms(x, y).sum()):
-            refusal = not_a_number(x, y, value, f"batch {number} (the first one is batch 0)")
+        if error is None and not math.isfinite(value) and float(terms(x, y).sum()):
+            error = not_a_number(x, y, value, f"batch {number} (the first one is batch 0)")
         if not every:
             break
-    problem._share(refusal)
+    problem._share(error)
 
 
 def check_mean(problem: Any, terms: Terms) -> None:
-    """Find by which count of targets the losses of parts combine, of all batches of all ranks together.
+    """Find the count of targets with which the losses of parts combine, on all batches of all ranks.
 
-    Raises InputError, on all ranks, where none of the standard counts is right.
+    It is set in ``terms``. Raises InputError, on all ranks, if none of the usual counts is right.
     """
-    targets = next(_placed(problem))[1]
+    _, targets = next(_placed(problem))
     shapes = problem._by_rank(problem.data.ragged, sum(t[:1].numel() for _, t in named_tensors(targets)))
     ragged = bool(shapes[:, 0].any()) or len(shapes.unique(dim=0)) > 1
     if is_mean(problem.criterion) and not ragged:
         return
-    models_own = problem.criterion is output_loss
+    model_has_loss = problem.criterion is output_loss
 
     def outputs(weights: Tensor, x: Any) -> Any:
-        problem._by_rank(1)
+        problem._by_rank(1)  # tells the ranks that wait in in_step() that another pass follows
         try:
             return problem._pass_on_all(lambda: tree_map(whole, call(problem.model, {}, x)))
-        except SharedError as error:
-            raise (RuntimeError(str(error)) if models_own else error) from error  # a model takes no such part
+        except SharedError as error:  # the model may not accept a part of a batch
+            raise (RuntimeError(str(error)) if model_has_loss else error) from error
 
-    few: Any = SimpleNamespace(data=problem.data, device=problem.device, draws=0, outputs=outputs)
-    few.criterion = (lambda o, y: double(whole(output_loss(o, y)))) if models_own else problem.criterion
-    few.evaluating = lambda seed: contextlib.nullcontext()
-    losses = Losses(few, problem.weights, by_outputs=not models_own)
-    if models_own:
+    passes: Any = SimpleNamespace(data=problem.data, device=problem.device, draws=0, outputs=outputs)
+    passes.criterion = problem.criterion
+    if model_has_loss:
+        passes.criterion = lambda outputs, y: double(whole(output_loss(outputs, y)))
+    passes.evaluating = lambda seed: contextlib.nullcontext()
+    losses = Losses(passes, problem.weights, by_outputs=not model_has_loss)
+    if model_has_loss:
         losses.eps = max(losses.eps, COARSE * torch.finfo(problem.coarse).eps)
 
     @contextlib.contextmanager
     def in_step() -> Iterator[None]:
-        """A block whose passes are made by all ranks together: after its own, each waits for the others'."""
+        """Return a context in which all ranks make passes together, until the last rank has made its own."""
         with problem._passes(None):
             yield
             while bool(problem._by_rank(0).any()):
                 with contextlib.suppress(SharedError):
                     problem._pass_on_all(lambda: call(problem.model, {}, next(_placed(problem))[0]))
 
-    def equations(cuts: int = 1) -> list[Equation]:
+    def equations_of_batches(cuts: int = 1) -> list[Equation]:
         with in_step():
             return [e.without_outputs() for e in losses.equations(_placed(problem), ragged, cuts)]
 
-    every = equations()
-    with in_step():
+    equations = equations_of_batches()
+    with in_step():  # an equation of the first samples of this rank and the rank before
         first = losses.samples(*next(_placed(problem)))
         rows = min(MAX_ROWS, max(1, MAX_NUMBERS * first.size // max(1, first.numbers)))
         first = first.rows(slice(rows))
-        gathered = problem._gathered_objects([first.outputs, first.x if models_own else None, first.y])
-        heads = [Samples(*head).on(problem.device) for head in gathered]
-        joined = attempt(losses.of_two, heads[dist.get_rank() - 1], heads[dist.get_rank()], 0)
-    every = [*every, *([] if joined is None else [joined.without_outputs()])] or [Equation(0, 1.0, [], 0.0)]
+        gathered = problem._gathered_objects([first.outputs, first.x if model_has_loss else None, first.y])
+        samples = [Samples(*values).on(problem.device) for values in gathered]
+        joined = attempt(losses.of_two, samples[dist.get_rank() - 1], samples[dist.get_rank()], 0)
+    equations += [] if joined is None else [joined.without_outputs()]
+    equations = equations or [Equation(0, 1.0, [], 0.0)]
 
-    def that_hold_everywhere(some_counts: Sequence[Any]) -> list[Any]:
+    def those_that_hold(some_counts: Sequence[Any]) -> list[Any]:
+        """Return the counts with which the equations of all ranks hold."""
         if not some_counts:
             return []
-        verdicts = problem._by_rank(*(bool(counts.that_hold([count], every)) for count in some_counts))
+        verdicts = problem._by_rank(*(bool(counts.that_hold([count], equations)) for count in some_counts))
         return [*itertools.compress(some_counts, verdicts.view(problem.ranks, -1).all(0))]
 
-    if that_hold_everywhere([terms]):
+    if those_that_hold([terms]):
         return
-    listed = [[*vars(count).values()] for x, y in _placed(problem) for count in counts.candidates(x, y)]
-    gathered_counts = itertools.chain.from_iterable(problem._gathered_objects(listed))
-    by_code = {values[0]: Count(*values) for values in gathered_counts}
-    remaining = that_hold_everywhere([counts.ONES, *by_code.values()])
+    fields = [[*vars(count).values()] for x, y in _placed(problem) for count in counts.candidates(x, y)]
+    fields_of_ranks = itertools.chain.from_iterable(problem._gathered_objects(fields))
+    by_code = {values[0]: Count(*values) for values in fields_of_ranks}
+    remaining = those_that_hold([counts.ONES, *by_code.values()])
     if not remaining:
         batches = sum(1 for _ in problem.data.pieces())
-        cuts = CUTS if models_own else -(-2 * counts.MAX_CLASSES // batches)
-        by_class = counts.class_counts([*every, *equations(cuts)], gather=problem._gathered_objects)
-        remaining = that_hold_everywhere(by_class)
+        cuts = CUTS if model_has_loss else math.ceil(2 * counts.MAX_CLASSES / batches)
+        equations_with_cuts = [*equations, *equations_of_batches(cuts)]
+        by_class = counts.class_counts(equations_with_cuts, gather=problem._gathered_objects)
+        remaining = those_that_hold(by_class)
     if not remaining:
         check_finite(problem, terms, every=True)
         raise InputError("loss: no mean over samples, or a standard count of targets; give terms=")
@@ -428,12 +439,12 @@ def check_mean(problem: Any, terms: Terms) -> None:
 
 
 def _placed(problem: Any) -> Iterator[tuple[Any, Any]]:
-    """The batches of this rank, on its device."""
+    """Return an iterator over this rank's batches, on its device."""
     return map(problem.data.place, problem.data.pieces())
 
 
 def _check_gradient(problem: Any, few: Any, g: Tensor, rounding: float) -> None:
-    """Raise InputError unless g is the gradient of the loss of the ``few`` samples on all ranks."""
+    """Raise InputError unless g is the gradient of the loss of ``few``, some samples of all ranks."""
     triples = zip(problem.pieces, problem.parts(problem.weights), problem.parts(g), strict=True)
     copies = [t.double() for piece, *values in triples if piece.share * problem.ranks == 1 for t in values]
     squares = problem._by_rank(*(float(t.square().sum()) for t in copies))

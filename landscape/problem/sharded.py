@@ -36,44 +36,43 @@ from landscape.problem.ranks import Exchanges, Piece
 
 T = TypeVar("T")
 
-#: Models whose state within a pass cannot be ended: before 2.13, PyTorch has no ``reset_iter_state``.
+#: Models whose pass ended in an error and cannot be reset: before 2.13, PyTorch has no ``reset_iter_state``.
 ENDED = weakref.WeakSet[nn.Module]()
 
 
 class ShardedProblem(Exchanges):
     """L(θ) of a model under FSDP2, tensor parallelism or DistributedDataParallel, the same on every rank.
 
-    Every rank makes the same calls, in the same order. The model is taken as it is: passes are those of its
-    own training path, in eval mode; there is no copy of it. Where other weights are evaluated, they are moved
-    in place, and are afterwards what they were to the bit, also after an error or Ctrl-C (which waits for the
-    pass under way).
+    Every rank makes the same calls, in the same order. The model is not copied: it makes its own passes, in
+    eval mode. Other weights are written into its parameters for an evaluation, and the former ones are
+    restored to the bit, also after an error or Ctrl-C (which waits for the end of the pass).
 
-    A vector holds what belongs to the parameters on this rank, (n,), each number times √s, s = 1/n where n
-    ranks have it, so that an inner product is the sum of the ranks' own (:meth:`total`).
-    :meth:`parts` gives its parts by parameter.
+    A vector (n,) has the numbers of the parameters on this rank, each times 1/√k if k ranks have the number,
+    so that an inner product is the sum of the products on all ranks (:meth:`total`). :meth:`parts` returns
+    its parts by parameter.
 
     Args:
-        model: with parameters as DTensors (``fully_shard``, ``parallelize_module``), or in a
+        model: a model with DTensors as parameters (``fully_shard``, ``parallelize_module``), or in a
             DistributedDataParallel.
-        loss, data: as :class:`landscape.Problem` takes them; the data are this rank's own share in batches,
-            as many on each rank, and the loss is the mean over the samples of all. Ranks that divide a layer
-            among them have the same data.
-        terms, name: as :class:`landscape.Problem` takes them.
+        loss, data: as for :class:`landscape.Problem`; the data are this rank's share in batches, with the
+            same number of batches on all ranks, and the loss is the mean over the samples of all ranks. Ranks
+            that divide a layer among them have the same data.
+        terms, name: as for :class:`landscape.Problem`.
         check: "quick" tests that the loss is a mean over the samples of all ranks, and, on the first batch of
-            each, that it is finite and not random, that the gradient is the loss's, and that the ranks have
-            as many batches and equal copies; "full" tests on every batch that the loss is finite; "off" does
-            not test any of it.
+            each, that it is finite and not random, that its gradient is right, and that the ranks have the
+            same number of batches and equal copies of parameters; "full" tests on every batch that the loss
+            is finite; "off" tests nothing.
         options: the other arguments of :class:`landscape.Problem`, which are refused.
 
     Attributes:
-        model, criterion, layout: the model itself, the loss, and the parameters in order.
-        samples: of all ranks together; the same data on several ranks count once.
-        coarse: the coarsest precision of a pass.
-        mask: (n,), 1 for what a vector moves: 0 for padding rows of embeddings, which training never moves.
+        model, criterion, layout: the model itself, the loss, and the order of the parameters.
+        samples: the number of samples of all ranks; the same data on several ranks count once.
+        coarse: the coarsest precision in a pass.
+        mask: (n,), 0 for padding rows of embeddings, which training never moves, else 1.
 
     Raises:
-        InputError: another kind of model, no process group, weights that are not finite, or a failed check;
-            on all ranks, an error that data, model or loss raise on one of them.
+        InputError: another kind of model, no process group, weights that are not finite, or a failed check.
+            An error of data, model or loss on one rank is raised on all.
         OperationError: another rank is lost, or did not answer within the process group's timeout.
 
     Example:
@@ -112,9 +111,10 @@ class ShardedProblem(Exchanges):
         first = self.pieces[0].local
         # With its parameters offloaded to the CPU, FSDP2 still computes on the mesh's devices.
         parameters: list[Any] = [p.parameter for p in self.pieces if hasattr(p.parameter, "device_mesh")]
-        kinds = {parameter.device_mesh.device_type for parameter in parameters}
-        away = next(iter(kinds - {first.device.type}), None)
-        self.device = torch.device(away, torch.accelerator.current_device_index()) if away else first.device
+        mesh_types = {parameter.device_mesh.device_type for parameter in parameters} - {first.device.type}
+        self.device = first.device
+        if mesh_types:
+            self.device = torch.device(mesh_types.pop(), torch.accelerator.current_device_index())
         self.dtype = torch.promote_types(first.dtype, torch.float32)
         self.agree("ShardedProblem", {"terms": terms, "check": check, **options})
         for name in options:
@@ -123,13 +123,14 @@ class ShardedProblem(Exchanges):
         self.check = fit("check", check, Check)
         self.criterion = output_loss if loss is None else placed_loss(loss, self.device, first.dtype)
         count = Terms(self.criterion, terms)
-        self.samples, self.draws, self.randomness = 1, 0, "refuse"  # the samples until they are counted
+        self.samples, self.draws, self.randomness = 1, 0, "refuse"  # samples are counted below
         x, y = self._on_all(lambda: self._read(data, count))
         if check != "off":
             ranks.check_batches(self)
             ranks.check_random(self, x, y)
         if terms is None and (changed := with_other_first_labels(self.criterion, x, y)):
-            count.shifted = self._on(x, y, 1.0).loss() == self._on(*changed, 1.0).loss()
+            loss_with_others = self._on(*changed, 1.0).loss()
+            count.shifted = self._on(x, y, 1.0).loss() == loss_with_others
         self._weigh(count)
         self.coarse = self._coarsest(x, y)
         if check != "off" and terms is None:
@@ -138,16 +139,16 @@ class ShardedProblem(Exchanges):
         if check != "off":
             ranks.check_finite(self, count, every=check == "full")
         checksum = sum(float(t.double().sum()) for _, t in named_tensors((x, y)))
-        shares = len(set(self._by_rank(checksum).tolist())) / self.ranks  # others have the same data
-        self.samples = round(float(self._by_rank(self.data.samples).sum()) * shares)
+        share = len(set(self._by_rank(checksum).tolist())) / self.ranks  # of ranks with different data
+        self.samples = round(float(self._by_rank(self.data.samples).sum()) * share)
         self.mask = self._trained()
-        # As a problem whose data is in batches that no faster path may divide.
+        # Attributes of a problem with data in batches, which no faster path may divide.
         self.batchnorm, self.separable, self.regularised = BatchNormPolicy(), False, False
         if check != "off":
             ranks.check_ranks(self, x, y, count)
 
     def _read(self, data: Any, count: Terms) -> tuple[Any, Any]:
-        """Take the data, whose first batch, or the first with a target that counts, is returned."""
+        """Set the data, and return its first batch, or the first one with a target that counts."""
         self.data = Data(data, self.device, self.pieces[0].local.dtype, self.criterion is output_loss)
         self.data.chunk_size = self.data.samples or None
         first = self._first(count)
@@ -160,7 +161,7 @@ class ShardedProblem(Exchanges):
         return first
 
     def _first(self, count: Terms) -> tuple[Any, Any]:
-        """Two samples, the first of which counts where any of this rank's does, or a batch as such."""
+        """Return two samples, of which the first counts if any of this rank does; or the first batch."""
         first, resident = self.data.first(count), self.data.resident
         counts = count(*resident) if resident else torch.zeros(1)
         if resident and counts.dim() == 1 and bool(counts[2:].any()) and not bool(counts[:2].any()):
@@ -169,7 +170,7 @@ class ShardedProblem(Exchanges):
         return first
 
     def _weigh(self, count: Terms) -> None:
-        """Count the terms of this rank's data, some of which must count on one rank at least."""
+        """Count the terms of this rank's data; raise InputError if no target counts on any rank."""
         self._on_all(lambda: self.data.weigh(count))
         self._mean_terms = self._mean(self.data.terms)
         self.data.check_terms(self._mean_terms)
@@ -182,7 +183,7 @@ class ShardedProblem(Exchanges):
         )
 
     def with_batchnorm(self, bn: str, samples: int = 0) -> Self:
-        """This problem itself: BatchNorm has the statistics in the model's buffers.
+        """Return this problem itself, in which BatchNorm uses the statistics in the model's buffers.
 
         Args:
             bn: "center".
@@ -203,7 +204,7 @@ class ShardedProblem(Exchanges):
         return self
 
     def hessian(self, weights: Tensor | None = None) -> Any:
-        """The Hessian of the loss, as a linear operator on the vectors of each rank.
+        """Return the Hessian of the loss, as a linear operator on the vectors of each rank.
 
         Its products are differences of gradients, with errors that are measured.
 
@@ -217,11 +218,11 @@ class ShardedProblem(Exchanges):
             >>> hessian = problem.hessian()
             >>> image = hessian @ gradient  # doctest: +SKIP
         """
-        # By name: a problem does not depend on what analyses it.
+        # Imported by name, because this package must not depend on landscape.curvature.
         return importlib.import_module("landscape.curvature.differences").ShardedHessian(self, weights)
 
     def of(self, part: str | Sequence[str] | None) -> Self:
-        """The same with vectors of some parameters only.
+        """Return a problem with vectors of some parameters only.
 
         Args:
             part: names or name prefixes of parameters; None: all.
@@ -252,14 +253,14 @@ class ShardedProblem(Exchanges):
 
     @property
     def size(self) -> int:
-        """P, the number of parameters that a vector is about, on all ranks together."""
+        """P, the number of numbers in the chosen parameters, on all ranks together."""
         return sum(piece.parameter.numel() for piece in self.chosen)
 
     def flatten(self, tensors: Iterable[Tensor]) -> Tensor:
-        """The vector (n,) of this rank's numbers of each parameter.
+        """Return the vector (n,) of this rank's numbers of each parameter.
 
         Args:
-            tensors: for each chosen parameter, in their order.
+            tensors: a tensor for each chosen parameter, in their order.
 
         Returns:
             (n,), in float32 or float64.
@@ -272,7 +273,7 @@ class ShardedProblem(Exchanges):
         return torch.cat([t.flatten().to(self.dtype) * math.sqrt(piece.share) for piece, t in pairs])
 
     def parts(self, vector: Tensor) -> list[Tensor]:
-        """This rank's numbers of a vector for each chosen parameter.
+        """Return this rank's numbers of a vector, by chosen parameter.
 
         Args:
             vector: (n,).
@@ -295,7 +296,7 @@ class ShardedProblem(Exchanges):
         return [part.view(t.shape) / math.sqrt(piece.share) for part, t, piece in triples]
 
     def norm(self, vector: Tensor) -> float:
-        """The norm of a vector on all ranks.
+        """Return the norm of a vector on all ranks.
 
         Args:
             vector: (n,).
@@ -310,10 +311,10 @@ class ShardedProblem(Exchanges):
         return float(self.total(vector.double().square().sum()).sqrt())
 
     def draw(self, function: Callable[[Piece], Tensor]) -> Tensor:
-        """A random vector that does not depend on the number of ranks.
+        """Return a random vector that does not depend on the number of ranks.
 
         Args:
-            function: draws all numbers of a parameter, in its shape, the same on all ranks.
+            function: returns random numbers in the shape of a parameter, the same on all ranks.
 
         Returns:
             (n,).
@@ -342,7 +343,7 @@ class ShardedProblem(Exchanges):
 
     @contextlib.contextmanager
     def _passes(self, weights: Tensor | None) -> Iterator[None]:
-        """The model at ``weights`` in the block, in eval mode; it is then as it was, to the bit."""
+        """Return a context with the model at ``weights`` in eval mode; it restores the model to the bit."""
         check_recording()
         if self.model in ENDED:
             raise OperationError("model: a pass of it ended in an error; build it anew, or use PyTorch 2.13")
@@ -351,7 +352,7 @@ class ShardedProblem(Exchanges):
             self._reshard()
             gradients = [piece.parameter.grad for piece in self.pieces]
             tensors = [*(piece.local for piece in self.pieces), *map(ranks.local_part, self.model.buffers())]
-            if self.model is not unwrapped(self.model):  # DistributedDataParallel may use their memory again
+            if self.model is not unwrapped(self.model):  # DistributedDataParallel may overwrite gradients
                 tensors += [ranks.local_part(gradient) for gradient in gradients if gradient is not None]
             before = [tensor.clone() for tensor in tensors]
             try:
@@ -378,24 +379,25 @@ class ShardedProblem(Exchanges):
                     module.training = training
 
     def _reshard(self) -> None:
-        """Let FSDP2 free whole parameters: after a pass without gradients, the next one would use them."""
+        """Let FSDP2 free gathered parameters: otherwise the next pass would use them with the old weights."""
         for module in self.model.modules():
             getattr(module, "reshard", lambda: None)()
 
     def _reset(self) -> None:
-        """Let FSDP2 forget a pass that ended within it: the next one would read memory that is free."""
+        """Let FSDP2 forget a pass that ended in an error: otherwise the next one would read freed memory."""
         module: Any
         for module in self.model.modules():
             if hasattr(module, "reset_iter_state"):
-                with contextlib.suppress(RuntimeError):  # of all but the outermost
+                with contextlib.suppress(RuntimeError):  # FSDP2 allows it for the outermost module only
                     module.reset_iter_state()
             elif hasattr(module, "reshard") and module._get_fsdp_state()._training_state.name != "IDLE":
                 ENDED.add(self.model)
 
     def _outputs_and_loss(self, x: Any, y: Any, errors: list[Exception]) -> tuple[Any, Tensor | None]:
-        """The outputs and the loss of a batch at the weights of the moment, differentiable.
+        """Return the outputs and the loss of a batch at the model's present weights, differentiable.
 
-        An error of the loss goes to ``errors``, to be raised when the other ranks end their pass, too.
+        An error of the loss is appended to ``errors``; the caller raises it after all ranks have ended their
+        passes. The loss is then None.
         """
         outputs = call(self.model, {}, x)
         try:
@@ -406,23 +408,23 @@ class ShardedProblem(Exchanges):
         return outputs, value.full_tensor() if hasattr(value, "full_tensor") else value
 
     def _batches(self) -> Iterator[tuple[Any, Any, float]]:
-        """(x, y, weight) of this rank: a mean over ranks, with these weights, is one over all terms.
+        """Yield (x, y, weight) of this rank; with these weights, the mean over ranks is that over all terms.
 
-        Those without a term, too, since the ranks make each pass together.
+        Batches without a term are included, because the ranks make each pass together.
         """
         for x, y, count in self.data.chunks(empty=True):
             yield x, y, count / self.data.samples * self.data.terms / self._mean_terms
 
-    metrics: tuple[Any, ...] = ()  # a problem's, which are not computed on ranks
+    metrics: tuple[Any, ...] = ()  # on several ranks no metrics are computed
 
     def totals(self, weights: Tensor | None = None) -> Tensor:
-        """The sums that :meth:`evaluate` divides by the number of samples.
+        """Return the sums that :meth:`evaluate` divides by the number of samples.
 
         Args:
             weights: (n,); default: the model's own.
 
         Returns:
-            (2,) float64, the same on all ranks: the loss and the number of right answers.
+            (2,) float64, the same on all ranks: the loss and the number of correct predictions.
 
         Example:
             >>> problem.totals(torch.tensor([1.0, 0.0, 0.0, 1.0]))[1].item()
@@ -432,15 +434,16 @@ class ShardedProblem(Exchanges):
         with self._passes(weights):
             for x, y, weight in self._batches():
                 outputs, value = self._outputs_and_loss(x, y, errors)
-                sums[0] += float(value) * weight if weight and value is not None else 0.0
+                if weight and value is not None:
+                    sums[0] += float(value) * weight
                 sums[1:] += correct(outputs, y, self.data.terms_in).sum(1).cpu()
                 self._reshard()
         self._share(*errors[:1])
-        total = self.total(sums)
-        return torch.stack((total[0] / self.ranks, total[1] / total[2])) * self.samples
+        loss, right, counted = self.total(sums)
+        return torch.stack((loss / self.ranks, right / counted)) * self.samples
 
     def evaluate(self, weights: Tensor | None = None) -> tuple[float, float]:
-        """Mean loss and accuracy over the data of all ranks.
+        """Return mean loss and accuracy over the data of all ranks.
 
         Args:
             weights: (n,); default: the model's own.
@@ -452,11 +455,11 @@ class ShardedProblem(Exchanges):
             >>> round(problem.evaluate()[0], 3), problem.evaluate()[1]  # doctest: +SKIP
             (3.217, nan)
         """
-        loss, right = (self.totals(weights) / self.samples).tolist()
-        return loss, right
+        loss, accuracy = (self.totals(weights) / self.samples).tolist()
+        return loss, accuracy
 
     def loss(self, weights: Tensor | None = None) -> float:
-        """The mean loss over the data of all ranks.
+        """Return the mean loss over the data of all ranks.
 
         Args:
             weights: (n,); default: the model's own.
@@ -471,7 +474,7 @@ class ShardedProblem(Exchanges):
         return self.evaluate(weights)[0]
 
     def loss_and_gradient(self, weights: Tensor | None = None) -> tuple[float, Tensor]:
-        """The mean loss over the data of all ranks, and its gradient.
+        """Return the mean loss over the data of all ranks, and its gradient.
 
         Args:
             weights: (n,); default: the model's own.
@@ -488,15 +491,18 @@ class ShardedProblem(Exchanges):
         return float(losses.mean()), gradient
 
     def _losses_and_gradient(self, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The mean of the losses (ranks,) is that of all data; and its gradient."""
+        """Return the losses (ranks,), whose mean is the loss of all data, and its gradient (n,)."""
         total, errors = 0.0, list[Exception]()
         with self._passes(weights):
             gradient = torch.zeros_like(self.weights)
             for x, y, weight in self._batches():
                 with torch.enable_grad():
                     outputs, value = self._outputs_and_loss(x, y, errors)
-                    value = _nothing(outputs) if value is None or not weight else value * weight
-                    value = differentiable(value)
+                    if value is None or not weight:  # zero times the outputs: all ranks make a backward pass
+                        tensors = [t for _, t in named_tensors(opened(outputs)[0]) if t.requires_grad]
+                        value = torch.stack([t.flatten()[0] * 0.0 for t in tensors if t.dim()]).sum()
+                    else:
+                        value = differentiable(value * weight)
                 value.backward()  # type: ignore[no-untyped-call]
                 total += float(value.detach())
                 gradient += self.flatten(piece.gradient() for piece in self.chosen)
@@ -506,7 +512,7 @@ class ShardedProblem(Exchanges):
         return self._by_rank(total).flatten(), gradient
 
     def gradient(self, weights: Tensor | None = None) -> Tensor:
-        """The gradient of the mean loss over the data of all ranks.
+        """Return the gradient of the mean loss over the data of all ranks.
 
         Args:
             weights: (n,); default: the model's own.
@@ -522,29 +528,29 @@ class ShardedProblem(Exchanges):
             [-0.25, 0.25, 0.25, -0.25]
         """
         losses, gradient = self._losses_and_gradient(weights)
-        wrong = (~losses.isfinite()).nonzero().flatten().tolist()
-        if wrong and len(wrong) < self.ranks:
-            words = f"the loss on rank {wrong[0]} is {losses[wrong[0]]:g}"
+        bad_ranks = (~losses.isfinite()).nonzero().flatten().tolist()
+        if bad_ranks and len(bad_ranks) < self.ranks:
+            words = f"the loss on rank {bad_ranks[0]} is {losses[bad_ranks[0]]:g}"
             raise OperationError(f'data: {words}; give check="full", which names the batch')
         existing(float(losses.mean()), self._by_rank(0.0 if finite(gradient) else torch.nan))
         return gradient
 
     def _coarsest(self, x: Any, y: Any) -> torch.dtype:
-        """The coarsest precision of parameters, and of what modules give for one batch."""
-        seen = {piece.local.dtype for piece in self.pieces}
+        """Return the coarsest precision of the parameters, and of all modules' outputs for one batch."""
+        dtypes = {piece.local.dtype for piece in self.pieces}
 
-        def note(module: nn.Module, args: Any, outputs: Any) -> None:
-            seen.update(t.dtype for _, t in named_tensors(outputs) if t.is_floating_point())
+        def add_dtypes(module: nn.Module, args: Any, outputs: Any) -> None:
+            dtypes.update(t.dtype for _, t in named_tensors(outputs) if t.is_floating_point())
 
-        hook = nn.modules.module.register_module_forward_hook(note)
+        hook = nn.modules.module.register_module_forward_hook(add_dtypes)
         try:
             self._on(x, y, 1.0).loss()
         finally:
             hook.remove()
-        return max(seen, key=lambda dtype: torch.finfo(dtype).eps)
+        return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
     def _trained(self) -> Tensor:
-        """:attr:`mask` of the chosen parameters."""
+        """Return :attr:`mask` for the chosen parameters."""
         padding = padding_rows(unwrapped(self.model), self.layout)
 
         def ones(piece: Piece) -> Tensor:
@@ -557,7 +563,7 @@ class ShardedProblem(Exchanges):
         return (self.draw(ones) > 0).to(self.dtype)
 
     def _on(self, x: Any, y: Any, terms: float) -> Self:
-        """The same loss on one batch of each rank."""
+        """Return a problem with the same loss on one batch of each rank."""
         problem = copy.copy(self)
         problem.data = copy.copy(self.data)
         problem.data.resident, problem.data.batches, problem.data.sample_terms = (x, y), (), None
@@ -566,14 +572,8 @@ class ShardedProblem(Exchanges):
         return problem
 
 
-def _nothing(outputs: Any) -> Tensor:
-    """Zero as a function of the outputs, with which a pass without a target takes part in the exchanges."""
-    every = [t for _, t in named_tensors(opened(outputs)[0]) if t.requires_grad and t.dim()]
-    return torch.stack([t.flatten()[0] * 0.0 for t in every]).sum()
-
-
 def on_all(problem: Any, function: Callable[[], T]) -> T:
-    """``function()``, of whose errors those of one rank of a sharded ``problem`` are raised on all."""
+    """Return ``function()``; for a sharded ``problem``, an error on one rank is raised on all."""
     result: T = problem._on_all(function) if on_ranks(problem) else function()
     return result
 

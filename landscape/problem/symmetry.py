@@ -1,9 +1,9 @@
-"""The permutations of hidden units that leave a model's function unchanged, found in one traced pass.
+"""The permutations of hidden units that leave a model's function unchanged, from one recorded pass.
 
 Each axis of each tensor is a product of spaces: an axis of 12 heads of 64 numbers is (12, 64). An operation
-says which axes run over the same units: ``mm`` of (a, b) and (b, c) that both b are one space. What the data,
-a constant or the outputs number is fixed, and so is all that an operation touches of which nothing is known.
-The operations are PyTorch's own (ATen), not layers: whatever a model is written with ends in these.
+tells which axes run over the same units: by ``mm`` of (a, b) and (b, c), both b are one space. Units in the
+order of the data, of a constant or of the outputs are fixed, and so are all units of an operation that is not
+known here. The operations are PyTorch's own (ATen), of which all layers consist.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from landscape.core.errors import InputError
 from landscape.problem.batches import named_tensors
 from landscape.problem.batchnorm import buffer_names
+from landscape.problem.losses import opened_logits
 from landscape.problem.mean_loss import MeanLoss
 
 
 @dataclass(eq=False)
 class Space:
-    """Units that are numbered alike wherever they occur.
+    """Units that have the same order in all tensors.
 
     Attributes:
-        size: how many.
-        reason: why they must keep their places; "" where they may be permuted.
-        outer: the space that this one repeats in, as the numbers of a head do in the heads.
-        same, parts: the space that this one turned out to be, or the two of which it is the product.
+        size: the number of units.
+        reason: the reason why they must keep their places; "" if they may be permuted.
+        outer: the space in each of whose units this one repeats: the numbers of a head repeat in each head.
+        same: the space that this one was found to be equal to; None for none.
+        parts: the two spaces of which this one is the product; None for none.
     """
 
     size: int
@@ -46,120 +48,130 @@ class Space:
     parts: tuple[Space, Space] | None = None
 
     def leaves(self) -> tuple[Space, ...]:
-        """The spaces of which this one is the product, each the one that stands for all that are equal."""
+        """Return the spaces of which this one is the product, each as the first of all that are equal."""
         if self.same is not None:
             return self.same.leaves()
         return (self,) if self.parts is None else (*self.parts[0].leaves(), *self.parts[1].leaves())
 
     def split(self, first: int) -> None:
-        """Make it the product of ``first`` blocks."""
-        major = Space(first, self.reason, self.outer)
-        self.parts = major, Space(self.size // first, self.reason, major)
+        """Divide the space into ``first`` blocks: it becomes the product of blocks and units of a block."""
+        blocks = Space(first, self.reason, self.outer)
+        self.parts = blocks, Space(self.size // first, self.reason, blocks)
 
 
 Axis = tuple[Space, ...]
-# Why units have numbers that no permutation may change, in a model that is understood.
+# Reasons why units must keep their places that are no limits of this module.
 DATA, OUTPUTS, PLACES, ONE_BY_ONE = "the data", "the outputs", "places", "parts with roles of their own"
 NATURAL = (DATA, OUTPUTS, PLACES, ONE_BY_ONE)
 
 
 def _units(size: int, reason: str = "") -> Axis:
-    """An axis of its own."""
+    """Return an axis of a new space; the empty axis for size 1."""
     return (Space(size, reason),) if size > 1 else ()
 
 
 def leaves(axis: Sequence[Space]) -> list[Space]:
-    """The spaces of an axis as they are known by now; none of size 1 is among them."""
+    """Return the spaces of an axis, after all divisions and equalities so far."""
     return [leaf for space in axis for leaf in space.leaves()]
 
 
 def spaces(axes: Sequence[Axis]) -> list[Space]:
-    """Those of several axes, one axis after another."""
+    """Return the spaces of several axes, one axis after another."""
     return [space for axis in axes for space in leaves(axis)]
 
 
 def fix(axis: Sequence[Space], reason: str) -> None:
-    """The units of the axis must keep their places."""
+    """Record that the units of an axis must keep their places, for this reason."""
     for space in leaves(axis):
         space.reason = space.reason or reason
 
 
 def unify(first: Sequence[Space], second: Sequence[Space]) -> None:
-    """Both axes number the same units, unless one has size 1 and is repeated."""
+    """Record that two axes run over the same units; an axis of size 1, which is broadcast, does not."""
     if not first or not second:
         return
-    while (a := leaves(first)) and (b := leaves(second)):
-        p, q = a[0], b[0]
-        if p.size == q.size:
-            if p is not q:
-                q.same, p.reason, p.outer = p, p.reason or q.reason, p.outer or q.outer
-            first, second = a[1:], b[1:]
+    while (first_leaves := leaves(first)) and (second_leaves := leaves(second)):
+        a, b = first_leaves[0], second_leaves[0]
+        if a.size == b.size:
+            if a is not b:
+                b.same, a.reason, a.outer = a, a.reason or b.reason, a.outer or b.outer
+            first, second = first_leaves[1:], second_leaves[1:]
             continue
-        large, small = (p, q) if p.size > q.size else (q, p)
+        large, small = (a, b) if a.size > b.size else (b, a)
         if large.size % small.size:
-            fix((*a, *b), "blocks of different sizes")
+            fix((*first_leaves, *second_leaves), "blocks of different sizes")
             return
         large.split(small.size)
 
 
 def viewed(axes: Sequence[Axis], view: Tensor) -> list[Axis]:
-    """The axes of a view of a contiguous tensor with these axes: its strides say which entries it has.
+    """Return the axes of a view of a contiguous tensor with these axes, by the strides of the view.
 
-    A space is split where the view has blocks of it, or one place of each block. What the view leaves out
-    keeps its place, and so do the units of an axis that goes across the borders of blocks.
+    A space is split if the view has blocks of it, or one place of each block. Units that the view leaves out
+    are fixed, and so are those of an axis that extends beyond the border of a block.
     """
     new_axes = list[Axis]()
 
-    def spaced() -> list[tuple[Space, int]]:
-        """The spaces from the last on, each with the distance of its units."""
+    def spaces_with_strides() -> list[tuple[Space, int]]:
+        """Return the tensor's spaces, the last one first, each with the distance of its units in memory."""
         last_first = spaces(axes)[::-1]
-        steps = itertools.accumulate((space.size for space in last_first), mul, initial=1)
-        return list(zip(last_first, steps, strict=False))
+        strides = itertools.accumulate((space.size for space in last_first), mul, initial=1)
+        return list(zip(last_first, strides, strict=False))
 
-    def has_border(at: int) -> bool:
-        """Return whether a space begins at this distance, and if blocks of one do, split it."""
-        for space, step in spaced():
-            if step < at < step * space.size:
-                if at % step or space.size % (at // step):
+    def has_border(distance: int) -> bool:
+        """Return whether a space has this stride, or can be split into blocks of this distance; split it."""
+        for space, stride in spaces_with_strides():
+            if stride < distance < stride * space.size:
+                if distance % stride or space.size % (distance // stride):
                     return False
-                space.split(space.size * step // at)
+                space.split(space.size * stride // distance)
         return True
 
     for size, step in zip(view.shape, view.stride(), strict=True):
         if size < 2 or step == 0:
-            new_axes.append(_units(size))  # of size 1, or repeated
+            new_axes.append(_units(size))  # an axis of size 1, or one that repeats one number
             continue
         end = step * size
-        whole_blocks = has_border(step) and has_border(end) and view.storage_offset() // step % size == 0
-        inside = [space for space, at in spaced() if at < end and step < at * space.size]
-        if not whole_blocks:
+        has_whole_blocks = has_border(step) and has_border(end) and view.storage_offset() // step % size == 0
+        inside = [
+            space for space, stride in spaces_with_strides() if stride < end and step < stride * space.size
+        ]
+        if not has_whole_blocks:
             fix(inside, APART)
-        new_axes.append(tuple(inside[::-1]) if whole_blocks else _units(size, APART))
-    unmatched = {*spaces(axes)} - {*spaces(new_axes)}
-    fix([*unmatched], ONE_BY_ONE)
+        new_axes.append(tuple(inside[::-1]) if has_whole_blocks else _units(size, APART))
+    left_out = {*spaces(axes)} - {*spaces(new_axes)}
+    fix([*left_out], ONE_BY_ONE)
     return new_axes
 
 
-# Operations that give every entry its place back, besides those that PyTorch calls pointwise; softmax treats
-# the entries of its axis alike.
+# Operations whose output has the axes of the input, besides those that PyTorch tags as pointwise; softmax
+# treats all entries of its axis alike.
 _SAME = {"_softmax", "_log_softmax", "_safe_softmax", "copy_", "lift_fresh", "fill_", "zero_"}
 _SAME |= {"_prelu_kernel", "hardswish", "hardtanh"}
-# Tensors made like others, whose values do not come from these.
+# Operations whose output has the shape of the input, but other values.
 _NEW = {f"{kind}_like" for kind in ("zeros", "ones", "full", "empty")}
 _NEW |= {f"new_{kind}" for kind in ("zeros", "ones", "full", "empty")}
 _VIEWS = {"view", "_unsafe_view", "expand", "permute", "transpose", "t", "unsqueeze", "squeeze", "alias"}
 _VIEWS |= {"select", "unbind", "slice", "split", "unsafe_split", "split_with_sizes", "detach"}
-_TURNS = {"transpose_", "t_", "squeeze_", "unsqueeze_"}  # in place
+_TURNS = {"transpose_", "t_", "squeeze_", "unsqueeze_"}  # views in place
 _REDUCTIONS = {"mean", "sum", "amax", "amin", "var", "std", "var_mean", "linalg_vector_norm", "logsumexp"}
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot"}
 _NORMS = ("native_", "cudnn_", "_native_", "_batch", "_fused", "miopen")
-# Over the last axes alone, whose units have neighbors: the number of these axes stands in the name.
+# Operations over the last axes only, whose units have neighbors; the name has the number of these axes.
 _LOCAL = ("max_pool", "avg_pool", "_adaptive_avg_pool", "upsample")
 JOINED, APART = "joined with others", "taken apart"
 
 
 class Step(NamedTuple):
-    """An operation of a forward pass: its arguments by name, and the tensors in them with their shapes."""
+    """An operation of a forward pass.
+
+    Attributes:
+        func: the operation of ATen.
+        arguments: its arguments, by name.
+        tensors: the tensors among the arguments.
+        shapes: their shapes before the operation.
+        outputs: the tensors among its results.
+    """
 
     func: Any
     arguments: dict[str, Any]
@@ -182,7 +194,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the operations inside, in order."""
+    """A mode of PyTorch that records all operations in order, in ``steps``."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -192,13 +204,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         names = [argument.name for argument in func._schema.arguments]
         arguments = dict(zip(names, args, strict=False)) | (kwargs or {})
         tensors = _tensors([arguments.get(name) for name in names])
-        shapes = [t.shape for t in tensors]  # before an operation that changes it in place
+        shapes = [t.shape for t in tensors]  # an operation in place may change them
         out = func(*args, **(kwargs or {}))
         self.steps.append(Step(func, arguments, tensors, shapes, _tensors(out)))
         return out
 
     def needed(self, results: Sequence[Tensor]) -> list[Step]:
-        """The steps that the results come from, and those that write to a tensor or return none."""
+        """Return the steps that the results depend on, and those that write to a tensor or return none."""
         needed_ids, steps = {id(t) for t in results}, list[Step]()
         for step in reversed(self.steps):
             output_ids = {id(t) for t in step.outputs}
@@ -209,53 +221,54 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Axes:
-    """The axes of tensors: those given, and those that operations on them make.
+    """The axes of tensors: of those given by :meth:`start`, and of the results of operations on them.
 
-    Tensors that no operation has made from these are constants, whose units differ along an axis, or are
-    the same all along it: then no permutation changes them.
+    All other tensors are constants. The units of a constant are fixed along an axis, unless its numbers are
+    all equal along it, so that no permutation changes them.
     """
 
     def __init__(self) -> None:
         self.axes_of = dict[int, list[Axis]]()
 
     def start(self, tensor: Tensor, reason: str = "") -> None:
-        """Give a tensor axes of its own."""
+        """Set axes of new spaces for a tensor."""
         self.axes_of[id(tensor)] = [_units(n, reason) for n in tensor.shape]
 
     def of(self, tensor: Tensor) -> list[Axis]:
-        """The axes of a tensor."""
+        """Return the axes of a tensor."""
         if id(tensor) in self.axes_of:
             return self.axes_of[id(tensor)]
-        return [
-            _units(n, "a constant" if n > 1 and bool((tensor != tensor.narrow(dim, 0, 1)).any()) else "")
-            for dim, n in enumerate(tensor.shape)
-        ]
+        axes = list[Axis]()
+        for dim, size in enumerate(tensor.shape):
+            differs = size > 1 and bool((tensor != tensor.narrow(dim, 0, 1)).any())
+            axes.append(_units(size, "a constant" if differs else ""))
+        return axes
 
     def fix(self, tensors: Sequence[Tensor], reason: str) -> None:
-        """All units of these tensors must keep their places."""
+        """Record that all units of these tensors must keep their places, for this reason."""
         for t in tensors:
             for axis in self.axes_of.get(id(t), []):
                 fix(axis, reason)
 
     def follow(self, step: Step) -> None:
-        """Give the outputs of an operation their axes, and unite what it numbers alike."""
+        """Set the axes of an operation's outputs, and unify the spaces that it shows to be equal."""
         name = step.func.overloadpacket.__name__
         if name in _NEW or not any(id(t) in self.axes_of for t in step.tensors):
-            return  # constants
-        axes = self._axes_made(name, step) or []
+            return  # the outputs are constants
+        axes = self._axes_of_outputs(name, step) or []
         if not axes:
             self.fix(step.tensors, f"operation {name}")
         for k, t in enumerate(step.outputs):
             if k >= len(axes):
                 self.start(t, f"operation {name}")
                 continue
-            if id(t) in self.axes_of and name not in _TURNS:  # written to in place
-                for before, now in zip(self.axes_of[id(t)], axes[k], strict=True):
-                    unify(before, now)
+            if id(t) in self.axes_of and name not in _TURNS:  # the operation writes to this tensor
+                for old_axis, new_axis in zip(self.axes_of[id(t)], axes[k], strict=True):
+                    unify(old_axis, new_axis)
             self.axes_of[id(t)] = list(axes[k])
 
-    def _axes_made(self, name: str, step: Step) -> list[list[Axis]] | None:
-        """The axes of the outputs of an operation; None where nothing is known of it."""
+    def _axes_of_outputs(self, name: str, step: Step) -> list[list[Axis]] | None:
+        """Return the axes of the outputs of an operation; None for an operation that is not known here."""
         func, arguments, outputs = step.func, step.arguments, step.outputs
         operands = [self.of(t) for t in step.tensors]
         first = operands[0]
@@ -288,30 +301,32 @@ class Axes:
         if name in ("cat", "stack"):
             place = arguments.get("dim", 0) % outputs[0].dim()
             return [self._joined(operands, place, outputs[0], stacked=name == "stack")]
-        moved = _moved(name, arguments, dims or range(len(first)), len(first))
-        if moved is None:
+        moved_dims = _moved_dims(name, arguments, dims or range(len(first)), len(first))
+        if moved_dims is None:
             return None
-        for k in moved:
+        for k in moved_dims:
             fix(first[k], PLACES)
         return [
-            [_units(n, PLACES) if k in moved else first[k] for k, n in enumerate(t.shape)] for t in outputs
+            [_units(n, PLACES) if k in moved_dims else first[k] for k, n in enumerate(t.shape)]
+            for t in outputs
         ]
 
     def _joined(self, operands: list[list[Axis]], dim: int, out: Tensor, *, stacked: bool) -> list[Axis]:
-        """The axes of tensors that are put one after another along the axis ``dim``."""
-        parts = [[*axes] for axes in operands if len(axes) == out.dim() - stacked]
-        for axes in parts:
+        """Return the axes of tensors that are concatenated, or ``stacked``, along the axis ``dim``."""
+        needed_dims = out.dim() - 1 if stacked else out.dim()
+        operands_axes = [[*axes] for axes in operands if len(axes) == needed_dims]
+        for axes in operands_axes:
             if stacked:
                 axes.insert(dim, ())
             else:
                 fix(axes[dim], JOINED)
                 axes[dim] = ()
-        whole = self._broadcast(parts, out.dim())
-        whole[dim] = _units(out.shape[dim], JOINED)
-        return whole
+        joined = self._broadcast(operands_axes, out.dim())
+        joined[dim] = _units(out.shape[dim], JOINED)
+        return joined
 
     def _broadcast(self, operands: Sequence[Sequence[Axis]], count: int) -> list[Axis]:
-        """The axes of operands that are put side by side from the last one on."""
+        """Unify the axes of operands that are broadcast, and return the axes of the result."""
         axes: list[Axis] = [()] * count
         for operand in operands:
             for k, axis in enumerate(reversed(operand), 1):
@@ -320,22 +335,32 @@ class Axes:
         return axes
 
     def _product(self, operands: list[list[Axis]]) -> list[Axis]:
-        """A product of matrices (and stacks of them), with what is added to it."""
+        """Return the axes of a product of vectors, matrices or stacks of these, perhaps with a summand."""
         a, b = operands[-2:]
-        unify(a[-1], b[-1 if len(b) == 1 else -2])
+        unify(a[-1], b[-1] if len(b) == 1 else b[-2])
         lead = self._broadcast([a[:-2], b[:-2]], len(a) - 2) if len(a) > 2 else []
-        out = [*lead, *(a[-2:-1] if len(a) > 1 else []), *(b[-1:] if len(b) > 1 else [])]
+        rows, columns = a[-2:-1], b[-1:] if len(b) > 1 else []
+        out = [*lead, *rows, *columns]
         return self._broadcast([out, *operands[:-2]], len(out))
 
     def _convolution(self, arguments: dict[str, Any], operands: list[list[Axis]], out: Tensor) -> list[Axis]:
+        """Return the axes of a convolution's output (N, channels, …); unify its channels with the weight's.
+
+        With groups, the weight's channels on one side are all channels, as blocks of one group each, and on
+        the other side those of one group.
+        """
         x, weight, *bias = operands
-        groups, back = arguments["groups"], arguments["transposed"]
-        source, target = (weight[0], weight[1]) if back else (weight[1], weight[0])
+        groups, is_transposed = arguments["groups"], arguments["transposed"]
+        source, target = (weight[0], weight[1]) if is_transposed else (weight[1], weight[0])
         if groups > 1:
             blocks: Axis = (Space(groups),)
-            whole, part = (source, (*blocks, *target)) if back else (target, (*blocks, *source))
-            unify(whole, (*blocks, *_units(math.prod(space.size for space in leaves(whole)) // groups)))
-            source, target = (whole, part) if back else (part, whole)
+            all_channels = source if is_transposed else target
+            size = math.prod(space.size for space in leaves(all_channels))
+            unify(all_channels, (*blocks, *_units(size // groups)))
+            if is_transposed:
+                target = (*blocks, *target)
+            else:
+                source = (*blocks, *source)
         unify(x[1], source)
         for axis in (*x[2:], *weight[2:]):
             fix(axis, PLACES)
@@ -344,7 +369,7 @@ class Axes:
         return [x[0], target, *(_units(n, PLACES) for n in out.shape[2:])]
 
     def _norm(self, name: str, arguments: dict[str, Any], operands: list[list[Axis]]) -> list[Axis]:
-        """Batch, group and layer normalization: weight, bias and statistics have the normalized axes."""
+        """Return the axes of a normalized tensor; weight, bias and statistics have its normalized axes."""
         x, *parameters = operands
         if "group" in name:
             size = math.prod(space.size for space in leaves(x[1]))
@@ -358,14 +383,14 @@ class Axes:
 
 
 def _listed(dims: Any, count: int) -> list[int]:
-    """Numbers of axes, from 0 on; [] where none is given."""
+    """Return a list of axes of ``count``, without negative ones; [] if ``dims`` is None."""
     return [k % count for k in ([dims] if isinstance(dims, int) else dims or [])] if count else []
 
 
-def _moved(
+def _moved_dims(
     name: str, arguments: Mapping[str, Any], dims: Collection[int], count: int
 ) -> Collection[int] | None:
-    """The axes of ``count`` along which an operation moves units; None where nothing is known of it."""
+    """Return the axes of ``count`` along which an operation moves units; None for other operations."""
     if name.startswith(_LOCAL):
         return range(count - int(re.search(r"(\d)d", name)[1]), count)  # type: ignore[index]
     if name == "constant_pad_nd":
@@ -377,22 +402,22 @@ def _moved(
 
 @contextmanager
 def _plainly(problem: MeanLoss) -> Iterator[None]:
-    """A pass in which neither fused attention nor a library's recurrent layer hides what it does to axes."""
-    fast = torch.backends.mha.get_fastpath_enabled()
+    """Return a context for a pass without fused attention and recurrent layers, whose axes are not known."""
+    is_fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.backends.cudnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH), problem.evaluating(0):
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+        torch.backends.mha.set_fastpath_enabled(is_fast)
 
 
 class Trace(NamedTuple):
-    """The axes that one pass of a model shows.
+    """The axes of tensors in one pass of a model.
 
     Attributes:
-        parameters: the axes of each.
-        activations: the axes of what an operation takes and sums over units that may be permuted.
+        parameters: the axes of each parameter, by name.
+        activations: the axes of activations that an operation sums over units that may be permuted.
     """
 
     parameters: dict[str, list[Axis]]
@@ -401,9 +426,9 @@ class Trace(NamedTuple):
 
 @torch.no_grad()
 def traced(problem: MeanLoss) -> Trace:
-    """The axes of parameters and activations, from one pass of the model and the loss over its first chunk.
+    """Return the axes of parameters and activations, from one pass of model and loss over the first chunk.
 
-    Units that index the outputs stay fixed, and so do units that the loss treats individually.
+    The units of the outputs are fixed, and so are units that the loss treats individually.
     """
     x, y, *_ = next(problem.data.chunks())
     x, y = problem.data.leaves(x, y)
@@ -416,30 +441,32 @@ def traced(problem: MeanLoss) -> Trace:
     for tensor in _tensors([x, y]):
         axes.start(tensor, DATA)
     compared_outputs = seen(outputs)
-    data_ids = {id(t) for t in _tensors([x, y])}
+    data_ids = {id(t) for t in _tensors([x, y])}  # of tensors that are computed from the data
     for step in recorder.needed([loss, *compared_outputs]):
         axes.follow(step)
         axes.fix([t for t in step.outputs if any(t is end for end in compared_outputs)], OUTPUTS)
-        if data_ids & {id(t) for t in step.tensors}:  # computed from the data
+        if data_ids & {id(t) for t in step.tensors}:
             data_ids |= {id(t) for t in step.outputs}
-    read = dict[tuple[int, torch.Size], tuple[Place, list[Axis]]]()
+    activations = dict[tuple[int, torch.Size], tuple[Place, list[Axis]]]()
     for number, step in enumerate(recorder.steps):
-        kept_spaces = {space for t in step.outputs for space in spaces(axes.axes_of.get(id(t), []))}
+        output_spaces = {space for t in step.outputs for space in spaces(axes.axes_of.get(id(t), []))}
         for k, t in enumerate(step.tensors):
             data_axes = axes.axes_of.get(id(t), []) if id(t) in data_ids else []
-            summed = {*spaces(data_axes)} - kept_spaces  # the step's outputs no longer have them
-            if any(not space.reason for space in summed):
-                # The same numbers, which several operations take, are read once.
-                read.setdefault((t.data_ptr(), t.shape), (Place(number, k, step.func, t.shape), data_axes))
-    return Trace({name: axes.axes_of[id(weight)] for name, weight in weights.items()}, dict(read.values()))
+            summed_spaces = {*spaces(data_axes)} - output_spaces
+            if any(not space.reason for space in summed_spaces):
+                # An activation in several operations has one address and shape, and is listed once.
+                place = Place(number, k, step.func, t.shape)
+                activations.setdefault((t.data_ptr(), t.shape), (place, data_axes))
+    parameters = {name: axes.axes_of[id(weight)] for name, weight in weights.items()}
+    return Trace(parameters, dict(activations.values()))
 
 
 @torch.no_grad()
 def activations(problem: MeanLoss, weights: Tensor, x: Any, points: Collection[Place]) -> dict[str, Tensor]:
-    """The activations at some places, by the text of the place, of a pass over inputs with ``weights`` (P,).
+    """Return the activations at some places of a pass with ``weights`` (P,), by the text of the place.
 
     Raises:
-        InputError: the pass is not that which was traced.
+        InputError: the pass has other operations than the recorded one.
     """
     x, _ = problem.data.leaves(x, None)
     parameters, recorder, tensors = problem.layout.leaves(weights), Recorder(), dict[str, Tensor]()
@@ -454,6 +481,6 @@ def activations(problem: MeanLoss, weights: Tensor, x: Any, points: Collection[P
 
 
 def seen(outputs: Any) -> list[Tensor]:
-    """The outputs that must not change: a tensor, or the ``logits`` among others; else the loss has to do."""
-    z = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
-    return [z] if isinstance(z, Tensor) else []
+    """Return [the outputs that must not change], a tensor or the ``logits`` among others; [] if unknown."""
+    logits = opened_logits(outputs)
+    return [logits] if isinstance(logits, Tensor) else []

@@ -101,7 +101,7 @@ class Item:
 
 
 def _text_of(value: Any) -> str:
-    """A number, a text, or several texts, in words; "" for anything else."""
+    """Return a number, a text, or several texts, in words; "" for anything else."""
     if isinstance(value, tuple) and all(isinstance(part, str) for part in value):
         return "; ".join(value)
     if isinstance(value, float):
@@ -122,12 +122,12 @@ class Contents:
         return [item.of for item in self.items if isinstance(item.of, Checkpoint)]
 
     def lacking(self, kind: type[base.Result]) -> list[Path]:
-        """The files of the runs of which there is no result of ``kind``."""
+        """Return the files of the runs of which there is no result of ``kind``."""
         sources = {getattr(item.of, "source_sha256", "") for item in self.items if isinstance(item.of, kind)}
         return [i.path for i in self.items if i.path and i.sha256 and i.sha256 not in sources]
 
     def missing(self) -> list[tuple[str, str]]:
-        """The analyses that are in no file, and for each the command that makes it of all runs."""
+        """Return the analyses that are in no file, and for each the command that makes it of all runs."""
         runs, commands = [item for item in self.items if item.sha256], []
         for kind, name in _EXPECTED.items():
             fit = [run for run in runs if kind is not Noise or run.of.learners > 1]
@@ -301,7 +301,7 @@ def write(contents: Contents, path: str | Path, title: str = "") -> None:
 
 
 def render(title: str, sections: Sequence[Section], contents: Contents) -> str:
-    """The HTML of a page. The code of Plotly is in it only if there is a surface that turns."""
+    """Return the HTML of a page. The code of Plotly is in it only if there is a surface that turns."""
     jinja2 = optional("jinja2", "a report", EXTRA)
     markup = optional("markupsafe", "a report", EXTRA).Markup
     lines = {"trim_blocks": True, "lstrip_blocks": True}
@@ -339,7 +339,7 @@ def _table(items: Sequence[Item], described: Sequence[Sequence[Row]]) -> Table:
 
 
 def _pictures(items: Sequence[Item], **look: Any) -> tuple[tuple[Picture, ...], tuple[str, ...]]:
-    """The picture of all ``items``; of each alone where no picture can show all; and why one is not drawn."""
+    """Return the picture of all items, or of each if they need several, and the reasons for missing ones."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing")  # of matplotlib: the browser has more fonts
@@ -358,7 +358,7 @@ def _pictures(items: Sequence[Item], **look: Any) -> tuple[tuple[Picture, ...], 
 
 
 def _svg(figure: Figure) -> str:
-    """A figure as SVG; areas and curves of many points are pixels in it, lines of contours are not."""
+    """Return a figure as SVG; areas and curves of many points are pixels in it, lines of contours are not."""
     for artist in (artist for ax in figure.axes for artist in ax.get_children()):
         points = 0
         if isinstance(artist, Line2D):
@@ -376,7 +376,7 @@ def _svg(figure: Figure) -> str:
 
 
 def _csv(items: Sequence[Item]) -> tuple[str, str]:
-    """The numbers of a picture to six digits, in long form, and words for which rows: "" for all."""
+    """Return the numbers of a picture to six digits, in long form, and words for which rows: "" for all."""
     frames = []
     for item in items:
         frame = item.of.to_dataframe()
@@ -391,7 +391,7 @@ def _csv(items: Sequence[Item]) -> tuple[str, str]:
 
 
 def _scenes(items: Sequence[Item]) -> tuple[dict[str, Any], ...]:
-    """Surfaces that turn, in heights and colors of one scale: that of their picture."""
+    """Return surfaces that turn, in heights and colors of one scale: that of their picture."""
     named = [(item.name, drawable(item.of)) for item in items if isinstance(item.of, Surface)]
     named = [(name, s) for name, s in named if min(s.loss.shape) > 1 and np.isfinite(s.loss).any()]
     if not named:
@@ -401,7 +401,7 @@ def _scenes(items: Sequence[Item]) -> tuple[dict[str, Any], ...]:
 
 
 def _scene(label: str, surface: Surface, shared: LevelScale) -> dict[str, Any]:
-    """The figure of Plotly: the loss as height, and what is marked on it."""
+    """Return the figure of Plotly: the loss as height, and what is marked on it."""
     low, high = float(shared.levels[0]), float(shared.levels[-1])
     log = isinstance(shared.norm, LogNorm)
     rise = (high / low) ** LIFT if log else LIFT * (high - low)  # a factor on a log axis, else a summand
@@ -442,7 +442,7 @@ def _scene(label: str, surface: Surface, shared: LevelScale) -> dict[str, Any]:
 
 
 def _listed(values: Any) -> list[Any]:
-    """Numbers as lists for JSON, to six digits, with None for those that are not finite."""
+    """Return numbers as lists for JSON, to six digits, with None for those that are not finite."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim > 1:
         return [_listed(row) for row in array]
@@ -450,12 +450,12 @@ def _listed(values: Any) -> list[Any]:
 
 
 def _plotly_text(text: str) -> str:
-    """``text`` in the form in which Plotly shows its characters unchanged: it reads some tags of HTML."""
+    """Return ``text`` with escapes, so that Plotly, which reads some HTML tags, shows it unchanged."""
     return html.escape(printable(text), quote=False)
 
 
 def script_json(value: Any) -> str:
-    """``value`` as JSON that can stand inside a script element: in ASCII, without <, > and &.
+    """Return ``value`` as JSON that can stand inside a script element: in ASCII, without <, > and &.
 
     Raises:
         ValueError: a number that is not finite.
@@ -475,18 +475,18 @@ def _base64(text: str) -> str:
 
 
 def _source(script: str) -> str:
-    """The source that allows ``script``, and no other, in the page's Content-Security-Policy."""
+    """Return the source that allows ``script``, and no other, in the page's Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def _visible(value: Any) -> Any:
-    """Texts with characters that cannot be printed as escapes, but for the ends of lines."""
+    """Return texts with characters that cannot be printed as escapes, except for the ends of lines."""
     text = isinstance(value, str) and not hasattr(value, "__html__")  # which says that it is HTML
     return "\n".join(map(printable, value.split("\n"))) if text else value
 
 
 def _title(contents: Contents) -> str:
-    """The algorithms and data of the runs; the names of runs without a recipe."""
+    """Return the algorithms and data of the runs; the names of runs without a recipe."""
     if not all(run.has_recipe for run in contents.runs):
         return ", ".join(item.name for item in contents.items[:3])
     names = dict.fromkeys(paper_name(run.algorithm) for run in contents.runs)

@@ -33,7 +33,7 @@ _NAT = re.compile(r"( ?)\bnat(²|\^2|\b)")
 
 
 def unit_of(result: Any, text: str) -> str:
-    """``text`` with the unit of a result's loss in place of "nat", or without one where it has none."""
+    """Return ``text`` with the unit of a result's loss, if any, in place of "nat"."""
     loss_unit = getattr(result, "loss_unit", "nat")
     return _NAT.sub(lambda m: f"{m[1]}{loss_unit}{m[2]}" if loss_unit else "", text)
 
@@ -193,7 +193,7 @@ class Result(shown.Shown):
         return rows
 
     def to_xarray(self) -> xr.Dataset:
-        """The result as a data set of xarray (the extra "frames").
+        """Return the result as a data set of xarray (the extra "frames").
 
         Returns:
             A Dataset with the arrays of the result as variables with named dimensions and coordinates, units
@@ -219,7 +219,7 @@ class Result(shown.Shown):
         return dataset
 
     def to_dataframe(self, dims: str = "") -> pd.DataFrame:
-        """The result as a table of pandas in long form: one row for each point of a grid.
+        """Return the result as a table of pandas in long form: one row for each point of a grid.
 
         Args:
             dims: names of dimensions, separated by blanks; each point of their grid is a row, and the last
@@ -263,7 +263,7 @@ class Result(shown.Shown):
         return frame
 
     def _arrays(self) -> dict[str, tuple[tuple[str, ...], Array]]:
-        """The fields whose dimensions have names: field -> (dimensions, values); texts are arrays of str."""
+        """Return the fields with named dimensions: field -> (dimensions, values); texts as arrays of str."""
         named = {}
         for name, dimensions in self.shapes.items():
             value = np.asarray(getattr(self, name))
@@ -272,7 +272,7 @@ class Result(shown.Shown):
         return named
 
     def _attributes(self) -> dict[str, Any]:
-        """The other fields, and the schema; lists in place of tuples and arrays."""
+        """Return the other fields, and the schema; lists in place of tuples and arrays."""
         names = [f.name for f in dataclasses.fields(self) if f.name not in self.shapes]
         values = {name: getattr(self, name) for name in ("schema", *names)}
         listed = {k: np.asarray(v).tolist() for k, v in values.items() if isinstance(v, (tuple, np.ndarray))}
@@ -353,12 +353,12 @@ class Result(shown.Shown):
 
 
 def no_values() -> Array:
-    """The default of an array (n,) that a result may lack."""
+    """Return the default of an array (n,) that a result may lack."""
     return np.zeros(0)
 
 
 def no_rows() -> Array:
-    """The default of an array (n, m) that a result may lack."""
+    """Return the default of an array (n, m) that a result may lack."""
     return np.zeros((0, 0))
 
 
@@ -404,7 +404,7 @@ def write(results: Sequence[Result], path: str | Path, settings: Mapping[str, An
 
 
 def settings_in(path: str | Path) -> dict[str, Any]:
-    """The settings that :func:`write` has written to a file; empty where there are none."""
+    """Return the settings that :func:`write` has written to a file; empty if there are none."""
     with reading(path, warn=False) as file:
         settings: dict[str, Any] = dict(json.loads(file.attrs.get("settings", "{}")))
     return settings
@@ -504,7 +504,7 @@ class Evaluated(Measured):
         super().__post_init__()
 
     def column(self, name: str) -> Array:
-        """The values of a column, or of a metric.
+        """Return the values of a column, or of a metric.
 
         Args:
             name: such as "loss", "accuracy", or the name of a metric.
@@ -536,7 +536,7 @@ class Evaluated(Measured):
         return named | dict(zip(self.metric_names, ((dims[1:], value) for value in values), strict=True))
 
     def _metric_rows(self) -> list[Row]:
-        """A row for each metric: its smallest and largest value; one without any says why that may be."""
+        """Return a row for each metric with its smallest and largest value, or why it may have none."""
         why = "no numbers: of a metric that has a name, some targets are no classes of the outputs, or NaN"
         rows = []
         for name in self.metric_names:

@@ -161,7 +161,7 @@ class Comparison(Result, schema="landscape.comparison", table="quantities sides"
 
 
 def table_of(comparison: Comparison) -> list[list[str]]:
-    """A row for each quantity: name, numbers of the sides, what their errors are over, verdict."""
+    """Return a row for each quantity: name, numbers of the sides, source of the errors, verdict."""
     c, table = comparison, []
     for q, (over, kind) in enumerate(zip(comparison.over, comparison.kinds, strict=True)):
         over = over or ("99% bound" if kind == "bound" else "–")
@@ -170,7 +170,7 @@ def table_of(comparison: Comparison) -> list[list[str]]:
 
 
 def heading(comparison: Comparison, quantity: int) -> str:
-    """The name of a quantity with its unit, "λ_max (nat)"."""
+    """Return the name of a quantity with its unit, "λ_max (nat)"."""
     unit = comparison.unit_names[quantity]
     return comparison.titles[quantity] + (f" ({unit})" if unit != "1" else "")
 
@@ -180,7 +180,7 @@ NAMED_PAIRS = 6
 
 
 def cell(comparison: Comparison, quantity: int, side: int) -> str:
-    """A number with its error: "12.0 ± 0.5" (a standard error), "20 (bound 0.1)" or "0.01 (exact)"."""
+    """Return a number with its error: "12.0 ± 0.5" (a standard error), "20 (bound 0.1)" or "0.01 (exact)"."""
     value, error = float(comparison.value[quantity, side]), float(comparison.error[quantity, side])
     if math.isnan(value):
         return "–"
@@ -193,7 +193,7 @@ def cell(comparison: Comparison, quantity: int, side: int) -> str:
 
 
 def verdict(comparison: Comparison, quantity: int) -> str:
-    """The last column of the table: which differences are significant, and how surely."""
+    """Return the last column of the table: which differences are significant, and how surely."""
     c, pairs = comparison, range(len(comparison.first))
     measured = [k for k in pairs if not math.isnan(c.difference[quantity, k])]
     if not measured:
@@ -229,19 +229,19 @@ def _of_a_pair(c: Comparison, q: int, k: int) -> str:
 
 
 def _rank(c: Comparison, q: int, side: int) -> float:
-    """By which sides are ordered: the flattest first, or the lowest where flatness is not meant."""
+    """Return the values by which sides are ordered: the flattest first, or the lowest."""
     value = float(c.value[q, side])
     return -value if c.flatter[q] > 0 else value
 
 
 def _ordered(c: Comparison, q: int, k: int) -> tuple[int, int]:
-    """Both sides of a pair, the flatter (or lower) one first."""
+    """Return both sides of a pair, the flatter (or lower) one first."""
     a, b = int(c.first[k]), int(c.second[k])
     return (a, b) if _rank(c, q, a) <= _rank(c, q, b) else (b, a)
 
 
 def _evidence(c: Comparison, q: int, pairs: Sequence[int], smallest: bool = False) -> str:
-    """The corrected p-value in brackets: the largest of these pairs, or with ``smallest`` the smallest."""
+    """Return the largest corrected p-value of these pairs, or with ``smallest`` the smallest, in brackets."""
     kind = c.kinds[q]
     if kind == "bound":
         return " (bounds overlap)" if smallest else " (bounds apart)"
@@ -256,7 +256,7 @@ def _evidence(c: Comparison, q: int, pairs: Sequence[int], smallest: bool = Fals
 
 
 def summary(comparison: Comparison) -> list[str]:
-    """How many measures of flatness say that one side is flatter, a line for each pair."""
+    """Return how many measures of flatness say that one side is flatter, a line for each pair."""
     c, lines = comparison, []
     measures = [q for q in range(len(c.quantities)) if c.flatter[q]]
     for k in range(len(c.first)):
@@ -280,7 +280,7 @@ def summary(comparison: Comparison) -> list[str]:
 
 
 def footnotes(comparison: Comparison) -> list[str]:
-    """The meaning of the errors, how the differences were tested, at which loss, and the notes."""
+    """Return the meaning of the errors, how the differences were tested, at which loss, and the notes."""
     c = comparison
     lines = [f"{'; '.join(words for kind, words in ERRORS.items() if kind in c.kinds)}."]
     by_test: dict[str, str] = {}
@@ -499,7 +499,7 @@ class WeightAverage(Evaluated, schema="landscape.weight_average", table="average
         return [*rows, products, Row("samples", self.samples)]
 
     def _rows(self, k: int, name: str) -> list[Row]:
-        """The predicted loss of an average, its change, and its exact loss where that is known."""
+        """Return the predicted loss of an average, its change, and its exact loss where that is known."""
         title = f"predicted loss of the {name}"
         if self.ratio[k] < 1:
             half = max(self.high[k] - self.loss[k], self.loss[k] - self.low[k])
@@ -529,6 +529,6 @@ class WeightAverage(Evaluated, schema="landscape.weight_average", table="average
 
 
 def ranked(loss: Array, ratio: Array) -> Array:
-    """The places of predicted losses in their order, without those whose interval has no ends."""
+    """Return the indices of predicted losses in their order, without those whose interval has no ends."""
     order = np.argsort(loss, kind="stable")
     return order[ratio[order] < 1]

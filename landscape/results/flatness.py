@@ -281,7 +281,7 @@ class LearningCoefficient(Measurement, schema="landscape.learning_coefficient", 
         return PARTS * self.chains - 1
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """The confidence interval of ``value``, by Student's t.
+        """Return the confidence interval of ``value``, by Student's t.
 
         Args:
             level: the probability with which it contains the mean of infinitely long chains.
@@ -420,7 +420,7 @@ class BatchSharpness(Measurement, schema="landscape.batch_sharpness", table="dra
         return math.hypot(standard_error(self.learner_curvature.mean(1)), self.product_error)
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """The confidence interval of ``value``, from Student's t distribution, and the products' error.
+        """Return the confidence interval of ``value``, from Student's t and the error of the products.
 
         Args:
             level: the probability with which it contains the expectation.
@@ -468,12 +468,12 @@ FORMS = ("no momentum", "momentum", "shifted momentum")
 
 
 def limit_names(delays: Array, momentum: float) -> list[str]:
-    """Names of the limits, by delay and then by form of momentum."""
+    """Return names of the limits, by delay and then by form of momentum."""
     return [f"τ = {delay}, {form}" for delay in delays for form in forms_with(momentum)]
 
 
 def forms_with(momentum: float) -> list[str]:
-    """Names of the forms with the momentum."""
+    """Return names of the forms with the momentum."""
     return [FORMS[0], *(f"{form} {momentum:g}" for form in FORMS[1:])]
 
 

@@ -45,7 +45,7 @@ class MergeTree:
     basin: Array
 
     def without(self, persistence: float) -> MergeTree:
-        """The tree in which basins of a lower ``persistence`` are parts of the basins they merge with."""
+        """Return the tree in which basins of a lower ``persistence`` belong to those they merge with."""
         count = int(np.searchsorted(-self.persistence, -persistence, "right"))
         target = np.arange(len(self.minimum) + 1)  # the last entry stands for −1
         for k in range(count, len(self.minimum)):
@@ -58,7 +58,7 @@ class MergeTree:
 
 
 def merge_tree(loss: Array) -> MergeTree:
-    """The merge tree of ``loss`` (ny, nx), where a point has eight neighbors.
+    """Return the merge tree of ``loss`` (ny, nx), where a point has eight neighbors.
 
     Points are added in order of rising loss, and connected to their neighbors so far. A point between several
     connected regions is a saddle, at which all of them merge into the region with the lowest minimum. Losses
@@ -76,7 +76,7 @@ def merge_tree(loss: Array) -> MergeTree:
     owner = np.full(value.size, -1)  # the minimum that a descent from the point reaches
 
     def minimum_of(point: int) -> int:
-        """The lowest point of the region of a point."""
+        """Return the lowest point of the region of a point."""
         while parent[point] != point:
             parent[point] = parent[parent[point]]  # shortens later paths
             point = parent[point]
@@ -107,7 +107,7 @@ def merge_tree(loss: Array) -> MergeTree:
 def _sorted(
     value: Array, owner: Array, merged: dict[int, tuple[int, int]], first_rise: dict[int, float]
 ) -> MergeTree:
-    """The tree with its basins in order; a minimum of persistence 0 is part of the basin it merges with."""
+    """Return the tree with its basins in order; minima of persistence 0 belong to a basin beside them."""
     minima = np.unique(owner[owner >= 0]).tolist()
     persistence = {m: value[merged[m][1]] - value[m] if m in merged else np.inf for m in minima}
     order = sorted(minima, key=lambda m: (-persistence[m], value[m], m))
@@ -156,14 +156,14 @@ class FineGrid:
         self.reference = float(self.loss[self._start])
 
     def inside(self, rise: float) -> Array:
-        """(ky, kx), the connected region around the start where the loss is at most ``rise`` above it."""
+        """Return a mask (ky, kx): the region connected to the start with losses up to ``rise`` above it."""
         from scipy import ndimage  # only here: it would slow down every import
 
         parts, _ = ndimage.label(self.loss <= self.reference + rise, NEIGHBORS)
         return parts == parts[self._start]
 
     def region(self, rise: float) -> tuple[float, float, Array, bool]:
-        """Area, volume, widths (2,) of the region up to ``rise``, and whether the edge of the grid cuts it.
+        """Return area, volume and widths (2,) of the region up to ``rise``, and whether the edge cuts it.
 
         They are those of :class:`.Basins`.
         """
@@ -180,7 +180,7 @@ class FineGrid:
         return area, area * depth, 4 * np.sqrt(np.maximum(moments, 0.0)), _touches_edge(inside)
 
     def edge_rise(self) -> float:
-        """The rise at which the region reaches the edge of the grid, from below; inf if it never does."""
+        """Return the rise at which the region reaches the edge of the grid; inf if it never does."""
         low, high = 0.0, self.highest - self.reference
         if _touches_edge(self.inside(0.0)):
             return 0.0
@@ -198,14 +198,14 @@ class FineGrid:
 
 
 def _refined(grid: Array) -> Array:
-    """``grid`` (k,) with an even number of equal steps for each of its own."""
+    """Return ``grid`` (k,) with an even number of equal steps for each of its own."""
     parts = 2 * -(-FINE // (2 * (len(grid) - 1)))
     points = np.arange((len(grid) - 1) * parts + 1) / parts
     return np.interp(points, np.arange(len(grid)), grid)
 
 
 def _cells(grid: Array) -> Array:
-    """The length of the axis that each point of ``grid`` stands for."""
+    """Return the length of the axis that each point of ``grid`` stands for."""
     steps = np.diff(grid)
     return (np.append(0, steps) + np.append(steps, 0)) / 2
 
@@ -224,7 +224,7 @@ Around = Annotated[str, OneOf(AROUND)]
 
 
 def _default_rises(fine: FineGrid, edge: float) -> Array:
-    """Equal steps up to the edge's rise; if it is never cut, or always, to the highest loss."""
+    """Return equal steps up to the edge's rise; if it is never cut, or always, to the highest loss."""
     top = edge if 0 < edge < np.inf else fine.highest - fine.reference
     if not top > 0:
         raise OperationError(f"rises: no loss exceeds the reference, {fine.reference:.4g}; widen the span")
@@ -232,14 +232,14 @@ def _default_rises(fine: FineGrid, edge: float) -> Array:
 
 
 def _coordinates(surface: Surface, points: Array) -> Array:
-    """(M, 2), the coordinates of points of the flattened grid; NaN for −1."""
+    """Return (M, 2), the coordinates of points of the flattened grid; NaN for −1."""
     rows, columns = np.divmod(points, len(surface.x))
     at = np.stack([surface.x[columns], surface.y[rows]], axis=1)
     return np.where(points[:, None] < 0, np.nan, at)
 
 
 def _listed(surface: Surface, tree: MergeTree) -> dict[str, Any]:
-    """The fields of :class:`Basins` of which there is one for each basin."""
+    """Return the fields of :class:`Basins` of which there is one for each basin."""
     flat = surface.loss.astype(np.float64).ravel()
     rows, columns = np.divmod(tree.minimum, len(surface.x))
     edge = np.isin(rows, (0, len(surface.y) - 1)) | np.isin(columns, (0, len(surface.x) - 1))
@@ -256,7 +256,7 @@ def _listed(surface: Surface, tree: MergeTree) -> dict[str, Any]:
 
 
 def _loss_error(surface: Surface) -> float:
-    """The largest stated error of a loss in nats, that of interpolation or of the precision."""
+    """Return the largest stated error of a loss in nats, that of interpolation or of the precision."""
     finite = surface.loss[np.isfinite(surface.loss)]
     if "loss" not in surface.columns or not finite.size:
         return surface.autocast_error
@@ -269,7 +269,7 @@ def _loss_error(surface: Surface) -> float:
 
 
 def _start(surface: Surface, around: str, lowest: Sequence[float]) -> Sequence[float]:
-    """The start of all regions. OperationError for a center outside the grid, or beside a loss not finite."""
+    """Return the start of all regions. OperationError if it is outside the grid, or not finite beside it."""
     if around == "lowest":
         return lowest
     beside = [np.flatnonzero(np.abs(grid) < np.diff(grid).max()) for grid in (surface.y, surface.x)]
@@ -287,7 +287,7 @@ def basins(
     least: NonNegative | None = None,
     around: Around | None = None,
 ) -> Basins:
-    """The basins of a surface, and the width, area and volume of the region around one point, by its rise.
+    """Return the basins of a surface, and width, area and volume of the region around a point, by rise.
 
     Args:
         surface: a finished surface of :func:`landscape.contour`.
@@ -384,13 +384,13 @@ class Profile:
 
 
 def lengths(surface: Surface) -> tuple[float, float]:
-    """(‖u‖, ‖v‖): the lengths of the directions."""
+    """Return (‖u‖, ‖v‖): the lengths of the directions."""
     u, v = (float(np.linalg.norm(direction.astype(np.float64))) for direction in surface.directions)
     return u, v
 
 
 def gram(surface: Surface) -> Array:
-    """(2, 2), the inner products of the directions."""
+    """Return (2, 2), the inner products of the directions."""
     u, v = surface.directions.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is no comparison of lengths, nor NaN
         return np.array([[u @ u, u @ v], [u @ v, v @ v]])
@@ -404,7 +404,7 @@ def independent(gram: Array) -> bool:
 
 
 def loss_at(surface: Surface, x: Array, y: Array) -> Array:
-    """The loss at points of the plane, between the points of the grid by bilinear interpolation.
+    """Return the loss at points of the plane, between the points of the grid by bilinear interpolation.
 
     Losses that are not finite count as infinite, also beside such a point.
     """
@@ -418,7 +418,7 @@ def loss_at(surface: Surface, x: Array, y: Array) -> Array:
 
 
 def profile(surface: Surface) -> Profile:
-    """The loss against the distance from the center: quartiles over all directions of the plane."""
+    """Return the loss against the distance from the center: quartiles over all directions of the plane."""
     angle = np.arange(DIRECTIONS) / DIRECTIONS * 2 * np.pi
     circle = np.stack([np.cos(angle), np.sin(angle)])
     # The coordinates of points at distance 1.
@@ -443,18 +443,18 @@ def has_profile(surface: Surface) -> bool:
 
 
 def center_loss(surface: Surface) -> float:
-    """The loss at the center, interpolated where the grid has no point there."""
+    """Return the loss at the center, interpolated where the grid has no point there."""
     return float(loss_at(surface, np.zeros(1), np.zeros(1))[0])
 
 
 def median_rise(surface: Surface) -> float:
-    """The median over the plane of the loss, less that at the center: how flat a minimum is, in nats."""
+    """Return the median of the loss over the plane less that at the center: how flat a minimum is (nat)."""
     finite = surface.loss[np.isfinite(surface.loss)]
     return float(np.median(finite)) - center_loss(surface) if finite.size else np.nan
 
 
 def shared_rise(surfaces: Sequence[Surface]) -> float:
-    """The rise of the loss above the center whose contour is drawn on all ``surfaces``; NaN for none.
+    """Return the rise of the loss above the center whose contour is drawn on all ``surfaces``; NaN for none.
 
     Half the median rise at the edge of the profile, of the surface on which that is the smallest (our
     choice): the contour is then inside every picture.
@@ -475,7 +475,7 @@ def comparable(surfaces: Sequence[Surface]) -> bool:
 
 @checked()
 def barrier(t: Array, loss: Array) -> float:
-    """The loss barrier between the ends of a line: max_t [L(t) − ((1−t)·L(0) + t·L(1))] ≥ 0.
+    """Return the loss barrier between the ends of a line: max_t [L(t) − ((1−t)·L(0) + t·L(1))] ≥ 0.
 
     A barrier of 0 means that the loss never rises above the straight line between its ends, as in a convex
     valley: the two ends are linearly connected (Frankle et al. 2020, who use the mean of the two ends in
@@ -560,7 +560,7 @@ def save_vts(surface: Surface, path: str | Path) -> None:
 
 
 def _array(name: str, values: Array) -> str:
-    """One DataArray element; repr writes every digit of a float64."""
+    """Return one DataArray element; repr writes every digit of a float64."""
     kind = "UInt8" if values.dtype == np.uint8 else "Float64"
     size = f' NumberOfComponents="{values.shape[1]}"' if values.ndim == 2 else ""
     rows = values.reshape(len(values), -1).tolist()

@@ -117,7 +117,7 @@ class Interpolated(Measured):
         return vars(self)["done"]
 
     def nested(self) -> Self:
-        """The finest complete grid of every 2ᵏ-th point: the picture of an unfinished computation.
+        """Return the finest complete grid of every 2ᵏ-th point: the picture of an unfinished computation.
 
         Returns:
             A result with these points. The result itself, where it is finished or interpolated, or where no
@@ -144,7 +144,7 @@ class Interpolated(Measured):
         return self
 
     def _subset(self, points: slice) -> dict[str, Any]:
-        """The fields with a dimension along an axis of the grid, at some ``points`` of each axis."""
+        """Return the fields with a dimension along an axis of the grid, at some ``points`` of each axis."""
         fields = {}
         for name, text in self.shapes.items():
             is_axis = [dimension.rstrip("+") in self.axes_of for dimension in text.split()]
@@ -158,11 +158,11 @@ class Interpolated(Measured):
         return int(self.exact.sum())
 
     def _interpolated(self) -> list[Row]:
-        """How many points are exact and what error the others have, as a row; none where all are exact."""
+        """Return a row with the number of exact points and the error of the others; none if all are exact."""
         return [Row("points", text)] if (text := self.interpolation()) else []
 
     def interpolation(self) -> str:
-        """The number of exact points and the stated errors in words.
+        """Return the number of exact points and the stated errors in words.
 
         Returns:
             A phrase for captions; "" where all points are exact.
@@ -240,7 +240,7 @@ class Line(Interpolated, Evaluated, schema="landscape.line", axes="t", table="t"
         super().__post_init__()
 
     def radius(self, metric: str, drop: str | float | None = None, *, rise: float | None = None) -> Radius:
-        """How far one may go from t = 0 before a metric has lost, or gained, so much.
+        """Return how far one may go from t = 0 before a metric has lost, or gained, so much.
 
         Args:
             metric, drop, rise: as of :meth:`landscape.Surface.radius`.
@@ -381,12 +381,12 @@ COLUMNS = (
 
 
 def texts(table: Sequence[Any]) -> Array:
-    """Strings as an array of UTF-8 bytes, which HDF5 stores at any length."""
+    """Return strings as an array of UTF-8 bytes, which HDF5 stores at any length."""
     return np.char.encode(np.array(table, dtype=str), "utf-8")
 
 
 def _strings(table: Array) -> list[Any]:
-    """The reverse of :func:`texts`, as lists."""
+    """Return the reverse of :func:`texts`, as lists."""
     return np.char.decode(table, "utf-8").tolist()
 
 
@@ -462,7 +462,7 @@ class Sweep(Result, schema="landscape.sweep", table="row"):
         ]
 
     def best(self, key: str) -> list[dict[str, str]]:
-        """The settings with the best value of ``key``, one setting for each combination of the other keys.
+        """Return the settings with the best value of ``key``, one for each combination of the other keys.
 
         The best value has the fewest diverged runs; of several such values, the lowest mean final test loss.
 
@@ -494,7 +494,7 @@ class Sweep(Result, schema="landscape.sweep", table="row"):
         return [row for _, row in best.values()]
 
     def to_dataframe(self, dims: str = "") -> pd.DataFrame:
-        """The table, with a column for each key that is varied.
+        """Return the table, with a column for each key that is varied.
 
         Args:
             dims: as in :meth:`landscape.plugins.Result.to_dataframe`.

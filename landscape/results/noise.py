@@ -54,7 +54,7 @@ class Noise(Sourced, schema="landscape.noise", table="draw"):
     seed: int
 
     def means(self) -> dict[str, tuple[float, float]]:
-        """All estimates of Δ(2), and the parts of Δ_DP.
+        """Return all estimates of Δ(2), and the terms of Δ_DP.
 
         Returns:
             Name -> (mean over the draws, its standard error; 0 for numbers that are exact).
@@ -158,7 +158,7 @@ class NoiseScale(Measurement, schema="landscape.noise_scale", table="replicate")
         return statistics.scale_of(self.estimates, self.interval())
 
     def interval(self, level: float = 0.95, *, learners: bool = False) -> tuple[float, float]:
-        """The confidence interval of ``value``, or of ``learner_value``, by Fieller's theorem.
+        """Return the confidence interval of ``value``, or of ``learner_value``, by Fieller's theorem.
 
         Where ‖g‖² is near 0, the ratio tr Σ/‖g‖² has heavy tails, which ± standard errors leave out; the
         interval then has no upper end.
@@ -409,7 +409,7 @@ class CriticalBatch(
         return int(worse[0]) if len(worse) else len(rise)
 
     def _crossing(self, loss: Array) -> float:
-        """The batch where the rise passes ``loss_tol``, linear in log batch; in its middle from inf."""
+        """Return the batch at which the rise passes ``loss_tol``, linear in log batch."""
         rise = _rise(loss)
         k = self._first_worse(rise)
         if k == len(rise):
@@ -440,7 +440,7 @@ class CriticalBatch(
 
 
 def _rise(loss: Array) -> Array:
-    """(K,), the means over the seeds above the first, relative to it."""
+    """Return (K,), the means over the seeds above the first, relative to it."""
     mean = loss.mean(1)
     return mean / mean[0] - 1
 

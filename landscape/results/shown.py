@@ -53,7 +53,7 @@ def logarithmic(values: Array) -> bool:
 
 
 def running_quartiles(steps: Array, values: Array) -> tuple[Array, Array]:
-    """The quartiles of noisy ``values`` in a window that moves along the steps.
+    """Return the quartiles of noisy ``values`` in a window that moves along the steps.
 
     Args:
         steps: (T,), in any order; of several runs one after another.
@@ -122,13 +122,13 @@ class Row:
 def rows_of_each(
     names: Iterable[str], values: Any, errors: Any = math.nan, unit: str = "", notes: Any = ""
 ) -> list[Row]:
-    """A row for each name; an error or a note that is given once is that of all rows."""
+    """Return a row for each name; an error or a note that is given once is that of all rows."""
     rows = zip(names, *np.broadcast_arrays(values, errors, notes), strict=True)
     return [Row(name, float(value), float(error), unit, str(note)) for name, value, error, note in rows]
 
 
 def own_losses(losses: Array, evaluated: Array) -> list[Row]:
-    """A row on the losses of networks by their own statistics of BatchNorm; ``evaluated`` by those used."""
+    """Return a row on the losses of networks by their own BatchNorm statistics, or by those in use."""
     finite = np.isfinite(losses)
     if not finite.any() or losses.shape != evaluated.shape:
         return []
@@ -142,35 +142,35 @@ def own_losses(losses: Array, evaluated: Array) -> list[Row]:
 
 
 def percent(name: str, share: float, error: float = math.nan, note: str = "") -> Row:
-    """A share as a row, in %."""
+    """Return a share as a row, in %."""
     return Row(name, 100 * float(share), 100 * float(error), "%", note)
 
 
 def converged(met: bool, missed: str) -> Row:
-    """A row that says if the tolerance was met; ``missed`` says what to do if not."""
+    """Return a row that says if the tolerance was met; ``missed`` says what to do if not."""
     return Row("converged", "yes" if met else "NO", note="" if met else missed)
 
 
 def interval(ends: tuple[float, float]) -> str:
-    """The ends of a 95% interval in words; "" where neither is known."""
+    """Return the ends of a 95% interval in words; "" where neither is known."""
     if math.isfinite(ends[1]):
         return f"95%: {ends[0]:.4g} to {ends[1]:.4g}"
     return "" if math.isnan(ends[0]) else f"95%: above {ends[0]:.4g}"
 
 
 def limit_in_words(limit: float) -> str:
-    """The largest stable ηλ, as a note."""
+    """Return the largest stable ηλ, as a note."""
     return f"limit {limit:.4g}" if math.isfinite(limit) else "limit not known"
 
 
 def eigenvalue(name: str, value: float, residual: float, unit: str = "nat") -> Row:
-    """An eigenvalue as a row, its residual as the error."""
+    """Return an eigenvalue as a row, its residual as the error."""
     relative = f", relative residual {residual / abs(value):.1e}" if value else ""
     return Row(name, float(value), float(residual), unit, f"±: residual{relative}")
 
 
 def text_of(result: Any, most: int = 0) -> str:
-    """A description as lines: label and split of the result, and its rows, names below each other.
+    """Return a description as lines: label and split of the result, and its rows, names below each other.
 
     Args:
         most: if not 0, the largest number of lines, with the class, without rows of NaN.
@@ -193,7 +193,7 @@ def text_of(result: Any, most: int = 0) -> str:
 
 
 def in_words(value: float, error: float = math.nan) -> str:
-    """A number to four digits; with an error, to its first digit, or to its second where it begins with 1."""
+    """Return a number to four digits; with an error, to its first digit, or second if the first is 1."""
     if not math.isfinite(error) or error < 0:
         return f"{value:,.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.4g}"
     if error == 0 or not math.isfinite(value):
@@ -220,7 +220,7 @@ class Text(str):
 
 
 def html_of(result: Any) -> str:
-    """A result as HTML with all texts escaped: its class and label, a picture, its description.
+    """Return a result as HTML with all texts escaped: its class and label, a picture, its description.
 
     Where the drawing raises an error about the values, such as that none is finite, the error's text takes
     the place of the picture. All rows but the first six are behind a click.
@@ -266,7 +266,7 @@ class Shown(ABC):
 
     @abstractmethod
     def describe(self) -> list[Row]:
-        """The numbers of the result, the most important first.
+        """Return the numbers of the result, the most important first.
 
         The printed summary, ``--json``, titles of pictures, the tables of reports and notebooks show them.
 
@@ -280,7 +280,7 @@ class Shown(ABC):
         """
 
     def summary(self) -> str:
-        """The description as text, a line for each number.
+        """Return the description as text, a line for each number.
 
         Returns:
             Label and split, and below them name, value, error, unit and note of each row of ``describe``.
@@ -299,7 +299,7 @@ class Shown(ABC):
         return text_of(self, LINES)
 
     def _repr_html_(self) -> str:
-        """A small picture and the description, for notebooks."""
+        """Return a small picture and the description, for notebooks."""
         return html_of(self)
 
     def plot(
@@ -403,7 +403,7 @@ class Radius:
     error: Array
 
     def quantile(self, share: float) -> tuple[float, bool]:
-        """The distance that a ``share`` of the directions does not exceed.
+        """Return the distance that a ``share`` of the directions does not exceed.
 
         Args:
             share: of all directions.
@@ -427,7 +427,7 @@ class Radius:
         return value if known else math.nan
 
     def describe(self) -> list[Row]:
-        """The median, the interval of 80% of the directions, and how many reach the border."""
+        """Return the median, the interval of 80% of the directions, and how many reach the border."""
         rows = []
         for name, share in (("median", 0.5), ("10%", 0.1), ("90%", 0.9)):
             value, known = self.quantile(share)
@@ -455,7 +455,7 @@ def radius_of(
     drop: str | float | None,
     rise: float | None,
 ) -> Radius:
-    """The first crossings of a border by ``values`` on a grid, along directions from the center.
+    """Return the first crossings of a border by ``values`` on a grid, along directions from the center.
 
     Args:
         metric: the name.

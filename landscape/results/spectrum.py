@@ -68,7 +68,7 @@ class MatrixResult(Measured):
         return "1/η" if self.precondition else "nat" * (self.samples > 0)
 
     def _about(self) -> list[Row]:
-        """The last rows of a description: the matrix, the samples and the products."""
+        """Return the last rows of a description: the matrix, the samples and the products."""
         part = f", parameters {self.part}" if self.part else ""
         by = f", preconditioned by {self.precondition}" if self.precondition else ""
         rows = [Row("matrix", self.matrix, note=f"{self.parameters:,} rows{part}{by}")]
@@ -117,7 +117,7 @@ class Eigenvalues(MatrixResult, table="rank"):
         return self.bound_low, self.bound_high
 
     def _eigenvalues(self) -> list[Row]:
-        """The first rows of a description."""
+        """Return the first rows of a description."""
         top = len(self.values) - self.lowest
         largest = "largest |λ|, {}" if self.engine == "pyhessian" else "λ_{}"
         names = [largest.format(i + 1) for i in range(top)]
@@ -215,7 +215,7 @@ class Trace(MatrixResult, schema="landscape.trace", table="draw"):
         return FREEDOM * (len(self.draws) - 1) if len(self.draws) else np.nan
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """The confidence interval of ``value``, by Student's t with :attr:`freedom`.
+        """Return the confidence interval of ``value``, by Student's t with :attr:`freedom`.
 
         Args:
             level: the probability with which it contains tr H.
@@ -253,7 +253,7 @@ class Density(MatrixResult, schema="landscape.density", table="draw node"):
     masses: Annotated[Array, "draw node", "1"]
 
     def moment(self, order: int) -> tuple[float, float]:
-        """A moment of the spectral density, tr(H^order)/P.
+        """Return a moment of the spectral density, tr(H^order)/P.
 
         Args:
             order: 0, 1, 2, …
@@ -268,7 +268,7 @@ class Density(MatrixResult, schema="landscape.density", table="draw node"):
         return mean_and_error((self.masses * self.nodes**order).sum(1))
 
     def broadened(self, at: Array, width: float | None = None) -> Array:
-        """The density with each node as a Gaussian (Ghorbani et al. 2019, Eq. 4).
+        """Return the density with each node as a Gaussian (Ghorbani et al. 2019, Eq. 4).
 
         Args:
             at: (n,), eigenvalues.
@@ -292,7 +292,7 @@ class Density(MatrixResult, schema="landscape.density", table="draw node"):
         return total / (len(self.nodes) * width * np.sqrt(2 * np.pi))
 
     def width(self) -> float:
-        """The default width of :meth:`broadened` (our choice: 1% of the range of the nodes).
+        """Return the default width of :meth:`broadened` (our choice: 1% of the range of the nodes).
 
         Returns:
             The width; where all nodes are equal 1% of their magnitude, or 0.01 if that is 0.
@@ -334,7 +334,7 @@ class Spectrum(Eigenvalues, schema="landscape.spectrum"):
 
     @classmethod
     def of(cls, *parts: MatrixResult) -> Self:
-        """The spectrum with several results of one matrix.
+        """Return the spectrum with several results of one matrix.
 
         Args:
             parts: an :class:`Eigenpairs`, a :class:`Trace` and a :class:`Density`, or some of these three.
@@ -364,7 +364,7 @@ class Spectrum(Eigenvalues, schema="landscape.spectrum"):
         return cls(**values)
 
     def trace_interval(self, level: float = 0.95) -> tuple[float, float]:
-        """The confidence interval of ``trace``, as that of :class:`landscape.Trace`; NaN where not known.
+        """Return the confidence interval of ``trace``, as :class:`landscape.Trace` does; NaN if not known.
 
         Args:
             level: the probability with which it contains tr H.

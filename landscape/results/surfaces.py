@@ -116,7 +116,7 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
     explained: Array = field(default_factory=no_values)
 
     def showing(self, name: str) -> Surface:
-        """The same with another column in place of the loss, for pictures and what is measured on them.
+        """Return the surface with another column in place of the loss, for pictures and measurements.
 
         Args:
             name: "accuracy", or the name of a metric.
@@ -137,7 +137,7 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         )
 
     def plane(self, like: Tensor) -> Plane:
-        """The plane with its markers.
+        """Return the plane with its markers.
 
         Args:
             like: a tensor on the device and in the precision that the plane is wanted in, such as
@@ -157,7 +157,7 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         return Plane(center, directions, **{name: getattr(self, name) for name in names})
 
     def compact(self) -> Surface:
-        """The same surface over a plane in two dimensions instead of P, a file of a few kilobytes.
+        """Return the same surface over a plane in two dimensions instead of P, a file of a few kilobytes.
 
         Lengths and angles of the directions, and so drawings, basins and tables, are the same, and so is
         the length of the center. The weights are lost: it cannot be resumed.
@@ -178,7 +178,7 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         return dataclasses.replace(self, directions=root, center=center)
 
     def radius(self, metric: str, drop: str | float | None = None, *, rise: float | None = None) -> Radius:
-        """How far one may go from the center before a metric has lost, or gained, so much.
+        """Return how far one may go from the center before a metric has lost, or gained, so much.
 
         Along each of 72 directions of the plane it is the distance in weight space to the first point of the
         border, between the points of the grid by cubic polynomials, which are exact in a parabola. How far
@@ -217,7 +217,7 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         return radius_of(metric, axes, values, steps, reach, drop, rise)
 
     def check(self, eigenvalues: ExtremeEigenvalues | None = None) -> SurfaceCheck:
-        """Findings on how a picture of the surface may mislead, with remedies.
+        """Return findings on how a picture of the surface may mislead, with remedies.
 
         The findings are about the center (whether it is the lowest point, and the slope there), the window
         (whether the loss changes, and the valley is wider than a few points), the marked networks' distance
@@ -308,7 +308,7 @@ def _center(surface: Surface) -> Iterator[Finding]:
 
 
 def _quadratic(surface: Surface) -> tuple[Array, Array] | None:
-    """Slope (2,) and second derivatives (2, 2) at the origin, of a parabola fitted to 3 × 3 points there.
+    """Return slope (2,) and second derivatives (2, 2) at the origin, of a parabola through 3 × 3 points.
 
     None where the origin is no inner point of the grid, or a loss there is not finite.
     """
@@ -345,7 +345,7 @@ def _window(surface: Surface) -> Iterator[Finding]:
 
 
 def _curvature(surface: Surface, ends: ExtremeEigenvalues | None) -> Iterator[Finding]:
-    """The curvature along the plane against the ends of the spectrum at its center."""
+    """Yield the curvature along the plane against the ends of the spectrum at its center."""
     if ends is None or surface.kind not in CENTERED:
         return
     fit, directions = _quadratic(surface), surface.directions.astype(np.float64)
@@ -366,7 +366,7 @@ def _curvature(surface: Surface, ends: ExtremeEigenvalues | None) -> Iterator[Fi
 
 
 def _markers(surface: Surface) -> Iterator[Finding]:
-    """The places that define the plane, as far as the plane leaves them out."""
+    """Yield the places that define the plane, as far as the plane leaves them out."""
     if surface.explained.size:
         share = float(surface.explained.sum())
         advice = "" if share >= EXPLAINED else "the distances of the places beside the picture"

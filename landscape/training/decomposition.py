@@ -49,7 +49,7 @@ class Gradient:
         return len(self.rows) == 1
 
     def project(self, vectors: Sequence[Tensor]) -> Projection:
-        """The projections on g of m vectors (P_share,) that do not depend on the estimates."""
+        """Return the projections on g of m vectors (P_share,) that do not depend on the estimates."""
         k, m = len(self.rows), len(vectors)
         products = self.comm.totals(_products([*self.rows, *vectors]))
         gg = products[:k, :k]  # ⟨g_r, g_s⟩ (k, k) of the estimates
@@ -98,7 +98,7 @@ class Projection:
 
 
 def step_columns(loss: float, d: Projection) -> dict[str, float]:
-    """The history's columns of a step of any rule, from L(w_a) and the projection of the one vector d."""
+    """Return the history's columns of a step of any rule, given L(w_a) and the projection of d alone."""
     return {
         "train_loss": loss,
         "alpha_e": 0.0 - float(d.along[0]),  # 0, and not −0, where nothing moved
@@ -112,7 +112,7 @@ def step_columns(loss: float, d: Projection) -> dict[str, float]:
 
 
 def _products(vectors: Sequence[Tensor], along: Tensor | None = None) -> Tensor:
-    """⟨a, b⟩ (m, m) of any two of ``vectors``, in float64.
+    """Return the inner products (m, m) of ``vectors`` in float64.
 
     With ``along`` (m − 1,): the products of v_0 and of all v_i − along_i v_0.
     """
@@ -155,7 +155,7 @@ class GradientEstimator:
     batch: int = 0
 
     def at(self, weights: Tensor, step: int) -> Gradient:
-        """g at ``weights`` (P,) before ``step``; valid until the next call."""
+        """Return g at ``weights`` (P,) before ``step``; valid until the next call."""
         problem, comm, batch = self.problem, self.comm, self.batch
         if self.samples == 0 and batch:
             cut = fixed_batches(problem.samples, batch, self.seed)
@@ -178,10 +178,10 @@ class GradientEstimator:
         return Gradient(comm.total(total)[0] / GROUPS, rows, comm)
 
     def heterogeneity(self, weights: Tensor, step: int, g: Gradient, parts: Parts) -> dict[str, float]:
-        """n⁻¹ Σ_j ‖∇L_j − ∇L‖² at ``weights`` = w_a (P,), L_j the loss on the ``parts`` of learner j.
+        """Return n⁻¹ Σ_j ‖∇L_j − ∇L‖² at ``weights`` = w_a (P,), L_j the loss on the ``parts`` of learner j.
 
-        The result is exact where ``g`` is. Otherwise each learner's part gives GROUPS independent estimates
-        of ∇L_j; all learners together take as many samples as ``g``. The estimates of ∇L are the means of the
+        The result is exact if ``g`` is exact. Otherwise it uses GROUPS independent estimates of ∇L_j for each
+        learner, from the same total number of samples as ``g``. The estimates of ∇L are the means of the
         learners' estimates, weighted by the parts' terms.
         """
         n = len(parts.indices)
@@ -208,7 +208,7 @@ class GradientEstimator:
         return dict(zip(HETEROGENEITY, (float(mean(kernel)), float(standard_error(kernel))), strict=True))
 
     def _part_gradient(self, weights: Tensor, samples: Tensor, learner: int) -> Tensor:
-        """∇L_j on ``samples``, this process's share of the coordinates; valid until the next call."""
+        """Return ∇L_j on ``samples``, this process's share of the coordinates; valid until the next call."""
         comm = self.comm
         gradient, terms = comm.buffer("part", weights).zero_(), 0.0
         if self.batch:  # fixed batches, as those of the whole training set
@@ -225,7 +225,7 @@ class GradientEstimator:
         return comm.part_sum(gradient, "∇L_j").div_(comm.total(terms)[0])
 
     def _part_estimates(self, weights: Tensor, samples: Tensor, step: int, learner: int, n: int) -> Tensor:
-        """(GROUPS, P_share), independent estimates of ∇L_j from ``samples``, drawn with replacement."""
+        """Return independent estimates of ∇L_j (GROUPS, P_share) from draws of ``samples``."""
         size = max(self.samples // (GROUPS * n), self.batch, 1)
         random_numbers = generator(self.seed, "heterogeneity", step, learner)
         indices = torch.randint(len(samples), (GROUPS, size), generator=random_numbers)
@@ -234,7 +234,7 @@ class GradientEstimator:
         return rows
 
     def _estimates(self, weights: Tensor, groups: Tensor, use: str) -> tuple[float, Tensor]:
-        """Gradients on groups of samples: (the sum of this process's losses, (GROUPS, P_share) gradients).
+        """Return the sum of this process's losses, and the gradients (GROUPS, P_share) on groups of samples.
 
         ``groups`` (k, size) are this process's; the gradients are those of all processes' GROUPS groups. They
         are valid until the next call with the same ``use``.
@@ -264,17 +264,17 @@ class GradientEstimator:
 
 
 def fixed_batches(samples: int, batch: int, seed: int) -> tuple[Tensor, ...]:
-    """The numbers of a training set's samples, drawn once into batches of at most ``batch`` (equal ±1)."""
+    """Return sample numbers of a training set, drawn once into batches of at most ``batch`` (equal ±1)."""
     return _cut(torch.randperm(samples, generator=generator(seed, "decompose")), batch)
 
 
 def _cut(indices: Tensor, batch: int) -> tuple[Tensor, ...]:
-    """``indices`` in the fewest parts of at most ``batch`` (equal ±1)."""
+    """Return ``indices`` in the fewest parts of at most ``batch`` (equal ±1)."""
     return indices.tensor_split(-(-len(indices) // batch))
 
 
 def _summed(problem: Problem, weights: Tensor, parts: Sequence[Tensor], samples: int) -> tuple[float, Tensor]:
-    """(Σ_b s_b L_b, Σ_b s_b ∇L_b) over the batches ``parts``, s_b the batch's share of ``samples``."""
+    """Return Σ_b s_b L_b and Σ_b s_b ∇L_b over batches ``parts``, s_b their shares of ``samples``."""
     total, gradient = 0.0, torch.zeros_like(weights)
     for part in parts:
         loss, part_gradient = problem.subset(part).loss_and_gradient(weights)
@@ -289,19 +289,18 @@ class Decomposer:
 
     With BatchNorm, minibatch gradients are gradients of the loss with the minibatch's own statistics, at the
     learners' weights and at the mean. g is then the gradient of this loss over the training set, cut into
-    fixed batches with as many samples as one statistic comes from in training (``gradient.batch``). Running
-    statistics would be constants to the gradient, and the gradient that of another loss than the steps
-    descend. Dropout and augmentation are in the minibatch gradients and not in g: their effect counts as
-    noise.
+    fixed batches of the size whose statistics training uses (``gradient.batch``). With running statistics,
+    which are constants to the gradient, g would belong to another loss than the one that steps descend.
+    Dropout and augmentation change minibatch gradients and not g: their effect counts as noise.
 
-    Several processes have rows of their own each, and share the work: g by samples, sums by coordinates. Each
-    of N processes then computes 1/N of g, and exchanges two vectors of P numbers in the weights' precision.
-    The terms of Eq. 4 take one vector more with ``at_mean``, otherwise a gradient, two vectors and an
-    all-reduce.
+    Each of several processes has its own rows. The processes share the work: g by samples, sums by
+    coordinates. Each of N processes computes 1/N of g, and exchanges two vectors of P numbers in the weights'
+    precision. The terms of Eq. 4 need one more vector with ``at_mean``, otherwise a gradient, two vectors and
+    an all-reduce.
 
     Args:
         stack: computes the learners' gradients.
-        gradient: gives g.
+        gradient: computes g.
         divided: the learners' parts of the training set, whose heterogeneity is then measured, at the price
             of another g; None: the learners share the training set.
     """
@@ -311,16 +310,9 @@ class Decomposer:
     divided: Parts | None = None
 
     def begin(
-        self,
-        weights: Tensor,
-        x: Any,
-        y: Any,
-        gradients: Tensor,
-        step: int,
-        split: bool = True,
-        at_mean: bool = False,
-        training: Training | None = None,
-    ) -> Columns:
+        self, weights: Tensor, x: Any, y: Any, gradients: Tensor, step: int, split: bool = True,
+        at_mean: bool = False, training: Training | None = None,
+    ) -> Columns:  # fmt: skip
         """Begin to decompose a step: compute all that needs no new weights.
 
         These are g = ∇L(w_a), the learners' mean minibatch gradient g_S at w_a, and δ, the mean minibatch
@@ -362,7 +354,7 @@ class Decomposer:
 
 
 def _columns(g: Gradient, displacement: Tensor, parts: list[Tensor], lr: float) -> dict[str, float]:
-    """The history's columns for a step of w_a by ``displacement`` with learning rate α.
+    """Return the history's columns for a step of w_a by ``displacement`` with learning rate α.
 
     ``parts``: [g_S, δ]; [g_S] where δ = 0; [] without the terms of Eq. 4.
     """
@@ -380,13 +372,13 @@ def _columns(g: Gradient, displacement: Tensor, parts: list[Tensor], lr: float) 
 
 
 def mean(h: Tensor) -> Tensor:
-    """The mean (...,) of ``h`` (..., k, k) over all pairs of different estimates."""
+    """Return the mean (...,) of ``h`` (..., k, k) over all pairs of different estimates."""
     k = h.shape[-1]
     return _off_diagonal(h).sum((-1, -2)) / (k * (k - 1))
 
 
 def covariance(a: Tensor, b: Tensor) -> Tensor:
-    """The covariance (...,) of mean(a) and mean(b), ``a`` and ``b`` (..., k, k), without bias; k ≥ 4.
+    """Return the covariance (...,) of mean(a) and mean(b), ``a`` and ``b`` (..., k, k), without bias; k ≥ 4.
 
     The product of the means, less the mean product of pairs without a common estimate; the latter estimates
     the product of the expectations.
@@ -395,7 +387,7 @@ def covariance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def standard_error(h: Tensor) -> Tensor:
-    """The standard error (...,) of the mean of ``h`` over pairs, √((4(k − 2) ζ₁ + 2 ζ₂)/(k(k − 1))).
+    """Return the standard error (...,) of the mean of ``h`` over pairs, √((4(k − 2) ζ₁ + 2 ζ₂)/(k(k − 1))).
 
     ζ₁ is the covariance of pairs with one estimate in common, ζ₂ the variance of one pair, unbiased or 0.
     Where ζ₁ is 0 the jackknife would state an error √2 times too large.
@@ -409,7 +401,7 @@ def standard_error(h: Tensor) -> Tensor:
 
 
 def quotient(above: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
-    """mean(above)/mean(below), without its bias of order 1/k, and the standard error, (...,) each.
+    """Return mean(above)/mean(below), without its bias of order 1/k, and the standard error, (...,) each.
 
     ``above`` and ``below`` (..., k, k) come from the same k estimates, so that common errors cancel. The
     error is the linearized quotient's. NaN where mean(below) is not positive: the divisor is then unknown.
@@ -426,7 +418,7 @@ def _off_diagonal(h: Tensor) -> Tensor:
 
 
 def _mean_of_distinct(a: Tensor, b: Tensor) -> Tensor:
-    """The mean of a_ij b_kl over i, j, k, l that all differ, by inclusion and exclusion."""
+    """Return the mean of a_ij b_kl over i, j, k, l that all differ, by inclusion and exclusion."""
     k, matrix = a.shape[-1], (-1, -2)
     shared = (a.sum(-1) * b.sum(-1)).sum(-1)
     total = a.sum(matrix) * b.sum(matrix) - 4 * shared + 2 * (a * b).sum(matrix)

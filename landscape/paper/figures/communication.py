@@ -48,7 +48,7 @@ def _judge_runtime(rows: Rows) -> list[Effect]:
 
 
 def falls(result: RunTimes) -> list[str]:
-    """The curves in which a step takes less time on more workers, by more than 1% and the simulation's error.
+    """Return the curves in which a step takes less time on more workers, beyond 1% and the error.
 
     More workers have more to wait for: such a curve is of a machine that was busy when it was measured.
     """
@@ -62,7 +62,7 @@ def falls(result: RunTimes) -> list[str]:
 
 
 def _draw_times(r: RunTimes) -> Figure:
-    """Seconds per step against workers, a line for each algorithm and topology.
+    """Draw seconds per step against workers, a line for each algorithm and topology.
 
     The panels show the two orders of DPSGD (AWC, ATC); SSGD is in both. Error bars are one standard error of
     the simulation.
@@ -152,7 +152,7 @@ def measure_times(path: str, processes: int, widths: str, rounds: int, steps: in
 
 
 def _measured(**how: Any) -> list[RunTimes]:
-    """The tables of :func:`measure_times`, where loopback is one queue of ``bandwidth`` for each process.
+    """Return the tables of :func:`measure_times`; loopback has ``bandwidth`` for each process.
 
     Raises:
         OperationError: it failed, or this machine permits no network namespace with tc.

@@ -54,17 +54,17 @@ LIMIT, SHARPNESS = "lr_lambda_limit", "largest_lr_lambda_max"
 
 
 def named(setting: str) -> str:
-    """A setting's name for the legend: a mixing is one of DPSGD."""
+    """Return a setting's name for the legend: a mixing is one of DPSGD."""
     return setting if setting == "SSGD" else f"DPSGD {setting}"
 
 
 def look_of(setting: str) -> tuple[Any, bool]:
-    """The color of a setting, and whether it is DPSGD in ATC order."""
+    """Return the color of a setting, and whether it is DPSGD in ATC order."""
     return COLORS[setting.split()[0]], setting.endswith("ATC")
 
 
 def plateau(run: Checkpoint) -> float:
-    """The median of ηλ_max over the second half of the run, where it lasted; NaN if nothing was recorded.
+    """Return the median of ηλ_max over the second half of the run; NaN if nothing was recorded.
 
     A value counts unless its residual says that the search has not converged.
     """
@@ -75,7 +75,7 @@ def plateau(run: Checkpoint) -> float:
 
 
 def settings_legend(picture: Any, *more: Any, columns: int, **look: Any) -> None:
-    """The legend of a picture with a color for each of COLORS, in this ``look``, and ``more`` entries."""
+    """Draw the legend of a picture, with the colors of COLORS in this ``look``, and ``more`` entries."""
     handles = [handle(named(name), color=color, **look) for name, color in COLORS.items()]
     picture.legend(handles=[*handles, *more], loc="outside lower center", ncols=columns)
 
@@ -84,7 +84,7 @@ def settings_legend(picture: Any, *more: Any, columns: int, **look: Any) -> None
 
 
 def _judge_edge(rows: Rows) -> list[Effect]:
-    """Each setting's plateau against its limit; the order of the plateaus in AWC order; ATC against SSGD."""
+    """Judge each setting's plateau against its limit, their order in AWC order, and ATC against SSGD."""
     effects, what = [], "plateau of ηλ_max"
     for rate in settings(rows, "lr"):
         for pair in (("SSGD", "full AWC"), ("full AWC", "ring(1) AWC")):
@@ -102,7 +102,7 @@ def _judge_edge(rows: Rows) -> list[Effect]:
 
 @figure("edge", _judge_edge)
 def _edge(context: Context) -> Drawing:
-    """The seeds' ηλ_max as thin lines, their median as a thick one, the limit dashed."""
+    """Draw the seeds' ηλ_max as thin lines, their median as a thick one, the limit dashed."""
 
     def measure(run: Ended) -> dict[str, Any]:
         values = {LEVEL: plateau(run.end), "limit": last(run.end, LIMIT), ERROR: test_error(run.end)}
@@ -137,7 +137,7 @@ def _edge(context: Context) -> Drawing:
 
 
 def _correlation(rows: Rows) -> float:
-    """The correlation of log λ_max with the log rise of the loss.
+    """Return the correlation of log λ_max with the log rise of the loss.
 
     NaN from fewer than three rows where both are positive.
     """
@@ -147,7 +147,7 @@ def _correlation(rows: Rows) -> float:
 
 
 def _judge_follows(rows: Rows) -> list[Effect]:
-    """SSGD against DPSGD ring(2) in AWC order, by rate; and the correlation over all settings of a seed."""
+    """Judge SSGD against DPSGD ring(2) in AWC order by rate, and the correlation over all settings."""
     effects = []
     for rate in settings(rows, "lr"):
         where = f"α = {rate:g}, SSGD and ring(2) AWC"
@@ -177,9 +177,7 @@ def _follows(context: Context) -> Drawing:
             look = {"color": color, "marker": "o", "mfc": "none" if atc else color}
             ax.plot(group["lambda_max_nat"], group[quantity], ls="none", ms=5, **look)
         log_axis(ax.xaxis)
-        lowest, highest = ax.dataLim.intervaly
-        if highest > 2 * lowest:  # within less, few ticks of a logarithmic axis have a number
-            log_axis(ax.yaxis)
+        log_axis(ax.yaxis, 2)
     for ax, rate in zip(axes, rates, strict=False):
         ax.set_title(f"α = {rate:g}")
     for ax, label in zip(axes[:: len(rates)], quantities.values(), strict=True):
@@ -203,7 +201,7 @@ CLAIMED = {"the same gap": (1.25, np.inf), "the same ω_min": (0.8, 1.25)}
 
 
 def _judge_lazy(rows: Rows) -> list[Effect]:
-    """The powers of 1 + ω_min and of the gap that fit the sharpness; and the families, end against end."""
+    """Judge the powers of 1 + ω_min and of the gap that fit the sharpness, and the families."""
     powers = []
     for _, of_seed in rows.groupby("seed", sort=False):
         x = np.stack([np.ones(len(of_seed)), np.log(1 + of_seed["omega_min"]), np.log(of_seed["gap"])])
@@ -254,7 +252,7 @@ SETTLED, LEARNED = (0.7, 1.3), 0.1
 
 
 def _of_limit(run: Ended) -> Rows:
-    """The sharpness over its limit at each step at which it was measured, and the loss there."""
+    """Return the sharpness over its limit at each step at which it was measured, and the loss there."""
     history = run.end.history
     ratios = [column_of(run.end, value) / column_of(run.end, limit) for value, limit in MEASURES.items()]
     table = pd.DataFrame({"step": history["step"], "loss": history["loss"], "ratio": np.fmax.reduce(ratios)})
@@ -262,12 +260,12 @@ def _of_limit(run: Ended) -> Rows:
 
 
 def _settled(rows: Rows) -> Rows:
-    """The second half of the steps up to which a run had not learned its data by heart."""
+    """Return the second half of the steps up to which a run had not learned its data by heart."""
     return late(rows[rows["loss"] > LEARNED], "rule", "optimizer", "seed")
 
 
 def _judge_geometries(rows: Rows) -> list[Effect]:
-    """The median of each run, by rule and optimizer."""
+    """Judge the median of each run, by rule and optimizer."""
     effects = []
     for (rule, optimizer), group in _settled(rows).groupby(["rule", "optimizer"], sort=False):
         values = tuple(group.groupby("seed")["ratio"].median().tolist())
@@ -277,7 +275,7 @@ def _judge_geometries(rows: Rows) -> list[Effect]:
 
 @figure("edge-geometries", _judge_geometries)
 def _geometries(context: Context) -> Drawing:
-    """A panel for each optimizer: seeds as thin lines, their median as a thick one, by rule."""
+    """Draw a panel for each optimizer: seeds as thin lines, their median as a thick one, by rule."""
     rows = context.table(_of_limit)
     optimizers, rules = settings(rows, "optimizer"), settings(rows, "rule")
     picture, axes = panels(2, len(optimizers) // 2, 3.0, 2.5, sharex=True, sharey=True)
@@ -310,13 +308,13 @@ _RUN = "batch", "setting", "seed"
 
 
 def _measured(run: Ended) -> Rows:
-    """A row for each step at which instruments measured; a record has no empty columns."""
+    """Return a row for each step at which instruments measured; a record has no empty columns."""
     table = pd.DataFrame({column: column_of(run.end, column) for column in ("step", *COLUMNS)})
     return table[np.isfinite(run.end.history["lambda_max"])].astype({"step": int})
 
 
 def _ends(rows: Rows) -> Rows:
-    """Medians over the second half of all seeds, by batch and setting; the noise scale is that of means."""
+    """Return medians over the second half of all seeds, by batch and setting; ratios are of means."""
     groups = late(rows, *_RUN).groupby(["batch", "setting"], sort=False)
     ends = groups[COLUMNS].median()
     ends["noise_scale"] = _ratio(groups[["noise_trace", "noise_norm2"]].mean())
@@ -324,12 +322,12 @@ def _ends(rows: Rows) -> Rows:
 
 
 def _ratio(means: Rows) -> Any:
-    """The tr Σ/‖g‖² of the means of both; NaN if ‖g‖² ≤ 0."""
+    """Return the tr Σ/‖g‖² of the means of both; NaN if ‖g‖² ≤ 0."""
     return means["noise_trace"] / means["noise_norm2"].where(means["noise_norm2"] > 0)
 
 
 def _judge(rows: Rows) -> list[Effect]:
-    """At the smallest batch, by how much batch sharpness is nearer to the limit than λ_max, by setting."""
+    """Judge how much nearer to the limit batch sharpness is than λ_max, at the smallest batch."""
     effects, half = [], late(rows, *_RUN)
     what = "how much nearer batch sharpness is to the limit than λ_max (logarithm of the ratio)"
     columns, low = ["lr_lambda_max", "lr_batch_sharpness", "lr_lambda_limit"], rows["batch"].min()
@@ -355,7 +353,7 @@ def _instruments(context: Context) -> Drawing:
 
 
 def _picture(rows: Rows, ends: Rows, which: str) -> Any:
-    """A row of panels for each quantity, a column for each batch, a line for each setting."""
+    """Return a row of panels for each quantity, a column for each batch, a line for each setting."""
     batches, rows_of_panels = settings(rows, "batch"), LAYOUT[which]
     picture, axes = panels(len(rows_of_panels), len(batches), 3.9, 2.6, sharey="row")
     for ax, ((column, label, scale), batch) in zip(
@@ -389,7 +387,7 @@ def _picture(rows: Rows, ends: Rows, which: str) -> Any:
 
 
 def _curve(rows: Rows, column: str) -> Any:
-    """The median over seeds by step; of the noise scale the ratio of means over seeds and WINDOWS."""
+    """Return the median over seeds by step; of the noise scale the ratio of means over seeds and WINDOWS."""
     by_step = rows.groupby("step")
     if column == "noise_scale":
         parts = by_step[["noise_trace", "noise_norm2"]]
@@ -404,7 +402,7 @@ def _curve(rows: Rows, column: str) -> Any:
 
 
 def _draw(ax: Any, rows: Rows, column: str, offset: float = 1.0, **look: Any) -> None:
-    """The median over seeds and its range by rate, all rates times ``offset``."""
+    """Draw the median over seeds and its range by rate, all rates times ``offset``."""
     by = rows.groupby("lr")[column].agg(["median", "min", "max"]).dropna()
     reach = [by["median"] - by["min"], by["max"] - by["median"]]
     ax.errorbar(by.index * offset, by["median"], reach, capsize=3, **look)
@@ -417,12 +415,12 @@ LOOKS = {"SSGD": color_of("ssgd"), **dict(zip(DPSGD, shades(color_of("dpsgd"), 3
 
 
 def _bound(rows: Rows) -> float:
-    """The test error in % below which a run converged (our choice: halfway from the best to a guess)."""
+    """Return the test error (%) of a converged run: below halfway from the best to a guess (our choice)."""
     return (float(rows[ERROR].min()) + float(rows["chance_percent"].iloc[0])) / 2
 
 
 def largest_rates(rows: Rows) -> dict[str, Numbers]:
-    """The largest rate up to which a seed converges, by algorithm and seed, of one task.
+    """Return the largest rate up to which a seed converges, by algorithm and seed, of one task.
 
     In doublings; one below the smallest rate where no rate converges. Rates below the first one that
     converges are too low for the number of steps, and say nothing about the largest.
@@ -441,7 +439,7 @@ def largest_rates(rows: Rows) -> dict[str, Numbers]:
 
 
 def _judge_rates(rows: Rows) -> list[Effect]:
-    """The doublings of the rate by which each form of DPSGD converges beyond SSGD, by task."""
+    """Judge by how many doublings of the rate DPSGD converges beyond SSGD, by task and form."""
     effects, what = [], "doublings of the rate"
     for task, of_task in rows.groupby("task", sort=False):
         edges = largest_rates(of_task)
@@ -453,7 +451,7 @@ def _judge_rates(rows: Rows) -> list[Effect]:
 
 @figure("lr-divergence", _judge_rates)
 def _rates(context: Context) -> Drawing:
-    """Median and range by rate: of each task's test error with its bound, and of ηλ_max with its limits."""
+    """Draw median and range by rate: each task's test error with its bound, and ηλ_max with its limits."""
 
     def measure(run: Ended) -> dict[str, Any]:
         end, guess = run.end, 100 * (1 - 1 / classes(run.end))
@@ -504,7 +502,7 @@ SETTINGS = {"SSGD": "o", "ring(2) AWC": "s"}
 
 
 def _best(rows: Rows, kind: str) -> list[Numbers]:
-    """The test errors by seed at the rate with the lowest median, of each setting."""
+    """Return the test errors by seed at the rate with the lowest median, of each setting."""
     errors = []
     for name in SETTINGS:
         chosen = select(rows, optimizer=kind, setting=name)
@@ -513,7 +511,7 @@ def _best(rows: Rows, kind: str) -> list[Numbers]:
 
 
 def _judge_lamb(rows: Rows) -> list[Effect]:
-    """The part of DPSGD's advantage with SGD that LAMB takes away, by seed at each one's best rate."""
+    """Judge the share of DPSGD's advantage with SGD that LAMB removes, by seed at the best rates."""
     sgd, lamb = (a.sub(b).dropna() for a, b in (_best(rows, kind) for kind in ("SGD", "LAMB")))
     plain = Effect("with SGD", "test error of SSGD less DPSGD (points)", tuple(sgd))
     none = "" if plain.holds else "with SGD there is no advantage that could vanish"

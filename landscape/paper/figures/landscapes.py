@@ -39,7 +39,7 @@ ERROR, RISE, EARLY = "test_error_percent", "median_rise_nat", "alpha_e_first_100
 
 
 def median_rise(surface: Surface) -> float:
-    """The median rise of the loss over a surface above its center (nat)."""
+    """Return the median rise of the loss over a surface above its center (nat)."""
     return float(np.nanmedian(surface.loss) - surface.loss[len(surface.y) // 2, len(surface.x) // 2])
 
 
@@ -141,7 +141,7 @@ _MEASURES: dict[str, dict[str, Any]] = {
 
 
 def _judge_flatness(rows: Rows) -> list[Effect]:
-    """The two rises by directions and point, those at the end first."""
+    """Judge the two rises by directions and point, those at the end first."""
     what, pair = "rise of the loss around SSGD / DPSGD", ("SSGD", "DPSGD")
     every = sorted(
         settings(rows, "directions", "point"),
@@ -155,7 +155,7 @@ def _judge_flatness(rows: Rows) -> list[Effect]:
 
 @figure("flatness", _judge_flatness)
 def _flatness(context: Context) -> Drawing:
-    """The rise of the loss along random directions, as they are and filter-normalized, and from
+    """Draw the rise of the loss along random directions, as they are and filter-normalized, and from
     checkpoints of equal training loss."""
     losses = {(r.values["_rule"], r.end.seed): last(r.end, "train_loss") for r in context.ended()}
 
@@ -197,7 +197,7 @@ def _judge_planes(rows: Rows) -> list[Effect]:
 
 @figure("learners-plane", _judge_planes)
 def _planes(context: Context) -> Drawing:
-    """The loss in the plane nearest to DPSGD's learners, early and in the middle.
+    """Draw the loss in the plane nearest to DPSGD's learners, early and in the middle.
 
     At the end they are so near to one another that the loss has one color in the scale of the others.
     """
@@ -251,7 +251,7 @@ _PLACE = ["model", "algorithm", "seed"]
 
 
 def _effects(rows: Rows, what: str, value: str, count: str = "") -> list[Effect]:
-    """SSGD's median over a grid against that of each form of DPSGD, by network, of runs that trained.
+    """Return SSGD's median over a grid against that of each form of DPSGD, by network, of runs that trained.
 
     ``count``: a column that says which points count; a run counts if half of its points do.
     """
@@ -275,7 +275,7 @@ def _grids(
     what: str,
     count: str = "",
 ) -> Drawing:
-    """The grids of seed 0, a row for each network; and of each run the median ``value`` over its points.
+    """Draw the grids of seed 0, a row for each network; and of each run the median ``value`` over its points.
 
     Args:
         make: takes a run and a label, and gives its grid.
@@ -331,7 +331,7 @@ def _fig3(context: Context) -> Drawing:
 
 
 def _judge_4(rows: Rows) -> list[Effect]:
-    """A point counts where both of its eigenvalues converged."""
+    """Judge the ratios at the points where both eigenvalues converged."""
     return _effects(rows, "median |λ_min|/|λ_max|, SSGD / DPSGD", "ratio", "converged")
 
 

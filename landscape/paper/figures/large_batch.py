@@ -55,7 +55,7 @@ _LOST = {"test_accuracy": 10.0, "test_loss": float(np.log(100))}
 
 
 def used(label: str, batch: int) -> str:
-    """``label`` with the batch of the run where that is not the paper's.
+    """Return ``label`` with the batch of the run where that is not the paper's.
 
     Example:
         >>> used("SSGD, batch 8192", 512), used("SSGD, batch 512", 512), used("SSGD, lr 0.8", 512)
@@ -67,7 +67,7 @@ def used(label: str, batch: int) -> str:
 
 
 def classes(run: Checkpoint) -> int:
-    """The number of classes that the run's network tells apart."""
+    """Return the number of classes that the run's network tells apart."""
     options = run.model["options"]
     return int(options.get("classes") or options["widths"][-1])
 
@@ -84,7 +84,7 @@ def score(run: Checkpoint, quantity: str) -> float:
 
 
 def curve(run: Ended, quantity: str, column: str = "") -> Rows:
-    """The ``quantity`` of a run by epoch where it was evaluated, as ``column``; accuracy in %."""
+    """Return the ``quantity`` of a run by epoch where it was evaluated, as ``column``; accuracy in %."""
     end = run.end
     values = end.history[quantity] * (100 if quantity == "test_accuracy" else 1)
     epochs = end.history["step"] * end.epoch / max(1, end.step)
@@ -101,13 +101,13 @@ def draw_curves(ax: Any, rows: Rows, column: str, label: str | None = None, **lo
 
 
 def ends(rows: Rows, value: str, quantity: str, **where: Any) -> Numbers:
-    """The last ``value`` of each seed, of ``quantity``; of a run that diverged what stands for it."""
+    """Return the last ``value`` of each seed, of ``quantity``; of a run that diverged what stands for it."""
     rows = rows.assign(**{value: rows[value].mask(rows["diverged"].astype(bool), _LOST[quantity])})
     return by_seed(rows, value, **where)
 
 
 def gain(where: str, quantity: str, better: Numbers, worse: Numbers, smallest: float = 0.0) -> Effect:
-    """The gain of the first over the second, by seed: accuracy in points or loss in nats."""
+    """Return the gain of the first over the second, by seed: accuracy in points or loss in nats."""
     pair = (better, worse) if quantity == "test_accuracy" else (worse, better)
     effect = effect_of(where, GAIN[quantity], *pair, claimed=(smallest, math.inf))
     return replace(effect, margin=MARGIN[quantity])
@@ -120,7 +120,7 @@ _LINES = {"SSGD": "-", "SSGD*": "--", "DPSGD": "-."}
 
 
 def _judge_1(rows: Rows) -> list[Effect]:
-    """DPSGD against both others."""
+    """Judge DPSGD against both others."""
     names = {"lstm": "LSTM", "efficientnet-b0": "EfficientNet-B0", "senet-18": "SENet-18"}
     effects = []
     for (model, quantity), baseline in itertools.product(_QUANTITIES.items(), ("SSGD", "SSGD*")):
@@ -156,7 +156,7 @@ def _network(context: Context, model: str) -> str:
 
 
 def _batch(context: Context, **values: Any) -> str:
-    """The batch of the runs with these values, and the paper's where it is another one."""
+    """Return the batch of the runs with these values, and the paper's where it is another one."""
     cell = next(c for c in context.cells if values.items() <= c.values.items())
     return used(f"batch {cell.values['_printed']}", cell.recipe.batch)
 
@@ -165,7 +165,7 @@ def _batch(context: Context, **values: Any) -> str:
 
 
 def _judge_progress(rows: Rows) -> list[Effect]:
-    """DPSGD against SSGD at each network's largest batch."""
+    """Judge DPSGD against SSGD at each network's largest batch."""
     quantity = "test_loss" if "test_loss" in rows else "test_accuracy"
     effects = []
     for model, batch in rows.groupby("model", sort=False)["batch"].max().items():
@@ -210,7 +210,7 @@ figure("fig7", _judge_progress)(lambda context: _progress(context, "test_loss"))
 
 
 def _judge_sizes(rows: Rows) -> list[Effect]:
-    """Exact: no seed enters. The paper prints two digits."""
+    """Judge the sizes, which are exact: no seed enters. The paper prints two digits."""
     differences, near = tuple((rows["ours"] - rows["paper"]).tolist()), (-0.0151, 0.0151)
     return [Effect(f"{len(rows)} networks", "size less the paper's (MiB)", differences, near, exact=True)]
 
@@ -235,7 +235,7 @@ def _table1(context: Context) -> Drawing:
 
 
 def judge_batches(rows: Rows) -> list[Effect]:
-    """Batch 1024 against each larger one, at the same rate."""
+    """Judge batch 1024 against each larger one, at the same rate."""
     rows, what = rows[rows["seed"].notna()], "test accuracy (points)"
     effects = []
     for network, batch in itertools.product(settings(rows, "network"), (2048, 4096, 8192)):
@@ -245,7 +245,7 @@ def judge_batches(rows: Rows) -> list[Effect]:
 
 
 def judge_pairs(rows: Rows, quantity: str, small: str = "") -> list[Effect]:
-    """Every form of DPSGD against SSGD: better; at the settings that begin with ``small``, as good."""
+    """Judge whether DPSGD is better than SSGD or, at settings that begin with ``small``, as good."""
     effects, rows = [], rows[rows["seed"].notna()]
     forms = [a for a in settings(rows, "algorithm") if a.startswith("DPSGD")]
     for (network, at), form in itertools.product(settings(rows, "network", "at"), forms):
@@ -257,7 +257,7 @@ def judge_pairs(rows: Rows, quantity: str, small: str = "") -> list[Effect]:
 
 
 def value_text(mean: float, spread: float = float("nan")) -> str:
-    """ "36.90 ± 1.10", or "diverged" for what is not finite."""
+    """Return "36.90 ± 1.10", or "diverged" for what is not finite."""
     if not np.isfinite(mean):
         return "diverged"
     return f"{mean:.2f}" if np.isnan(spread) else f"{mean:.2f} ± {spread:.2f}"

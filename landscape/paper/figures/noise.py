@@ -39,13 +39,13 @@ _FACTOR = 1.5
 
 
 def _of_definition(rows: Rows) -> Rows:
-    """The four numbers by seed and step, divided by the definition."""
+    """Return the four numbers by seed and step, divided by the definition."""
     by = rows.pivot(index=["seed", "step"], columns="estimate", values="value")
     return by.div(by["direct"].where(by["direct"] != 0), axis=0)
 
 
 def _judge_eq4(rows: Rows) -> list[Effect]:
-    """The median over the checkpoints of a run."""
+    """Judge the median over the checkpoints of a run."""
     ratios = _of_definition(rows)["eq4"].groupby("seed", sort=False)
     ratios = ratios.agg(lambda values: np.median(values))  # NaN where one is
     what = "α² tr(HCH) / definition, median over checkpoints"
@@ -62,7 +62,7 @@ def _eq4(context: Context) -> Drawing:
         return noise(problem, run.weights, run.lr, run.local_batch, draws=draws, label=step)
 
     def measure(run: Ended) -> list[dict[str, Any]]:
-        """The four numbers at every checkpoint of a run, form by form."""
+        """Return the four numbers at every checkpoint of a run, form by form."""
         settings = {"draws": draws, "along": True}
         estimates = context.cached(
             Noise, run.points, settings, lambda: [estimate(context, point) for point in run.points], (noise,)
@@ -101,7 +101,7 @@ _TERMS = {
 
 
 def _judge_split(rows: Rows) -> list[Effect]:
-    """The mean over the steps of a run; below 5% counts as none (our choice)."""
+    """Judge the mean over the steps of a run; below 5% counts as none (our choice)."""
     means = select(rows, step="mean", term="delta_cross")
     what, claimed = "cross term / Δ_DP, mean over the steps", (-0.05, 0.05)
     return [
@@ -112,7 +112,7 @@ def _judge_split(rows: Rows) -> list[Effect]:
 
 @figure("noise-split", _judge_split)
 def _split(context: Context) -> Drawing:
-    """Δ_DP = Δ_S + α²‖P⊥δ‖² + cross, over training; the median over seeds, and the cross term's mean."""
+    """Draw Δ_DP = Δ_S + α²‖P⊥δ‖² + cross, over training; the median over seeds, and the cross term's mean."""
     tables, compared = [], list[Compared]()
     picture, axes = panels(1, 2, 5.0, 3.7)
     for ax, part in zip(axes, "ab", strict=True):
@@ -159,7 +159,7 @@ def _smoothed(context: Context, point: Point) -> Smoothing:
 
 
 def _judge_smoothing(rows: Rows) -> list[Effect]:
-    """DPSGD's checkpoints, the first and the last of each seed."""
+    """Judge DPSGD's checkpoints, the first and the last of each seed."""
     seeds = rows["checkpoint"].astype(str).str.extract(r"^dpsgd, seed (\d+), step ", expand=False)
     runs, below = rows.groupby(seeds, sort=False), (-np.inf, 1.0)
     effects = []
@@ -218,7 +218,7 @@ MULOCO, DILOCO = "MuLoCo", "DiLoCo, AdamW"
 
 
 def _sent(run: Ended) -> Array:
-    """The bytes that a learner sends in each step."""
+    """Return the bytes that a learner sends in each step."""
     sent = run.end.history["comm_bytes"]
     sent = sent[np.isfinite(sent)]
     assert len(sent) == run.end.step  # a record has all of up to record.POINTS steps
@@ -226,7 +226,7 @@ def _sent(run: Ended) -> Array:
 
 
 def _derived(run: Ended) -> dict[str, Array]:
-    """The columns of the history with those that follow from them; NaN where a column is not there."""
+    """Return the columns of the history with those that follow from them; NaN where a column is not there."""
     h = {name: column_of(run.end, name) for name in LAYOUT["columns"]}
     with np.errstate(divide="ignore", invalid="ignore"):  # a rate of zero; an estimate of ‖g‖² below zero
         return h | {
@@ -238,7 +238,7 @@ def _derived(run: Ended) -> dict[str, Array]:
 
 
 def _measured(run: Ended, until: int) -> dict[str, Any]:
-    """The numbers of a run up to the step ``until``; NaN where its rule or its optimizer has none.
+    """Return the numbers of a run up to the step ``until``; NaN where its rule or its optimizer has none.
 
     Means and medians are over the second half of the steps, the others the last values. Ratios are medians:
     a denominator such as the rate of a schedule or an estimate of ‖g‖² may be near zero.
@@ -267,7 +267,7 @@ def _measured(run: Ended, until: int) -> dict[str, Any]:
 
 
 def _judge_rules(rows: Rows) -> list[Effect]:
-    """At equal bytes local SGD against SSGD; MuLoCo's way against DiLoCo's; what skewed data cost D²."""
+    """Judge local SGD against SSGD at equal bytes, MuLoCo against DiLoCo, and what skewed data cost D²."""
     effects = []
     for network, split in settings(rows, "network", "split"):
         where_rows: dict[str, Any] = {"network": network, "split": split}
@@ -290,7 +290,7 @@ def _judge_rules(rows: Rows) -> list[Effect]:
 
 @figure("rules", _judge_rules)
 def _rules(context: Context) -> Drawing:
-    """A row of points for each rule, a panel for each number, two pictures for each network.
+    """Draw a row of points for each rule, a panel for each number, two pictures for each network.
 
     The second one has SSGD, and the rules whose learners are apart for several steps. The very first one has
     the finding as its title, and so those of these rules that the claims name, too.
@@ -320,20 +320,20 @@ def _rules(context: Context) -> Drawing:
 
 
 def _interval(values: Any) -> tuple[float, float, float]:
-    """(mean, low, high) over the seeds, with NaN where a seed has no number, or there is one seed only."""
+    """Return (mean, low, high) over the seeds; NaN if a seed has no number, or there is only one seed."""
     estimate = Estimate.of(values.to_numpy(float))
     return estimate.value, *estimate.interval(CONFIDENCE)
 
 
 def _text(values: Any, form: str) -> str:
-    """The mean over the seeds ± half of the interval, or "–" where it is no number."""
+    """Return the mean over the seeds ± half of the interval, or "–" where it is no number."""
     mean, low, _ = _interval(values)
     spread = f" ± {float(f'{mean - low:.1g}'):g}" if mean - low > 1e-9 * abs(mean) else ""  # not its rounding
     return f"{mean:{form}}{spread}" if np.isfinite(mean) else "–"
 
 
 def _compared(rows: Rows) -> list[Compared]:
-    """A line for each network, split and rule: its numbers."""
+    """Return a line for each network, split and rule: its numbers."""
     lines = []
     for key, group in rows.groupby(PLACE, sort=False):
         texts = [f"{label} {_text(select(group, at=at)[c], form)}" for label, c, form, at in LAYOUT["table"]]
@@ -342,7 +342,7 @@ def _compared(rows: Rows) -> list[Compared]:
 
 
 def _picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
-    """The numbers of LAYOUT against the rules: filled for iid data, hollow for skewed."""
+    """Return the numbers of LAYOUT against the rules: filled for iid data, hollow for skewed."""
     rules = settings(rows, "rule")
     chosen = [panel for panel in LAYOUT["panels"] if rows[panel[0]].notna().any()]
     picture, axes = panels(1, len(chosen), 1.9, 0.27 * len(rules) + 1.3, sharey=True)
@@ -357,11 +357,8 @@ def _picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
             points(
                 ax, mean, row + (0.17 if split == SKEWED else -0.17), None, color, xerr=half_widths, **look
             )
-        lowest, highest = ax.dataLim.intervalx
-        if (
-            scale == "log" and highest > 2 * lowest
-        ):  # within less, few ticks of a logarithmic axis have a number
-            log_axis(ax.xaxis)
+        if scale == "log":
+            log_axis(ax.xaxis, 2)
         elif scale == "symlog":
             ax.set_xscale("symlog", linthresh=1)
             ax.xaxis.set_major_formatter("{x:g}")  # powers of ten take more room than there is
@@ -381,7 +378,7 @@ COLUMNS = 5  # of panels in a row
 
 
 def _along(run: Ended) -> Rows:
-    """A row for each measurement at which the learners' weights differ."""
+    """Return a row for each measurement at which the learners' weights differ."""
     h = _derived(run)
     at = np.isfinite(h["spread_share"]) & np.isfinite(h["noise_share"])
     h = {name: column[at] for name, column in h.items()}
@@ -395,7 +392,7 @@ def _along(run: Ended) -> Rows:
 
 
 def _judge_disagreement(rows: Rows) -> list[Effect]:
-    """Each rule's share of the spread against that of the noise, and adaptive consensus against DPSGD."""
+    """Judge each rule's share of the spread against that of the noise, and adaptive consensus."""
     effects = []
     for key, group in rows.groupby(PLACE, sort=False):
         means = late(group).groupby("seed")[["spread_share", "noise_share"]].mean()
@@ -412,7 +409,7 @@ def _judge_disagreement(rows: Rows) -> list[Effect]:
 
 @figure("disagreement", _judge_disagreement)
 def _disagreement(context: Context) -> Drawing:
-    """A panel for each rule whose learners differ: the shares along training, a picture for each network."""
+    """Draw the shares along training: a picture for each network, a panel for each rule."""
     rows = context.table(_along)
     pictures: dict[str, Any] = {}
     for network, group in rows.groupby("network", sort=False):
@@ -430,7 +427,7 @@ def _disagreement(context: Context) -> Drawing:
 
 
 def _shares_picture(rows: Rows, network: str) -> Any:
-    """The median over seeds of the spread's share, solid, and the noise's, dashed, by rule and split."""
+    """Draw the medians over seeds of the spread's share (solid) and the noise's (dashed), by rule."""
     rules = settings(rows, "rule")
     picture, axes = wrapped_panels(len(rules), 2.5, 1.9, columns=COLUMNS, sharex=True, sharey=True)
     looks = {IID: CYCLE[4], SKEWED: CYCLE[0]}

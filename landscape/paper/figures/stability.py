@@ -101,7 +101,7 @@ class Escape(Result, schema="landscape.escape"):
 
 
 def median_rank(samples: int) -> int:
-    """The rank of the ends of a confidence interval for the median of independent ``samples``, from 6 on.
+    """Return the rank of the ends of a confidence interval for the median of 6 or more ``samples``.
 
     The largest r, counted from 0, for which the interval from the r-th smallest to the r-th largest sample
     contains the median with probability LEVEL or more.
@@ -116,7 +116,7 @@ class _Escaped(Exception):
 
 
 def escape_time(settings: Sequence[str]) -> float:
-    """The first step after which L(w_a) ≤ SHARE of the saddle's depth; inf if none is.
+    """Return the first step after which L(w_a) ≤ SHARE of the saddle's depth; inf if none is.
 
     ``settings`` of the recipe as :func:`landscape.training.recipes.recipe.read` takes them.
     """
@@ -137,7 +137,7 @@ def escape_time(settings: Sequence[str]) -> float:
 
 @numerics(1)
 def saddles(seeds: Sequence[int], **varied: Sequence[float]) -> list[Escape]:
-    """Steps until SSGD, SSGD* and DPSGD leave a saddle, a result for each quantity of VARY that is varied.
+    """Simulate the steps until SSGD, SSGD* and DPSGD leave a saddle, for each quantity of VARY.
 
     One varies at a time; the others are as in the recipe saddle-dpsgd. The problem is ours: DPSGD-2020
     describes its problem in an appendix that is not available. The seeds, at least six, are the same for all,
@@ -271,13 +271,13 @@ class Start:
 
 
 def objective(problem: Problem, weights: Tensor, weight_decay: float) -> tuple[float, Tensor]:
-    """(L + ½ ``weight_decay`` ‖w‖², its gradient (P,)) at ``weights`` (P,), over all samples."""
+    """Return (L + ½ ``weight_decay`` ‖w‖², its gradient (P,)) at ``weights`` (P,), over all samples."""
     loss, gradient = problem.loss_and_gradient(weights)
     return loss + 0.5 * weight_decay * float(weights @ weights), gradient + weight_decay * weights
 
 
 def length(delay: int, momentum: float, shifted: float) -> int:
-    """Steps in which what grows at EXCESS above the limit grows by e^GROWTH, by the largest root there."""
+    """Return the number of steps in which an oscillation grows by e^GROWTH at EXCESS above the limit."""
     m, form = (shifted, "shifted") if shifted else (momentum, "ordinary")
     p0, p1 = polynomials(delay, m, form)
     root = np.abs(np.roots(p0 + (1 + EXCESS) * max_stable_step(delay, m, form) * p1)).max()
@@ -285,7 +285,7 @@ def length(delay: int, momentum: float, shifted: float) -> int:
 
 
 def stays_from(start: Start, steps: int, delay: int, momentum: float, shifted: float, lr: float) -> bool:
-    """Steps of the rule async-sgd, its optimizer and the gradient of all samples, called as the loop does.
+    """Run async-sgd with the gradient of all samples from a minimum, as the training loop does.
 
     Args:
         start: the first weights and the ceiling.
@@ -315,7 +315,7 @@ def stays_from(start: Start, steps: int, delay: int, momentum: float, shifted: f
 
 
 def search(stays_at: Callable[[float], bool], predicted: float, rate_tol: float) -> tuple[float, float]:
-    """A rate at which training stays, and one at most 1 + ``rate_tol`` times it at which it leaves.
+    """Return a rate at which training stays, and one at most 1 + ``rate_tol`` times it at which it leaves.
 
     By bisection of the logarithm. ``stays_at`` says whether training stays at a rate.
     """
@@ -351,7 +351,7 @@ FORMS: dict[tuple[float, Any], str] = {
 
 
 def _judge_boundary(rows: Rows) -> list[Effect]:
-    """Exact: no seed enters."""
+    """Judge the boundary, which is exact: no seed enters."""
     effects, limits = [], {}
     for m, form in FORMS:
         chosen = select(rows, momentum=m, form=form)
@@ -403,7 +403,7 @@ def _judge_minima(rows: Rows) -> list[Effect]:
 
 
 def _draw_minimum(r: Minima) -> Figure:
-    """Learning rate against delay: lines are predicted, markers are measured.
+    """Draw learning rate against delay: lines are predicted, markers are measured.
 
     The bar of a marker reaches from the largest rate at which training stayed at the minimum to the smallest
     at which it left.
@@ -423,7 +423,7 @@ def _draw_minimum(r: Minima) -> Figure:
 
 @figure("delay-minima", _judge_minima)
 def _delay_minima(context: Context) -> Drawing:
-    """Full-batch training with delay, close to a trained minimum: the largest rate that stays there."""
+    """Draw Full-batch training with delay, close to a trained minimum: the largest rate that stays there."""
     results, sizes = list[Minima](), dict(context.sizes)
 
     def measure(run: Ended) -> Rows:
@@ -455,7 +455,7 @@ def _delay_minima(context: Context) -> Drawing:
 
 
 def _judge_saddles(rows: Rows) -> list[Effect]:
-    """An effect for each setting; of a run that does not leave, all of its steps count."""
+    """Judge each setting; a run that does not leave counts with all of its steps."""
     what = "steps of SSGD / of DPSGD"
     how: dict[str, Any] = {"algorithm": ("ssgd", "dpsgd"), "times": True}
     effects = [
@@ -466,7 +466,7 @@ def _judge_saddles(rows: Rows) -> list[Effect]:
 
 
 def _draw_escapes(results: Sequence[Escape]) -> Figure:
-    """Median escape time, with its 95% confidence band, against the quantity that is varied.
+    """Draw median escape time, with its 95% confidence band, against the quantity that is varied.
 
     There is a panel for each. The upper edge is the last step: lines and bands there stand for runs that had
     not escaped by then.

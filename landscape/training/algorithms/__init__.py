@@ -37,8 +37,8 @@ class Rule(ABC):
         class MyRule(Rule): ...
     """
 
-    #: Its name and its color in all pictures: by default the name in recipes, and gray. They are not
-    #: inherited.
+    #: The rule's name and color in all pictures; default: the name in recipes, and gray. Subclasses do not
+    #: inherit them.
     label: ClassVar[str] = ""
     color: ClassVar[str] = ""
     #: The history's columns that this rule adds to those of the loop: name -> unit.
@@ -55,8 +55,8 @@ class Rule(ABC):
     at_mean = False
     #: Whether gradients come from processes at their own pace (``landscape.training.run.loop``).
     measured = False
-    #: Whether :meth:`finish` uses lr as the factor of the directions only, so that a displacement with lr = 1
-    #: gives the same weights. A rule that does not say so is given the learning rate of the step.
+    #: Whether :meth:`finish` uses lr only as the factor of the directions, so that a displacement with lr = 1
+    #: leads to the same weights. If not, :meth:`finish` is called with the learning rate of the step.
     lr_is_factor = False
     #: η_0, the rate after the warm-up; the recipe sets it.
     peak_lr = 0.0
@@ -106,7 +106,7 @@ class Rule(ABC):
         """
 
     def gradient_points(self, weights: Tensor) -> Tensor:
-        """The points at which the learners' gradients are taken: by default each learner's own weights.
+        """Return the points at which gradients are computed: by default each learner's own weights.
 
         Args:
             weights: those at the step's start (n, P).
@@ -131,7 +131,7 @@ class Rule(ABC):
         """
 
     def finish_moved(self, weights: Tensor, points: Tensor, moved: Tensor, lr: float, step: int) -> Tensor:
-        """:meth:`finish` for a step that an optimizer of the user's own has made.
+        """Return the result of :meth:`finish` for a step that the user's own optimizer has made.
 
         Args:
             weights: those at the step's start (n, P).
@@ -144,12 +144,12 @@ class Rule(ABC):
             The new weights (n, P): :meth:`finish` with the directions (points − moved)/lr.
         """
         directions = torch.sub(points, moved, out=moved)
-        if lr != 1:  # with a rate of 0 the step is none, whatever its direction
+        if lr != 1:  # a rate of 0 makes no step
             directions = directions.div_(lr) if lr else directions.zero_()
         return self.finish(weights, directions, lr, step)
 
     def update_optimizer_state(self, optimizer: OptimizerMemory, step: int) -> None:  # noqa: B027 - few rules change it
-        """Change ``optimizer.state`` for the next step; by default it stays as it is.
+        """Change ``optimizer.state`` for the next step; by default it does not change.
 
         Args:
             optimizer: that of the run, after its directions of this step.
@@ -165,7 +165,7 @@ class Rule(ABC):
         return True
 
     def record(self, step: int) -> dict[str, float]:
-        """The values of this rule's ``columns``, after :meth:`finish`.
+        """Return the values of this rule's ``columns``, after :meth:`finish`.
 
         Args:
             step: counted from 1.
@@ -177,7 +177,7 @@ class Rule(ABC):
 
     @abstractmethod
     def communication_cost(self, step: int) -> tuple[float, int]:
-        """The communication of a step, with each learner on a separate machine, however they are spread here.
+        """Return the communication of a step as if each learner were on a machine of its own.
 
         Args:
             step: counted from 1.
@@ -207,7 +207,7 @@ class Rule(ABC):
         return len(means)
 
     def generator(self, purpose: str, step: int = 0, *learner: int) -> torch.Generator:
-        """A generator for random draws, from this rule's seed.
+        """Return a generator for random draws, from this rule's seed.
 
         Args:
             purpose: one of ``purposes``.
@@ -230,7 +230,7 @@ class Rule(ABC):
         return 2 * (self.learners - 1) / self.learners
 
     def _new_weights(self, weights: Tensor) -> Tensor:
-        """Memory for the new weights: that of the weights before ``weights``, which are not used any more.
+        """Return memory for the new weights, that of the unused weights before ``weights``.
 
         Fresh memory for a large network costs as much as the arithmetic that fills it.
         """
@@ -239,7 +239,7 @@ class Rule(ABC):
         return self._memory[self._memory[0].data_ptr() == weights.data_ptr()]
 
     def describe(self, momentum: float | None = 0.0, form: str = "ordinary") -> str:
-        """A line for the user at the start of a run: its mixing, if it has one, and the stability limit.
+        """Return a line for the user at the start of a run: the mixing, if any, and the stability limit.
 
         Args:
             momentum: the optimizer's; None: the limit with this optimizer is not known.

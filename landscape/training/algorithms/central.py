@@ -25,8 +25,8 @@ Buffers = Literal["keep", "reset", "average"]
 class LocalSGD(Rule):
     """w_j ← w_j − α u_j at every step, and w_j ← w_a after every ``period`` H of them (LocalSGD-2021).
 
-    H = 1 is synchronous SGD. torch's PeriodicModelAverager averages first after *one* local step: its
-    warmup_steps = start + H − 1 gives the steps of this rule.
+    H = 1 is synchronous SGD. torch's PeriodicModelAverager averages first after *one* local step: with
+    warmup_steps = start + H − 1 it makes the steps of this rule.
 
     Args:
         period: H, the number of local steps between averages of all learners. Unit: steps.
@@ -59,17 +59,10 @@ class LocalSGD(Rule):
     outer_lr, outer_momentum = 1.0, 0.0
 
     def __init__(
-        self,
-        learners: int,
-        seed: int,
-        period: Count,
-        start: Natural = 0,
-        nodes: Count = 1,
-        node_period: Natural = 0,
-        mixing: str = "none",
-        order: Literal["awc", "atc"] = "awc",
+        self, learners: int, seed: int, period: Count, start: Natural = 0, nodes: Count = 1,
+        node_period: Natural = 0, mixing: str = "none", order: Literal["awc", "atc"] = "awc",
         buffers: Buffers = "keep",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(learners, seed)
         if nodes > 1 and mixing != "none":
             raise InputError("algorithm.nodes, algorithm.mixing: only one of the two is allowed")
@@ -103,9 +96,7 @@ class LocalSGD(Rule):
         return new
 
     def _outer(self, mean: Tensor, lr: float, step: int) -> Tensor:
-        """The weights (P,) from which all learners continue, given their mean after a synchronous step or a
-        period.
-        """
+        """Return the weights (P,) from which all continue, given the mean after a period or a first step."""
         return mean
 
     def update_optimizer_state(self, optimizer: OptimizerMemory, step: int) -> None:
@@ -175,8 +166,8 @@ class OuterStep(LocalSGD):
 class SlowMo(OuterStep):
     """SlowMo: after ``period`` steps average to x̄, then u ← βu + (x_old − x̄)/γ, x_old ← x_old − a γ u.
 
-    γ is the learning rate of the period's last step (Wang et al. 2020, Algorithm 1; LocalSGD-2021). a = 1 and
-    β = 0 is local SGD, whose options it has.
+    γ is the learning rate of the period's last step (Wang et al. 2020, Algorithm 1; LocalSGD-2021). With
+    a = 1 and β = 0 the rule is local SGD.
 
     Args:
         slow_lr: a. Source: ours; with a = 1 the outer step without momentum is the average itself.
@@ -188,19 +179,10 @@ class SlowMo(OuterStep):
     outer = "slowmo"
 
     def __init__(
-        self,
-        learners: int,
-        seed: int,
-        period: Count,
-        slow_lr: Positive = 1.0,
-        slow_momentum: BelowOne = 0.5,
-        start: Natural = 0,
-        nodes: Count = 1,
-        node_period: Natural = 0,
-        mixing: str = "none",
-        order: Literal["awc", "atc"] = "awc",
-        buffers: Buffers = "keep",
-    ) -> None:
+        self, learners: int, seed: int, period: Count, slow_lr: Positive = 1.0, slow_momentum: BelowOne = 0.5,
+        start: Natural = 0, nodes: Count = 1, node_period: Natural = 0, mixing: str = "none",
+        order: Literal["awc", "atc"] = "awc", buffers: Buffers = "keep",
+    ) -> None:  # fmt: skip
         super().__init__(learners, seed, period, start, nodes, node_period, mixing, order, buffers)
         self.outer_lr, self.outer_momentum = slow_lr, slow_momentum
 
@@ -221,27 +203,21 @@ class DiLoCo(OuterStep):
     outer = "nesterov"
 
     def __init__(
-        self,
-        learners: int,
-        seed: int,
-        period: Count,
-        outer_lr: Positive = 0.7,
-        outer_momentum: BelowOne = 0.9,
-        start: Natural = 0,
-        buffers: Buffers = "keep",
-    ) -> None:
+        self, learners: int, seed: int, period: Count, outer_lr: Positive = 0.7,
+        outer_momentum: BelowOne = 0.9, start: Natural = 0, buffers: Buffers = "keep",
+    ) -> None:  # fmt: skip
         super().__init__(learners, seed, period, start, buffers=buffers)
         self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
 
 
 @registry.algorithms.add("async-sgd")
 class AsyncSGD(Rule):
-    """x ← x − α g(c_k), c_k ← x: of τ+1 workers one delivers at each step, its gradient at its copy c_k (P,).
+    """x ← x − α g(c_k), c_k ← x: one of τ+1 workers delivers at each step, its gradient at its copy c_k (P,).
 
-    The copy is of the server's weights when the worker last delivered, so that the gradient is as many steps
-    old as others delivered since. A worker's minibatch is shared by the n learners, so that nB samples make
-    an update; with one learner this is the textbook's. Momentum in its ordinary form, v ← m v + g on the
-    server, is the optimizer's.
+    The copy has the server's weights of the worker's last delivery: the age of the gradient is the number of
+    deliveries since. The n learners share a worker's minibatch, so that nB samples make an update; with one
+    learner this is the textbook's rule. Momentum in its ordinary form, v ← m v + g on the server, belongs to
+    the optimizer.
 
     Args:
         delay: τ, the age of gradients; there are τ + 1 workers. Unit: steps.
@@ -264,14 +240,10 @@ class AsyncSGD(Rule):
     }
 
     def __init__(
-        self,
-        learners: int,
-        seed: int,
-        delay: Natural,
-        schedule: Literal["round-robin", "random", "measured"] = "round-robin",
-        shifted: BelowOne = 0.0,
+        self, learners: int, seed: int, delay: Natural,
+        schedule: Literal["round-robin", "random", "measured"] = "round-robin", shifted: BelowOne = 0.0,
         staleness_aware: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(learners, seed)
         self.measured = schedule == "measured"
         if self.measured and learners > 1:
@@ -293,7 +265,7 @@ class AsyncSGD(Rule):
             self.shared |= {"last": torch.tensor(0)}
 
     def worker(self, step: int) -> int:
-        """The worker that delivers at ``step``, 0…τ; with the measured schedule the last that delivered."""
+        """Return the worker, 0…τ, that delivers at ``step``, or the last one with the measured schedule."""
         if self.measured:
             return int(self.shared["last"])
         if self.schedule == "round-robin":
@@ -308,7 +280,10 @@ class AsyncSGD(Rule):
             if self.shifted:
                 self.shared["momentum"][last] = self.shared["last_momentum"]
         if self.measured:
-            assert self.deliver is not None  # launch.check_processes has refused a single process
+            if self.deliver is None:  # a Trainer of one process, which launch.check_processes has not seen
+                raise InputError(
+                    "algorithm.schedule: 'measured' needs several processes; give train(…, nproc=)"
+                )
             self.shared = self.shared | {"last": torch.tensor(self.deliver())}
         self._worker = self.worker(step)
 
@@ -327,21 +302,21 @@ class AsyncSGD(Rule):
         return new.copy_(torch.sub(x, v, alpha=lr))
 
     def _delay(self, step: int) -> int:
-        """The age of the gradient of ``step``, in steps."""
+        """Return the age of the gradient of ``step``, in steps."""
         return step - 1 - int(self.shared["fetched"][self._worker])
 
     def record(self, step: int) -> dict[str, float]:
         return {"delay": self._delay(step)}
 
     def follows_mean_direction(self, step: int) -> bool:
-        """A measured schedule does not: its server has the gradient, but not the minibatch."""
+        """Return whether the step follows the mean; a measured schedule's server lacks the minibatch."""
         return not (self.shifted or self.staleness_aware or self.measured)
 
     def communication_cost(self, step: int) -> tuple[float, int]:
         return 2.0, 0  # its gradient to the server, weights back; no worker waits for another
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """The limit is one in mean square for the random schedule, and unknown for the measured one."""
+        """Return the limit: in mean square for the random schedule, unknown for the measured one."""
         random = self.schedule == "random" and self.delay
         plain = not (self.shifted or momentum or self.staleness_aware)
         if (self.measured and self.delay) or (self.shifted and momentum) or (random and not plain):
@@ -377,7 +352,7 @@ class SSGD(Rule):
         return torch.sub(self.gradient_points(weights), directions, alpha=lr, out=self._new_weights(weights))
 
     def finish_moved(self, weights: Tensor, points: Tensor, moved: Tensor, lr: float, step: int) -> Tensor:
-        """The result is where the optimizer moved the mean, unless a subclass has another :meth:`finish`."""
+        """Return ``moved``, the optimizer's mean, unless a subclass has a :meth:`finish` of its own."""
         if type(self).finish is SSGD.finish:
             return moved
         return super().finish_moved(weights, points, moved, lr, step)
@@ -393,8 +368,8 @@ class SSGD(Rule):
 class SSGDNoise(SSGD):
     """w_j ← w_a − α ∇L^{μ_j}(w_a) + ξ, ξ ~ N(0, σ²I) drawn anew each step (DPSGD-2020, section 2.1).
 
-    The paper does not say whether each learner has noise of its own. Here all learners add the same ξ, so
-    that the mean, the synchronized model, has noise of standard deviation ``sigma`` whatever n is.
+    The paper does not say whether the learners' noise differs. Here all learners add the same ξ, so that the
+    mean, the synchronized model, has noise of standard deviation ``sigma`` for any n.
 
     Args:
         sigma: Standard deviation σ of the noise on each weight.
@@ -498,7 +473,10 @@ class GPA(Rule):
         return self.all_reduce, 1
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """The roots of (ζ − 1)(ζ − m)(ζ − μ_x) + h p₁ ((1 − μ_x μ_y)ζ − (1 − μ_y)μ_x) must be below 1."""
+        """Return the smallest h with |ζ| = 1.
+
+        ζ is a root of (ζ − 1)(ζ − m)(ζ − μ_x) + h p₁ ((1 − μ_x μ_y)ζ − (1 − μ_y)μ_x).
+        """
         p0, p1 = limits.polynomials(0, momentum, form)
         at_y = [1 - self.mu_x * self.mu_y, -(1 - self.mu_y) * self.mu_x]
         return limits.first_crossing(np.convolve(p0, [1, -self.mu_x]), np.convolve(p1, at_y))

@@ -69,7 +69,7 @@ class DPSGD(Rule):
         return self._new_weights(weights).copy_(self.comm.mix(stepped, self.mixing, step)())
 
     def finish_moved(self, weights: Tensor, points: Tensor, moved: Tensor, lr: float, step: int) -> Tensor:
-        """The result in AWC order is w_j − α u_j + Σ_k M_jk (w_k − w_j): three passes over memory.
+        """Return, in AWC order, w_j − α u_j + Σ_k M_jk (w_k − w_j), by three passes over memory.
 
         A subclass with another :meth:`finish` has another result.
         """
@@ -88,7 +88,7 @@ class DPSGD(Rule):
         return self.mixing.degree(step) * (1 + self._mixed_buffers), 1
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """The limit without momentum is that of the mixing; random matching has one in mean square."""
+        """Return the limit; without momentum it is that of the mixing, in mean square for random matching."""
         if not momentum:
             return self.mixing.stability_limit if self.order == "awc" else limits.max_stable_step()
         mixed = self.buffers == "mix"
@@ -104,7 +104,7 @@ class DPSGD(Rule):
 class SingleMerge(DPSGD):
     """DPSGD, and once, after step ``at``, the average of all: w_j ← w_a (Zhu et al. 2025).
 
-    Their merge is at the end: ``at`` is then the number of steps of the run. A run that ends before has none.
+    The paper merges at the end: ``at`` is then the number of steps of the run. A shorter run has no merge.
 
     Args:
         at: The step after which all learners average. Unit: steps.
@@ -206,7 +206,7 @@ class SGP(Rule):
         self.shared = {"push_weights": torch.ones(self.learners, dtype=torch.float64)}
 
     def matrix(self, step: int) -> Array:
-        """P (n, n) float64 of ``step``; column j has the shares of learner j."""
+        """Return the matrix (n, n) of ``step`` in float64; column j has the shares of learner j."""
         if self.mixing:
             return self.mixing.matrix(step)
         if self.fixed is not None:
@@ -237,7 +237,7 @@ class SGP(Rule):
         return (np.count_nonzero(p) - np.count_nonzero(np.diag(p))) / self.learners, 1
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """The limit is that of DPSGD in ATC order where w stays 1; on a fixed graph w is where it settles.
+        """Return the limit of DPSGD in ATC order if w stays 1, or that of a fixed graph with the final w.
 
         On one quadratic x ← P (x − ηλ x/w): learners of little weight w take the largest steps.
         """
@@ -306,7 +306,7 @@ class GradientTracking(Rule):
         return 2 * self.mixing.degree(step), 1 if self.order == "awc" else 2
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """The limit is known where the matrix is the same in every step."""
+        """Return the limit if the matrix is the same in every step; otherwise None."""
         if self.learners == 1:
             return limits.max_stable_step(0, momentum, form)
         if len(self.mixing.cycle) != 1:
@@ -410,7 +410,7 @@ class NoLoCo(Rule):
         return (self.mixing.degree(step // self.period), 1) if ends else (0.0, 0)
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """The limit is known without momentum, for one matrix, and for random pairs in mean square."""
+        """Return the limit without momentum for one matrix, or in mean square for random pairs, or None."""
         if momentum or len(self.mixing.cycle) > 1:
             return None
         modes, random = self.mixing.modes[0], not self.mixing.cycle and self.learners > 1
@@ -476,7 +476,7 @@ class ADPSGD(DPSGD):
         return {"delay": self._mean_delay}
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """The limit for random pairs is one in mean square; it is known for the fixed schedule only."""
+        """Return the limit of the fixed schedule, in mean square for random pairs; otherwise None."""
         if not self.delay:
             return super().stability_limit(momentum, form)
         if self.schedule == "random" or len(self.mixing.cycle) > 1:

@@ -29,7 +29,7 @@ class Sparta(Rule):
     """w_j ← w_j − α u_j; then a random part of the weights, drawn anew in each step, becomes the mean of all.
 
     Sparse parameter averaging (SPARTA, Baioumy and Cheema 2025): the part has round(``share`` · P) numbers,
-    at least one, the same ones for all learners. Each learner's optimizer keeps a state of its own.
+    at least one, at the same coordinates for all learners. Each learner's optimizer keeps its own state.
 
     Args:
         share: The share of the weights that a step averages. Source: Baioumy and Cheema 2025.
@@ -47,7 +47,7 @@ class Sparta(Rule):
         self._sent = share  # that of the last step, rounded to whole numbers
 
     def part(self, step: int, size: int) -> Tensor:
-        """(k,), the coordinates of P = ``size`` that ``step`` averages, in increasing order."""
+        """Return the k coordinates among P = ``size`` that ``step`` averages, in increasing order."""
         k = max(1, round(self.share * size))
         rng = np.random.default_rng(self.generator("part", step).initial_seed())
         return torch.from_numpy(np.sort(rng.choice(size, k, replace=False, shuffle=False)))
@@ -63,7 +63,7 @@ class Sparta(Rule):
         return self._sent * self.all_reduce, 1
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """The limit without momentum is the mean's, 2: averaging a part makes no disagreement larger."""
+        """Return the mean's limit without momentum, 2: averaging coordinates never increases disagreement."""
         return None if momentum else max_stable_step()
 
 
@@ -90,16 +90,9 @@ class StreamingDiLoCo(Rule):
     lr_is_factor = True
 
     def __init__(
-        self,
-        learners: int,
-        seed: int,
-        period: Count,
-        fragments: Count,
-        delay: Natural = 0,
-        own_share: BelowOne = 0.0,
-        outer_lr: Positive = 0.7,
-        outer_momentum: BelowOne = 0.9,
-    ) -> None:
+        self, learners: int, seed: int, period: Count, fragments: Count, delay: Natural = 0,
+        own_share: BelowOne = 0.0, outer_lr: Positive = 0.7, outer_momentum: BelowOne = 0.9,
+    ) -> None:  # fmt: skip
         super().__init__(learners, seed)
         if fragments > period:
             raise InputError("algorithm.fragments", fragments, allowed=f"≤ {period}, the period")
@@ -127,7 +120,7 @@ class StreamingDiLoCo(Rule):
         self.shared = {"anchor": weights[0].clone(), "slow_momentum": torch.zeros_like(weights[0])}
 
     def _due(self, step: int) -> Iterator[int]:
-        """The numbers p of the fragments whose period ends with ``step``."""
+        """Return the numbers p of the fragments whose period ends with ``step``."""
         return (p for p, offset in enumerate(self.offsets) if step > 0 and step % self.period == offset)
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
@@ -145,11 +138,11 @@ class StreamingDiLoCo(Rule):
         return new
 
     def _merged(self, weights: Tensor, p: int, step: int) -> Tensor:
-        """Δ_p of the learners' ``weights`` of fragment p (n, P_p)."""
+        """Return Δ_p of the learners' ``weights`` of fragment p (n, P_p)."""
         return self.shared["anchor"][self.fragments[p]] - self.comm.fresh_mean(weights, "fragment")
 
     def _received(self, weights: Tensor, outer: Tensor, p: int, step: int) -> Tensor:
-        """The learners' new weights (n, P_p) of fragment p, given x_p = ``outer`` (P_p,)."""
+        """Return the learners' new weights (n, P_p) of fragment p, given x_p = ``outer`` (P_p,)."""
         return torch.lerp(outer.expand(len(weights), -1), weights, self.own_share)
 
     def follows_mean_direction(self, step: int) -> bool:
@@ -198,18 +191,10 @@ class DecoupledDiLoCo(StreamingDiLoCo):
     lr_is_factor = True
 
     def __init__(
-        self,
-        learners: int,
-        seed: int,
-        period: Count,
-        fragments: Count,
-        delay: Natural = 0,
-        quorum: Count = 1,
-        availability: UpToOne = 1.0,
-        merge: Literal["rda", "mean"] = "rda",
-        outer_lr: Positive = 0.7,
-        outer_momentum: BelowOne = 0.9,
-    ) -> None:
+        self, learners: int, seed: int, period: Count, fragments: Count, delay: Natural = 0,
+        quorum: Count = 1, availability: UpToOne = 1.0, merge: Literal["rda", "mean"] = "rda",
+        outer_lr: Positive = 0.7, outer_momentum: BelowOne = 0.9,
+    ) -> None:  # fmt: skip
         super().__init__(learners, seed, period, fragments, delay, 0.0, outer_lr, outer_momentum)
         if quorum > learners:
             raise InputError("algorithm.quorum", quorum, allowed=f"≤ {learners}, the number of learners")
@@ -221,7 +206,7 @@ class DecoupledDiLoCo(StreamingDiLoCo):
         self.state = {"steps": steps}  # of each learner since it last took a fragment
 
     def _reached(self, step: int) -> Tensor:
-        """(n,), which learners take part in the round that begins with the end of ``step``."""
+        """Return which learners, (n,) bool, take part in the round that begins at the end of ``step``."""
         draw = torch.rand(self.learners, generator=self.generator("reached", step))
         return draw <= draw.kthvalue(self.quorum).values.clamp(min=self.availability)
 
@@ -288,7 +273,7 @@ class TopK(Rule):
         self._sent = 2 * count / weights.shape[1]  # values and their indices
 
     def _largest(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The coefficients that learners with ``rows`` (n, P) send, and 1 where one is sent; both (n, P)."""
+        """Return the coefficients that learners with ``rows`` (n, P) send, and 1 where sent, both (n, P)."""
         sent, chosen = torch.empty_like(rows), torch.empty_like(rows)
         for columns, shape, k, of_rows, of_columns in self._blocks:
             blocks = rows[:, columns].reshape(-1, *shape).transpose(2, 3)
@@ -298,7 +283,7 @@ class TopK(Rule):
         return sent, chosen
 
     def _restored(self, coefficients: Tensor) -> Tensor:
-        """The rows whose coefficients these are, (n, P) both."""
+        """Return the rows whose coefficients these are, (n, P) both."""
         rows = torch.empty_like(coefficients)
         for columns, (y, h, x, w), _, of_rows, of_columns in self._blocks:
             blocks = of_rows @ coefficients[:, columns].reshape(-1, y, x, h, w) @ of_columns.T
@@ -306,7 +291,7 @@ class TopK(Rule):
         return rows
 
     def _mean_of_senders(self, sent: Tensor, chosen: Tensor) -> Tensor:
-        """(1, P): of each coefficient the mean over the learners that sent it; 0 where none did."""
+        """Return the mean (1, P) of each coefficient over the learners that sent it; 0 if none did."""
         total, count = self.comm.fresh_mean(sent, "sent"), self.comm.fresh_mean(chosen, "chosen")
         return (total / count.clamp(min=1 / (2 * self.learners)))[None]
 
@@ -315,12 +300,12 @@ class TopK(Rule):
 class DeMo(TopK):
     """m_j ← βm_j + αu_j, q_j = top-k(DCT m_j), m_j ← m_j − DCT⁻¹q_j; w ← w − α sign(DCT⁻¹q̄) for all.
 
-    q̄ is the mean over the learners that sent a coefficient. The transform is the orthonormal one of blocks of
-    each parameter tensor, whose sides are the largest divisors of its own up to ``chunk``; each block sends
-    its ``k`` largest coefficients (Peng, Quesnelle and Kingma 2024, decoupled momentum). A bias is a row. All
-    learners have the same weights, and a momentum of their own; u_j is the optimizer's direction, the
-    gradient of plain SGD. A weight whose part of q̄ is rounding only still moves by α. Steps have one size,
-    whatever the gradient, so that there is no limit of stability.
+    q̄ is the mean over the learners that sent a coefficient. The orthonormal transform is that of blocks of
+    each parameter tensor; a block's sides are the largest divisors, up to ``chunk``, of the tensor's sides.
+    Each block sends its ``k`` largest coefficients (Peng, Quesnelle and Kingma 2024, decoupled momentum). A
+    bias is a row. All learners have the same weights, and each has its own momentum; u_j is the optimizer's
+    direction, the gradient for plain SGD. Even a weight whose part of q̄ is only rounding moves by α. The size
+    of steps does not depend on the gradient, so that no limit of stability exists.
 
     Args:
         decay: β. Source: the authors' program.
@@ -333,14 +318,9 @@ class DeMo(TopK):
     needs: Mapping[str, str] = dict.fromkeys(("decay", "k"), "chunk > 1")
 
     def __init__(
-        self,
-        learners: int,
-        seed: int,
-        decay: BelowOne = 0.999,
-        k: Count = 32,
-        chunk: Count = 64,
+        self, learners: int, seed: int, decay: BelowOne = 0.999, k: Count = 32, chunk: Count = 64,
         weight_decay: NonNegative = 0.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(learners, seed)
         self.decay, self.k, self.chunk, self.weight_decay = decay, k, chunk, weight_decay
 
@@ -367,12 +347,12 @@ class DeMo(TopK):
 class SparseLoCo(TopK):
     """After ``period`` H steps e_j ← βe_j + x − w_j, q_j = top-k(e_j), e_j ← e_j − q_j, x ← x − νq̄, w_j ← x.
 
-    x is where all learners began the period (Sarfi et al. 2025, arXiv 2508.15706). It is local SGD whose
-    learners send the largest numbers of what they have moved by, in blocks of each parameter tensor whose
-    sides are the largest divisors of its own up to ``chunk``. What is not sent yet, e_j, takes the place of
-    DiLoCo's outer momentum; with ``share`` = 1 the rule is DiLoCo without outer momentum. Their inner
-    optimizer is AdamW, whose state is kept; here it is the recipe's. Values are sent in full precision: the
-    paper's quantization to 2 bits is not simulated.
+    x are the weights at which all learners began the period (Sarfi et al. 2025, arXiv 2508.15706). This is
+    local SGD whose learners send the largest numbers of their displacements, in blocks of each parameter
+    tensor; a block's sides are the largest divisors, up to ``chunk``, of the tensor's sides. The unsent rest,
+    e_j, replaces DiLoCo's outer momentum; with ``share`` = 1 the rule is DiLoCo without outer momentum. The
+    paper's inner optimizer is AdamW, whose state is kept; here it is the recipe's. Values are sent in full
+    precision: the paper's quantization to 2 bits is not simulated.
 
     Args:
         period: H. Unit: steps.
@@ -393,16 +373,9 @@ class SparseLoCo(TopK):
     lr_is_factor = True
 
     def __init__(
-        self,
-        learners: int,
-        seed: int,
-        period: Count,
-        share: UpToOne = 1 / 32,
-        decay: BelowOne = 0.95,
-        chunk: Count = 64,
-        outer_lr: Positive = 1.0,
-        average: Literal["all", "senders"] = "all",
-    ) -> None:
+        self, learners: int, seed: int, period: Count, share: UpToOne = 1 / 32, decay: BelowOne = 0.95,
+        chunk: Count = 64, outer_lr: Positive = 1.0, average: Literal["all", "senders"] = "all",
+    ) -> None:  # fmt: skip
         super().__init__(learners, seed)
         self.period, self.share, self.decay, self.chunk = period, share, decay, chunk
         self.outer_lr, self.average = outer_lr, average
@@ -433,7 +406,7 @@ class SparseLoCo(TopK):
         return (0.0, 0) if step % self.period else ((self.learners - 1) * self._sent, 1)
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """The limit is known where everything is sent: that of DiLoCo without outer momentum."""
+        """Return the limit of DiLoCo without outer momentum if all coefficients are sent; otherwise None."""
         if self.share < 1:
             return None
         return max_period_step(self.period, momentum, form, outer="nesterov", outer_lr=self.outer_lr)

@@ -97,7 +97,7 @@ def critical_batch(
         seed: draws the minibatches of the first branch; the next branches take the next numbers.
         device, data_dir: where the branches train, and the folder of data sets; default: the device and the
             folder of the run's problem.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -153,7 +153,7 @@ def critical_batch(
 
 
 def _batches(recipe: Recipe, factors: Sequence[float]) -> list[int]:
-    """The batches of ``factors`` in increasing order, without repetition."""
+    """Return the batches of ``factors`` in increasing order, without repetition."""
     products = sorted({factor * recipe.batch for factor in factors})
     if len(products) < 2:
         raise InputError(f"factors: {list(factors)} is not allowed, at least two different ones are needed")
@@ -195,7 +195,7 @@ LAST = 10
 def mean_path(
     run: Checkpoint, steps: int, device: torch.device | str = "cpu", data_dir: str | Path | None = None
 ) -> Tensor:
-    """w_a (S + 1, P) along ``steps`` S further steps of the run, in memory; fewer if it diverges.
+    """Return w_a (S + 1, P) along S = ``steps`` further steps of the run; fewer if the run diverges.
 
     Raises OperationError where the run's recipe names code, which a file cannot bring in.
     """
@@ -209,14 +209,14 @@ def mean_path(
 
 
 def effective_rate(run: Checkpoint) -> float:
-    """The median of the last α_e of a run; NaN where it has none."""
+    """Return the median of the last α_e of a run; NaN where it has none."""
     rates: Any = run.history.get("alpha_e", np.zeros(0))
     rates = rates[np.isfinite(rates)][-LAST:]
     return float(np.median(rates)) if len(rates) else math.nan
 
 
 def operating_point(run: Checkpoint) -> tuple[float, float | None, int]:
-    """The learning rate of a run, the limit on ηλ of its update rule (None: unknown), and its delay."""
+    """Return the run's learning rate, the limit on ηλ of its update rule (None: unknown), and its delay."""
     if run.algorithm == IMPORTED:
         return math.nan, None, 0
     if run.algorithm == RECORDED:
@@ -229,7 +229,7 @@ def operating_point(run: Checkpoint) -> tuple[float, float | None, int]:
 def preconditioner(
     run: Checkpoint, problem: Problem, learner: str | int = "mean", *, seed: Seed = 0
 ) -> Preconditioner:
-    """The diagonal P with which Adam, AdamW, RMSprop, LARS or LAMB makes its next step, and its limit.
+    """Return the diagonal P with which Adam, AdamW, RMSprop, LARS or LAMB makes its next step, and its limit.
 
     For Adam P = (√v̂ + ε)(1 − β₁ᵗ), v̂ the second moment corrected for its bias, as in Cohen et al. 2022
     (arXiv:2207.14484). For LAMB P is Adam's P times ‖s‖/‖w‖, and for LARS P = (‖g‖ + λ‖w‖)/(trust ‖w‖), by
@@ -304,7 +304,7 @@ class StatePreconditioner:
         self.limit = math.nan if limit is None else limit / rate_factor
 
     def mean_of(self, rows: Mapping[str, Tensor], mean: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
-        """The learners' mean state, name -> (1, …).
+        """Return the learners' mean state, name -> (1, …).
 
         Args:
             rows: the state of these learners, name -> (n, …).
@@ -316,7 +316,7 @@ class StatePreconditioner:
     def at(
         self, weights: Tensor, state: Mapping[str, Tensor], step: int, lr: float, draws: torch.Generator
     ) -> Preconditioner:
-        """P after ``step`` steps.
+        """Return P after ``step`` steps.
 
         Args:
             weights: θ (P,).
@@ -335,7 +335,7 @@ class StatePreconditioner:
         return Preconditioner(diagonal, name=self.name, lr=lr, limit=self.limit)
 
     def _gradients(self, weights: Tensor, draws: torch.Generator) -> Tensor:
-        """(DRAWS, P), gradients of the minibatches that one state of the optimizer sees."""
+        """Return gradients (DRAWS, P) of minibatches of the size that one state of the optimizer sees."""
         recipe = self._recipe
         size = recipe.local_batch * (recipe.learners if recipe.rule().synchronous else 1)
         minibatches = itertools.islice(Minibatches(self._problem, size, draws), DRAWS)
@@ -375,7 +375,7 @@ def stability(
             v ← m v + g. lr and own_limit are then P's, where P has them.
         residual_tol: the allowed residual of λ_max, relative to λ_max.
         seed: draws the starting vector of the iteration.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -427,7 +427,7 @@ def stability(
 
 
 def loop_preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> Preconditioner | None:
-    """The preconditioner of torch's Adam, AdamW or RMSprop in a loop of the user's own, for ``parameters``.
+    """Return the preconditioner for ``parameters`` of torch's Adam, AdamW or RMSprop in a user's loop.
 
     None before the optimizer's first step.
 

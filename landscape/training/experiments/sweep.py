@@ -42,7 +42,7 @@ MAX_NAME = 150
 
 
 def outcome_of(end: Checkpoint) -> dict[str, float]:
-    """The results of a finished run, by the names of :class:`landscape.results.grids.Sweep`."""
+    """Return the results of a finished run, by the names of :class:`landscape.results.grids.Sweep`."""
     last = {name: float(column[-1]) for name, column in end.history.items() if len(column)}
     errors = 100 * (1 - end.history.get("test_accuracy", np.zeros(0)))
     return {
@@ -55,7 +55,7 @@ def outcome_of(end: Checkpoint) -> dict[str, float]:
 
 
 def canonical(value: Any) -> str:
-    """``value`` as text; equal values in different notations have one text."""
+    """Return ``value`` as text; equal values in different notations have one text."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
     if isinstance(value, str) and parse_value(value) is value:  # the text needs no quotes
@@ -64,7 +64,7 @@ def canonical(value: Any) -> str:
 
 
 def grid(labels: Iterable[str], values: Mapping[str, Any]) -> list[Setting]:
-    """All combinations of the recipes ``labels`` and of ``values``, key -> a value, or a list of values.
+    """Return all combinations of the recipes ``labels`` and of ``values``, key -> value or list of values.
 
     Raises:
         InputError: for a key that a sweep does not allow, and for a value that is missing or given twice.
@@ -86,13 +86,13 @@ def grid(labels: Iterable[str], values: Mapping[str, Any]) -> list[Setting]:
 
 
 def _setting(values: Mapping[str, str]) -> Setting:
-    """The setting of ``values``, key -> text: the recipe's label, then the other pairs by key."""
+    """Return the setting of ``values``, key -> text: the recipe's label, then the other pairs by key."""
     pairs = sorted((key, text) for key, text in values.items() if key != "recipe")
     return (("recipe", values["recipe"]), *pairs)
 
 
 def folder_name(setting: Setting) -> str:
-    """The setting in letters that any shell takes; where letters change, a part of its SHA-256 follows."""
+    """Return the setting in letters for any shell; if letters change, a part of its SHA-256 follows."""
     (_, label), *pairs = setting
     text = ",".join([label.replace("/", "-"), *(f"{key}={value}" for key, value in pairs)])
     safe = re.sub(r"[^A-Za-z0-9_.,=+-]+", "-", text)[:MAX_NAME]
@@ -180,14 +180,14 @@ class Runner:
         self.execute(jobs, record, lambda share: self.progress(self.done + share))
 
     def score(self, setting: Setting) -> tuple[int, float]:
-        """(number of diverged seeds, mean final test loss of all seeds); lower is better."""
+        """Return the number of diverged seeds, and the mean final test loss of all seeds; lower is better."""
         outcomes = [self.outcomes[setting][seed] for seed in self.seeds]
         diverged = sum(outcome["diverged"] for outcome in outcomes)
         loss = float(np.mean([outcome["test_loss"] for outcome in outcomes]))
         return int(diverged), loss if loss < math.inf else math.inf  # NaN counts as infinite
 
     def result(self) -> Sweep:
-        """The table now: sorted by its columns, numbers before words."""
+        """Return the table now: sorted by its columns, numbers before words."""
         import pandas  # takes half a second
 
         def order(setting: Setting) -> list[tuple[int, float, str]]:
@@ -289,7 +289,7 @@ def sweep(
         timeout: seconds that a process may be silent.
         device, data_dir, allow_code: as of :func:`landscape.train`.
         message: takes lines for the user.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         settings: values of the recipes' keys. A list gives several values, each for runs of its own; anything
             else is the value in all runs. A value that is itself a list stands in a list.
 
@@ -354,7 +354,7 @@ def sweep(
 
 
 def _labeled(recipes: Source | Sequence[Source]) -> dict[str, Source]:
-    """Label -> recipe. A bundled recipe is labeled by its name, a file by its stem, a Recipe by its name."""
+    """Return the recipes by label: the name of a bundled recipe, the stem of a file, a Recipe's name."""
     sources: dict[str, Source] = {}
     items: Any = [recipes] if isinstance(recipes, (str, Path, Recipe)) else recipes
     for item in items:
@@ -373,7 +373,7 @@ def _labeled(recipes: Source | Sequence[Source]) -> dict[str, Source]:
 def find_best(
     runner: Runner, bases: Sequence[Setting], key: str, low: float, high: float, rounds: int
 ) -> dict[Setting, str]:
-    """The value of ``key`` in [low, high] with the best :meth:`Runner.score`, for each of ``bases``.
+    """Return the value of ``key`` in [low, high] with the best :meth:`Runner.score`, for each of ``bases``.
 
     The search halves distances on a log scale. The first round tries the two ends and the middle of the
     range. Each of ``rounds`` further rounds tries two points beside the best point so far, at half the

@@ -47,21 +47,21 @@ class MeasuredRun:
     """The run that instruments measure.
 
     Attributes:
-        monitor: what is measured, and how.
+        monitor: the measurements and their options.
         problem: the loss that the steps descend, on the training set.
         comm: the processes; all measure together, and have the same numbers.
-        seed: of the run.
-        learners, batch: n, and the samples of a step, all learners together; 0: unknown.
+        seed: the run's seed.
+        learners, batch: n, and the total samples of a step; 0: unknown.
         limit: the largest stable ηλ of the rule with its optimizer; NaN: unknown.
-        at_mean, synchronous: whether all learners take their gradients at w_a, or at another point together.
-        geometry: of the optimizer's steps, as of :attr:`.Optimizer.geometry`.
+        at_mean, synchronous: whether all learners compute their gradients at w_a, or at one point.
+        geometry: the geometry of the optimizer's steps, see :attr:`.Optimizer.geometry`.
         plain_limit: the largest stable ηλ of the rule with plain steps; NaN: unknown.
         second: (step, learner, its point) -> a minibatch gradient (P,) of a learner of this process that is
-            independent of its gradient in that step; None where the steps are another's.
-        optimizer: what makes the steps: an optimizer of a recipe, or of a loop of the user's own.
-        recipe: that of the run; None for such a loop.
-        parameters: gives the parameters in such a loop, in the order of θ.
-        sample: on which Hessians are taken, once an instrument needs it.
+            independent of its gradient in that step; None in a user's training loop.
+        optimizer: makes the steps: an optimizer of a recipe, or of a user's training loop.
+        recipe: the run's recipe; None for a user's training loop.
+        parameters: returns the parameters in a user's training loop, in the order of θ.
+        sample: the sample for Hessians; None until an instrument needs it.
     """
 
     monitor: Monitor
@@ -86,7 +86,7 @@ Kind = TypeVar("Kind", bound="Instrument")
 
 
 def instrument(name: str, *reads: str) -> Callable[[type[Kind]], type[Kind]]:
-    """A decorator that adds a class to the registry, and gives it its ``name`` and what it ``reads``."""
+    """Return a decorator that registers a class under its ``name`` with the state that it ``reads``."""
 
     def add(kind: type[Kind]) -> type[Kind]:
         kind.name, kind.reads = name, (*reads, *["samples"] * kind.on_sample)
@@ -96,7 +96,7 @@ def instrument(name: str, *reads: str) -> Callable[[type[Kind]], type[Kind]]:
 
 
 class Instrument(ABC):
-    """Measures a run at intervals; ``measure`` gives one number for each of ``columns``.
+    """Measures a run at intervals; ``measure`` returns one number for each of ``columns``.
 
     An instrument is added to the registry under the name that ``monitor.instruments`` has, in this package or
     in a plugin::
@@ -106,7 +106,7 @@ class Instrument(ABC):
             name = "my-instrument"
 
     Args:
-        run: what is measured. ``__init__`` raises InputError where that is not possible.
+        run: the run. ``__init__`` raises InputError if the instrument cannot measure it.
     """
 
     #: The name in the registry.
@@ -135,10 +135,10 @@ class Instrument(ABC):
         return f"monitor_{self.name}"
 
     def state(self, step: int) -> dict[str, Tensor]:
-        """The memory after ``step``: {} or one tensor under :attr:`key`.
+        """Return the memory after ``step``: {} or one tensor under :attr:`key`.
 
-        Rank 0's memory goes into checkpoints, and all processes restore this memory: a resumed run so gives
-        the bits of an unbroken run.
+        Checkpoints have rank 0's memory, which all processes restore: a resumed run has the bits of an
+        unbroken run.
         """
         return {} if self.memory is None else {self.key: self.memory}
 
@@ -156,21 +156,21 @@ class Instrument(ABC):
         """
 
     def row(self, *values: float) -> dict[str, float]:
-        """The columns with ``values``, in the order of ``columns``; those without a value are left out."""
+        """Return the ``columns`` with ``values``, in order; columns without a value are left out."""
         assert len(values) <= len(self.columns)
         return dict(zip(self.columns, values, strict=False))
 
     @abstractmethod
     def measure(self, now: StepState) -> dict[str, float]:
-        """Column -> number; a column that is left out is NaN in the history."""
+        """Return the numbers by column; a column that is left out is NaN in the history."""
 
     def generator(self, now: StepState, part: str = "") -> torch.Generator:
-        """A generator of this instrument's draws at ``now``; ``part`` names one of several uses."""
+        """Return a generator of this instrument's draws at ``now``; ``part`` names one of several uses."""
         return generator(self.run.seed, f"{self.key} {part}".rstrip(), now.step)
 
 
 def rounding(mean: Tensor) -> float:
-    """The consensus distance that equal learners can have by the rounding of their ``mean`` (P,)."""
+    """Return the consensus distance that equal learners can have by the rounding of their ``mean`` (P,)."""
     return (torch.finfo(mean.dtype).eps * float(vector_norm(mean))) ** 2
 
 
@@ -214,7 +214,7 @@ class Monitoring:
         return tuple(every for _, intervals in self._instruments for every in intervals)
 
     def due(self, step: int) -> list[Instrument]:
-        """The instruments that measure after ``step``."""
+        """Return the instruments that measure after ``step``."""
         return [i for i, intervals in self._instruments if any(step % every == 0 for every in intervals)]
 
     def needs_before(self, step: int) -> bool:
@@ -229,7 +229,7 @@ class Monitoring:
     def measure(
         self, step: int, lr: float, weights: Tensor, before: Tensor | None = None
     ) -> dict[str, float]:
-        """The columns of the instruments that are due after a step; arguments as of :class:`.StepState`.
+        """Return the columns of the instruments that are due; arguments as of :class:`.StepState`.
 
         ``before``: the weights of this process's learners (n_local, P) before the step.
 
@@ -252,7 +252,7 @@ class Monitoring:
         return columns
 
     def state(self, step: int) -> dict[str, Tensor]:
-        """The instruments' memory after ``step``, for a checkpoint."""
+        """Return the instruments' memory after ``step``, for a checkpoint."""
         state = dict(self.run.sample.state) if self.run.sample else {}
         for instrument, _ in self._instruments:
             state |= instrument.state(step)
@@ -267,7 +267,7 @@ class Monitoring:
                 instrument.restore(shared[instrument.key])
 
     def warning(self, row: Mapping[str, float], column: Callable[[str], Array]) -> str:
-        """A line where ``row`` is the first row whose lr·λ_max exceeds the limit; otherwise "".
+        """Return a line where ``row`` is the first row whose lr·λ_max exceeds the limit; otherwise "".
 
         Args:
             row: the last row of the history.

@@ -78,7 +78,7 @@ class NoiseScale(Instrument):
         self._sums.append(comm.totals(double(sums)))
 
     def _noise(self, step: int, points: Tensor, rows: Tensor) -> Tensor:
-        """B/2 ‖g_j − g_j'‖² of the learner j whose turn it is; its expectation is tr Σ.
+        """Return B/2 ‖g_j − g_j'‖² of this step's learner j; its expectation is tr Σ.
 
         0 where j is a learner of another process, and NaN where no learner has a turn in this step.
         """
@@ -105,7 +105,7 @@ class NoiseScale(Instrument):
         self._sums = list(state[:, 1:])
 
     def _table(self) -> Tensor:
-        """The sums of the steps so far, (steps, 2) float64 on the CPU."""
+        """Return the sums of the steps so far, (steps, 2) float64 on the CPU."""
         return torch.stack([sums.to("cpu", torch.float64) for sums in self._sums])
 
     def measure(self, now: StepState) -> dict[str, float]:
@@ -118,7 +118,7 @@ class NoiseScale(Instrument):
         return self._row_of(GradientNoise(statistics.ratio_estimates(traces, norms2), *parts))
 
     def _window(self) -> tuple[Array, Array]:
-        """tr Σ and ‖g‖² of each step, or of each stretch of steps up to a second gradient.
+        """Return tr Σ and ‖g‖² of each step, or of each group of steps up to a second gradient.
 
         These steps are removed; steps after the last second gradient stay for the next window.
         """
@@ -191,7 +191,7 @@ class NoiseShare(OnSample):
 
 
 def _gradients(instrument: Instrument, now: StepState) -> Iterator[Tensor]:
-    """The gradients (P,) of ``monitor.draws`` fresh minibatches at w_a."""
+    """Return the gradients (P,) of ``monitor.draws`` fresh minibatches at w_a."""
     run = instrument.run
     minibatches = Minibatches(run.problem, run.batch, instrument.generator(now))
     for (minibatch,) in itertools.islice(minibatches, run.monitor.draws):

@@ -47,8 +47,8 @@ class Sample:
 
     Attributes:
         problem: the loss on the whole sample.
-        count: the number of eigenvalues that :meth:`top` gives.
-        state: the sum of the eigenvectors by its name in checkpoints, so that a resumed run gives the bits of
+        count: the number of eigenvalues that :meth:`top` returns.
+        state: the sum of the eigenvectors by its name in checkpoints, so that a resumed run has the bits of
             an unbroken run.
 
     Raises:
@@ -77,7 +77,7 @@ class Sample:
             self.state = {STATE: shared[STATE].to(self._random)}
 
     def top(self, step: int, weights: Tensor) -> search.RitzPairs | None:
-        """The ``count`` largest eigenvalues at ``weights`` (P,) after ``step``, with one search per step.
+        """Return the ``count`` largest eigenvalues at ``weights`` (P,) after ``step``, by one search a step.
 
         None where the Hessian is not finite.
         """
@@ -88,17 +88,17 @@ class Sample:
         return self._last[1]
 
     def gradient(self, weights: Tensor) -> Tensor:
-        """∇L (P,) at ``weights`` over the sample."""
+        """Return ∇L (P,) at ``weights`` over the sample."""
         return self.problem.loss_and_gradient(weights)[1]
 
     def operator(self, weights: Tensor, precondition: Preconditioner | None = None) -> HessianOperator:
-        """H at ``weights`` (P,), or P^{-1/2} H P^{-1/2}."""
+        """Return H at ``weights`` (P,), or P^{-1/2} H P^{-1/2}."""
         return fast_hessian(self.problem, weights, replace(self._options, precondition=precondition))
 
     def curvatures(
         self, weights: Tensor, groups: Sequence[Sequence[slice]] = ((slice(None),),)
     ) -> Callable[[Tensor], list[float]]:
-        """v ↦ Σ v_i (Hv)_i over each of ``groups`` of coordinates; NaN where the error is too large.
+        """Return the function v ↦ Σ v_i (Hv)_i over each group of coordinates; NaN for a large error.
 
         The default is one group of all coordinates, whose sum is vᵀHv.
         """
@@ -116,7 +116,7 @@ class Sample:
     def largest(
         self, weights: Tensor, count: int, near: Tensor | None, precondition: Preconditioner | None = None
     ) -> search.RitzPairs | None:
-        """The largest eigenvalues of H, or of P^{-1/2} H P^{-1/2}; None where an eigenvalue is not finite.
+        """Return the largest eigenvalues of H, or of P^{-1/2} H P^{-1/2}; None if one is not finite.
 
         Args:
             weights: θ (P,).
@@ -145,7 +145,7 @@ class OnSample(Instrument):
 
     @abstractmethod
     def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
-        """The values of the first ``columns``, in their order, on rank 0.
+        """Return the values of the first ``columns``, in their order, on rank 0.
 
         ``learners``: the weights (P,) of all learners, each valid until the next; none unless
         ``of_learners``.
@@ -215,7 +215,7 @@ class PreconditionedLambdaMax(OnSample):
             loop_preconditioner(run.optimizer, run.parameters())  # refuses optimizers without one
 
     def _preconditioner(self, now: StepState) -> Preconditioner | None:
-        """The preconditioner of the learners' mean state, at w_a; None where there is no state yet."""
+        """Return the preconditioner of the learners' mean state, at w_a; None where there is no state yet."""
         run, maker = self.run, self._maker
         if maker is None:
             return loop_preconditioner(run.optimizer, run.parameters())
@@ -275,7 +275,7 @@ class GeneralizedSharpness(OnSample):
         self._norm, self._normalized = run.geometry
 
     def _aligned(self, v: Tensor) -> tuple[Tensor, float]:
-        """The direction of the unit ball with the largest product with ``v`` (P,), and this product."""
+        """Return the direction of the unit ball with the largest product with ``v`` (P,), and the product."""
         d, dual = steepest(self._norm, self.run.problem.layout, v[None])
         return d[0], float(dual[0])
 
@@ -302,7 +302,7 @@ class GeneralizedSharpness(OnSample):
         return value, rate * value, self.run.plain_limit
 
     def _ascend(self, product: Callable[[Tensor], Tensor], d: Tensor) -> tuple[float, Tensor]:
-        """A local maximum of dᵀHd and its place in the ball, by steps from ``d``; ``product``: v ↦ Hv."""
+        """Return a local maximum of dᵀHd and its d in the ball, by steps from ``d``; ``product``: v ↦ Hv."""
         image, value = product(d), 0.0
         for _ in range(ASCENT):
             best, dual = self._aligned(image)
@@ -348,7 +348,7 @@ class BatchSharpness(Instrument):
         return self.row(*values)
 
     def _curvatures(self, now: StepState, weights: Tensor, learners: int) -> Array:
-        """gᵀHg/‖g‖² (draws, learners); processes share the draws at w_a, or measure their own learners."""
+        """Return gᵀHg/‖g‖² (draws, learners); processes share draws at w_a, or have their own learners."""
         run, comm, draws = self.run, self.run.comm, self.run.monitor.draws
         part = "learners" if learners > 1 else "mean"
         minibatches = Minibatches(run.problem, run.batch // learners, self.generator(now, part), learners)
@@ -364,7 +364,7 @@ class BatchSharpness(Instrument):
 
 
 def _curvature(minibatch: Problem, weights: Tensor) -> float:
-    """gᵀHg/‖g‖²; NaN where its error is large, and instead of an exception, which must not end the run."""
+    """Return gᵀHg/‖g‖²; NaN if its error is large, or after an exception, which must not end the run."""
     try:
         value, _, error = hessian.gradient_curvature(minibatch, weights, derivatives="auto")
     except (OperationError, NoSecondDerivative):
@@ -440,7 +440,7 @@ class Along(OnSample):
 
     @abstractmethod
     def analyzed(self, now: StepState) -> Sequence[float]:
-        """The values of ``columns``, in their order."""
+        """Return the values of ``columns``, in their order."""
 
     def numbers(self, now: StepState, learners: Iterator[Tensor]) -> Sequence[float]:
         if finite(now.mean):

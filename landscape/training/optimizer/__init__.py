@@ -31,12 +31,12 @@ GROUPS = "groups"  # the key of the table of groups
 
 
 def names() -> list[str]:
-    """The names that :func:`make` accepts in addition to "torch:CLASS", those of plugins included."""
+    """Return the names that :func:`make` accepts in addition to "torch:CLASS", those of plugins included."""
     return sorted({*optimizers.names(), *short_names()})
 
 
 def full_name(name: str) -> str:
-    """The name by which recipes and results know an optimizer: "torch:AdamW" for "adamw" or "AdamW".
+    """Return the name by which recipes and results know an optimizer: "torch:AdamW" for "adamw" or "AdamW".
 
     Entries of the registry come first: "sgd" is this package's own.
 
@@ -50,7 +50,7 @@ def full_name(name: str) -> str:
 
 
 def options(name: str, table: dict[str, Any]) -> dict[str, Any]:
-    """``table`` checked against the optimizer's options, with defaults for the missing ones.
+    """Return ``table`` checked against the optimizer's options, with defaults for the missing ones.
 
     Args:
         name: one of :func:`names`, or "torch:CLASS" with a class of ``torch.optim``.
@@ -80,7 +80,7 @@ def options(name: str, table: dict[str, Any]) -> dict[str, Any]:
 
 
 def make(name: str, table: dict[str, Any]) -> Optimizer:
-    """A new optimizer; :meth:`.Optimizer.start` gives it its learners.
+    """Return a new optimizer; :meth:`.Optimizer.start` gives it its learners.
 
     Args:
         name: one of :func:`names`, or "torch:CLASS" with a class of ``torch.optim``.
@@ -101,7 +101,7 @@ def make(name: str, table: dict[str, Any]) -> Optimizer:
 
 
 def steepest(norm: str, layout: Layout, v: Tensor) -> tuple[Tensor, Tensor]:
-    """The direction d in a norm's unit ball with the largest ⟨v, d⟩, and this product: the dual norm of v.
+    """Return the direction d in a norm's unit ball with the largest ⟨v, d⟩, and the product, v's dual norm.
 
     Args:
         norm: "max": the largest |w_i|. d is the sign of v, the dual norm Σ|v_i|.
@@ -190,7 +190,7 @@ def check_matrices(name: str, layout: Layout, *, only_two: bool = False) -> None
 
 
 def orthogonalized(matrices: Tensor, steps: int) -> Tensor:
-    """(..., A, B), U f(S) Vᵀ of matrices U S Vᵀ, with f(S) near 1: the Newton–Schulz iteration of Muon."""
+    """Return U f(S) Vᵀ (..., A, B) of matrices U S Vᵀ, f(S) near 1, by Muon's Newton–Schulz iteration."""
     a, b, c = QUINTIC
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
@@ -286,12 +286,12 @@ def _classes() -> dict[str, type[torch.optim.Optimizer]]:
 
 
 def short_names() -> dict[str, str]:
-    """The name of each class in lower case -> "torch:CLASS"."""
+    """Return the name of each class in lower case -> "torch:CLASS"."""
     return {name.removeprefix(PREFIX).lower(): name for name in _classes()}
 
 
 def torch_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """``options`` checked against the signature of the class, with the defaults that TOML can hold.
+    """Return ``options`` checked against the signature of the class, with the defaults that TOML can hold.
 
     Raises:
         InputError: for an unknown class or option; ``lr`` is not one, as the schedule gives it.
@@ -309,7 +309,7 @@ def torch_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
 def torch_preconditioned(
     kind: type[torch.optim.Optimizer], values: Mapping[str, Any]
 ) -> tuple[float, str, float] | None:
-    """(m, form, c) of a class with these options, as of :attr:`.Optimizer.preconditioned`."""
+    """Return (m, form, c) of a class with these options, as of :attr:`.Optimizer.preconditioned`."""
     if values.get("maximize"):
         return None
     if kind in (torch.optim.Adam, torch.optim.AdamW):
@@ -320,7 +320,7 @@ def torch_preconditioned(
 def torch_preconditioner(
     kind: type[torch.optim.Optimizer], values: Mapping[str, Any], state: Mapping[str, Tensor], updates: Tensor
 ) -> Tensor:
-    """The diagonal of P (n, P) of a class that has one, as of :meth:`.Optimizer.preconditioner`.
+    """Return the diagonal of P (n, P) of a class that has one, as of :meth:`.Optimizer.preconditioner`.
 
     Args:
         kind, values: the class and its options.
@@ -379,7 +379,7 @@ class TorchOptimizer(Optimizer):
             return self.kind(parameters, lr=1e-3, **self.values)  # type: ignore[call-arg]
 
     def _step_of(self, optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Tensor]]:
-        """The state by parameter, after a step with gradients of zero; only its names and shapes are used."""
+        """Return the state by parameter after a step with zero gradients, for its names and shapes."""
         for parameter in optimizer.param_groups[0]["params"]:
             parameter.grad = torch.zeros_like(parameter)
         with self._refusing():

@@ -42,7 +42,7 @@ class OptimizerMemory(Protocol):
 
 
 def restored(group: str, like: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A checkpoint's ``group``, in the precision of ``like``. OperationError where one has another shape."""
+    """Return a checkpoint's ``group`` in the precision of ``like``; OperationError for another shape."""
     for name, tensor in like.items():
         shape = tuple(stored[name].shape) if name in stored else "nothing"
         if shape != (needed := tuple(tensor.shape)):
@@ -92,7 +92,7 @@ class Optimizer(ABC):
         self.state: dict[str, Tensor] = {}
 
     def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor | None:
-        """The diagonal of P (n, P) after ``step`` steps: with it the directions are P⁻¹ times a momentum.
+        """Return the diagonal (n, P) of P after ``step`` steps; the directions are P⁻¹ times a momentum.
 
         None: the directions are no such product with a positive diagonal P.
 
@@ -130,7 +130,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
-        """The descent directions of the learners.
+        """Return the descent directions of the learners.
 
         Args:
             gradients: (n, P); they are not written to.
@@ -175,7 +175,7 @@ class SGD(Optimizer):
     def directions_of(
         self, columns: slice, gradients: Tensor, points: Tensor, state: Mapping[str, Tensor]
     ) -> Tensor:
-        """``columns`` of :meth:`directions`, whose new state is written to the same columns of ``state``."""
+        """Return ``columns`` of :meth:`directions`, and write their new state to ``state``."""
         gradients = gradients[:, columns]
         if self.weight_decay:
             gradients = torch.add(gradients, points[:, columns], alpha=self.weight_decay)
@@ -215,7 +215,7 @@ class LARS(Optimizer):
         return _scale(self.layout, torch.ones_like(points), 1 / self._ratios(points, gradients))
 
     def _ratios(self, points: Tensor, gradients: Tensor) -> Tensor:
-        """The ratios r (n, slots)."""
+        """Return the ratios r (n, slots)."""
         w, g = slot_norms(self.layout, points), slot_norms(self.layout, gradients)
         ratios = self.trust * w / (g + self.weight_decay * w)
         return torch.where((w > 0) & (g > 0), ratios, 1.0)
@@ -271,24 +271,24 @@ class LAMB(Optimizer):
         return _scale(self.layout, root, 1 / self._ratios(points, s))
 
     def _root(self, step: int) -> Tensor:
-        """The divisor of m, (√v̂ + ε)(1 − β₁ᵗ)."""
+        """Return the divisor of m, (√v̂ + ε)(1 − β₁ᵗ)."""
         beta1, beta2 = self.betas
         root = (self.state["second_moment"] / (1 - beta2**step)).sqrt_().add_(self.epsilon)
         return root.mul_(1 - beta1**step)
 
     def _ratios(self, points: Tensor, s: Tensor) -> Tensor:
-        """The ratios ‖p‖/‖s‖ (n, slots)."""
+        """Return the ratios ‖p‖/‖s‖ (n, slots)."""
         w, norms = slot_norms(self.layout, points), slot_norms(self.layout, s)
         return torch.where((w > 0) & (norms > 0), w / norms, 1.0)
 
 
 def slot_norms(layout: Layout, v: Tensor) -> Tensor:
-    """(n, slots): the norm of each learner's part of each parameter tensor."""
+    """Return the norms (n, slots) of each learner's parameter tensors."""
     return torch.stack([vector_norm(v[:, slot.place]).to(v) for slot in layout.slots], dim=1)
 
 
 def _scale(layout: Layout, v: Tensor, ratios: Tensor) -> Tensor:
-    """``v`` (n, P), each parameter tensor of each learner times its ratio (n, slots); in place."""
+    """Multiply each learner's parameter tensors in ``v`` (n, P) by ratios (n, slots), in place."""
     for slot, ratio in zip(layout.slots, ratios.unbind(1), strict=True):
         v[:, slot.place] *= ratio[:, None]
     return v
@@ -315,7 +315,7 @@ def named(pattern: str) -> Iterator[None]:
 
 
 def options_of(pattern: str, table: Any) -> tuple[bool, float, dict[str, Any]]:
-    """(whether the group is frozen, its factor of the learning rate, its further options).
+    """Return whether the group is frozen, its factor of the learning rate, and its further options.
 
     Args:
         pattern: the group's name.
@@ -425,7 +425,7 @@ class Grouped(Optimizer):
         return p
 
     def _moving(self) -> Iterator[tuple[str, Optimizer, Member]]:
-        """(name, optimizer, group) of the groups that are not frozen; each optimizer gets its state."""
+        """Yield name, optimizer and group of each group that is not frozen, after restoring its state."""
         for name, member in self._present.items():
             if optimizer := member.optimizer:
                 optimizer.state = {key: self.state[f"{name}.{key}"] for key in optimizer.state}
@@ -439,7 +439,7 @@ def _fits(pattern: str, slot: Slot) -> bool:
 
 
 def _apart(slots: tuple[Slot, ...]) -> Layout:
-    """The layout of these parameter tensors alone."""
+    """Return the layout of these parameter tensors alone."""
     offsets = itertools.accumulate((slot.size for slot in slots), initial=0)
     return Layout(tuple(dataclasses.replace(s, offset=o) for s, o in zip(slots, offsets, strict=False)))
 

@@ -60,32 +60,32 @@ class Tracked:
         return {name: t for name, t in named.items() if name not in trained}
 
     def untrained_rows(self) -> dict[str, Tensor]:
-        """The saved part of :meth:`untrained`, a row for the one learner, as files take it."""
+        """Return the saved part of :meth:`untrained`, a row for the one learner, as files take it."""
         return {name: storable(t)[None].clone() for name, t in self.untrained(saved=True).items()}
 
 
 def plain(name: str) -> str:
-    """The name of a parameter in the module that torch.compile wrapped."""
+    """Return the name of a parameter in the module that torch.compile wrapped."""
     return name.replace("_orig_mod.", "")
 
 
 def kind(t: Tensor) -> str:
-    """The precision and the shape of a parameter or buffer, and whether it is trained, in words."""
+    """Return the precision and the shape of a parameter or buffer, and whether it is trained, in words."""
     return f"{precision(t)} of shape {tuple(t.shape)}{'' if t.requires_grad else ', not trained'}"
 
 
 def precision(t: Tensor) -> str:
-    """The name of the precision of ``t``, as torch has it."""
+    """Return the name of the precision of ``t``, as torch has it."""
     return str(t.dtype).removeprefix("torch.")
 
 
 def kind_and_place(p: Tensor) -> str:
-    """The precision and the device of a parameter, in words."""
+    """Return the precision and the device of a parameter, in words."""
     return f"{precision(p)} on {p.device}"
 
 
 def refusal(name: str, change: str, remedy: str = REMEDY) -> InputError:
-    """The error that the parameter called ``name`` has a ``change`` that is not allowed."""
+    """Return the error that the parameter called ``name`` has a ``change`` that is not allowed."""
     return InputError(f"model: parameter '{name}' {change}; {remedy}")
 
 
@@ -113,7 +113,7 @@ class DefaultGroup(Processes):
             raise LostProcessError(f"{text}, {remedy}") from error
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """``tensor`` of rank 0, in memory of its own; its shape and precision are the same on all ranks."""
+        """Return a copy of rank 0's ``tensor``, whose shape and precision are the same on all ranks."""
         copied = tensor.detach().to(self.device, copy=True).contiguous()
         if self.size > 1 and copied.numel():
             with self.naming():
@@ -139,7 +139,7 @@ class DefaultGroup(Processes):
 
 
 def class_path(model: nn.Module) -> str:
-    """MODULE:NAME of the model's class; of a script's its file, from which others can import it."""
+    """Return MODULE:NAME of the model's class; for a class of a script its file in place of MODULE."""
     kind = type(model)
     if kind.__bases__[0].__name__ == "FSDPModule":  # which fully_shard puts in front of the user's class
         kind = kind.__bases__[1]
@@ -152,13 +152,13 @@ def class_path(model: nn.Module) -> str:
 
 
 def rate(optimizer: Any) -> float:
-    """The learning rate of all parameter groups; NaN where they differ, or there is no optimizer."""
+    """Return the learning rate of all parameter groups; NaN where they differ, or there is no optimizer."""
     rates = {float(group.get("lr", math.nan)) for group in getattr(optimizer, "param_groups", ())}
     return rates.pop() if len(rates) == 1 else math.nan
 
 
 def heavy_ball(optimizer: Any) -> tuple[float, str] | None:
-    """(momentum, form) of torch.optim.SGD, as limits of stability take them; None for another optimizer."""
+    """Return the momentum of torch.optim.SGD and its form, or None for another optimizer."""
     if type(optimizer) is not torch.optim.SGD:
         return None
     keys = ("lr", "momentum", "dampening", "nesterov", "maximize")
@@ -176,7 +176,7 @@ def stability_limit(optimizer: Any) -> float | None:
 
 
 def optimizer_table(optimizer: Any) -> dict[str, Any]:
-    """The class of a torch optimizer and its defaults: flags, finite numbers, text and lists, as TOML has."""
+    """Return the class of a torch optimizer and its defaults that TOML can hold."""
     table: dict[str, Any] = {"name": type(optimizer).__name__}
     for key, value in getattr(optimizer, "defaults", {}).items():
         value = float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
@@ -188,7 +188,7 @@ def optimizer_table(optimizer: Any) -> dict[str, Any]:
 
 
 def read_settings(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
-    """The tables of the settings of a recorded checkpoint."""
+    """Return the tables of the settings of a recorded checkpoint."""
     return {name: table for name, table in checkpoint.settings.items() if isinstance(table, dict)}
 
 
@@ -198,7 +198,7 @@ def has_group() -> bool:
 
 
 def rank_and_size(what: str = "Recorder") -> tuple[int, int]:
-    """(rank, processes) of this process. InputError where there are several without a process group."""
+    """Return the rank and the number of processes; InputError for several without a process group."""
     if has_group():
         return dist.get_rank(), dist.get_world_size()
     size = os.environ.get("WORLD_SIZE", "1")

@@ -23,43 +23,45 @@ _wrapped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 class DecentralizedDataParallel(nn.Module):
-    """One learner of decentralized SGD, in a loop of the user's own, with any ``torch.optim`` optimizer.
+    """One learner of decentralized SGD in a user's training loop, with any ``torch.optim`` optimizer.
 
-    Its use is that of ``torch.nn.parallel.DistributedDataParallel``: one process a learner, started by
-    torchrun, in the default process group of torch.distributed. The rules are those of ``landscape train``
-    and give its numbers. Learner j steps by the displacement that its optimizer makes, whatever that is:
-    DPSGD in AWC order is w_j ← Σ_k M_jk w_k + (what ``optimizer.step()`` adds to w_j; DPSGD-2020, Eq. 2).
-    When ``optimizer.step()`` returns, the parameters are w_j(t+1), exchanges included (of ``ssgd`` they are
-    w_a(t+1), as under DistributedDataParallel). Exchanges that do not depend on the gradient run during the
+    It is used like ``torch.nn.parallel.DistributedDataParallel``: one process per learner, started by
+    torchrun, in the default process group of torch.distributed. The rules and their numbers are those of
+    ``landscape train``. Learner j steps by the displacement that its optimizer makes: DPSGD in AWC order is
+    w_j ← Σ_k M_jk w_k + (the displacement of w_j by ``optimizer.step()``; DPSGD-2020, Eq. 2). When
+    ``optimizer.step()`` returns, all exchanges are complete, and the parameters are w_j(t+1) (w_a(t+1) with
+    ``ssgd``, as under DistributedDataParallel). Exchanges that do not depend on the gradient run during the
     forward and the backward pass.
 
-    All processes must make the same number of steps; a lost one ends the others with
-    :class:`.LostProcessError`, at once or within the timeout of the process group. What is done to gradients
-    before the step, such as clipping, is done to the learner's own. A step that a GradScaler skips is one
-    without a gradient: the learner exchanges as in any other. A gradient that is None moves nothing, the
-    parameter is mixed as the others. A step in which the rule is synchronous (ssgd, the first ``start`` ones
-    of local-sgd) averages gradients in ``optimizer.step()``, or, with ``torch.optim.SGD``, the weights after
-    it, which is the same.
+    All processes must make the same number of steps. If a process is lost, the others end with
+    :class:`.LostProcessError`, at once or within the timeout of the process group. Changes of gradients
+    before the step, such as clipping, apply to the learner's own gradient. In a step that a GradScaler skips,
+    the learner has no gradient, and exchanges weights as in any other step. A parameter whose gradient is
+    None is mixed without a displacement. In a synchronous step (all of ssgd, the first ``start`` steps of
+    local-sgd) ``optimizer.step()`` averages gradients, or, with ``torch.optim.SGD``, the weights after the
+    step, with the same result.
 
     The trainable parameters stay the same objects; their memory becomes part of one contiguous tensor. They
-    must have one precision and one device, and must not be replaced, reshaped or moved later; beside them the
-    wrapper needs memory for P numbers (but for dpsgd for 3 P), and for P of each learner received. Keys of
+    must have one precision and one device, and must not be replaced, reshaped or moved later. In addition the
+    wrapper needs memory for P numbers (3 P for dpsgd), and for P numbers of each learner received. Keys of
     ``state_dict`` are ``module.NAME``, as DistributedDataParallel's, and ``_extra_state`` for the algorithm;
     each process saves and loads its own, between steps.
 
     Args:
-        model: any module; that of rank 0 is copied to the others, with its buffers.
-        optimizer: its optimizer, made before, with all of its trainable parameters. Its state is each
-            learner's own. One that needs a closure, such as LBFGS, is refused.
+        model: any module; rank 0's parameters and buffers are copied to the other ranks.
+        optimizer: the optimizer of all trainable parameters of the model. Each learner has its own state of
+            the optimizer. An optimizer that needs a closure, such as LBFGS, is refused.
         algorithm: an update rule of ``landscape train`` by name, such as ``dpsgd``, or a plugin's. The delay
             of async-sgd is simulated.
-        average_buffers: average the module's floating-point buffers, such as BatchNorm's running statistics,
-            over the learners after each step. By default each learner has its own, as in ``landscape train``.
-        peak_lr: α_0 of dsgd-ac; by default the optimizer's learning rate now, or what a scheduler started
-            from.
-        seed: of the rule's random draws, such as random matchings.
-        options: those of the algorithm, as in recipes: ``mixing="ring(1)"``, ``order="atc"``, ``period=8``.
-            Defaults are those of ``landscape train``: of dpsgd ``mixing="full"``, ``order="awc"``.
+        average_buffers: whether to average the module's floating-point buffers, such as BatchNorm's running
+            statistics, over the learners after each step. By default each learner has its own, as in
+            ``landscape train``.
+        peak_lr: α_0 of dsgd-ac; default: the optimizer's present learning rate, or the initial rate of a
+            scheduler.
+        seed: draws the rule's random numbers, such as random matchings.
+        options: options of the algorithm, as in recipes: ``mixing="ring(1)"``, ``order="atc"``,
+            ``period=8``. Defaults are those of ``landscape train``: for dpsgd ``mixing="full"``,
+            ``order="awc"``.
 
     Attributes:
         module: the user's model.
@@ -149,7 +151,7 @@ class DecentralizedDataParallel(nn.Module):
         return self.module
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
-        """Call the module; in training mode the next step begins, unless it has.
+        """Call the module, and begin the next step in training mode, unless it has begun.
 
         Raises:
             InputError: for parameters that were replaced, frozen, reshaped or moved.
@@ -178,7 +180,7 @@ class DecentralizedDataParallel(nn.Module):
         return contextlib.nullcontext()
 
     def average_model(self) -> nn.Module:
-        """A copy of the module with w_a, the mean of the learners' weights, to evaluate it.
+        """Return a copy of the module with w_a, the mean of the learners' weights, to evaluate it.
 
         All processes must call this method, between steps. The copy's floating-point buffers are the
         learners' means. BatchNorm's statistics at w_a differ from such means;
@@ -240,8 +242,8 @@ class DecentralizedDataParallel(nn.Module):
         """Resume from a file of :meth:`save_checkpoint`: weights, buffers, optimizer and algorithm.
 
         All processes must call this method, between steps. The loop itself restores learning rates, a
-        scheduler, a GradScaler and random numbers. If these depend on the step alone, the resumed run gives
-        the numbers of an unbroken run.
+        scheduler, a GradScaler and random numbers. If these depend on the step alone, the resumed run has the
+        numbers of an unbroken run.
 
         Args:
             path: the file, which each process reads.
@@ -270,7 +272,7 @@ class DecentralizedDataParallel(nn.Module):
         return self.steps
 
     def get_extra_state(self) -> dict[str, Any]:
-        """The algorithm's own state, which ``state_dict`` holds as ``_extra_state``."""
+        """Return the algorithm's own state, which ``state_dict`` holds as ``_extra_state``."""
         rule = self._stepper.rule
         parts = {"state": rule.state, "shared": rule.shared}
         facts: dict[str, Any] = {"algorithm": self._algorithm["name"], "steps": self.steps}

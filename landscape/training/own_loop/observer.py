@@ -47,20 +47,9 @@ class Observer:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        loss: Loss | None,
-        data: Any,
-        test: Any,
-        *,
-        samples: int,
-        monitor: Mapping[str, Any],
-        batch: int,
-        ranks: int,
-        seed: int,
-        optimizer: Any,
-        **how: Any,
-    ) -> None:
+        self, module: nn.Module, loss: Loss | None, data: Any, test: Any, *, samples: int,
+        monitor: Mapping[str, Any], batch: int, ranks: int, seed: int, optimizer: Any, **how: Any,
+    ) -> None:  # fmt: skip
         loop.check_module(module)
         for name, split in (("data", data), ("test", test)):
             _check_data(name, split)
@@ -99,7 +88,7 @@ class Observer:
         self._gradient = GradientEstimator(self._objective, Comm(1), samples, seed, batch_of_loss)
 
     def _monitoring(self, table: Monitor, seed: int, batch: int, optimizer: Any) -> Monitoring:
-        """The instruments of ``table``; a step has ``batch`` samples, 0: an unknown number."""
+        """Return the instruments of ``table``; a step has ``batch`` samples, 0: an unknown number."""
         limit = loop.stability_limit(optimizer) or math.nan
         parameters = self.parameters.trained
         return Monitoring(
@@ -122,7 +111,7 @@ class Observer:
         self._start = None
 
     def finish(self) -> dict[str, float]:
-        """The history's columns of the started step and of the test data after it; {} if no step started."""
+        """Return the history's columns of the started step and of the test data; {} if no step started."""
         if self._start is None:
             return {}
         (theta, g), self._start = self._start, None
@@ -130,7 +119,7 @@ class Observer:
         return step_columns(g.loss, projection) | self.tested()
 
     def tested(self) -> dict[str, float]:
-        """Loss, accuracy and metrics on the test data, under the module's own statistics; {} without data."""
+        """Return test loss, accuracy and metrics, with the module's own statistics; {} without test data."""
         if self.test is None:
             return {}
         with self._undisturbed():
@@ -140,13 +129,13 @@ class Observer:
         return dict(zip(names, values, strict=True))
 
     def measured(self, step: int, lr: float) -> dict[str, float]:
-        """The columns of the instruments that are due after ``step``."""
+        """Return the columns of the instruments that are due after ``step``."""
         with self._undisturbed():
             self.parameters.show(self._objective.model)
             return self.monitor.measure(step, lr, self.parameters.flat()[None], self._weights_before)
 
     def state(self, step: int) -> dict[str, Tensor]:
-        """The memory of the instruments after ``step``, for files."""
+        """Return the memory of the instruments after ``step``, for files."""
         return self.monitor.state(step)
 
     def agreed(self, due: bool) -> bool:
@@ -184,7 +173,7 @@ def undisturbed(device: torch.device, *data: Any) -> Iterator[None]:
 
 
 def _generators(data: Any) -> Iterator[torch.Generator]:
-    """The generators of a DataLoader and its samplers; none for other data."""
+    """Return the generators of a DataLoader and its samplers; none for other data."""
     parts = [data, getattr(data, "sampler", None), getattr(data, "batch_sampler", None)]
     parts += [getattr(part, "sampler", None) for part in parts]
     for part in parts:
@@ -206,7 +195,7 @@ def _check_drawn(name: str, samples: int, problem: Problem) -> None:
 
 
 def _in_batches(data: Dataset[Any], batch: int, seed: int) -> DataLoader[Any]:
-    """The samples of ``data`` in batches, cut as :class:`.GradientEstimator` cuts tensors.
+    """Return the samples of ``data`` in batches, cut as :class:`.GradientEstimator` cuts tensors.
 
     The batches are drawn at random, as in training, so that their statistics do not depend on the order of
     the stored samples. An IterableDataset keeps its order.
@@ -253,18 +242,18 @@ class Parameters(loop.Tracked):
 
     @torch.no_grad()
     def flat(self) -> Tensor:
-        """θ (P,) now, a copy."""
+        """Return θ (P,) now, a copy."""
         theta = torch.empty(self.layout.size, device=self._device, dtype=self._dtype)
         for view, p in zip(self.layout.views(theta).values(), self.trained(), strict=True):
             view.copy_(p)
         return theta
 
     def recorded(self) -> Tensor:
-        """θ (1, P) now, for files."""
+        """Return θ (1, P) now, for files."""
         return self.flat()[None]
 
     def trained(self) -> list[nn.Parameter]:
-        """The trainable parameters, in the order of θ."""
+        """Return the trainable parameters, in the order of θ."""
         parameters = self.named()
         return [parameters[slot.name] for slot in self.layout.slots]
 
@@ -346,7 +335,7 @@ class ShardedParameters(Parameters):
 
     @torch.no_grad()
     def recorded(self) -> Tensor:
-        """θ (1, P) in the CPU's memory of rank 0, gathered parameter by parameter; (1, 0) on the others."""
+        """Return θ (1, P) in rank 0's CPU memory, gathered by parameter, and (1, 0) on the other ranks."""
         writes = dist.get_rank() == 0
         theta = torch.empty(1, self.layout.size if writes else 0, dtype=self._dtype)
         views = list(self.layout.views(theta[0]).values()) if writes else []

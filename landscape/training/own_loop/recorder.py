@@ -45,14 +45,14 @@ LARGE_SHARE, LONG = 0.5, 10.0
 
 
 class Recorder:
-    """Records a training loop of any kind: its steps decomposed, its loss, its weights along the way.
+    """Records any training loop: decomposed steps, losses, and weights along the way.
 
-    Every ``every``-th step is decomposed, by whatever rule the step was made (DPSGD-2020, Eq. 3). d is the
+    Every ``every``-th step is decomposed, for any optimizer (DPSGD-2020, Eq. 3). d is the
     change of the weights w, g = ∇L(w) is the gradient before the step, α_e = −⟨d, g⟩/‖g‖² and
     Δ = ‖d + α_e g‖², so that α_e²‖g‖² + Δ = ‖d‖². The files step-NNNNNNN.h5 and last.h5 in ``folder`` are
-    checkpoints with one learner. Every command takes these files: ``landscape contour FOLDER --model
-    MODULE:NAME --data MODULE:NAME``. The files name the model's class and run no code. A step
-    that is not decomposed costs a counter; a decomposed step costs a gradient over the data.
+    checkpoints with one learner. Every command accepts these files: ``landscape contour FOLDER --model
+    MODULE:NAME --data MODULE:NAME``. The files name the model's class and run no code. Other steps only
+    advance a counter; a decomposed step costs a gradient over the data.
 
     The recorder leaves the loop as it is: the random numbers, the gradients and the training mode of the
     model. Under DistributedDataParallel rank 0 records, while the other ranks wait for rank 0 at their next
@@ -69,13 +69,13 @@ class Recorder:
             random numbers in eval mode.
         data: the training set, as :class:`landscape.Problem` takes it: g is the gradient of its mean loss,
             in eval mode (but see ``batch``), so that dropout and augmentation count as noise.
-        every: every how many steps one is decomposed; 0: none (50 is ours). For a large training set give
-            ``samples``, too: on MNIST in minibatches of 128, exact g takes as long as 360 steps of a small
-            network, g from 1,024 samples as long as 15.
-        test: test data in the form of ``data``. Their loss, and accuracy where there is one, are evaluated
+        every: the number of steps from one decomposed step to the next; 0: none (50 is our choice). For a
+            large training set give ``samples``, too: on MNIST in minibatches of 128, exact g takes the time
+            of 360 steps of a small network, and g from 1,024 samples that of 15.
+        test: test data in the form of ``data``. Their loss, and accuracy if they have classes, are evaluated
             at the start, after each decomposed step, and at the end.
         optimizer: the optimizer that makes the steps, for the columns lr and lr·λ_max and ``landscape
-            stability``; lr is NaN where its parameter groups have several.
+            stability``; lr is NaN if its parameter groups have different rates.
         samples: the number of samples from which g is estimated, drawn anew each time, with standard errors;
             a multiple of 16. 0: g is exact, from all samples.
         sharpness: every how many steps λ_max is measured; 0: never. λ_max is that of 2,000 fixed samples of
@@ -297,7 +297,7 @@ class Recorder:
             self._show_share()
 
     def _due_after(self, step: int) -> int:
-        """The next step after ``step`` with a measurement or a file; NEVER where there is none."""
+        """Return the next step after ``step`` with a measurement or a file; NEVER where there is none."""
         periods = self._every, *self._observer.monitor.turns, self._save_every
         return min(((step // period + 1) * period for period in periods if period), default=NEVER)
 
@@ -358,7 +358,7 @@ class Recorder:
             self._write()
 
     def _row(self, step: int) -> dict[str, float] | None:
-        """The history's row of ``step``; None where there is no row yet."""
+        """Return the history's row of ``step``; None where there is no row yet."""
         return next((row for row in reversed(self._history.rows) if row["step"] == step), None)
 
     def _add(self, step: int, values: dict[str, float]) -> None:
@@ -473,7 +473,7 @@ class Recorder:
         return path
 
     def close(self) -> None:
-        """Write what is not written yet, with the loss on the test data, and unlock the folder.
+        """Write the last step with the loss on the test data, unless it is written, and unlock the folder.
 
         The end of a with statement on the recorder, or of the process, also closes the recorder. After an
         exception within a step nothing is written: the weights may be half changed.
@@ -543,7 +543,7 @@ class RecorderWarning(UserWarning):
 
 
 def number(name: str, value: Any) -> float:
-    """``value`` as a float; InputError where it is not one number."""
+    """Return ``value`` as a float; InputError unless it is a single number."""
     try:
         return float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -552,7 +552,7 @@ def number(name: str, value: Any) -> float:
 
 
 def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint | None:
-    """The last state of the recorded run in ``folder``; None for a folder without a run.
+    """Return the last state of the recorded run in ``folder``; None for a folder without a run.
 
     Raises OperationError for a run of another kind or model, and for a step ``resume`` in a folder without a
     run.

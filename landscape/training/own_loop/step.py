@@ -35,8 +35,8 @@ class Stepper:
 
     Step t of learner j begins at the first forward pass in training mode. w_j is copied, the exchanges that
     do not need the gradient start, and the parameters are set to the points where the rule takes gradients.
-    After ``optimizer.step`` the displacement is the difference of the parameters from these points, whatever
-    code moved them. The rule makes w_j(t+1) from the displacement, and the parameters are set to w_j(t+1).
+    After ``optimizer.step`` the displacement is the difference of the parameters from these points. The rule
+    computes w_j(t+1) from the displacement, and the parameters are set to w_j(t+1).
 
     Attributes:
         steps: the number of completed steps.
@@ -110,7 +110,7 @@ class Stepper:
             self._gradients.prepare(self.rule.synchronous)
 
     def _rate_of_step(self) -> float:
-        """The learning rate for the rule; 1 where the rule needs only its product with the directions."""
+        """Return the learning rate for the rule; 1 if the rule needs only its product with the directions."""
         if self.rule.lr_is_factor:
             return 1.0
         rate = loop.rate(self.parameters.optimizer)
@@ -157,9 +157,9 @@ class LearnerGradients:
     """The gradients of one learner: unscaled, and averaged where the update rule is synchronous.
 
     After an overflow a GradScaler skips ``optimizer.step``, unless the optimizer declares that it supports
-    scaling; then the scaler calls the step and sets the scale as an attribute. The optimizer is made to
-    declare this support. So an overflow gives a step without gradients, in which this learner exchanges as in
-    any other step, instead of a skipped step.
+    scaling; then the scaler calls the step and sets the scale as an attribute. This class makes the optimizer
+    declare the support, so that a step with an overflow is not skipped: it has no gradients, and the learner
+    exchanges weights as in any other step.
     """
 
     def __init__(self, parameters: FlatParameters, comm: Comm) -> None:
@@ -284,7 +284,7 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
 
 
 def _history(stepper: Stepper) -> dict[str, Array]:
-    """A history of two rows, the start (all learners equal) and now: the learning rate and the spread."""
+    """Return a history of learning rate and spread in two rows: the start, with equal learners, and now."""
     flat, comm = stepper.parameters.flat, stepper.comm
     spread = (flat - comm.fresh_mean(flat, "weights")).flatten()
     values = {
@@ -378,7 +378,7 @@ class FlatParameters(Tracked):
             p.data = view
 
     def _ids(self) -> list[int]:
-        """The identities of the optimizer's parameters."""
+        """Return the identities of the optimizer's parameters."""
         return [id(p) for group in self.optimizer.param_groups for p in group["params"]]
 
     def _check_parameters(self) -> None:
@@ -508,7 +508,7 @@ class OptimizerState:
     # Checkpoints.
 
     def _named(self) -> list[tuple[str, str, Tensor]]:
-        """(parameter, name, tensor) of all tensors; OperationError for a state that is no tensor."""
+        """Return (parameter, name, tensor) of all tensors; OperationError for a state that is no tensor."""
         tensors = []
         for name, (_, state) in zip(self._parameters.trained, self._states(), strict=True):
             for key, value in sorted(state.items()):
@@ -520,7 +520,7 @@ class OptimizerState:
         return tensors
 
     def rows(self) -> dict[str, Tensor]:
-        """The state for a checkpoint: "PARAMETER.NAME" -> (1, …), the same names and shapes on all ranks."""
+        """Return the state for a checkpoint: "PARAMETER.NAME" -> (1, …), with equal names on all ranks."""
         tensors = {f"{name}.{key}": storable(value) for name, key, value in self._named()}
         local_kinds = {name: [precision(t), list(t.shape)] for name, t in tensors.items()}
         kinds: dict[str, list[Any]] = {}  # of all ranks
@@ -558,7 +558,7 @@ class OptimizerState:
 
 
 def _placed(value: Tensor, p: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """``value`` on the device and in the precision that torch's optimizers use for a state of ``p``.
+    """Return ``value`` on the device and in the precision that torch's optimizers use for a state of ``p``.
 
     Single numbers, such as the step, lie on the CPU unless a kernel on the device reads them.
     """

@@ -1,12 +1,12 @@
 """The processes of a run. This file is the script that a child starts with, which watches the parent.
 
 ``python -P processes/__init__.py MODULE ARGUMENTS…`` runs ``MODULE.main()``. -P keeps the current folder off
-the module path; the package is loaded by the path of its file, so that no other package of its name takes its
-place.
+the module path; the package is loaded by the path of its file, so that no other package of this name is
+loaded.
 
 LANDSCAPE_LINK is the descriptor of one end of a socket. The child writes a byte a second to it from the
-start, and ends as soon as the other end is closed, at the latest when the parent ends. This script imports
-nothing of the package.
+start, and ends when the other end is closed, at the latest when the parent ends. This script imports nothing
+of the package.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class FolderStore:
         os.replace(path, self.folder / name)
 
     def get(self, name: str) -> str:
-        """The text; "" if there is none."""
+        """Return the text; "" if there is none."""
         try:
             return (self.folder / name).read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -65,7 +65,7 @@ class FolderStore:
 
 
 def launcher_store() -> FolderStore | None:
-    """The store of the launcher that started this process with ``--nproc``; None if there is none."""
+    """Return the store of the launcher that started this process with ``--nproc``; None if there is none."""
     return FolderStore(Path(os.environ[STORE])) if STORE in os.environ else None
 
 
@@ -85,13 +85,13 @@ class Child:
         return self.process.poll()
 
     def exit_description(self) -> str:
-        """ "was killed by SIGNAL" or "ended with CODE", after it has ended."""
+        """Return " was killed by SIGNAL" or "ended with CODE", after the process has ended."""
         code, names = self.process.returncode, {int(number): number.name for number in signal.Signals}
         killed = f"was killed by {names.get(-code, f'signal {-code}')}"
         return killed if code < 0 else f"ended with {code}"
 
     def stderr_text(self) -> str:
-        """The text that it wrote to stderr; "" if it shares this process's stderr."""
+        """Return the text that it wrote to stderr; "" if it shares this process's stderr."""
         return self.errors.read_text(errors="replace") if self.errors.exists() else ""
 
 
@@ -169,12 +169,12 @@ class Children:
 
 
 def loopback() -> str:
-    """The name of this machine's loopback interface."""
+    """Return the name of this machine's loopback interface."""
     return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
 
 
 def threads_each(processes: int, threads: int | None) -> dict[str, str]:
-    """The environment in which each of ``processes`` takes its share of ``threads`` threads, if given."""
+    """Return the environment of a process, with its share of ``threads`` among ``processes``, if given."""
     if threads is None:
         return {}
     share = str(max(1, threads // processes))
@@ -203,7 +203,7 @@ class Pool:
         nproc: number of jobs at a time.
         threads: shared by the processes; None: as the environment has it for each.
         timeout: limit of the time without a sign of life of a process (s).
-        environment: gives further environment variables of a process, by its number.
+        environment: returns further environment variables of a process, given its number.
     """
 
     nproc: int = 1
@@ -220,7 +220,7 @@ class Pool:
             done: takes a job's number and its result, in the order in which the jobs end.
 
         Raises:
-            JobError: as soon as a job fails; the other jobs are then ended.
+            JobError: when a job fails; the other jobs are then ended.
         """
         waiting = list(enumerate(jobs))[::-1]  # the next job is the last item
         with Children() as children:
@@ -240,7 +240,7 @@ class Pool:
                 done(number, answer["result"])
 
     def _next_answer(self, children: Children, busy: Mapping[Child, int]) -> tuple[Child, dict[str, Any]]:
-        """The next child that answers, with its answer; JobError for one that has ended or is silent."""
+        """Return the next child that answers, and its answer; JobError if a child ended or is silent."""
         pipes = {child.process.stdout: child for child in busy}
         while True:
             for pipe in children.check(*filter(None, pipes)):
@@ -292,23 +292,16 @@ class RestartableError(OperationError):
 
 
 def start(
-    words: Sequence[str],
-    nproc: int,
-    *,
-    timeout: float,
-    threads: int | None,
-    restarts: int = 0,
-    hint: Callable[[], str],
-    log: Path | None = None,
-    show_output: bool = True,
-) -> int:
+    words: Sequence[str], nproc: int, *, timeout: float, threads: int | None, restarts: int = 0,
+    hint: Callable[[], str], log: Path | None = None, show_output: bool = True,
+) -> int:  # fmt: skip
     """Run the command ``words`` in ``nproc`` processes; the exit code when all processes have ended.
 
     Args:
         timeout: the longest time of a process without a sign of life (s).
         threads: the number of threads that the processes share; None: as the environment says.
         restarts: how often all processes are restarted after a process was lost.
-        hint: gives the words that tell the user how to resume after a process was lost.
+        hint: returns the words that tell the user how to resume after a process was lost.
         log: a file for starts and failures, written if the parent of its folder exists.
         show_output: whether rank 0 writes to this process's stdout and stderr.
 
@@ -344,7 +337,7 @@ def start(
 
 
 def _watch(children: Children, timeout: float) -> int:
-    """The exit code, once all have ended; raises as :func:`start` does."""
+    """Return the exit code, once all have ended; raises as :func:`start` does."""
     failures, deadline = FolderStore(children.folder), 0.0
     while True:
         children.check()
@@ -365,7 +358,7 @@ def _watch(children: Children, timeout: float) -> int:
 
 
 def _code(children: Children) -> int:
-    """The common exit code; RestartableError if a process ended with an unreported error."""
+    """Return the common exit code; RestartableError if a process ended with an unreported error."""
     failed = [child for child in children.all if child.ended in (1, 2)]
     if not failed:
         return max(child.ended or 0 for child in children.all)
@@ -378,7 +371,7 @@ def _name(child: Child, children: Children) -> str:
 
 
 def stamped(line: str) -> str:
-    """The line of a log, with the time."""
+    """Return the line of a log, with the time."""
     return f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S}Z {line}\n"
 
 
@@ -404,5 +397,5 @@ def report(message: str, code: int) -> bool:
 
 
 def failure(rank: object, code: int, message: str) -> str:
-    """The text of a failure in a store: rank, exit code and message."""
+    """Return the text of a failure in a store: rank, exit code and message."""
     return f"{rank} {code} {' '.join(message.split())}"

@@ -56,14 +56,14 @@ class Processes(ABC):
         """Turn torch's errors in the exchanges of the block into an error that names the lost rank."""
 
     def gathered(self, mine: T) -> list[T]:
-        """The value of each rank, which JSON can represent, in the order of the ranks."""
+        """Return the value of each rank, which JSON can represent, in the order of the ranks."""
         if self.size == 1:
             return [mine]
         with self.naming():
             return [json.loads(text) for text in gather_bytes(json.dumps(mine).encode(), self.device)]
 
     def difference(self, facts: Mapping[str, str]) -> str:
-        """A line on the first of ``facts``, name -> text, that differs between ranks; "" if none differs."""
+        """Return a line on the first of ``facts``, name -> text, that differs between ranks, or ""."""
         rank_0_facts, *others = self.gathered(dict(facts))
         for rank, rank_facts in enumerate(others, 1):
             for name in {**rank_0_facts, **rank_facts}:
@@ -116,9 +116,9 @@ class Comm:
     # Means and sums over all processes.
 
     def mean(self, rows: Tensor) -> Tensor:
-        """The mean (P,) over all n learners, of which ``rows`` (n_local, P) are this process's.
+        """Return the mean (P,) over all n learners, of which ``rows`` (n_local, P) are this process's.
 
-        The mean of the last tensor is stored, as a step ends and the next begins with one tensor of weights.
+        The mean of the last tensor is stored, because a step ends and the next begins with the same tensor.
         The result is valid until the mean of another tensor is computed or started.
         """
         return self.start_mean(rows)()
@@ -139,7 +139,7 @@ class Comm:
         self._mean = rows, rows._version, functools.cache(mean) if mean else lambda: rows[0]
 
     def fresh_mean(self, rows: Tensor, use: str = "", out: Tensor | None = None) -> Tensor:
-        """The mean (P,) as :meth:`mean`, not stored; valid until the next call with the same ``use``.
+        """Return the mean (P,) as :meth:`mean`, not stored; valid until the next call with the same ``use``.
 
         Several processes write the mean to ``out`` (P,), if given; ``out`` may be the only row of ``rows``.
         """
@@ -168,7 +168,7 @@ class Comm:
         return result
 
     def totals(self, values: Tensor) -> Tensor:
-        """``values`` (float64, the same shape on all ranks) summed over the processes."""
+        """Return ``values`` (float64, the same shape on all ranks) summed over the processes."""
         if self.size == 1:
             return values
         total = values.detach().to(self._device, torch.float64, copy=True)
@@ -177,12 +177,12 @@ class Comm:
         return total.to(values.device)
 
     def total(self, *values: float) -> list[float]:
-        """Each of ``values`` summed over the processes."""
+        """Return each of ``values`` summed over the processes."""
         sums: list[float] = self.totals(torch.tensor(values, dtype=torch.float64)).tolist()
         return sums
 
     def evaluate(self, problem: Problem, weights: Tensor) -> tuple[float, float]:
-        """(mean loss, accuracy) at ``weights``, each process doing its share of the samples."""
+        """Return mean loss and accuracy at ``weights``; each process evaluates its share of the samples."""
         if self.size == 1:
             return problem.evaluate(weights)
         part = problem.subset(self.share(problem.samples))
@@ -205,7 +205,7 @@ class Comm:
         return lambda: self._finished([work], total).tolist()
 
     def buffer(self, use: str, like: Tensor) -> Tensor:
-        """Memory of the shape of ``like`` that every step uses again: new memory costs as much as sums."""
+        """Return memory of the shape of ``like`` that every step reuses, as new memory is slow."""
         old = self._buffers.get(use)
         if old is None or old.shape != like.shape or old.dtype != like.dtype:
             self._buffers[use] = old = torch.empty(like.shape, dtype=like.dtype, device=like.device)
@@ -214,14 +214,14 @@ class Comm:
     # Work and coordinates split over the processes.
 
     def share(self, count: int) -> slice:
-        """This process's share of ``count`` samples, coordinates or the like; empty if there are too few."""
+        """Return this process's share of ``count`` samples or coordinates; empty if there are too few."""
         bounds = _bounds(count, self.size)
         return slice(bounds[self.rank], bounds[self.rank + 1])
 
     def part_sum(self, vector: Tensor, use: str) -> Tensor:
-        """Σ over the processes of ``vector`` (P,), of which each process keeps its :meth:`share`.
+        """Return this process's :meth:`share` of the sum of ``vector`` (P,) over the processes.
 
-        Of several processes, valid until the next of the same ``use``.
+        With several processes the result is valid until the next call with the same ``use``.
         """
         if self.size == 1:
             return vector
@@ -243,7 +243,7 @@ class Comm:
         return total
 
     def part_mean(self, rows: Tensor, use: str, minus: Tensor | None = None) -> Tensor:
-        """The mean over all learners of ``rows``, or of rows − minus, (n_local, P) each, in their precision.
+        """Return the mean over all learners of ``rows`` (n_local, P), or of rows − minus, in their precision.
 
         Each process keeps its :meth:`share` of the columns, as in :meth:`part_sum`. Sums over its own
         learners are in float64.
@@ -260,7 +260,7 @@ class Comm:
         return total / self.learners if self.size == 1 else self.part_sum(total, use).div_(self.learners)
 
     def parts(self, vectors: Tensor, count: int) -> Tensor:
-        """(count, P_share): of ``count`` vectors (P,) the coordinates that are this process's :meth:`share`.
+        """Return this process's :meth:`share` of the coordinates of ``count`` vectors (P,), (count, P_share).
 
         ``vectors`` (k, P) are this process's share of them.
         """
@@ -273,7 +273,7 @@ class Comm:
         return self._all_to_all(gathered, sent, received.tolist(), numbers.tolist())
 
     def _all_to_all(self, out: Tensor, sent: Tensor, received: list[int], numbers: list[int]) -> Tensor:
-        """Exchange ``numbers`` of ``sent`` for ``out``, as many from each process as ``received`` says."""
+        """Send ``numbers`` of ``sent`` to the processes, and receive ``received`` numbers in ``out``."""
         with self._naming():
             work = dist.all_to_all_single(out.view(-1), sent, received, numbers, async_op=True)
         return self._finished([work], out)
@@ -283,14 +283,14 @@ class Comm:
     def mix(self, weights: Tensor, mixing: Matrices, step: int) -> Exchange:
         """Start the exchange for Σ_k M_jk w_k; a call of the result waits, and returns it, (n_local, P).
 
-        ``weights`` (n_local, P) must stay as they are until then. Each row is sent once to each process that
-        has a neighbor of it; a matrix that averages more than two is an all-reduce.
+        ``weights`` (n_local, P) must not change before this call. Each row is sent once to each process with
+        a neighbor of its learner; a matrix that averages more than two learners is an all-reduce.
         """
         turn = (mixing.spec, (step - 1) % len(mixing.cycle)) if mixing.cycle else None
         return self.combine(weights, mixing.matrix(step), turn)
 
     def combine(self, weights: Tensor, matrix: Array, key: tuple[str, int] | None = None) -> Exchange:
-        """:meth:`mix` by any ``matrix`` (n, n) whose rows sum to 1; ``key`` names one that recurs."""
+        """Begin to mix by any ``matrix`` (n, n) whose rows sum to 1; ``key`` names a matrix that recurs."""
         if averages_all(matrix):
             mean = self.start_mean(weights) if self.size == 1 else self._start_mean(weights, "mixed")
             return Exchange(weights, lambda: mean().expand_as(weights))
@@ -345,7 +345,7 @@ class PiecewiseMean:
         comm: exchanges the pieces.
         layout: of the parameter tensors in the P columns.
         total: (P,), the memory for the mean.
-        rows: gives the rows (n_local, columns) of a piece, once all of its gradients are there.
+        rows: returns the rows (n_local, columns) of a piece whose gradients are all computed.
     """
 
     def __init__(self, comm: Comm, layout: Layout, total: Tensor, rows: Callable[[slice], Tensor]) -> None:
@@ -356,7 +356,7 @@ class PiecewiseMean:
     def ready(self, *names: str) -> None:
         """Send the pieces that are complete with the gradients of the parameters ``names``.
 
-        All processes send in the same order, whatever the order of the gradients: the last piece first.
+        All processes send the last piece first, for any order of the gradients.
         """
         self._done.update(names)
         while self._expected and self._expected[-1].name in self._done:
@@ -374,7 +374,7 @@ class PiecewiseMean:
 
 
 def pieces(row: Tensor) -> list[slice]:
-    """The columns of ``row`` (P,) in pieces of at most PIECE bytes, the last first, as gradients come."""
+    """Return the columns of ``row`` (P,) in pieces of at most PIECE bytes, in a backward pass's order."""
     width = max(1, PIECE // row.itemsize)
     return [slice(max(0, stop - width), stop) for stop in range(len(row), 0, -width)]
 
@@ -385,10 +385,12 @@ def _bounds(count: int, parts: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Exchange:
-    """An exchange of ``weights`` (n_local, P) that has been started: one of its two ways is used, once.
+    """A started exchange of weights, of which either ``mixed`` or ``pull`` is called, once.
 
-    ``mixed`` waits and gives Σ_k M_jk w_k, (n_local, P). ``pull``, where there is one, adds
-    Σ_k M_jk (w_k − w_j) to its argument in less time.
+    Attributes:
+        weights: (n_local, P).
+        mixed: waits, and returns Σ_k M_jk w_k, (n_local, P).
+        pull: adds Σ_k M_jk (w_k − w_j) to its argument in less time; None if there is no such way.
     """
 
     weights: Tensor
@@ -407,10 +409,12 @@ class Exchange:
 class Plan:
     """The messages of one process under one mixing matrix, and its entries of the matrix.
 
-    ``receive``: the other processes' learners it needs. ``transfers``: (learner, the other process), in the
-    order of (learner, receiver), which all processes share: NCCL hangs if matching ones differ in order.
-    ``local_block`` (n_local, n_local) and ``remote_block`` (n_local, len(receive)): the entries of M for its
-    own learners and for those that it receives.
+    Attributes:
+        receive: the learners of other processes that this process needs.
+        transfers: (learner, the other process), in the order of (learner, receiver), which all processes
+            share: NCCL hangs if matching transfers differ in order.
+        local_block: (n_local, n_local), the entries of M for the process's own learners.
+        remote_block: (n_local, len(receive)), the entries for the learners that it receives.
     """
 
     receive: list[int]
@@ -420,7 +424,7 @@ class Plan:
 
     @classmethod
     def of(cls, matrix: Array, bounds: list[int], rank: int) -> Plan:
-        """The plan of ``rank``, which holds the learners bounds[rank]…bounds[rank + 1] − 1."""
+        """Return the plan of ``rank``, which holds the learners bounds[rank]…bounds[rank + 1] − 1."""
         a, b = bounds[rank], bounds[rank + 1]
         holder = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
         sources = (matrix[a:b] != 0).any(0)
@@ -432,9 +436,9 @@ class Plan:
         return cls(receive, transfers, torch.from_numpy(local.copy()), torch.from_numpy(remote.copy()))
 
     def apply(self, weights: Tensor, received: Tensor, out: Tensor) -> Tensor:
-        """Σ_k M_jk w_k for this process's learners j; uses up ``received``, and ``out`` if it needs it.
+        """Return Σ_k M_jk w_k for this process's learners j; overwrites ``received``, and perhaps ``out``.
 
-        Mixes differences from the first local row, as :func:`combine` does from the mean, so that
+        The method mixes differences from the first local row, as :func:`combine` does from the mean, so that
         rounding in the matrix does not let the mean drift.
         """
         if len(weights) == len(received) == 1:  # a pair: one pass over memory
@@ -448,7 +452,7 @@ class Plan:
         return mixed
 
     def pull(self, out: Tensor, weights: Tensor, received: Tensor) -> Tensor:
-        """Add Σ_k M_jk (w_k − w_j) to ``out``, of one local learner; uses up ``received``."""
+        """Add Σ_k M_jk (w_k − w_j) to ``out``, of one local learner; overwrites ``received``."""
         received.sub_(weights)
         if len(received) == 1:
             return out.add_(received, alpha=float(self.remote_block))
@@ -460,7 +464,7 @@ class LostProcessError(OperationError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error of torch's, without the place in torch's sources."""
+    """Return the first line of an error of torch's, without the place in torch's sources."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
     return line.rpartition("] ")[2][:160] if line.startswith("[/") else line[:160]
 
@@ -468,16 +472,16 @@ def first_line(error: BaseException) -> str:
 def averages_all(matrix: Array) -> bool:
     """Return whether ``matrix`` (n, n) needs an all-reduce: all entries are equal.
 
-    Two learners rather exchange their vectors: the traffic is the same, and the work is less.
+    Two learners exchange their vectors instead, with the same traffic and less work.
     """
     return len(matrix) > 2 and np.ptp(matrix) == 0
 
 
 def combine(weights: Tensor, matrix: Array) -> Tensor:
-    """Σ_k M_jk w_k for each row j of ``weights`` (n, P), the rows of ``matrix`` (n, n) sum to 1.
+    """Return Σ_k M_jk w_k (n, P) of ``weights`` (n, P), where the rows of ``matrix`` (n, n) sum to 1.
 
-    Mixes the deviations from the mean: a float32 matrix whose rows miss 1 by a rounding would otherwise let
-    the mean drift by that factor every step.
+    The function mixes deviations from the mean: otherwise the rounding of a float32 matrix's rows would let
+    the mean drift in every step.
     """
     mean = average(weights)
     m = torch.from_numpy(matrix).to(weights)

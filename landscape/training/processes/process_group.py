@@ -129,7 +129,7 @@ class Group(Processes):
         return group
 
     def _connect(self) -> tuple[Any, Store]:
-        """The store for torch's exchanges, and a connection of its own for signs of life and failures."""
+        """Return the store for torch's exchanges, and another connection for signs of life and failures."""
         if children.STORE in os.environ:
             folder = Path(os.environ[children.STORE])
             return FileStore(str(folder / "store"), self.size), children.FolderStore(folder)
@@ -165,7 +165,7 @@ class Group(Processes):
             time.sleep(PAUSE)
 
     def _ask(self, call: Callable[[], T]) -> T:
-        """The result of ``call()`` to the store, which may not answer if rank 0 holds it."""
+        """Return the result of ``call()`` to the store, which may not answer if rank 0 holds it."""
         try:
             return within(min(self.timeout, LOST_AFTER), call)
         except (RuntimeError, OSError) as error:  # a TimeoutError is an OSError
@@ -229,7 +229,7 @@ class Group(Processes):
         os._exit(1)
 
     def _loss_line(self, limit: float, words: str = "") -> str:
-        """The line on a loss: rank 0 with the store, or ranks silent for ``limit`` seconds; "" for none."""
+        """Return a line on lost ranks, silent for ``limit`` seconds, or rank 0 with the store; or ""."""
         silent = [rank for rank, seconds in self._silent.items() if seconds >= limit]
         if self._store_lost or (self._unanswered > 2 and 0 in silent):
             return self._no_answer(words or f"for {limit:g} s")
@@ -237,7 +237,7 @@ class Group(Processes):
         return line + f" ({words})" * bool(words) if silent else ""
 
     def diagnose(self, error: BaseException) -> LostProcessError:
-        """The reason why an exchange failed: the failure that another rank reported, or the silent ranks."""
+        """Return the reason for a failed exchange: another rank's reported failure, or the silent ranks."""
         words, before = first_line(error), dict(self._changes)
         deadline = time.monotonic() + 2 * LOST_AFTER  # a busy machine reads a rank's last sign late
         while time.monotonic() < deadline and not (self._failure or self._store_lost):
@@ -313,7 +313,7 @@ def log_to(path: Path) -> Iterator[Callable[[str], object]]:
 
 
 def code_fingerprint() -> str:
-    """SHA-256 (hex) of the package's Python files, by which the ranks check that they run the same code."""
+    """Return the SHA-256 (hex) of the package's Python files, which must be the same on all ranks."""
     root, digest = Path(_version.__file__).parent, hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
@@ -326,7 +326,7 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def number(name: str, minimum: int, default: int | None = None, maximum: int | None = None) -> int:
-    """The whole number in the environment variable ``name``; InputError where it is none, or not allowed."""
+    """Return the whole number in the environment variable ``name``; InputError if it is not allowed."""
     text = os.environ.get(name, "" if default is None else str(default))
     value = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
     whole: int = fit(name, value, Annotated[int, Within(minimum, maximum)])
@@ -334,7 +334,7 @@ def number(name: str, minimum: int, default: int | None = None, maximum: int | N
 
 
 def worker_device(name: str) -> torch.device:
-    """The device of a process that a launcher started: the CPU, or the GPU of its LOCAL_RANK.
+    """Return the device of a process that a launcher started: the CPU, or the GPU of its LOCAL_RANK.
 
     Raises InputError where more processes than GPUs are on this machine: NCCL needs a GPU for each, and for
     several processes on accelerators other than CUDA's.
@@ -360,7 +360,7 @@ def is_loopback(address: str) -> bool:
 
 
 def connect(host: str, port: int, rank: int, serve: bool, timeout: float) -> tuple[TCPStore, TCPStore]:
-    """Two connections to the store at ``host``, so that a call on one does not wait for a call on the other.
+    """Return two connections to the store at ``host``: a call on one does not wait for the other.
 
     With ``serve`` this process holds the store. It listens at a loopback address only, if ``host`` is one,
     and otherwise at all addresses of this machine, as ``host`` may be none of them. Raises OperationError if
@@ -395,7 +395,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _reach(host: str, port: int, deadline: float) -> str:
-    """The address of ``host`` at which a server listens; repeated here, as torch warns at each attempt."""
+    """Return the address of ``host`` at which a server listens; attempts by torch would each warn."""
     while True:
         remaining = deadline - time.monotonic()
         try:

@@ -66,11 +66,11 @@ class Schedule:
     cosine: NonNegative = 0.0
 
     def peak_lr(self, lr: float, batch: int) -> float:
-        """The rate after the warm-up: ``lr`` scaled to the total ``batch`` nB."""
+        """Return the rate after the warm-up: ``lr`` scaled to the total ``batch`` nB."""
         return lr * batch / self.base_batch if self.base_batch else lr
 
     def at(self, lr: float, step: int, batch: int, samples: int) -> float:
-        """The rate of one step.
+        """Return the rate of one step.
 
         Args:
             lr: α of the recipe.
@@ -208,7 +208,7 @@ class Init:
 
 
 def table_of(kind: type[Any], values: dict[str, Any], prefix: str, **others: Any) -> Any:
-    """A recipe's table: an instance of the dataclass ``kind``, made from ``values``, key -> value.
+    """Return a recipe's table: an instance of the dataclass ``kind``, made from ``values``, key -> value.
 
     ``others`` are fields of ``kind`` that are no keys of the table.
 
@@ -242,13 +242,13 @@ def table_of(kind: type[Any], values: dict[str, Any], prefix: str, **others: Any
 # with open speech data.
 #
 # CIFAR-10, sections 4 and 4.1 of the paper: 320 epochs, ×0.1 after 160 and 240, momentum 0.9, weight decay
-# 5e-4, crops and flips, normalized channels; 16 learners, DPSGD mixing with one random partner a step. The
-# paper gives neither how many learners Table 2's runs have, nor how noise is spread over them.
+# 5e-4, crops and flips, normalized channels; 16 learners, DPSGD mixing with one random partner per step. The
+# paper states neither the number of learners in Table 2's runs, nor how the noise differs between them.
 #
 # Speech, section 4.2: the paper's network, 10 epochs of warm-up and 10 of annealing by 1/√2. Switchboard
-# has four million samples and a baseline batch of 256; the spoken digits have 3,856, so that all batches
-# are a sixteenth of the paper's and rates are those of batch 16. That, the imbalance of 4 between the
-# digits and the optimizer, which is plain SGD, are ours.
+# has four million samples and a baseline batch of 256; the spoken digits have 3,856, so that all batches are
+# a sixteenth of the paper's, and rates are those of batch 16. Our choices: these batches, the imbalance of 4
+# between the digits, and plain SGD as the optimizer.
 NETWORKS = (
     "efficientnet-b0", "senet-18", "vgg-19", "resnet-18", "densenet-121", "mobilenet", "mobilenet-v2",
     "shufflenet-v2", "googlenet", "resnext-29",
@@ -328,7 +328,7 @@ SERIES = (
 
 @functools.cache
 def cells() -> dict[str, tuple[Series, str, int, str, float]]:
-    """Recipe name -> (series, model, batch, algorithm, learning rate), in the order of the paper's tables."""
+    """Return the paper's runs by recipe name: series, model, batch, algorithm, learning rate."""
     by_name = {}
     for s in SERIES:
         for model, batch, algorithm, rate in itertools.product(s.models, s.batches, s.algorithms, s.rates):
@@ -340,7 +340,7 @@ def cells() -> dict[str, tuple[Series, str, int, str, float]]:
 
 
 def table_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
-    """The values of the paper's recipe ``name`` for the epochs, batch and data of ``changes``.
+    """Return the values of the paper's recipe ``name`` for the epochs, batch and data of ``changes``.
 
     None for the name of no such recipe. A change of the key ``epochs``, which only these recipes have,
     shortens the run and its schedule. A change of ``batch`` keeps the epochs. Raises InputError for an
@@ -377,7 +377,7 @@ def table_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _task_tables(task: str, share: float) -> dict[str, Any]:
-    """The tables that a task decides, with the schedule of a run over ``share`` of the task's epochs."""
+    """Return the tables that a task decides, with the schedule for ``share`` of the task's epochs."""
     if task == "speech":
         return {
             "model": {"classes": 100},
@@ -396,17 +396,17 @@ BUILT_IN = Path(__file__).parent
 
 
 def built_in() -> list[str]:
-    """The names of the recipes that come with the package as files."""
+    """Return the names of the recipes that come with the package as files."""
     return sorted(path.stem for path in BUILT_IN.glob("*.toml"))
 
 
 def names() -> list[str]:
-    """The names of all built-in recipes: those in files, then those of DPSGD-2020's tables."""
+    """Return the names of all built-in recipes: those in files, then those of DPSGD-2020's tables."""
     return [*built_in(), *cells()]
 
 
 def facts(name: str) -> dict[str, Any]:
-    """The numbers of a built-in recipe in a list; lr is the peak of the schedule."""
+    """Return the numbers of a built-in recipe in a list; lr is the peak of the schedule."""
     values = table_values(name, {}) or file_values(name)
     schedule = table_of(Schedule, values.get("schedule", {}), "schedule.")
     numbers = {key: values[key] for key in ("learners", "batch", "lr", "steps")}
@@ -435,7 +435,7 @@ def recipes(pattern: str | None = None) -> dict[str, str]:
 
 
 def file_values(recipe: str) -> dict[str, Any]:
-    """The values of the recipe in a file; it is named for the file if it has no name of its own."""
+    """Return the values of the recipe in a file; it is named for the file if it has no name of its own."""
     path = BUILT_IN / f"{recipe}.toml"
     if recipe not in built_in():
         path = Path(recipe)

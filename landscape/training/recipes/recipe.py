@@ -114,7 +114,7 @@ class Recipe:
         self.split  # noqa: B018 - refuses one that is not allowed
 
     def __repr__(self) -> str:
-        """The arguments that differ from the defaults: the run's own in a line, and a line for each table."""
+        """Return the arguments that differ from the defaults, in a line for the run and for each table."""
         run, tables = list[str](), list[str]()
         for key in dataclasses.fields(self):
             value = getattr(self, key.name)
@@ -209,7 +209,7 @@ class Recipe:
         return self.rule().stability_limit(*momentum) if momentum else None
 
     def describe(self) -> str:
-        """The rule's line for the user, such as its mixing matrix and its stability limit with the optimizer.
+        """Return the rule's line for the user, with its mixing matrix and its stability limit.
 
         Returns:
             The line; "" for a rule that has none.
@@ -226,7 +226,7 @@ class Recipe:
         return self.batch // self.learners
 
     def rate(self, step: int, samples: int) -> float:
-        """The learning rate of a step.
+        """Return the learning rate of a step.
 
         Args:
             step: counted from 1.
@@ -242,7 +242,7 @@ class Recipe:
         return self.schedule.at(self.lr, step, self.batch, samples)
 
     def values(self) -> dict[str, Any]:
-        """The values of all keys, nested as the tables are.
+        """Return the values of all keys, nested as the tables are.
 
         Returns:
             A copy, which may be changed.
@@ -316,7 +316,7 @@ class Recipe:
 def read(
     recipe: str | Path, settings: Iterable[str] | Mapping[str, Any] = (), *, allow_code: bool = False
 ) -> Recipe:
-    """The recipe of a built-in name or TOML file, changed by settings, as :meth:`Recipe.read` gives it.
+    """Return the recipe of a built-in name or TOML file, changed by settings; see :meth:`Recipe.read`.
 
     ``settings``: dotted key -> value, or texts "KEY=VALUE" as the commands take them. The text "~KEY" removes
     a key.
@@ -344,9 +344,9 @@ def read(
 
 
 def from_values(values: dict[str, Any], matrix: Array | None = None) -> Recipe:
-    """A checked recipe from nested values; unknown keys and wrong types are InputErrors that name the key.
+    """Return a checked recipe from nested values; unknown keys and wrong types raise InputErrors.
 
-    ``matrix`` stands for the file that the table "algorithm" names, if it does.
+    ``matrix`` replaces the file that the table "algorithm" names, if it names one.
     """
     rule = options.bounded_toml(values, "recipe").get("algorithm", {})
     files = [v for v in rule.values() if is_file(v)] if isinstance(rule, dict) else []
@@ -355,7 +355,7 @@ def from_values(values: dict[str, Any], matrix: Array | None = None) -> Recipe:
 
 
 def recipe_of(checkpoint: Checkpoint) -> Recipe:
-    """The recipe that a checkpoint's run followed, with the mixing matrix that it began with.
+    """Return the recipe that a checkpoint's run followed, with the mixing matrix that it began with.
 
     Raises OperationError for one that ``landscape train`` did not make.
     """
@@ -367,7 +367,7 @@ def recipe_of(checkpoint: Checkpoint) -> Recipe:
 
 
 def continued(run: Checkpoint, /, **changes: Any) -> Recipe:
-    """The recipe of a run that continues ``run``, without the measurements along the way.
+    """Return the recipe of a run that continues ``run``, without the measurements along the way.
 
     Raises OperationError for a run without a recipe, and for a recipe that names code, which a file may not.
     """

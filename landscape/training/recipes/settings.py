@@ -55,7 +55,7 @@ def changed(values: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, An
 
 
 def table_name(values: Mapping[str, Any], table: str) -> Any:
-    """The name in a table of a recipe; None for a table without a name."""
+    """Return the name in a table of a recipe; None for a table without a name."""
     part = values.get(table)
     default = "sgd" if table == "optimizer" else None
     return part.get("name", default) if isinstance(part, dict) else None
@@ -91,7 +91,7 @@ def _drop_keys_of(old: str, table: str, values: dict[str, Any], settings: Mappin
 
 
 def plain_value(key: str, value: Any) -> Any:
-    """``value`` of a key as TOML has it; of NumPy's numbers and arrays, paths, tuples and ranges."""
+    """Return ``value`` as TOML has it, also from NumPy's numbers and arrays, paths, tuples and ranges."""
     if isinstance(value, (np.generic, np.ndarray)):
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -104,7 +104,7 @@ def plain_value(key: str, value: Any) -> Any:
 
 
 def parsed(settings: Iterable[str]) -> dict[str, Any]:
-    """Values by dotted key of "KEY=VALUE" settings; of several for a key the last one counts.
+    """Return the values of "KEY=VALUE" settings by dotted key; the last setting of a key counts.
 
     "~KEY", which takes a key out, is a key without a value.
 
@@ -124,7 +124,7 @@ def parsed(settings: Iterable[str]) -> dict[str, Any]:
 
 
 def key_and_value(setting: str) -> tuple[str, str]:
-    """("lr", "0.5") of "lr=0.5"; InputError where it is not of that form.
+    """Return the key and the value of text such as "lr=0.5"; InputError for another form.
 
     Example:
         >>> key_and_value("lr=0.5")
@@ -137,7 +137,7 @@ def key_and_value(setting: str) -> tuple[str, str]:
 
 
 def parse_value(written: str) -> Any:
-    """A TOML value; other text is a string without quotes, as in algorithm.name=dpsgd.
+    """Return a TOML value; other text is a string without quotes, as in algorithm.name=dpsgd.
 
     Example:
         >>> parse_value("0.5"), parse_value("[1, 2]"), parse_value("dpsgd")
@@ -176,7 +176,7 @@ COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, "!=": operator
 
 
 def _tables(recipe: Any) -> Iterator[tuple[str, Mapping[str, str], Mapping[str, Any], Mapping[str, Any]]]:
-    """The tables of a recipe: where, ``needs``, the values, and the defaults of what has needs."""
+    """Return the tables of a recipe: where, ``needs``, the values, and the defaults of what has needs."""
     for table, needs in NEEDS.items():
         values = getattr(recipe, table)
         yield table, needs, vars(values), vars(type(values)())
@@ -205,7 +205,7 @@ def _is_true(term: str, facts: Mapping[str, Any]) -> Any:
 
 
 def idle(recipe: Any) -> dict[str, tuple[Any, str]]:
-    """The settings of a :class:`.Recipe` that differ from the defaults without effect.
+    """Return the settings of a :class:`.Recipe` that differ from the defaults without effect.
 
     Returns:
         Key -> (value, the unmet conditions for an effect, in words).
@@ -247,7 +247,7 @@ def idle(recipe: Any) -> dict[str, tuple[Any, str]]:
 
 
 def refuse_idle(recipe: Any) -> Any:
-    """``recipe``; InputError for a setting without effect."""
+    """Return ``recipe``, or raise InputError for a setting without effect."""
     for key, (value, needs) in idle(recipe).items():
         raise InputError(f"{key}: {value!r} is not allowed, it changes nothing without {needs}; leave it out")
     return recipe

@@ -34,7 +34,7 @@ RESERVED = (frozenset(_NUMBERED) - {"noise", "delay", "push"}) | {"split", "hete
 
 
 def generator(seed: int, purpose: str, step: int = 0, *learner: int) -> torch.Generator:
-    """A CPU generator for one ``purpose`` at one ``step``, of one learner where it is given.
+    """Return a CPU generator for one ``purpose`` at one ``step``, of one learner where it is given.
 
     Streams are independent of each other: of two seeds, purposes, steps or learners.
 
@@ -49,7 +49,7 @@ def generator(seed: int, purpose: str, step: int = 0, *learner: int) -> torch.Ge
 
 
 def _stream(purpose: str) -> list[int]:
-    """The words of the seed that identify ``purpose``.
+    """Return the words of the seed that identify ``purpose``.
 
     Of a name they are 124 bits of its SHA-256, in four words of 32 with the highest bit set. Seeds are below
     2⁶³, so that their upper word is below 2³¹, as are all numbers of purposes: a stream by name equals no
@@ -94,7 +94,7 @@ class History:
         self._blocks: list[dict[str, Array]] = []
 
     def new_row(self, step: int, lr: float) -> Row:
-        """A row that is not among ``rows`` yet: NaN in all columns but these two."""
+        """Return a row that is not among ``rows`` yet: NaN in all columns but these two."""
         return dict.fromkeys(self.units, math.nan) | {"step": step, "lr": lr}
 
     def append(self, row: Row) -> None:
@@ -126,16 +126,16 @@ class History:
         self.rows = [dict(zip(all_columns, row, strict=True)) for row in last]
 
     def column(self, name: str) -> Array:
-        """The column (T,) float64, a copy."""
+        """Return the column (T,) float64, a copy."""
         blocks = (block.get(name, np.full(len(block["step"]), np.nan)) for block in self._blocks)
         return np.concatenate([*blocks, _column(self.rows, name)])
 
     def columns(self) -> dict[str, Array]:
-        """Column -> (T,) float64, copies."""
+        """Return copies of the columns (T,) by name, in float64."""
         return {name: self.column(name) for name in self.units}
 
     def pace(self, batch: int) -> str:
-        """The speed of the last steps and the share of waiting, for logs; "" before the first step.
+        """Return the speed of the last steps and the share of waiting, for logs; "" before the first step.
 
         Args:
             batch: samples per step.
@@ -165,7 +165,7 @@ WRITERS = ("tensorboard", "wandb", "trackio")
 
 
 def writer_names(scalars: str | Sequence[str] | None) -> list[str]:
-    """The names of the writers in ``scalars``; InputError for an unknown name."""
+    """Return the names of the writers in ``scalars``; InputError for an unknown name."""
     names = [] if scalars is None else [scalars] if isinstance(scalars, str) else scalars
     if not isinstance(names, (list, tuple)):
         raise InputError("scalars", scalars, allowed=f"one of {', '.join(WRITERS)}")
@@ -173,12 +173,12 @@ def writer_names(scalars: str | Sequence[str] | None) -> list[str]:
 
 
 def package_of(name: str) -> Any:
-    """The package of the writer called ``name``; OperationError where it is not installed."""
+    """Return the package of the writer called ``name``; OperationError where it is not installed."""
     return optional(name, "scalars", f"{name}, or leave scalars out")
 
 
 def open_writer(name: str, folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
-    """The writer called ``name``, for a run in ``folder`` that has done ``step`` steps; ``opened`` closes it.
+    """Return the writer ``name`` for a run in ``folder`` after ``step`` steps; ``opened`` closes it.
 
     Raises OperationError where its package is missing or refuses.
     """
@@ -197,7 +197,7 @@ def open_writer(name: str, folder: Path, step: int, opened: contextlib.ExitStack
 def row_writer(
     name: str, folder: Path, step: int, opened: contextlib.ExitStack, then: Callable[[dict[str, float]], None]
 ) -> Callable[[dict[str, float]], None]:
-    """A function that writes the finite numbers of a row of a history, and then calls ``then`` with it.
+    """Return a function that writes the finite numbers of a history's row, and calls ``then`` with it.
 
     The other arguments are :func:`open_writer`'s.
     """
@@ -211,7 +211,7 @@ def row_writer(
 
 
 def _tensorboard(folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
-    """Event files in the folder "tensorboard" of the run."""
+    """Return the function that writes event files to the folder "tensorboard" of the run."""
     module = optional("torch.utils.tensorboard", "scalars", "tensorboard, or leave scalars out")
     # A run that is resumed from an earlier step first removes what was written after that step.
     writer = module.SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
@@ -225,7 +225,7 @@ def _tensorboard(folder: Path, step: int, opened: contextlib.ExitStack) -> Write
 
 
 def _tracked(tracker: Any, folder: Path, opened: contextlib.ExitStack) -> Write:
-    """A run of Weights & Biases, or of trackio, which has the same functions.
+    """Return a run of Weights & Biases, or of trackio, which has the same functions.
 
     The run of the user's loop where one is active, with a prefix to the names and the step as a number; else
     a new one in the project "landscape" with the name of the folder.

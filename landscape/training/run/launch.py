@@ -42,17 +42,10 @@ T = TypeVar("T")
 
 
 def launch(
-    recipe: Recipe | None,
-    folder: str | Path,
-    *,
-    resume: bool = False,
-    force: bool = False,
-    device: str = "auto",
-    data_dir: Any = None,
-    hooks: Hooks | None = None,
-    group: Group | None = None,
+    recipe: Recipe | None, folder: str | Path, *, resume: bool = False, force: bool = False,
+    device: str = "auto", data_dir: Any = None, hooks: Hooks | None = None, group: Group | None = None,
     allow_code: bool = False,
-) -> Checkpoint:
+) -> Checkpoint:  # fmt: skip
     """Train ``recipe`` in ``folder``: write recipe.toml, step-NNNNNNN.h5 and last.h5.
 
     With a ``group`` each process of the group calls ``launch`` and returns its learners; rank 0 writes the
@@ -137,12 +130,12 @@ def launch(
 
 
 def _local(group: Group | None, learners: int) -> slice:
-    """This process's learners: all learners where these are fewer than the processes, as with a server."""
+    """Return this process's learners: all of them if processes outnumber them, as with a server."""
     return Comm(learners, group if group and learners >= group.size else None).local
 
 
 def _headline(trainer: Trainer) -> str:
-    """The line that a run begins with."""
+    """Return the line that a run begins with."""
     recipe = trainer.recipe
     n, lr = recipe.learners, recipe.schedule.peak_lr(recipe.lr, recipe.batch)
     return (
@@ -189,7 +182,7 @@ def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
 
 
 def trainer_class(recipe: Recipe, group: Group | None) -> type[Trainer]:
-    """The class that this process runs: Trainer, or with measured delays Server or Worker.
+    """Return the class that this process runs: Trainer, or with measured delays Server or Worker.
 
     Raises InputError where measured delays need another number of processes.
     """
@@ -212,7 +205,7 @@ def check_processes(recipe: Recipe, size: int) -> None:
 
 
 def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:
-    """The last checkpoint of the complete run of ``recipe`` in ``folder``, with its history, without weights.
+    """Return the last checkpoint, without weights, of the complete run of ``recipe`` in ``folder``.
 
     None where the run is not complete.
 
@@ -230,7 +223,7 @@ def complete(recipe: Recipe | None, folder: Path) -> bool:
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Dotted key -> text, of nested ``values``."""
+    """Return the texts of nested ``values`` by dotted key."""
     flat: dict[str, str] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
@@ -241,7 +234,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
 def _resumed(
     folder: Path, recipe: Recipe | None, learners: Callable[[int], slice], allow_code: bool = True
 ) -> tuple[Checkpoint | None, Recipe | None]:
-    """The checkpoint from which the run in ``folder`` continues, None for a run's start; and the recipe.
+    """Return the checkpoint from which the run in ``folder`` continues (None: a new run), and its recipe.
 
     The recipe is ``recipe`` where given, else the recipe of the folder's run; None where there is neither.
     ``learners`` as of :meth:`.Checkpoint.load`.
@@ -268,7 +261,7 @@ def _resumed(
 
 
 def _checked_recipe(stored: Recipe, recipe: Recipe, folder: Path) -> Recipe:
-    """``recipe``, with the digest of a stored init; OperationError where ``stored`` cannot be continued so.
+    """Return ``recipe`` with the digest of a stored init; OperationError if it cannot continue ``stored``.
 
     Only ``scalars`` and a larger ``steps`` may differ. The message has the key that differs.
     """
@@ -314,7 +307,7 @@ class _OutOfTime(Exception):
 
 
 def share_of(items: Sequence[T], share: str | None) -> list[T]:
-    """The items K, K + N, K + 2N, … (counted from 1) for the ``share`` "K/N"; all items for None.
+    """Return the items K, K + N, K + 2N, … (counted from 1) for the ``share`` "K/N"; all items for None.
 
     Raises:
         InputError: anything else than K/N with 1 ≤ K ≤ N, or more shares than items.
@@ -333,7 +326,7 @@ def share_of(items: Sequence[T], share: str | None) -> list[T]:
 
 
 def pool(jobs: int, timeout: float, device: str) -> children.Pool:
-    """A pool of processes that makes ``jobs`` runs at a time; the processes take the GPUs in turn.
+    """Return a pool of processes that makes ``jobs`` runs at a time; the processes take the GPUs in turn.
 
     ``timeout``: seconds that a process may be silent.
     """
@@ -348,15 +341,9 @@ def pool(jobs: int, timeout: float, device: str) -> children.Pool:
 
 
 def train_runs(
-    runs: Sequence[TrainingJob],
-    ended: Ended,
-    progress: Progress,
-    *,
-    pool: children.Pool,
-    device: str,
-    data_dir: str | Path | None,
-    until: float | None = None,
-) -> None:
+    runs: Sequence[TrainingJob], ended: Ended, progress: Progress, *, pool: children.Pool, device: str,
+    data_dir: str | Path | None, until: float | None = None,
+) -> None:  # fmt: skip
     """Start or resume ``runs`` in the processes of ``pool``; in this process, where one is enough.
 
     Args:
@@ -384,18 +371,15 @@ def train_runs(
 def _train_job(
     toml: str, folder: str, device: str, data_dir: str | None, until: float | None
 ) -> float | None:
-    """:func:`train_one`, with the recipe as text: a job for a pool."""
+    """Call :func:`train_one` in a pool's process, with the recipe as text, and return its result."""
     run = TrainingJob(from_values(parse_toml(toml, folder)), Path(folder))
     return train_one(run, device, data_dir, until)
 
 
 def train_one(
-    run: TrainingJob,
-    device: str,
-    data_dir: str | Path | None,
-    until: float | None = None,
+    run: TrainingJob, device: str, data_dir: str | Path | None, until: float | None = None,
     step: Callable[[int, int], None] = lambda done, total: None,
-) -> float | None:
+) -> float | None:  # fmt: skip
     """Start or resume ``run``; its duration (s), or None where ``until`` stopped the run.
 
     Args:
@@ -454,7 +438,7 @@ def train(
         data_dir: the folder of data sets that are not bundled. Default: $LANDSCAPE_DATA or data.
         allow_code: run code that a file names as MODULE:NAME; code that the settings name always runs.
         message: takes lines for the user.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         settings: other values of the recipe's keys, as of :meth:`landscape.Recipe.read`.
 
     Returns:
@@ -490,19 +474,10 @@ def train(
 
 
 def in_processes(
-    recipe: Recipe | None,
-    folder: Path,
-    nproc: int,
-    max_restarts: int,
-    timeout: float,
-    *,
-    resume: bool,
-    force: bool,
-    device: str,
-    data_dir: str | Path | None,
-    allow_code: bool,
+    recipe: Recipe | None, folder: Path, nproc: int, max_restarts: int, timeout: float, *, resume: bool,
+    force: bool, device: str, data_dir: str | Path | None, allow_code: bool,
     output_flags: Sequence[str] | None = None,
-) -> Checkpoint:
+) -> Checkpoint:  # fmt: skip
     """Train as :func:`train` does, in ``nproc`` processes; each runs the command ``landscape train``.
 
     ``output_flags``: the command's flags for what rank 0 shows; None: rank 0 shows nothing.

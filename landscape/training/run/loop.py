@@ -60,7 +60,7 @@ class Trainer:
 
     The weights of this process's learners are one (n_local, P) tensor; without a ``group`` of processes
     n_local is n. Random draws depend on the seed and the step alone. A run resumed from any of its
-    checkpoints therefore gives the bits of an unbroken run; with another number of processes, only the
+    checkpoints therefore has the bits of an unbroken run; with another number of processes, only the
     rounding of sums differs.
 
     Args:
@@ -83,16 +83,10 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        *,
-        checkpoint: Checkpoint | None = None,
-        device: torch.device | str = "cpu",
-        data_dir: Any = None,
-        hooks: Hooks | None = None,
-        group: Group | None = None,
+        self, recipe: Recipe, *, checkpoint: Checkpoint | None = None, device: torch.device | str = "cpu",
+        data_dir: Any = None, hooks: Hooks | None = None, group: Group | None = None,
         dataset: Dataset | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.comm = Comm(recipe.learners, group)
         recipe, start = (recipe, None) if checkpoint else setup.read(recipe)
         self.recipe, self.hooks = recipe, hooks or Hooks()
@@ -245,7 +239,7 @@ class Trainer:
             self._record(row, time.perf_counter() - clock, self.comm.waited - waited, weights)
 
     def _exchange_in_backward(self, points: Tensor, lr: float, t: int) -> InBackward | None:
-        """The exchange that runs during the backward pass of step ``t``; None where no exchange can.
+        """Return the exchange that runs during the backward pass of step ``t``; None where no exchange can.
 
         With several processes, a synchronous rule averages the gradients where directions are not linear in
         the gradients. Otherwise SSGD with the optimizer SGD averages the new weights.
@@ -268,7 +262,7 @@ class Trainer:
         return InBackward(mean, new, state)
 
     def _new_weights(self, points: Tensor, lr: float, t: int, backward: InBackward | None) -> Tensor:
-        """The weights after step ``t`` (n_local, P), from the gradients at ``points``."""
+        """Return the weights after step ``t`` (n_local, P), from the gradients at ``points``."""
         if backward and backward.weights is not None:
             new, self.optimizer.state = backward.weights, backward.optimizer_state
             self.comm.hold_mean(new, backward.mean)
@@ -295,7 +289,7 @@ class Trainer:
         return self.comm.start_learners_mean(float(double(losses).mean()), mean_square)
 
     def _minibatches(self, t: int) -> tuple[Any, Any]:
-        """(x (n_local, B, ...), y (n_local, B, ...)) of step ``t``."""
+        """Return the minibatches of step ``t``, x (n_local, B, ...) and y (n_local, B, ...)."""
         return self.minibatches.draw(t, self.recipe.learners, self.comm.local)
 
     def _compute_gradients(
@@ -364,12 +358,12 @@ class Trainer:
         self.hooks.step(t, self.recipe.steps)
 
     def _state(self) -> State:
-        """The state that a step changes in addition to the weights."""
+        """Return the state that a step changes in addition to the weights."""
         buffers = {name: rows.clone() for name, rows in self.buffers.local.items()}
         return self.optimizer.state, self.rule.state, self.rule.shared, buffers
 
     def checkpoint(self) -> Checkpoint:
-        """The present state of the run; tensors are copied, as later steps overwrite the run's memory."""
+        """Return the present state of the run, in copies, because later steps overwrite the run's memory."""
         recipe = self.recipe
         shared = self.rule.shared | self.trial.state | self.monitor.state(self.step)
         if recipe.init.checkpoint:  # the file may be missing when the run is resumed
@@ -433,8 +427,8 @@ class PendingStep:
         row: the step's row of the history.
         weights, state: before the step; weights (n_local, P).
         mean: w_a (P,) after the step; None: unknown.
-        results: waits for the all-reduce, and gives two means over all learners: of the loss, and of
-            ‖w_j − w_a‖², or of ‖w_j‖² where w_a is unknown.
+        results: waits for the all-reduce, and returns two means over all learners: of the loss, and of
+            ‖w_j − w_a‖², or of ‖w_j‖² if w_a is unknown.
     """
 
     row: Row
@@ -472,7 +466,7 @@ class _Part(Trainer):
             raise InputError(f"model: '{self.model.name}' {words}")
 
     def _message(self) -> Tensor:
-        """(P + 1,): memory for a gradient and the minibatch's loss."""
+        """Return memory (P + 1,) for a gradient and the minibatch's loss."""
         return torch.empty(self.train.layout.size + 1, dtype=self.weights.dtype)
 
 
@@ -513,7 +507,7 @@ class Server(_Part):
         return worker
 
     def _exchange(self, k: int) -> Tensor:
-        """Worker ``k``'s gradient and loss (P + 1,), at weights that do not change before the delivery."""
+        """Return worker ``k``'s gradient and loss (P + 1,), at weights that stay until the delivery."""
         shared = self.async_rule.shared
         self._send(k, shared["copies"][k], int(shared["fetched"][k]))
         message = self._message()
@@ -525,7 +519,7 @@ class Server(_Part):
         dist.send(weights, dst=k + 1)
 
     def _minibatches(self, t: int) -> tuple[Any, Any]:
-        """An empty minibatch: only the worker has the samples."""
+        """Return an empty minibatch: only the worker has the samples."""
         return self.train.gather(torch.zeros(1, 0, dtype=torch.long))
 
     def _compute_gradients(

@@ -84,7 +84,7 @@ class DivergenceTest:
 
 
 def divergence_message(end: Checkpoint) -> str:
-    """One line about a run that diverged."""
+    """Return one line about a run that diverged."""
     reasons = {
         "mean": "the mean's loss exceeded its bound",
         "learners": "the learners' spread exceeded its bound, while the mean's loss stays within its own",
@@ -130,7 +130,7 @@ class Buffers:
                 raise InputError(f"model: its buffer '{name}' {words}")
 
     def training(self, step: int) -> Training:
-        """The options of a training pass of this process's learners at ``step``: buffers and seeds."""
+        """Return the options of a training pass of this process's learners at ``step``: buffers and seeds."""
 
         def seed(learner: int, micro: int) -> int:
             index = self._comm.local.start + learner
@@ -162,13 +162,13 @@ class Buffers:
             set_tensors(problem.model, values)
 
     def statistics(self, weights: Tensor, step: int) -> dict[str, Tensor]:
-        """:meth:`at_mean` of ``weights`` (n_local, P) after ``step``, computed once a step."""
+        """Return :meth:`at_mean` for ``weights`` (n_local, P) after ``step``, computed once per step."""
         if self.local and self._step != step:
             self._step, self._statistics = step, self.at_mean(self._comm.mean(weights))
         return self._statistics
 
     def test(self, weights: Tensor, step: int) -> Row:
-        """The history's columns of w_a on the test set; arguments as of :meth:`statistics`."""
+        """Return the history's columns of w_a on the test set; arguments as of :meth:`statistics`."""
         self.statistics(weights, step)
         mean = self._comm.mean(weights)
         if self._test.indexed:
@@ -178,12 +178,12 @@ class Buffers:
         return {"test_loss": loss, "test_accuracy": accuracy}
 
     def training_loss(self, mean: Tensor) -> float:
-        """The loss of any ``mean`` (P,) on the training set, with the statistics of these weights."""
+        """Return the loss of any ``mean`` (P,) on the training set, with the statistics of these weights."""
         self._step, self._statistics = -1, self.at_mean(mean)
         return self._comm.evaluate(self._train, mean)[0]
 
     def rows(self) -> dict[str, Tensor]:
-        """The buffers for a checkpoint, name -> (n_local, ...)."""
+        """Return the buffers for a checkpoint, name -> (n_local, ...)."""
         local = {name: t.clone() for name, t in self.local.items()}  # the next step changes them in place
         return {**local, **{name: _rows(t.clone(), self._comm.n_local) for name, t in self._fixed.items()}}
 
@@ -201,7 +201,7 @@ def _rows(tensor: Tensor, count: int) -> Tensor:
 
 
 def read(recipe: Recipe) -> tuple[Recipe, Checkpoint | None]:
-    """``recipe`` with the SHA-256 of its ``init.checkpoint``, and that file; None where it names none.
+    """Return ``recipe`` with the SHA-256 of its ``init.checkpoint``, and this file, or None without one.
 
     Raises OperationError where the file cannot be read, or is not the one whose SHA-256 the recipe has.
     """
@@ -216,14 +216,14 @@ def read(recipe: Recipe) -> tuple[Recipe, Checkpoint | None]:
 
 
 def default_folder(recipe: Recipe) -> str:
-    """The folder of a run for which the user names none."""
+    """Return the folder of a run for which the user names none."""
     return f"runs/{recipe.name.replace('/', '-')}-seed{recipe.seed}"
 
 
 def chosen_recipe(
     recipe: Recipe | str | Path | None, settings: Mapping[str, Any], allow_code: bool
 ) -> Recipe | None:
-    """The recipe that the user names, changed by ``settings``; None for None."""
+    """Return the recipe that the user names, changed by ``settings``; None for None."""
     if isinstance(recipe, Recipe):
         return recipe.replace(**settings) if settings else refuse_idle(recipe)
     if recipe is None and settings:
@@ -232,7 +232,7 @@ def chosen_recipe(
 
 
 def network(recipe: Recipe, data: Dataset | user_code.UserData, start: Checkpoint | None) -> nn.Module:
-    """The recipe's model at w_a of ``start``, with the BatchNorm statistics of w_a; new where that is None.
+    """Return the recipe's model at w_a of ``start``, with statistics of w_a; a new model for None.
 
     Raises OperationError where the weights of ``start`` are not finite or do not fit the model.
     """
@@ -320,7 +320,7 @@ OTHER = "second "
 def divided(
     recipe: Recipe, dataset: Dataset | UserData, train: Problem, checkpoint: Checkpoint | None
 ) -> Parts | None:
-    """The learners' parts of the training set, as in ``checkpoint``, if given; None: all share it."""
+    """Return the learners' parts of the training set, as in ``checkpoint``, if given; None: all share it."""
     split = recipe.split
     if split.kind == IID:
         return None
@@ -353,7 +353,7 @@ class Sampler:
         self._recipe, self._train, self.augment, self._parts = recipe, train, augment, parts
 
     def draw(self, step: int, learners: int, local: slice, purpose: str = "") -> tuple[Any, Any]:
-        """(x (n_local, B, …), y (n_local, B, …)) of ``step``, for the learners ``local`` among ``learners``.
+        """Return x (n_local, B, …) and y (n_local, B, …) of ``step`` for the learners ``local``.
 
         The draws and the augmentation of a learner do not depend on the number of processes. ``purpose``
         names a further, independent draw at this step.
@@ -376,7 +376,7 @@ class Sampler:
         return x, y
 
     def second_gradient(self, stack: Stack, step: int, learner: int, point: Tensor) -> Tensor:
-        """A gradient (P,) of ``learner`` at ``point`` (P,), independent of the learner's one in ``step``.
+        """Return a gradient (P,) of ``learner`` at ``point`` (P,), independent of its gradient in ``step``.
 
         ``stack`` computes the gradient on a further minibatch of equal size, with other draws of augmentation
         and dropout. As in a step, BatchNorm takes the minibatch's statistics; the learner's running
@@ -396,7 +396,7 @@ class Sampler:
 def of_run(
     recipe: Recipe, problem: Problem, comm: Comm, optimizer: Optimizer, sampler: Sampler, stack: Stack
 ) -> Monitoring:
-    """The instruments of a recipe's run.
+    """Return the instruments of a recipe's run.
 
     Args:
         recipe: the run's recipe.

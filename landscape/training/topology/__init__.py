@@ -138,7 +138,7 @@ def lazy(n: int, a: UpToOne, form: str) -> list[Array]:
 
 
 def forms() -> list[str]:
-    """The forms that a user may write, one text for each topology: "ring(k)"."""
+    """Return the forms that a user may write, one text for each topology: "ring(k)"."""
     docs = {
         name: (inspect.getdoc(registry.topologies[name]) or "").partition(":")[0]
         for name in registry.topologies
@@ -148,7 +148,7 @@ def forms() -> list[str]:
 
 
 def matrices(spec: str, n: int, where: str) -> list[Array]:
-    """The checked matrices of ``spec`` for ``n`` learners; an empty list where each step draws its own.
+    """Return the checked matrices of ``spec`` for ``n`` learners; an empty list if each step draws one.
 
     Raises:
         InputError: an unknown form, or a number of learners that the topology does not allow; the message
@@ -175,7 +175,7 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
 
 
 def _value(name: str, text: str, hint: Any) -> Any:
-    """The value of the parameter ``name`` that a user wrote as ``text``, checked against its annotation."""
+    """Return the value of ``text`` for the parameter ``name``, checked against its annotation."""
     kind: Any = next((kind for kind in (int, float) if kind in (hint, *get_args(hint))), str)
     try:
         value = kind(text)
@@ -185,7 +185,7 @@ def _value(name: str, text: str, hint: Any) -> Any:
 
 
 def _checked(matrix: Any, n: int, axes: tuple[int, ...], tolerance: float) -> Array:
-    """``matrix`` in float64; InputError unless it is (n, n), has entries ≥ 0, and sums along ``axes`` of 1.
+    """Return ``matrix`` in float64; InputError unless it is (n, n), ≥ 0, and sums to 1 along ``axes``.
 
     ``matrix`` may be anything, as plugins and files give it.
     """
@@ -205,12 +205,12 @@ def _checked(matrix: Any, n: int, axes: tuple[int, ...], tolerance: float) -> Ar
 
 
 def _powers(n: int) -> list[int]:
-    """1, 2, 4, … below n."""
+    """Return 1, 2, 4, … below n."""
     return [2**i for i in range(math.ceil(math.log2(n)))]
 
 
 def equal_weights(n: int, offsets: list[Array | int]) -> Array:
-    """M with equal weights: learner j takes from j + offset for all ``offsets``; equal sources count once."""
+    """Return M with equal weights from learners j + offset to j for all ``offsets``; sources count once."""
     m = np.zeros((n, n))
     learners = np.arange(n)
     for offset in offsets:
@@ -276,7 +276,7 @@ class Mixing:
         )
 
     def matrix(self, step: int) -> Array:
-        """M (n, n) float64 of this step, counted from 1."""
+        """Return the mixing matrix (n, n) of this step, counted from 1, in float64."""
         if self.cycle:
             return self.cycle[(step - 1) % len(self.cycle)]
         order = torch.randperm(self.learners, generator=generator(self.seed, "mixing", step)).numpy()
@@ -288,7 +288,7 @@ class Mixing:
 
     @cached_property
     def modes(self) -> Array:
-        """ω (τ, n − 1), complex: the eigenvalues of the cycle's τ matrices, without the mean's eigenvalue 1.
+        """Return the complex eigenvalues ω (τ, n − 1) of the cycle's τ matrices, without the mean's, 1.
 
         A column belongs to one mode where the matrices share their modes, as circulant ones do
         (:attr:`shares_modes`); otherwise a column has no meaning. For random matching: the eigenvalues of the
@@ -318,7 +318,7 @@ class Mixing:
         return all(np.abs(m - m[shift, 0]).max() <= _ROUNDING for m in self.cycle)
 
     def _growth(self, x: float) -> float:
-        """The spectral radius of Π_t (M_t − x) over a cycle, on the subspace of disagreement (mean 0)."""
+        """Return the spectral radius of Π_t (M_t − x) over a cycle, on the subspace of vectors of mean 0."""
         if self.shares_modes:
             return float(np.abs(self.modes - x).prod(0).max(initial=0))
         identity = np.eye(self.learners)
@@ -375,7 +375,7 @@ class Mixing:
         return first_unstable(self._growth, 2.01, points)
 
     def degree(self, step: int) -> float:
-        """The number of vectors that a learner sends at ``step``, the mean over the learners.
+        """Return the number of vectors that a learner sends at ``step``, the mean over the learners.
 
         A learner sends one vector to each neighbor; an average of all is an all-reduce, 2(n − 1)/n vectors.
         """
@@ -387,7 +387,7 @@ class Mixing:
         return (np.count_nonzero(m) - np.count_nonzero(np.diag(m))) / self.learners
 
     def describe(self) -> str:
-        """One line: the gap and ω_min."""
+        """Return one line: the gap and ω_min."""
         gap = omega = ""
         if not self.cycle:
             gap, omega = " of the mean of M_t", " of each M_t"
@@ -403,7 +403,7 @@ def is_file(spec: object) -> bool:
 
 
 def read_matrix(where: str, path: Path, n: int, axes: tuple[int, ...] = (1, 0)) -> Array:
-    """The n × n matrix in ``path``, whose sums along ``axes`` must be 1: axis 1 for rows, 0 for columns.
+    """Return the n × n matrix in ``path``, which must sum to 1 along ``axes``: 1 for rows, 0 for columns.
 
     ``where`` is the option that names the file. Raises OperationError for a file that cannot be read, and
     InputError for a matrix that is not allowed.
@@ -472,7 +472,7 @@ def topologies(
         parameters: the number of the network's parameters, 4 bytes each.
         picture: a .png, .pdf or .svg file for a picture of the topologies as graphs. Each step of a cycle has
             a panel, up to eight; random matching has three panels, drawn with seed 0.
-        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
 
     Returns:
         Mixing -> its numbers. "gap": the spectral gap of the mixing matrix, for a cycle of matrices per step.
@@ -525,7 +525,7 @@ def topologies(
 
 
 def default_mixings() -> list[str]:
-    """The mixings that :func:`topologies` compares by default: names without numbers, rings, and EXAMPLES."""
+    """Return the default mixings of :func:`topologies`: names without numbers, rings, and EXAMPLES."""
     full_name, *bare_names = [
         spec for form in forms() for spec in form.split(", ") if spec in registry.topologies
     ]

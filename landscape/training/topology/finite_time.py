@@ -74,12 +74,12 @@ def u_equistatic(n: int, m: Count, seed: Natural = 0) -> list[Array]:
 
 
 def _digits(number: int, base: int) -> int:
-    """The number of digits of ``number`` in ``base``; 0 has none."""
+    """Return the number of digits of ``number`` in ``base``; 0 has none."""
     return 0 if number < 1 else 1 + _digits(number // base, base)
 
 
 def _smooth_part(n: int, k: int) -> int:
-    """The largest divisor of n without a prime factor above k + 1."""
+    """Return the largest divisor of n without a prime factor above k + 1."""
     quotient = n
     for factor in range(2, k + 2):
         while quotient % factor == 0:
@@ -88,7 +88,7 @@ def _smooth_part(n: int, k: int) -> int:
 
 
 def _cubes(n: int, k: int) -> list[Array]:
-    """The steps of the k-peer hyper-hypercube; one without exchange for a single learner."""
+    """Return the steps of the k-peer hyper-hypercube; one without exchange for a single learner."""
     factors: list[int] = []
     while (quotient := n // math.prod(factors)) > 1:
         factors.insert(0, max(f for f in range(2, k + 2) if quotient % f == 0))
@@ -101,7 +101,7 @@ def _cubes(n: int, k: int) -> list[Array]:
 
 
 def _simple_base(n: int, k: int) -> list[Array]:
-    """The steps of the simple Base-(k+1) graph: n = a₁(k + 1)^p₁ + a₂(k + 1)^p₂ + …, p₁ > p₂ > ….
+    """Return the steps of the simple Base-(k+1) graph: n = a₁(k + 1)^p₁ + a₂(k + 1)^p₂ + …, p₁ > p₂ > ….
 
     Groups of these sizes average; then each in turn exchanges with all later groups, one learner with one of
     each of its a pieces, by weights that leave the mean of the whole in each piece and in the later groups;
