@@ -224,6 +224,12 @@ def test_the_preconditioner_is_that_of_the_optimizers_state(tiny: Path, name: st
     row = {column: end.history[column][-1] for column in end.history}
     problem = end.problem()
     seen = landscape.preconditioner(end, problem)
+    with pytest.raises(
+        InputError, match=f"^precondition: '{name}' is not allowed, .* or a Tensor; use"
+    ) as refusal:
+        landscape.noise_scale(end, precondition=name)  # type: ignore[arg-type]
+    by = eval(refusal.value.remedy, {"landscape": landscape, "run": end})
+    assert torch.equal(by.diagonal, seen.diagonal)
     root = seen.diagonal.double().rsqrt()
     top = float(
         torch.linalg.eigvalsh(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,9 @@ from torch import Tensor, nn
 
 import landscape
 from landscape import InputError, OperationError, Problem, plots
+from landscape.analysis.quantities import Settings, _test_error
+from landscape.core.progress import no_progress
+from landscape.problem.metrics import BY_NAME
 
 X = torch.randn(300, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 Y = (X[:, :3].argmax(1) + (X[:, 3] > 1)) % 3
@@ -195,16 +200,142 @@ def test_metrics_of_numbers_and_of_masked_targets() -> None:
     pairs = nn.Sequential(nn.Linear(5, 6), nn.Unflatten(1, (2, 3))).double()
     with pytest.raises(InputError, match="^metrics: 'mse' takes outputs .* or numbers of one shape"):
         Problem(pairs, lambda o, t: F.mse_loss(o.mT, t), (X, torch.ones(300, 3, 2).double()), metrics=["mse"])
-    with pytest.raises(InputError, match="^metrics: 'f1' counts all targets, the loss leaves out those"):
-        Problem(network("chain"), nn.CrossEntropyLoss(ignore_index=0), (X, Y), metrics=["f1"])
-    masked = Y.clone()
-    masked[7] = -100
-    problem = Problem(network("chain"), F.cross_entropy, (X, masked), metrics=["nll", "f1", "accuracy"])
+    strange = Y.clone()
+    strange[7] = -3
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets.abs() % 3)
+
+    problem = Problem(network("chain"), loss, (X, strange), metrics=["nll", "f1", "accuracy"])
     line = landscape.line(problem, problem.weights, points=3)
     assert np.isnan([line.accuracy, line.column("nll"), line.column("f1")]).all()
     assert line.metric_names == ("nll", "f1")
     assert [row.value for row in line.describe() if row.name == "f1"] == ["nan to nan"]  # without a warning
-    assert "nan to nan   no numbers: a metric that has a name needs targets that are not" in line.summary()
+    assert "nan to nan   no numbers: of a metric that has a name, some targets are no cl" in line.summary()
+
+
+@pytest.mark.filterwarnings("ignore::landscape.ProblemWarning")  # the terms are counted
+@pytest.mark.parametrize("form", ["tensors", "batches"])
+@pytest.mark.parametrize(("loss", "mask"), [
+    (F.cross_entropy, -100), (nn.CrossEntropyLoss(ignore_index=1, weight=torch.tensor([1.0, 2, 3])), 1),
+    (lambda o, t: F.cross_entropy(o, t, ignore_index=-1), -1),
+])  # fmt: skip
+def test_named_metrics_leave_out_the_targets_that_the_loss_leaves_out(
+    loss: Any, mask: int, form: str
+) -> None:
+    y = Y.where(X[:, 4] < 0.3, mask)
+    data: Any = (X, y) if form == "tensors" else [(X[k : k + 64], y[k : k + 64]) for k in range(0, 300, 64)]
+    names = [name for name in SUMS.values() if name in BY_NAME and name != "accuracy"]
+    for kind in ("chain", "convolution"):
+        problem = Problem(network(kind), loss, data, metrics=names)
+        rest = Problem(network(kind), F.cross_entropy, (X[y != mask], y[y != mask]), metrics=names)
+        plane = landscape.random_plane(problem)
+        surfaces = [landscape.contour(p, plane, grid=(3, 2), span=0.7) for p in (problem, rest)]
+        for name in ("accuracy", *names):
+            a, b = (surface.column(name) for surface in surfaces)
+            np.testing.assert_allclose(a, b, rtol=1e-9, err_msg=name)
+
+
+class Tagger(nn.Module):
+    """Outputs (B, T, V) of tokens (B, T); with ``causal``, of the next token, and their loss."""
+
+    def __init__(self, causal: bool | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.causal = nn.Sequential(nn.Embedding(4, 6), nn.Tanh(), nn.Linear(6, 4)).double(), causal
+
+    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Any:
+        logits = self.net(tokens)
+        if labels is None:
+            return logits
+        z, t = (logits[:, :-1], labels[:, 1:]) if self.causal else (logits, labels)
+        return {"loss": F.cross_entropy(z.flatten(0, 1), t.flatten()), "logits": logits}
+
+
+@pytest.mark.filterwarnings("ignore::landscape.ProblemWarning")
+@pytest.mark.parametrize("length", [4, 7])  # of as many tokens as there are classes, too
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("causal", [None, False, True])
+def test_named_metrics_of_outputs_with_classes_last(causal: bool | None, masked: bool, length: int) -> None:
+    tokens = torch.randint(4, (20, length), generator=torch.Generator().manual_seed(0))
+    labels = tokens.where(torch.rand(tokens.shape, generator=torch.Generator().manual_seed(1)) < 0.7, -100)
+    labels = labels if masked else tokens
+    metrics = ["nll", "f1", "top5", "error"]
+
+    def last(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+    data: Any = (tokens, labels) if causal is None else {"tokens": tokens, "labels": labels}
+    loss = last if causal is None else None
+    if length == 4:  # either dimension may have the classes
+        with pytest.raises(InputError, match="^metrics: 'nll' takes outputs .B, classes, …., these may be"):
+            Problem(Tagger(causal), loss, data, metrics=metrics)
+        assert np.isnan(Problem(Tagger(causal), loss, data).accuracy())
+        return
+    problem = Problem(Tagger(causal), loss, data, metrics=metrics)
+    line = landscape.line(problem, problem.weights, points=3)
+    with torch.no_grad():
+        z, t = problem.model.net(tokens), labels  # type: ignore[operator, union-attr]
+    z, t = (z[:, :-1], t[:, 1:]) if causal else (z, t)
+    guess, t = z[t >= 0].argmax(1), t[t >= 0]
+    np.testing.assert_allclose(line.column("nll"), line.loss, rtol=1e-9)
+    np.testing.assert_allclose(line.accuracy[1], float((guess == t).double().mean()))
+    right, sizes = (
+        [float((a == c).sum()) for c in range(4)]
+        for a in (guess.where(guess == t, -1), torch.cat((guess, t)))
+    )
+    np.testing.assert_allclose(line.column("f1")[1], np.mean(2 * np.array(right) / sizes))
+
+
+def test_a_loss_of_the_next_targets_says_so_or_its_metrics_are_refused() -> None:
+    tokens = torch.randint(4, (20, 7), generator=torch.Generator().manual_seed(0))
+
+    def following(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
+
+    assert np.isnan(Problem(Tagger(), following, (tokens, tokens)).accuracy())
+    with pytest.raises(InputError, match="^metrics: 'nll' takes outputs .* or of next targets"):
+        Problem(Tagger(), following, (tokens, tokens), metrics=["nll"])
+
+
+def test_the_test_error_of_masked_targets_is_that_of_the_others() -> None:
+    y = Y.where(X[:, 4] < 0.3, -100)
+    values = []
+    for data in ((X, y), (X[y >= 0], y[y >= 0])):
+        problem = Problem(network("chain"), F.cross_entropy, data)
+        subject: Any = SimpleNamespace(test=lambda problem=problem: problem)
+        values.append(_test_error(subject, Settings(), no_progress))
+    assert values[0].value == pytest.approx(values[1].value)
+    assert values[0].error == pytest.approx(values[1].error, rel=0.01)
+
+
+def test_what_metrics_of_all_samples_give_and_how_they_fail() -> None:
+    def needy(outputs: Tensor, targets: Tensor) -> Tensor:
+        if len(targets) < 300:
+            raise ValueError("too few")
+        return brier(outputs, targets)
+
+    class Failing(Accumulator):
+        def compute(self) -> float:
+            raise RuntimeError("no\nnumber")
+
+    def problem(metric: Any) -> Problem:
+        return Problem(
+            network("chain"), F.cross_entropy, (X, Y), metrics={"std": spread_of_outputs, "a": metric}
+        )
+
+    truth = float(brier(network("chain")(X), Y).mean().detach())
+    assert float(problem(needy).totals()[3] / 300) == pytest.approx(truth)
+    given = problem(lambda o, t: brier(o, t).numpy())
+    assert given.metrics[1].of_sums
+    assert float(given.totals()[3] / 300) == pytest.approx(truth)
+    for metric, words in {
+        Failing(): "'a' failed: RuntimeError: no number",
+        lambda o, t: needy(o, t)[:-1]: r"'a' gives \(299,\), it must give one number, or \(300,\)",
+        lambda o, t: needy(o.zero_(), t): "'a' changes outputs or targets in place",
+    }.items():
+        with pytest.raises(InputError, match=f"^metrics: {words}"):
+            problem(metric).totals()
 
 
 def test_a_surface_with_metrics_is_resumed_interpolated_and_drawn(tmp_path: Path) -> None:
@@ -391,17 +522,45 @@ def test_a_recorder_has_columns_of_metrics_of_the_test_data(tmp_path: Path) -> N
         landscape.Recorder(tmp_path / "other", model, F.cross_entropy, (X, Y), metrics=["f1"])
 
 
-def parabola(**numbers: Any) -> landscape.Surface:
+def parabola(points: int = 81) -> landscape.Surface:
     """x² + 4y² in distances of weight space, on a plane of skew directions."""
-    grid = np.linspace(-1, 1, 81)
+    grid = np.linspace(-1, 1, points)
     directions = np.array([[2.0, 0.0], [1.0, 1.0]])
     at = grid[:, None] * directions[0] + grid[:, None, None] * directions[1]
     loss = at[..., 0] ** 2 + 4 * at[..., 1] ** 2
     return landscape.Surface(
         x=grid, y=grid, loss=loss, accuracy=1 - loss / 50, done=loss < 99, directions=directions, center=np.zeros(2),
         kind="random", norm="none", seed=0, span=1.0, samples=1, dtype="float64", bn="center", method="batched",
-        **numbers,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("points", [50, 51, 4])
+def test_the_radius_needs_no_point_at_the_center_and_states_its_error(points: int) -> None:
+    surface, angle = parabola(points), np.arange(72) / 72 * 2 * np.pi
+    exact = 1 / np.sqrt(np.cos(angle) ** 2 + 4 * np.sin(angle) ** 2)
+    step = 2 / (points - 1)
+    for rise in (0.25, 1e-2, 1e-4):
+        radius = surface.radius("loss", rise=rise)
+        assert radius.center == pytest.approx(0, abs=1e-12)
+        np.testing.assert_allclose(np.sort(radius.distance), np.sort(exact * rise**0.5), rtol=0.01)
+        assert radius.median == pytest.approx(
+            np.quantile(exact * rise**0.5, 0.5, method="inverted_cdf"), rel=0.01
+        )
+        (row,) = (row for row in radius.describe() if row.name == "median of the distances")
+        assert row.error == pytest.approx(float(radius.error[radius.distance == radius.median].max()))
+        assert radius.near.all() or step**2 < rise  # rough, and it says so
+
+
+@pytest.mark.parametrize("points", [50, 51])
+@pytest.mark.parametrize(("k", "rise"), [(3, 0.02), (3, 0.5), (6, 0.02), (6, 0.1), (12, 0.02)])
+def test_the_radius_on_a_wave_is_right_within_its_stated_error(points: int, k: int, rise: float) -> None:
+    surface, angle = parabola(points), np.arange(72) / 72 * 2 * np.pi
+    surface.loss[:] = (1 - np.cos(k * np.sqrt(surface.loss) / 2)) * 4 / k**2
+    ellipse = 1 / np.sqrt(np.cos(angle) ** 2 + 4 * np.sin(angle) ** 2)
+    radius, exact = surface.radius("loss", rise=rise), 2 / k * np.arccos(1 - rise * k**2 / 4) * ellipse
+    assert not radius.censored.any()
+    assert (np.abs(np.sort(radius.distance) - np.sort(exact)) < radius.error.min()).all()
+    assert radius.error.max() < 2 / (points - 1)
 
 
 def test_the_radius_of_a_metric_is_that_of_the_ellipse_and_what_lies_beyond_is_said() -> None:
@@ -430,16 +589,20 @@ def test_the_radius_of_a_metric_is_that_of_the_ellipse_and_what_lies_beyond_is_s
 
     rough = surface.radius("loss", rise=1e-4)  # its distances are 0.005 to 0.01, a step of the grid is 0.025
     assert rough.near.all()
-    assert "72 within one step of the grid: rough, take a smaller span" in repr(rough)
+    assert "72 so near that it is rough: take a smaller span" in repr(rough)
     assert not far.near.any()
-    t = np.linspace(-0.5, 1.5, 21)
+    t = np.linspace(-0.5, 1.5, 22)  # without 0
     line = landscape.Line(
         t=t, loss=t**2, accuracy=t, start=np.zeros(2), direction=np.array([3.0, 4.0]), kind="direction",
         barrier=0.0, samples=1, dtype="float64", method="batched",
     )  # fmt: skip
-    assert line.radius("loss", rise=1.0).distance == pytest.approx([5.0, 2.5])  # it ends at t = -0.5
+    assert line.radius("loss", rise=1.0).distance == pytest.approx(
+        [5.0, 2.5], rel=1e-3
+    )  # it ends at t = -0.5
     assert line.radius("loss", rise=1.0).censored.tolist() == [False, True]
-    assert line.radius("loss", rise=0.005).near.all()
+    assert line.radius("loss", rise=0.001).near.all()
+    with pytest.raises(OperationError, match="^loss: at the center it is nan, from which"):
+        dataclasses.replace(line, t=t + 1).radius("loss", rise=1.0)
 
     hole = parabola()
     hole.loss[:, 45:] = np.nan

@@ -14,7 +14,7 @@ import landscape
 from landscape import InputError, Problem
 from landscape.evaluation.evaluate import fold
 from landscape.models.convolutional import NETWORKS, scaled
-from landscape.problem.losses import correct
+from landscape.problem.losses import Terms, correct
 from tests.conftest import slow_but
 
 #: MiB of float32 parameters (DPSGD-2020, Table 1; for GoogLeNet it has 23.53), and their number where it is known.
@@ -148,14 +148,16 @@ def test_lenet_takes_other_sizes() -> None:
 def test_accuracy_has_a_meaning_for_classes_only() -> None:
     outputs = torch.tensor([[[1.0, 0.0, 3.0], [0.0, 1.0, 0.0]]])  # (1, classes 2, frames 3)
     loss = nn.functional.cross_entropy
-    assert float(correct(outputs, torch.tensor([[0, 1, 1]]), loss)) == pytest.approx(2 / 3)
+    assert correct(outputs, torch.tensor([[0, 1, 1]]), Terms(loss)).tolist() == [[2], [3]]
+    assert correct(outputs, torch.tensor([[0, -100, 1]]), Terms(loss)).tolist() == [[1], [2]]
     for strange in (
         (outputs, torch.tensor([0]), loss),
         (outputs, torch.tensor([[0.0, 1.0, 1.0]]), loss),
         (outputs[0, 0], torch.tensor([0, 1, 1]), loss),
-        (outputs, torch.tensor([[0, 1, 1]]), lambda o, y: o.sum()),  # classes come second?
+        (outputs, torch.tensor([[0, 1, 1]]), lambda o, y: o.sum()),  # the class of the next frame?
+        (outputs, torch.tensor([[0, 1, 2]]), loss),
     ):
-        assert torch.isnan(correct(*strange))
+        assert torch.isnan(correct(*strange[:2], Terms(strange[2]))).all()
 
 
 def test_widths_are_even_and_width_one_changes_nothing() -> None:

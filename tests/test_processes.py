@@ -251,7 +251,7 @@ def of_unequal_terms(group: Group | None) -> list[float]:
     problem = landscape.Problem(model, torch.nn.functional.cross_entropy, (x, y))
     comm = Comm(2, group)
     g = GradientEstimator(problem, comm).at(problem.weights, 1)
-    return [comm.evaluate(problem, problem.weights)[0], g.loss, g.project([g.rows[0]]).norm2]
+    return [*comm.evaluate(problem, problem.weights), g.loss, g.project([g.rows[0]]).norm2]
 
 
 def test_shares_of_a_training_set_weigh_by_their_terms_of_the_loss() -> None:

@@ -32,7 +32,7 @@ from landscape.curvature.hessian import Preconditioner
 from landscape.curvature.trace import trace
 from landscape.evaluation.evaluate import Evaluator, evaluator
 from landscape.problem.alignment import aligned
-from landscape.problem.losses import correct_shares
+from landscape.problem.losses import correct
 from landscape.problem.metrics import names_of
 from landscape.problem.problem import Problem
 from landscape.results.geometry import barrier
@@ -299,10 +299,13 @@ def _test_error(subject: Subject, settings: Settings, progress: Progress) -> Mea
     if subject.test is None:
         raise InputError("test error: a problem alone has no test set, give the checkpoint")
     test = subject.test()
-    problem, shares = test.at(), []
+    problem, counts = test.at(), []
     for x, y, _ in test.chunks():
-        shares.append(correct_shares(problem.outputs(test.weights, x), y, test.criterion).cpu())
-    errors = 100 * (1 - torch.cat(shares).numpy())  # (samples,)
+        counts.append(correct(problem.outputs(test.weights, x), y, test.data.terms_in).cpu())
+    right, counted = torch.cat(counts, 1).numpy()  # (samples,) each: right answers, and targets that count
+    accuracy = right.sum() / counted.sum()
+    # The ratio of the two sums, to first order in each sample's share of them.
+    errors = 100 * (1 - accuracy - (right - accuracy * counted) / counted.mean())  # (samples,)
     if not np.isfinite(errors).all():
         raise OperationError("test error: the data has no class labels; leave it out")
     return MeasuredValue.mean(errors)

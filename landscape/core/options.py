@@ -313,7 +313,9 @@ _WORDS = {
 
 
 def _remedy(value: Any, allowed: str) -> str:
-    """Return code that makes the allowed object from a file's name or a module; "" if there is none."""
+    """Return code that makes the allowed object from a run, a path or a module; "" if there is none."""
+    if allowed.startswith("a Preconditioner"):
+        return "landscape.preconditioner(run, run.problem())"
     if isinstance(value, (str, Path)):
         if allowed.startswith("a ResultFile"):
             return f"landscape.open({str(value)!r}, 'a')"

@@ -43,6 +43,7 @@ from landscape.core.options import OneOf
 from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import call, tree_map
 from landscape.problem.checks import tolerance
+from landscape.problem.losses import is_softmax_loss
 from landscape.problem.metrics import Scores, Sums, few_of, names_of, numbers
 from landscape.problem.problem import Layer, LinearLayer, Problem, chain, stacked_losses
 from landscape.problem.sharded import on_ranks
@@ -110,6 +111,8 @@ def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Tota
     outputs = views[last.weight].shape[1]
     has_classes = y.dim() == 1 and not y.is_floating_point() and outputs > 1
     has_accuracy = has_classes and bool(((y >= 0) & (y < outputs)).all())
+    # Metrics with a name have then computed all that the loss needs.
+    shares = has_accuracy and is_softmax_loss(problem.criterion) and any(m.statistic for m in problem.metrics)
 
     def block_sums(coordinates: Tensor, products: Tensor, y: Tensor) -> list[Tensor]:
         """Return mean losses (k,), correct samples (k,), and the sums (k, S) of each metric.
@@ -135,8 +138,11 @@ def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Tota
             else:
                 h = torch.bmm(at_points(layer.weight), h)
         targets = y.expand(points, *y.shape)
-        losses = stacked_losses(problem.criterion, h, targets)
         scores = Scores(h, y if has_classes else numbers(y))
+        if shares:
+            losses = (scores.top - scores.own + scores.scale).mean(2)[:, 0]
+        else:
+            losses = stacked_losses(problem.criterion, h, targets)
         correct = scores.right.sum(1) if has_accuracy else torch.full_like(losses, torch.nan)
         # (k·B, outputs), for the user's functions, which are of single samples.
         rows = None if all(m.statistic for m in problem.metrics) else h.transpose(1, 2).flatten(0, 1)

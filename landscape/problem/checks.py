@@ -276,14 +276,14 @@ def moved(problem: MeanLoss, seed: int = 0) -> Tensor:
 
 
 @torch.no_grad()
-def ignores_first_label(problem: MeanLoss, x: Any, y: Any) -> bool:
-    """Return whether the model's own loss ignores the first label of a sequence, as causal models do."""
-    changed = losses.with_other_first_labels(problem.criterion, x)
+def ignores_first_label(problem: MeanLoss, x: Any, y: Any) -> bool | None:
+    """Return whether the loss ignores the first label of each sequence, as causal ones do; None: unknown."""
+    changed = losses.with_other_first_labels(problem.criterion, x, y)
     if changed is None:
-        return False
+        return None if problem.criterion is losses.output_loss else False
     check_fit(problem, x, y)
-    first, second = (loss_of(problem, inputs, inputs["labels"]) for inputs in (x, changed))
-    return torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
+    first, second = loss_of(problem, x, y), attempt(loss_of, problem, *changed)
+    return second is None or torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
 
 
 @torch.no_grad()

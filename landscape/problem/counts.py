@@ -195,6 +195,11 @@ class Count:
         argument = () if self.value is None else (self.value,)
         return double(by_sample(FUNCTIONS[self.function](tensor, *argument)))
 
+    def left(self, targets: Tensor) -> Tensor:
+        """Whether each of the ``targets`` counts; all do where the count is not one of these alone."""
+        alone = self.function in ("other than", "above", "from") and not (self.of_inputs or self.cut)
+        return FUNCTIONS[self.function if alone else "all"](targets, *[self.value] * alone).bool()
+
 
 def _parts(tree: Any, name: str) -> Iterator[tuple[str, int, str, Tensor]]:
     """Yield (code, number, cut, tensor) for each tensor of ``tree`` and each of its :data:`CUTS`."""

@@ -93,7 +93,7 @@ class Data:
         self.checksum: Tensor | None = None  # the checksum of a pass over all batches
         self._sums: list[Tensor] = []  # the checksum of each batch
         self._cache: dict[Any, Any] = {}  # the fingerprint; and by count, the indices for :meth:`some`
-        self._terms_in: Terms = lambda x, y: torch.ones(count_samples(x, y, alike=False))
+        self.terms_in: Any = lambda x, y: torch.ones(count_samples(x, y, alike=False))
         self.own_batches = isinstance(data, Dataset)
         data = batched(as_tensors(data))
         if is_resident(data):
@@ -123,7 +123,7 @@ class Data:
 
     def weigh(self, terms_in: Terms) -> None:
         """Count the samples, and the terms of each by ``terms_in``; raise InputError if there are none."""
-        self._terms_in = terms_in
+        self.terms_in = terms_in
         if self._whole is not None:
             x, y = self._whole
             self._weigh(terms_in(x, y) if self.samples else torch.zeros(0))
@@ -241,7 +241,7 @@ class Data:
 
         ``terms_in``: the terms by sample, for calls before :meth:`weigh`.
         """
-        self._terms_in = terms_in or self._terms_in
+        self.terms_in = terms_in or self.terms_in
         if self.resident is not None:
             return take(self.resident, slice(2))
         batches = self.pairs()
@@ -249,7 +249,7 @@ class Data:
         if first is None:
             raise InputError("data: it holds no samples, at least one is needed")
         batches = itertools.chain([first], batches)
-        x, y = next((batch for batch in batches if float(self._terms_in(*batch).sum()) > 0), first)
+        x, y = next((batch for batch in batches if float(self.terms_in(*batch).sum()) > 0), first)
         self.leaf_inputs |= _require_gradients(x)
         return self.place((x, y))
 
@@ -287,15 +287,15 @@ class Data:
 
     def _that_count(self, picked: Tensor, x: Any, y: Any) -> Tensor:
         """Return the indices ``picked``; if none of these samples counts, the last is replaced by one."""
-        terms = torch.ones(1) if y is None else self._terms_in(take(x, picked), take(y, picked))
+        terms = torch.ones(1) if y is None else self.terms_in(take(x, picked), take(y, picked))
         if not bool((terms > 0).any()):
-            picked[-1] = self._terms_in(x, y).argmax()
+            picked[-1] = self.terms_in(x, y).argmax()
         return picked
 
     def few(self, count: int = PROBE) -> Data:
         """Return the samples of :meth:`pick` as data of one chunk."""
         x, y = self.pick(*self.first(), count)
-        few = self.in_chunks(count)._holding(x, y, self._terms_in(x, y))
+        few = self.in_chunks(count)._holding(x, y, self.terms_in(x, y))
         if not self.indexed:
             few.resident, few.sample_terms, few.batches = None, None, [(x, y)]
         return few
@@ -341,7 +341,7 @@ class Data:
             samples = count_samples(x, y, alike=False)
             terms = None if self.sample_terms is None else self.sample_terms[start : start + samples]
             if terms is None and not self.indexed:
-                terms = self._terms_in(x, y)
+                terms = self.terms_in(x, y)
             weight = float(samples)
             if terms is not None:
                 weight = float(terms.sum()) * self.samples / max(self.terms, 1e-300)
@@ -411,7 +411,7 @@ class Data:
         """Return data of the samples (x, y), on the device: a minibatch, with the weights of training."""
         self._check_mean()
         count_samples(x, y, alike=True)
-        return self._holding(x, y, self._terms_in(x, y))._counted()
+        return self._holding(x, y, self.terms_in(x, y))._counted()
 
     def _counted(self) -> Data:
         """Return the data itself; raise InputError if it has samples of which no target counts."""

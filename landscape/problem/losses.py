@@ -138,18 +138,18 @@ class Terms:
         criterion: the loss.
         given: the user's function of the targets, which returns (B,). None: the targets of losses of classes,
             and the labels of a model's own loss, are counted; for any other loss each sample has one term.
-        shifted: whether the model's own loss leaves out the first label of each sequence.
+        shifted: whether the loss ignores the first label of each sequence; None: this is not known.
 
     Attributes:
-        count: a function of (x, y), found by :mod:`.mean_check`, in place of those; else None.
+        count: the :class:`.Count` found by :mod:`.mean_check`, in place of those; else None.
         by_batch: whether the loss is the mean over batches, of which each counts the same.
     """
 
     def __init__(
-        self, criterion: Any, given: Callable[[Any], Tensor] | None = None, shifted: bool = False
+        self, criterion: Any, given: Callable[[Any], Tensor] | None = None, shifted: bool | None = None
     ) -> None:
         self.criterion, self.given, self.shifted = criterion, given, shifted
-        self.count: Callable[[Any, Any], Tensor] | None = None
+        self.count: Any = None
         self.by_batch = False
 
     def __call__(self, x: Any, y: Any) -> Tensor:
@@ -162,7 +162,7 @@ class Terms:
         elif self.count is not None:
             terms = self.count(x, y)
         elif self.criterion is output_loss:
-            terms = label_terms(x.get("labels"), self.shifted) if isinstance(x, Mapping) else None
+            terms = label_terms(x.get("labels"), bool(self.shifted)) if isinstance(x, Mapping) else None
         else:
             terms = loss_terms(self.criterion, y)
         if terms is None:
@@ -171,6 +171,42 @@ class Terms:
             shape = tuple(terms.shape)
             raise InputError(f"terms: shape {shape}, it must give one number per sample, ({samples},)")
         return double(terms.detach()).cpu()
+
+    def counted(self, targets: Any) -> Tensor:
+        """Whether each of ``targets``, where they are classes, counts: the loss leaves out the others."""
+        if not isinstance(targets, Tensor):
+            return torch.ones(1)
+        class_loss, every = ClassLoss.of(self.criterion), torch.ones_like(targets, dtype=torch.bool)
+        if class_loss is not None or self.criterion is output_loss:
+            return targets != (IGNORED if class_loss is None else class_loss.ignored)
+        if self.given is not None and targets.dim() == 1:
+            return self.given(targets).to(targets.device) > 0
+        return every if self.count is None else self.count.left(targets)
+
+    def classes(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor] | None:
+        """Outputs (B, C, ...) and their classes (B, ...); None where they are not of this form.
+
+        The classes come second, or last where the shapes leave no choice. If the model's own loss leaves out
+        the first label of each sequence, each output is that of the next label. ValueError where nothing says
+        which classes belong to which outputs.
+        """
+        z, own, shifted = opened_logits(outputs), self.criterion is output_loss, self.shifted
+        if not isinstance(z, Tensor) or not isinstance(targets, Tensor) or z.dim() < 2:
+            return None
+        second, last = targets.shape == (len(z), *z.shape[2:]), targets.shape == z.shape[:-1]
+        if not (second or last) or not is_classes(targets) or z.shape[1 if second else -1] < 2:
+            return None
+        if z.dim() == 2 or ClassLoss.of(self.criterion) is not None:
+            return (z, targets) if second else None
+        if shifted is None or (shifted and not own) or (second and last):
+            raise ValueError("takes outputs (B, classes, …), these may be (B, …, classes) or of next targets")
+        z = z.movedim(-1, 1) if last else z
+        return (z[:, :, :-1], targets[:, 1:]) if shifted else (z, targets)
+
+
+def is_classes(targets: Tensor) -> bool:
+    """Return whether targets are integers."""
+    return not (targets.is_floating_point() or targets.is_complex())
 
 
 def check_labels(loss: Any, outputs: Any, targets: Any) -> None:
@@ -201,20 +237,20 @@ def label_terms(labels: Any, shifted: bool) -> Tensor | None:
     return terms if terms is None else by_sample(terms)
 
 
-def with_other_first_labels(criterion: Any, x: Any) -> dict[str, Any] | None:
-    """Return a batch with other first labels, for a model with a loss of its own from labels (B, n).
+def with_other_first_labels(criterion: Any, x: Any, y: Any) -> tuple[Any, Any] | None:
+    """Return a batch with integer labels (B, n, ...) with other first labels.
 
-    None for another kind of model or labels. The loss of causal language models ignores the first labels; no
+    The labels are the targets, or for a model with a loss of its own "labels" in x. None for other labels, or
+    a loss that is known to count all. The loss of causal language models ignores the first labels; no
     attribute of a model says so, but an equal loss of this batch shows it.
     """
-    labels = x.get("labels") if isinstance(x, Mapping) else None
-    if criterion is not output_loss or not isinstance(labels, Tensor):
-        return None
-    if labels.is_floating_point() or labels.dim() < 2:
+    own = criterion is output_loss
+    labels = (x.get("labels") if isinstance(x, Mapping) else None) if own else y
+    if not isinstance(labels, Tensor) or labels.dim() < 2 or not is_classes(labels) or is_mean(criterion):
         return None
     changed = labels.clone()
     changed[:, 0] = (labels[:, 0] == 0).to(labels)
-    return {**x, "labels": changed}
+    return ({**x, "labels": changed} if own else x), changed
 
 
 def is_softmax_loss(loss: Any) -> bool:
@@ -230,37 +266,25 @@ def opened_logits(outputs: Any) -> Any:
     return getattr(outputs, "logits", outputs)
 
 
-def correct(outputs: Any, targets: Any, loss: Any) -> Tensor:
-    """Return the number of correct predictions, the sum of :func:`correct_shares`."""
-    return correct_shares(outputs, targets, loss).sum()
-
-
-def correct_shares(outputs: Any, targets: Any, loss: Any) -> Tensor:
-    """Return (B,) float64, the share of each sample's targets that have the largest output.
+def correct(outputs: Any, targets: Any, terms: Terms) -> Tensor:
+    """Return (2, B) float64, how many targets of each sample have the largest output, and how many count.
 
     Args:
-        outputs: (B, classes, ...), or an object with such ``logits``.
+        outputs: (B, classes, ...), or an object with such ``logits``; see :meth:`Terms.classes`.
         targets: (B, ...), class indices.
-        loss: the loss. For several targets a sample it must be PyTorch's cross-entropy or negative
-            log-likelihood, which define that the classes are the second axis.
+        terms: which targets count in the loss; no others are correct.
 
     Returns:
-        The shares; or one NaN for another kind of task, for a single output, or if some targets are no
-        classes, such as negative numbers for masked targets.
+        The numbers; or (2, 1) NaN for another kind of task, for a single output, if nothing says which axis
+        is that of the classes, or if some targets that count are no classes.
     """
-    logits = opened_logits(outputs)
-    unknown = torch.full((1,), torch.nan, dtype=torch.float64)
-    if not isinstance(logits, Tensor) or not isinstance(targets, Tensor):
-        return unknown
-    if logits.dim() < 2 or logits.shape[1] < 2 or (logits.dim() > 2 and ClassLoss.of(loss) is None):
-        return unknown
-    shape = (len(logits), *logits.shape[2:])
-    if targets.is_floating_point() or targets.is_complex() or targets.shape != shape:
-        return unknown
-    counts = double(logits.argmax(1) == targets).unsqueeze(-1).flatten(1).sum(1)
-    shares: Tensor = counts / max(1, targets[:1].numel())
-    are_classes = ((targets >= 0) & (targets < logits.shape[1])).all()
-    return shares.where(are_classes.to(shares.device), torch.nan)
+    with contextlib.suppress(ValueError):
+        if (pair := terms.classes(outputs, targets)) is not None:
+            (z, t), counted = pair, terms.counted(pair[1])
+            right = torch.stack(((z.argmax(1) == t) & counted, counted))
+            sums = double(right).unsqueeze(-1).flatten(2).sum(2)
+            return sums.where((~counted | ((t >= 0) & (t < z.shape[1]))).all(), torch.nan)
+    return torch.full((2, 1), torch.nan, dtype=torch.float64)
 
 
 class ClonedTargets:

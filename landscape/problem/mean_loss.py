@@ -490,8 +490,9 @@ class MeanLoss:
             weights: (P,); default: the center.
 
         Returns:
-            (loss, accuracy). Accuracy is the share of samples whose largest output is the target; NaN where
-            the outputs, or their ``logits``, are not (B, classes) with integer targets (B,).
+            (loss, accuracy). Accuracy is the share of the targets, without those that the loss leaves out,
+            that have the largest output; NaN where the outputs, or their ``logits``, are not (B, classes, …)
+            or (B, …, classes) with integer targets (B, …), or nothing says which output is whose.
 
         Example:
             >>> loss, accuracy = problem.evaluate(weights=torch.tensor([1.0, 0.0, 0.0, 1.0]))
@@ -525,7 +526,7 @@ class MeanLoss:
         return value
 
     def accuracy(self, weights: Tensor | None = None) -> float:
-        """Return the share of samples whose largest output is the target, at some weights.
+        """Return the share of the targets that have the largest output, at some weights.
 
         Args:
             weights: (P,); default: the center.

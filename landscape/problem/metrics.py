@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +17,7 @@ from landscape.core.devices import double, float64_device
 from landscape.core.errors import InputError, first_words
 from landscape.core.options import choose
 from landscape.problem.batches import attempt, concatenate, count_samples, named_tensors, opened, tree_map
-from landscape.problem.losses import ClassLoss, correct, describe_loss, opened_logits
+from landscape.problem.losses import Terms, correct, describe_loss, is_classes, opened_logits
 
 # Outputs of all samples that a metric of the whole set may take at once, in bytes (our choice: a million
 # samples of a thousand classes).
@@ -33,21 +34,22 @@ class Scores:
     Args:
         outputs: (N, C, L).
         targets: of classes (L,) or (N, L), of numbers (C, L).
+        counted: whether each class counts in the loss; None: all do.
     """
 
-    def __init__(self, outputs: Tensor, targets: Tensor) -> None:
+    def __init__(self, outputs: Tensor, targets: Tensor, counted: Tensor | None = None) -> None:
         self.outputs = outputs.float() if outputs.itemsize < 4 else outputs
-        self._targets = targets
+        every = torch.ones(outputs.shape[-1], dtype=torch.bool, device=outputs.device)
+        self._targets, self.counted = targets, every if counted is None else counted
 
     @classmethod
-    def of(cls, outputs: Any, targets: Any) -> Scores:
+    def of(cls, outputs: Any, targets: Any, terms: Terms) -> Scores:
         """Those of a network's outputs (B, C, …) with classes (B, …), or numbers of the outputs' shape."""
         z = opened_logits(outputs)
+        if (pair := terms.classes(outputs, targets)) is not None:
+            z, t = pair[0], pair[1].flatten(1) if pair[0].dim() > 2 else pair[1]
+            return cls(z.flatten(2) if z.dim() > 2 else z.T.contiguous()[None], t, terms.counted(t))
         if isinstance(z, Tensor) and isinstance(targets, Tensor) and z.dim() > 1 and len(z) == len(targets):
-            if z.dim() > 2 and targets.shape == (len(z), *z.shape[2:]) and is_classes(targets):
-                return cls(z.flatten(2), targets.flatten(1))
-            if z.dim() == 2 and targets.dim() == 1 and is_classes(targets):
-                return cls(z.T.contiguous()[None], targets)
             sizes = [[n for n in t.shape[1:] if n != 1] for t in (z, targets)]
             if targets.shape == z.shape or (sizes[0] == sizes[1] and not is_classes(targets)):
                 return cls(z.flatten(1).T[None], numbers(targets))
@@ -62,10 +64,15 @@ class Scores:
 
     @functools.cached_property
     def sound(self) -> Tensor:
-        """1; NaN, as the accuracy is then, where some targets are masked or no classes of the outputs."""
+        """1; NaN, as the accuracy is then, where some targets that count are no classes of the outputs."""
         t, one = self._targets, self.outputs.new_ones(())
-        within = ((t >= 0) & (t < self.outputs.shape[1])).all()
-        return one.where(within, torch.nan) if is_classes(t) else one
+        within = (t >= 0) & (t < self.outputs.shape[1])
+        return one.where((within | ~self.counted).all(), torch.nan) if is_classes(t) else one
+
+    def kept(self, values: Tensor, other: int = 0) -> Tensor:
+        """``values`` (N, ..., L), replaced by ``other`` at targets that do not count."""
+        counted = self.counted.view(-1, *[1] * (values.dim() - 2), values.shape[-1])
+        return values.where(counted, other)
 
     @functools.cached_property
     def top(self) -> Tensor:
@@ -95,20 +102,17 @@ class Scores:
 
     @functools.cached_property
     def scale(self) -> Tensor:
-        """(N, 1, L) log Σ exp of the outputs."""
-        return (self.outputs - self.top).exp_().sum(1, keepdim=True).log_() + self.top
+        """(N, 1, L) log Σ exp of the outputs less the largest; numbers below e⁻⁸⁰ make this sum slow only."""
+        return (self.outputs - self.top).clamp_(min=-80).exp_().sum(1, keepdim=True).log_()
 
     @functools.cached_property
     def gap(self) -> Tensor:
         """(N, C, L) outputs less targets; of classes, less 1 at the target's and 0 at the others."""
         if not is_classes(self._targets):
             return self.outputs - self._targets
-        return self.outputs.scatter_add(1, self.classes[:, None], -torch.ones_like(self.own))
-
-
-def is_classes(targets: Tensor) -> bool:
-    """Return whether targets are integers."""
-    return not (targets.is_floating_point() or targets.is_complex())
+        classes = self.classes if self._targets.dim() > 1 else self.classes[:1]
+        every = torch.arange(self.outputs.shape[1], device=classes.device)[:, None]
+        return self.outputs - (classes[:, None] == every).to(self.outputs)
 
 
 def numbers(targets: Tensor) -> Tensor:
@@ -119,7 +123,7 @@ def numbers(targets: Tensor) -> Tensor:
 
 def _mean(values: Callable[[Scores], Tensor]) -> Statistic:
     """The mean of ``values``, (N, L) or (N, 1, L)."""
-    return Statistic(lambda s: values(s).flatten(1).sum(1, keepdim=True), lambda means: means[..., 0])
+    return Statistic(lambda s: s.kept(values(s).flatten(1)).sum(1, keepdim=True), lambda means: means[..., 0])
 
 
 def _top5(s: Scores) -> Tensor:
@@ -134,7 +138,7 @@ def _margin(s: Scores) -> Tensor:
 def _counts(s: Scores) -> Tensor:
     """(N, 3(C + 1)): right guesses, guesses and targets of each class, and in the last place of none."""
     n, classes = len(s.outputs), s.outputs.shape[1]
-    of = torch.stack((s.classes.where(s.right, classes), s.guess, s.classes), 1)
+    of = s.kept(torch.stack((s.classes.where(s.right, classes), s.guess, s.classes), 1), classes)
     counts = torch.zeros(n, 3, classes + 1, device=of.device)
     return counts.scatter_add_(2, of, torch.ones((), device=of.device).expand(of.shape)).flatten(1)
 
@@ -148,9 +152,10 @@ def _f1(means: Tensor) -> Tensor:
 
 def _gaps(s: Scores) -> Tensor:
     """(N, BINS): the sums of right guesses less confidence, by confidence."""
-    confidence = (s.top - s.scale).exp_()[:, 0]
+    confidence = (-s.scale).exp_()[:, 0]
     bins = (confidence * BINS).ceil_().long().clamp_(1, BINS) - 1
-    return confidence.new_zeros(len(bins), BINS).scatter_add_(1, bins, s.right.to(confidence) - confidence)
+    gaps = s.kept(s.right.to(confidence) - confidence)
+    return confidence.new_zeros(len(bins), BINS).scatter_add_(1, bins, gaps)
 
 
 @dataclass(frozen=True)
@@ -159,7 +164,7 @@ class Statistic:
 
     Attributes:
         sums: gives (N, S), sums over L.
-        finish: (…, S) means -> (…,).
+        finish: (…, S) means over the targets that count -> (…,).
         linear: whether it is a mean itself.
     """
 
@@ -168,7 +173,7 @@ class Statistic:
     linear: bool = True
 
 
-_NLL = _mean(lambda s: s.scale - s.own)
+_NLL = _mean(lambda s: s.top - s.own + s.scale)
 #: The metrics that have a name.
 BY_NAME: dict[str, Statistic] = {
     "accuracy": _mean(lambda s: s.right),
@@ -202,7 +207,7 @@ class Metric:
     """
 
     name: str
-    function: Callable[[Any, Any], Any] | None = None
+    function: Any = None
     make: Callable[[], Any] | None = None
     statistic: Statistic | None = None
     whole: bool = False
@@ -215,7 +220,9 @@ class Metric:
     def sums(self, outputs: Any, targets: Any, scores: Scores | None) -> Tensor:
         """Those of some samples: (N, S) of ``scores``, (B, 1) of a function; InputError where it fails."""
         if self.statistic is None:
-            return double(called(self, outputs, targets))[:, None]
+            values = called(self, self.function, outputs, targets).detach()
+            samples = next((len(t) for _, t in named_tensors(targets) if t.dim()), len(values))
+            return double(called(self, Tensor.view, values, (samples, 1)))
         assert scores is not None
         return double(self.statistic.sums(scores)) * double(scores.sound)
 
@@ -283,8 +290,7 @@ def check_metrics(problem: Any, batch: tuple[Any, Any]) -> None:
     for metric in problem.metrics:
         if metric.statistic is not None:
             try:
-                _check_classes(opened_logits(outputs), y, problem.criterion)
-                metric.sums(outputs, y, Scores.of(outputs, y))
+                metric.sums(outputs, y, Scores.of(outputs, y, problem.data.terms_in))
             except ValueError as error:
                 words = f"metrics: '{metric.name}' {first_words(error)}; give a function of your own"
                 raise InputError(words) from error
@@ -297,37 +303,16 @@ def check_metrics(problem: Any, batch: tuple[Any, Any]) -> None:
         problem.totals()
 
 
-def _check_classes(z: Any, y: Any, loss: Any) -> None:
-    """Raise ValueError where the ``loss`` leaves out a class, or does not say where the classes are."""
-    class_loss = ClassLoss.of(loss)
-    if class_loss is not None and class_loss.ignored >= 0:
-        raise ValueError(f"counts all targets, the loss leaves out those equal to {class_loss.ignored}")
-    unsaid = isinstance(z, Tensor) and z.dim() > 2 and isinstance(y, Tensor) and class_loss is None
-    if unsaid and y.shape == z.shape[:-1] == (len(z), *z.shape[2:]):
-        raise ValueError("takes outputs (B, classes, …), these may be (B, …, classes); give a function")
-
-
 def _check_function(problem: Any, metric: Metric, outputs: Any, x: Any, y: Any) -> bool:
     """Decide whether a user's function is a mean over samples; return whether it fails on these."""
-    given = [t for _, t in named_tensors((outputs, y)) if not t.is_inference()]
-    versions = [t._version for t in given]
     try:
-        value = called(metric, outputs, y)
+        value = called(metric, metric.function, outputs, y)
     except InputError:
         metric.whole = True
         return True
-    if versions != [t._version for t in given]:
-        words = "changes outputs or targets in place, which other metrics take, too; let it copy them"
-        raise InputError(f"metrics: '{metric.name}' {words}")
     samples = count_samples(x, y, alike=False)
-    metric.whole = not (isinstance(value, Tensor) and value.shape == (samples,))
-    try:
-        if metric.whole:
-            float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        words = f"metrics: '{metric.name}' gives {shape}, it must give one number, or ({samples},)"
-        raise InputError(words) from error
+    metric.whole = not (isinstance(value, Tensor) and value.shape == (samples,) and not value.is_complex())
+    _number(metric, value, samples)
     if not metric.whole and problem.data.divisible and _mixes(problem, metric, value, outputs, x, y):
         raise InputError(
             f"metrics: '{metric.name}' gives a sample another value where other samples are missing; "
@@ -341,7 +326,6 @@ def _mixes(problem: Any, metric: Metric, values: Tensor, outputs: Any, x: Any, y
 
     Its outputs are rows of ``outputs``, or those of a new pass where samples are not the rows.
     """
-    assert metric.function is not None
     function, (tree, again) = metric.function, opened(outputs)
     limit = math.sqrt(max(torch.finfo(dtype).eps for dtype in (problem.dtype, torch.float32)))
     size = float(double(values).nan_to_num(0, 0, 0).abs().max())
@@ -349,7 +333,7 @@ def _mixes(problem: Any, metric: Metric, values: Tensor, outputs: Any, x: Any, y
     def same(rows: slice, new_pass: bool) -> bool:
         part, part_x, part_y = tree_map(lambda t: t[rows] if t.dim() else t, (tree, x, y))
         part = problem.outputs(problem.weights, part_x) if new_pass else again(part)
-        pair = double(function(part, part_y)), double(values[rows])
+        pair = double(torch.as_tensor(function(part, part_y))), double(values[rows])
         return pair[0].shape == pair[1].shape and torch.allclose(*pair, limit, limit * size, equal_nan=True)
 
     with torch.no_grad(), problem.evaluating(0):
@@ -357,14 +341,30 @@ def _mixes(problem: Any, metric: Metric, values: Tensor, outputs: Any, x: Any, y
         return not all(attempt(same, rows, False) or attempt(same, rows, True) for rows in halves)
 
 
-def called(metric: Metric, outputs: Any, y: Any) -> Any:
-    """The value of a user's function; InputError, in one line, where it fails."""
-    assert metric.function is not None
+def called(metric: Metric, function: Callable[..., Any], *samples: Any) -> Any:
+    """The value of a user's ``function``; InputError, in one line, where it fails or changes the samples."""
+    given = [t for _, t in named_tensors([opened(tree)[0] for tree in samples]) if not t.is_inference()]
+    versions = [t._version for t in given]
     try:
-        return metric.function(outputs, y)
+        value = function(*samples)
     except Exception as error:  # of the user's code
         words = f"{type(error).__name__}: {first_words(error)}"
         raise InputError(f"metrics: '{metric.name}' failed: {words}") from error
+    if versions != [t._version for t in given]:
+        words = "changes outputs or targets in place, which other metrics take, too; let it copy them"
+        raise InputError(f"metrics: '{metric.name}' {words}")
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
+def _number(metric: Metric, value: Any, samples: int) -> float:
+    """The number that a user's metric gives, or the mean of as many as there are ``samples``."""
+    try:
+        values = isinstance(value, Tensor) and value.shape == (samples,) and not value.is_complex()
+        return float(double(value).mean() if values else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        form = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        words = f"metrics: '{metric.name}' gives {form}, it must give one number, or ({samples},)"
+        raise InputError(words) from error
 
 
 def few_of(problem: Any) -> Any:
@@ -391,22 +391,26 @@ class Sums:
         )
         self._objects = [metric.make() if metric.make else None for metric in self._metrics]
         self._sums = list[Any]([0.0] * len(self._metrics))
-        self._positions, self._outputs = 0, list[tuple[Any, Any]]()
+        # How many targets are right and count, in the accuracy, and how many count in metrics by name.
+        self._hits, self._positions = self._total.new_zeros(2), self._total.new_zeros(())
+        self._outputs, self._again = list[tuple[Any, Any]](), opened(None)[1]
         self._scored = any(metric.statistic is not None for metric in self._metrics)
 
     def add(self, outputs: Any, y: Any, loss: Tensor, weight: float) -> None:
         """Take a chunk of samples: its outputs, its mean ``loss``, and how many samples that stands for."""
         self._total[0] += double(loss.detach()) * weight
-        self._total[1] += correct(outputs, y, self._problem.criterion).to(self._total.device)
-        scores = Scores.of(outputs, y) if self._scored else None
-        self._positions += 0 if scores is None else scores.outputs[:, 0].numel()
+        terms = self._problem.data.terms_in
+        self._hits += correct(outputs, y, terms).sum(1).to(self._total.device)
+        scores = Scores.of(outputs, y, terms) if self._scored else None
+        self._positions += 0 if scores is None else double(scores.counted).sum()
         for k, (metric, accumulator) in enumerate(zip(self._metrics, self._objects, strict=True)):
             if metric.of_sums:
                 self._sums[k] += metric.sums(outputs, y, scores).sum(0)
             elif accumulator is not None:
-                accumulator.update(*_on_cpu(accumulator, outputs, y))
+                called(metric, accumulator.update, *_on_cpu(accumulator, outputs, y))
         if any(metric.whole for metric in self._metrics):
-            self._outputs.append((tree_map(Tensor.detach, outputs), y))
+            tree, self._again = opened(outputs)
+            self._outputs.append((tree_map(lambda t: t.detach() if t.dim() else t.detach()[None], tree), y))
             if sum(t.nbytes for _, t in named_tensors(self._outputs[-1])) * len(self._outputs) > MAX_OUTPUTS:
                 name = next(metric.name for metric in self._metrics if metric.whole)
                 raise InputError(f"metrics: '{name}' needs over 4 GiB of outputs; let it give (B,) values")
@@ -414,14 +418,16 @@ class Sums:
     def end(self) -> Tensor:
         """(2 + metrics,): the sums."""
         samples, draws = self._problem.samples, max(1, self._problem.draws)
-        self._total[1] /= draws
+        self._total[1] = self._hits[0] * (samples / self._hits[1])
         whole = [concatenate(parts) for parts in zip(*self._outputs, strict=True)]
+        whole[:1] = [self._again(tree) for tree in whole[:1]]
         for k, (metric, accumulator) in enumerate(zip(self._metrics, self._objects, strict=True)):
             if metric.of_sums:
                 count = samples * draws if metric.statistic is None else self._positions
                 value = metric.finish(self._sums[k] / count)
             else:
-                value = float(accumulator.compute() if accumulator is not None else called(metric, *whole))
+                of_all = (accumulator.compute,) if accumulator is not None else (metric.function, *whole)
+                value = _number(metric, called(metric, *of_all), samples * draws)
             self._total[2 + k] = value * samples
         return self._total
 

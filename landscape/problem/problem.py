@@ -94,7 +94,7 @@ class Problem(MeanLoss):
             names and functions ``(outputs, targets)``, which return (B,) values (the metric is their mean
             over the samples), or one number of all samples (scikit-learn); or of objects with ``update``
             and ``compute`` (torchmetrics). Or a list of names: accuracy, error, top5, mse, mae, nll, margin,
-            perplexity, f1, calibration.
+            perplexity, f1, calibration. These leave out the targets that the loss leaves out.
         name: the label of results, for titles, legends and tables.
         check: "quick" tests on a few samples that the loss depends on all of θ and on nothing else, is the
             mean over the samples, and that two passes over batches are equal; "full" tests the same on more
@@ -160,7 +160,7 @@ class Problem(MeanLoss):
         if self.data.samples or not self.data.indexed:
             batch = self.data.first(count)
             count_samples(*batch, alike=False)
-            count.shifted = terms is None and ignores_first_label(self, *batch)
+            count.shifted = ignores_first_label(self, *batch)
             away = [moved(self, seed) for seed in range({"off": 0, "quick": 1, "full": 3}[check])]
             if away:
                 checks.check_problem(self, original, batch, away)

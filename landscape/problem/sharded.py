@@ -127,8 +127,8 @@ class ShardedProblem(Exchanges):
         if check != "off":
             ranks.check_batches(self)
             ranks.check_random(self, x, y)
-        if terms is None and (inputs := with_other_first_labels(self.criterion, x)):
-            loss_with_others = self._on(inputs, inputs["labels"], 1.0).loss()
+        if terms is None and (changed := with_other_first_labels(self.criterion, x, y)):
+            loss_with_others = self._on(*changed, 1.0).loss()
             count.shifted = self._on(x, y, 1.0).loss() == loss_with_others
         self._weigh(count)
         self.coarse = self._coarsest(x, y)
@@ -435,12 +435,11 @@ class ShardedProblem(Exchanges):
                 outputs, value = self._outputs_and_loss(x, y, errors)
                 if weight and value is not None:
                     sums[0] += float(value) * weight
-                sums[1] += correct(outputs, y, self.criterion).cpu()
-                sums[2] += count_samples(x, y, alike=False)
+                sums[1:] += correct(outputs, y, self.data.terms_in).sum(1).cpu()
                 self._reshard()
         self._share(*errors[:1])
-        loss, right, samples = self.total(sums)
-        return torch.stack((loss / self.ranks, right / samples)) * self.samples
+        loss, right, counted = self.total(sums)
+        return torch.stack((loss / self.ranks, right / counted)) * self.samples
 
     def evaluate(self, weights: Tensor | None = None) -> tuple[float, float]:
         """Return mean loss and accuracy over the data of all ranks.

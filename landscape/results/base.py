@@ -537,7 +537,7 @@ class Evaluated(Measured):
 
     def _metric_rows(self) -> list[Row]:
         """Return a row for each metric with its smallest and largest value, or why it may have none."""
-        why = "no numbers: a metric that has a name needs targets that are not masked"
+        why = "no numbers: of a metric that has a name, some targets are no classes of the outputs, or NaN"
         rows = []
         for name in self.metric_names:
             low, high = (ends.reduce(self.column(name), None) for ends in (np.fmin, np.fmax))

@@ -257,16 +257,14 @@ class Line(Interpolated, Evaluated, schema="landscape.line", axes="t", table="t"
             >>> line = Line(
             ...     t=t, loss=t**2, accuracy=t, start=np.zeros(2), direction=np.array([3.0, 4.0]),
             ...     kind="direction", barrier=0.0, samples=1, dtype="float64", method="batched")
-            >>> line.radius("loss", rise=0.25).distance.tolist()
+            >>> line.radius("loss", rise=0.25).distance.round(3).tolist()
             [2.5, 2.5]
         """
-        values, length = self.column(metric), np.linalg.norm(self.direction.astype(np.float64))
+        inside = 1.0 if self.t[0] <= 0 <= self.t[-1] else np.nan
+        values, length = inside * self.column(metric), np.linalg.norm(self.direction.astype(np.float64))
         signs = np.array([1.0, -1.0][: 1 + (self.t[0] < 0)])
-        fine = np.unique([0.0, *np.abs(self.t)])[:, None]
-        along = np.interp(signs * fine, self.t, values, left=np.nan, right=np.nan)
-        distance, steps = fine * length * np.ones(len(signs)), signs[:, None] / length
-        grid_step = np.diff(self.t).max(initial=0) * length * np.ones(len(signs))
-        return radius_of(metric, distance, along, steps, grid_step, drop, rise)
+        steps, reach = signs[:, None] / length, np.abs(self.t[[-1, 0]][: len(signs)]) * length
+        return radius_of(metric, [self.t], values, steps, reach, drop, rise)
 
     def describe(self) -> list[Row]:
         rows = [

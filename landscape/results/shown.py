@@ -6,9 +6,10 @@ import base64
 import html
 import importlib
 import io
+import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,6 +30,9 @@ LOG_RATIO = 100.0
 # The share of the steps that a running median is of, and the number of its points (our choice: what is shown
 # of 10,000 steps then follows changes over 500 of them).
 WINDOW, POINTS = 0.05, 200
+# What stands for infinity between the points of a grid, and the share of a radius whose error is rough (our
+# choice).
+HUGE, ROUGH = 1e200, 0.1
 
 
 def logarithmic(values: Array) -> bool:
@@ -379,7 +383,10 @@ class Radius:
             is known not to.
         censored: (D,), whether the border lies beyond the surface, or beyond a value that is not known.
         points: (D, 2) or (D, 1), the coordinates at these distances.
-        near: (D,), whether the border lies within one step of the grid, where the distance is rough.
+        near: (D,), whether the border is so near, by steps of the grid, that the distance is rough: its error
+            is more than a tenth.
+        error: (D,), how far linear interpolation between the grid's points is from the distance, which is by
+            cubic polynomials.
     """
 
     metric: str
@@ -390,6 +397,7 @@ class Radius:
     censored: Array
     points: Array
     near: Array
+    error: Array
 
     def quantile(self, share: float) -> tuple[float, bool]:
         """Return the distance that a ``share`` of the directions does not exceed.
@@ -401,7 +409,8 @@ class Radius:
             (distance, whether it is known). If not, it is at least that distance.
 
         Example:
-            >>> surface.radius("loss", rise=0.25).quantile(1.0)
+            >>> distance, known = surface.radius("loss", rise=0.25).quantile(1.0)
+            >>> round(distance, 3), known
             (0.5, True)
         """
         ends = (self.distance, np.where(self.censored, np.inf, self.distance))
@@ -419,10 +428,15 @@ class Radius:
         rows = []
         for name, share in (("median", 0.5), ("10%", 0.1), ("90%", 0.9)):
             value, known = self.quantile(share)
-            rows.append(Row(f"{name} of the distances", value if known else f"≥ {value:.6g}"))
+            error, text = (
+                float(self.error[self.distance == value].max()),
+                value if known else f"≥ {value:.6g}",
+            )
+            note = "± the difference to linear interpolation" * known
+            rows.append(Row(f"{name} of the distances", text, error, note=note))
         reached = f"{(~self.censored).sum()} of {len(self.distance)} directions reach it"
         if self.near.any():
-            reached += f", {self.near.sum()} within one step of the grid: rough, take a smaller span"
+            reached += f", {self.near.sum()} so near that it is rough: take a smaller span"
         return [Row(f"{self.metric} at the border", self.border, note=f"{self.change}, {reached}"), *rows]
 
     def __repr__(self) -> str:
@@ -430,17 +444,18 @@ class Radius:
 
 
 def radius_of(
-    metric: str, distance: Array, values: Array, steps: Array, grid_step: Array, drop: str | float | None,
+def radius_of(
+    metric: str, axes: Sequence[Array], values: Array, steps: Array, reach: Array, drop: str | float | None,
     rise: float | None,
 ) -> Radius:  # fmt: skip
-    """Return the first crossings of a border by ``values`` (T, D), whose first row is the center.
+    """Return the first crossings of a border by ``values`` on a grid, along directions from the center.
 
     Args:
         metric: the name.
-        distance: (T, D), of the values.
+        axes: of the grid, the last coordinate first.
         values: those of the metric; NaN where they are not known.
         steps: (D, n), the coordinates of a distance of 1.
-        grid_step: (D,), the distance of one step of the grid.
+        reach: (D,), the distances to the edge.
         drop, rise: how much less than at the center the border is, a number or a share as "1%"; or more.
     """
     text = f"{rise:g}" if isinstance(rise, (int, float)) else str(drop).strip()
@@ -451,12 +466,27 @@ def radius_of(
     if (drop is None) == (rise is None) or not 0 < size < math.inf:
         words = f"drop, rise: {drop!r} and {rise!r}, it must be one of them, as drop='1%' or rise=0.1"
         raise InputError(words)
-    center, sign = float(values[0, 0]), 1 if drop is None else -1
-    border = center + sign * size * (abs(center) if text.endswith("%") else 1)
-    if not math.isfinite(border) or border == center:
+    # Denser near the center.
+    distance = np.linspace(0, 1, max(400, 8 * max(values.shape)))[:, None] ** 2 * reach
+    at = [np.clip(distance * s, *axis[[0, -1]]) for s, axis in zip(steps.T[::-1], axes, strict=True)]
+    # Infinite values are beyond any border, also beside others.
+    linear = _between(axes, np.clip(values, -HUGE, HUGE), at, 2)
+    cubic = _between(axes, np.where(np.isfinite(values), values, np.nan), at, 4)
+    both, sign = [np.where(np.isnan(cubic), linear, cubic), linear], 1 if drop is None else -1
+    center = float(both[0][0, 0])
+    borders = [v[0, 0] + sign * size * (abs(v[0, 0]) if text.endswith("%") else 1) for v in both]
+    if not math.isfinite(borders[0]) or borders[0] == center:
         raise OperationError(
             f"{metric}: at the center it is {center:g}, from which nothing can be lost; take another"
         )
+    crossings = [_crossings(distance, *pair, sign) for pair in zip(both, borders, strict=True)]
+    (r, censored), error = crossings[0], np.abs(crossings[0][0] - crossings[1][0])
+    change, near = f"{'+' if sign > 0 else '−'}{text}", ~censored & ~(error <= ROUGH * r)
+    return Radius(metric, change, center, float(borders[0]), r, censored, steps * r[:, None], near, error)
+
+
+def _crossings(distance: Array, values: Array, border: float, sign: int) -> tuple[Array, Array]:
+    """(D,) the distances at which ``values`` (T, D) first cross the border, and whether that is unknown."""
     reached, columns = sign * (values - border) >= 0, np.arange(values.shape[1])
     last = np.where(reached.any(0), reached.argmax(0), len(values) - 1)
     unknown = np.isnan(values)
@@ -467,6 +497,22 @@ def radius_of(
     start, end = (distance[k, columns] for k in (np.maximum(last - 1, 0), last))
     with np.errstate(divide="ignore", invalid="ignore"):
         crossing = start + (end - start) * (border - before) / (after - before)
-    at = np.where(censored, end, crossing)
-    change, near = f"{'+' if sign > 0 else '−'}{text}", ~censored & (at < grid_step)
-    return Radius(metric, change, center, border, at, censored, steps * at[:, None], near)
+    return np.where(censored, end, crossing), censored
+
+
+def _between(axes: Sequence[Array], values: Array, at: Sequence[Array], count: int) -> Array:
+    """``values`` at coordinates, by the polynomials through the ``count`` nearest points of each axis."""
+    indices, weights = list[Array](), list[Array]()
+    for axis, x in zip(axes, at, strict=True):
+        n = min(count, len(axis))
+        first = np.clip(np.searchsorted(axis, x, side="right") - n // 2, 0, len(axis) - n)
+        indices.append(first[..., None] + np.arange(n))
+        nodes, same = axis[indices[-1]], np.eye(n, dtype=bool)
+        gaps = np.where(same, 1.0, nodes[..., None] - nodes[..., None, :])
+        weights.append(np.where(same, 1.0, (x[..., None, None] - nodes[..., None, :]) / gaps).prod(-1))
+    total = np.zeros(at[0].shape)
+    for corner in itertools.product(*(range(w.shape[-1]) for w in weights)):
+        weight = math.prod(w[..., k] for w, k in zip(weights, corner, strict=True))
+        part = values[tuple(index[..., k] for index, k in zip(indices, corner, strict=True))]
+        total += np.where(weight == 0, 0.0, weight * part)
+    return total

@@ -37,8 +37,8 @@ VALLEY, LEAST_POINTS, LEAST_SHARE = 0.1, 9, 0.05
 SHOWN = 0.5
 # Of the spread of the places on a plane, and of the range of losses: what a reader of the picture overlooks.
 EXPLAINED, OVERLOOKED = 0.9, 0.05
-# The directions in which the radius of a metric is measured, and what stands for infinity there.
-RAYS, HUGE = 72, 1e200
+# The directions in which the radius of a metric is measured.
+RAYS = 72
 
 
 @dataclass(frozen=True)
@@ -181,10 +181,9 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         """Return how far one may go from the center before a metric has lost, or gained, so much.
 
         Along each of 72 directions of the plane it is the distance in weight space to the first point of the
-        border, between the points of the grid by bilinear interpolation, which makes a distance below one
-        step of the grid too small in a valley (the description says so). Where the border lies beyond the
-        surface, the distance is said to be at least what the surface has, and so is a median that depends
-        on it.
+        border, between the points of the grid by cubic polynomials, which are exact in a parabola. How far
+        linear interpolation is from that is its stated error. Where the border lies beyond the surface, the
+        distance is said to be at least what the surface has, and so is a median that depends on it.
 
         Args:
             metric: "loss", "accuracy", or the name of a metric.
@@ -203,8 +202,6 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
             >>> float(radius.distance.round(2).max()), bool(radius.censored.any())
             (0.5, False)
         """
-        from scipy.interpolate import RegularGridInterpolator  # only here: it would slow down every import
-
         values, axes = self.column(metric), (self.y, self.x)
         directions = self.directions.astype(np.float64)
         gram = directions @ directions.T
@@ -216,14 +213,8 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         angle = np.arange(RAYS) / RAYS * 2 * np.pi
         steps = np.linalg.solve(np.linalg.cholesky(gram).T, np.stack([np.cos(angle), np.sin(angle)])).T
         ends = np.where(steps > 0, [self.x[-1], self.y[-1]], [self.x[0], self.y[0]])
-        spacing = [np.diff(axis).max() for axis in (self.x, self.y)]
-        sizes = np.where(steps == 0, np.nan, steps)
-        reach, grid_step = np.nanmin(ends / sizes, axis=1), np.nanmin(spacing / np.abs(sizes), axis=1)
-        distance = np.linspace(0, 1, 4 * max(values.shape) + 1)[:, None] * reach
-        at = [np.clip(distance * s, *axis[[0, -1]]) for s, axis in zip(steps.T[::-1], axes, strict=True)]
-        # Infinite values are beyond any border, also beside others.
-        along = RegularGridInterpolator(axes, np.clip(values, -HUGE, HUGE))(tuple(at))
-        return radius_of(metric, distance, along, steps, grid_step, drop, rise)
+        reach = np.nanmin(ends / np.where(steps == 0, np.nan, steps), axis=1)
+        return radius_of(metric, axes, values, steps, reach, drop, rise)
 
     def check(self, eigenvalues: ExtremeEigenvalues | None = None) -> SurfaceCheck:
         """Return findings on how a picture of the surface may mislead, with remedies.

@@ -188,9 +188,9 @@ class Comm:
             return problem.evaluate(weights)
         part = problem.subset(self.share(problem.samples))
         loss, accuracy = part.evaluate(weights) if part.terms else (0.0, 0.0)
-        shares = loss * part.terms / problem.terms, accuracy * part.samples / problem.samples
-        loss, accuracy = self.total(*shares)
-        return loss, accuracy
+        counted = sum(float(part.data.terms_in.counted(y).sum()) for _, y, _ in part.chunks())
+        loss, right, count = self.total(loss * part.terms / problem.terms, accuracy * counted, counted)
+        return loss, right / count
 
     def start_learners_mean(self, *values: float) -> Callable[[], list[float]]:
         """Start the mean over all learners of numbers that are means over this process's learners.
