@@ -444,7 +444,6 @@ class Radius:
 
 
 def radius_of(
-def radius_of(
     metric: str, axes: Sequence[Array], values: Array, steps: Array, reach: Array, drop: str | float | None,
     rise: float | None,
 ) -> Radius:  # fmt: skip
