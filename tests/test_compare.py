@@ -446,7 +446,7 @@ def test_the_command(tmp_path: Path, runs: dict[str, list[Path]], command: Comma
     assert "At the training loss nearest to" in text
     for words, code, *named in (
         (base, 1, "--force"),
-        ((*base, "--force", "--groups", "x=3"), 2, "has 3 checkpoints, it must have 6"),
+        ((*base, "--force", "--groups", "x=3"), 2, "has 3 checkpoints, it must have all 6"),
         ((*base, "--force", "--groups", "x"), 2, "--groups: 'x' is not allowed"),
     ):
         one_line(command(*words), code, *named)

@@ -365,7 +365,7 @@ def test_a_surface_with_metrics_is_resumed_interpolated_and_drawn(tmp_path: Path
     error = np.abs(smooth.column("brier") - exact.column("brier")).max() / np.ptp(exact.column("brier"))
     assert error <= smooth.stated_error[smooth.columns.index("brier")]
     figure = landscape.draw(fine, quantity="brier")
-    assert figure.get_suptitle() == "brier"
+    assert figure.get_suptitle().startswith("brier from ")
     line = landscape.line(measured, plane.directions[0], points=3)
     assert [*landscape.draw(line).axes_by_name] == ["loss", "accuracy", "brier"]  # type: ignore[attr-defined]
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import landscape
 from landscape import InputError, Problem
-from landscape.evaluation.evaluate import fold
+from landscape.evaluation.folding import fold
 from landscape.models.convolutional import NETWORKS, scaled
 from landscape.problem.losses import Terms, correct
 from tests.conftest import slow_but

@@ -28,14 +28,8 @@ from landscape.curvature.hessian import Derivatives, HessianOptions
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, SearchOptions, ranks_of, start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.evaluate import (
-    BLOCK_BYTES,
-    Autocast,
-    Evaluator,
-    Method,
-    confirm,
-    evaluator,
-    scaled_to_device,
-)
+    BLOCK_BYTES, Autocast, Evaluator, Method, confirm, evaluator, scaled_to_device,
+)  # fmt: skip
 from landscape.evaluation.grid import (
     Dispatch,
     Execution,
@@ -115,21 +109,19 @@ def contour(
             (BatchNorm folded into convolutions, channels-last layout), "pointwise" (any model, point by
             point) or "auto", the fastest of these that agrees with "pointwise" on a few samples.
         autocast: faster arithmetic, "bfloat16" (networks that torch.fx can trace) or "tf32" (CUDA); default:
-            the arithmetic of the problem. The result then has the largest error at up to 16 points.
+            the arithmetic of the problem. Its ``autocast_error`` is the largest of up to 16 points.
         max_memory: the most bytes that the process may use.
         interpolation_tol: compute exact points only until the others can be interpolated with an error below
             this: "1%" of the range shown, or a number such as 0.005, in nats; by default all points are
             exact. If the losses differ by more than a factor of 100, the range is that of their logarithm.
-            Smooth surfaces of 51 × 51 points need 229 exact ones for 1%. If 70% of the points are needed, or
-            if only rounding changes the loss, all points are computed. With 512 samples or more, a twentieth
-            of the samples decides which 40 to 100 points are computed with all samples. An island that covers
-            less than 1.5% of the picture can be missed, and a larger one that the twentieth does not show.
-            See ``landscape.evaluation.adaptive``.
+            Smooth surfaces of 51 × 51 points need 229 exact ones for 1%; with 512 samples or more, 40 to 100,
+            and 229 with a twentieth of the samples. If 70% of the points are needed, or if only rounding
+            changes the loss, all are computed. A region of high or low loss can be missed if it covers less
+            than 1.5% of the picture, or if that twentieth does not show it.
         into: a file of :func:`landscape.open`, into which the surface is written, about every ten seconds and
             at the end. An unfinished surface in the file, or one on another grid, is resumed: the points in
-            common are not computed again. "auto" keeps the method of an unfinished surface.
-        execution: the processes that compute the surface, and an earlier surface to resume without a file,
-            see :class:`landscape.Execution`.
+            common are not computed again. With ``method="auto"`` an unfinished surface keeps its method.
+        execution: processes, and an earlier surface without a file, see :class:`landscape.Execution`.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
@@ -169,17 +161,17 @@ def contour(
         if result_grid.take(previous, previous.done):
             return _write_finished(previous, into)
         plane = previous.plane(plane.center)  # the given plane may differ from it by rounding
-        method = previous.method if result_grid.same else method
-    count = result_grid.first
+        method = previous.method if result_grid.has_same_axes else method
+    count = result_grid.min_points
     evaluate = evaluator(problem, plane.center, plane.directions, count, method=method, autocast=autocast)
     fields = setting | _description(problem, plane, previous)
     fields |= {"method": evaluate.method, "provenance": origin}
     if previous is None:
         fields |= _own_losses(given_problem, problem, plane.networks, plane.labels)
-    error = 0.0 if autocast is None else math.nan
+    autocast_error = 0.0 if autocast is None else math.nan
 
     def surface() -> Surface:
-        return Surface(span=span, autocast_error=error, **result_grid.fields(), **fields, **about)
+        return Surface(span=span, autocast_error=autocast_error, **result_grid.fields(), **fields, **about)
 
     dispatch = _dispatch(execution, save, surface, progress=taken(progress), least=evaluate.block)
     evaluate_part = _part_evaluator(problem, result_grid, plane.center, plane.directions, evaluate)
@@ -188,7 +180,7 @@ def contour(
     if autocast is None:
         confirm(evaluate, plane.center, plane.directions, result_grid.points, result_grid.exact("loss"))
     else:
-        error = _autocast_error(problem, plane, result_grid)
+        autocast_error = _autocast_error(problem, plane, result_grid)
     return _write_finished(surface(), into)
 
 
@@ -196,12 +188,12 @@ def _part_evaluator(
     problem: Problem, result_grid: Grid, center: Tensor, directions: Tensor, evaluate: Evaluator
 ) -> Evaluator | None:
     """Return the evaluator of a part of the samples by the same method, or None where it saves no time."""
-    interpolates = result_grid.tolerance is not None and 2 * result_grid.first <= result_grid.done.size
+    count = result_grid.min_points
+    interpolates = result_grid.tolerance is not None and 2 * count <= result_grid.done.size
     part = part_of(problem) if interpolates else None
     if part is None:
         return None
-    method, autocast = evaluate.method, evaluate.autocast
-    return evaluator(part, center, directions, result_grid.first, method=method, autocast=autocast)
+    return evaluator(part, center, directions, count, method=evaluate.method, autocast=evaluate.autocast)
 
 
 def _check_sharded(problem: Any, into: ResultFile | None, execution: Execution | None) -> None:
@@ -420,7 +412,7 @@ def line(
     problem = problem.with_batchnorm(_batchnorm_policy(problem, bn, networks, len(networks)), bn_samples)
     result_grid = Grid(problem, (t,), interpolation_tol)
     directions = torch.stack((direction, torch.zeros_like(direction)))
-    evaluate = evaluator(problem, start, directions, result_grid.first, method=method)
+    evaluate = evaluator(problem, start, directions, result_grid.min_points, method=method)
     evaluate_part = _part_evaluator(problem, result_grid, start, directions, evaluate)
     dispatch = Dispatch(progress=taken(progress))
     other_columns = [name for name in result_grid.columns if name != "loss"]

@@ -398,7 +398,7 @@ class Grid:
         columns: name -> (ny, nx), or (nx,) of a line.
         done: of the same shape.
         tolerance: ``tol``, parsed.
-        same: whether the points are those of the earlier result that was taken.
+        has_same_axes: whether the axes are those of the earlier result whose values were taken.
     """
 
     def __init__(
@@ -417,11 +417,11 @@ class Grid:
         self.metrics = names_of(problem) if kinds is None else ()
         kinds = kinds or dict.fromkeys(("loss", "accuracy", *self.metrics), float)
         self.columns: dict[str, Any] = {n: np.full(shape, _unknown(k), k) for n, k in kinds.items()}
-        self.done, self.same = np.zeros(shape, bool), False
+        self.done, self.has_same_axes = np.zeros(shape, bool), False
 
     @property
-    def first(self) -> int:
-        """The number of points that are computed at least."""
+    def min_points(self) -> int:
+        """The smallest number of points to compute."""
         return self.done.size if self.tolerance is None else first_points(self.done.shape)
 
     def exact(self, name: str) -> Array:
@@ -439,7 +439,7 @@ class Grid:
 
     def take(self, previous: Any, usable: Array) -> bool:
         """Take the ``usable`` values of an earlier result at common points. Return whether these are all."""
-        self.same = np.array_equal(self.x, previous.x) and np.array_equal(self.y, previous.y)
+        self.has_same_axes = np.array_equal(self.x, previous.x) and np.array_equal(self.y, previous.y)
         value_of = getattr(previous, "column", functools.partial(getattr, previous))
         old = [(column, value_of(name)) for name, column in self.columns.items()]
         (across, old_across), (up, old_up) = coincide(self.x, previous.x), coincide(self.y, previous.y)
@@ -447,7 +447,9 @@ class Grid:
             new[np.ix_(up, across)] = values[np.ix_(old_up, old_across)]
         for column in self.columns.values():
             column[~self.done] = _unknown(column.dtype)  # what was interpolated, or is searched again
-        return self.same and np.array_equal(usable, previous.done) and meets(previous, self.tolerance)
+        return (
+            self.has_same_axes and np.array_equal(usable, previous.done) and meets(previous, self.tolerance)
+        )
 
     def complete(
         self, evaluate: Evaluate, dispatch: Dispatch, deciding: Sequence[str], optional: Sequence[str] = (),
