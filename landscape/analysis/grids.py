@@ -28,7 +28,13 @@ from landscape.curvature.hessian import Derivatives, HessianOptions
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, SearchOptions, ranks_of, start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.evaluate import (
-    BLOCK_BYTES, Autocast, Evaluator, Method, confirm, evaluator, scaled_to_device,
+    BLOCK_BYTES,
+    Autocast,
+    Evaluator,
+    Method,
+    confirm,
+    evaluator,
+    scaled_to_device,
 )  # fmt: skip
 from landscape.evaluation.grid import (
     Dispatch,

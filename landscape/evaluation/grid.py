@@ -421,7 +421,7 @@ class Grid:
 
     @property
     def min_points(self) -> int:
-        """The smallest number of points to compute."""
+        """Return the smallest number of points to compute."""
         return self.done.size if self.tolerance is None else first_points(self.done.shape)
 
     def exact(self, name: str) -> Array:
