@@ -342,7 +342,8 @@ def _traces(
 
     ``errors``: errors of products by differences with eigenvectors.
     """
-    h, template, generator = whole.operator, whole.start(), stream(whole.seed, 1)
+    h, template = whole.operator, whole.start()
+    generator = ALONE.generator(stream(whole.seed, 1).initial_seed(), template)
     step, samples = at_once(whole.source), []
     product_errors = np.array([block.doubt for block in blocks])  # of the traces, by differences
     for start in range(0, draws, step):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import torch
@@ -188,6 +188,36 @@ def _sum(parts: list[Tensor]) -> Tensor:
     if len(parts) == 1:
         return parts[0]
     return torch.stack(parts).sum(0, dtype=widest_dtype(parts[0].device)).to(parts[0])
+
+
+# A device other than the CPU draws longer vectors itself (our choice): 2^18 numbers take the CPU 8 ms, short
+# enough for vectors that are the same on every device.
+LONG = 2**18
+
+
+def generator(seed: int, device: torch.device | str, size: int) -> torch.Generator:
+    """The seeded generator of vectors (size,) on a device: the device's above LONG numbers, else the CPU's.
+
+    A device gives the same numbers each time. Above LONG numbers, other devices give others.
+
+    Example:
+        >>> generator(0, "cpu", 10**9).device
+        device(type='cpu')
+    """
+    return torch.Generator(device if size > LONG else "cpu").manual_seed(seed)
+
+
+def normal(
+    shape: int | Sequence[int], draws: torch.Generator, dtype: torch.dtype | None = torch.float64
+) -> Tensor:
+    """Normal numbers on the device of a generator: on the CPU drawn in ``dtype``, elsewhere in float32.
+
+    Example:
+        >>> normal(3, generator(0, "cpu", 3)).dtype
+        torch.float64
+    """
+    dtype = dtype if draws.device.type == "cpu" else torch.float32
+    return torch.randn(shape, dtype=dtype, device=draws.device, generator=draws)
 
 
 def synchronize(device: torch.device) -> None:

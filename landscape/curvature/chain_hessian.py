@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from landscape.core.devices import generator, normal
 from landscape.core.errors import PathWarning, warn_caller
 from landscape.curvature.double_backward import holds_but_for_rounding
 from landscape.curvature.hessian import VECTORS, HessianOptions, penalty_hessians
@@ -206,9 +207,8 @@ def agrees(problem: Problem, weights: Tensor, matrix: Literal["hessian", "gauss-
         return problem.checked.get(key, True)
 
     def same(few: Problem) -> bool:
-        generator = torch.Generator().manual_seed(0)
         at = weights.to(few.dtype)
-        vectors = torch.randn(VECTORS, len(weights), dtype=torch.float64, generator=generator).to(at)
+        vectors = normal((VECTORS, len(at)), generator(0, at.device, len(at))).to(at)
         exact = HessianOptions(matrix, derivatives="exact").at(few, at)
         expected = exact._images(vectors)
         difference = ChainHessian(few, at[None], matrix=matrix)(vectors) - expected

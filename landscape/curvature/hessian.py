@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from landscape.core.devices import double, finite
+from landscape.core.devices import double, finite, generator, normal
 from landscape.core.errors import InputError, LandscapeError, OperationError, ProblemWarning, warn_caller
 from landscape.core.memory import require_besides, spare, with_saved_bytes
 from landscape.core.options import Natural, OneOf, checked
@@ -358,11 +358,11 @@ def _is_symmetric(few: Problem, weights: Tensor, operator: HessianOperator) -> b
     views = few.layout.views(weights.to(few.dtype))
     leaves = {name: view.detach().clone() for name, view in views.items()}
     active = [leaves[slot.name].requires_grad_() for slot in operator.slots]
-    generator = torch.Generator().manual_seed(0)
+    draw = generator(0, weights.device, len(weights))
     draws = []  # random vectors u, each as tensors like the parameters of the part
     for _ in range(VECTORS):
-        normal = torch.randn(len(weights), dtype=torch.float64, generator=generator).to(few.weights)
-        views = few.layout.views(few.along_weights(normal))
+        random = normal(len(weights), draw).to(few.weights)
+        views = few.layout.views(few.along_weights(random))
         draws.append([views[slot.name] for slot in operator.slots])
     sum_of_draws = [sum(parts[1:], parts[0]) for parts in zip(*draws, strict=True)]
     x, y, _, seed = next(few.parts())
@@ -382,7 +382,7 @@ def _is_symmetric(few: Problem, weights: Tensor, operator: HessianOperator) -> b
             first_image = first_image or list(image)
         if isinstance(chunk, HessianChunk):
             double_backward.check_graph(chunk.gradients if chunk.live else [])
-    del chunk, image, normal  # memory for what follows
+    del chunk, image, random  # memory for what follows
     if not (finite(forms) and math.isfinite(largest)):
         raise operator._not_finite()
     eps = torch.finfo(few.dtype).eps

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.core.devices import double, finite, inner, part_length, vector_norm
+from landscape.core.devices import double, finite, generator, inner, normal, part_length, vector_norm
 from landscape.core.errors import InputError, LandscapeError, OperationError, first_words
 from landscape.core.hdf5 import Array
 from landscape.core.options import fit
@@ -64,14 +64,18 @@ class Ranks:
         """The count of numbers of ``v`` that a process holds, at most."""
         return len(v)
 
+    def generator(self, seed: int, like: Tensor) -> torch.Generator:
+        """The generator of random vectors like ``like``, see :func:`.devices.generator`."""
+        return generator(seed, like.device, len(like))
+
     def normal(self, like: Tensor, generator: torch.Generator, dtype: torch.dtype | None = None) -> Tensor:
-        """A normal vector like ``like``, drawn in ``dtype`` on the CPU: a seed gives the same everywhere."""
-        return torch.randn(len(like), dtype=dtype, generator=generator).to(like)
+        """A normal vector like ``like``, see :func:`.devices.normal`."""
+        return normal(len(like), generator, dtype).to(like)
 
     def signs(self, like: Tensor, count: int, generator: torch.Generator) -> Tensor:
-        """Vectors of random signs ±1 like ``like``, as ``count`` rows; drawn on the CPU, too."""
-        draw = torch.randint(2, (count, len(like)), dtype=torch.int8, generator=generator)
-        return draw.to(like).mul_(2).sub_(1)
+        """Vectors of random signs ±1 like ``like``, as ``count`` rows."""
+        draw = torch.empty(count, len(like), dtype=torch.int8, device=generator.device)
+        return draw.random_(2, generator=generator).to(like).mul_(2).sub_(1)
 
     def orthonormal(self, rows: Tensor) -> Tensor:
         """Orthonormal rows, as many as ``rows``, whose span contains these."""
@@ -242,8 +246,7 @@ class GivenOperator(SymmetricOperator):
 
     def _check_symmetric(self) -> None:
         """Raise InputError where uᵀAv and vᵀAu of random u and v differ by more than rounding."""
-        generator = torch.Generator().manual_seed(0)
-        draws = torch.randn(VECTORS, self.size, dtype=torch.float64, generator=generator)
+        draws = normal((VECTORS, self.size), generator(0, self.device, self.size))
         rows = torch.cat((draws, draws.sum(0, keepdim=True))).to(self.device, self.dtype)
         try:
             *images, whole = double(self._images(rows))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.core.devices import double
+from landscape.core.devices import double, generator, normal
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.progress import Progress, no_progress
@@ -31,19 +31,18 @@ def ranks_of(problem: Any) -> Ranks:
 
 
 def start_vector(problem: Any, seed: int, size: int | None = None) -> Tensor:
-    """A normal vector (size,), by default (P,), from ``seed``: the same draw on every device.
+    """A normal vector (size,), by default (P,), from ``seed``, see :func:`.devices.generator`.
 
     Of a model in half precision it is float32, in which a basis can be orthogonal. Lanczos needs one with
     components along all eigenvectors. InputError for a seed below 0.
     """
-    generator = torch.Generator().manual_seed(seed)
     ranks = ranks_of(problem)
     if ranks is not ALONE:
-        return ranks.normal(torch.empty(0), generator, torch.float64)
+        return ranks.normal(torch.empty(0), torch.Generator().manual_seed(seed), torch.float64)
     if size is None:
         size = problem.size if isinstance(problem, SymmetricOperator) else problem.layout.size
-    normal = torch.randn(size, dtype=torch.float64, generator=generator)
-    return normal.to(problem.device, torch.promote_types(problem.dtype, torch.float32))
+    draw = normal(size, generator(seed, problem.device, size))
+    return draw.to(problem.device, torch.promote_types(problem.dtype, torch.float32))
 
 
 def warm_start(near: Tensor, first: Tensor, ranks: Ranks = ALONE) -> Tensor:
@@ -94,7 +93,7 @@ def second_start(
             w = w - block.T @ ranks.inner(block, w).to(w)
         return w
 
-    generator = torch.Generator().manual_seed(size + len(locked))
+    generator = ranks.generator(size + len(locked), space.rest)
     random = projected(ranks.normal(space.rest, generator, torch.float64))
     random = projected(random / ranks.norm(random))  # twice, against rounding
     mixed = random + space.rest / ranks.norm(space.rest)
@@ -243,7 +242,7 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
     size = ranks.size(start)
     if max(low, high) > size:
         raise InputError(f"k: {max(low, high)} is not allowed, it must be at most {size}, all parameters")
-    generator = torch.Generator().manual_seed(size)
+    generator = ranks.generator(size, start)
     values, vectors = np.zeros(0), start.new_zeros(0, len(start))  # the Ritz pairs of all spaces
     wanted = np.zeros(0)  # the outer ones of ``values``
     products = check_products = 0

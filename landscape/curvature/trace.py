@@ -127,7 +127,7 @@ def density_of(operand: Matrix, draws: int, steps: int, progress: Progress | Non
     polynomial p of degree below 2·steps.
     """
     h, template = operand.operator, operand.start()
-    generator = torch.Generator().manual_seed(operand.seed)
+    generator = h.ranks.generator(operand.seed, template)
     size = h.ranks.size(template)
     steps = min(steps, size)
     basis_bytes = steps * h.ranks.length(template) * template.itemsize  # of one draw
@@ -211,7 +211,7 @@ def hutchpp(
     Returns:
         Fields of :class:`landscape.Trace`.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = ranks.generator(seed, like)
     size = ranks.size(like)
     rank = min(products // 3, size)
     report = progress or no_progress

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from landscape.core.devices import synchronize, vector_norm
+from landscape.core.devices import generator, normal, synchronize, vector_norm
 from landscape.core.errors import PathWarning, warn_caller
 from landscape.core.memory import with_saved_bytes
 from landscape.problem.batches import call, named_tensors, take, tree_map
@@ -171,10 +171,10 @@ class Stack:
         memory layout. Numbers that a path does not write are NaN, and count as wrong.
         """
         pair = weights[:2].clone()
-        random_numbers = torch.Generator().manual_seed(0)
+        draws = generator(0, pair.device, pair.shape[1])
         for part in self.problem.layout.views(pair).values():
             size = 0.01 + 0.1 * part.square().mean().sqrt().nan_to_num()
-            part.add_(torch.randn(part.shape, generator=random_numbers, dtype=torch.float64).to(part) * size)
+            part.add_(normal(part.shape, draws).to(part) * size)
 
         x, y = tree_map(lambda t: t[:2].chunk(self.accumulate, 1)[0], (x, y))
 

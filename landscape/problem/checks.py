@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from landscape.core.devices import double
+from landscape.core.devices import double, generator, normal
 from landscape.core.errors import InputError, LandscapeError, first_words
 from landscape.core.options import OneOf
 from landscape.problem import losses
@@ -267,13 +267,13 @@ def moved(problem: MeanLoss, seed: int = 0) -> Tensor:
 
     Parameters that are zero (such as LoRA's second matrix at first) are moved far enough to change the loss.
     """
-    generator = torch.Generator().manual_seed(seed)
     weights = problem.weights.clone()
+    draws = generator(seed, weights.device, len(weights))
     for view in problem.layout.views(weights).values():
         if view.numel():
             mean = float(view.detach().abs().float().mean())
             size = mean + MOVE if mean else 1.0  # the standard deviation, in units of MOVE
-            view += (MOVE * size * torch.randn(view.shape, generator=generator)).to(view)
+            view += (MOVE * size * normal(view.shape, draws, None)).to(view)
     return weights
 
 

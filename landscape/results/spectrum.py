@@ -11,7 +11,7 @@ from landscape.core.hdf5 import Array
 from landscape.core.options import positive
 from landscape.core.statistics import Estimate, mean_and_error
 from landscape.results.base import Measured, no_rows, no_values
-from landscape.results.shown import Row, converged, eigenvalue, in_words, interval, limit_in_words
+from landscape.results.shown import Row, converged, drawn_on, eigenvalue, in_words, interval, limit_in_words
 
 # Standard deviation of the Gaussians of a density, relative to the range of the nodes (our choice: as fine as
 # a plot shows).
@@ -46,6 +46,8 @@ class MatrixResult(Measured):
             trace, which the standard error includes. Of a density: the error of a product with a random
             vector of norm 1, and so of the nodes.
         seed: the seed of the random draws.
+        random_device: the device that drew them: "cpu", which gives the same numbers for every device, or an
+            accelerator, such as "cuda", for more than 2^18 parameters.
         samples: the problem's number of samples; 0 for the caller's operator.
         batchnorm, bn, bn_samples: as in :class:`landscape.Surface`.
     """
@@ -61,6 +63,7 @@ class MatrixResult(Measured):
     derivatives: str = "exact"
     product_error: Annotated[float, "nat"] = 0.0
     seed: int
+    random_device: str = "cpu"
 
     @property
     def unit(self) -> str:
@@ -74,6 +77,7 @@ class MatrixResult(Measured):
         rows = [Row("matrix", self.matrix, note=f"{self.parameters:,} rows{part}{by}")]
         rows += [Row("samples", self.samples)] * (self.samples > 0)
         rows.append(Row("Hessian products", self.products))
+        rows += drawn_on(self.random_device)
         if self.derivatives == "differences":
             note = "at most, of differences of gradients"
             rows.append(Row("product error", self.product_error, unit=self.unit, note=note))

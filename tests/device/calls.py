@@ -10,12 +10,14 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
 import landscape
+from landscape.core import devices
 from landscape.core.devices import has_float64, kept_randomness, pick_device
 from landscape.problem.batches import fixed_randomness, random_state
 from landscape.testing import device as self_test
@@ -191,6 +193,35 @@ def random_numbers() -> dict[str, Any]:
     return {"kept": kept, "restored": random_state(device) == before, "drawn": drawn}
 
 
+def drawn_there() -> dict[str, Any]:
+    """Results whose random vectors the device draws: where, whether twice the same, and how far from the CPU's."""
+    differences = {"derivatives": "differences"}
+    calls: dict[str, tuple[Compute, Callable[[Any], float]]] = {
+        "ends": (lambda at: landscape.extreme_eigenvalues(at.problem, 1e-4), lambda ends: ends.max),
+        "top": (
+            lambda at: landscape.top_eigenvalues(at.problem, 3, **differences),
+            lambda top: top.values[2],
+        ),
+        "trace": (lambda at: landscape.trace(at.problem, 60), lambda trace: trace.value),
+        "density": (lambda at: landscape.density(at.problem, 4, 20), lambda density: density.moment(1)[0]),
+        "blocks": (lambda at: landscape.spectrum(at.problem, 2, quantities=("trace",)), lambda s: s.trace),
+        "sharpness": (lambda at: landscape.sharpness(at.problem, 0.1, "average"), lambda s: s.value),
+    }
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(devices, "LONG", 0):
+        there, here = (Place(device, Path(folder)) for device in ("sim", "cpu"))
+        found = {}
+        for name, (call, number) in calls.items():
+            results = [call(place) for place in (there, there, here)]
+            numbers = [dict(self_test.numbers(result)) for result in results[:2]]
+            found[name] = {
+                "drawn": [result.random_device for result in results],
+                "shown": [any(row.value == "of sim" for row in result.describe()) for result in results],
+                "twice": self_test.difference(*numbers),
+                "ratio": float(number(results[0]) / number(results[2])),
+            }
+    return found
+
+
 def compared(folder: Path) -> dict[str, Any]:
     """What is found on the device, with float64 and without; the numbers of the CPU are computed once."""
     every, found = {**self_test.calls(), **MORE}, dict[str, Any]()
@@ -207,7 +238,7 @@ def compared(folder: Path) -> dict[str, Any]:
                 rows[name] = self_test.one_line(error)
         picked = [str(pick_device(name)) for name in ("auto", "cpu")]
         found["float64" if float64 else "no float64"] = {
-            "calls": rows, "picked": picked, **refused(), **random_numbers(),
+            "calls": rows, "picked": picked, **refused(), **random_numbers(), "there": drawn_there(),
         }  # fmt: skip
     return found
 

@@ -87,6 +87,24 @@ def test_random_numbers_of_a_device_are_fixed_and_kept(everything: Rows) -> None
         assert found["drawn"][0] == found["drawn"][1]
 
 
+@pytest.mark.parametrize("call", ["ends", "top", "trace", "density", "blocks", "sharpness"])
+def test_long_random_vectors_are_the_devices_own(call: str, found: dict[str, Any]) -> None:
+    of_call = found["there"][call]
+    assert of_call["drawn"] == ["sim", "sim", "cpu"]
+    assert of_call["shown"] == [True, True, False]
+    assert of_call["twice"] == 0
+    assert of_call["ratio"] == pytest.approx(1, abs=0.15)  # a mean of random draws for "sharpness"
+
+
+def test_a_long_vector_needs_another_generator() -> None:
+    sizes = {devices.LONG: "cpu", devices.LONG + 1: "meta"}
+    with pytest.raises(RuntimeError, match="META"):  # a device without random numbers
+        devices.generator(0, "meta", devices.LONG + 1)
+    assert devices.generator(0, "meta", devices.LONG).device.type == sizes[devices.LONG]
+    draws = [devices.normal(3, devices.generator(1, "cpu", size)) for size in sizes]
+    assert torch.equal(*draws)  # the CPU's do not depend on the length
+
+
 def test_a_device_is_named() -> None:
     assert devices.pick_device("cpu") == torch.device("cpu")
     with pytest.raises(InputError, match="^device: 'gpu' is not known.*allowed: auto, cpu, cuda"):
