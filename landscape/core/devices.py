@@ -170,7 +170,13 @@ def vector_norm(v: Tensor) -> Tensor:
     length = part_length(v.device)
     if v.shape[-1] <= length:
         return torch.linalg.vector_norm(v, dim=-1)
-    return _sum([torch.linalg.vector_norm(x, dim=-1).square() for x in torch.split(v, length, -1)]).sqrt()
+    norm = functools.partial(torch.linalg.vector_norm, dim=-1)
+    whole = 0 if v.device.type == "cpu" else v.shape[-1] // length * length
+    squares = [norm(x).square() for x in torch.split(v[..., whole:], length, -1)]
+    if whole:  # one call there, not one a part
+        blocks = v[..., :whole].reshape(*v.shape[:-1], -1, length)
+        squares.append(norm(blocks).square().sum(-1, dtype=widest_dtype(v.device)))
+    return _sum(squares).sqrt()
 
 
 def finite(numbers: Tensor) -> bool:

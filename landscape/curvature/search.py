@@ -80,7 +80,7 @@ def second_start(
     eigenvalues. A Lanczos run from a random start in the complement finds one, or bounds all
     (:func:`outermost`), without a product for the basis.
     """
-    size, basis_size = ranks.size(space.rest), len(space.basis)
+    size, basis_size = ranks.size(space.rest), len(space.t)
     share_of_search = max(MIN_SECOND, int(SECOND_SHARE * space.products))
     dimension = size - len(locked) - basis_size  # of the complement
     steps = min(budget, max(MIN_SECOND // 2, basis_size // 2), share_of_search, dimension)
@@ -89,7 +89,7 @@ def second_start(
     weight = float((s[-1, below] ** 2 / (level - ritz_values[below])).sum())
 
     def projected(w: Tensor) -> Tensor:  # to the complement
-        for block in (locked, space.basis) if len(locked) else (space.basis,):
+        for block in (locked, *space.basis) if len(locked) else space.basis:
             w = w - block.T @ ranks.inner(block, w).to(w)
         return w
 
@@ -104,7 +104,8 @@ def second_start(
         w = sign * (yield vectors[j])
         coupling = float(ranks.inner(space.rest, vectors[j]))
         w = projected(torch.add(w, space.rest, alpha=weight * coupling))
-        w, beta = operators.orthogonalize(w, vectors, t, j, ranks)
+        w, column = operators.orthogonalize(w, [vectors[: j + 1]], ranks)
+        beta = next(operators.entered(t, [column], j))[1]
         w = projected(w)
         values, rotation = operators.small_eigh(t[: j + 1, : j + 1])
         if not np.isfinite(beta):
@@ -192,7 +193,7 @@ class SearchResult(NamedTuple):
         products, checks: all products, and those of second starts.
         converged, complete, bounds: see :class:`RitzPairs`.
         radius: the largest magnitude of a Ritz value.
-        basis, t: the last basis (j, P), and the operator in it (j, j).
+        basis, t: the last basis, j rows (P,) in blocks, and the operator in it (j, j).
         target: the options of the search.
     """
 
@@ -201,7 +202,7 @@ class SearchResult(NamedTuple):
     products: int
     converged: bool
     radius: float
-    basis: Tensor
+    basis: list[Tensor]
     t: Array
     target: SearchOptions
     bounds: tuple[float, float]
@@ -448,9 +449,12 @@ def _davidson(result: SearchResult, gap: Tensor, at: float, residual: float) -> 
     # Differences below the residual are not resolved.
     distances = np.where(np.abs(distances) < residual, residual, distances)
     outside = -1 / (at if abs(at) > residual else residual)  # the factor 1/(0 − λ) outside the basis
-    coefficients = result.target.ranks.inner(result.basis, gap).to(gap)
+    parts = operators.coefficients(result.basis, gap, result.target.ranks)
     inverse = torch.from_numpy(rotation @ np.diag(1 / distances - outside) @ rotation.T).to(gap)
-    return torch.addmv(gap, result.basis.T, inverse @ coefficients, beta=outside)
+    products = torch.split(inverse @ torch.cat(parts), [*map(len, parts)])
+    for block, product in zip(result.basis, products, strict=True):
+        gap, outside = torch.addmv(gap, block.T, product, beta=outside), 1.0
+    return gap
 
 
 def search_operator(

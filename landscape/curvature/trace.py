@@ -21,10 +21,12 @@ from landscape.curvature.eigenvalues import Matrix
 from landscape.curvature.hessian import Derivatives, Part
 from landscape.curvature.operators import (
     ALONE,
+    READ,
     Products,
     Ranks,
     SymmetricMatrix,
     SymmetricOperator,
+    entered,
     negligible,
     orthogonalize,
     small_eigh,
@@ -49,15 +51,24 @@ def _draw(start: Tensor, steps: int, ranks: Ranks) -> Generator[Tensor, Tensor, 
     vectors = start.new_zeros(steps, len(start))
     vectors[0] = start
     t = np.zeros((steps, steps))
+    together, columns, count = 1 if start.device.type == "cpu" else READ, list[Tensor](), 0
     for j in range(steps):
         w = yield vectors[j]
-        w, beta = orthogonalize(w, vectors, t, j, ranks)
-        if j + 1 == steps or not beta < np.inf or negligible(beta, float(np.abs(t).max()), start.dtype):
-            break
-        vectors[j + 1] = w / beta
-    values, s = small_eigh(t[: j + 1, : j + 1])
+        w, column = orthogonalize(w, [vectors[: j + 1]], ranks)
+        columns.append(column)
+        if len(columns) == together or j + 1 == steps:
+            for i, beta in entered(t, columns, j):
+                count, largest = i + 1, float(np.abs(t).max())
+                ends = count == steps or not beta < np.inf or negligible(beta, largest, start.dtype)
+                if ends:
+                    break
+            if ends:
+                break
+            columns.clear()
+        vectors[j + 1] = w / column[-1].clamp(min=torch.finfo(w.dtype).tiny)
+    values, s = small_eigh(t[:count, :count])
     nodes, masses = np.full(steps, values[0]), np.zeros(steps)
-    nodes[: j + 1], masses[: j + 1] = values, s[0] ** 2
+    nodes[:count], masses[:count] = values, s[0] ** 2
     return nodes, masses
 
 

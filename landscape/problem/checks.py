@@ -269,11 +269,11 @@ def moved(problem: MeanLoss, seed: int = 0) -> Tensor:
     """
     weights = problem.weights.clone()
     draws = generator(seed, weights.device, len(weights))
-    for view in problem.layout.views(weights).values():
-        if view.numel():
-            mean = float(view.detach().abs().float().mean())
-            size = mean + MOVE if mean else 1.0  # the standard deviation, in units of MOVE
-            view += (MOVE * size * normal(view.shape, draws, None)).to(view)
+    views = [view for view in problem.layout.views(weights).values() if view.numel()]
+    means = torch.stack([view.detach().abs().float().mean() for view in views]).tolist()  # read at once
+    for view, mean in zip(views, means, strict=True):
+        size = mean + MOVE if mean else 1.0  # the standard deviation, in units of MOVE
+        view += (MOVE * size * normal(view.shape, draws, None)).to(view)
     return weights
 
 

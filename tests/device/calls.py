@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 import landscape
 from landscape.core import devices
 from landscape.core.devices import has_float64, kept_randomness, pick_device
+from landscape.curvature import operators
 from landscape.problem.batches import fixed_randomness, random_state
 from landscape.testing import device as self_test
 from landscape.testing.device import Compute, Place, networks
@@ -222,6 +223,33 @@ def drawn_there() -> dict[str, Any]:
     return found
 
 
+def lanczos() -> dict[str, Any]:
+    """How often a search reads the device, and what it allocates, in small blocks and wide products."""
+    found, bases, init = dict[str, Any](), list[operators.Basis](), operators.Basis.__init__
+
+    def kept(basis: operators.Basis, *given: Any) -> None:
+        bases.append(basis)
+        init(basis, *given)
+
+    for device in ("cpu", "sim"):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.object(operators, "entered", wraps=operators.entered) as entered,
+            mock.patch.object(operators, "WIDTH", 16),
+            mock.patch.object(operators, "least_basis", return_value=6),
+            mock.patch.object(operators, "basis_of_room", return_value=15),
+            mock.patch.object(operators.Basis, "__init__", kept),
+        ):
+            ends = landscape.extreme_eigenvalues(Place(device, Path(folder)).problem, 1e-6)
+        invariant = landscape.extreme_eigenvalues(torch.diag(torch.tensor([1.0, 1, 2, 3])).to(device))
+        found[device] = {
+            "reads": entered.call_count, "products": ends.products, "values": ends.values.tolist(),
+            "blocks": [len(block) for block in bases[-1]._blocks], "residuals": ends.residuals.tolist(),
+            "invariant": invariant.values.tolist(),
+        }  # fmt: skip
+    return found
+
+
 def compared(folder: Path) -> dict[str, Any]:
     """What is found on the device, with float64 and without; the numbers of the CPU are computed once."""
     every, found = {**self_test.calls(), **MORE}, dict[str, Any]()
@@ -239,6 +267,7 @@ def compared(folder: Path) -> dict[str, Any]:
         picked = [str(pick_device(name)) for name in ("auto", "cpu")]
         found["float64" if float64 else "no float64"] = {
             "calls": rows, "picked": picked, **refused(), **random_numbers(), "there": drawn_there(),
+            "lanczos": lanczos(),
         }  # fmt: skip
     return found
 

@@ -15,6 +15,7 @@ import torch
 from landscape import InputError
 from landscape.cli import begin
 from landscape.core import devices, registry
+from landscape.curvature import operators
 from landscape.testing import device as self_test
 from tests.conftest import Command
 from tests.device import simulated
@@ -103,6 +104,18 @@ def test_a_long_vector_needs_another_generator() -> None:
     assert devices.generator(0, "meta", devices.LONG).device.type == sizes[devices.LONG]
     draws = [devices.normal(3, devices.generator(1, "cpu", size)) for size in sizes]
     assert torch.equal(*draws)  # the CPU's do not depend on the length
+
+
+def test_a_search_reads_ten_steps_at_once_into_a_basis_that_grows(found: dict[str, Any]) -> None:
+    cpu, sim = (found["lanczos"][device] for device in ("cpu", "sim"))
+    assert cpu["reads"] >= cpu["products"] - 5  # of which a few verify
+    assert sim["reads"] <= cpu["reads"] / 3
+    assert cpu["products"] <= sim["products"] < cpu["products"] + operators.READ
+    assert cpu["blocks"] == [16]
+    assert sim["blocks"] == [7, 7, 2]
+    for name in ("values", "invariant"):
+        assert sim[name] == pytest.approx(cpu[name], rel=1e-5)
+    assert max(sim["residuals"]) < 1e-5 * sim["values"][0]
 
 
 def test_a_device_is_named() -> None:
