@@ -371,8 +371,7 @@ def orthogonalize(w: Tensor, basis: Sequence[Tensor], ranks: Ranks = ALONE) -> t
         for block, c in zip(basis, parts, strict=True):
             w = torch.addmv(w, block.T, c, alpha=-1)
         first = first or parts
-    column = [*map(torch.add, first, parts), ranks.norm(w)[None]]
-    return w, torch.cat([part.to(widest_dtype(w.device)) for part in column])
+    return w, torch.cat([*map(torch.add, first, parts), ranks.norm(w)[None]])
 
 
 # A device other than the CPU does not wait for the host after each step of Lanczos: the columns of so many
@@ -383,7 +382,7 @@ READ = 10
 
 def entered(t: Array, columns: list[Tensor], j: int) -> Iterator[tuple[int, float]]:
     """Enter the columns of the last steps, up to step ``j``, in ``t``; yield each step and its β."""
-    numbers = torch.cat(columns).cpu().double().numpy()
+    numbers = (torch.cat(columns) if len(columns) > 1 else columns[0]).cpu().double().numpy()
     for i in range(j + 1 - len(columns), j + 1):
         t[: i + 1, i] = t[i, : i + 1] = numbers[: i + 1]
         beta, numbers = float(numbers[i + 1]), numbers[i + 2 :]

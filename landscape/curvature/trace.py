@@ -56,16 +56,18 @@ def _draw(start: Tensor, steps: int, ranks: Ranks) -> Generator[Tensor, Tensor, 
         w = yield vectors[j]
         w, column = orthogonalize(w, [vectors[: j + 1]], ranks)
         columns.append(column)
-        if len(columns) == together or j + 1 == steps:
-            for i, beta in entered(t, columns, j):
-                count, largest = i + 1, float(np.abs(t).max())
-                ends = count == steps or not beta < np.inf or negligible(beta, largest, start.dtype)
-                if ends:
-                    break
+        if len(columns) < together and j + 1 < steps:
+            vectors[j + 1] = w / column[-1].clamp(min=torch.finfo(w.dtype).tiny)  # not 0/0, see krylov()
+            continue
+        for i, beta in entered(t, columns, j):
+            count, largest = i + 1, float(np.abs(t).max())
+            ends = count == steps or not beta < np.inf or negligible(beta, largest, start.dtype)
             if ends:
                 break
-            columns.clear()
-        vectors[j + 1] = w / column[-1].clamp(min=torch.finfo(w.dtype).tiny)
+        if ends:
+            break
+        columns.clear()
+        vectors[j + 1] = w / beta
     values, s = small_eigh(t[:count, :count])
     nodes, masses = np.full(steps, values[0]), np.zeros(steps)
     nodes[:count], masses[:count] = values, s[0] ** 2
