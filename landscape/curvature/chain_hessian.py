@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from landscape.core.devices import generator, normal
+from landscape.core.devices import Captured, generator, normal
 from landscape.core.errors import PathWarning, warn_caller
 from landscape.curvature.double_backward import holds_but_for_rounding
 from landscape.curvature.hessian import VECTORS, HessianOptions, penalty_hessians
@@ -81,6 +81,7 @@ class ChainHessian:
         classes = y.dim() == 1 and not y.is_floating_point()
         self.softmax = classes and is_softmax_loss(problem.criterion)
         self.penalties = penalty_hessians(problem, weights.unbind())
+        self._captured = Captured()
 
     @staticmethod
     def saved_bytes(problem: Problem) -> int | None:
@@ -101,6 +102,7 @@ class ChainHessian:
             c.h, c.first, c.delta = ([a[at] for a in part] for part in (c.h, c.first, c.delta))
             c.second = [None if a is None else a[at] for a in c.second]
             c.z = c.z[at]
+        self._captured = Captured()
 
     @torch.no_grad()
     def _chunk(self, views: dict[str, Tensor], x: Tensor, y: Tensor) -> _Chunk:
@@ -147,9 +149,12 @@ class ChainHessian:
             return torch.zeros_like(rz)
         return gradients(gradient, [z], rz)[0]
 
-    @torch.no_grad()
     def __call__(self, vectors: Tensor) -> Tensor:
         """The products with ``vectors``, (K, P) -> (K, P)."""
+        return self._captured(self._products, vectors)
+
+    @torch.no_grad()
+    def _products(self, vectors: Tensor) -> Tensor:
         layout, count = self.problem.layout, len(vectors)
         v = layout.views(vectors)  # name -> (K, *shape)
         out = torch.zeros_like(vectors)

@@ -1,0 +1,190 @@
+"""Calls that are recorded and replayed: on the CPU with a graph that computes the recorded call again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import landscape
+from landscape.core import devices
+from landscape.core.devices import CALLS, Captured
+from landscape.curvature.chain_hessian import ChainHessian
+
+
+class Again:
+    """A graph whose replay computes the recorded call again, in the memory of the first result."""
+
+    replays = 0
+
+    def record(self, call: Callable[[], Tensor]) -> Tensor:
+        self.call, self.result = call, call()
+        return self.result
+
+    def replay(self) -> None:
+        Again.replays += 1
+        self.result.copy_(self.call())
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> type[Again]:
+    monkeypatch.setitem(devices.GRAPHS, "cpu", Again)
+    monkeypatch.setattr(Again, "replays", 0)
+    return Again
+
+
+def network(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    if kind == "chain":
+        return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    body = nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten()
+    return nn.Sequential(*body, nn.Linear(8, 3)).eval()
+
+
+def problem(kind: str, **options: object) -> landscape.Problem:
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(30, 6, generator=generator), torch.randint(3, (30,), generator=generator)
+    return landscape.Problem(network(kind), cross_entropy, (x, y), **options)  # type: ignore[arg-type]
+
+
+def test_a_call_is_replayed_from_its_fourth_on(graphs: type[Again]) -> None:
+    count, captured = 0, Captured()
+
+    def cube(t: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        return t**3
+
+    results = [captured(cube, torch.full((2,), float(k))) for k in range(6)]
+    assert [float(r[1]) for r in results] == [k**3 for k in range(6)]  # no result is the graph's own memory
+    assert captured.replays == 6 - CALLS + 1  # the first is compared
+    assert captured(cube, torch.full((2,), torch.nan)).isnan().all()
+    before, replays = count, captured.replays
+    for other in (torch.ones(3), torch.ones(2, dtype=torch.float64), torch.ones(2, requires_grad=True)):
+        assert torch.equal(captured(cube, other), other**3)
+    captured(cube, torch.ones(2), "another state")
+    assert (count, captured.replays) == (before + 4, replays)
+
+
+def test_nan_is_the_same_number(graphs: type[Again]) -> None:
+    captured = Captured()
+    for _ in range(5):
+        captured(torch.log, torch.tensor([-1.0]))
+    assert captured.reason == ""
+    assert captured.replays == 3
+
+
+def fails(t: Tensor) -> Tensor:
+    return t[: int(t.sum())] * 2 if t.sum() else torch.linalg.cholesky(t)
+
+
+calls = iter(range(100))
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda t: t + next(calls), "a replay gives other numbers"),
+        (lambda t: t + float(t[0]), None),
+        (fails, "linalg.cholesky: The input tensor"),
+    ],
+)
+def test_what_cannot_be_replayed_is_called(
+    function: Callable[[Tensor], Tensor],
+    reason: str | None,
+    graphs: type[Again],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    captured = Captured()
+    with caplog.at_level(logging.INFO, "landscape.core.devices"):
+        for _ in range(6):
+            captured(function, torch.ones(2))
+    if reason is None:  # the graph of these tests reads the number again; CUDA's refuses to read it
+        assert captured.reason == ""
+        return
+    assert captured.reason.startswith(reason)
+    assert captured.replays <= 1
+    assert [record.message for record in caplog.records] == [
+        f"{getattr(function, '__qualname__', '')} is not replayed: {captured.reason}"
+    ]
+
+
+def test_the_cpu_and_large_tensors_are_not_recorded(
+    graphs: type[Again], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured = Captured()
+    monkeypatch.setattr(devices, "MOST", 1)
+    for _ in range(5):
+        captured(torch.square, torch.ones(2))
+    monkeypatch.delitem(devices.GRAPHS, "cpu")
+    for _ in range(5):
+        captured(torch.square, torch.ones(1))
+    assert not captured.replays
+
+
+@pytest.mark.parametrize("kind", ["chain", "convolution"])
+@pytest.mark.parametrize("matrix", ["hessian", "gauss-newton"])
+def test_searches_replay_products(
+    kind: str, matrix: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    def ends() -> landscape.ExtremeEigenvalues:
+        return landscape.extreme_eigenvalues(problem(kind, weight_decay=0.1), 1e-4, matrix=matrix)  # type: ignore[arg-type]
+
+    plain = ends()
+    graphs = request.getfixturevalue("graphs")
+    replayed = ends()
+    assert graphs.replays > plain.products / 2
+    assert np.array_equal(plain.values, replayed.values)
+    assert np.array_equal(plain.vectors, replayed.vectors)
+
+
+def test_selected_weights_are_recorded_anew(graphs: type[Again]) -> None:
+    of = problem("chain")
+    weights = torch.stack([of.weights, 2 * of.weights])
+    both, second = ChainHessian(of, weights), ChainHessian(of, weights[1:])
+    vectors = torch.randn(2, of.layout.size, generator=torch.Generator().manual_seed(0))
+    for _ in range(5):
+        both(vectors)
+    assert graphs.replays
+    both.select([1])
+    for _ in range(5):
+        assert torch.equal(both(vectors[1:]), second(vectors[1:]))
+
+
+def test_after_a_change_in_place_autograd_decides(graphs: type[Again]) -> None:
+    of = problem("convolution")
+    h, v = of.hessian(), of.gradient()
+    for _ in range(6):
+        h @ v
+    assert (before := graphs.replays)
+    assert of.resident is not None
+    of.resident[0].mul_(2)
+    for _ in range(2):
+        h @ v
+    assert graphs.replays == before
+
+
+@pytest.mark.parametrize("method", ["pointwise", "folded"])
+def test_contours_replay_points(
+    method: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    of = problem("convolution")
+    plane = landscape.random_plane(of)
+
+    def surface(**options: int) -> landscape.Surface:
+        return landscape.contour(of, plane, (4, 5), 0.5, method=method, **options)  # type: ignore[arg-type]
+
+    plain = surface()
+    graphs = request.getfixturevalue("graphs")
+    replayed = surface()
+    assert graphs.replays >= 20 - CALLS
+    assert np.array_equal(plain.loss, replayed.loss)
+    assert np.array_equal(plain.accuracy, replayed.accuracy)
+    graphs.replays = 0
+    surface(max_memory=2**40)
+    assert not graphs.replays  # a record has memory of its own
