@@ -20,6 +20,8 @@ import landscape
 from landscape.core import devices
 from landscape.core.devices import has_float64, kept_randomness, pick_device
 from landscape.curvature import operators
+from landscape.gradients import learners
+from landscape.gradients.learners import Stack, Training
 from landscape.problem.batches import fixed_randomness, random_state
 from landscape.testing import device as self_test
 from landscape.testing.device import Compute, Place, networks
@@ -250,6 +252,38 @@ def lanczos() -> dict[str, Any]:
     return found
 
 
+def batched() -> dict[str, bool]:
+    """Which learners go at once there, whatever the clock says."""
+    found = dict[str, bool]()
+    convolution = torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 10)
+    networks = {"plain": convolution, "dropout": (torch.nn.Dropout(), *convolution)}
+    networks["unknown"] = (Sorted(), *convolution)
+    for name, layers in networks.items():
+        model, data = torch.nn.Sequential(*layers), (torch.randn(32, 1, 8, 8), torch.randint(10, (32,)))
+        stack = Stack(landscape.Problem(model, cross_entropy, data, device="sim"))
+        x, y = (part.view(8, 4, *part.shape[1:]) for part in stack.problem.tensors or ())
+        weights = stack.problem.weights.repeat(8, 1)
+
+        def pays(count: int, stack: Stack = stack, parts: Any = (weights, x, y)) -> bool:
+            return stack.batching_pays(*(part[:count] for part in parts), Training({}, lambda j, i: 0))
+
+        with mock.patch.object(learners.time, "perf_counter", side_effect=AssertionError):
+            found |= {f"{name}, {count}": pays(count) for count in (3, 4, 8)}
+            with mock.patch.object(learners, "SMALL_BYTES", 1000):
+                found[f"{name}, large"] = pays(8)
+    return found
+
+
+class Sorted(torch.nn.Module):
+    """An operation that torch.vmap makes one by one, with a warning."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 0 * torch.nn.functional.ctc_loss(
+            x.flatten(1)[:, None, :4].log_softmax(2).transpose(0, 1), torch.ones(len(x), 1, dtype=torch.long),
+            torch.ones(len(x), dtype=torch.long), torch.ones(len(x), dtype=torch.long),
+        )  # fmt: skip
+
+
 def compared(folder: Path) -> dict[str, Any]:
     """What is found on the device, with float64 and without; the numbers of the CPU are computed once."""
     every, found = {**self_test.calls(), **MORE}, dict[str, Any]()
@@ -267,7 +301,7 @@ def compared(folder: Path) -> dict[str, Any]:
         picked = [str(pick_device(name)) for name in ("auto", "cpu")]
         found["float64" if float64 else "no float64"] = {
             "calls": rows, "picked": picked, **refused(), **random_numbers(), "there": drawn_there(),
-            "lanczos": lanczos(),
+            "lanczos": lanczos(), "batched": batched(),
         }  # fmt: skip
     return found
 

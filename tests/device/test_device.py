@@ -118,6 +118,12 @@ def test_a_search_reads_ten_steps_at_once_into_a_basis_that_grows(found: dict[st
     assert max(sim["residuals"]) < 1e-5 * sim["values"][0]
 
 
+def test_many_small_learners_go_at_once_by_a_rule(found: dict[str, Any]) -> None:
+    at_once = {call for call, batched in found["batched"].items() if batched}
+    assert len(found["batched"]) == 12
+    assert at_once == {"plain, 4", "plain, 8"}
+
+
 def test_a_device_is_named() -> None:
     assert devices.pick_device("cpu") == torch.device("cpu")
     with pytest.raises(InputError, match="^device: 'gpu' is not known.*allowed: auto, cpu, cuda"):
