@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,10 +47,10 @@ def network(kind: str) -> nn.Module:
     return nn.Sequential(*body, nn.Linear(8, 3)).eval()
 
 
-def problem(kind: str, **options: object) -> landscape.Problem:
+def problem(kind: str, **options: Any) -> landscape.Problem:
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(30, 6, generator=generator), torch.randint(3, (30,), generator=generator)
-    return landscape.Problem(network(kind), cross_entropy, (x, y), **options)  # type: ignore[arg-type]
+    return landscape.Problem(network(kind), cross_entropy, (x, y), **options)
 
 
 def test_a_call_is_replayed_from_its_fourth_on(graphs: type[Again]) -> None:
@@ -71,32 +72,16 @@ def test_a_call_is_replayed_from_its_fourth_on(graphs: type[Again]) -> None:
     assert (count, captured.replays) == (before + 4, replays)
 
 
-def test_nan_is_the_same_number(graphs: type[Again]) -> None:
-    captured = Captured()
-    for _ in range(5):
-        captured(torch.log, torch.tensor([-1.0]))
-    assert captured.reason == ""
-    assert captured.replays == 3
-
-
-def fails(t: Tensor) -> Tensor:
-    return t[: int(t.sum())] * 2 if t.sum() else torch.linalg.cholesky(t)
-
-
 calls = iter(range(100))
 
 
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        (lambda t: t + next(calls), "a replay gives other numbers"),
-        (lambda t: t + float(t[0]), None),
-        (fails, "linalg.cholesky: The input tensor"),
-    ],
-)
+@pytest.mark.parametrize(("function", "reason"), [
+    (lambda t: t + next(calls), "a replay gives other numbers"),
+    (lambda t: t * 2 if t.sum() else torch.linalg.cholesky(t), "linalg.cholesky: The input tensor"),
+])  # fmt: skip
 def test_what_cannot_be_replayed_is_called(
     function: Callable[[Tensor], Tensor],
-    reason: str | None,
+    reason: str,
     graphs: type[Again],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -104,19 +89,12 @@ def test_what_cannot_be_replayed_is_called(
     with caplog.at_level(logging.INFO, "landscape.core.devices"):
         for _ in range(6):
             captured(function, torch.ones(2))
-    if reason is None:  # the graph of these tests reads the number again; CUDA's refuses to read it
-        assert captured.reason == ""
-        return
     assert captured.reason.startswith(reason)
     assert captured.replays <= 1
-    assert [record.message for record in caplog.records] == [
-        f"{getattr(function, '__qualname__', '')} is not replayed: {captured.reason}"
-    ]
+    assert [r.message for r in caplog.records] == [f"<lambda> is not replayed: {captured.reason}"]
 
 
-def test_the_cpu_and_large_tensors_are_not_recorded(
-    graphs: type[Again], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cpu_and_large_tensors_are_not_recorded(graphs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     captured = Captured()
     monkeypatch.setattr(devices, "MOST", 1)
     for _ in range(5):
@@ -129,11 +107,9 @@ def test_the_cpu_and_large_tensors_are_not_recorded(
 
 @pytest.mark.parametrize("kind", ["chain", "convolution"])
 @pytest.mark.parametrize("matrix", ["hessian", "gauss-newton"])
-def test_searches_replay_products(
-    kind: str, matrix: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_searches_replay_products(kind: str, matrix: Any, request: pytest.FixtureRequest) -> None:
     def ends() -> landscape.ExtremeEigenvalues:
-        return landscape.extreme_eigenvalues(problem(kind, weight_decay=0.1), 1e-4, matrix=matrix)  # type: ignore[arg-type]
+        return landscape.extreme_eigenvalues(problem(kind, weight_decay=0.1), 1e-4, matrix=matrix)
 
     plain = ends()
     graphs = request.getfixturevalue("graphs")
@@ -170,14 +146,12 @@ def test_after_a_change_in_place_autograd_decides(graphs: type[Again]) -> None:
 
 
 @pytest.mark.parametrize("method", ["pointwise", "folded"])
-def test_contours_replay_points(
-    method: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_contours_replay_points(method: Any, request: pytest.FixtureRequest) -> None:
     of = problem("convolution")
     plane = landscape.random_plane(of)
 
-    def surface(**options: int) -> landscape.Surface:
-        return landscape.contour(of, plane, (4, 5), 0.5, method=method, **options)  # type: ignore[arg-type]
+    def surface(**options: Any) -> landscape.Surface:
+        return landscape.contour(of, plane, (4, 5), 0.5, method=method, **options)
 
     plain = surface()
     graphs = request.getfixturevalue("graphs")
