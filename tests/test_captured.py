@@ -9,19 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import Tensor
 
 import landscape
 from landscape.core import devices
 from landscape.core.devices import CALLS, Captured
 from landscape.curvature.chain_hessian import ChainHessian
+from tests.problems import conv, mlp
 
 
 class Again:
     """A graph whose replay computes the recorded call again, in the memory of the first result."""
 
     replays = 0
+
+    def __init__(self, device: torch.device) -> None:
+        assert device.type == "cpu"
 
     def record(self, call: Callable[[], Tensor]) -> Tensor:
         self.call, self.result = call, call()
@@ -39,21 +42,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> type[Again]:
     return Again
 
 
-def network(kind: str) -> nn.Module:
-    torch.manual_seed(0)
-    if kind == "chain":
-        return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-    body = nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten()
-    return nn.Sequential(*body, nn.Linear(8, 3)).eval()
-
-
-def problem(kind: str, **options: Any) -> landscape.Problem:
-    generator = torch.Generator().manual_seed(1)
-    x, y = torch.randn(30, 6, generator=generator), torch.randint(3, (30,), generator=generator)
-    return landscape.Problem(network(kind), cross_entropy, (x, y), **options)
-
-
-def test_a_call_is_replayed_from_its_fourth_on(graphs: type[Again]) -> None:
+def test_a_call_is_replayed_from_its_fourth_on(graphs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     count, captured = 0, Captured()
 
     def cube(t: Tensor) -> Tensor:
@@ -69,7 +58,11 @@ def test_a_call_is_replayed_from_its_fourth_on(graphs: type[Again]) -> None:
     for other in (torch.ones(3), torch.ones(2, dtype=torch.float64), torch.ones(2, requires_grad=True)):
         assert torch.equal(captured(cube, other), other**3)
     captured(cube, torch.ones(2), "another state")
-    assert (count, captured.replays) == (before + 4, replays)
+    monkeypatch.setattr(devices, "MOST", 1)
+    captured(cube, torch.ones(2))
+    monkeypatch.undo()  # the CPU has no graphs
+    captured(cube, torch.ones(1))
+    assert (count, captured.replays) == (before + 6, replays)
 
 
 calls = iter(range(100))
@@ -94,36 +87,22 @@ def test_what_cannot_be_replayed_is_called(
     assert [r.message for r in caplog.records] == [f"<lambda> is not replayed: {captured.reason}"]
 
 
-def test_the_cpu_and_large_tensors_are_not_recorded(graphs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    captured = Captured()
-    monkeypatch.setattr(devices, "MOST", 1)
-    for _ in range(5):
-        captured(torch.square, torch.ones(2))
-    monkeypatch.delitem(devices.GRAPHS, "cpu")
-    for _ in range(5):
-        captured(torch.square, torch.ones(1))
-    assert not captured.replays
-
-
-@pytest.mark.parametrize("kind", ["chain", "convolution"])
+@pytest.mark.parametrize("make", [mlp, conv])
 @pytest.mark.parametrize("matrix", ["hessian", "gauss-newton"])
-def test_searches_replay_products(kind: str, matrix: Any, request: pytest.FixtureRequest) -> None:
-    def ends() -> landscape.ExtremeEigenvalues:
-        return landscape.extreme_eigenvalues(problem(kind, weight_decay=0.1), 1e-4, matrix=matrix)
-
-    plain = ends()
+def test_searches_replay_products(make: Any, matrix: Any, request: pytest.FixtureRequest) -> None:
+    plain = landscape.extreme_eigenvalues(make(), 1e-4, matrix=matrix)
     graphs = request.getfixturevalue("graphs")
-    replayed = ends()
+    replayed = landscape.extreme_eigenvalues(make(), 1e-4, matrix=matrix)
     assert graphs.replays > plain.products / 2
     assert np.array_equal(plain.values, replayed.values)
     assert np.array_equal(plain.vectors, replayed.vectors)
 
 
 def test_selected_weights_are_recorded_anew(graphs: type[Again]) -> None:
-    of = problem("chain")
+    of = mlp()
     weights = torch.stack([of.weights, 2 * of.weights])
     both, second = ChainHessian(of, weights), ChainHessian(of, weights[1:])
-    vectors = torch.randn(2, of.layout.size, generator=torch.Generator().manual_seed(0))
+    vectors = torch.randn_like(weights)
     for _ in range(5):
         both(vectors)
     assert graphs.replays
@@ -133,32 +112,27 @@ def test_selected_weights_are_recorded_anew(graphs: type[Again]) -> None:
 
 
 def test_after_a_change_in_place_autograd_decides(graphs: type[Again]) -> None:
-    of = problem("convolution")
+    of = conv()
     h, v = of.hessian(), of.gradient()
     for _ in range(6):
         h @ v
     assert (before := graphs.replays)
     assert of.resident is not None
     of.resident[0].mul_(2)
-    for _ in range(2):
-        h @ v
+    h @ v
     assert graphs.replays == before
 
 
 @pytest.mark.parametrize("method", ["pointwise", "folded"])
 def test_contours_replay_points(method: Any, request: pytest.FixtureRequest) -> None:
-    of = problem("convolution")
+    of = conv()
     plane = landscape.random_plane(of)
-
-    def surface(**options: Any) -> landscape.Surface:
-        return landscape.contour(of, plane, (4, 5), 0.5, method=method, **options)
-
-    plain = surface()
+    plain = landscape.contour(of, plane, (4, 5), 0.5, method=method)
     graphs = request.getfixturevalue("graphs")
-    replayed = surface()
+    replayed = landscape.contour(of, plane, (4, 5), 0.5, method=method)
     assert graphs.replays >= 20 - CALLS
     assert np.array_equal(plain.loss, replayed.loss)
     assert np.array_equal(plain.accuracy, replayed.accuracy)
     graphs.replays = 0
-    surface(max_memory=2**40)
+    landscape.contour(of, plane, (4, 5), 0.5, method=method, max_memory=2**40)
     assert not graphs.replays  # a record has memory of its own

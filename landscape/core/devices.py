@@ -246,13 +246,14 @@ class Graph(Protocol):
 
 
 class CudaGraph:
-    """A graph of CUDA."""
+    """A graph of a CUDA device."""
 
-    def __init__(self) -> None:
-        self._graph = torch.cuda.CUDAGraph()
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._graph = device, torch.cuda.CUDAGraph()
 
     def record(self, call: Callable[[], Tensor]) -> Tensor:
-        with torch.cuda.graph(self._graph, stream=_stream(torch.device("cuda", torch.cuda.current_device()))):
+        stream = _stream(self._device)
+        with torch.cuda.device(self._device), torch.cuda.graph(self._graph, stream=stream):
             return call()
 
     def replay(self) -> None:
@@ -260,7 +261,7 @@ class CudaGraph:
 
 
 #: Graphs by the type of device.
-GRAPHS: dict[str, Callable[[], Graph]] = {"cuda": CudaGraph}
+GRAPHS: dict[str, Callable[[torch.device], Graph]] = {"cuda": CudaGraph}
 # A record takes as long as about three calls, so that it begins with the third call of a shape. A function of
 # more than MOST numbers takes longer than its kernels take to start (our choices).
 CALLS, MOST = 3, 2**24
@@ -329,7 +330,7 @@ class Captured:
     ) -> None:
         given = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
         try:
-            graph = GRAPHS[tensor.device.type]()
+            graph = GRAPHS[tensor.device.type](tensor.device)
             self._recorded = kind, graph, given, graph.record(lambda: function(given))
             bits = [t.reshape(-1).view(torch.uint8) for t in (self._replay(tensor), expected)]
             self.reason = "" if torch.equal(*bits) else "a replay gives other numbers"

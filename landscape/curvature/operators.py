@@ -84,7 +84,8 @@ class Ranks:
 
     def signs(self, like: Tensor, count: int, generator: torch.Generator) -> Tensor:
         """Vectors of random signs ±1 like ``like``, as ``count`` rows."""
-        draw = torch.empty(count, len(like), dtype=torch.int8, device=generator.device)
+        dtype = torch.int8 if generator.device.type == "cpu" else torch.float32  # which all devices have
+        draw = torch.empty(count, len(like), dtype=dtype, device=generator.device)
         return draw.random_(2, generator=generator).to(like).mul_(2).sub_(1)
 
     def orthonormal(self, rows: Tensor) -> Tensor:
@@ -354,8 +355,8 @@ def coefficients(basis: Sequence[Tensor], w: Tensor, ranks: Ranks = ALONE) -> li
     totals = []
     for block in basis:
         products = torch.bmm(block[:, :whole].view(len(block), -1, WIDTH).transpose(0, 1), column)
-        rest = block[:, whole:] @ w[whole:]
-        totals.append(ranks.total(products.sum(0, dtype=dtype)[:, 0] + rest).to(w))
+        sums = products.sum(0, dtype=dtype)[:, 0] + block[:, whole:] @ w[whole:]
+        totals.append(ranks.total(sums.to(w)).to(w))  # in one precision on all ranks
     return totals
 
 
@@ -494,7 +495,7 @@ def krylov(
         start = projected(projected(start))  # twice, against rounding
     torch.div(start, ranks.norm(start), out=vectors[0])
     t = np.zeros((len(vectors), len(vectors)))
-    together = 1 if start.device.type == "cpu" or len(start) > LONG else READ
+    together = 1 if start.device.type == "cpu" or ranks.length(start) > LONG else READ
     columns = list[Tensor]()  # of the steps that were not read yet
     j, products = 0, 0
     before_restart: tuple[Array, float] | None = None

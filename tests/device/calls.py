@@ -206,8 +206,6 @@ def drawn_there() -> dict[str, Any]:
             lambda top: top.values[2],
         ),
         "trace": (lambda at: landscape.trace(at.problem, 60), lambda trace: trace.value),
-        "density": (lambda at: landscape.density(at.problem, 4, 20), lambda density: density.moment(1)[0]),
-        "blocks": (lambda at: landscape.spectrum(at.problem, 2, quantities=("trace",)), lambda s: s.trace),
         "sharpness": (lambda at: landscape.sharpness(at.problem, 0.1, "average"), lambda s: s.value),
     }
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(devices, "LONG", 0):
@@ -215,11 +213,10 @@ def drawn_there() -> dict[str, Any]:
         found = {}
         for name, (call, number) in calls.items():
             results = [call(place) for place in (there, there, here)]
-            numbers = [dict(self_test.numbers(result)) for result in results[:2]]
             found[name] = {
                 "drawn": [result.random_device for result in results],
                 "shown": [any(row.value == "of sim" for row in result.describe()) for result in results],
-                "twice": self_test.difference(*numbers),
+                "twice": self_test.difference(*(dict(self_test.numbers(r)) for r in results[:2])),
                 "ratio": float(number(results[0]) / number(results[2])),
             }
     return found
@@ -254,23 +251,28 @@ def lanczos() -> dict[str, Any]:
 
 def batched() -> dict[str, bool]:
     """Which learners go at once there, whatever the clock says."""
-    found = dict[str, bool]()
-    convolution = torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 10)
-    networks = {"plain": convolution, "dropout": (torch.nn.Dropout(), *convolution)}
-    networks["unknown"] = (Sorted(), *convolution)
-    for name, layers in networks.items():
-        model, data = torch.nn.Sequential(*layers), (torch.randn(32, 1, 8, 8), torch.randint(10, (32,)))
-        stack = Stack(landscape.Problem(model, cross_entropy, data, device="sim"))
+    found, layers = (
+        dict[str, bool](),
+        (torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 10)),
+    )
+    for name, first in {
+        "plain": torch.nn.Identity(),
+        "dropout": torch.nn.Dropout(),
+        "slow": Sorted(),
+    }.items():
+        data = torch.randn(32, 1, 8, 8), torch.randint(10, (32,))
+        stack = Stack(
+            landscape.Problem(torch.nn.Sequential(first, *layers), cross_entropy, data, device="sim")
+        )
         x, y = (part.view(8, 4, *part.shape[1:]) for part in stack.problem.tensors or ())
         weights = stack.problem.weights.repeat(8, 1)
-
-        def pays(count: int, stack: Stack = stack, parts: Any = (weights, x, y)) -> bool:
-            return stack.batching_pays(*(part[:count] for part in parts), Training({}, lambda j, i: 0))
-
-        with mock.patch.object(learners.time, "perf_counter", side_effect=AssertionError):
-            found |= {f"{name}, {count}": pays(count) for count in (3, 4, 8)}
-            with mock.patch.object(learners, "SMALL_BYTES", 1000):
-                found[f"{name}, large"] = pays(8)
+        for count, most in ((3, learners.SMALL_BYTES), (4, learners.SMALL_BYTES), (8, 1000)):
+            part, training = slice(count), Training({}, lambda j, i: 0)
+            with (
+                mock.patch.object(learners.time, "perf_counter", side_effect=AssertionError),
+                mock.patch.object(learners, "SMALL_BYTES", most),
+            ):
+                found[f"{name}, {count}"] = stack.batching_pays(weights[part], x[part], y[part], training)
     return found
 
 

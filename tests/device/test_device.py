@@ -88,7 +88,7 @@ def test_random_numbers_of_a_device_are_fixed_and_kept(everything: Rows) -> None
         assert found["drawn"][0] == found["drawn"][1]
 
 
-@pytest.mark.parametrize("call", ["ends", "top", "trace", "density", "blocks", "sharpness"])
+@pytest.mark.parametrize("call", ["ends", "top", "trace", "sharpness"])
 def test_long_random_vectors_are_the_devices_own(call: str, found: dict[str, Any]) -> None:
     of_call = found["there"][call]
     assert of_call["drawn"] == ["sim", "sim", "cpu"]
@@ -116,9 +116,8 @@ def test_a_search_reads_ten_steps_at_once_into_a_basis_that_grows(found: dict[st
 
 
 def test_many_small_learners_go_at_once_by_a_rule(found: dict[str, Any]) -> None:
-    at_once = {call for call, batched in found["batched"].items() if batched}
-    assert len(found["batched"]) == 12
-    assert at_once == {"plain, 4", "plain, 8"}
+    assert len(found["batched"]) == 9
+    assert [call for call, batched in found["batched"].items() if batched] == ["plain, 4"]
 
 
 def test_a_device_is_named() -> None:
