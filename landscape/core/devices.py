@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from landscape.core.errors import InputError, first_words
+from landscape.core.memory import limit
 from landscape.core.options import choose
 
 LOG = logging.getLogger(__name__)
@@ -307,6 +308,8 @@ class Captured:
     def __call__(self, function: Callable[[Tensor], Tensor], tensor: Tensor, state: object = None) -> Tensor:
         """``function(tensor)``, the same function each time: it depends on nothing else but ``state``."""
         if tensor.device.type not in GRAPHS or self.reason or tensor.requires_grad or tensor.numel() > MOST:
+            return function(tensor)
+        if limit() is not None:  # of memory, of which a record takes its own
             return function(tensor)
         kind = (tensor.shape, tensor.dtype, tensor.device, state)
         if self._recorded and self._recorded[0] == kind:

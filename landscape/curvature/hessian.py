@@ -279,7 +279,8 @@ class HessianOperator(SymmetricOperator):
             raise OperationError("weights: they were changed in place since; call hessian() again")
         if not self._complete or self.device.type not in GRAPHS:
             return self._sums(rows)
-        return self._captured(self._sums, rows, sum(t._version for t in self._fixed))
+        versions = sum(t._version for t in self._fixed if not t.is_inference())
+        return self._captured(self._sums, rows, versions)
 
     def _sums(self, rows: Tensor) -> Tensor:
         sizes, total = [slot.size for slot in self.slots], torch.zeros_like(rows)

@@ -332,7 +332,7 @@ class PlaneLoss:
         """``totals`` at weights (P,), recorded where all data lie on the device and nothing is random."""
         problem = self.problem
         varies = problem.data.resident is None or problem.draws or problem.batchnorm.varies
-        return totals if varies or limit() is not None else functools.partial(Captured(), totals)
+        return totals if varies else functools.partial(Captured(), totals)
 
     @functools.cached_property
     def _of_problem(self) -> Callable[[Tensor], Tensor]:
