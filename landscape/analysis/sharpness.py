@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from landscape.core.analysis import analysis
-from landscape.core.devices import double, vector_norm
+from landscape.core.devices import double, generator, normal, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import Count, Natural, NonNegative, Positive, Seed, Several, UpToOne
@@ -212,20 +212,16 @@ def sharpness(
         raise InputError("adaptive: all weights are 0, so that none could move; give adaptive=False")
     if m is not None and m > problem.samples:
         raise InputError(f"m: {m} is not allowed, the data has {problem.samples} samples")
-    worst, generator = kind == "worst", stream(seed, 1)
+    worst, draws = kind == "worst", generator(stream(seed, 1).initial_seed(), theta.device, len(theta))
     draws_nothing = worst and m is None
     # Of all samples, because every draw ±δ needs this loss.
     center_loss = problem.loss() if not worst and m is None else None
 
-    def normal_direction() -> Tensor:
-        """Return a normal direction (P,), drawn on the CPU, so that it is the same on every device."""
-        direction = torch.randn(len(theta), dtype=torch.float64, generator=generator).to(theta)
-        return problem.along_weights(direction)
-
     ascents: list[Ascent] = []
     report = taken(progress)
     for part in _parts(problem, m, seed):
-        directions = [normal_direction() for _ in range(starts if worst else 1)]
+        count = starts if worst else 1
+        directions = [problem.along_weights(normal(len(theta), draws).to(theta)) for _ in range(count)]
         if worst:
             ascents.append(_largest_rise(part, scale, rho, directions, steps))
         else:
@@ -247,6 +243,7 @@ def sharpness(
         starts=starts if worst else 0,
         fixed=0 if scale is None else int((scale == 0).sum()),
         parameters=len(theta),
+        random_device=draws.device.type,
         **settings,
         **setting(problem),
         **about,

@@ -24,7 +24,7 @@ from landscape.curvature import trace as traces
 from landscape.curvature.double_backward import in_full_precision
 from landscape.curvature.eigenvalues import Matrix, ends_need, top_need
 from landscape.curvature.hessian import Derivatives, Part, Preconditioner
-from landscape.curvature.operators import ALONE, SymmetricMatrix, combine, small_eigh
+from landscape.curvature.operators import ALONE, SymmetricMatrix, combine, rows_of, small_eigh
 from landscape.curvature.search import (
     MAX_PRODUCTS,
     RESIDUAL_TOL,
@@ -329,8 +329,9 @@ def _block(chosen: Matrix, slots: tuple[Slot, ...], result: SearchResult, count:
     """Return the block with the ``count`` Ritz vectors of its search that have most of the trace."""
     values, rotation = small_eigh(result.t)
     largest = np.argsort(-np.abs(values))[: count if np.isfinite(values).all() else 0]
-    basis = result.basis.new_empty(len(largest), result.basis.shape[1])
-    combine(result.basis, rotation[:, largest].T, basis)
+    rows = rows_of(result.basis)
+    basis = rows[0].new_empty(len(largest), len(rows[0]))
+    combine(rows, rotation[:, largest].T, basis)
     doubt = traces.doubt_of(chosen.operator)
     return Block(slots, basis, float(values[largest].sum()), len(basis) * doubt(basis) if doubt else 0.0)
 
@@ -342,7 +343,8 @@ def _traces(
 
     ``errors``: errors of products by differences with eigenvectors.
     """
-    h, template, generator = whole.operator, whole.start(), stream(whole.seed, 1)
+    h, template = whole.operator, whole.start()
+    generator = ALONE.generator(stream(whole.seed, 1).initial_seed(), template)
     step, samples = at_once(whole.source), []
     product_errors = np.array([block.doubt for block in blocks])  # of the traces, by differences
     for start in range(0, draws, step):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import math
-from collections.abc import Iterator
-from typing import Annotated
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from landscape.core.errors import InputError
+from landscape.core.errors import InputError, first_words
+from landscape.core.memory import limit
 from landscape.core.options import choose
 
+LOG = logging.getLogger(__name__)
 _BUILT_FOR = torch.accelerator.current_accelerator()
 #: Names of devices; another accelerator that this PyTorch was built for is the last.
 DEVICES: tuple[str, ...] = ("auto", "cpu", "cuda", "xpu", "mps")
@@ -170,7 +174,13 @@ def vector_norm(v: Tensor) -> Tensor:
     length = part_length(v.device)
     if v.shape[-1] <= length:
         return torch.linalg.vector_norm(v, dim=-1)
-    return _sum([torch.linalg.vector_norm(x, dim=-1).square() for x in torch.split(v, length, -1)]).sqrt()
+    norm = functools.partial(torch.linalg.vector_norm, dim=-1)
+    whole = 0 if v.device.type == "cpu" else v.shape[-1] // length * length
+    squares = [norm(x).square() for x in torch.split(v[..., whole:], length, -1)]
+    if whole:  # one call there, not one a part
+        blocks = v[..., :whole].reshape(*v.shape[:-1], -1, length)
+        squares.append(norm(blocks).square().sum(-1, dtype=widest_dtype(v.device)))
+    return _sum(squares).sqrt()
 
 
 def finite(numbers: Tensor) -> bool:
@@ -190,10 +200,148 @@ def _sum(parts: list[Tensor]) -> Tensor:
     return torch.stack(parts).sum(0, dtype=widest_dtype(parts[0].device)).to(parts[0])
 
 
+# A device other than the CPU draws longer vectors itself (our choice): 2^18 numbers take the CPU 8 ms, short
+# enough for vectors that are the same on every device.
+LONG = 2**18
+
+
+def generator(seed: int, device: torch.device | str, size: int) -> torch.Generator:
+    """The seeded generator of vectors (size,) on a device: the device's above LONG numbers, else the CPU's.
+
+    A device gives the same numbers each time. Above LONG numbers, other devices give others.
+
+    Example:
+        >>> generator(0, "cpu", 10**9).device
+        device(type='cpu')
+    """
+    return torch.Generator(device if size > LONG else "cpu").manual_seed(seed)
+
+
+def normal(
+    shape: int | Sequence[int], draws: torch.Generator, dtype: torch.dtype | None = torch.float64
+) -> Tensor:
+    """Normal numbers on the device of a generator: on the CPU drawn in ``dtype``, elsewhere in float32.
+
+    Example:
+        >>> normal(3, generator(0, "cpu", 3)).dtype
+        torch.float64
+    """
+    dtype = dtype if draws.device.type == "cpu" else torch.float32
+    return torch.randn(shape, dtype=dtype, device=draws.device, generator=draws)
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until a device has done what is queued on it."""
     if device.type != "cpu":
         torch.get_device_module(device).synchronize()
+
+
+class Graph(Protocol):
+    """The kernels of one call, which are started again together."""
+
+    def record(self, call: Callable[[], Tensor]) -> Tensor:
+        """Record a call; its result is the memory that each replay writes."""
+
+    def replay(self) -> None:
+        """Compute the call again, from what its inputs hold now."""
+
+
+class CudaGraph:
+    """A graph of a CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._graph = device, torch.cuda.CUDAGraph()
+
+    def record(self, call: Callable[[], Tensor]) -> Tensor:
+        stream = _stream(self._device)
+        with torch.cuda.device(self._device), torch.cuda.graph(self._graph, stream=stream):
+            return call()
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+#: Graphs by the type of device.
+GRAPHS: dict[str, Callable[[torch.device], Graph]] = {"cuda": CudaGraph}
+# A record takes as long as about three calls, so that it begins with the third call of a shape. A function of
+# more than MOST numbers takes longer than its kernels take to start (our choices).
+CALLS, MOST = 3, 2**24
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def recordable(device: torch.device) -> Iterator[None]:
+    """A block whose autograd graph can be differentiated in a record: on CUDA not in the default stream."""
+    if device.type != "cuda":
+        yield
+        return
+    stream, outside = _stream(device), torch.cuda.current_stream(device)
+    stream.wait_stream(outside)
+    with torch.cuda.stream(stream):
+        yield
+    outside.wait_stream(stream)
+
+
+class Captured:
+    """One function of a tensor, which is recorded once, and then replayed for tensors of the same kind.
+
+    The first replay must equal the function's own result to the bit. Where it does not, or where recording
+    fails, the function is called each time, and the log of ``landscape.core.devices`` has the reason.
+
+    Attributes:
+        reason: why the function is not replayed; "" if it is, or was not recorded yet.
+        replays: their number.
+
+    Example:
+        >>> Captured()(torch.square, torch.ones(2))  # the CPU calls the function
+        tensor([1., 1.])
+    """
+
+    def __init__(self) -> None:
+        self.reason, self.replays, self._calls = "", 0, Counter[object]()
+        self._recorded: tuple[object, Graph, Tensor, Tensor] | None = None
+
+    def __call__(self, function: Callable[[Tensor], Tensor], tensor: Tensor, state: object = None) -> Tensor:
+        """``function(tensor)``, the same function each time: it depends on nothing else but ``state``."""
+        if tensor.device.type not in GRAPHS or self.reason or tensor.requires_grad or tensor.numel() > MOST:
+            return function(tensor)
+        if limit() is not None:  # of memory, of which a record takes its own
+            return function(tensor)
+        kind = (tensor.shape, tensor.dtype, tensor.device, state)
+        if self._recorded and self._recorded[0] == kind:
+            return self._replay(tensor).clone()
+        result = function(tensor)
+        self._calls[kind] += 1
+        if self._calls[kind] == CALLS and not self._recorded:
+            self._record(kind, function, tensor, result)
+        return result
+
+    def _replay(self, tensor: Tensor) -> Tensor:
+        assert self._recorded
+        _, graph, given, result = self._recorded
+        given.copy_(tensor)
+        graph.replay()
+        self.replays += 1
+        return result
+
+    def _record(
+        self, kind: object, function: Callable[[Tensor], Tensor], tensor: Tensor, expected: Tensor
+    ) -> None:
+        given = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+        try:
+            graph = GRAPHS[tensor.device.type](tensor.device)
+            self._recorded = kind, graph, given, graph.record(lambda: function(given))
+            bits = [t.reshape(-1).view(torch.uint8) for t in (self._replay(tensor), expected)]
+            self.reason = "" if torch.equal(*bits) else "a replay gives other numbers"
+        except Exception as error:  # whatever cannot be recorded, such as code that reads a number
+            self.reason = first_words(error)
+        if self.reason:
+            self._recorded = None
+            LOG.info("%s is not replayed: %s", getattr(function, "__qualname__", "a function"), self.reason)
 
 
 def random_states(device: torch.device) -> list[Tensor]:

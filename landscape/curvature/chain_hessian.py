@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from landscape.core.devices import Captured, generator, normal
 from landscape.core.errors import PathWarning, warn_caller
 from landscape.curvature.double_backward import holds_but_for_rounding
 from landscape.curvature.hessian import VECTORS, HessianOptions, penalty_hessians
@@ -84,6 +85,7 @@ class ChainHessian:
         are_classes = y.dim() == 1 and not y.is_floating_point()
         self.softmax = are_classes and is_softmax_loss(problem.criterion)
         self.penalties = penalty_hessians(problem, weights.unbind())
+        self._captured = Captured()
 
     @staticmethod
     def saved_bytes(problem: Problem) -> int | None:
@@ -104,6 +106,7 @@ class ChainHessian:
             c.h, c.first = [h[index] for h in c.h], [first[index] for first in c.first]
             c.second = [None if second is None else second[index] for second in c.second]
             c.delta, c.z = [delta[index] for delta in c.delta], c.z[index]
+        self._captured = Captured()
 
     @torch.no_grad()
     def _chunk(self, views: dict[str, Tensor], x: Tensor, y: Tensor) -> _Chunk:
@@ -151,9 +154,12 @@ class ChainHessian:
             return torch.zeros_like(rz)
         return gradients(gradient, [z], rz)[0]
 
-    @torch.no_grad()
     def __call__(self, vectors: Tensor) -> Tensor:
         """Return the products with ``vectors``, (K, P) -> (K, P)."""
+        return self._captured(self._products, vectors)
+
+    @torch.no_grad()
+    def _products(self, vectors: Tensor) -> Tensor:
         layout, count = self.problem.layout, len(vectors)
         v = layout.views(vectors)  # name -> (K, *shape)
         out = torch.zeros_like(vectors)
@@ -212,9 +218,8 @@ def agrees(problem: Problem, weights: Tensor, matrix: Literal["hessian", "gauss-
         return problem.checked.get(key, True)
 
     def are_equal(few: Problem) -> bool:
-        generator = torch.Generator().manual_seed(0)
         at = weights.to(few.dtype)
-        vectors = torch.randn(VECTORS, len(weights), dtype=torch.float64, generator=generator).to(at)
+        vectors = normal((VECTORS, len(at)), generator(0, at.device, len(at))).to(at)
         exact = HessianOptions(matrix, derivatives="exact").at(few, at)
         expected = exact._images(vectors)
         difference = ChainHessian(few, at[None], matrix=matrix)(vectors) - expected

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from landscape.core.devices import finite, vector_norm, widest_dtype
+from landscape.core.devices import finite, generator, normal, vector_norm, widest_dtype
 from landscape.core.errors import InputError, LandscapeError
 from landscape.curvature.double_backward import (
     INSIDE,
@@ -154,9 +154,8 @@ class Differences:
 
     def _random(self, seed: int) -> Tensor:
         """Return a normal vector (P',)."""
-        generator = torch.Generator().manual_seed(seed)
-        v = torch.randn(sum(self.sizes), dtype=torch.float64, generator=generator)
-        return self._masked(v.to(self.finest.weights))
+        like, size = self.finest.weights, sum(self.sizes)
+        return self._masked(normal(size, generator(seed, like.device, size)).to(like))
 
     def _serves(self, gradient: Gradient) -> bool:
         """Return whether products in the model's own precision have errors below GOAL, and no kinks.
@@ -303,6 +302,9 @@ class ShardedRanks(Ranks):
 
     def length(self, v: Tensor) -> int:
         return self._length
+
+    def generator(self, seed: int, like: Tensor) -> torch.Generator:
+        return torch.Generator().manual_seed(seed)  # the same numbers on all ranks
 
     def normal(self, like: Tensor, generator: torch.Generator, dtype: torch.dtype | None = None) -> Tensor:
         return self.problem.draw(lambda p: torch.randn(p.slot.shape, dtype=dtype, generator=generator))

@@ -392,8 +392,9 @@ def _balanced(problem: Problem, gradient: Tensor, slots: Sequence[Slot]) -> Tens
     """
     direction = torch.zeros_like(gradient)
     random = _random_move(problem, 1)
-    sizes = [float(devices.vector_norm(gradient[slot.place])) for slot in slots]
-    lengths = [float(devices.vector_norm(random[slot.place])) for slot in slots]
+    norms = [devices.vector_norm(v[slot.place]) for v in (gradient, random) for slot in slots]
+    values = torch.stack(norms).tolist()  # the device is read once
+    sizes, lengths = values[: len(slots)], values[len(slots) :]
     largest = max(size * length for size, length in zip(sizes, lengths, strict=True))
     for slot, size, length in zip(slots, sizes, lengths, strict=True):
         if size > 0:

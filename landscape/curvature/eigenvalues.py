@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from landscape.core.analysis import analysis
-from landscape.core.devices import finite, vector_norm
+from landscape.core.devices import finite, generator, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, spare
@@ -23,7 +23,7 @@ from landscape.curvature.chain_hessian import ChainHessian, agrees
 from landscape.curvature.differences import ShardedHessian
 from landscape.curvature.double_backward import INSIDE, in_full_precision
 from landscape.curvature.hessian import Derivatives, Part, Preconditioner
-from landscape.curvature.operators import Products, SymmetricMatrix, SymmetricOperator, as_operator
+from landscape.curvature.operators import ALONE, Products, SymmetricMatrix, SymmetricOperator, as_operator
 from landscape.curvature.search import (
     MAX_PRODUCTS,
     RESIDUAL_TOL,
@@ -351,6 +351,8 @@ USUAL = {"matrix": "hessian", "derivatives": "auto", "search": "auto", "engine":
 def _fields(operator: SymmetricOperator, seed: int) -> dict[str, Any]:
     """The fields of a result that say which matrix an operator is."""
     same: dict[str, Any] = {"matrix": operator.matrix, "parameters": operator.size, "seed": seed}
+    if operator.ranks is ALONE:
+        same["random_device"] = generator(seed, operator.device, operator.size).device.type
     if isinstance(operator, ShardedHessian):
         problem: Any = operator.problem
         return same | setting(problem) | {"derivatives": operator.derivatives, "parameters": problem.size}

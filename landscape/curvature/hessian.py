@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from landscape.core.devices import double, finite
+from landscape.core.devices import GRAPHS, Captured, double, finite, generator, normal, recordable
 from landscape.core.errors import InputError, LandscapeError, OperationError, ProblemWarning, warn_caller
 from landscape.core.memory import require_besides, spare, with_saved_bytes
 from landscape.core.options import Natural, OneOf, checked
 from landscape.curvature import differences, double_backward
 from landscape.curvature.operators import Products, SymmetricOperator
 from landscape.evaluation.needs import GRAPH_BYTES, UNLIKE, difference_bytes, lacks_second
-from landscape.problem.batches import AGAIN, aligned, recomputes
+from landscape.problem.batches import AGAIN, aligned, named_tensors, recomputes
 from landscape.problem.layout import Vector, check_recording, cut, differentiable, gradients, put, vector_of
 from landscape.problem.losses import existing
 from landscape.problem.problem import Problem, Run, problem_of
@@ -140,7 +140,8 @@ class PenaltyHessian:
 
 def penalty_hessians(problem: Problem, weights: Sequence[Tensor]) -> list[PenaltyHessian]:
     """Return a PenaltyHessian for each of ``weights``; [] if the problem is not regularized."""
-    return [PenaltyHessian(problem, at) for at in weights] if problem.regularised else []
+    with recordable(problem.device):
+        return [PenaltyHessian(problem, at) for at in weights] if problem.regularised else []
 
 
 class HessianOperator(SymmetricOperator):
@@ -248,6 +249,10 @@ class HessianOperator(SymmetricOperator):
         self._graphs: list[tuple[Chunk, float]] = []
         self._budget = min(self._graph_bytes, spare())
         self._full = self._complete = False
+        self._captured = Captured()
+        # Autograd refuses a changed tensor, a replay would not.
+        data = [t for _, t in named_tensors(problem.resident)]
+        self._fixed = [*problem.model.parameters(), *problem.model.buffers(), *data]
         self._penalties = penalty_hessians(problem, [weights])
         check_symmetric(problem, weights, self)
         self.derivatives = "exact"
@@ -271,6 +276,12 @@ class HessianOperator(SymmetricOperator):
         """Return the products with the rows (k, size), summed over chunks in the precision of the rows."""
         if self._shared and self._shared[0]._version != self._shared[1]:
             raise OperationError("weights: they were changed in place since; call hessian() again")
+        if not self._complete or self.device.type not in GRAPHS:
+            return self._sums(rows)
+        versions = sum(t._version for t in self._fixed if not t.is_inference())
+        return self._captured(self._sums, rows, versions)
+
+    def _sums(self, rows: Tensor) -> Tensor:
         sizes, total = [slot.size for slot in self.slots], torch.zeros_like(rows)
         # Each row as tensors in the shapes of the parameters.
         all_vectors = []
@@ -306,7 +317,8 @@ class HessianOperator(SymmetricOperator):
 
             # Default values, because a closure would take x, y and seed of a later pass.
             def build(x: Any = x, y: Any = y, seed: int | None = seed) -> Chunk:
-                with twice_differentiable(self.problem), self.problem.evaluating(seed):
+                at = self.problem.evaluating(seed)
+                with twice_differentiable(self.problem), at, recordable(self.device):
                     return chunk_type(self.problem, self._leaves, self._active, x, y)
 
             chunk, saved_bytes = with_saved_bytes(build, excluding=self._leaves.values())
@@ -357,11 +369,11 @@ def _is_symmetric(few: Problem, weights: Tensor, operator: HessianOperator) -> b
     views = few.layout.views(weights.to(few.dtype))
     leaves = {name: view.detach().clone() for name, view in views.items()}
     active = [leaves[slot.name].requires_grad_() for slot in operator.slots]
-    generator = torch.Generator().manual_seed(0)
+    draw = generator(0, weights.device, len(weights))
     draws = []  # random vectors u, each as tensors like the parameters of the part
     for _ in range(VECTORS):
-        normal = torch.randn(len(weights), dtype=torch.float64, generator=generator).to(few.weights)
-        views = few.layout.views(few.along_weights(normal))
+        random = normal(len(weights), draw).to(few.weights)
+        views = few.layout.views(few.along_weights(random))
         draws.append([views[slot.name] for slot in operator.slots])
     sum_of_draws = [sum(tensors[1:], tensors[0]) for tensors in zip(*draws, strict=True)]
     x, y, _, seed = next(few.parts())
@@ -381,7 +393,7 @@ def _is_symmetric(few: Problem, weights: Tensor, operator: HessianOperator) -> b
             first_image = first_image or list(image)
         if isinstance(chunk, HessianChunk):
             double_backward.check_graph(chunk.gradients if chunk.live else [])
-    del chunk, image, normal  # frees memory for the differences of gradients
+    del chunk, image, random  # frees memory for the differences of gradients
     if not (finite(forms) and math.isfinite(largest)):
         raise operator._not_finite()
     eps = torch.finfo(few.dtype).eps

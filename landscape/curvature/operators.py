@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.core.devices import double, finite, inner, part_length, vector_norm
+from landscape.core.devices import (
+    LONG,
+    double,
+    finite,
+    generator,
+    inner,
+    normal,
+    part_length,
+    vector_norm,
+    widest_dtype,
+)
 from landscape.core.errors import InputError, LandscapeError, OperationError, first_words
 from landscape.core.hdf5 import Array
 from landscape.core.options import fit
@@ -64,14 +74,19 @@ class Ranks:
         """The count of numbers of ``v`` that a process holds, at most."""
         return len(v)
 
+    def generator(self, seed: int, like: Tensor) -> torch.Generator:
+        """The generator of random vectors like ``like``, see :func:`.devices.generator`."""
+        return generator(seed, like.device, len(like))
+
     def normal(self, like: Tensor, generator: torch.Generator, dtype: torch.dtype | None = None) -> Tensor:
-        """A normal vector like ``like``, drawn in ``dtype`` on the CPU: a seed gives the same everywhere."""
-        return torch.randn(len(like), dtype=dtype, generator=generator).to(like)
+        """A normal vector like ``like``, see :func:`.devices.normal`."""
+        return normal(len(like), generator, dtype).to(like)
 
     def signs(self, like: Tensor, count: int, generator: torch.Generator) -> Tensor:
-        """Vectors of random signs ±1 like ``like``, as ``count`` rows; drawn on the CPU, too."""
-        draw = torch.randint(2, (count, len(like)), dtype=torch.int8, generator=generator)
-        return draw.to(like).mul_(2).sub_(1)
+        """Vectors of random signs ±1 like ``like``, as ``count`` rows."""
+        dtype = torch.int8 if generator.device.type == "cpu" else torch.float32  # which all devices have
+        draw = torch.empty(count, len(like), dtype=dtype, device=generator.device)
+        return draw.random_(2, generator=generator).to(like).mul_(2).sub_(1)
 
     def orthonormal(self, rows: Tensor) -> Tensor:
         """Orthonormal rows, as many as ``rows``, whose span contains these."""
@@ -242,8 +257,7 @@ class GivenOperator(SymmetricOperator):
 
     def _check_symmetric(self) -> None:
         """Raise InputError where uᵀAv and vᵀAu of random u and v differ by more than rounding."""
-        generator = torch.Generator().manual_seed(0)
-        draws = torch.randn(VECTORS, self.size, dtype=torch.float64, generator=generator)
+        draws = normal((VECTORS, self.size), generator(0, self.device, self.size))
         rows = torch.cat((draws, draws.sum(0, keepdim=True))).to(self.device, self.dtype)
         try:
             *images, whole = double(self._images(rows))
@@ -292,19 +306,88 @@ NEAR_ZERO = 1e-3
 RISK = 0.01
 
 
-def orthogonalize(w: Tensor, vectors: Tensor, t: Array, j: int, ranks: Ranks = ALONE) -> tuple[Tensor, float]:
-    """The part of an operator's product ``w`` with vectors[j] orthogonal to the basis, and its norm β.
+class Basis:
+    """The first ``count`` vectors of a search, as rows (P,) in blocks of memory.
 
-    The basis is the orthonormal rows ``vectors[: j + 1]``; w/β is the next one. Row and column j of ``t``,
-    the operator in that basis, are set.
+    On the CPU there is one block: the system gives its memory as rows are written. Another device would take
+    it all at once, so that there are blocks of ``least`` rows, each allocated for its first row. The memory
+    of the ``least`` rows is taken now.
     """
-    coefficients = torch.zeros(j + 1, dtype=w.dtype, device=w.device)
+
+    def __init__(self, like: Tensor, count: int, least: int) -> None:
+        self._like, self._count = like, count
+        self._step = count if like.device.type == "cpu" else min(least, count)
+        self._blocks = list[Tensor]()
+        self[0]
+        self._blocks[0][:least] = 0  # takes its memory
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, j: int) -> Tensor:
+        number, row = divmod(j, self._step)
+        if number == len(self._blocks):
+            rows = min(self._step, self._count - j)
+            self._blocks.append(self._like.new_empty(rows, len(self._like)))
+        return self._blocks[number][row]
+
+    def first(self, count: int) -> list[Tensor]:
+        """The first ``count`` rows, as one matrix for each block."""
+        firsts = range(0, count, self._step)
+        return [block[: count - i] for i, block in zip(firsts, self._blocks, strict=False)]
+
+
+def rows_of(blocks: Sequence[Tensor]) -> list[Tensor]:
+    """The rows (P,) of several matrices."""
+    return [row for block in blocks for row in block]
+
+
+# Numbers of a row that a device other than the CPU multiplies at once, in one product for all rows.
+WIDTH = 2**14
+
+
+def coefficients(basis: Sequence[Tensor], w: Tensor, ranks: Ranks = ALONE) -> list[Tensor]:
+    """The inner products of ``w`` (P,) with the rows of each block of a basis."""
+    whole = len(w) // WIDTH * WIDTH
+    if w.device.type == "cpu" or not whole:
+        return [ranks.inner(block, w).to(w) for block in basis]
+    column, dtype = w[:whole].view(-1, WIDTH, 1), widest_dtype(w.device)
+    totals = []
+    for block in basis:
+        products = torch.bmm(block[:, :whole].view(len(block), -1, WIDTH).transpose(0, 1), column)
+        sums = products.sum(0, dtype=dtype)[:, 0] + block[:, whole:] @ w[whole:]
+        totals.append(ranks.total(sums.to(w)).to(w))  # in one precision on all ranks
+    return totals
+
+
+def orthogonalize(w: Tensor, basis: Sequence[Tensor], ranks: Ranks = ALONE) -> tuple[Tensor, Tensor]:
+    """The part of an operator's product ``w`` with a basis's last vector that is orthogonal to the basis.
+
+    ``basis``: matrices whose j + 1 rows are orthonormal. The second result (j + 2,), on the device, is the
+    operator's column in that basis and, last, the norm β of the first result: w/β is the next vector.
+    """
+    first: list[Tensor] = []
     for _ in range(2):  # twice is enough (Kahan and Parlett) for orthogonality to rounding
-        c = ranks.inner(vectors[: j + 1], w).to(w)
-        w = torch.addmv(w, vectors[: j + 1].T, c, alpha=-1)
-        coefficients += c
-    t[: j + 1, j] = t[j, : j + 1] = double(coefficients).cpu().numpy()
-    return w, float(ranks.norm(w))
+        parts = coefficients(basis, w, ranks)
+        for block, c in zip(basis, parts, strict=True):
+            w = torch.addmv(w, block.T, c, alpha=-1)
+        first = first or parts
+    return w, torch.cat([*map(torch.add, first, parts), ranks.norm(w)[None]])
+
+
+# A device other than the CPU does not wait for the host after each step of Lanczos: the columns of so many
+# steps are read together. A search may then take READ − 1 products too many. For vectors above LONG numbers
+# these cost more than to wait, so that each step is read (our choice).
+READ = 10
+
+
+def entered(t: Array, columns: list[Tensor], j: int) -> Iterator[tuple[int, float]]:
+    """Enter the columns of the last steps, up to step ``j``, in ``t``; yield each step and its β."""
+    numbers = (torch.cat(columns) if len(columns) > 1 else columns[0]).cpu().double().numpy()
+    for i in range(j + 1 - len(columns), j + 1):
+        t[: i + 1, i] = t[i, : i + 1] = numbers[: i + 1]
+        beta, numbers = float(numbers[i + 1]), numbers[i + 2 :]
+        yield i, beta
 
 
 def small_eigh(t: Array) -> tuple[Array, Array]:
@@ -364,9 +447,9 @@ def outer_indices(values: Array, low: int, high: int) -> Array:
 class KrylovSpace(NamedTuple):
     """The Ritz pairs of one Krylov space, and the space.
 
-    In the orthonormal ``basis`` (j, P) the operator is ``t`` (j, j). The image of the basis's last vector has
-    also the part ``rest`` (P,), orthogonal to the basis. ``first``: the tridiagonal t and ‖rest‖ before the
-    first restart.
+    In the orthonormal ``basis``, j rows (P,) in blocks, the operator is ``t`` (j, j). The image of the last
+    of these vectors has also the part ``rest`` (P,), orthogonal to the basis. ``first``: the tridiagonal t
+    and ‖rest‖ before the first restart.
     """
 
     values: Array
@@ -375,7 +458,7 @@ class KrylovSpace(NamedTuple):
     converged: bool
     invariant: bool
     radius: float
-    basis: Tensor
+    basis: list[Tensor]
     t: Array
     rest: Tensor
     first: tuple[Array, float]
@@ -404,15 +487,16 @@ def krylov(
     wants_several = max(low, high) > 1
     vector_bytes = ranks.length(start) * start.itemsize
     max_basis = basis_of_room(low + high, vector_bytes, wants_several)
-    vectors = torch.empty(min(max_basis, dimension) + 1, len(start), dtype=start.dtype, device=start.device)
-    # Zeros take the memory of a minimal basis now; other rows take theirs when written.
-    vectors[: least_basis(low + high, vector_bytes) + 1] = 0
+    least = least_basis(low + high, vector_bytes) + 1
+    vectors = Basis(start, min(max_basis, dimension) + 1, least)
     # The basis of a small matrix becomes complete: this costs little, and finds every copy of an eigenvalue.
     completes = wants_several and dimension <= max_basis
     if len(locked):
         start = projected(projected(start))  # twice, against rounding
     torch.div(start, ranks.norm(start), out=vectors[0])
     t = np.zeros((len(vectors), len(vectors)))
+    together = 1 if start.device.type == "cpu" or ranks.length(start) > LONG else READ
+    columns = list[Tensor]()  # of the steps that were not read yet
     j, products = 0, 0
     before_restart: tuple[Array, float] | None = None
     # The wanted values after ``stable_since`` products; since then, changes were below the tolerance.
@@ -420,34 +504,47 @@ def krylov(
     stable_since = 0
     while True:
         w = yield vectors[j]
-        w, beta = orthogonalize(projected(w) if len(locked) else w, vectors, t, j, ranks)
+        w, column = orthogonalize(projected(w) if len(locked) else w, vectors.first(j + 1), ranks)
         if len(locked):
             # Again, now that w is small: w/β would scale up what rounding left of the locked vectors.
             w = projected(w)
-            beta = float(ranks.norm(w))
+            column[-1] = ranks.norm(w)
         products += 1
-        values, s = small_eigh(t[: j + 1, : j + 1])
-        radius = max(radius, float(np.abs(values).max()))
-        finite = bool(np.isfinite(beta))
-        invariant = finite and (negligible(beta, radius, start.dtype) or j + 1 == dimension)
-        chosen = np.arange(j + 1) if invariant else outer_indices(values, low, high)
-        allowed = residual_tol * np.maximum(np.abs(values[chosen]), NEAR_ZERO * radius)
-        enough = j + 1 >= min(low + high, dimension) and not completes
-        residuals = beta * np.abs(s[-1, chosen])
-        converged = invariant or (enough and bool(np.all(residuals <= allowed)))
-        if enough and finite and radius:
-            report_ratio(float(np.max(residuals / allowed)))
-        if invariant or not converged:
-            stable_values = None
-        elif stable_values is None or np.any(np.abs(values[chosen] - stable_values) > allowed):
-            stable_values, stable_since = values[chosen], products
-        settled = converged and (products - stable_since >= STABLE_PRODUCTS or products >= MIN_PRODUCTS)
-        if invariant or settled or products >= budget or not finite:
+        columns.append(column)
+        if len(columns) < together and products < budget and j + 2 < len(vectors):
+            # Not 0/0 in an invariant space, which a later look at the numbers finds.
+            torch.div(w, column[-1].clamp(min=torch.finfo(w.dtype).tiny), out=vectors[j + 1])
+            j += 1
+            continue
+        for i, beta in entered(t, columns, j):
+            count = products - (j - i)
+            values, s = small_eigh(t[: i + 1, : i + 1])
+            radius = max(radius, float(np.abs(values).max()))
+            finite = bool(np.isfinite(beta))
+            invariant = finite and (negligible(beta, radius, start.dtype) or i + 1 == dimension)
+            chosen = np.arange(i + 1) if invariant else outer_indices(values, low, high)
+            allowed = residual_tol * np.maximum(np.abs(values[chosen]), NEAR_ZERO * radius)
+            enough = i + 1 >= min(low + high, dimension) and not completes
+            residuals = beta * np.abs(s[-1, chosen])
+            converged = invariant or (enough and bool(np.all(residuals <= allowed)))
+            if enough and finite and radius:
+                report_ratio(float(np.max(residuals / allowed)))
+            if invariant or not converged:
+                stable_values = None
+            elif stable_values is None or np.any(np.abs(values[chosen] - stable_values) > allowed):
+                stable_values, stable_since = values[chosen], count
+            settled = converged and (count - stable_since >= STABLE_PRODUCTS or count >= MIN_PRODUCTS)
+            stops = invariant or settled or count >= budget or not finite
+            if stops:
+                break
+        columns.clear()
+        if stops:
+            j, w = i, w if i == j else vectors[i + 1] * beta
             break
         if j + 1 == len(vectors) - 1:  # the basis is full: restart with half of it, the outer Ritz vectors
             count = max(1, (j + 1) // (4 if low and high else 2))  # from each wanted end
             retained = outer_indices(values, count if low else 0, count if high else 0)
-            combine(vectors, s[:, retained].T)
+            combine(rows_of(vectors.first(j + 1)), s[:, retained].T)
             before_restart = before_restart or (t[: j + 1, : j + 1].copy(), beta)
             # Diagonal; the next orthogonalization writes the couplings to the next vector.
             t[:] = 0
@@ -457,11 +554,11 @@ def krylov(
         del w  # frees memory for the next product
         j += 1
     ritz_vectors = start.new_empty(len(chosen), len(start))
-    combine(vectors, s[:, chosen].T, ritz_vectors)
-    t = t[: j + 1, : j + 1]
+    basis, t = vectors.first(j + 1), t[: j + 1, : j + 1]
+    combine(rows_of(basis), s[:, chosen].T, ritz_vectors)
     return KrylovSpace(
         values[chosen], ritz_vectors, products, converged, invariant, radius,
-        vectors[: j + 1], t, w, before_restart or (t, beta),
+        basis, t, w, before_restart or (t, beta),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.core.devices import double
+from landscape.core.devices import double, generator, normal
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.progress import Progress, no_progress
@@ -31,19 +31,18 @@ def ranks_of(problem: Any) -> Ranks:
 
 
 def start_vector(problem: Any, seed: int, size: int | None = None) -> Tensor:
-    """A normal vector (size,), by default (P,), from ``seed``: the same draw on every device.
+    """A normal vector (size,), by default (P,), from ``seed``, see :func:`.devices.generator`.
 
     Of a model in half precision it is float32, in which a basis can be orthogonal. Lanczos needs one with
     components along all eigenvectors. InputError for a seed below 0.
     """
-    generator = torch.Generator().manual_seed(seed)
     ranks = ranks_of(problem)
     if ranks is not ALONE:
-        return ranks.normal(torch.empty(0), generator, torch.float64)
+        return ranks.normal(torch.empty(0), torch.Generator().manual_seed(seed), torch.float64)
     if size is None:
         size = problem.size if isinstance(problem, SymmetricOperator) else problem.layout.size
-    normal = torch.randn(size, dtype=torch.float64, generator=generator)
-    return normal.to(problem.device, torch.promote_types(problem.dtype, torch.float32))
+    draw = normal(size, generator(seed, problem.device, size))
+    return draw.to(problem.device, torch.promote_types(problem.dtype, torch.float32))
 
 
 def warm_start(near: Tensor, first: Tensor, ranks: Ranks = ALONE) -> Tensor:
@@ -81,7 +80,7 @@ def second_start(
     eigenvalues. A Lanczos run from a random start in the complement finds one, or bounds all
     (:func:`outermost`), without a product for the basis.
     """
-    size, basis_size = ranks.size(space.rest), len(space.basis)
+    size, basis_size = ranks.size(space.rest), len(space.t)
     share_of_search = max(MIN_SECOND, int(SECOND_SHARE * space.products))
     dimension = size - len(locked) - basis_size  # of the complement
     steps = min(budget, max(MIN_SECOND // 2, basis_size // 2), share_of_search, dimension)
@@ -90,11 +89,11 @@ def second_start(
     weight = float((s[-1, below] ** 2 / (level - ritz_values[below])).sum())
 
     def projected(w: Tensor) -> Tensor:  # to the complement
-        for block in (locked, space.basis) if len(locked) else (space.basis,):
+        for block in (locked, *space.basis) if len(locked) else space.basis:
             w = w - block.T @ ranks.inner(block, w).to(w)
         return w
 
-    generator = torch.Generator().manual_seed(size + len(locked))
+    generator = ranks.generator(size + len(locked), space.rest)
     random = projected(ranks.normal(space.rest, generator, torch.float64))
     random = projected(random / ranks.norm(random))  # twice, against rounding
     mixed = random + space.rest / ranks.norm(space.rest)
@@ -105,7 +104,8 @@ def second_start(
         w = sign * (yield vectors[j])
         coupling = float(ranks.inner(space.rest, vectors[j]))
         w = projected(torch.add(w, space.rest, alpha=weight * coupling))
-        w, beta = operators.orthogonalize(w, vectors, t, j, ranks)
+        w, column = operators.orthogonalize(w, [vectors[: j + 1]], ranks)
+        beta = next(operators.entered(t, [column], j))[1]
         w = projected(w)
         values, rotation = operators.small_eigh(t[: j + 1, : j + 1])
         if not np.isfinite(beta):
@@ -193,7 +193,7 @@ class SearchResult(NamedTuple):
         products, checks: all products, and those of second starts.
         converged, complete, bounds: see :class:`RitzPairs`.
         radius: the largest magnitude of a Ritz value.
-        basis, t: the last basis (j, P), and the operator in it (j, j).
+        basis, t: the last basis, j rows (P,) in blocks, and the operator in it (j, j).
         target: the options of the search.
     """
 
@@ -202,7 +202,7 @@ class SearchResult(NamedTuple):
     products: int
     converged: bool
     radius: float
-    basis: Tensor
+    basis: list[Tensor]
     t: Array
     target: SearchOptions
     bounds: tuple[float, float]
@@ -243,7 +243,7 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
     size = ranks.size(start)
     if max(low, high) > size:
         raise InputError(f"k: {max(low, high)} is not allowed, it must be at most {size}, all parameters")
-    generator = torch.Generator().manual_seed(size)
+    generator = ranks.generator(size, start)
     values, vectors = np.zeros(0), start.new_zeros(0, len(start))  # the Ritz pairs of all spaces
     wanted = np.zeros(0)  # the outer ones of ``values``
     products = check_products = 0
@@ -449,9 +449,12 @@ def _davidson(result: SearchResult, gap: Tensor, at: float, residual: float) -> 
     # Differences below the residual are not resolved.
     distances = np.where(np.abs(distances) < residual, residual, distances)
     outside = -1 / (at if abs(at) > residual else residual)  # the factor 1/(0 − λ) outside the basis
-    coefficients = result.target.ranks.inner(result.basis, gap).to(gap)
+    parts = operators.coefficients(result.basis, gap, result.target.ranks)
     inverse = torch.from_numpy(rotation @ np.diag(1 / distances - outside) @ rotation.T).to(gap)
-    return torch.addmv(gap, result.basis.T, inverse @ coefficients, beta=outside)
+    products = torch.split(inverse @ torch.cat(parts), [*map(len, parts)])
+    for block, product in zip(result.basis, products, strict=True):
+        gap, outside = torch.addmv(gap, block.T, product, beta=outside), 1.0
+    return gap
 
 
 def search_operator(

@@ -21,10 +21,12 @@ from landscape.curvature.eigenvalues import Matrix
 from landscape.curvature.hessian import Derivatives, Part
 from landscape.curvature.operators import (
     ALONE,
+    READ,
     Products,
     Ranks,
     SymmetricMatrix,
     SymmetricOperator,
+    entered,
     negligible,
     orthogonalize,
     small_eigh,
@@ -49,15 +51,26 @@ def _draw(start: Tensor, steps: int, ranks: Ranks) -> Generator[Tensor, Tensor, 
     vectors = start.new_zeros(steps, len(start))
     vectors[0] = start
     t = np.zeros((steps, steps))
+    together, columns, count = 1 if start.device.type == "cpu" else READ, list[Tensor](), 0
     for j in range(steps):
         w = yield vectors[j]
-        w, beta = orthogonalize(w, vectors, t, j, ranks)
-        if j + 1 == steps or not beta < np.inf or negligible(beta, float(np.abs(t).max()), start.dtype):
+        w, column = orthogonalize(w, [vectors[: j + 1]], ranks)
+        columns.append(column)
+        if len(columns) < together and j + 1 < steps:
+            vectors[j + 1] = w / column[-1].clamp(min=torch.finfo(w.dtype).tiny)  # not 0/0, see krylov()
+            continue
+        for i, beta in entered(t, columns, j):
+            count, largest = i + 1, float(np.abs(t).max())
+            ends = count == steps or not beta < np.inf or negligible(beta, largest, start.dtype)
+            if ends:
+                break
+        if ends:
             break
+        columns.clear()
         vectors[j + 1] = w / beta
-    values, s = small_eigh(t[: j + 1, : j + 1])
+    values, s = small_eigh(t[:count, :count])
     nodes, masses = np.full(steps, values[0]), np.zeros(steps)
-    nodes[: j + 1], masses[: j + 1] = values, s[0] ** 2
+    nodes[:count], masses[:count] = values, s[0] ** 2
     return nodes, masses
 
 
@@ -127,7 +140,7 @@ def density_of(operand: Matrix, draws: int, steps: int, progress: Progress | Non
     polynomial p of degree below 2·steps.
     """
     h, template = operand.operator, operand.start()
-    generator = torch.Generator().manual_seed(operand.seed)
+    generator = h.ranks.generator(operand.seed, template)
     size = h.ranks.size(template)
     steps = min(steps, size)
     basis_bytes = steps * h.ranks.length(template) * template.itemsize  # of one draw
@@ -211,7 +224,7 @@ def hutchpp(
     Returns:
         Fields of :class:`landscape.Trace`.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = ranks.generator(seed, like)
     size = ranks.size(like)
     rank = min(products // 3, size)
     report = progress or no_progress

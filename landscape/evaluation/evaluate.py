@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from landscape.core.devices import double, float64_device, vector_norm
+from landscape.core.devices import Captured, double, float64_device, vector_norm
 from landscape.core.errors import InputError, PathWarning, warn_caller
 from landscape.core.hdf5 import Array
 from landscape.core.memory import MemoryBudget, limit
@@ -207,12 +207,22 @@ class PlaneLoss:
         columns, device = 2 + len(self.problem.metrics), float64_device(self.problem.device)
         return torch.zeros(count, columns, dtype=torch.float64, device=device)
 
+    def replayed(self, totals: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """``totals`` at weights (P,), recorded where all data lie on the device and nothing is random."""
+        problem = self.problem
+        varies = problem.data.resident is None or problem.draws or problem.batchnorm.varies
+        return totals if varies else functools.partial(Captured(), totals)
+
+    @functools.cached_property
+    def _of_problem(self) -> Callable[[Tensor], Tensor]:
+        return self.replayed(self.problem.totals)
+
     def pointwise(self, points: Tensor, progress: Progress) -> Tensor:
         """Return the totals, see :data:`Totals`, of the problem itself, point by point."""
         total = self.empty(len(points))
         theta = torch.empty_like(self.center)  # one buffer for all points; the parameters are views of it
         for k, (a, b) in enumerate(points.tolist()):
-            total[k] = self.problem.totals(self.move(a, b, theta))
+            total[k] = self._of_problem(self.move(a, b, theta))
             progress((k + 1) / len(points))
         return total
 
@@ -269,15 +279,20 @@ def folded_totals(loss: PlaneLoss, folded: FoldedForward) -> Totals:
     """Return the function from points to their totals by the ``folded`` forward pass."""
     problem = loss.problem
 
+    def folded_totals_at(theta: Tensor) -> Tensor:
+        weights, sums = folded.weights(problem.layout.views(theta)), Sums(problem)
+        for x, y, count in problem.chunks():
+            outputs = folded(weights, x)
+            sums.add(outputs, y, problem.criterion(outputs, y), count)
+        return sums.end()
+
+    at = loss.replayed(folded_totals_at)
+
     def totals(points: Tensor, progress: Progress) -> Tensor:
         total = loss.empty(len(points))
         theta = torch.empty_like(loss.center)
         for k, (a, b) in enumerate(points.tolist()):
-            weights, sums = folded.weights(problem.layout.views(loss.move(a, b, theta))), Sums(problem)
-            for x, y, count in problem.chunks():
-                outputs = folded(weights, x)
-                sums.add(outputs, y, problem.criterion(outputs, y), count)
-            total[k] = sums.end()
+            total[k] = at(loss.move(a, b, theta))
             progress((k + 1) / len(points))
         return total
 

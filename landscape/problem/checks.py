@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from landscape.core.devices import double
+from landscape.core.devices import double, generator, normal
 from landscape.core.errors import InputError, LandscapeError, first_words
 from landscape.core.options import OneOf
 from landscape.problem import losses
@@ -265,13 +265,13 @@ def moved(problem: MeanLoss, seed: int = 0) -> Tensor:
 
     Parameters that are zero (such as LoRA's second matrix at first) are moved far enough to change the loss.
     """
-    generator = torch.Generator().manual_seed(seed)
     weights = problem.weights.clone()
-    for view in problem.layout.views(weights).values():
-        if view.numel():
-            mean = float(view.detach().abs().float().mean())
-            size = mean + MOVE if mean else 1.0  # the standard deviation, in units of MOVE
-            view += (MOVE * size * torch.randn(view.shape, generator=generator)).to(view)
+    draws = generator(seed, weights.device, len(weights))
+    views = [view for view in problem.layout.views(weights).values() if view.numel()]
+    means = torch.stack([view.detach().abs().float().mean() for view in views]).tolist()  # read at once
+    for view, mean in zip(views, means, strict=True):
+        size = mean + MOVE if mean else 1.0  # the standard deviation, in units of MOVE
+        view += (MOVE * size * normal(view.shape, draws, None)).to(view)
     return weights
 
 

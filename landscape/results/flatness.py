@@ -12,7 +12,15 @@ import numpy as np
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import Estimate, standard_error
 from landscape.results.base import Measurement, Sourced, no_rows
-from landscape.results.shown import Row, converged, eigenvalue, interval, limit_in_words, rows_of_each
+from landscape.results.shown import (
+    Row,
+    converged,
+    drawn_on,
+    eigenvalue,
+    interval,
+    limit_in_words,
+    rows_of_each,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +48,7 @@ class Sharpness(Measurement, schema="landscape.sharpness", table="draw"):
             searches, 0 at a maximum; 0 for "average".
         gradients: the number of gradients ("worst") or losses ("average"), each of m samples or of all.
         fixed: weights that are exactly 0, which "adaptive" displacements never move.
+        random_device: the device that drew the displacements, as in :class:`landscape.Eigenpairs`.
 
     Example:
         >>> import numpy as np
@@ -65,6 +74,7 @@ class Sharpness(Measurement, schema="landscape.sharpness", table="draw"):
     starts: int
     fixed: int
     parameters: int
+    random_device: str = "cpu"
 
     @property
     def value(self) -> float:
@@ -92,7 +102,7 @@ class Sharpness(Measurement, schema="landscape.sharpness", table="draw"):
             rows.append(Row("angle between gradient and displacement", self.residual, unit="rad"))
         if self.fixed:
             rows.append(Row("weights that are 0 and do not move", self.fixed, note=f"of {self.parameters:,}"))
-        return [*rows, Row("samples", self.samples)]
+        return [*rows, *drawn_on(self.random_device), Row("samples", self.samples)]
 
 
 @dataclass(frozen=True)

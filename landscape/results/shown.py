@@ -151,6 +151,11 @@ def converged(met: bool, missed: str) -> Row:
     return Row("converged", "yes" if met else "NO", note="" if met else missed)
 
 
+def drawn_on(device: str) -> list[Row]:
+    """A row on the device that drew random vectors; none for the CPU, whose draws all devices share."""
+    return [Row("random vectors", f"of {device}", note="other devices draw others")] * (device != "cpu")
+
+
 def interval(ends: tuple[float, float]) -> str:
     """Return the ends of a 95% interval in words; "" where neither is known."""
     if math.isfinite(ends[1]):

@@ -11,7 +11,7 @@ from landscape.core.hdf5 import Array
 from landscape.core.options import positive
 from landscape.core.statistics import Estimate, mean_and_error
 from landscape.results.base import Measured, no_rows, no_values
-from landscape.results.shown import Row, converged, eigenvalue, in_words, interval, limit_in_words
+from landscape.results.shown import Row, converged, drawn_on, eigenvalue, in_words, interval, limit_in_words
 
 # Standard deviation of the Gaussians of a density, relative to the range of the nodes (our choice: as fine as
 # a plot shows).
@@ -21,9 +21,7 @@ QUANTITIES = ("extremes", "trace", "density")
 #: The row of all parameters in a table of blocks.
 WHOLE = "all"
 
-
-# Of the n − 1 degrees of freedom of a trace's n draws, which are quadratic forms and skewed: by
-# simulation (docs/explanation/checks.md).
+# Of a trace's n − 1 degrees of freedom: its draws are skewed (by simulation, docs/explanation/checks.md).
 FREEDOM = 0.8
 
 
@@ -46,6 +44,7 @@ class MatrixResult(Measured):
             trace, which the standard error includes. Of a density: the error of a product with a random
             vector of norm 1, and so of the nodes.
         seed: the seed of the random draws.
+        random_device: "cpu", or the accelerator that drew them, for more than 2^18 parameters.
         samples: the problem's number of samples; 0 for the caller's operator.
         batchnorm, bn, bn_samples: as in :class:`landscape.Surface`.
     """
@@ -61,6 +60,7 @@ class MatrixResult(Measured):
     derivatives: str = "exact"
     product_error: Annotated[float, "nat"] = 0.0
     seed: int
+    random_device: str = "cpu"
 
     @property
     def unit(self) -> str:
@@ -71,9 +71,9 @@ class MatrixResult(Measured):
         """Return the last rows of a description: the matrix, the samples and the products."""
         part = f", parameters {self.part}" if self.part else ""
         by = f", preconditioned by {self.precondition}" if self.precondition else ""
-        rows = [Row("matrix", self.matrix, note=f"{self.parameters:,} rows{part}{by}")]
-        rows += [Row("samples", self.samples)] * (self.samples > 0)
-        rows.append(Row("Hessian products", self.products))
+        matrix = Row("matrix", self.matrix, note=f"{self.parameters:,} rows{part}{by}")
+        rows = [matrix, *[Row("samples", self.samples)] * (self.samples > 0)]
+        rows += [Row("Hessian products", self.products), *drawn_on(self.random_device)]
         if self.derivatives == "differences":
             note = "at most, of differences of gradients"
             rows.append(Row("product error", self.product_error, unit=self.unit, note=note))

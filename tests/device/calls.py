@@ -10,13 +10,18 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
 import landscape
+from landscape.core import devices
 from landscape.core.devices import has_float64, kept_randomness, pick_device
+from landscape.curvature import operators
+from landscape.gradients import learners
+from landscape.gradients.learners import Stack, Training
 from landscape.problem.batches import fixed_randomness, random_state
 from landscape.testing import device as self_test
 from landscape.testing.device import Compute, Place, networks
@@ -191,6 +196,96 @@ def random_numbers() -> dict[str, Any]:
     return {"kept": kept, "restored": random_state(device) == before, "drawn": drawn}
 
 
+def drawn_there() -> dict[str, Any]:
+    """Results whose random vectors the device draws: where, whether twice the same, and how far from the CPU's."""
+    differences = {"derivatives": "differences"}
+    calls: dict[str, tuple[Compute, Callable[[Any], float]]] = {
+        "ends": (lambda at: landscape.extreme_eigenvalues(at.problem, 1e-4), lambda ends: ends.max),
+        "top": (
+            lambda at: landscape.top_eigenvalues(at.problem, 3, **differences),
+            lambda top: top.values[2],
+        ),
+        "trace": (lambda at: landscape.trace(at.problem, 60), lambda trace: trace.value),
+        "sharpness": (lambda at: landscape.sharpness(at.problem, 0.1, "average"), lambda s: s.value),
+    }
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(devices, "LONG", 0):
+        there, here = (Place(device, Path(folder)) for device in ("sim", "cpu"))
+        found = {}
+        for name, (call, number) in calls.items():
+            results = [call(place) for place in (there, there, here)]
+            found[name] = {
+                "drawn": [result.random_device for result in results],
+                "shown": [any(row.value == "of sim" for row in result.describe()) for result in results],
+                "twice": self_test.difference(*(dict(self_test.numbers(r)) for r in results[:2])),
+                "ratio": float(number(results[0]) / number(results[2])),
+            }
+    return found
+
+
+def lanczos() -> dict[str, Any]:
+    """How often a search reads the device, and what it allocates, in small blocks and wide products."""
+    found, bases, init = dict[str, Any](), list[operators.Basis](), operators.Basis.__init__
+
+    def kept(basis: operators.Basis, *given: Any) -> None:
+        bases.append(basis)
+        init(basis, *given)
+
+    for device in ("cpu", "sim"):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.object(operators, "entered", wraps=operators.entered) as entered,
+            mock.patch.object(operators, "WIDTH", 16),
+            mock.patch.object(operators, "least_basis", return_value=6),
+            mock.patch.object(operators, "basis_of_room", return_value=15),
+            mock.patch.object(operators.Basis, "__init__", kept),
+        ):
+            ends = landscape.extreme_eigenvalues(Place(device, Path(folder)).problem, 1e-6)
+        invariant = landscape.extreme_eigenvalues(torch.diag(torch.tensor([1.0, 1, 2, 3])).to(device))
+        found[device] = {
+            "reads": entered.call_count, "products": ends.products, "values": ends.values.tolist(),
+            "blocks": [len(block) for block in bases[-1]._blocks], "residuals": ends.residuals.tolist(),
+            "invariant": invariant.values.tolist(),
+        }  # fmt: skip
+    return found
+
+
+def batched() -> dict[str, bool]:
+    """Which learners go at once there, whatever the clock says."""
+    found, layers = (
+        dict[str, bool](),
+        (torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 10)),
+    )
+    for name, first in {
+        "plain": torch.nn.Identity(),
+        "dropout": torch.nn.Dropout(),
+        "slow": Sorted(),
+    }.items():
+        data = torch.randn(32, 1, 8, 8), torch.randint(10, (32,))
+        stack = Stack(
+            landscape.Problem(torch.nn.Sequential(first, *layers), cross_entropy, data, device="sim")
+        )
+        x, y = (part.view(8, 4, *part.shape[1:]) for part in stack.problem.tensors or ())
+        weights = stack.problem.weights.repeat(8, 1)
+        for count, most in ((3, learners.SMALL_BYTES), (4, learners.SMALL_BYTES), (8, 1000)):
+            part, training = slice(count), Training({}, lambda j, i: 0)
+            with (
+                mock.patch.object(learners.time, "perf_counter", side_effect=AssertionError),
+                mock.patch.object(learners, "SMALL_BYTES", most),
+            ):
+                found[f"{name}, {count}"] = stack.batching_pays(weights[part], x[part], y[part], training)
+    return found
+
+
+class Sorted(torch.nn.Module):
+    """An operation that torch.vmap makes one by one, with a warning."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 0 * torch.nn.functional.ctc_loss(
+            x.flatten(1)[:, None, :4].log_softmax(2).transpose(0, 1), torch.ones(len(x), 1, dtype=torch.long),
+            torch.ones(len(x), dtype=torch.long), torch.ones(len(x), dtype=torch.long),
+        )  # fmt: skip
+
+
 def compared(folder: Path) -> dict[str, Any]:
     """What is found on the device, with float64 and without; the numbers of the CPU are computed once."""
     every, found = {**self_test.calls(), **MORE}, dict[str, Any]()
@@ -207,7 +302,8 @@ def compared(folder: Path) -> dict[str, Any]:
                 rows[name] = self_test.one_line(error)
         picked = [str(pick_device(name)) for name in ("auto", "cpu")]
         found["float64" if float64 else "no float64"] = {
-            "calls": rows, "picked": picked, **refused(), **random_numbers(),
+            "calls": rows, "picked": picked, **refused(), **random_numbers(), "there": drawn_there(),
+            "lanczos": lanczos(), "batched": batched(),
         }  # fmt: skip
     return found
 

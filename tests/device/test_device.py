@@ -15,6 +15,7 @@ import torch
 from landscape import InputError
 from landscape.cli import begin
 from landscape.core import devices, registry
+from landscape.curvature import operators
 from landscape.testing import device as self_test
 from tests.conftest import Command
 from tests.device import simulated
@@ -85,6 +86,38 @@ def test_random_numbers_of_a_device_are_fixed_and_kept(everything: Rows) -> None
         assert found["kept"]
         assert found["restored"]
         assert found["drawn"][0] == found["drawn"][1]
+
+
+@pytest.mark.parametrize("call", ["ends", "top", "trace", "sharpness"])
+def test_long_random_vectors_are_the_devices_own(call: str, found: dict[str, Any]) -> None:
+    of_call = found["there"][call]
+    assert of_call["drawn"] == ["sim", "sim", "cpu"]
+    assert of_call["shown"] == [True, True, False]
+    assert of_call["twice"] == 0
+    assert of_call["ratio"] == pytest.approx(1, abs=0.15)  # a mean of random draws for "sharpness"
+
+
+def test_the_cpus_generator_serves_short_vectors_of_every_device() -> None:
+    assert devices.generator(0, "meta", devices.LONG).device.type == "cpu"
+    with pytest.raises(RuntimeError, match="META"):  # a device without random numbers
+        devices.generator(0, "meta", devices.LONG + 1)
+
+
+def test_a_search_reads_ten_steps_at_once_into_a_basis_that_grows(found: dict[str, Any]) -> None:
+    cpu, sim = (found["lanczos"][device] for device in ("cpu", "sim"))
+    assert cpu["reads"] >= cpu["products"] - 5  # of which a few verify
+    assert sim["reads"] <= cpu["reads"] / 3
+    assert cpu["products"] <= sim["products"] < cpu["products"] + operators.READ
+    assert cpu["blocks"] == [16]
+    assert sim["blocks"] == [7, 7, 2]
+    for name in ("values", "invariant"):
+        assert sim[name] == pytest.approx(cpu[name], rel=1e-5)
+    assert max(sim["residuals"]) < 1e-5 * sim["values"][0]
+
+
+def test_many_small_learners_go_at_once_by_a_rule(found: dict[str, Any]) -> None:
+    assert len(found["batched"]) == 9
+    assert [call for call, batched in found["batched"].items() if batched] == ["plain, 4"]
 
 
 def test_a_device_is_named() -> None:

@@ -270,11 +270,11 @@ class BatchingChoice:
     def _choose(self, batched: bool) -> None:
         self._stack.batched = batched
         self.state = {STATE: torch.tensor([batched], dtype=torch.uint8)}
-        if batched:  # faster by the trial, also where torch.vmap has no rule for an operation
+        if batched:  # faster, also where torch.vmap has no rule for an operation
             warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
 
     def decide(self, weights: Tensor, x: Any, y: Any, training: Training, model: dict[str, Any]) -> None:
-        """Choose once, by a trial with these arguments of :meth:`Stack.gradients`.
+        """Choose once, on the CPU by a trial with these arguments of :meth:`Stack.gradients`.
 
         Rank 0 decides for all. Chains, and processes with one learner each, need no choice.
         """
@@ -285,14 +285,14 @@ class BatchingChoice:
         if comm.rank == 0:
             tensors = [t for tree in (weights, x, y) for _, t in named_tensors(tree)]
             shapes = [[list(t.shape), str(t.dtype)] for t in tensors]
-            gpu = torch.cuda.get_device_name(weights.device) if weights.is_cuda else ""
-            machine = [gpu or f"{os.cpu_count()} cores", torch.get_num_threads(), str(torch.__version__)]
+            machine = [f"{os.cpu_count()} cores", torch.get_num_threads(), str(torch.__version__)]
             key = json.dumps([model, shapes, stack.accumulate, stack.autocast, *machine])
 
             def trial() -> dict[str, np.ndarray[Any, Any]]:
                 return {"batched": np.array([stack.batching_pays(weights, x, y, training)])}
 
-            pays = float(cached("trial", Path(), [], key, trial)["batched"][0])
+            on_cpu = weights.device.type == "cpu"  # elsewhere a rule decides, not a clock
+            pays = float((cached("trial", Path(), [], key, trial) if on_cpu else trial())["batched"][0])
         self._choose(bool(comm.total(pays)[0]))
 
 
