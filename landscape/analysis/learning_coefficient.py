@@ -112,7 +112,7 @@ class Langevin:
 
     @property
     def finite(self) -> bool:
-        """Whether the losses of all chains are finite."""
+        """Return whether the losses of all chains are finite."""
         return bool(np.isfinite(self._numbers[-1]).all())
 
     def draws(self) -> Array:
@@ -312,7 +312,7 @@ class _Summary:
 
     @property
     def hopeless(self) -> bool:
-        """Whether more steps are useless: losses are not finite, or the heating is the whole rise."""
+        """Return whether more steps are useless: losses are not finite, or the heating is the whole rise."""
         return not abs(self.heating) < abs(self.rise)
 
 
