@@ -312,7 +312,7 @@ class _Summary:
 
     @property
     def hopeless(self) -> bool:
-        """Return whether more steps are useless: losses are not finite, or the heating is the whole rise."""
+        """Return whether more steps are useless: a loss is not finite, or heating is the whole rise."""
         return not abs(self.heating) < abs(self.rise)
 
 

@@ -173,7 +173,7 @@ class Terms:
         return double(terms.detach()).cpu()
 
     def counted(self, targets: Any) -> Tensor:
-        """Return whether each of ``targets``, where they are classes, counts: the loss leaves out the others."""
+        """Return whether the loss counts each of ``targets``, where they are classes."""
         if not isinstance(targets, Tensor):
             return torch.ones(1)
         class_loss, every = ClassLoss.of(self.criterion), torch.ones_like(targets, dtype=torch.bool)
