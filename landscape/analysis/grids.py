@@ -37,7 +37,16 @@ from landscape.evaluation.evaluate import (
     scaled_to_device,
 )  # fmt: skip
 from landscape.evaluation.grid import (
-    Dispatch, Execution, Grid, MismatchError, axes, changed, check_plane, difference, provenance, setting,
+    Dispatch,
+    Execution,
+    Grid,
+    MismatchError,
+    axes,
+    changed,
+    check_plane,
+    difference,
+    provenance,
+    setting,
 )  # fmt: skip
 from landscape.evaluation.part import part_of
 from landscape.problem.batchnorm import SAMPLES, tracked
