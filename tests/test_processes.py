@@ -35,6 +35,7 @@ from tests.conftest import Command, slow_but, wait_for
 from tests.groups import free_port, together
 from tests.problems import assert_identity
 from tests.test_launching import booted, children_of, lives, running
+from tests.test_metrics import Tagger
 
 # Of these 1, 2 and 4 processes hold 5, 2 + 3 and 1 + 1 + 1 + 2 learners.
 BASE: dict[str, Any] = RECIPE | {
@@ -249,9 +250,13 @@ def of_unequal_terms(group: Group | None) -> list[float]:
     model, x = landscape.models.build("mlp", widths=[4, 3]).double(), torch.randn(21, 4, dtype=torch.float64)
     y = torch.where(torch.arange(21).remainder(7) < torch.arange(21) // 3, torch.arange(21) % 3, -100)
     problem = landscape.Problem(model, torch.nn.functional.cross_entropy, (x, y))
+    tokens = torch.randint(4, (20, 6))
+    labels = tokens.where(torch.rand(20, 6) < torch.arange(20)[:, None] / 19, -100)
+    causal = landscape.Problem(Tagger(causal=True), None, {"tokens": tokens, "labels": labels})
     comm = Comm(2, group)
     g = GradientEstimator(problem, comm).at(problem.weights, 1)
-    return [*comm.evaluate(problem, problem.weights), g.loss, g.project([g.rows[0]]).norm2]
+    accuracies = [comm.evaluate(p, p.weights)[1] for p in (problem, causal)]
+    return [comm.evaluate(problem, problem.weights)[0], *accuracies, g.loss, g.project([g.rows[0]]).norm2]
 
 
 def test_shares_of_a_training_set_weigh_by_their_terms_of_the_loss() -> None:

@@ -108,7 +108,9 @@ def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Tota
     has_classes = y.dim() == 1 and not y.is_floating_point() and outputs > 1
     has_accuracy = has_classes and bool(((y >= 0) & (y < outputs)).all())
     # Metrics with a name have then computed all that the loss needs.
-    shares = has_accuracy and is_softmax_loss(problem.criterion) and any(m.statistic for m in problem.metrics)
+    from_scores = (
+        has_accuracy and is_softmax_loss(problem.criterion) and any(m.statistic for m in problem.metrics)
+    )
 
     def block_sums(coordinates: Tensor, products: Tensor, y: Tensor) -> list[Tensor]:
         """Return mean losses (k,), correct samples (k,), and the sums (k, S) of each metric.
@@ -135,7 +137,7 @@ def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Tota
                 h = torch.bmm(at_points(layer.weight), h)
         targets = y.expand(points, *y.shape)
         scores = Scores(h, y if has_classes else numbers(y))
-        if shares:
+        if from_scores:
             losses = (scores.top - scores.own + scores.scale).mean(2)[:, 0]
         else:
             losses = stacked_losses(problem.criterion, h, targets)

@@ -173,7 +173,7 @@ class Terms:
         return double(terms.detach()).cpu()
 
     def counted(self, targets: Any) -> Tensor:
-        """Return whether the loss counts each of ``targets``, where they are classes."""
+        """Return whether each of ``targets``, if they are classes, counts in the loss."""
         if not isinstance(targets, Tensor):
             return torch.ones(1)
         class_loss, every = ClassLoss.of(self.criterion), torch.ones_like(targets, dtype=torch.bool)
@@ -184,11 +184,11 @@ class Terms:
         return every if self.count is None else self.count.left(targets)
 
     def classes(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor] | None:
-        """Outputs (B, C, ...) and their classes (B, ...); None where they are not of this form.
+        """Return outputs (B, C, ...) and their classes (B, ...), or None for another kind of task.
 
-        The classes come second, or last where the shapes leave no choice. If the model's own loss leaves out
-        the first label of each sequence, each output is that of the next label. ValueError where nothing says
-        which classes belong to which outputs.
+        The axis of the classes is the second, or the last if the shapes allow no other. If the model's own
+        loss ignores the first label of each sequence, each output belongs to the next label. Raise ValueError
+        if nothing says which output belongs to which target.
         """
         z, own, shifted = opened_logits(outputs), self.criterion is output_loss, self.shifted
         if not isinstance(z, Tensor) or not isinstance(targets, Tensor) or z.dim() < 2:

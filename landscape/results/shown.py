@@ -433,12 +433,9 @@ class Radius:
         rows = []
         for name, share in (("median", 0.5), ("10%", 0.1), ("90%", 0.9)):
             value, known = self.quantile(share)
-            error, text = (
-                float(self.error[self.distance == value].max()),
-                value if known else f"≥ {value:.6g}",
-            )
+            error, text = self.error[self.distance == value].max(), value if known else f"≥ {value:.6g}"
             note = "± the difference to linear interpolation" * known
-            rows.append(Row(f"{name} of the distances", text, error, note=note))
+            rows.append(Row(f"{name} of the distances", text, float(error), note=note))
         reached = f"{(~self.censored).sum()} of {len(self.distance)} directions reach it"
         if self.near.any():
             reached += f", {self.near.sum()} so near that it is rough: take a smaller span"
@@ -490,7 +487,7 @@ def radius_of(
 
 
 def _crossings(distance: Array, values: Array, border: float, sign: int) -> tuple[Array, Array]:
-    """(D,) the distances at which ``values`` (T, D) first cross the border, and whether that is unknown."""
+    """Return the distances (D,) of the first crossings by ``values`` (T, D), and whether they are unknown."""
     reached, columns = sign * (values - border) >= 0, np.arange(values.shape[1])
     last = np.where(reached.any(0), reached.argmax(0), len(values) - 1)
     unknown = np.isnan(values)
@@ -505,7 +502,7 @@ def _crossings(distance: Array, values: Array, border: float, sign: int) -> tupl
 
 
 def _between(axes: Sequence[Array], values: Array, at: Sequence[Array], count: int) -> Array:
-    """``values`` at coordinates, by the polynomials through the ``count`` nearest points of each axis."""
+    """Return ``values`` at coordinates, by polynomials through the ``count`` nearest points of each axis."""
     indices, weights = list[Array](), list[Array]()
     for axis, x in zip(axes, at, strict=True):
         n = min(count, len(axis))

@@ -188,7 +188,9 @@ class Comm:
             return problem.evaluate(weights)
         part = problem.subset(self.share(problem.samples))
         loss, accuracy = part.evaluate(weights) if part.terms else (0.0, 0.0)
-        counted = sum(float(part.data.terms_in.counted(y).sum()) for _, y, _ in part.chunks())
+        terms = part.data.terms_in
+        targets = (y[:, 1:] if terms.shifted else y for _, y, _ in part.chunks())
+        counted = sum(float(terms.counted(y).sum()) for y in targets)
         loss, right, count = self.total(loss * part.terms / problem.terms, accuracy * counted, counted)
         return loss, right / count
 
