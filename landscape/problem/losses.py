@@ -283,7 +283,8 @@ def correct(outputs: Any, targets: Any, terms: Terms) -> Tensor:
             (z, t), counted = pair, terms.counted(pair[1])
             right = torch.stack(((z.argmax(1) == t) & counted, counted))
             sums = double(right).unsqueeze(-1).flatten(2).sum(2)
-            return sums.where((~counted | ((t >= 0) & (t < z.shape[1]))).all(), torch.nan)
+            are_classes = (~counted | ((t >= 0) & (t < z.shape[1]))).all()
+            return sums.where(are_classes.to(sums.device), torch.nan)
     return torch.full((2, 1), torch.nan, dtype=torch.float64)
 
 
