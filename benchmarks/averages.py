@@ -233,8 +233,8 @@ def table(found: list[Outcome]) -> str:
     decided = [o for o in ended if o.decided]
     lines = [
         f"Of {len(found)} averages, {len(ended)} have an interval with ends, and the exact loss is inside it in "
-        f"{sum(o.inside for o in ended)}; the interval leaves out the members' mean in {len(decided)}, and the sign of "
-        f"the change is right in {sum(o.right_sign for o in decided)} of these.",
+        f"{sum(o.inside for o in ended)}. The members' mean loss lies outside the interval in {len(decided)}; in "
+        f"{sum(o.right_sign for o in decided)} of these, the predicted and the exact loss lie on the same side of it.",
         "",
         "| averages | number | inside | largest error | mean half width |",
         "| --- | --- | --- | --- | --- |",
