@@ -307,7 +307,7 @@ def compare(
         significance: the significance level of all tests together.
         preconditioner_of: :func:`landscape.preconditioner`, to measure λ_max with the preconditioner of each
             run's optimizer, where it has one.
-        seed: draws minibatches, vectors, displacements and planes.
+        seed: the seed of minibatches, vectors, displacements and planes.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
 
     Returns:

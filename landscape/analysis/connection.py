@@ -14,7 +14,7 @@ from landscape.analysis.hull import LENGTHS, LEVEL, Hull, MemberMeasurements
 from landscape.analysis.spread import Spread
 from landscape.checkpoint.weights import Kinds, Weights, network_of, networks_of
 from landscape.core.analysis import analysis
-from landscape.core.devices import double, single
+from landscape.core.devices import at_least_float32, double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
@@ -31,9 +31,9 @@ from landscape.evaluation.grid import setting, with_metrics
 from landscape.gradients.minibatches import Minibatches, placed, stream
 from landscape.problem.adapters import PEFT, Products, pairs_of, rounded
 from landscape.problem.alignment import aligned, change
-from landscape.problem.batchnorm import SAMPLES, tracked
+from landscape.problem.batchnorm import SAMPLES, layers_with_statistics
 from landscape.problem.layout import as_array
-from landscape.problem.losses import existing
+from landscape.problem.losses import finite_gradient
 from landscape.problem.metrics import names_of
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.problem.sharded import on_all, on_ranks
@@ -93,31 +93,33 @@ def connect(
 ) -> Connection:
     """Compute the loss between two networks: on a line, on a line after alignment, and along a trained curve.
 
-    Hidden units have no order: permuted units have other weights and the same function (Entezari et al.
-    2022). A trace of one pass finds the permutations of this model, which are then checked on it. The
-    permutation that brings b near to a is found by matching weights (Ainsworth et al. 2023, Algorithm 1) or
-    correlations of activations (Li et al. 2015). The curve leads from a to the aligned b by a bend, which
-    Adam trains on the mean loss over t uniform in [0, 1] (Garipov et al. 2018, Eq. 2); its step size is
-    constant in the first half of the steps, and falls linearly to zero in the second half.
+    Hidden units have no order: a permutation of units changes the weights, but not the function (Entezari et
+    al. 2022). A trace of one forward pass shows which units may be permuted, and the model's outputs confirm
+    it. Among these permutations, the one that brings b near to a is found by matching weights (Ainsworth et
+    al. 2023, Algorithm 1) or correlations of activations (Li et al. 2015). The curve from a to the aligned b
+    has one control point, the bend, whose weights Adam trains on the mean loss over t uniform in [0, 1]
+    (Garipov et al. 2018, Eq. 2). Adam's step size is constant in the first half of the steps, and falls
+    linearly to zero in the second half.
 
-    BatchNorm's statistics are estimated again at each point of each path (Jordan et al. 2023), and the bend
-    is trained with the statistics of each minibatch.
+    BatchNorm's statistics are estimated again at each point of each path (Jordan et al. 2023); the training
+    of the bend uses the statistics of each minibatch.
 
     Args:
         problem: the loss; or a run, on its training set.
         a, b: two networks, in any form that :func:`landscape.line` accepts; without b the paths lead from the
             problem's center to a.
         curve: "bezier", quadratic, or "chain", two straight lines that meet in the bend.
-        align: the criterion that matches units: "weights", or "activations", their correlations over up to
-            1,000 samples, at the operations that sum over the units.
+        align: the criterion that matches units: "weights", or "activations": correlations of the units'
+            activations over up to 1,000 samples, taken at the inputs of operations, such as the next layer,
+            that sum over the units.
         points: the number of points of each path, at equal distances of t, at least 3. Barriers and highest
-            losses are the largest at these points.
+            losses are maxima over these points.
         steps: the number of training steps of the bend, each on one minibatch at one t. With 0 the bend stays
             in the middle, so that the curve is the aligned line.
         lr: Adam's step size.
-        batch: samples in a minibatch, at most all.
-        bn_samples: samples from which statistics of BatchNorm are estimated at each point.
-        seed: draws the order in which layers are aligned, minibatches, and t.
+        batch: the number of samples in a minibatch, at most all.
+        bn_samples: the number of samples from which BatchNorm's statistics are estimated at each point.
+        seed: the seed of the order in which layers are aligned, of the minibatches, and of t.
         max_memory: the most bytes that the process may use.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -146,8 +148,8 @@ def connect(
     problem = problem_of(problem)
     ends = {"problem": problem, "a": a} if b is None else {"a": a, "b": b}
     networks = [network_of(problem, end, name) for name, end in ends.items()]
-    a, b = (single(network.theta) for network in networks)
-    report, evaluated = taken(progress), problem.with_batchnorm("recalibrate", bn_samples)
+    a, b = (at_least_float32(network.theta) for network in networks)
+    report, recalibrated = taken(progress), problem.with_batchnorm("recalibrate", bn_samples)
     aligned_b, symmetry = aligned(problem, a, b, align, seed)
     report(0.1)
     batch = min(batch, problem.samples)
@@ -160,11 +162,14 @@ def connect(
     values = []
     for k, (end, path_coordinates) in enumerate(paths):
         directions, coordinates = torch.stack((end - a, bend - a)), torch.from_numpy(path_coordinates)
-        evaluate = evaluator(evaluated, a, directions, points)
+        evaluate = evaluator(recalibrated, a, directions, points)
         path_values = evaluate(coordinates, portion(report, 0.7 + k / 10, 0.8 + k / 10))
         confirm(evaluate, a, directions, coordinates, path_values["loss"].numpy())
         values.append(path_values)
     columns = {name: np.stack([path_values[name].numpy() for path_values in values]) for name in values[0]}
+    own_loss = np.array([])
+    if layers_with_statistics(problem.model):
+        own_loss = np.array([network.own_loss(problem) for network in networks])
     settings: dict[str, Any] = {"curve": curve, "align": align, "steps": steps, "lr": float(lr)}
     return Connection(
         t=t,
@@ -177,11 +182,11 @@ def connect(
         sizes=np.array([group.size for group in symmetry.groups], int),
         fixed=tuple(f"{name}: {reason}" for name, reason in symmetry.fixed.items()),
         largest_change=change(problem, b, aligned_b),
-        own_loss=np.array([network.own_loss(problem) for network in networks if tracked(problem.model)]),
+        own_loss=own_loss,
         **settings,
         batch=batch,
         seed=seed,
-        **setting(evaluated),
+        **setting(recalibrated),
         **about,
     )
 
@@ -198,7 +203,7 @@ def _train_bend(
         t = float(torch.rand((), generator=generator))
         share_b, share_bend = shares(curve, t)
         theta = (1 - share_b - share_bend) * a + share_b * b + share_bend * bend
-        gradient = existing(*minibatch.loss_and_gradient(theta.to(minibatch.dtype))).to(bend)
+        gradient = finite_gradient(*minibatch.loss_and_gradient(theta.to(minibatch.dtype))).to(bend)
         bend.grad = share_bend * gradient
         optimizer.param_groups[0]["lr"] = lr * min(1, 2 * (1 - step / steps))
         optimizer.step()
@@ -336,7 +341,7 @@ def average(
             products.check(member)
         problem = in_full_precision(products.problem)
         members = torch.stack([products(member) for member in members])
-    members = single(members)
+    members = at_least_float32(members)
     evaluated, differentiated = _with_statistics(problem, bn_samples)
     measurements = _measure(evaluated, differentiated, members, portion(progress, 0, 0.9))
     hull, members_loss = Hull(measurements), measurements.losses + measurements.offsets
@@ -398,7 +403,7 @@ def _check_sharded(problem: Any, weights: Any, pairs: Sequence[Any], bn_samples:
     words = "not allowed with a sharded model"
     if pairs:
         raise InputError(f"factors: products are {words}; give factors=() for averages of the factors")
-    if bn_samples != SAMPLES or tracked(problem.model):
+    if bn_samples != SAMPLES or layers_with_statistics(problem.model):
         raise InputError(f"bn_samples: estimates of BatchNorm's statistics are {words}; take a Problem")
     for dtype in (problem.coarse, getattr(weights, "dtype", None)):
         if dtype in LOW:
@@ -471,7 +476,7 @@ def _normalized(coefficients: Any, n: int, has_base: bool) -> Array:
 
 def _with_statistics(problem: Problem, bn_samples: int) -> tuple[Problem, Problem]:
     """Return the problems of the losses and of the derivatives, which differ in BatchNorm's statistics."""
-    if problem.batchnorm.name == "train" or not tracked(problem.model):
+    if problem.batchnorm.name == "train" or not layers_with_statistics(problem.model):
         return problem, problem
     differentiated = problem.with_batchnorm("train", bn_samples)
     if problem.batchnorm.name != "recalibrate":

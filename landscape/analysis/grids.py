@@ -17,7 +17,7 @@ from landscape.analysis.spectrum import ends_of
 from landscape.checkpoint.storage import ResultFile
 from landscape.checkpoint.weights import Network, Weights, networks_of
 from landscape.core.analysis import analysis
-from landscape.core.devices import single
+from landscape.core.devices import at_least_float32
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
@@ -35,7 +35,7 @@ from landscape.evaluation.evaluate import (
     confirm,
     evaluator,
     scaled_to_device,
-)  # fmt: skip
+)
 from landscape.evaluation.grid import (
     Dispatch,
     Execution,
@@ -47,9 +47,9 @@ from landscape.evaluation.grid import (
     difference,
     provenance,
     setting,
-)  # fmt: skip
+)
 from landscape.evaluation.part import part_of
-from landscape.problem.batchnorm import SAMPLES, tracked
+from landscape.problem.batchnorm import SAMPLES, layers_with_statistics
 from landscape.problem.layout import as_array, vector_of
 from landscape.problem.metrics import names_of
 from landscape.problem.problem import Problem, Run, chain, problem_of
@@ -283,7 +283,7 @@ def _own_losses(
     given_problem: Problem, evaluated: Problem, networks: Sequence[Network], labels: Sequence[str]
 ) -> dict[str, Any]:
     """Return the fields on the networks' own statistics of BatchNorm, and on the owner of the plane's."""
-    if not tracked(given_problem.model):
+    if not layers_with_statistics(given_problem.model):
         return {}
     named = zip(labels, networks, strict=False)
     owners = [label for label, network in named if network.shares_statistics(given_problem)]
@@ -403,7 +403,7 @@ def line(
         if span is not None:
             raise InputError("span: a line between two weights runs from 0 to 1; leave it out")
         kind, t = "interpolation", np.linspace(0, 1, points)
-        start, end = (single(network.theta) for network in networks)
+        start, end = (at_least_float32(network.theta) for network in networks)
         direction = end - start
         names = labels or ("the first", "the second")
     else:
@@ -481,9 +481,8 @@ def hessian_grid(
         grid: numbers of points (nx, ny), or one for both axes; 4 × 4 by default (DPSGD-2020, section 4.1).
         span: x and y run over [−span, span]; default: ``plane.span``, which shows all markers; without
             markers 0.1 (DPSGD-2020, section 4.1).
-        residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
-            zero.
-        max_products: Hessian-vector products per point, at most.
+        residual_tol: the largest residual ‖Hv − λv‖, relative to |λ|, or to max|λ|/1000 if that is larger.
+        max_products: the largest number of Hessian-vector products per point.
         search: "auto" may search with cheaper products, and verifies and refines the results with exact
             products; "exact": all products are exact.
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",

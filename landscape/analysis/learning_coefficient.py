@@ -25,7 +25,7 @@ from landscape.evaluation.grid import setting
 from landscape.gradients.learners import Stack
 from landscape.gradients.minibatches import check_unpenalized, draws, in_minibatches, stream
 from landscape.problem.batchnorm import has_batchnorm
-from landscape.problem.losses import existing
+from landscape.problem.losses import finite_gradient
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.flatness import PARTS, LearningCoefficient
@@ -49,7 +49,7 @@ class Langevin:
         step_size: ε.
         nbeta: nβ.
         localization: γ.
-        seed: draws minibatches and noise; the noise depends on the device.
+        seed: the seed of minibatches and noise; the noise depends on the device.
 
     Attributes:
         steps: the number of steps that each chain has taken.
@@ -197,7 +197,7 @@ def learning_coefficient(
         relative_error: chains are doubled until the standard error is at most this share of the value.
         max_rhat: the largest R̂ of chains that count as mixed.
         max_steps: the largest number of steps of a chain.
-        seed: draws the minibatches and the noise of the chains.
+        seed: the seed of the minibatches and the noise of the chains.
         max_memory: the most bytes that the process may use.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -229,7 +229,7 @@ def learning_coefficient(
     check_unpenalized(problem, "the coefficient is of the data's likelihood")
     problem = in_minibatches(problem, batch)
     nbeta = _default_nbeta(problem.samples) if nbeta is None else float(nbeta)
-    existing(*problem.loss_and_gradient())  # refuses a loss or gradient that is not finite
+    finite_gradient(*problem.loss_and_gradient())  # refuses a loss or gradient that is not finite
     lambda_max, trial_size = math.nan, step_size
     if trial_size is None:
         lambda_max = float(top_eigenvalues(problem, seed=seed).values[0])

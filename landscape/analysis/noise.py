@@ -39,13 +39,13 @@ from landscape.gradients.minibatches import (
     Precision,
     check_unpenalized,
     in_minibatches,
-    known_batch,
     learners_of,
     placed,
+    required_batch,
     stream,
 )
 from landscape.problem.layout import average
-from landscape.problem.losses import existing
+from landscape.problem.losses import finite_gradient
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.noise import Noise, NoiseAlignment, NoiseScale
@@ -89,7 +89,7 @@ def noise(
         lr: α, the learning rate; default: the run's.
         local_batch: B, samples per learner in a minibatch; default: the run's.
         draws: the number of draws of minibatches; 32 give each standard error to about 13%.
-        seed: draws the minibatches.
+        seed: the seed of the minibatches.
         max_memory: the most bytes that the process may use.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -119,7 +119,7 @@ def noise(
     problem = in_minibatches(problem, local_batch)
     exact_only(problem, "noise")
     n, mean = len(weights), average(weights)
-    gradient, deviations = double(existing(*problem.loss_and_gradient(mean))), weights - mean
+    gradient, deviations = double(finite_gradient(*problem.loss_and_gradient(mean))), weights - mean
     delta_terms = _delta_terms(problem, weights, mean, gradient)
     rows, generator, report = [], torch.Generator().manual_seed(seed), taken(progress)
 
@@ -127,7 +127,7 @@ def noise(
         rows.append(delta_terms(torch.randint(problem.samples, (n, local_batch), generator=generator)))
         report((k + 1) / draws)
     columns = lr**2 * torch.tensor(rows, dtype=torch.float64).numpy().T
-    gradients = torch.stack([existing(*problem.loss_and_gradient(w)) for w in weights])
+    gradients = torch.stack([finite_gradient(*problem.loss_and_gradient(w)) for w in weights])
     full_delta = gradients.to(gradient.device).mean(0, dtype=torch.float64) - gradient
     operator = HessianOperator(problem, mean, derivatives="exact")
     eq4 = sum(float(double(operator(deviation)).square().sum()) for deviation in deviations) / n**2
@@ -231,7 +231,7 @@ def noise_scale(
         relative_error: draw until the standard error is at most this share of the value.
         min_draws: the smallest number of draws of a gradient, or of one gradient for each learner.
         max_draws: the largest number of draws.
-        seed: draws the minibatches.
+        seed: the seed of the minibatches.
         max_memory: the most bytes that the process may use.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -253,7 +253,7 @@ def noise_scale(
         >>> result.trace, result.norm2, result.value
         (4.0, 4.0, 1.0)
     """
-    problem, batch = problem_of(problem), known_batch(batch)
+    problem, batch = problem_of(problem), required_batch(batch)
     precision = Precision(relative_error, min_draws, max_draws)
     learner_weights, local_batch = learners_of(problem, batch, weights, local_batch)
     if learner_weights is not None and len(learner_weights) < 2:
@@ -264,7 +264,7 @@ def noise_scale(
     root = None if preconditioner is None else preconditioner.root(problem).to(problem.weights)
     estimator: ExactGradientEstimator | JackknifeEstimator
     if gradient == "whole":
-        whole = existing(*minibatches.whole.loss_and_gradient())
+        whole = finite_gradient(*minibatches.full_batches.loss_and_gradient())
         estimator = ExactGradientEstimator(whole if root is None else root * whole, batch)
     else:
         estimator = JackknifeEstimator(problem.weights, batch)
@@ -292,7 +292,7 @@ def noise_scale(
         relative_error=relative_error,
         converged=all(precision.met(noise.value, noise.standard_error) for noise in noises),
         seed=seed,
-        **setting(minibatches.whole),
+        **setting(minibatches.full_batches),
         **about,
     )
 
@@ -307,7 +307,7 @@ def _gradient_noise(
     """
     for minibatch_problems in minibatches:
         pairs = zip(minibatch_problems, weights, strict=True)
-        gradients = torch.stack([existing(*minibatch.loss_and_gradient(w)) for minibatch, w in pairs])
+        gradients = torch.stack([finite_gradient(*minibatch.loss_and_gradient(w)) for minibatch, w in pairs])
         estimator.add(gradients if root is None else root * gradients)
         if estimator.draws < precision.min_draws:
             precision.enough(estimator.draws, 0.0, math.inf, progress)  # reports the progress
@@ -362,7 +362,7 @@ def noise_alignment(
     the gradient g of all samples, H the Hessian over all samples. tr(HS)/tr S is the interaction-aware
     sharpness of "A new characterization of the edge of stability" (2022). The exponent is that of
     arXiv 2602.05600, which finds 1 ≤ γ ≤ 2 in single fully connected layers; here it is that of all
-    parameters, in the basis of H's top eigenvectors (our choice). BatchNorm uses each minibatch's
+    parameters, in the basis of H's top eigenvectors, which is our choice. BatchNorm uses each minibatch's
     statistics, as in training; H and g are then means over minibatches of that size, without a smaller last
     one, and the mean of g_B differs a little from g.
 
@@ -374,7 +374,7 @@ def noise_alignment(
         min_draws: the smallest number of draws. Each takes a minibatch gradient and a Hessian product.
         max_draws: the largest number of draws.
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
-        seed: draws the minibatches and the start of the search of eigenvalues.
+        seed: the seed of the minibatches and the start of the search of eigenvalues.
         max_memory: the most bytes that the process may use.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -393,16 +393,16 @@ def noise_alignment(
         >>> bool(1 <= result.value <= 9)  # H has these eigenvalues
         True
     """
-    problem, batch = problem_of(problem), known_batch(batch)
+    problem, batch = problem_of(problem), required_batch(batch)
     precision = Precision(relative_error, min_draws, max_draws)
     check_unpenalized(problem, "the noise is of the data's minibatches")
     exact_only(problem, "noise_alignment")
     minibatches = Minibatches(problem, batch, stream(seed, 0))
-    problem, minibatch_draws = minibatches.whole, iter(minibatches)
+    problem, minibatch_draws = minibatches.full_batches, iter(minibatches)
     first_half, second_half = portion(progress, 0, 0.5), portion(progress, 0.5, 1)
     pairs = top_eigenvalues(problem, k, derivatives="exact", search=search, seed=seed, progress=first_half)
     products = row_products(fast_hessian(problem))
-    gradient = double(existing(*problem.loss_and_gradient()))
+    gradient = double(finite_gradient(*problem.loss_and_gradient()))
     vectors = torch.from_numpy(pairs.vectors).to(gradient)
     curvature_terms = _curvature_terms(problem, products, gradient, vectors)
     draws = np.zeros((0, 4 + k))
@@ -446,7 +446,7 @@ def noise_alignment(
 def exponent(values: Array, squares: Array) -> tuple[float, float, float]:
     """Return γ in C_ii ∝ λ_i^γ, its jackknife error over draws, and its error from the scatter of the C_ii.
 
-    All are NaN for fewer than two different eigenvalues, and the last one for two.
+    All three are NaN with fewer than two different eigenvalues; with only two, the error from scatter is NaN.
 
     Args:
         values: (k,), λ_i; those that are not positive are left out.
@@ -490,7 +490,7 @@ def _curvature_terms(
     gradient_image = double(products(gradient[None].to(problem.weights))[0])
 
     def terms(minibatches: Sequence[Problem]) -> Array:
-        rows = [existing(*minibatch.loss_and_gradient(problem.weights)) for minibatch in minibatches]
+        rows = [finite_gradient(*minibatch.loss_and_gradient(problem.weights)) for minibatch in minibatches]
         gradients = torch.stack(rows)
         images, gradients = double(products(gradients)), double(gradients)
         deviations, deviation_images = gradients - gradient, images - gradient_image

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from landscape.checkpoint.weights import Network, Weights, network_of, networks_of
 from landscape.core.analysis import analysis
-from landscape.core.devices import double, single, vector_norm
+from landscape.core.devices import at_least_float32, double, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
@@ -21,7 +21,7 @@ from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL
 from landscape.evaluation import needs
 from landscape.problem.alignment import aligned
-from landscape.problem.batchnorm import tracked
+from landscape.problem.batchnorm import layers_with_statistics
 from landscape.problem.layout import Slot, average
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.problem.ranks import whole
@@ -55,8 +55,8 @@ def random_plane(
             filter (Li et al. 2018, section 4); a bias or normalization tensor counts as one filter. "layer":
             each parameter tensor is scaled to the norm of the center's tensor. A filter or tensor that is
             zero at the center gets a zero direction.
-        seed: draws the directions, which are the same for all problems of equal layout, on every device and
-            in every precision, so that several centers can be compared along equal directions.
+        seed: the seed of the directions, which are the same for all problems of equal layout, on every device
+            and in every precision, so that several centers can be compared along equal directions.
         ignore: "bias+norm" leaves biases and normalization parameters unchanged, "none" moves them, too.
             Default: "bias+norm" for norm "filter" (as Li et al. 2018 do), else "none". The choice does not
             change the draw of other parameters.
@@ -276,15 +276,15 @@ def eigen_plane(
 ) -> Plane:
     """Return the plane of the Hessian's unit eigenvectors of λ_max (x) and λ_min (y), at the center.
 
-    The plane is our choice. With the directions u and v, and the gradient g, the loss is to second order
-    L(θ) + x g·u + y g·v + ½(λ_max x² + λ_min y²).
+    The plane is in no paper; it is our choice. With the directions u and v, and the gradient g, the loss is
+    to second order L(θ) + x g·u + y g·v + ½(λ_max x² + λ_min y²).
 
     Args:
         problem: the loss; or a run, on its training set.
         residual_tol: the largest residual ‖Hv − λv‖ / |λ|; for |λ| below max|λ|/1000, relative to
             max|λ|/1000.
         max_products: the largest number of Hessian-vector products.
-        seed: draws the starting vector.
+        seed: the seed of the starting vector.
         max_memory: the most bytes that the process may use.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
 
@@ -319,7 +319,7 @@ def _plane(
     labels: Sequence[str], directions: Tensor, seed: int = 0, **more: Any,
 ) -> Plane:  # fmt: skip
     """Return a plane that shows ``networks``, whose weights on it are ``rows`` (M, P), as markers."""
-    like = single(problem.weights)  # a half precision would round each point several times
+    like = at_least_float32(problem.weights)  # a half precision would round each point several times
     return Plane(
         center.to(like),
         directions.to(like),
@@ -329,7 +329,7 @@ def _plane(
         markers=_coordinates(center, directions, rows),
         labels=tuple(labels) or tuple(str(k) for k in range(len(rows))),
         weights=rows.to(problem.weights),
-        networks=tuple(networks) if tracked(problem.model) else (),
+        networks=tuple(networks) if layers_with_statistics(problem.model) else (),
         **more,
     )
 

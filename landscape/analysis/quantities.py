@@ -69,7 +69,7 @@ def basin_widths(
         problem: the loss.
         rise: in nats.
         planes: the number of planes; each needs about 150 losses.
-        seed: draws the directions.
+        seed: the seed of the directions.
         progress: called with the finished share of the planes.
 
     Raises:
@@ -196,7 +196,7 @@ class Subject:
 
     Args:
         source: the problem, or a checkpoint, whose problem on the training set is measured.
-        seed: draws minibatches, vectors, displacements and planes.
+        seed: the seed of minibatches, vectors, displacements and planes.
         first: the subject from which distances are measured; None: this one.
 
     Attributes:

@@ -29,11 +29,11 @@ from landscape.gradients.minibatches import (
     MIN_COSTLY,
     Minibatches,
     Precision,
-    known_batch,
     learners_of,
+    required_batch,
     stream,
 )
-from landscape.problem.losses import existing
+from landscape.problem.losses import finite_gradient
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.flatness import BatchSharpness, Sharpness
@@ -81,7 +81,7 @@ def _largest_rise(
         """Return the loss at ε = ``at``, and its gradient in ε."""
         theta = problem.weights + at if scale is None else torch.addcmul(problem.weights, scale, at)
         loss, gradient = problem.loss_and_gradient(theta)
-        existing(loss, gradient)  # refuses a loss or gradient that is not finite
+        finite_gradient(loss, gradient)  # refuses a loss or gradient that is not finite
         return loss, gradient if scale is None else gradient.mul_(scale)
 
     base, slope = loss_and_slope(torch.zeros_like(problem.weights))
@@ -167,10 +167,11 @@ def sharpness(
 
     The definitions are those of Andriushchenko et al. (arXiv 2302.07011), after Kwon et al. (2021) for
     ``adaptive`` and Foret et al. (2021) for ``m``, without a normalization of logits. The pairs ±δ and the
-    search are our choice. Adaptive sharpness is invariant when weights of two layers are rescaled without a
-    change of the network's function. Neither kind predicts generalization well: over modern networks the
-    correlation with the test error is low, and may be negative (arXiv 2302.07011). BatchNorm has the
-    problem's statistics at all weights, not those of the minibatches.
+    search for the largest rise are not those of the papers, but our choice. Adaptive sharpness is
+    invariant when weights of two layers are rescaled without a change of the network's function. Neither the
+    worst nor the mean rise predicts generalization well: over modern networks the correlation with the test
+    error is low, and may be negative (arXiv 2302.07011). BatchNorm has the problem's statistics at all
+    weights, not those of the minibatches.
 
     Args:
         problem: the loss; or a run, on its training set.
@@ -183,7 +184,7 @@ def sharpness(
         relative_error: draw until the standard error is at most this share of the value.
         min_draws: the least number of draws; a draw is a minibatch or a pair ±δ.
         max_draws: the largest number of draws.
-        seed: draws minibatches, displacements and starts.
+        seed: the seed of minibatches, displacements and starts.
         max_memory: the most bytes that the process may use.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -292,32 +293,33 @@ def batch_sharpness(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> BatchSharpness:
-    """E_B[g_Bᵀ H_B g_B/‖g_B‖²]: the curvature along the gradient of a minibatch.
+    """Measure E_B[g_Bᵀ H_B g_B/‖g_B‖²], the curvature along the gradient of a minibatch.
 
     g_B and H_B are gradient and Hessian of the loss of a minibatch B of ``batch`` samples, drawn with
-    replacement. With plain SGD and small batches this curvature settles near 2/η, and λ_max of the whole loss
-    stays below (Andreyev and Beneventano 2024, arXiv:2412.20553).
+    replacement. With plain SGD and small batches this curvature settles near 2/η, and λ_max of the loss over
+    all samples stays below 2/η (Andreyev and Beneventano 2024, arXiv:2412.20553).
 
-    With ``weights`` the curvature is also measured at each learner's weights, with a minibatch for each
-    learner (our choice). BatchNorm takes each minibatch's statistics, as in training. The problem's penalty
-    and weight decay belong to the loss of every minibatch.
+    With ``weights``, the curvature is also measured at each learner's weights, on the learner's own
+    minibatches; the paper has no learners, so that this definition is our choice. BatchNorm uses each
+    minibatch's statistics, as in training. The problem's penalty and weight decay belong to the loss of every
+    minibatch.
 
     Args:
         problem: the loss, on the training set, centered on w_a; or a run.
-        batch: B, samples of a minibatch at w_a: the total batch of a step; default: the run's.
+        batch: the number of samples in B at w_a, which is the total batch of a step; default: the run's.
         weights: (n, P), the learners' weights; default: learners are not measured.
-        local_batch: samples of a learner's minibatch; default: batch / n.
+        local_batch: the number of samples in a learner's minibatch; default: batch / n.
         lr, limit: η and the largest stable ηλ of the update rule, kept with the result.
-        quantities: further measurements: "lambda-max" at w_a over all data, which takes most of the time
-            where the data is much larger than a minibatch; () for none.
+        quantities: further measurements: "lambda-max", λ_max at w_a over all data, which takes most of the
+            time if the data is much larger than a minibatch; () for none.
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
             By differences a draw takes some twenty times as long: gradients at several steps, in float64.
         relative_error: draw until the standard error is at most this share of the mean.
-        min_draws: the least number of draws. A draw takes one gradient and one product over ``batch``
+        min_draws: the smallest number of draws. A draw takes one gradient and one product over ``batch``
             samples, or over ``local_batch`` samples for each learner.
         max_draws: the largest number of draws.
-        seed: draws the minibatches.
+        seed: the seed of the minibatches.
         max_memory: the most bytes that the process may use.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -340,29 +342,30 @@ def batch_sharpness(
         (8.0, 4.0)
     """
     precision = Precision(relative_error, min_draws, max_draws)
-    problem, batch = problem_of(problem), known_batch(batch)
+    problem, batch = problem_of(problem), required_batch(batch)
     thetas, local = learners_of(problem, batch, weights, local_batch)
     minibatches = Minibatches(problem, batch, stream(seed, 0))
-    whole = minibatches.whole
+    full_batches = minibatches.full_batches
     # A few samples show whether "auto" is exact.
-    derivatives = HessianOptions(derivatives=derivatives).at(whole.on(whole.data.few())).derivatives
+    few_samples = full_batches.on(full_batches.data.few())
+    derivatives = HessianOptions(derivatives=derivatives).at(few_samples).derivatives
     stages = 1 + (thetas is not None) + bool(quantities)
-    part = portion(progress, 0, 1 / stages)
+    stage = portion(progress, 0, 1 / stages)
     # Curvature, ‖g_B‖² and errors of the curvature, (draws, n) each.
-    columns = _curvatures(minibatches, problem.weights[None], derivatives, precision, part)
+    columns = _curvatures(minibatches, problem.weights[None], derivatives, precision, stage)
     curvature, norm2, _ = columns
     all_columns = [columns]
     learner_fields: dict[str, Any] = {}
     if thetas is not None:
         learner_minibatches = Minibatches(problem, local, stream(seed, 1), len(thetas))
-        part = portion(progress, 1 / stages, 2 / stages)
-        columns = _curvatures(learner_minibatches, thetas, derivatives, precision, part)
+        stage = portion(progress, 1 / stages, 2 / stages)
+        columns = _curvatures(learner_minibatches, thetas, derivatives, precision, stage)
         learner_fields = {"learner_curvature": columns[0], "learner_norm2": columns[1]}
         all_columns.append(columns)
     lambda_max, residual = math.nan, math.nan
     if quantities:
-        part = portion(progress, 1 - 1 / stages, 1)
-        pairs = top_eigenvalues(whole, derivatives=derivatives, seed=seed, progress=part)
+        stage = portion(progress, 1 - 1 / stages, 1)
+        pairs = top_eigenvalues(full_batches, derivatives=derivatives, seed=seed, progress=stage)
         lambda_max, residual = float(pairs.values[0]), float(pairs.residuals[0])
     return BatchSharpness(
         curvature=curvature[:, 0],
@@ -379,8 +382,8 @@ def batch_sharpness(
         derivatives=derivatives,
         product_error=max(float(columns[2].max()) for columns in all_columns),
         seed=seed,
-        # All samples: minibatches are drawn from them. ``whole`` leaves out a last, smaller minibatch.
-        **(setting(whole) | {"samples": problem.samples}),
+        # Minibatches are drawn from all samples, but full_batches lacks a last, smaller batch.
+        **(setting(full_batches) | {"samples": problem.samples}),
         **about,
     )
 
@@ -457,7 +460,7 @@ def batch_spectrum(
         residual_tol: the largest residual ‖Hv − λv‖ / |λ|; for |λ| below max|λ|/1000, relative to
             max|λ|/1000.
         max_products: the largest number of Hessian-vector products of each search.
-        seed: draws the minibatches and the starting vector of all searches.
+        seed: the seed of the minibatches and the starting vector of all searches.
         max_memory: the most bytes that the process may use.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -477,9 +480,9 @@ def batch_spectrum(
         (8.0, [4.0, 4.0])
     """
     problem, progress = problem_of(problem), taken(progress)
-    minibatches = Minibatches(problem, known_batch(batch), stream(seed, 0))
+    minibatches = Minibatches(problem, required_batch(batch), stream(seed, 0))
     options = {"weights": None, "matrix": matrix, "part": part, "derivatives": derivatives}
-    whole = Matrix.of(minibatches.whole, seed, about, **options, max_memory=max_memory)
+    whole = Matrix.of(minibatches.full_batches, seed, about, **options, max_memory=max_memory)
     target = SearchOptions(1, k, residual_tol, max_products)
     start = whole.start()
     options_of_minibatch = replace(whole.options, derivatives=whole.operator.derivatives)

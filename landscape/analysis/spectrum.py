@@ -36,7 +36,7 @@ from landscape.curvature.search import (
 from landscape.evaluation import needs
 from landscape.gradients.minibatches import stream
 from landscape.problem.layout import Slot, Vector, cut, put
-from landscape.problem.losses import existing
+from landscape.problem.losses import finite_gradient
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.spectrum import (
@@ -105,7 +105,7 @@ def spectrum(
         residual_tol: the largest residual ‖Hv − λv‖ / |λ|; for |λ| below max|λ|/1000, relative to
             max|λ|/1000.
         max_products: the largest number of Hessian-vector products for the eigenvalues.
-        seed: draws the starting vector, the signs and the random vectors.
+        seed: the seed of the starting vector, the signs and the random vectors.
         max_memory: the most bytes that the process may use.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -252,7 +252,7 @@ def curvature_table(
             to about 16%.
         max_products: the largest number of products of a block's search; a search that ends there has not
             converged.
-        seed: draws the starting vectors and the random vectors.
+        seed: the seed of the starting vectors and the random vectors.
         max_memory: the most bytes that the process may use.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -283,8 +283,8 @@ def curvature_table(
     stages = len(groups) + 2  # of the progress bar: a search for each row, and the traces
 
     def search_row(matrix_of_row: Matrix, number: int) -> tuple[RitzPairs, SearchResult]:
-        part = portion(progress, number / stages, (number + 1) / stages)
-        target = SearchOptions(1, 1, residual_tol, max_products, part)
+        stage = portion(progress, number / stages, (number + 1) / stages)
+        target = SearchOptions(1, 1, residual_tol, max_products, stage)
         pairs, result = search_operator(matrix_of_row.operator, matrix_of_row.start(), target)
         matrix_of_row.check(pairs.residuals)
         return pairs, result
@@ -455,7 +455,7 @@ def loss_change(
     operand = Matrix.of(problem, 0, about, **options, matrix="hessian", part=None)
     h = operand.operator
     loss_before, g = problem.loss_and_gradient(before)
-    existing(loss_before, g)  # refuses a loss or gradient that is not finite
+    finite_gradient(loss_before, g)  # refuses a loss or gradient that is not finite
     loss_after = problem.loss(after)
     if math.isnan(loss_after):
         raise OperationError("after: the loss there is NaN; take a shorter step")

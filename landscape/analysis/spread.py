@@ -37,7 +37,7 @@ from landscape.evaluation.grid import named_loss, setting
 from landscape.evaluation.needs import GRAPH_BYTES
 from landscape.gradients.minibatches import placed
 from landscape.problem.layout import average
-from landscape.problem.losses import existing
+from landscape.problem.losses import finite_gradient
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.flatness import Smoothing
@@ -93,7 +93,7 @@ def disagreement(
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
-        seed: draws the vector that the search of eigenvalues starts from.
+        seed: the seed of the vector that the search of eigenvalues starts from.
         max_memory: the most bytes that the process may use.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -130,7 +130,7 @@ def disagreement(
     report(0.6)
     loss, gradient = problem.loss_and_gradient(mean)
     learners_loss = float(np.mean([problem.loss(w) for w in weights]))
-    existing(loss + learners_loss, gradient)  # refuses losses or a gradient that are not finite
+    finite_gradient(loss + learners_loss, gradient)  # refuses losses or a gradient that are not finite
     vectors, values = torch.from_numpy(pairs.vectors).to(mean.device), torch.from_numpy(pairs.values)
     components = spread.products(vectors)  # (n, k), of deviations along eigenvectors
     curvatures, product_error = spread.curvature(problem, pairs.derivatives)
@@ -318,7 +318,7 @@ def smoothing(
             step.
         lr, alpha_e: the learning rate (default: the run's) and effective learning rate, kept with the result.
         residual_tol: the largest residual of an eigenvalue, relative to the eigenvalue.
-        seed: draws the displacements δ.
+        seed: the seed of the displacements δ.
         max_memory: the most bytes that the process may use.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -357,7 +357,9 @@ def smoothing(
     trace_hs = sum(float(double(d) @ double(h(d))) for d in deviations) / len(weights)
     route = mean[None] if trajectory is None else trajectory.to(mean)
     lengths = double(route[1:] - route[:-1]).norm(dim=1)
-    gradients = [double(existing(*problem.loss_and_gradient(w))) for w in route] if len(route) > 1 else []
+    gradients = []
+    if len(route) > 1:
+        gradients = [double(finite_gradient(*problem.loss_and_gradient(w))) for w in route]
     rows: list[dict[str, Any]] = []
     converged = bool(eigenpairs.converged)
     for index, kind in enumerate(KINDS):
@@ -499,7 +501,8 @@ class _Smoothed:
         def pair_gradient(w: Tensor, i: int) -> Tensor:
             """Return the mean of ∇L at w ± δ_i."""
             delta = self.shift(i)
-            plus, minus = (existing(*self.problem.loss_and_gradient(at)) for at in (w + delta, w - delta))
+            plus = finite_gradient(*self.problem.loss_and_gradient(w + delta))
+            minus = finite_gradient(*self.problem.loss_and_gradient(w - delta))
             return double((plus + minus) / 2)
 
         before = [pair_gradient(route[0], i) for i in range(self.draws)] if len(lengths) else []

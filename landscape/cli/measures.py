@@ -29,7 +29,7 @@ from landscape.cli.options import ListType, command
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
 from landscape.core.options import BelowOne, Count, Natural, NonNegative, Positive
-from landscape.gradients.minibatches import known_batch
+from landscape.gradients.minibatches import required_batch
 from landscape.problem.layout import GROUPINGS
 from landscape.results.comparison import Comparison, WeightAverage, footnotes, summary, table_of
 from landscape.results.flatness import BatchSharpness, Smoothing
@@ -125,7 +125,7 @@ def noise_scale(no_learners: bool, precondition: bool, analysis: AnalysisCommand
     """
     runs = analysis.open()
     batch = analysis.settings["batch"]
-    check_learners([(run, known_batch(batch or run.batch or None)) for run in runs], no_learners)
+    check_learners([(run, required_batch(batch or run.batch or None)) for run in runs], no_learners)
 
     def compute(run: Checkpoint, **settings: Any) -> NoiseScale:
         weights = gradient_points(run) if run.learners > 1 and not no_learners else None
@@ -167,7 +167,7 @@ def batch_sharpness(
         landscape batch-sharpness runs/dp/last.h5 --batch 50,500 --plot sharpness.png
     """
     sizes = dict.fromkeys(batch or ())
-    jobs = [(run, size) for run in analysis.open() for size in sizes or [known_batch(run.batch or None)]]
+    jobs = [(run, size) for run in analysis.open() for size in sizes or [required_batch(run.batch or None)]]
     check_learners(jobs, no_learners)
 
     def compute(run: Checkpoint, size: int, **settings: Any) -> BatchSharpness:
@@ -200,16 +200,17 @@ def gradient_points(run: Checkpoint) -> Tensor:
 def smoothing(*, steps: Natural = experiments.PATH_STEPS, analysis: AnalysisCommand) -> None:
     """Smooth the loss over the spread of the learners.
 
-    It is smoothed around w_a of each CKPT; its sharpness is measured, too.
+    The smoothed loss is computed around w_a of each CKPT, with its sharpness.
 
-    The displacements have the measured covariance Σ of the learners; for comparison, isotropic ones have the
-    same trace. Prints loss, λ_max and the gradient's Lipschitz constant along the path of w_a, each with a
-    standard error; tr(HΣ), the share of the spread along the sharpest directions, and 2/λ_max next to the
-    learning rate α and the effective α_e.
+    It is the mean loss at w_a + δ, where random displacements δ have the measured covariance Σ of the
+    learners; for comparison, δ is also drawn from an isotropic distribution with the same trace. Prints the
+    value and λ_max of the loss and of both smoothed losses, with standard errors; the Lipschitz constants of
+    their gradients along the path of w_a; tr(HΣ); the share of the spread along the sharpest directions; and
+    2/λ_max next to the learning rate α and the effective α_e.
 
     Args:
-        steps: Further training steps, in memory, along which the gradient's Lipschitz constant is estimated;
-            0: not estimated.
+        steps: Number of further training steps, in memory, along which the gradient's Lipschitz constant is
+            estimated; with 0 it is not estimated.
 
     Example:
         landscape smoothing runs/ss/last.h5 runs/dp/last.h5 --plot smoothing.png
@@ -217,7 +218,7 @@ def smoothing(*, steps: Natural = experiments.PATH_STEPS, analysis: AnalysisComm
     source, device = analysis.source, pick_device(analysis.device)
 
     def compute(run: Checkpoint, **settings: Any) -> Smoothing:
-        # A recipe in a file may name a user's code, which a file must never run.
+        # Training would run code that the file's recipe names; only built-in models and data are safe to run.
         can_train = run.has_recipe and not (source.model or source.data or source.loss)
         path = None
         if steps and can_train:

@@ -92,9 +92,12 @@ def plot(
             [default: FILE.png, FILE.gif]
         style: Surfaces as contour, hillshade (a relief), surface (3-D), or difference (the first of two minus
             the second).
-        quantity: Of surfaces: accuracy, or a metric that --metric of contour computed. [default: loss]
-        log: Scale of colors and levels. [default: --log where losses differ by a factor over 100]
-        levels: Approximate number of contour levels. [default: 0.005 apart, or 24]
+        quantity: What surfaces show: loss, accuracy, or a metric that "landscape contour --metric" computed.
+            [default: loss]
+        log: Logarithmic or linear colors and levels. [default: logarithmic where losses differ by a factor
+            over 100]
+        levels: Approximate number of contour levels. [default: one each 0.005 if that makes 4 to 40, else
+            24; of a logarithmic scale, 25]
         vmax: Highest level; larger values have its color.
         cmap: Color map of matplotlib. [default: mako_r; rocket_r for ratios]
         labels: Write losses on the contour lines.

@@ -121,7 +121,7 @@ def check_default_device() -> None:
 
 
 def double(tensor: Tensor) -> Tensor:
-    """A tensor in float64: on its device, or on the CPU where that has none.
+    """Return a tensor in float64: on its device, or on the CPU if the device has no float64.
 
     Example:
         >>> double(torch.ones(1)).dtype
@@ -130,8 +130,8 @@ def double(tensor: Tensor) -> Tensor:
     return tensor.to(float64_device(tensor.device)).double()
 
 
-def single(tensor: Tensor) -> Tensor:
-    """A tensor of half precision in float32, another as it is."""
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Return a tensor of half precision in float32, and any other tensor unchanged."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 

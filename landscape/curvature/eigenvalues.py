@@ -399,7 +399,7 @@ def extreme_eigenvalues(
             products then verify and refine the results; "exact": all products are exact.
         max_products: the largest number of Hessian-vector products. A search that ends there has
             ``converged`` False, and residuals that show the error.
-        seed: draws the starting vector.
+        seed: the seed of the starting vector.
         max_memory: the most bytes that the process may use.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -476,7 +476,7 @@ def top_eigenvalues(
             ``initial``.
         max_products: the largest number of Hessian-vector products. A search that ends there has
             ``converged`` False, and residuals that show the error.
-        seed: draws the starting vector.
+        seed: the seed of the starting vector.
         max_memory: the most bytes that the process may use.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.

@@ -21,7 +21,7 @@ from landscape.curvature.operators import Products, SymmetricOperator
 from landscape.evaluation.needs import GRAPH_BYTES, UNLIKE, difference_bytes, lacks_second
 from landscape.problem.batches import AGAIN, aligned, named_tensors, recomputes
 from landscape.problem.layout import Vector, check_recording, cut, differentiable, gradients, put, vector_of
-from landscape.problem.losses import existing
+from landscape.problem.losses import finite_gradient
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.problem.sharded import on_ranks
 
@@ -266,7 +266,7 @@ class HessianOperator(SymmetricOperator):
     def _not_finite(self) -> LandscapeError:
         differences, problem = self.differences, self.problem
         theta = differences.finest.weights if differences else problem.layout.flatten(self._leaves).detach()
-        existing(*problem.loss_and_gradient(theta.to(problem.dtype)))
+        finite_gradient(*problem.loss_and_gradient(theta.to(problem.dtype)))
         is_exact = self.matrix == "hessian" and not differences
         remedy = double_backward.WHAT_TO_DO if is_exact else "; write it in other operations"
         words = "its second derivatives are NaN or infinite at these weights, its gradient is not"
@@ -445,10 +445,10 @@ def exact_only(problem: Problem, who: str) -> None:
 def gradient_curvature(
     problem: Problem, weights: Tensor | None = None, *, derivatives: str = "exact"
 ) -> tuple[float, float, float]:
-    """Return (gᵀHg/‖g‖², ‖g‖², the error of gᵀHg/‖g‖²), with g = ∇L(θ) and H = ∇²L(θ) over all samples.
+    """Return (gᵀHg/‖g‖², ‖g‖², the error of gᵀHg/‖g‖²), with g = ∇L(θ) and H = ∇²L(θ).
 
     Args:
-        problem: the loss, such as that of one minibatch.
+        problem: L, the mean loss over its samples, for example over one minibatch.
         weights: θ (P,); default: the problem's center.
         derivatives: "exact", "differences" of gradients, whose error is measured, or "auto".
 
@@ -464,7 +464,7 @@ def gradient_curvature(
     """
     problem = double_backward.in_full_precision(problem)
     weights = vector_of(weights, problem.weights)
-    g = existing(*problem.loss_and_gradient(weights))
+    g = finite_gradient(*problem.loss_and_gradient(weights))
     products, errors = HessianOperator(problem, weights, derivatives=derivatives).verified(g[None])
     g_squared = float(double(g) @ double(g))
     g_hessian_g = float(double(g) @ double(products[0]))

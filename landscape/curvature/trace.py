@@ -108,7 +108,7 @@ def density(
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
-        seed: draws the random vectors.
+        seed: the seed of the random vectors.
         max_memory: the most bytes that the process may use.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -294,7 +294,7 @@ def trace(
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         engine: "landscape", or "pyhessian" for that package's plain Hutchinson samples, one for each product.
-        seed: draws the random signs.
+        seed: the seed of the random signs.
         max_memory: the most bytes that the process may use.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.

@@ -39,10 +39,10 @@ def stream(seed: int, part: int) -> torch.Generator:
 
 
 def in_minibatches(problem: Problem, batch: int) -> Problem:
-    """``problem`` with BatchNorm's statistics of minibatches of ``batch`` samples, as in training.
+    """Return ``problem`` with BatchNorm's statistics of minibatches of ``batch`` samples, as in training.
 
-    With numbered samples there is no smaller last minibatch; data given as batches keeps its own. Without
-    BatchNorm it is ``problem`` itself.
+    If samples are numbered, a smaller last minibatch is left out; data in batches keep the user's batches.
+    Without BatchNorm, ``problem`` itself is returned.
     """
     if not has_batchnorm(problem.model):
         return problem
@@ -60,14 +60,14 @@ def check_unpenalized(problem: Problem, what: str) -> None:
 class Minibatches:
     """Draws of ``learners`` minibatches of ``batch`` samples, with replacement, as in training.
 
-    Iterating gives a tuple of problems, one for each learner, as often as asked for. Data given as batches is
-    read once for every :data:`DRAWS_A_PASS` draws: a sample's number is then its place in the pass. BatchNorm
-    takes the statistics of the minibatch, as in training, unless the problem has another policy already or
+    The iterator has no end; each item is a tuple of problems, one for each learner. Data in batches are read
+    once for every :data:`DRAWS_A_PASS` draws: a sample's number is then its place in the pass. BatchNorm uses
+    the statistics of the minibatch, as in training, unless the problem has another policy already or
     ``own_statistics`` is false.
 
     Attributes:
-        whole: the problem on all of the data, under the same policy; with numbered samples in minibatches of
-            that size, without a smaller last one.
+        full_batches: the problem on all of the data, under the same policy; for BatchNorm with the statistics
+            of minibatches, in minibatches of that size, without a smaller last one if samples are numbered.
 
     Raises:
         InputError: a batch below 1, or below 2 with BatchNorm.
@@ -94,9 +94,9 @@ class Minibatches:
         self.learners, self._generator = learners, generator
         divided = norm and problem.batchnorm.name == "center"
         self._data = problem.data
-        self.whole = in_minibatches(problem, self.batch) if divided else problem
+        self.full_batches = in_minibatches(problem, self.batch) if divided else problem
         # A minibatch is one chunk where its samples share statistics; otherwise a chunk is measured once.
-        together = norm and self.whole.batchnorm.name != "recalibrate"
+        together = norm and self.full_batches.batchnorm.name != "recalibrate"
         self._chunk: int | None = self.batch if together else None
 
     def __iter__(self) -> Iterator[tuple[Problem, ...]]:
@@ -105,7 +105,7 @@ class Minibatches:
 
     def _problem(self, x: Any, y: Any) -> Problem:
         data = self._data.only(x, y)
-        problem = self.whole.on(data.in_chunks(self._chunk) if self._chunk else data)
+        problem = self.full_batches.on(data.in_chunks(self._chunk) if self._chunk else data)
         self._chunk = problem.chunk
         return problem
 
@@ -379,8 +379,8 @@ def placed(problem: Problem, weights: Tensor | None, smallest: int = 1) -> Tenso
     return weights.to(like)
 
 
-def known_batch(batch: int | None) -> int:
-    """``batch``, samples of a minibatch. InputError where it is missing, or not allowed."""
+def required_batch(batch: int | None) -> int:
+    """Return ``batch``, the number of samples of a minibatch; raise InputError if it is missing."""
     if batch is None:
         raise InputError("batch: missing; neither a problem nor imported weights have one, give it")
     return batch
@@ -389,9 +389,9 @@ def known_batch(batch: int | None) -> int:
 def learners_of(
     problem: Problem, batch: int, weights: Tensor | None, local_batch: int | None
 ) -> tuple[Tensor | None, int]:
-    """The learners' weights on the device (None: none), and the samples of a learner's minibatch.
+    """Return the learners' weights on the device, or None, and the samples in a learner's minibatch.
 
-    InputError for weights of another shape, or a local batch that is missing or not allowed.
+    Raises InputError for weights of another shape, or a local batch that is missing or not allowed.
     """
     if weights is None:
         if local_batch is not None:

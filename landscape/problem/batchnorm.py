@@ -26,7 +26,7 @@ SAMPLES = 1000
 BATCH = 250
 
 
-def tracked(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+def layers_with_statistics(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
     """Return the BatchNorm layers of ``model`` with running statistics."""
     layers = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
     return [layer for layer in layers if layer.running_mean is not None]
@@ -72,7 +72,7 @@ class BatchNormPolicy:
 def without_statistics(model: nn.Module) -> nn.Module:
     """Return a copy without BatchNorm's buffers; in eval mode, its layers use the statistics of the batch."""
     copied = copy.deepcopy(model)
-    for layer in tracked(copied):
+    for layer in layers_with_statistics(copied):
         layer.running_mean = layer.running_var = layer.num_batches_tracked = None
     return copied
 
@@ -90,7 +90,7 @@ class Estimator:
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         self._model, self._layout = copy.deepcopy(model), layout
         self._names = buffer_names(model)
-        for layer in tracked(self._model):
+        for layer in layers_with_statistics(self._model):
             layer.momentum = None  # a plain average over the batches, in place of an exponential one
 
     def to(self, dtype: torch.dtype) -> Estimator:
@@ -100,7 +100,7 @@ class Estimator:
     @torch.no_grad()
     def __call__(self, weights: Tensor, inputs: Iterable[Any]) -> dict[str, Tensor]:
         """Return the statistics of batches of inputs at ``weights`` (P,), by name of the buffer."""
-        layers = tracked(self._model)
+        layers = layers_with_statistics(self._model)
         for layer in layers:
             layer.reset_running_stats()
             layer.train()
@@ -135,7 +135,7 @@ def policy(bn: str, samples: int, model: nn.Module, layout: Layout, data: Data) 
     """
     choose("bn", bn, POLICIES)
     positive("bn_samples", samples, least=2)
-    if bn == "center" or not tracked(model):
+    if bn == "center" or not layers_with_statistics(model):
         return BatchNormPolicy()
     if bn == "train":
         return BatchNormPolicy(bn, samples if data.resident is not None else 0)

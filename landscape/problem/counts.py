@@ -196,7 +196,7 @@ class Count:
         return double(by_sample(FUNCTIONS[self.function](tensor, *argument)))
 
     def left(self, targets: Tensor) -> Tensor:
-        """Return whether each of the ``targets`` counts; all do unless the count is of single targets."""
+        """Return whether each of ``targets`` counts; all do if the count depends on more than these."""
         alone = self.function in ("other than", "above", "from") and not (self.of_inputs or self.cut)
         return FUNCTIONS[self.function if alone else "all"](targets, *[self.value] * alone).bool()
 

@@ -334,7 +334,7 @@ def several_numbers(value: Any) -> InputError:
     )
 
 
-def existing(loss: float, gradient: Tensor) -> Tensor:
+def finite_gradient(loss: float, gradient: Tensor) -> Tensor:
     """Return ``gradient``, the gradient of ``loss``; raise OperationError unless both are finite."""
     if not math.isfinite(loss):
         raise OperationError(f"weights: the loss there is {loss:g}, without derivatives; take others")

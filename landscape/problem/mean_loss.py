@@ -20,7 +20,7 @@ from landscape.problem.batches import call, count_samples, fixed_randomness, own
 from landscape.problem.batchnorm import SAMPLES, BatchNormPolicy
 from landscape.problem.data import ACTIVATION_BYTES, SMALL_BYTES, SMALL_CHUNK, Data
 from landscape.problem.layout import Layout, Vector, backward, gradients, placed, vector_of
-from landscape.problem.losses import existing, placed_loss
+from landscape.problem.losses import finite_gradient, placed_loss
 from landscape.problem.metrics import Metric, Sums
 
 Loss = Callable[[Any, Any], Tensor]
@@ -142,14 +142,15 @@ class MeanLoss:
             >>> problem.on(problem.data.subset(torch.tensor([0]))).samples
             1
         """
-        part = copy.copy(self)
-        part.data = data
-        return part
+        result = copy.copy(self)
+        result.data = data
+        return result
 
     def with_batchnorm(self, bn: str, samples: int = SAMPLES) -> Self:
         """Return a problem with the BatchNorm statistics of policy ``bn``.
 
-        Dropout and all other layers stay in eval mode. If the model has no BatchNorm, it is this problem.
+        Dropout and all other layers stay in eval mode. Without BatchNorm in the model, the result is this
+        problem itself.
 
         Args:
             bn: "center": the statistics in the model's buffers, at every point (returns this problem itself);
@@ -158,8 +159,9 @@ class MeanLoss:
                 torch.optim.swa_utils.update_bn does); for derivatives at a point they are fixed;
                 "train": the statistics of the batch itself, as in training, in batches of ``samples`` (or in
                 the user's batches), so that the loss of a sample depends on its batch.
-            samples: the number of samples that "recalibrate" draws (at most all; of data in batches, the
-                first ones), or of a batch for "train". Default 1,000.
+            samples: for "recalibrate", the number of samples for the estimate, at most all; they are drawn at
+                random, or are the first ones if the data come in batches. For "train", the number of samples
+                in a batch. Default 1,000.
 
         Returns:
             The problem with these statistics; this problem does not change.
@@ -175,15 +177,15 @@ class MeanLoss:
             >>> problem.with_batchnorm("recalibrate", 10).batchnorm.samples
             10
         """
-        self._check_surroundings()
+        self._check_autocast_and_device()
         policy = bn_policies.policy(bn, samples, self.model, self.layout, self.data)
         if policy.name == "center":
             return self
-        part = self.on(self.data.in_chunks(samples) if bn == "train" else self.data)
-        part.batchnorm = policy
+        result = self.on(self.data.in_chunks(samples) if bn == "train" else self.data)
+        result.batchnorm = policy
         if bn == "train":
-            part.model = bn_policies.without_statistics(self.model)
-        return part
+            result.model = bn_policies.without_statistics(self.model)
+        return result
 
     def batchnorm_statistics(
         self, weights: Tensor | None = None, inputs: Iterable[Any] | None = None
@@ -205,13 +207,13 @@ class MeanLoss:
             >>> sorted(problem.batchnorm_statistics())
             ['1.num_batches_tracked', '1.running_mean', '1.running_var']
         """
-        if not bn_policies.tracked(self.model):
+        if not bn_policies.layers_with_statistics(self.model):
             return {}
         inputs = bn_policies.sample_inputs(self.data, self.samples) if inputs is None else inputs
         weights = vector_of(weights, self.weights)
         return bn_policies.Estimator(self.model, self.layout)(weights, inputs)
 
-    def _check_surroundings(self) -> None:
+    def _check_autocast_and_device(self) -> None:
         """Raise InputError under torch.autocast, or with a default device other than the CPU."""
         check_default_device()
         if torch.is_autocast_enabled(self.device.type):
@@ -231,13 +233,13 @@ class MeanLoss:
             >>> problem.at() is problem
             True
         """
-        self._check_surroundings()
+        self._check_autocast_and_device()
         policy = self.batchnorm.at(vector_of(weights, self.weights))
         if policy is self.batchnorm:
             return self
-        part = self.on(self.data)
-        part.batchnorm = policy
-        return part
+        result = self.on(self.data)
+        result.batchnorm = policy
+        return result
 
     def to(self, dtype: torch.dtype) -> Self:
         """Return a copy of the problem in another precision.
@@ -595,4 +597,4 @@ class MeanLoss:
             >>> problem.gradient(torch.zeros(4)).tolist()
             [-0.25, 0.25, 0.25, -0.25]
         """
-        return existing(*self.loss_and_gradient(weights))
+        return finite_gradient(*self.loss_and_gradient(weights))

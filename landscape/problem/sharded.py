@@ -27,7 +27,7 @@ from landscape.problem.losses import (
     Terms,
     correct,
     describe_loss,
-    existing,
+    finite_gradient,
     output_loss,
     placed_loss,
     with_other_first_labels,
@@ -531,7 +531,7 @@ class ShardedProblem(Exchanges):
         if bad_ranks and len(bad_ranks) < self.ranks:
             words = f"the loss on rank {bad_ranks[0]} is {losses[bad_ranks[0]]:g}"
             raise OperationError(f'data: {words}; give check="full", which names the batch')
-        existing(float(losses.mean()), self._by_rank(0.0 if finite(gradient) else torch.nan))
+        finite_gradient(float(losses.mean()), self._by_rank(0.0 if finite(gradient) else torch.nan))
         return gradient
 
     def _coarsest(self, x: Any, y: Any) -> torch.dtype:

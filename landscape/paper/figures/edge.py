@@ -426,11 +426,11 @@ def _bound(rows: Rows) -> float:
     return (float(rows[ERROR].min()) + float(rows["chance_percent"].iloc[0])) / 2
 
 
-def largest_rates(rows: Rows) -> dict[str, Numbers]:
-    """Return the largest rate up to which a seed converges, by algorithm and seed, of one task.
+def largest_log2_rates(rows: Rows) -> dict[str, Numbers]:
+    """Return log2 of the largest learning rate up to which one task converges, by algorithm and seed.
 
-    Rates are log2(rate); if no rate converges, one less than that of the smallest rate. Rates below the first
-    that converges are too low for the number of steps, and are ignored.
+    If no rate converges, the value is one less than log2 of the smallest rate. Rates below the first that
+    converges are too low for the number of steps, and are ignored.
     """
     bound, if_none = _bound(rows), float(np.log2(rows["lr"].min())) - 1
 
@@ -451,16 +451,20 @@ def _judge_rates(rows: Rows) -> list[Effect]:
     """Judge by how many doublings of the rate DPSGD converges beyond SSGD, by task and form."""
     effects, what = [], "doublings of the rate"
     for task, task_rows in rows.groupby("task", sort=False):
-        rates = largest_rates(task_rows)
-        ssgd = rates.pop("SSGD", None)
+        log2_rates = largest_log2_rates(task_rows)
+        ssgd = log2_rates.pop("SSGD", None)
         if ssgd is not None:
-            effects += [effect_of(f"{task}: {name} beyond SSGD", what, r, ssgd) for name, r in rates.items()]
+            for name, dpsgd in log2_rates.items():
+                effects.append(effect_of(f"{task}: {name} beyond SSGD", what, dpsgd, ssgd))
     return effects
 
 
 @figure("lr-divergence", _judge_rates)
 def _rates(context: Context) -> Drawing:
-    """Draw median and range by rate: each task's test error with its bound, and ηλ_max with its limits."""
+    """Draw test error with the threshold of convergence, and ηλ_max with its limits, by learning rate.
+
+    Each task has its own panels, with the median and the range over seeds.
+    """
 
     def measure(run: Ended) -> dict[str, Any]:
         end, guess = run.end, 100 * (1 - 1 / classes(run.end))
@@ -483,8 +487,8 @@ def _rates(context: Context) -> Drawing:
         _draw_task(ax, task_rows, quantity)
     for task_rows in tasks:
         what = f"largest rate at which every seed converges, {task_rows['task'].iloc[0]}"
-        for name, rates in largest_rates(task_rows).items():
-            compared.append(Compared(f"{what}, {name}", f"{2.0 ** rates.min():.4g}"))
+        for name, log2_rates in largest_log2_rates(task_rows).items():
+            compared.append(Compared(f"{what}, {name}", f"{2.0 ** log2_rates.min():.4g}"))
     shared_legend(picture, axes, ncols=3)
     remark = "A run converges where its test error is below the dotted line, halfway from the best to chance."
     return Drawing({"": picture}, rows, compared, remark)

@@ -94,7 +94,7 @@ def critical_batch(
         loss_tol: the allowed rise of the loss, relative to the loss of the reference.
         scaling: how the learning rate follows the batch: "linear", "sqrt" or "none". Default: "sqrt" for
             optimizers that divide by the size of the gradient, else "linear".
-        seed: draws the minibatches of the first branch; the next branches take the next numbers.
+        seed: the seed of the minibatches of the first branch; the next branches take the next numbers.
         device, data_dir: where the branches train, and the folder of data sets; default: the device and the
             folder of the run's problem.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
@@ -243,7 +243,7 @@ def preconditioner(
         problem: the run's problem. LARS takes gradients of this problem, on minibatches of the run's size.
         learner: "mean": the state averaged over the learners (ours; with SSGD all are equal), at their mean
             weights w_a; or a learner's number: the state and the weights of this learner.
-        seed: draws the minibatches for LARS.
+        seed: the seed of the minibatches for LARS.
 
     Returns:
         P with the optimizer's learning rate and limit.
@@ -374,7 +374,7 @@ def stability(
             then the largest eigenvalue of P^{-1/2} H P^{-1/2}, and the limits are of steps w ← w − η P⁻¹ v,
             v ← m v + g. lr and own_limit are then P's, where P has them.
         residual_tol: the allowed residual of λ_max, relative to λ_max.
-        seed: draws the starting vector of the iteration.
+        seed: the seed of the starting vector of the iteration.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 

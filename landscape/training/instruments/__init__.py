@@ -56,8 +56,9 @@ class MeasuredRun:
         at_mean, synchronous: whether all learners compute their gradients at w_a, or at one point.
         geometry: the geometry of the optimizer's steps, see :attr:`.Optimizer.geometry`.
         plain_limit: the largest stable ηλ of the rule with plain steps; NaN: unknown.
-        second: (step, learner, its point) -> a minibatch gradient (P,) of a learner of this process that is
-            independent of its gradient in that step; None in a user's training loop.
+        second_gradient: the function (step, learner, weights) -> (P,), the gradient of a learner of this
+            process at the weights, on a second minibatch, independent of that of the step; None in a user's
+            training loop.
         optimizer: makes the steps: an optimizer of a recipe, or of a user's training loop.
         recipe: the run's recipe; None for a user's training loop.
         parameters: returns the parameters in a user's training loop, in the order of θ.
@@ -74,7 +75,7 @@ class MeasuredRun:
     learners: int = 1
     at_mean: bool = True
     synchronous: bool = True
-    second: Callable[[int, int, Tensor], Tensor] | None = None
+    second_gradient: Callable[[int, int, Tensor], Tensor] | None = None
     geometry: tuple[str, bool] | None = None
     plain_limit: float = math.nan
     recipe: Any = None

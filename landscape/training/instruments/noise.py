@@ -83,14 +83,14 @@ class NoiseScale(Instrument):
         0 where j is a learner of another process, and NaN where no learner has a turn in this step.
         """
         run = self.run
-        assert run.second is not None
+        assert run.second_gradient is not None
         if step % self._every:
             return rows.new_tensor(math.nan)
         j = step // self._every % run.learners
         local = j - run.comm.local.start
         if not 0 <= local < run.comm.n_local:
             return rows.new_zeros(())
-        difference = run.second(step, j, points[local]) - rows[local]
+        difference = run.second_gradient(step, j, points[local]) - rows[local]
         return inner(difference, difference) * (self.run.batch // run.learners / 2)
 
     def state(self, step: int) -> dict[str, Tensor]:
@@ -109,7 +109,7 @@ class NoiseScale(Instrument):
         return torch.stack([sums.to("cpu", torch.float64) for sums in self._sums])
 
     def measure(self, now: StepState) -> dict[str, float]:
-        if self.run.second is None:
+        if self.run.second_gradient is None:
             return self._from_draws(now)
         traces, norms2 = self._window()
         if not len(traces):

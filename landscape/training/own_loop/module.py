@@ -58,7 +58,7 @@ class DecentralizedDataParallel(nn.Module):
             ``landscape train``.
         peak_lr: α_0 of dsgd-ac; default: the optimizer's present learning rate, or the initial rate of a
             scheduler.
-        seed: draws the rule's random numbers, such as random matchings.
+        seed: the seed of the rule's random numbers, such as random matchings.
         options: options of the algorithm, as in recipes: ``mixing="ring(1)"``, ``order="atc"``,
             ``period=8``. Defaults are those of ``landscape train``: for dpsgd ``mixing="full"``,
             ``order="awc"``.

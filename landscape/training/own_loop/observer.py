@@ -39,7 +39,7 @@ class Observer:
         samples: the number of samples from which g is estimated; 0: all.
         monitor: further measurements: the table ``monitor`` of a recipe.
         batch, ranks: a step has ``ranks`` minibatches of ``batch`` samples each; batch 0: an unknown number.
-        seed: draws the samples.
+        seed: the seed of the samples.
         optimizer: makes the steps: an optimizer of torch, or another object.
         how: ``terms``, ``randomness`` and ``metrics`` (of ``test``) as :class:`landscape.Problem` takes them.
 

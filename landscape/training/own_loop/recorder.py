@@ -88,7 +88,7 @@ class Recorder:
             file. A number: from this step, where the loop's own checkpoint was made; records of later steps
             are deleted. The loop itself loads its weights.
         scalars: "tensorboard", "wandb" or "trackio", or a list of such names: further places for the numbers.
-        seed: draws the samples.
+        seed: the seed of the samples.
         metrics: as :class:`landscape.Problem` takes them, of ``test``: columns test_NAME beside test_loss.
 
     Attributes:

@@ -409,8 +409,8 @@ def of_run(
         problem: the loss that the run's steps descend, on the training set.
         comm: the run's processes.
         optimizer: makes the run's steps; instruments read the optimizer's state.
-        sampler: draws the minibatches of second gradients.
-        stack: computes second gradients.
+        sampler: draws a second, independent minibatch of a step, for unbiased products of two gradients.
+        stack: computes the gradient on that second minibatch.
 
     Raises:
         InputError: for an instrument that cannot measure this run.
@@ -429,7 +429,7 @@ def of_run(
         learners=recipe.learners,
         at_mean=rule.at_mean,
         synchronous=rule.synchronous,
-        second=functools.partial(sampler.second_gradient, stack),
+        second_gradient=functools.partial(sampler.second_gradient, stack),
         geometry=optimizer.geometry,
         plain_limit=math.nan if plain_limit is None else plain_limit,
     )
