@@ -275,19 +275,20 @@ def compare(
 
     All checkpoints have the same minibatches, random vectors and planes, so that draws are compared in pairs
     (common random numbers; Student's t test of the differences, or McNemar's test over test samples).
-    Welch's t test compares spreads of learners. Eigenvalues are compared by bounds, each of which the
-    outermost eigenvalue keeps with a probability of 99%; a residual only shows that some eigenvalue is near.
+    Welch's t test compares spreads of learners. Eigenvalues are compared by bounds, which the outermost
+    eigenvalue does not exceed with a probability of 99%; a residual only shows that an eigenvalue is near.
 
-    In groups, such as the seeds of two recipes, each checkpoint has draws of its own, the error is that over
-    the group, and Welch's t test compares the means. Only groups allow statements about recipes rather than
-    about single runs. Holm's correction makes ``significance`` hold for all tests of the table together.
+    In groups, such as the seeds of two recipes, each checkpoint has its own draws, the error is the standard
+    error over the group, and Welch's t test compares the means. Only groups allow statements about recipes
+    rather than about single runs. Holm's correction makes ``significance`` hold for all tests of the table
+    together.
 
     Args:
-        problems: at least two problems, runs, or names of runs' files or folders, in a list, or in a dict
-            from names to them. A list inside is a group; beside it a single item is a group of one. A problem
-            is measured at its center, without the quantities that need a test set, learners or an optimizer.
-        batch: samples in a minibatch; default: the runs' total batch, if it is the same for all. Otherwise
-            the quantities that need one are left out, with a note.
+        problems: at least two problems, runs, or names of runs' files or folders, in a list, or in a dict by
+            name. A list inside is a group; if there are groups, a single item is a group of one. A problem is
+            measured at its center, without the quantities that need a test set, learners or an optimizer.
+        batch: the number of samples in a minibatch; default: the runs' total batch, if all runs have the
+            same. Otherwise the quantities that need a batch are left out, with a note.
         quantities: their names, as ``landscape compare --help`` lists them; default: all that can be
             measured, without "distance", "barrier" and "same-basin" (1 where the error rises by at most 2
             percentage points on the line, Frankle et al. 2020). These three compare each problem with the
@@ -297,10 +298,11 @@ def compare(
             problems.
         equal_loss: whether to replace each run by its checkpoint whose training loss is nearest to the
             highest loss of the runs.
-        loss_tol: the largest difference from that loss, as a share of it.
+        loss_tol: the largest relative difference between the loss of a chosen checkpoint and that highest
+            loss.
         draws: the number of minibatches or displacements for each quantity. The trace takes 60 products.
-        planes: the number of random planes, over which the basin width is the mean.
-        rise: the rise of the loss at that width, in nats.
+        planes: the number of random planes; the basin width is the mean over these planes.
+        rise: the rise of the loss, in nats, at which the basin width is measured.
         rho: ρ of worst-case adaptive sharpness.
         rho_average: ρ of average-case adaptive sharpness.
         k: the number of eigenvectors that span the sharp space.

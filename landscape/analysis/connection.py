@@ -108,7 +108,8 @@ def connect(
         problem: the loss; or a run, on its training set.
         a, b: two networks, in any form that :func:`landscape.line` accepts; without b the paths lead from the
             problem's center to a.
-        curve: "bezier", quadratic, or "chain", two straight lines that meet in the bend.
+        curve: the form of the curve: "bezier", a quadratic Bézier curve, or "chain", two straight lines that
+            meet in the bend.
         align: the criterion that matches units: "weights", or "activations": correlations of the units'
             activations over up to 1,000 samples, taken at the inputs of operations, such as the next layer,
             that sum over the units.
@@ -276,21 +277,21 @@ def average(
         problem: the loss; or a run, on its training set. It may be sharded.
         weights: the members, 2 to 32: (n, P), or a list of networks in any form that :func:`landscape.line`
             accepts; default: the run's learners. For a sharded problem each rank passes its own parts.
-        coefficients: a_j, (n,), or (K, n) for K averages, divided by their sum; default: uniform. With a base
-            λ_j, which are not divided.
+        coefficients: a_j, (n,), or (K, n) for K averages, divided by their sum; default: uniform. With a
+            base, the coefficients are λ_j, and are not divided.
         base: the network from which the members were fine-tuned. Averages are then base + Σ_j λ_j (w_j −
-            base) (task arithmetic, Ilharco et al. 2023). The base is measured as a further member, the first.
-        plan: averages to rank: "windows", the last 2, 3, … members with equal weights (LAWA, Kaddour 2022)
-            and with weights that grow linearly; "grid", with a base, 0.05, 0.10, … 1 for all λ_j (Ilharco et
-            al. 2023).
+            base) (task arithmetic, Ilharco et al. 2023). The base is measured as the first member.
+        plan: averages to rank: "windows", averages of the last 2, 3, … members with equal weights (LAWA,
+            Kaddour 2022) and with weights that grow linearly; "grid", which needs a base, the values 0.05,
+            0.10, … 1 for all λ_j (Ilharco et al. 2023).
         last: the number of last members that ``plan="windows"`` uses; default: all.
         factors: names of the factors A and B of adapters, by which parameters' names differ, such as
             [("A", "B")]; default: those of peft. The products BA are averaged; with () each factor is
             averaged by itself.
         rank: the rank of stored averages of products; default: the rank that they need.
-        exact: whether to compute the exact losses of the averages, too, by a pass over the data each; or the
-            number of averages to compute, those with the lowest predictions, and the greedy soup last.
-        bn_samples: samples from which statistics of BatchNorm are estimated.
+        exact: whether to also compute the exact loss of each average, by a pass over the data; or the number
+            of averages to compute: the greedy soup is the last, and the others have the lowest predictions.
+        bn_samples: the number of samples from which statistics of BatchNorm are estimated.
         labels: names of the members; default: 0, 1, …
         max_memory: the most bytes that the process may use.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.

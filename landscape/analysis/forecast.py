@@ -30,10 +30,10 @@ class Forecast:
 
     Attributes:
         function: the analysis.
-        products: Hessian-vector products. Those of searches depend on the spectrum and are right to a factor
-            of 2 for most networks; those of traces and densities are known. 0: none, or not known.
-        seconds: on this machine as it is now, without the start of the call; NaN: not known.
-        memory: the most bytes in addition to those in use.
+        products: the number of Hessian-vector products. For a search it depends on the spectrum, and is right
+            to a factor of 2 for most networks; for traces and densities it is exact. 0: none, or unknown.
+        seconds: the time on this machine as it is now, without the start of the call; NaN: unknown.
+        memory: the most bytes that the call needs in addition to those in use.
         free: the bytes that the call may use now.
     """
 
@@ -112,8 +112,8 @@ def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Forecas
 
     Args:
         function: the analysis, such as :func:`landscape.contour`.
-        args, kwargs: its arguments, beginning with a problem or a run; a plane or a direction may be left
-            out.
+        args, kwargs: arguments of the analysis, beginning with a problem or a run; a plane or a direction may
+            be left out.
 
     Returns:
         A forecast with ``products``, ``seconds``, ``memory`` and ``free``; it is printed as one line.

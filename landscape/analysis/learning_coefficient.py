@@ -179,23 +179,23 @@ def learning_coefficient(
     model less.
 
     Chains begin at w*, and their first half is discarded. Their length is doubled until they have mixed and
-    the error is small enough. BatchNorm takes each minibatch's statistics, as in training. Our additions:
-    losses at w and w* are of one minibatch; the heating by step size and minibatches is corrected; the step
-    size is chosen automatically.
+    the error is small enough. BatchNorm uses each minibatch's statistics, as in training. Three parts are not
+    in the paper: losses at w and w* are computed on the same minibatch; the heating by step size and
+    minibatches is corrected; the step size is chosen automatically.
 
     Args:
         problem: the loss on the training set, at the minimum w*; or a run, at w_a.
-        batch: samples of a minibatch, drawn with replacement; larger minibatches heat less. Data given as
-            batches is read once for every 100 steps.
+        batch: the number of samples in a minibatch, drawn with replacement; larger minibatches heat less.
+            Data in batches are read once for every 100 steps.
         localization: γ, the strength of the attraction to w*; values of λ̂ are comparable only at equal γ and
             n.
         step_size: ε of the chains; default: half of 1/(nβλ_max + γ), or less if the heating is above a tenth
             of the rise.
-        nbeta: samples times inverse temperature, nβ; default n/log n (Watanabe 2013). If L is a mean over
-            tokens, n counts the sequences; for the likelihood of m tokens give m/log m.
+        nbeta: nβ, the number of samples times the inverse temperature; default n/log n (Watanabe 2013). If L
+            is a mean over tokens, n counts the sequences; for the likelihood of m tokens give m/log m.
         chains: the number of independent chains, at least 2.
         relative_error: chains are doubled until the standard error is at most this share of the value.
-        max_rhat: the largest R̂ of chains that count as mixed.
+        max_rhat: chains count as mixed if their R̂ is at most this number.
         max_steps: the largest number of steps of a chain.
         seed: the seed of the minibatches and the noise of the chains.
         max_memory: the most bytes that the process may use.

@@ -78,16 +78,16 @@ def noise(
 ) -> Noise:
     """Estimate Δ(2), the noise from the learners' spread, in four ways.
 
-    With δ the mean over learners of ∇L^μ(w_j) − ∇L^μ(w_a), these are the definition α²‖δ‖² over drawn
-    minibatches, the same with the whole data, Eq. 4 of DPSGD-2020 with the Hessian, and the first-order
-    expansion with the minibatches' Hessians. BatchNorm uses each minibatch's statistics, as in training; the
-    whole data are then in minibatches of that size, without a smaller last one.
+    δ is the mean over learners of ∇L^μ(w_j) − ∇L^μ(w_a). The four ways are: the definition α²‖δ‖² over drawn
+    minibatches; the same expression with the gradients of all data; Eq. 4 of DPSGD-2020 with the Hessian; and
+    the first-order expansion with the minibatches' Hessians. BatchNorm uses each minibatch's statistics, as
+    in training; all data are then divided into minibatches of that size, without a smaller last one.
 
     Args:
         problem: the loss on the training set; or a run.
-        weights: (n, P), those of at least 2 learners; default: the run's.
+        weights: (n, P), the weights of at least 2 learners; default: the run's.
         lr: α, the learning rate; default: the run's.
-        local_batch: B, samples per learner in a minibatch; default: the run's.
+        local_batch: B, the number of samples in a learner's minibatch; default: the run's.
         draws: the number of draws of minibatches; 32 give each standard error to about 13%.
         seed: the seed of the minibatches.
         max_memory: the most bytes that the process may use.
@@ -210,22 +210,23 @@ def noise_scale(
 ) -> NoiseScale:
     """Estimate B_simple = tr Σ/‖g‖², the batch at which noise and gradient are equal in size.
 
-    Below it a larger batch saves nearly as many steps as it costs samples; far above it saves none
-    (McCandlish et al. 2018, arXiv:1812.06162). Σ is the covariance of one sample's gradient, g the gradient
-    of the loss at w_a, and tr Σ = B E‖g_B − g‖² for minibatches drawn with replacement. BatchNorm uses each
-    minibatch's statistics, as in training; B_simple then depends a little on B, as it does where samples have
-    unequal weights. Other layers, such as dropout, are in eval mode: their noise is left out.
+    Far below B_simple, a batch of twice the size needs nearly half the steps; far above B_simple, a larger
+    batch saves no steps (McCandlish et al. 2018, arXiv:1812.06162). Σ is the covariance of one sample's
+    gradient, g the gradient of the loss at w_a, and tr Σ = B E‖g_B − g‖² for minibatches drawn with
+    replacement. BatchNorm uses each minibatch's statistics, as in training; B_simple then depends a little on
+    B, as it also does if samples have unequal weights. Other layers, such as dropout, are in eval mode: their
+    noise is left out.
 
     Args:
         problem: the loss, on the training set, centered on w_a; or a run.
-        batch: B, samples of a minibatch at w_a; default: the run's total batch. Without BatchNorm the result
-            does not depend on B, and small minibatches are cheaper.
+        batch: B, the number of samples in a minibatch at w_a; default: the run's total batch. Without
+            BatchNorm the result does not depend on B, and small minibatches are cheaper.
         weights: (n, P), the points at which n ≥ 2 learners compute their gradients (w_a for all learners of
-            SSGD). The result then has B_simple of their mean gradient, too, and its estimate from the n
-            gradients of single steps, which a training has at no cost.
-        local_batch: samples of a learner's minibatch; default: batch / n.
-        gradient: "whole": g from one pass over all data; "draws": ‖g‖² from pairs of minibatches, without a
-            pass, and less exact for a smaller ‖g‖².
+            SSGD). The result then also has B_simple of the learners' mean gradient, and an estimate of it
+            from the n gradients of single steps, which training computes anyway.
+        local_batch: the number of samples in a learner's minibatch; default: batch / n.
+        gradient: how g is computed: "whole": g from one pass over all data; "draws": ‖g‖² from pairs of
+            minibatches, which needs no such pass, but is less exact if ‖g‖² is small.
         precondition: P, a positive diagonal (P,), or the :func:`landscape.preconditioner` of a checkpoint of
             Adam and its relatives: gradients are then P^{-1/2} g, as that optimizer sees them.
         relative_error: draw until the standard error is at most this share of the value.
@@ -237,7 +238,7 @@ def noise_scale(
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        B_simple in samples with its standard error, tr Σ and ‖g‖² with theirs, at w_a and from the learners.
+        B_simple in samples, tr Σ and ‖g‖², with standard errors, at w_a and from the learners.
 
     Raises:
         InputError: a batch, relative error or number of draws that is not allowed, weights of another shape
@@ -368,9 +369,9 @@ def noise_alignment(
 
     Args:
         problem: the loss on the training set; or a run.
-        batch: B, samples in a minibatch; default: the run's total batch.
+        batch: B, the number of samples in a minibatch; default: the run's total batch.
         k: the number of eigenvectors; at most P.
-        relative_error: draw until the standard error of tr(HS)/tr S is at most this share of it.
+        relative_error: draw until the standard error of tr(HS)/tr S is at most this share of the value.
         min_draws: the smallest number of draws. Each takes a minibatch gradient and a Hessian product.
         max_draws: the largest number of draws.
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.

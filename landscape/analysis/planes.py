@@ -133,8 +133,8 @@ def between(
         align: the criterion by which hidden units of the second and third network are permuted to match those
             of the first, as for :func:`landscape.connect`; "none": no permutation. The networks' functions
             do not change.
-        seed: for two vectors, draws the normal vector whose part orthogonal to w1 − w0 is the second
-            direction.
+        seed: for two networks, the seed of the normal vector whose component orthogonal to w1 − w0 is the
+            second direction.
 
     Returns:
         A plane with the networks as markers (2 or 3, 2).
@@ -226,9 +226,9 @@ def pca_plane(
 def learners_plane(problem: Problem | Run, weights: Sequence[Weights] | Tensor) -> Plane:
     """Return the plane through the mean w_a that fits the learners w_j best, in the least-squares sense.
 
-    The unit directions are the first two right singular vectors of the matrix with rows w_j − w_a (our
-    choice). The learners' squared distances from the plane add up to the sum of the other squared singular
-    values.
+    The unit directions are the first two right singular vectors of the matrix with rows w_j − w_a. The plane
+    is in no paper; it is our choice. The learners' squared distances from the plane add up to the sum of the
+    other squared singular values.
 
     Args:
         problem: the problem whose parameters the weights are; or a run.

@@ -178,11 +178,11 @@ def sharpness(
         rho: ρ: the radius ("worst"), or the standard deviation of each component of δ/c ("average").
         kind: "worst" or "average".
         adaptive: c = |w|, so that each weight moves in proportion to its size; else c = 1.
-        m: samples of a minibatch, for the mean sharpness over minibatches; default: all samples.
+        m: the number of samples in each minibatch, over which sharpness is a mean; default: all samples.
         steps: the largest number of gradients of each search.
         starts: the number of random starts of searches; a further search starts along the gradient.
         relative_error: draw until the standard error is at most this share of the value.
-        min_draws: the least number of draws; a draw is a minibatch or a pair ±δ.
+        min_draws: the smallest number of draws; a draw is a minibatch or a pair ±δ.
         max_draws: the largest number of draws.
         seed: the seed of minibatches, displacements and starts.
         max_memory: the most bytes that the process may use.
@@ -442,14 +442,14 @@ def batch_spectrum(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> BatchSpectrum:
-    """The largest eigenvalues and the smallest of the Hessians of drawn minibatches, at the center.
+    """Compute the largest eigenvalues and the smallest of the Hessians of drawn minibatches, at the center.
 
     Park and Kim 2022 show this distribution (arXiv 2202.06709, Figure 4). Minibatches are drawn with
-    replacement. BatchNorm takes each minibatch's statistics, and each loss has the penalty and weight decay.
+    replacement. BatchNorm uses each minibatch's statistics, and each loss has the penalty and weight decay.
 
     Args:
         problem: the loss, on the training set; or a run.
-        batch: B, samples of a minibatch; default: the run's total batch.
+        batch: B, the number of samples in a minibatch; default: the run's total batch.
         k: the number of largest eigenvalues.
         draws: the number of minibatches; default: 64.
         weight_decay: λ of a penalty λ/2·‖θ‖² that the problem lacks; the Hessian λI is added.

@@ -34,9 +34,10 @@ class PlaneOptions:
     """The kind of the planes, and how random directions are drawn.
 
     Args:
-        kind: random; between (through two or three CKPTs); pca (of the step-*.h5 up to the CKPT); learners
-            (nearest to all learners); eigen (Hessian eigenvectors of λ_max and λ_min).
-        norm: Scale of random directions: none (i.i.d. normal, the paper's), filter or layer (Li et al. 2018).
+        kind: The plane's directions: random; between (through two or three CKPTs); pca (of the step-*.h5 up
+            to the CKPT); learners (nearest to all learners); eigen (Hessian eigenvectors of λ_max and λ_min).
+        norm: Scale of random directions: none (i.i.d. normal, as in the paper), filter or layer (Li et al.
+            2018).
         ignore: Parameters that random directions leave unchanged: none, or bias+norm (bias and norm
             parameters). [default: bias+norm with --norm filter, else none]
         align: With --plane between: permute the hidden units of the second CKPT and the third to be near the
@@ -186,8 +187,8 @@ def contour(plane: PlaneOptions, processes: Processes, analysis: AnalysisCommand
     other defaults are those of the paper's figures.
 
     The result file is written during the computation; after an interruption, the same command resumes it.
-    With --interpolation-tol 1%, a tenth of the points is enough for a smooth surface; the file keeps the
-    estimated error of the others. The same command without it computes them.
+    With --interpolation-tol 1%, a tenth of the points is enough for a smooth surface; the other points are
+    interpolated, and the file has their estimated error. The same command without this option computes them.
 
     Points in the file are not computed again: a grid of 49 contains all points of a grid of 25, a grid of 50
     only its corners. Points that the new grid does not contain, and results of other checkpoints or options,
@@ -228,7 +229,7 @@ def line(
     from the same seed.
 
     Args:
-        norm, ignore: With one CKPT, as for contour.
+        norm, ignore: Only with one CKPT: the same as for contour.
 
     Example:
         landscape line runs/ss/last.h5 runs/dp/last.h5 --plot barrier.png
@@ -258,7 +259,8 @@ def connect(analysis: AnalysisCommand) -> None:
     It is computed on the line between their w_a, on the line after alignment, and along a curve.
 
     Alignment permutes the hidden units of the second checkpoint so that its weights come near to those of the
-    first; its function stays the same. The curve is trained on the training set, and all losses are on it.
+    first; its function stays the same. The curve is trained on the training set; all losses are losses on the
+    training set.
 
     Example:
         landscape connect runs/ss/last.h5 runs/dp/last.h5 --plot connection.png
@@ -286,7 +288,7 @@ def basins(
 ) -> None:  # fmt: skip
     """Measure the basins of contours: merges and widths.
 
-    It reads files of landscape contour and computes no loss. Prints the basins by persistence, and area,
+    The FILEs are those of landscape contour; no loss is computed. Prints the basins by persistence, and area,
     volume and widths of the region around the center (or the lowest point) in distances of weight space.
 
     Args:

@@ -51,15 +51,15 @@ def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysi
     The Hessian is that at w_a of each CKPT, over the whole split.
 
     Prints each eigenvalue with its relative residual, the bounds outside which there is no other eigenvalue
-    (with 99% probability), and the trace with its standard error. With --precondition also the learning rate
-    times λ_max, next to the largest stable one of the optimizer.
+    (with 99% probability), and the trace with its standard error. With --precondition, also prints the
+    learning rate times λ_max, next to the largest stable value for the optimizer.
 
     Args:
         by: Print a table of λ_max, λ_min and trace instead, for all parameters and for each block of them: by
             block (h.3, layer1.0), by layer, by parameter, or by names, prefixes and patterns (*.bias).
-        precondition: Use P^{-1/2} H P^{-1/2}, P from the state of the optimizer: Adam, AdamW, RMSprop, LARS
-            or LAMB.
-        parts: Only the block of these parameters: a name (1.weight) or a prefix (1); can be repeated.
+        precondition: Use P^{-1/2} H P^{-1/2}, with P from the state of the optimizer: Adam, AdamW, RMSprop,
+            LARS or LAMB.
+        parts: Use only the block of these parameters: a name (1.weight) or a prefix (1); can be repeated.
 
     Example:
         landscape spectrum runs/dp/last.h5 --k 5 --quantities trace,density --plot f.png
@@ -111,14 +111,14 @@ def noise_scale(no_learners: bool, precondition: bool, analysis: AnalysisCommand
 
     It is estimated at w_a of each CKPT, and from its learners.
 
-    It is the batch, in samples of the training set, at which noise and gradient are equal in size. Learners
-    take their gradients where the run's update rule does (SSGD: at w_a), each with a share of 1/n of the
-    batch. Prints value ± standard error, and the mean estimate from the learners' gradients of one step, to
-    which their spread contributes.
+    The noise scale is the batch, in samples of the training set, at which noise and gradient are equal in
+    size. Learners compute gradients at the weights where the run's update rule does (SSGD: at w_a), each on
+    1/n of the batch. Prints value ± standard error, and the mean estimate from the learners' gradients of one
+    step, to which the learners' spread contributes.
 
     Args:
-        no_learners: Only w_a, without the learners' own gradients.
-        precondition: Use P^{-1/2} g, P from the state of the optimizer, as in landscape spectrum.
+        no_learners: Measure only at w_a, without the learners' own gradients.
+        precondition: Use P^{-1/2} g, with P from the state of the optimizer, as in landscape spectrum.
 
     Example:
         landscape noise-scale runs/dp/step-0000100.h5 runs/dp/last.h5 --plot noise-scale.png
@@ -150,18 +150,18 @@ def noise_scale(no_learners: bool, precondition: bool, analysis: AnalysisCommand
 def batch_sharpness(
     batch: Sequence[Count] | None, no_learners: bool, no_lambda_max: bool, analysis: AnalysisCommand
 ) -> None:
-    """Measure the curvature that minibatches meet.
+    """Measure the curvature along minibatch gradients.
 
-    It is measured at w_a of each CKPT, and at its learners.
+    It is measured at w_a of each CKPT, and at the weights of each learner.
 
     Batch sharpness is the mean of gᵀHg/‖g‖² over minibatches of the training set, with gradient and Hessian
-    of the minibatch. A learner's minibatch has a share of 1/n of the batch. Prints mean ± standard error,
-    next to λ_max and, where they are known, the learning rate and the limit of the update rule.
+    of the minibatch. A learner's minibatch has 1/n of the batch. Prints mean ± standard error, next to λ_max
+    and, if known, the learning rate and the limit of the update rule.
 
     Args:
-        batch: Samples in a minibatch at w_a. [default: the run's total]
-        no_learners: Only w_a, without the learners' own weights.
-        no_lambda_max: Without λ_max over all of the data.
+        batch: Number of samples in a minibatch at w_a. [default: the run's total]
+        no_learners: Measure only at w_a, and not at the learners' own weights.
+        no_lambda_max: Do not compute λ_max over all data.
 
     Example:
         landscape batch-sharpness runs/dp/last.h5 --batch 50,500 --plot sharpness.png
@@ -243,7 +243,7 @@ def stability(
 ) -> None:  # fmt: skip
     """Compute the largest stable learning rates.
 
-    They are limits on ηλ_max under delay τ and momentum, and on the rate at a CKPT's minimum.
+    The limits are those of ηλ_max under delay τ and momentum, and of the rate at a CKPT's minimum.
 
     Without a CKPT, prints the limits; with --lr, also the rates that keep the set of accessible minima. With
     a CKPT, measures λ_max at w_a over the split and prints the rates above which training leaves this
@@ -251,15 +251,15 @@ def stability(
 
     Args:
         lr: A learning rate in use: print the rates that keep the same minima.
-        from_delay: Delay that --lr is used with.
-        from_momentum: Momentum that --lr is used with.
-        from_form: Form of that momentum.
-        batch: Samples in a step.
-        from_batch: Samples in a step that --lr is used with.
-        noise: s²/λ²: relative variance of one sample's curvature along the sharpest direction; without it,
-            the batch makes no difference.
-        precondition: Compare λ_max of P^{-1/2} H P^{-1/2} with its limit, P the preconditioner of the run's
-            optimizer.
+        from_delay: Delay with which --lr is in use.
+        from_momentum: Momentum with which --lr is in use.
+        from_form: Form of --from-momentum.
+        batch: Number of samples in a step.
+        from_batch: Number of samples in a step with which --lr is in use.
+        noise: s²/λ²: relative variance of one sample's curvature along the sharpest direction; with 0, the
+            batch makes no difference.
+        precondition: Compare λ_max of P^{-1/2} H P^{-1/2} with its limit; P is the preconditioner of the
+            run's optimizer.
 
     Example:
         landscape stability runs/dp/last.h5 --delay 0,1,2,4,8,16,32 --plot edge.png
@@ -329,8 +329,9 @@ def compare(groups: str | None, analysis: AnalysisCommand) -> None:
     One table has all quantities, and says which minimum is flatter.
 
     Prints each quantity with its standard error, or the bound of an eigenvalue, and which differences are
-    larger than that: by paired tests on common minibatches, vectors and planes, and over groups by Welch's t,
-    with Holm's correction. Quantities that cannot be measured are named below the table.
+    larger than these errors: by paired tests on common minibatches, vectors and planes, or, over groups, by
+    Welch's t test; all tests have Holm's correction. Quantities that cannot be measured are named below the
+    table.
 
     Args:
         groups: Compare groups, with errors over their seeds: recipe (runs whose recipes differ only in the
@@ -391,16 +392,16 @@ def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]
 def average(base: str | None, by_factor: bool, *, exact: Natural | None, analysis: AnalysisCommand) -> None:
     """Predict the loss of averaged weights.
 
-    The average is that of the w_a of several CKPTs, such as the files of a run or fine-tunings of one
-    network; with one CKPT, that of its learners.
+    Averages are those of the w_a of several CKPTs, such as the files of a run or fine-tunings of one network.
+    With one CKPT, the learners are averaged.
 
     The loss, the gradient and one Hessian product at each member predict the loss of the average with a 90%
     interval; the exact loss is printed beside it. Members are chosen by prediction, too.
 
     Args:
-        base: The CKPT that all were fine-tuned from: averages are base + Σ λ (CKPT − base).
-        by_factor: Average each factor of the adapters, and not their products.
-        exact: Number of averages that are evaluated, the best by prediction. [default: all]
+        base: The CKPT from which all others were fine-tuned: averages are base + Σ λ (CKPT − base).
+        by_factor: Average each factor of the adapters by itself, in place of their products.
+        exact: Evaluate only the N averages with the best predictions. [default: all]
 
     Example:
         landscape average runs/ss/step-???????.h5 --plan windows --last 12 --exact 3 --plot average.png

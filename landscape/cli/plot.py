@@ -82,23 +82,23 @@ def plot(
 ) -> None:  # fmt: skip
     """Draw training, contours, spectra and other results.
 
-    All FILEs, which must hold the same kind of result, come in one picture.
+    One picture shows all FILEs, which must contain the same kind of result.
 
     Panels of one picture share levels and color scale. Several surfaces exported to F.vts become F-0.vts,
     F-1.vts and so on. "--animate learners" draws a run's learners on the landscape that moves with them.
 
     Args:
-        output: Picture, .png, .pdf or .svg; .vts, a surface for ParaView; .gif or .mp4 of --animate.
-            [default: FILE.png, FILE.gif]
-        style: Surfaces as contour, hillshade (a relief), surface (3-D), or difference (the first of two minus
-            the second).
+        output: File to write: a picture (.png, .pdf or .svg), a surface for ParaView (.vts), or a film of
+            --animate (.gif or .mp4). [default: FILE.png, FILE.gif]
+        style: How surfaces are drawn: contour, hillshade (a relief), surface (3-D), or difference (the first
+            of two minus the second).
         quantity: What surfaces show: loss, accuracy, or a metric that "landscape contour --metric" computed.
             [default: loss]
         log: Logarithmic or linear colors and levels. [default: logarithmic where losses differ by a factor
             over 100]
         levels: Approximate number of contour levels. [default: one each 0.005 if that makes 4 to 40, else
             24; of a logarithmic scale, 25]
-        vmax: Highest level; larger values have its color.
+        vmax: Highest level; larger values have the color of this level.
         cmap: Color map of matplotlib. [default: mako_r; rocket_r for ratios]
         labels: Write losses on the contour lines.
         title: Title in place of the default one.

@@ -79,11 +79,12 @@ def critical_batch(
     checkpoint.
 
     Branches start at the checkpoint, with the state of its optimizer and update rule. All branches train on
-    equally many samples, each with another batch; the learning rate follows the batch. With batches above the
-    critical one the training loss ends higher than with the smallest batch, by more than the share
+    equally many samples, with different batches; the learning rate follows the batch. With batches above the
+    critical batch, the final training loss exceeds that with the smallest batch by more than the share
     ``loss_tol``. This is branched training (Merrill et al. 2025, arXiv 2505.23971). Branched training needs
-    no assumption on the Hessian; :func:`landscape.noise_scale` needs one. Three parts are ours: the loss at
-    the mean w_a of the weights over all training data, several seeds, and interpolation between batches.
+    no assumption on the Hessian; :func:`landscape.noise_scale` needs one. Three parts are not in the paper:
+    the loss is that of the mean weights w_a over all training data, there are several branches for each
+    batch, and the critical batch is interpolated between batches.
 
     Args:
         run: a checkpoint of ``landscape train``, whose recipe says how the run continues (a
