@@ -110,7 +110,7 @@ def contour(
         bn: statistics of BatchNorm, "center" (those of the problem's model), "recalibrate" (estimated again
             at each point) or "train" (those of the batch); default: "recalibrate" for a plane through
             networks with different statistics, else "center". See :meth:`landscape.Problem.with_batchnorm`.
-        bn_samples: number of samples for "recalibrate", and in a batch for "train".
+        bn_samples: the number of samples for the statistics of "recalibrate", or in a batch of "train".
         method: how points are evaluated: "batched" (chains of linear layers: many points at once), "folded"
             (BatchNorm folded into convolutions, channels-last layout), "pointwise" (any model, point by
             point) or "auto", the fastest of these that agrees with "pointwise" on a few samples.
@@ -345,11 +345,11 @@ def line(
 
     Args:
         problem: the loss; its model is evaluated in eval mode. Or a run, on its training set.
-        a, b: two networks: the line is (1−t)·a + t·b, t ∈ [0, 1], and the result has the barrier between
-            them. Each is a vector (P,), a problem (its center), a model, a state dict, a run (its mean), or
-            the name of a file of one; parameters are matched by name. Without b the line leads from the
-            problem's center to a, except that a vector alone is a ``direction``. An integer in place of b is
-            the number of points.
+        a, b: two networks: the line is (1−t)·a + t·b, t ∈ [0, 1], and the result has the barrier between a
+            and b. Each is a vector (P,), a problem (its center), a model, a state dict, a run (its mean), or
+            the name of a file with one of these; parameters are matched by name. Without b the line leads
+            from the problem's center to a, except that a vector alone is a ``direction``. An integer in place
+            of b is the number of points.
         points: the number of points, at least 2; default: 51.
         span: along a direction t runs over [−span, span]; default: 0.1, as for planes (DPSGD-2020, section
             4.1).
@@ -359,7 +359,7 @@ def line(
         bn: statistics of BatchNorm, "center" (those of the problem's model), "recalibrate" (estimated again
             at each point) or "train" (those of the batch); default: "recalibrate" between networks with
             different statistics, else "center". See :meth:`landscape.Problem.with_batchnorm`.
-        bn_samples: number of samples for "recalibrate", and in a batch for "train".
+        bn_samples: the number of samples for the statistics of "recalibrate", or in a batch of "train".
         method: how the losses are computed, as for :func:`landscape.contour`.
         interpolation_tol: compute exact points only until the others can be interpolated with an error below
             this: "1%" of the range shown, or a number such as 0.005; by default all points are exact. Of 51
@@ -489,7 +489,7 @@ def hessian_grid(
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
         bn: statistics of BatchNorm, "center" (those of the problem's model), "recalibrate" (estimated again
             at each point) or "train" (those of the batch). See :meth:`landscape.Problem.with_batchnorm`.
-        bn_samples: number of samples for "recalibrate", and in a batch for "train".
+        bn_samples: the number of samples for the statistics of "recalibrate", or in a batch of "train".
         interpolation_tol: compute exact points only until the others can be interpolated with an error below
             this: "1%" of the range shown, or a number such as 0.005; by default all points are exact. The
             same tolerance holds for λ_min, λ_max and the ratio. It saves time for grids finer than about

@@ -46,18 +46,18 @@ def random_plane(
     ignore: Literal["none", "bias+norm"] | None = None,
     max_memory: Count | None = None,
 ) -> Plane:
-    """Two directions with i.i.d. standard normal entries through the problem's center.
+    """Return the plane through the problem's center along two directions with i.i.d. standard normal entries.
 
     Args:
         problem: the problem whose center and parameters the plane has; or a run, whose center is w_a.
-        norm: "none": the draw as it is (DPSGD-2020, section 4.1, and the paper's figures). "filter": each
+        norm: "none": the draw is not scaled (DPSGD-2020, section 4.1, and its figures). "filter": each
             filter of a weight (each slice along the first dimension) is scaled to the norm of the center's
             filter (Li et al. 2018, section 4); a bias or normalization tensor counts as one filter. "layer":
             each parameter tensor is scaled to the norm of the center's tensor. A filter or tensor that is
             zero at the center gets a zero direction.
         seed: the seed of the directions, which are the same for all problems of equal layout, on every device
             and in every precision, so that several centers can be compared along equal directions.
-        ignore: "bias+norm" leaves biases and normalization parameters unchanged, "none" moves them, too.
+        ignore: "bias+norm" leaves biases and normalization parameters unchanged, "none" also moves these.
             Default: "bias+norm" for norm "filter" (as Li et al. 2018 do), else "none". The choice does not
             change the draw of other parameters.
         max_memory: the most bytes that the process may use.
@@ -129,7 +129,7 @@ def between(
     Args:
         problem: the problem whose parameters the weights are; or a run.
         weights: two or three networks, in any form that :func:`landscape.line` accepts.
-        labels: their names; default: the names of problems, otherwise w0, w1, w2.
+        labels: names of the networks; default: the names of problems, otherwise w0, w1, w2.
         align: the criterion by which hidden units of the second and third network are permuted to match those
             of the first, as for :func:`landscape.connect`; "none": no permutation. The networks' functions
             do not change.

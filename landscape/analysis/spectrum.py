@@ -81,7 +81,7 @@ def spectrum(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Spectrum:
-    """Eigenvalues, trace and density of ∇²L at the problem's center, in one result that can be saved.
+    """Compute eigenvalues, trace and density of ∇²L at the problem's center, in one result for a file.
 
     Args:
         problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
@@ -405,7 +405,7 @@ def loss_change(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> LossChange:
-    """L(θ + d) − L(θ) = ⟨g, d⟩ + ½ dᵀHd + remainder, for a step d: in total, by layer, and between layers.
+    """Divide L(θ + d) − L(θ) of a step d into ⟨g, d⟩ + ½ dᵀHd + remainder, in total and by layer.
 
     d is the step that an optimizer made, with momentum, weight decay and averaging. A group a of parameters
     has the terms ⟨g_a, d_a⟩ and ½ Σ_b d_aᵀH_ab d_b. In the sum, b = a is the curvature within the group, and
@@ -413,14 +413,14 @@ def loss_change(
     needs one Hessian product.
 
     Further results: the directional sharpness dᵀHd/‖d‖² (arXiv 2606.04662), and the critical multiple m, the
-    smallest m with L(θ + md) > L(θ), to 1%. The critical sharpness of arXiv 2601.16979 is 2/(αm), α the
+    smallest m with L(θ + md) > L(θ), to 1%. The critical sharpness of arXiv 2601.16979 is 2/(αm); α is the
     learning rate of the step.
 
     Args:
         problem: the loss, or a run.
         before, after: θ and θ + d, (P,) each, or in another form that :func:`landscape.line` accepts.
         by: the groups, as in :func:`landscape.curvature_table`.
-        lr: α; default: unknown, so that there is no critical sharpness.
+        lr: α, the learning rate of the step; without it, there is no critical sharpness.
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
         max_memory: the most bytes that the process may use.

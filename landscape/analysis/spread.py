@@ -77,8 +77,8 @@ def disagreement(
 ) -> Disagreement:
     """Measure learners' spread in the sharpest directions.
 
-    Further results are the gradient's part in these directions, and ½ tr(HC), the second-order cost of the
-    spread; C is the learners' covariance.
+    Further results are the share of the gradient in these directions, and ½ tr(HC), the second-order cost of
+    the spread; C is the learners' covariance.
 
     Learners of local SGD differ mostly along sharp directions, so that their differences show these
     directions without a Hessian (arXiv 2605.27739). BatchNorm has the problem's statistics at all weights, by
@@ -300,19 +300,19 @@ def smoothing(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Smoothing:
-    """How the spread of learners smooths the loss of ``problem`` around their mean.
+    """Measure how the spread of learners smooths the loss of ``problem`` around the learners' mean.
 
-    The smoothed loss L_Σ(w) is the mean of L(w + δ) over δ ~ N(0, Σ), Σ the learners' covariance. The
+    The smoothed loss L_Σ(w) is the mean of L(w + δ) over δ ~ N(0, Σ); Σ is the learners' covariance. The
     DPSGD-2021 paper defines L_Σ and claims that the spread smooths the loss. For comparison, δ is also drawn
     from an isotropic distribution of equal total variance.
 
-    Where the Hessians at all points exceed 1 GiB, the memory is that of :func:`landscape.top_eigenvalues` for
-    any number of draws. A ``trajectory`` takes 3m more vectors (P,) in float64.
+    If the Hessians at all points exceed 1 GiB, the memory does not depend on the number of draws, and is that
+    of :func:`landscape.top_eigenvalues`. A ``trajectory`` needs 3m more vectors (P,) in float64.
 
     Args:
         problem: the loss; or a run, on its training set.
         weights: (n, P), the weights of n ≥ 2 learners; default: the run's.
-        draws: m ≥ 2 antithetic pairs ±δ; 16 give standard errors to about 18%.
+        draws: m ≥ 2, the number of antithetic pairs ±δ; with 16, standard errors are exact to about 18%.
         k: the number of top eigenvectors with which the spread is compared; at most P.
         trajectory: w_a at S + 1 successive steps, (S + 1, P), for the gradient's Lipschitz constant in each
             step.

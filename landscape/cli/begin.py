@@ -62,8 +62,8 @@ AT_ONCE = 5  # runs at once, at most (our choice): each process takes 0.4 GB
 def demo(*, output: str = "demo") -> None:
     """Train SSGD and DPSGD on digits, and compare them.
 
-    There are five seeds of each. Writes training.png, contour.png, noise.png and learners.gif, the results
-    that they show, and report.html, one page about all of them. Existing runs are reused.
+    Each has five seeds. Writes training.png, contour.png, noise.png and learners.gif, the results in these
+    pictures, and report.html, one page about all results. Existing runs are reused.
     docs/tutorials/demo.md explains the pictures.
 
     Args:
@@ -339,7 +339,7 @@ def fetch(names: tuple[str, ...], data_dir: str | None, mirror: str | None, forc
     --data-dir, or set LANDSCAPE_DATA.
 
     Args:
-        mirror: Address of a folder with the same files, in place of the public ones; for one NAME.
+        mirror: Address of a folder with the same files, in place of the public addresses; only with one NAME.
         force: Replace existing files that have these names but other contents.
 
     Example:

@@ -179,11 +179,11 @@ class Source:
             checkpoint's, if it is a built-in one]
         data: MODULE:NAME, which is called with the options in brackets, or a built-in name: (x, y), batches,
             or splits of them. [default: the checkpoint's]
-        loss: MODULE:NAME of loss(outputs, targets), a mean (a class, or a name with brackets, is called
-            first); or output: the model returns its loss. [default: the data's, else cross-entropy, or
-            output where batches are single dicts]
-        randomness: For a model or loss that draws random numbers in eval mode: seed fixes them, a number N
-            averages the loss over N draws.
+        loss: MODULE:NAME of loss(outputs, targets), which returns a mean (a class, or a name with brackets,
+            is called first); or output, if the model returns its loss. [default: the loss of the data, else
+            cross-entropy, or output if batches are single dicts]
+        randomness: For a model or loss that draws random numbers in eval mode: seed fixes the numbers; N, a
+            number, averages the loss over N draws.
     """
 
     model: str | None = None

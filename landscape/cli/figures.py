@@ -52,14 +52,16 @@ def figures(
     exit code is then 1.
 
     Args:
-        every: All figures.
-        scale: smoke (bundled data, seconds), laptop (real data, two cores) or paper (its own setting).
+        every: Make all figures.
+        scale: Size of the runs: smoke (bundled data, seconds), laptop (real data, two cores) or paper (the
+            setting of each paper).
         budget: Stop after this time, such as 6h or 90min; the same command resumes. [default: no limit]
         dry_run: Print the runs and data that are needed, and about how long they take.
         output: Folder for the pictures, their data and the pages.
         runs: Folder for runs, with weights.
-        records: Folder for two files a figure, the records of its runs and its analyses, which are enough to
-            draw it. What they have, from whatever machine, is not computed again. [default: records in DIR]
+        records: Folder for two files of each figure, the records of its runs and of its analyses, which are
+            enough to draw it. Numbers in the records, of any machine, are not computed again. [default:
+            records in DIR]
         prune: Delete the weights of each run that ends here once its record is written, except for figures
             of this scale that are drawn from weights.
 

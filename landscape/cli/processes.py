@@ -36,7 +36,8 @@ class Processes:
     """The processes that share a command's points.
 
     Args:
-        nproc: Processes (and GPUs) that share the points; under torchrun, which starts them, leave it out.
+        nproc: Number of processes (and GPUs) that share the points; not needed under torchrun, which starts
+            the processes.
         timeout: Seconds that a process may be silent.
     """
 
@@ -76,8 +77,8 @@ class Jobs:
     Args:
         jobs: Number of runs at a time, each in its own process.
         timeout: Seconds that a process may be silent, or that an exchange in training may take.
-        share: Make share K of N of the runs and nothing else: N commands, such as the tasks of a SLURM array,
-            make a share each, and the same command without it resumes from there (see docs/cluster.md).
+        share: Make only share K of N of the runs: N commands, such as the tasks of a SLURM array, make a
+            share each; afterwards the same command without --share completes the work (see docs/cluster.md).
     """
 
     jobs: Count = 1

@@ -57,8 +57,8 @@ def train(
 
     RECIPE is a built-in name or a .toml file.
 
-    Model and data may be MODULE:NAME, your own code. It runs if --set names it, or if a file names it and
-    --allow-code is given.
+    Model and data may be your own code, MODULE:NAME. The code runs if --set names it, or if a file names it
+    and --allow-code is given.
 
     Writes DIR/last.h5, DIR/step-NNNNNNN.h5 and DIR/recipe.toml. With --resume, RECIPE may be left out. With
     --nproc, or under torchrun (see docs/cluster.md), several processes share the learners, and each writes
@@ -67,13 +67,14 @@ def train(
     The exit code is 3 if the run diverged, with a message; its files are complete.
 
     Args:
-        settings: Change a key of the recipe, such as lr=0.5 or algorithm.mixing='ring(1)'; ~KEY takes it out.
+        settings: Change a key of the recipe, such as lr=0.5 or algorithm.mixing='ring(1)'; ~KEY removes KEY.
         output: Folder of the run. [default: runs/NAME-seedN]
         resume: Resume from DIR/last.h5; the result is bit-identical to an uninterrupted run.
         force: First delete the run in DIR.
         nproc: Processes on this machine that share the learners.
-        max_restarts: Number of restarts of all processes from last.h5 after one is lost.
-        scalars: Also write each row of the history there, as --set scalars=…; the package must be installed.
+        max_restarts: Number of times that all processes restart from last.h5 after a process is lost.
+        scalars: Also write each row of the history with this writer, as --set scalars=… does; its package
+            must be installed.
         timeout: Seconds that a process may be silent, or that an exchange in training may take.
         allow_code: Run code that a file names as MODULE:NAME for its model or data; code named by --set
             always runs.
@@ -162,10 +163,11 @@ def sweep(
     seeds, and among those the lowest mean final loss.
 
     Args:
-        settings: Values of a key of the recipes; one value changes it in all runs.
+        settings: Values of a key of the recipes; a single value changes the key in all runs.
         seeds: Seeds of each setting: 0-4, or 0,1,5.
         search: Find the value of KEY with the lowest final test loss, such as algorithm.sigma=1e-5..10.
-        rounds: Halvings of --search, which evaluates at most 3 + 2·ROUNDS values; DPSGD-2020, about 20.
+        rounds: Number of halvings of --search, which evaluates at most 3 + 2·ROUNDS values; DPSGD-2020 has
+            about 20 values.
         output: Folder of the runs and the table.
         allow_code: Run code that a file names as MODULE:NAME for its model or data; code named by --set
             always runs.

@@ -383,12 +383,12 @@ def extreme_eigenvalues(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> ExtremeEigenvalues:
-    """The smallest and the largest eigenvalue of ∇²L(θ) over all data, by one Lanczos run (Lanczos 1950).
+    """Compute the smallest and largest eigenvalue of ∇²L(θ) over all data by a Lanczos run (Lanczos 1950).
 
     Args:
         problem: the loss, a run, or any symmetric matrix: a :class:`landscape.HessianOperator`, or an object
-            with ``shape`` and ``@`` of PyTorch, NumPy, SciPy or curvlinops. A matrix takes none of the
-            options weights, matrix, part, derivatives, search and max_memory.
+            with ``shape`` and ``@`` of PyTorch, NumPy, SciPy or curvlinops. With a matrix, the options
+            weights, matrix, part, derivatives, search and max_memory are not allowed.
         residual_tol: the largest residual ‖Hv − λv‖ / |λ|; for |λ| below max|λ|/1000, relative to
             max|λ|/1000.
         weights: θ (P,); default: the problem's center.
@@ -450,10 +450,10 @@ def top_eigenvalues(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Eigenpairs:
-    """The ``k`` algebraically largest eigenvalues of ∇²L(θ), descending, with vectors and residuals.
+    """Compute the ``k`` algebraically largest eigenvalues of ∇²L(θ), with eigenvectors and residuals.
 
-    The method is a thick-restart Lanczos iteration (Wu and Simon 2000). A second start looks for eigenvalues
-    that the first start missed (our choice).
+    The method is a thick-restart Lanczos iteration (Wu and Simon 2000). A second start, which is not in this
+    paper, looks for eigenvalues that the first start missed.
 
     Args:
         problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
@@ -470,7 +470,7 @@ def top_eigenvalues(
         search: "auto": products of the search may use only the samples with most curvature, and exact
             products then verify and refine the results; "exact": all products are exact.
         engine: "landscape", or "pyhessian" for that package's eigenvalue of largest *magnitude*, with k = 1;
-            the residual is computed by our own product.
+            the residual is computed with this package's own product.
         initial: (P,), the start of the search, such as the sum of eigenvectors at nearby weights. A random
             vector of equal norm is added, so that the search also finds eigenvectors orthogonal to
             ``initial``.

@@ -97,11 +97,11 @@ def density(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Density:
-    """The spectral density of ∇²L(θ) by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017).
+    """Estimate the spectral density of ∇²L(θ) by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017).
 
     Args:
         problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
-        draws: the number of random vectors; each gives one quadrature. The default is 10.
+        draws: the number of random vectors, with one quadrature for each. The default is 10.
         steps: the number of Lanczos steps for each draw; one step takes one product. The default is 80.
             (Ghorbani, Krishnan and Xiao 2019 use both defaults for networks of all sizes.)
         weights: θ (P,); default: the problem's center.
@@ -283,7 +283,7 @@ def trace(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Trace:
-    """tr ∇²L(θ), with its standard error, by Hutch++ (Meyer et al. 2021).
+    """Estimate tr ∇²L(θ), with its standard error, by Hutch++ (Meyer et al. 2021).
 
     Args:
         problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
