@@ -33,8 +33,8 @@ SEQUENTIAL, DIVERGING = "mako_r", "RdBu_r"
 # The largest number of characters of a title and of a line of an axis label (our choice: a title then has one
 # line in a picture of two panels, and a label ends within its panel).
 TITLE, LABEL = 60, 35
-# Inches between the middles of numbers beside one another on an axis (our choice: three digits have room).
-NEAREST = 0.25
+# Inches between the middles of neighboring numbers on an axis (our choice: room for three digits, or a line).
+NEAREST = {"x": 0.25, "y": 0.16}
 _SETTINGS = [str(Path(__file__).with_name(name)) for name in ("style.mplstyle", "paper.mplstyle")]
 
 
@@ -143,7 +143,7 @@ def decimal_labels(axis: Any) -> None:
         axis: an x or y axis of matplotlib, ``ax.xaxis`` or ``ax.yaxis``.
     """
     for setter in (axis.set_major_formatter, axis.set_minor_formatter):
-        setter(_Decimal(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
+        setter(_Decimal(labelOnlyBase=False, minor_thresholds=(2, math.inf)))
 
 
 class _Decimal(ticker.LogFormatter):
@@ -162,16 +162,18 @@ class _Decimal(ticker.LogFormatter):
             return
         decades = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
         most_labels, ax = self.axis.get_tick_space(), self.axis.axes
-        inches = ax.bbox.width / ax.figure.dpi
-        smallest_gap = NEAREST if self.axis.axis_name == "x" else 0.0
+        inches = (ax.bbox.width if self.axis.axis_name == "x" else ax.bbox.height) / ax.figure.dpi
         self._leading = (1,)
         if len(decades) > most_labels + 2:  # the powers of ten alone fill the axis
             return
-        for self._leading in (tuple(range(1, 10)), (1, 2, 5), (5, 7), (1,)):  # the first that fits
+        all_digits, decimal = tuple(range(1, 10)), (1, 2, 5)
+        choices = (2, all_digits), (3, decimal), (3, (1, 2, 3, 5)), (2, decimal), (2, (5, 7)), (2, (1,))
+        for fewest, self._leading in choices:  # the first that fits
             ticks = sorted(digit * decade for digit in self._leading for decade in decades)
             labeled = [x for x in ticks if low <= x <= high and self(x)]
             positions = np.log(labeled) * inches / math.log(high / low)
-            if 1 < len(labeled) <= most_labels and np.diff(positions).min() >= smallest_gap:
+            smallest_gap = NEAREST[self.axis.axis_name]
+            if fewest <= len(labeled) <= most_labels and np.diff(positions).min() >= smallest_gap:
                 return
 
     def __call__(self, x: float, pos: int | None = None) -> str:
