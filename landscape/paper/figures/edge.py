@@ -408,7 +408,10 @@ def _curve(rows: Rows, column: str) -> Any:
     return by_step[column].median().dropna()
 
 
-def _draw(ax: Any, rows: Rows, column: str, offset: float = 1.0, **look: Any) -> None:
+_POINTS = "Points: medians over seeds, moved apart sideways; bars: their range."
+
+
+def _draw(ax: Any, rows: Rows, column: str, offset: float, **look: Any) -> None:
     """Draw the median over seeds and its range by rate, all rates times ``offset``."""
     by_rate = rows.groupby("lr")[column].agg(["median", "min", "max"]).dropna()
     lengths = [by_rate["median"] - by_rate["min"], by_rate["max"] - by_rate["median"]]
@@ -489,7 +492,9 @@ def _rates(context: Context) -> Drawing:
         what = f"largest rate at which every seed converges, {task_rows['task'].iloc[0]}"
         for name, log2_rates in largest_log2_rates(task_rows).items():
             compared.append(Compared(f"{what}, {name}", f"{2.0 ** log2_rates.min():.4g}"))
-    shared_legend(picture, axes, ncols=3)
+    shared_legend(picture, axes)
+    text = f"{_POINTS} Dotted: a run below it converges (halfway from the best to chance)."
+    caption(picture, f"{text} Dashed: the rules' limits on ηλ_max.")
     remark = "A run converges where its test error is below the dotted line, halfway from the best to chance."
     return Drawing({"": picture}, rows, compared, remark)
 
@@ -501,15 +506,17 @@ def _draw_task(ax: Any, rows: Rows, quantity: str) -> None:
         _draw(ax, rule_rows, quantity, offset, marker=marker, color=color, label=name)
         limits = rule_rows["limit"].dropna()
         if quantity == SHARPNESS and len(limits):
-            ax.axhline(limits.iloc[0], color=color, lw=1.0, ls="--")
+            # SSGD's is wider, and seen where that of ATC order is equal.
+            ax.axhline(limits.iloc[0], color=color, lw=2.2 if name == "SSGD" else 1.0, ls="--")
     if quantity == ERROR:
-        ax.axhline(_bound(rows), color=OTHER, lw=0.9, ls=":")
+        ax.axhline(_bound(rows), color=OTHER, lw=0.9, ls=":", label="bound of convergence")
     rates = sorted(settings(rows, "lr"))
     ax.set_xscale("log")
     ticks_at(ax.xaxis, rates, [f"{rate:g}" for rate in rates])
     log_axis(ax.yaxis)
-    labels = {ERROR: "test error of $w_a$ (%)", SHARPNESS: r"largest $\eta\lambda_{max}$ (lines: limits)"}
-    ax.set(title=rows["task"].iloc[0], xlabel="learning rate α", ylabel=labels[quantity])
+    labels = {ERROR: "test error of $w_a$ (%)", SHARPNESS: r"largest $\eta\lambda_{max}$"}
+    title = f"{rows['task'].iloc[0]}: {'test error' if quantity == ERROR else 'sharpness'}"
+    ax.set(title=title, xlabel="learning rate α", ylabel=labels[quantity])
 
 
 # ---- Whether the advantage of decentralized training outlives a tuned adaptive optimizer
@@ -545,13 +552,15 @@ def _lamb(context: Context) -> Drawing:
     rows = rows[["optimizer", "lr", "setting", "seed", ERROR]]
     picture, (ax,) = panels(1, 1, 6.8, 3.8)
     for (name, marker), kind in itertools.product(SETTINGS.items(), ("LAMB", "SGD")):
+        offset = 1 / 1.05 if name == "SSGD" else 1.05
         color, label = look_of(name)[0], f"{named(name.replace(' AWC', ''))}, {kind}"
         look: Any = {"color": color, "marker": marker, "mfc": "none" if kind == "SGD" else color}
-        _draw(ax, select(rows, optimizer=kind, setting=name), ERROR, label=label, **look)
+        _draw(ax, select(rows, optimizer=kind, setting=name), ERROR, offset, label=label, **look)
     ax.set(xlabel="learning rate", ylabel="test error of $w_a$ (%)")
     log_axis(ax.xaxis)
     log_axis(ax.yaxis)
     picture.legend(loc="outside lower center", ncols=2)
+    caption(picture, _POINTS)
     compared = [
         Compared(f"test error (%) of {name}, {kind}, best rate", mean_and_spread(errors.tolist()))
         for kind in ("SGD", "LAMB")

@@ -20,7 +20,7 @@ from landscape.paper.context import Context, Ended, Point
 from landscape.paper.figure import Compared, Drawing, declared, figure, handle, late, summary
 from landscape.paper.verdicts import CONFIDENCE, Effect, Rows, effect_of, paired_effect, select, settings
 from landscape.plots.picture import caption, panels, points, shared_legend, wrapped_panels
-from landscape.plots.style import CYCLE, color_of, log_axis
+from landscape.plots.style import CYCLE, OTHER, color_of, log_axis
 from landscape.plots.training import column_of
 from landscape.results.flatness import Smoothing
 from landscape.results.noise import Noise
@@ -96,7 +96,7 @@ def _eq4(context: Context) -> Drawing:
 _TERMS = {
     "delta_s": r"$\Delta_S$",
     "delta_2": r"$\alpha^2\Vert P_\perp\delta\Vert^2$",
-    "delta_cross": "|cross term|",
+    "delta_cross": "cross term",
 }
 
 
@@ -114,7 +114,7 @@ def _judge_split(rows: Rows) -> list[Effect]:
 def _split(context: Context) -> Drawing:
     """Draw Δ_DP = Δ_S + α²‖P⊥δ‖² + cross, over training; the median over seeds, and the cross term's mean."""
     tables, compared = [], list[Compared]()
-    picture, axes = panels(1, 2, 5.0, 3.7)
+    picture, axes = panels(1, 2, 5.0, 3.7, sharey=True)
     for ax, part in zip(axes, "ab", strict=True):
         runs = [run.end for run in context.ended(_part=part)]
         chosen = np.isfinite(runs[0].history["delta"])
@@ -123,7 +123,7 @@ def _split(context: Context) -> Drawing:
         for name, label in _TERMS.items():
             share = np.array([run.history[name][chosen] / run.history["delta"][chosen] for run in whole])
             middle = np.median(np.abs(share), 0)
-            ax.plot(steps, middle, lw=1.0, label=label)
+            ax.plot(steps, np.median(share, 0), lw=1.0, label=label)
             columns = {"figure": f"2({part})", "seed": "median", "step": steps, "term": name}
             tables.append(pd.DataFrame(columns | {"share_of_delta": middle}))
         # The last one, the cross term: also its mean over the steps of each run.
@@ -134,7 +134,8 @@ def _split(context: Context) -> Drawing:
         mean_text = f"{100 * mean:+.1f}" + (f" ± {100 * error:.1f}%" if np.isfinite(error) else "%")
         what = f"cross term of Δ_DP, Figure 2({part}): median size; mean ± standard error"
         compared.append(Compared(what, f"{size}; {mean_text}", "0"))
-        ax.set(yscale="log", title=f"Figure 2({part}), median of {len(runs)} seeds", xlabel="step")
+        ax.axhline(0, color=OTHER, lw=0.9, zorder=0)
+        ax.set(title=f"Figure 2({part}), median of {len(runs)} seeds", xlabel="step")
     axes[0].set_ylabel(r"share of $\Delta_{DP}$")
     shared_legend(picture, axes[:1], ncols=3)
     rows = pd.concat([table.astype(object) for table in tables], ignore_index=True)
