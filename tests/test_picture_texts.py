@@ -56,7 +56,7 @@ def check(picture: Any) -> None:
     """Check the texts of a picture, in which no name of the user is so long that a label is cut."""
     lay_out(picture)
     title = picture._suptitle
-    assert len(title.get_text().replace("\n", " ")) <= TITLE, title.get_text()
+    assert len(seen(title.get_text()).replace("\n", " ")) <= TITLE, title.get_text()
     assert (title.get_fontsize(), title.get_fontweight()) == (13, "normal")
     assert picture._caption is None or picture._caption.get_text().count("\n") < CAPTION_LINES
     for axis in (axis for ax in picture.axes for axis in (ax.xaxis, ax.yaxis)):

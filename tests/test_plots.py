@@ -27,7 +27,7 @@ import landscape
 from landscape import InputError, OperationError, Surface, plots
 from landscape.core import registry
 from landscape.plots import draw
-from landscape.plots.picture import panels
+from landscape.plots.picture import formulas, panels
 from landscape.plots.style import OTHER, color_of, decimal_labels, paper_name
 from landscape.plots.surface import LOG_LEVELS, MAX_LEVELS, scale, settings
 from landscape.results import geometry
@@ -171,6 +171,21 @@ def test_labels_beside_one_another_do_not_touch(low: float, high: float) -> None
     ends = ends_of_labels(figure, ax.xaxis)
     assert len(ends) > 1
     assert all(left[1] < right[0] for left, right in itertools.pairwise(ends))
+
+
+def test_labels_of_two_decades_are_1_2_and_5_of_each() -> None:
+    figure, (ax,) = panels(1, 1, 4.0, 3.3)
+    ax.set(yscale="log", ylim=(2.2, 110))
+    decimal_labels(ax.yaxis)
+    FigureCanvasAgg(figure).draw()
+    ticks = [*ax.get_yticklabels(), *ax.get_yticklabels(minor=True)]
+    shown = {float(t.get_text()) for t in ticks if t.get_text()}
+    assert {x for x in shown if 2.2 <= x <= 110} == {5, 10, 20, 50, 100}
+
+
+def test_names_with_an_index_are_formulas_unless_a_text_has_its_own() -> None:
+    assert formulas("α_e of w_a, ηλ_max, raw_a") == "$α_{e}$ of $w_{a}$, η$λ_{max}$, raw_a"
+    assert formulas("w_a of $x$") == "w_a of $x$"
 
 
 def ends_of_labels(figure: Any, axis: Any) -> list[tuple[float, float]]:
@@ -329,7 +344,7 @@ def test_panels_go_to_axes_of_ones_own_by_name(surface: Surface) -> None:
     assert {"train_loss", "consensus", "delta_2_full"} <= {*picture.axes_by_name}
     rate = axes_of_ones_own()
     plots.draw([run], axes={"alpha_e": rate})
-    assert "α_e" in rate.get_ylabel()
+    assert "$α_e$" in rate.get_ylabel()
     assert 8 <= rate.yaxis.label.get_fontsize() <= 9
     with matplotlib.rc_context({"font.size": 14}):
         large = axes_of_ones_own()

@@ -93,7 +93,8 @@ class Picture(Figure):
         if self._caption is not None:
             self._caption.remove()
         look = {"fontsize": CAPTION_SIZE, "color": DARK, "linespacing": 1.25, "in_layout": False}
-        self._caption = self.text(0.06 / width, 0.04 / height, "\n".join(lines), ha="left", va="bottom")
+        shown = formulas("\n".join(lines))
+        self._caption = self.text(0.06 / width, 0.04 / height, shown, ha="left", va="bottom")
         self._caption.set(**look | options)
         # matplotlib's layout leaves room for a legend, but only for one at the very edge of the figure.
         below = share
@@ -109,7 +110,8 @@ class Picture(Figure):
         """Set the title as matplotlib does, with lines broken where the picture ends."""
         self._about = t or self._about[0], self._about[1]
         title = super().suptitle(t, **options)
-        title.set_text(wrapped(t, int(TITLE_CHARACTERS / float(title.get_fontsize()) * self.get_figwidth())))
+        width = int(TITLE_CHARACTERS / float(title.get_fontsize()) * self.get_figwidth())
+        title.set_text(formulas(wrapped(t, width)))
         return title
 
     def extent(self, artist: Any) -> Any:
@@ -293,6 +295,11 @@ def _caption_lines(text: str, width: int) -> list[str]:
         sentences.pop()
     limits: dict[str, Any] = {"max_lines": CAPTION_LINES, "placeholder": " …", "break_on_hyphens": False}
     return textwrap.wrap(" ".join(sentences), width, **limits)
+
+
+def formulas(text: str) -> str:
+    """Return ``text`` with its w_a, α_e, λ_max and the like as formulas, if it has none of its own."""
+    return text if "$" in text else re.sub(r"(\bw|[αλω])_(a|e|max|min)\b", r"$\1_{\2}$", text)
 
 
 def wrapped(text: str, width: int) -> str:

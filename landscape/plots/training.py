@@ -88,17 +88,17 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
 
 #: Columns of the history that pictures show -> (name, scale of the axis).
 PANELS = {
-    "train_loss": ("training loss of w_a", "log"),
-    "test_error": ("test error of w_a", "log"),
+    "train_loss": ("training loss of $w_a$", "log"),
+    "test_error": ("test error of $w_a$", "log"),
     "consensus": ("consensus distance", "log"),
-    "alpha_e": ("α_e (line), α (dots)", "linear"),
+    "alpha_e": ("$α_e$ (line), α (dotted)", "linear"),
     "delta": ("noise Δ of a step", "log"),
     "delta_2_full": ("Δ(2), from the spread", "log"),
     "grad_norm2": ("‖g‖² of the training loss", "log"),
     "displacement2": ("‖d‖² of a step", "log"),
     "heterogeneity": ("heterogeneity of the data", "log"),
-    "lr_lambda_max": ("lr·λ_max of w_a, limit", "linear"),
-    "lambda_max": ("λ_max of w_a", "log"),
+    "lr_lambda_max": ("lr·$λ_{max}$ of $w_a$, limit", "linear"),
+    "lambda_max": ("$λ_{max}$ of $w_a$", "log"),
     "spread_share": ("sharp share of the spread", "linear"),
     "lr_batch_sharpness": ("lr × batch sharpness, limit", "linear"),
     "lr_learner_batch_sharpness": ("lr × learners' batch sharpness", "linear"),
@@ -110,7 +110,7 @@ PANELS = {
     "loss_change_gradient": ("⟨g, d⟩ of a step", "linear"),
     "loss_change_curvature": ("½ dᵀHd of a step", "linear"),
     "directional_sharpness": ("dᵀHd/‖d‖² of a step", "log"),
-    "lr_preconditioned_lambda_max": ("lr·λ_max preconditioned", "linear"),
+    "lr_preconditioned_lambda_max": ("lr·$λ_{max}$ preconditioned", "linear"),
     "worst_sharpness": ("worst sharpness", "log"),
     "average_sharpness": ("average sharpness", "log"),
 }
@@ -249,7 +249,7 @@ def _draw_rates(ax: Axes, runs: Sequence[Checkpoint]) -> None:
         lr, alpha_e = run.history["lr"], run.history["alpha_e"]
         if not len(lr):
             continue
-        ax.plot(run.history["step"], lr, color=style.OTHER, lw=0.9, ls=":", zorder=0)
+        ax.plot(run.history["step"], lr, color=style.DARK, lw=1.4, ls=":", zorder=3)  # above equal α_e
         # α_e is mostly noise where g is small: show values near α. If steps are not −α × gradient (delta_s is
         # then NaN), α_e has another size: show 90% of its values.
         finite = np.abs(alpha_e[np.isfinite(alpha_e)])
