@@ -93,8 +93,7 @@ class Picture(Figure):
         if self._caption is not None:
             self._caption.remove()
         look = {"fontsize": CAPTION_SIZE, "color": DARK, "linespacing": 1.25, "in_layout": False}
-        shown = formulas("\n".join(lines))
-        self._caption = self.text(0.06 / width, 0.04 / height, shown, ha="left", va="bottom")
+        self._caption = self.text(0.06 / width, 0.04 / height, formulas("\n".join(lines)), va="bottom")
         self._caption.set(**look | options)
         # matplotlib's layout leaves room for a legend, but only for one at the very edge of the figure.
         below = share

@@ -153,7 +153,7 @@ class _Decimal(ticker.LogFormatter):
     """
 
     axis: Any  # set by matplotlib
-    _leading: tuple[int, ...] = tuple(range(1, 10))  # the first digits of the numbers that are shown
+    _leading = "123456789"  # the first digits of the numbers that are shown
 
     def set_locs(self, locs: Any = None) -> None:
         super().set_locs(locs)
@@ -163,13 +163,12 @@ class _Decimal(ticker.LogFormatter):
         decades = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
         most_labels, ax = self.axis.get_tick_space(), self.axis.axes
         inches = (ax.bbox.width if self.axis.axis_name == "x" else ax.bbox.height) / ax.figure.dpi
-        self._leading = (1,)
+        self._leading = "1"
         if len(decades) > most_labels + 2:  # the powers of ten alone fill the axis
             return
-        all_digits, decimal = tuple(range(1, 10)), (1, 2, 5)
-        choices = (2, all_digits), (3, decimal), (3, (1, 2, 3, 5)), (2, decimal), (2, (5, 7)), (2, (1,))
+        choices = (2, "123456789"), (3, "125"), (3, "1235"), (2, "125"), (2, "57"), (2, "1")
         for fewest, self._leading in choices:  # the first that fits
-            ticks = sorted(digit * decade for digit in self._leading for decade in decades)
+            ticks = sorted(int(digit) * decade for digit in self._leading for decade in decades)
             labeled = [x for x in ticks if low <= x <= high and self(x)]
             positions = np.log(labeled) * inches / math.log(high / low)
             smallest_gap = NEAREST[self.axis.axis_name]
@@ -177,7 +176,7 @@ class _Decimal(ticker.LogFormatter):
                 return
 
     def __call__(self, x: float, pos: int | None = None) -> str:
-        visible = super().__call__(x, pos) and (x <= 0 or int(f"{x:.0e}"[0]) in self._leading)
+        visible = super().__call__(x, pos) and (x <= 0 or f"{x:.0e}"[0] in self._leading)
         return f"{x:g}" if visible else ""
 
 
