@@ -494,7 +494,7 @@ def _rates(context: Context) -> Drawing:
         what = f"largest rate at which every seed converges, {task_rows['task'].iloc[0]}"
         for name, log2_rates in largest_log2_rates(task_rows).items():
             compared.append(Compared(f"{what}, {name}", f"{2.0 ** log2_rates.min():.4g}"))
-    shared_legend(picture, axes)
+    shared_legend(picture, axes, ncols=4)
     caption(picture, f"{_POINTS} Dotted: a run below it converges. Dashed: limits on ηλ_max.")
     remark = "A run converges where its test error is below the dotted line, halfway from the best to chance."
     return Drawing({"": picture}, rows, compared, remark)
