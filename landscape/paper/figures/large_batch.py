@@ -137,10 +137,11 @@ def _fig1(context: Context) -> Drawing:
     compared = list[Compared]()
     picture, axes = panels(1, 3, 4.0, 3.5)
     for ax, (model, quantity) in zip(axes, _QUANTITIES.items(), strict=True):
-        for name, ls in _LINES.items():
+        for k, (name, ls) in enumerate(_LINES.items()):
             runs = context.ended(model=model, algorithm=name)
             of_rule = select(rows, model=model, algorithm=name)
-            draw_curves(ax, of_rule, "value", name, color=color_of(name), ls=ls)
+            # Earlier rules have wider lines, so that equal curves are both visible.
+            draw_curves(ax, of_rule, "value", name, color=color_of(name), ls=ls, lw=2.6 - 0.7 * k)
             scores = [score(run.end, quantity) for run in runs]
             what = f"{_WHAT[quantity].replace(' of $w_a$', '')}, {_network(context, model)}, {name}"
             number = select(printed("figures"), figure="fig1", network=model, algorithm=name)["value"].item()
@@ -148,6 +149,7 @@ def _fig1(context: Context) -> Drawing:
         title = f"{_network(context, model)}, {_batch(context, model=model)}"
         ax.set(title=title, xlabel="epoch", ylabel=_WHAT[quantity])
     shared_legend(picture, axes, ncols=3)
+    caption(picture, "Lines: seeds.")
     return Drawing({"": picture}, rows, compared)
 
 
