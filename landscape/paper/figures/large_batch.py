@@ -141,7 +141,7 @@ def _fig1(context: Context) -> Drawing:
             runs = context.ended(model=model, algorithm=name)
             of_rule = select(rows, model=model, algorithm=name)
             # Earlier rules have wider lines, so that equal curves are both visible.
-            draw_curves(ax, of_rule, "value", name, color=color_of(name), ls=ls, lw=2.6 - 0.7 * k)
+            draw_curves(ax, of_rule, "value", name, color=color_of(name), ls=ls, lw=2.2 - 0.4 * k)
             scores = [score(run.end, quantity) for run in runs]
             what = f"{_WHAT[quantity].replace(' of $w_a$', '')}, {_network(context, model)}, {name}"
             number = select(printed("figures"), figure="fig1", network=model, algorithm=name)["value"].item()
@@ -189,18 +189,22 @@ def _progress(context: Context, column: str) -> Drawing:
         for k, batch in enumerate(batches)
     }
     several = len(names) > 1
-    picture, axes = wrapped_panels(len(names), 3.9 if several else 6.0, 3.2, sharey=True)
-    for ax, model in zip(axes, names, strict=True):
-        for a, (batch, look) in itertools.product(_PAIR, looks.items()):
+    # The batches of a single network have a panel each, where SSGD's lines are wider.
+    parts = [(m, batches) for m in names] if several else [(names[0], [batch]) for batch in batches]
+    picture, axes = wrapped_panels(len(parts), 3.9, 3.2, sharey=True)
+    for ax, (model, of_panel) in zip(axes, parts, strict=True):
+        for a, batch in itertools.product(_PAIR, of_panel):
             of_rule = select(rows, model=model, batch=batch, algorithm=a)
+            look = looks[batch] if several else {"lw": 2.6 if a == "SSGD" else 1.2}
             draw_curves(ax, of_rule, column, color=color_of(a), **look)
-        ax.set(title=model, xlabel="epoch")
+        ax.set(title=model if several else f"{model}, {_batch(context, batch=batch)}", xlabel="epoch")
         ax.locator_params(axis="x", integer=True)
         if ax.get_subplotspec().is_first_col():
             ax.set_ylabel(_WHAT[column])
     handles = [handle(a, color=color_of(a)) for a in _PAIR]
-    handles += [handle(_batch(context, batch=batch), **look) for batch, look in looks.items()]
-    picture.legend(handles=handles, loc="outside lower center", ncols=6 if several else 3)
+    if several:
+        handles += [handle(_batch(context, batch=batch), **look) for batch, look in looks.items()]
+    picture.legend(handles=handles, loc="outside lower center", ncols=6)
     caption(picture, "Lines: seeds. Tested: the largest batch.")
     return Drawing({"": picture}, rows, [])
 
