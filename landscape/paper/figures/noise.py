@@ -431,16 +431,15 @@ def _shares_picture(rows: Rows, network: str) -> Any:
     """Draw the medians over seeds of the spread's share (solid) and the noise's (dashed), by rule."""
     rules = settings(rows, "rule")
     picture, axes = wrapped_panels(len(rules), 2.5, 1.9, columns=COLUMNS, sharex=True, sharey=True)
-    looks = {IID: CYCLE[4], SKEWED: CYCLE[0]}
+    looks, widths = {IID: CYCLE[4], SKEWED: CYCLE[0]}, {IID: 2.6, SKEWED: 1.2}  # equal curves are both seen
     for ax, rule in zip(axes, rules, strict=True):
         for split, color in looks.items():
             middle = select(rows, rule=rule, split=split).groupby("step")[LAYOUT["shares"][:2]].median()
             for name, line in zip(middle, ("-", ":"), strict=True):
-                ax.plot(middle.index, middle[name], color=color, ls=line, lw=1.3)
+                ax.plot(middle.index, middle[name], color=color, ls=line, lw=widths[split])
         ax.set_title(rule)
-    axes[0].set_ylim(0, 1)
     lines = [handle("the learners' spread", lw=1.3), handle("gradient noise at the mean", lw=1.3, ls=":")]
-    lines += [handle(split, color=color, lw=1.8) for split, color in looks.items()]
+    lines += [handle(split, color=color, lw=widths[split]) for split, color in looks.items()]
     picture.legend(handles=lines, loc="outside lower center", ncols=4)
     for ax in axes[-COLUMNS:]:
         ax.set_xlabel("step")
