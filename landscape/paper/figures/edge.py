@@ -293,14 +293,14 @@ def _geometries(context: Context) -> Drawing:
             ax.plot(curves, color=color, lw=0.4, alpha=0.5)
             ax.plot(curves.median(axis=1), color=color, lw=1.7)
         ax.set_title(optimizer)
-    axes[0].set_ylim(0, 2.5)
+    log_axis(axes[0].yaxis)
     for ax in axes[len(axes) // 2 :]:
         ax.set_xlabel("step")
     for ax in axes[:: len(axes) // 2]:
         ax.set_ylabel("η × sharpness / limit")
     handles = [handle(rule, color=color_of(rule), lw=1.8) for rule in rules]
     picture.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-    words = "Gray: {:g} to {:g} of the limit; values above 2.5 are not shown.".format(*SETTLED)
+    words = "Gray: {:g} to {:g} of the limit.".format(*SETTLED)
     caption(picture, f"Thin lines: seeds; thick lines: their median. {words}")
     what = "η × sharpness / limit, {optimizer}, {rule}"
     runs = _settled(rows).groupby(["optimizer", "rule", "seed"], sort=False, as_index=False)
