@@ -202,8 +202,7 @@ def _progress(context: Context, column: str) -> Drawing:
         if ax.get_subplotspec().is_first_col():
             ax.set_ylabel(_WHAT[column])
     handles = [handle(a, color=color_of(a)) for a in _PAIR]
-    if several:
-        handles += [handle(_batch(context, batch=batch), **look) for batch, look in looks.items()]
+    handles += [handle(_batch(context, batch=b), **look) for b, look in looks.items() if several]
     picture.legend(handles=handles, loc="outside lower center", ncols=6)
     caption(picture, "Lines: seeds. Tested: the largest batch.")
     return Drawing({"": picture}, rows, [])
