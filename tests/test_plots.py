@@ -259,7 +259,8 @@ def test_markers_are_where_the_results_say(surface: Surface) -> None:
             np.testing.assert_array_equal(seen[name], places)
         assert ("center" in seen) == (shown.kind == "random")
     first, *marks = legend(plots.draw([surface, surface]))  # one for both panels
-    assert (first.split()[1:], marks) == (["nat", "above", "the", "center"], ["lowest grid point", "center"])
+    assert first.split()[1:] == ["nat", "above", "the", "center"]
+    assert marks == ["lowest grid point", "center", "other panels", "same rise, below"]
 
 
 def test_markers_in_three_dimensions_lie_on_the_surface(surface: Surface) -> None:
@@ -515,6 +516,12 @@ def test_the_same_rise_is_drawn_on_all_panels(surface: Surface) -> None:
         assert [c.levels.tolist() for c in thick] == [[pytest.approx(geometry.center_loss(r) + rise)]]
     np.testing.assert_allclose(figure.axes[2].lines[1].get_ydata(), geometry.profile(surface).median)
     assert legend(figure)[0] == f"{rise:.3g} nat above the center"
+    far = plots.draw([surface, changed(surface, loss=100 * rise + surface.loss)])
+    valleys = [[c for c in ax.collections if c.get_linestyle()[0][1]] for ax in far.axes[:2]]
+    (lines,), low = valleys[1], surface.loss.min() + 100 * rise
+    high = geometry.center_loss(surface) + 101 * rise
+    np.testing.assert_allclose(lines.levels, low + (high - low) * np.arange(1, 5) / 5)
+    assert "fifths from there to the lowest" in legend(far)
 
 
 def test_axes_are_distances_and_coordinates_those_of_the_plane(surface: Surface) -> None:

@@ -37,6 +37,7 @@ PIXELS = 400  # along each axis of a hillshaded picture (our choice: as many as 
 LIGHT, HEIGHT = LightSource(azdeg=315, altdeg=45), 1.0
 HALO = [withStroke(linewidth=2, foreground="w")]  # of texts on colors
 EQUAL: dict[str, Any] = {"colors": style.AMBER, "linewidths": 1.8}
+VALLEY: dict[str, Any] = {"colors": style.PALE, "linewidths": 1.0, "linestyles": ":"}
 RING: dict[str, Any] = {"color": style.PINK, "lw": 2.2, "ls": "--"}
 # Markers, as keyword arguments of matplotlib's plot.
 POINT: dict[str, Any] = {"ls": "none", "mec": "k", "mew": 0.8, "zorder": 5}
@@ -213,9 +214,13 @@ def _draw_contours(
             for text in ax.clabel(lines, labeled_levels, fontsize=7.5, fmt="%.3g"):
                 text.set(color="k", path_effects=HALO)
         if np.isfinite(rise) and geometry.has_profile(r):
-            ax.contour(r.x, r.y, masked, [geometry.center_loss(r) + rise], **EQUAL)
+            equal, low = geometry.center_loss(r) + rise, masked.min()
+            ax.contour(r.x, r.y, masked, [equal], **EQUAL)
             label = unit_of(r, f"{rise:.3g} nat above the center")
             ax.plot([], [], color=style.AMBER, lw=1.8, label=label)
+            if ((levels > low) & (levels < equal)).sum() < 2:  # else the valley has one color and no line
+                ax.contour(r.x, r.y, masked, np.linspace(low, equal, 6)[1:-1], **VALLEY)
+                ax.plot([], [], color=style.OTHER, lw=1, ls=":", label="fifths from there to the lowest")
         for points, label, look in marks(r):
             ax.plot(*points.T, label=label, **look)
         if rings:
@@ -234,7 +239,8 @@ def _draw_contours(
     color_bar(figure, axes, norm, cmap, f"{loss}, {level_scale.step}", extend[outside])
     if below:
         _draw_profiles(below, results, level_scale, rise)
-    return finish(figure, title or finding(results), settings(results, level_scale.why), axes)
+    shown = [*axes, *(ax for ax in below[:1] if ax.figure is figure)]  # not those that a user leaves out
+    return finish(figure, title or finding(results), settings(results, level_scale.why), shown, ncols=3)
 
 
 def _draw_relief(ax: Axes, r: Surface, norm: Any, cmap: Any) -> None:
@@ -263,12 +269,12 @@ def _draw_profiles(
     for ax, r, own in zip(axes, results, profiles, strict=True):
         for p in profiles:
             if p is not own:
-                ax.plot(p.distance, np.where(np.isfinite(p.median), p.median, np.nan), color=style.PALE, lw=1)
+                ax.plot(p.distance, np.ma.masked_invalid(p.median), c=style.PALE, lw=1, label="other panels")
         low, median, high = np.minimum([own.low, own.median, own.high], 1e3 * levels[-1])
         ax.fill_between(own.distance, low, high, color=style.color_of(r.label), alpha=0.25, lw=0)
         ax.plot(own.distance, median, color=style.color_of(r.label))
         if np.isfinite(rise):
-            ax.axhline(geometry.center_loss(r) + rise, color=style.AMBER, lw=1.2)
+            ax.axhline(geometry.center_loss(r) + rise, color=style.DARK, ls="--", label="same rise, below")
         ax.set(
             yscale="log" if log else "linear", ylim=(levels[0], max(*highest, levels[1])),
             xlim=(0, max(p.distance[-1] for p in profiles)), xlabel="distance from the center",
