@@ -195,7 +195,7 @@ def _progress(context: Context, column: str) -> Drawing:
     for ax, (model, of_panel) in zip(axes, parts, strict=True):
         for a, batch in itertools.product(_PAIR, of_panel):
             of_rule = select(rows, model=model, batch=batch, algorithm=a)
-            look = looks[batch] if several else {"lw": 2.6 if a == "SSGD" else 1.2}
+            look: Any = looks[batch] if several else {"lw": 2.6 if a == "SSGD" else 1.2}
             draw_curves(ax, of_rule, column, color=color_of(a), **look)
         ax.set(title=model if several else f"{model}, {_batch(context, batch=batch)}", xlabel="epoch")
         ax.locator_params(axis="x", integer=True)
