@@ -227,7 +227,7 @@ def test_a_language_model_with_tied_frozen_and_unused_parameters(folder: Path, c
     fresh = problems.LanguageModel(causal=True)  # its frozen positions are other ones
     problem = a.problem("train", model=fresh, data={"train": problems.tokens()})
     assert problem.loss() == pytest.approx(Problem(model, None, problems.tokens()).loss(), rel=1e-6)
-    assert f"train: loss {problem.loss():.6g} (11 samples)" in out
+    assert f"train: loss {problem.loss():.6g}, accuracy {problem.accuracy():.2%} (11 samples)" in out
     assert command("contour", "whole.h5", *own, "--grid", "2")[0] == 0
     assert command("spectrum", "whole.h5", *own, "--split", "train", "--residual-tol", "0.1")[0] == 0
     torch.save(state | {"head.weight": state["head.weight"] + 1}, "untied.pt")

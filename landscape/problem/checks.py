@@ -174,6 +174,8 @@ def check_parameters(
             recomputes(problem.model, seen=True)
         of_user = [name for name, module in original.named_modules() if not of_torch(module)]
         modes = dict.fromkeys((() if training else tuple(custom(original)), tuple(of_user)))
+        if recomputes(problem.model):  # the gradient belongs to the module's own parameters
+            modes.pop(tuple(of_user), None)
         is_right = all(
             _is_complete(problem, original, (x, y), weights, gradient, training, names) for names in modes
         )
