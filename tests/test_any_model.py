@@ -586,6 +586,29 @@ class Penalized(nn.Linear):
 
 
 @pytest.mark.filterwarnings("ignore:loss. it mixes samples")
+class TrainingScale(nn.Linear):
+    """A layer with a parameter that only training uses."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3, dtype=torch.float64)
+        self.scale = nn.Parameter(torch.ones(4, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * self.scale if self.training else x)
+
+
+def test_a_parameter_of_training_alone_has_no_slope() -> None:
+    torch.manual_seed(0)
+    model, x, y = TrainingScale().eval(), torch.randn(20, 4, dtype=torch.float64), torch.randint(3, (20,))
+    problem = Problem(model, F.cross_entropy, (x, y))
+    parameters = [model.scale, model.weight, model.bias]
+    loss = F.cross_entropy(model(x), y)
+    slopes = torch.autograd.grad(loss, parameters, materialize_grads=True)
+    views = problem.layout.views(problem.gradient())
+    for name, slope in zip(("scale", "weight", "bias"), slopes, strict=True):
+        torch.testing.assert_close(views[name], slope)
+
+
 def test_a_model_differentiates_in_its_own_parameters() -> None:
     """Steps inside the forward pass, as MAML's, are in tests/ordinary."""
     torch.manual_seed(0)

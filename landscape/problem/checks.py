@@ -237,7 +237,8 @@ def _is_complete(
     modules = [original.get_submodule(name) for name in custom(original)]
     values = [value for module in modules for value in vars(module).values()]
     shares = any(getattr(value, "__closure__", None) or hasattr(value, "cache_info") for value in values)
-    if has_zero and (shares or any(named_tensors([dict(vars(type(module)))]) for module in modules)):
+    shares |= any(True for module in modules for _ in named_tensors(dict(vars(type(module)))))
+    if has_zero and shares:
         return False  # copies of a module share closures, caches and tensors of its class
     step, slope = step.to(at), float(sums @ step) / length / 2  # the mean of both slopes along the step
     step *= min(RISE * loss / length, SHORT * float(at.norm())) / length
