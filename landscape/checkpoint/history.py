@@ -166,7 +166,7 @@ def _joined(earlier: History, history: History) -> History:
 
 
 def checkpoint_in(path: Path) -> Path:
-    """``path``, or the last checkpoint of the run whose folder it is. OperationError for a folder without."""
+    """Return ``path``, or the last checkpoint if it is a run's folder; OperationError if that has none."""
     if not path.is_dir():
         return path
     if not (path / "last.h5").is_file():
@@ -178,7 +178,7 @@ def checkpoint_in(path: Path) -> Path:
 
 
 def settings(algorithm: str, recipe: str, where: str | Path) -> dict[str, Any]:
-    """The values in a run's recipe; none for imported weights. OperationError where they cannot be read."""
+    """Return the values in a run's recipe, {} for imported weights; OperationError if they are unreadable."""
     try:
         return {} if algorithm == IMPORTED else parse_toml(recipe, f"{where}: recipe")
     except LandscapeError as error:
@@ -214,7 +214,7 @@ def stored(
 
 
 def _validate(parts: Mapping[str, Any], path: str | Path) -> None:
-    """Raise ValueError where the parts do not fit together."""
+    """Raise ValueError unless the parts fit together."""
     size = sum(slot[3] for slot in parts["layout"])
     if parts["weights"].shape[1] != size:
         raise ValueError(f"weights {parts['weights'].shape} for a layout of {size}")
@@ -238,7 +238,7 @@ def _validate(parts: Mapping[str, Any], path: str | Path) -> None:
 
 
 def _layout(rows: h5py.Dataset) -> list[Any]:
-    """The fields of each :class:`.Slot`. ValueError where they do not add up."""
+    """Return the fields of each :class:`.Slot`; ValueError if offsets and sizes do not add up."""
     if rows.dtype.names != SLOT.names:
         raise ValueError(f"/layout has the columns {rows.dtype.names}, {SLOT.names} are needed")
     slots, end = [], 0
@@ -255,7 +255,7 @@ def _layout(rows: h5py.Dataset) -> list[Any]:
 
 
 def _facts(file: h5py.File, name: str, kinds: dict[str, type]) -> dict[str, Any]:
-    """A JSON object in an attribute, with values of these kinds."""
+    """Return the JSON object in an attribute, whose values have these types."""
     facts = json.loads(hdf5.attribute(file, name, str))
     for key, kind in kinds.items():
         if not isinstance(facts, dict) or type(facts.get(key)) is not kind:
@@ -264,7 +264,7 @@ def _facts(file: h5py.File, name: str, kinds: dict[str, type]) -> dict[str, Any]
 
 
 def _arrays(group: Any, rows: slice | EllipsisType, learners: int | None = None) -> dict[str, Array]:
-    """Arrays by name; with ``learners``, each has that number of rows."""
+    """Return the arrays of a group by name; with ``learners``, each must have that number of rows."""
     by_name = {}
     for name in group:
         dataset = hdf5.dataset(group, name, "fiubc")

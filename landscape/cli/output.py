@@ -164,9 +164,9 @@ def add_options(command: click.Command) -> None:
 
 
 def columns(rows: Iterable[Sequence[str]], *, left: bool = False) -> str:
-    """A table: a line for each row, whose cells stand below each other, all but the first at the right.
+    """Return a table as text, with aligned columns: the first to the left, the others to the right.
 
-    ``left``: all at the left.
+    With ``left``, all columns are aligned to the left.
     """
     table = [*rows]
     first, *widths = (max(map(len, column)) for column in zip(*table, strict=True))
@@ -175,7 +175,7 @@ def columns(rows: Iterable[Sequence[str]], *, left: bool = False) -> str:
 
 
 def progress_bar(title: str) -> AbstractContextManager[Bar]:
-    """The progress of one piece of work, on stderr; none with -q."""
+    """Return the progress bar of one piece of work, on stderr; with -q it shows nothing."""
     return progress.progress_bar(title, current().silent)
 
 

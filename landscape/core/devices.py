@@ -177,7 +177,7 @@ def vector_norm(v: Tensor) -> Tensor:
     norm = functools.partial(torch.linalg.vector_norm, dim=-1)
     whole = 0 if v.device.type == "cpu" else v.shape[-1] // length * length
     squares = [norm(x).square() for x in torch.split(v[..., whole:], length, -1)]
-    if whole:  # one call there, not one a part
+    if whole:  # one kernel for all parts
         blocks = v[..., :whole].reshape(*v.shape[:-1], -1, length)
         squares.append(norm(blocks).square().sum(-1, dtype=widest_dtype(v.device)))
     return _sum(squares).sqrt()
@@ -206,9 +206,9 @@ LONG = 2**18
 
 
 def generator(seed: int, device: torch.device | str, size: int) -> torch.Generator:
-    """The seeded generator of vectors (size,) on a device: the device's above LONG numbers, else the CPU's.
+    """Return the seeded generator of vectors (size,): the device's own above LONG numbers, else the CPU's.
 
-    A device gives the same numbers each time. Above LONG numbers, other devices give others.
+    A device draws the same numbers each time. Above LONG numbers, different devices draw different numbers.
 
     Example:
         >>> generator(0, "cpu", 10**9).device
@@ -220,7 +220,7 @@ def generator(seed: int, device: torch.device | str, size: int) -> torch.Generat
 def normal(
     shape: int | Sequence[int], draws: torch.Generator, dtype: torch.dtype | None = torch.float64
 ) -> Tensor:
-    """Normal numbers on the device of a generator: on the CPU drawn in ``dtype``, elsewhere in float32.
+    """Return normal numbers on the generator's device, drawn in ``dtype`` on the CPU, else in float32.
 
     Example:
         >>> normal(3, generator(0, "cpu", 3)).dtype
@@ -237,13 +237,13 @@ def synchronize(device: torch.device) -> None:
 
 
 class Graph(Protocol):
-    """The kernels of one call, which are started again together."""
+    """The kernels of one call, which a replay starts together."""
 
     def record(self, call: Callable[[], Tensor]) -> Tensor:
         """Record a call; its result is the memory that each replay writes."""
 
     def replay(self) -> None:
-        """Compute the call again, from what its inputs hold now."""
+        """Compute the call again, with the present numbers in its inputs."""
 
 
 class CudaGraph:
@@ -263,8 +263,8 @@ class CudaGraph:
 
 #: Graphs by the type of device.
 GRAPHS: dict[str, Callable[[torch.device], Graph]] = {"cuda": CudaGraph}
-# A record takes as long as about three calls, so that it begins with the third call of a shape. A function of
-# more than MOST numbers takes longer than its kernels take to start (our choices).
+# A record takes about as long as three calls, and is made in the third call with a shape. Above MOST numbers
+# the kernels take longer than their starts, so that a replay saves nothing (our choices).
 CALLS, MOST = 3, 2**24
 
 
@@ -275,7 +275,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 @contextlib.contextmanager
 def recordable(device: torch.device) -> Iterator[None]:
-    """A block whose autograd graph can be differentiated in a record: on CUDA not in the default stream."""
+    """Compute the block so that a record can differentiate its graph: on CUDA, not in the default stream."""
     if device.type != "cuda":
         yield
         return
@@ -287,14 +287,14 @@ def recordable(device: torch.device) -> Iterator[None]:
 
 
 class Captured:
-    """One function of a tensor, which is recorded once, and then replayed for tensors of the same kind.
+    """A function of a tensor that is recorded once, then replayed for tensors of the same shape and dtype.
 
-    The first replay must equal the function's own result to the bit. Where it does not, or where recording
-    fails, the function is called each time, and the log of ``landscape.core.devices`` has the reason.
+    The first replay must equal the function's own result to the bit. If it does not, or if recording fails,
+    the function is called each time, and the log of ``landscape.core.devices`` has the reason.
 
     Attributes:
-        reason: why the function is not replayed; "" if it is, or was not recorded yet.
-        replays: their number.
+        reason: why the function cannot be replayed; "" if it can, or if it was not recorded yet.
+        replays: the number of replays.
 
     Example:
         >>> Captured()(torch.square, torch.ones(2))  # the CPU calls the function
@@ -306,10 +306,10 @@ class Captured:
         self._recorded: tuple[object, Graph, Tensor, Tensor] | None = None
 
     def __call__(self, function: Callable[[Tensor], Tensor], tensor: Tensor, state: object = None) -> Tensor:
-        """``function(tensor)``, the same function each time: it depends on nothing else but ``state``."""
+        """Return ``function(tensor)``; it must be the same in each call, and depend on ``state`` alone."""
         if tensor.device.type not in GRAPHS or self.reason or tensor.requires_grad or tensor.numel() > MOST:
             return function(tensor)
-        if limit() is not None:  # of memory, of which a record takes its own
+        if limit() is not None:  # a record allocates memory beyond what was counted
             return function(tensor)
         kind = (tensor.shape, tensor.dtype, tensor.device, state)
         if self._recorded and self._recorded[0] == kind:
@@ -337,7 +337,7 @@ class Captured:
             self._recorded = kind, graph, given, graph.record(lambda: function(given))
             bits = [t.reshape(-1).view(torch.uint8) for t in (self._replay(tensor), expected)]
             self.reason = "" if torch.equal(*bits) else "a replay gives other numbers"
-        except Exception as error:  # whatever cannot be recorded, such as code that reads a number
+        except Exception as error:  # CUDA cannot record it, for example because it reads a number
             self.reason = first_words(error)
         if self.reason:
             self._recorded = None

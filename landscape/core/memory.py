@@ -103,7 +103,7 @@ def parse_size(where: str, text: str) -> int:
 
 
 def in_words(size: float) -> str:
-    """Return a number of bytes as a text, in the largest unit in which it is at least 1.
+    """Return a number of bytes as text, such as "1.5 GiB"; below 1 KiB, in bytes.
 
     Example:
         >>> in_words(1), in_words(1.5 * 2**30)

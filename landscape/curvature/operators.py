@@ -75,11 +75,11 @@ class Ranks:
         return len(v)
 
     def generator(self, seed: int, like: Tensor) -> torch.Generator:
-        """The generator of random vectors like ``like``, see :func:`.devices.generator`."""
+        """Return the generator of random vectors like ``like``, see :func:`.devices.generator`."""
         return generator(seed, like.device, len(like))
 
     def normal(self, like: Tensor, generator: torch.Generator, dtype: torch.dtype | None = None) -> Tensor:
-        """A normal vector like ``like``, see :func:`.devices.normal`."""
+        """Return a normal vector like ``like``, see :func:`.devices.normal`."""
         return normal(len(like), generator, dtype).to(like)
 
     def signs(self, like: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -309,9 +309,9 @@ RISK = 0.01
 class Basis:
     """The first ``count`` vectors of a search, as rows (P,) in blocks of memory.
 
-    On the CPU there is one block: the system gives its memory as rows are written. Another device would take
-    it all at once, so that there are blocks of ``least`` rows, each allocated for its first row. The memory
-    of the ``least`` rows is taken now.
+    On the CPU there is one block, whose memory the system allocates as rows are written. Another device
+    would allocate all of it at once; there, blocks have ``least`` rows, and are allocated when their first
+    row is needed. The memory of the first ``least`` rows is allocated now.
     """
 
     def __init__(self, like: Tensor, count: int, least: int) -> None:
@@ -332,22 +332,22 @@ class Basis:
         return self._blocks[number][row]
 
     def first(self, count: int) -> list[Tensor]:
-        """The first ``count`` rows, as one matrix for each block."""
+        """Return the first ``count`` rows, as one matrix for each block."""
         firsts = range(0, count, self._step)
         return [block[: count - i] for i, block in zip(firsts, self._blocks, strict=False)]
 
 
 def rows_of(blocks: Sequence[Tensor]) -> list[Tensor]:
-    """The rows (P,) of several matrices."""
+    """Return the rows (P,) of several matrices."""
     return [row for block in blocks for row in block]
 
 
-# Numbers of a row that a device other than the CPU multiplies at once, in one product for all rows.
+# Devices other than the CPU multiply rows in pieces of this many numbers, in one product for all rows.
 WIDTH = 2**14
 
 
 def coefficients(basis: Sequence[Tensor], w: Tensor, ranks: Ranks = ALONE) -> list[Tensor]:
-    """The inner products of ``w`` (P,) with the rows of each block of a basis."""
+    """Return the inner products of ``w`` (P,) with the rows of each block of a basis."""
     whole = len(w) // WIDTH * WIDTH
     if w.device.type == "cpu" or not whole:
         return [ranks.inner(block, w).to(w) for block in basis]
@@ -361,7 +361,7 @@ def coefficients(basis: Sequence[Tensor], w: Tensor, ranks: Ranks = ALONE) -> li
 
 
 def orthogonalize(w: Tensor, basis: Sequence[Tensor], ranks: Ranks = ALONE) -> tuple[Tensor, Tensor]:
-    """The part of an operator's product ``w`` with a basis's last vector that is orthogonal to the basis.
+    """Return the part of ``w``, the product with a basis's last vector, that is orthogonal to the basis.
 
     ``basis``: matrices whose j + 1 rows are orthonormal. The second result (j + 2,), on the device, is the
     operator's column in that basis and, last, the norm β of the first result: w/β is the next vector.
@@ -375,14 +375,14 @@ def orthogonalize(w: Tensor, basis: Sequence[Tensor], ranks: Ranks = ALONE) -> t
     return w, torch.cat([*map(torch.add, first, parts), ranks.norm(w)[None]])
 
 
-# A device other than the CPU does not wait for the host after each step of Lanczos: the columns of so many
-# steps are read together. A search may then take READ − 1 products too many. For vectors above LONG numbers
-# these cost more than to wait, so that each step is read (our choice).
+# Steps of Lanczos whose columns are read together from a device other than the CPU, so that it does not wait
+# for the host after each step. A search may then take up to READ − 1 products too many. Above LONG numbers
+# they cost more than waiting, and each step is read (our choice).
 READ = 10
 
 
 def entered(t: Array, columns: list[Tensor], j: int) -> Iterator[tuple[int, float]]:
-    """Enter the columns of the last steps, up to step ``j``, in ``t``; yield each step and its β."""
+    """Write the columns of the last steps, up to step ``j``, to ``t``; yield each step and its β."""
     numbers = (torch.cat(columns) if len(columns) > 1 else columns[0]).cpu().double().numpy()
     for i in range(j + 1 - len(columns), j + 1):
         t[: i + 1, i] = t[i, : i + 1] = numbers[: i + 1]

@@ -384,13 +384,13 @@ class Stack:
         by learner, and with operations that torch.vmap does not know. The result is also False where all
         learners' activations exceed MAX_BATCHED_BYTES, or elsewhere half of the free memory.
         """
-        count, device, most = len(weights), weights.device, MAX_BATCHED_BYTES
+        count, device, max_bytes = len(weights), weights.device, MAX_BATCHED_BYTES
         by_clock = device.type == "cpu"
         if self.layers is not None or count < (2 if by_clock else MANY) or not self.problem.separable:
             return False
         if not by_clock:
-            most = min(count * SMALL_BYTES, available_memory(device) // 2)
-        if self._bytes(weights, x, y) > most:
+            max_bytes = min(count * SMALL_BYTES, available_memory(device) // 2)
+        if self._bytes(weights, x, y) > max_bytes:
             return False
         out = torch.empty_like(weights)
 

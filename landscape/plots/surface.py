@@ -239,8 +239,9 @@ def _draw_contours(
     color_bar(figure, axes, norm, cmap, f"{loss}, {level_scale.step}", extend[outside])
     if below:
         _draw_profiles(below, results, level_scale, rise)
-    shown = [*axes, *(ax for ax in below[:1] if ax.figure is figure)]  # not those that a user leaves out
-    return finish(figure, title or finding(results), settings(results, level_scale.why), shown, ncols=3)
+    # With a user's ax= the profiles are not in the figure, and the legend leaves out their curves.
+    in_legend = [*axes, *(ax for ax in below[:1] if ax.figure is figure)]
+    return finish(figure, title or finding(results), settings(results, level_scale.why), in_legend, ncols=3)
 
 
 def _draw_relief(ax: Axes, r: Surface, norm: Any, cmap: Any) -> None:

@@ -176,9 +176,8 @@ def check_parameters(
         modes = dict.fromkeys((() if training else tuple(custom(original)), tuple(of_user)))
         if recomputes(problem.model):  # the gradient belongs to the module's own parameters
             modes.pop(tuple(of_user), None)
-        is_right = all(
-            _is_complete(problem, original, (x, y), weights, gradient, training, names) for names in modes
-        )
+        arguments = problem, original, (x, y), weights, gradient, training
+        is_right = all(_is_complete(*arguments, names) for names in modes)
     if not is_right:
         names = dict.fromkeys(type(original.get_submodule(name)).__name__ for name in custom(original))
         raise InputError(

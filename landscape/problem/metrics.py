@@ -342,7 +342,7 @@ def _mixes(problem: Any, metric: Metric, values: Tensor, outputs: Any, x: Any, y
 
 
 def called(metric: Metric, function: Callable[..., Any], *samples: Any) -> Any:
-    """The value of a user's ``function``; InputError, in one line, where it fails or changes the samples."""
+    """Return the value of a user's ``function``; InputError, in one line, if it fails or changes samples."""
     given = [t for _, t in named_tensors([opened(tree)[0] for tree in samples]) if not t.is_inference()]
     versions = [t._version for t in given]
     try:
@@ -357,7 +357,7 @@ def called(metric: Metric, function: Callable[..., Any], *samples: Any) -> Any:
 
 
 def _number(metric: Metric, value: Any, samples: int) -> float:
-    """The number that a user's metric gives, or the mean of as many as there are ``samples``."""
+    """Return the number that a user's metric returned, or the mean of its values for all ``samples``."""
     try:
         values = isinstance(value, Tensor) and value.shape == (samples,) and not value.is_complex()
         return float(double(value).mean() if values else value)
