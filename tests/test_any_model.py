@@ -585,7 +585,6 @@ class Penalized(nn.Linear):
         return {"loss": loss + slope.square().sum()}
 
 
-@pytest.mark.filterwarnings("ignore:loss. it mixes samples")
 class TrainingScale(nn.Linear):
     """A layer with a parameter that only training uses."""
 
@@ -609,6 +608,7 @@ def test_a_parameter_of_training_alone_has_no_slope() -> None:
         torch.testing.assert_close(views[name], slope)
 
 
+@pytest.mark.filterwarnings("ignore:loss. it mixes samples")
 def test_a_model_differentiates_in_its_own_parameters() -> None:
     """Steps inside the forward pass, as MAML's, are in tests/ordinary."""
     torch.manual_seed(0)

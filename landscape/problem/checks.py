@@ -80,15 +80,16 @@ def fresh(problem: MeanLoss, x: Any, y: Any) -> tuple[Any, Any]:
     return problem.data.leaves(x, y)
 
 
-def custom(model: nn.Module) -> list[str]:
+def custom(model: nn.Module, storing: bool = False) -> list[str]:
     """Return the names of the user's modules that may store numbers computed from parameters in eval mode.
 
     They are the modules with a train() or eval() of their own; if there are none, those with parameters or
-    other tensors; if there are none, all of the user's.
+    other tensors; if there are none, all of the user's, or none with ``storing``.
     """
     modules = {name: module for name, module in model.named_modules() if not of_torch(module)}
     names = [name for name, module in modules.items() if own_mode(module)]
-    return names or [name for name, m in modules.items() if m._parameters or held(m)] or list(modules)
+    names = names or [name for name, module in modules.items() if module._parameters or held(module)]
+    return names if names or storing else list(modules)
 
 
 def of_torch(module: nn.Module) -> bool:
@@ -174,8 +175,8 @@ def check_parameters(
             recomputes(problem.model, seen=True)
         of_user = [name for name, module in original.named_modules() if not of_torch(module)]
         modes = dict.fromkeys((() if training else tuple(custom(original)), tuple(of_user)))
-        if recomputes(problem.model):  # the gradient belongs to the module's own parameters
-            modes.pop(tuple(of_user), None)
+        if recomputes(problem.model):  # the gradient says nothing of modules without parameters of their own
+            modes = dict.fromkeys([() if training else tuple(custom(original, storing=True))])
         arguments = problem, original, (x, y), weights, gradient, training
         is_right = all(_is_complete(*arguments, names) for names in modes)
     if not is_right:
@@ -204,14 +205,9 @@ def _in_place(problem: MeanLoss, parameters: dict[str, Tensor], x: Any, y: Any) 
 
 
 def _is_complete(
-    problem: MeanLoss,
-    original: nn.Module,
-    xy: tuple[Any, Any],
-    at: Tensor,
-    gradient: Any,
-    training: Any,
+    problem: MeanLoss, original: nn.Module, xy: tuple[Any, Any], at: Tensor, gradient: Any, training: Any,
     names: Sequence[str],
-) -> bool:
+) -> bool:  # fmt: skip
     """Return whether the gradient misses no part of the loss, such as one that a module detaches.
 
     It is compared with the gradient of a copy with the modules ``names`` in the other mode. The gradients
