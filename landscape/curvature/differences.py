@@ -269,8 +269,15 @@ class Differences:
             if error <= goal * float(self.ranks.norm(differences[best][0])):
                 break
         image, _ = differences[best]
-        # The rounding, for a loss without truncation errors.
-        return image, max(error, torch.finfo(g.coarse).eps ** (2 / 3) * float(image.norm()))
+        gradient = self._center[id(g)]
+        if self.root is not None:
+            gradient = self.root.to(gradient) * gradient
+        # The products by two steps may agree by chance, the more so the fewer parameters; then the rounding
+        # of gradients and weights remains.
+        of_gradients = float(self.ranks.norm(gradient)) / self._step(v, steps[best])
+        of_weights = float(self.ranks.norm(image)) / steps[best]
+        rounding = torch.finfo(g.coarse).eps * (of_gradients + of_weights)
+        return image, max(error, SAFETY * rounding / math.sqrt(self.ranks.size(v)))
 
     def _error(self, differences: dict[int, tuple[Tensor, float]], k: int) -> float:
         """Return the estimated error of step number ``k``, from the products by its neighboring steps."""
