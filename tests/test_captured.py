@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import landscape
+from landscape import Problem
 from landscape.core import devices
 from landscape.core.devices import CALLS, Captured
 from landscape.curvature.chain_hessian import ChainHessian
+from landscape.gradients.learners import Stack, Training
 from tests.problems import conv, mlp
 
 
@@ -57,7 +61,7 @@ def test_a_call_is_replayed_from_its_fourth_on(graphs: Any, monkeypatch: pytest.
     before, replays = count, captured.replays
     for other in (torch.ones(3), torch.ones(2, dtype=torch.float64), torch.ones(2, requires_grad=True)):
         assert torch.equal(captured(cube, other), other**3)
-    captured(cube, torch.ones(2), "another state")
+    captured(cube, torch.ones(2), state="another state")
     monkeypatch.setattr(devices, "MOST", 1)
     captured(cube, torch.ones(2))
     monkeypatch.undo()  # the CPU has no graphs
@@ -136,3 +140,51 @@ def test_contours_replay_points(method: Any, request: pytest.FixtureRequest) -> 
     graphs.replays = 0
     landscape.contour(of, plane, (4, 5), 0.5, method=method, max_memory=2**40)
     assert not graphs.replays  # a record has memory of its own
+
+
+class Counter(nn.Module):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+@pytest.mark.parametrize(("kind", "replayed"), [
+    ("chain", True), ("loop", True), ("batched", True), ("counter", False), ("dropout", False)
+])  # fmt: skip
+def test_steps_of_training_are_replayed(kind: str, replayed: bool, request: pytest.FixtureRequest) -> None:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.ReLU()] if kind == "chain" else [nn.BatchNorm1d(4)]
+    layers += {"counter": [Counter()], "dropout": [nn.Dropout()]}.get(kind, [])
+    model = nn.Sequential(nn.Linear(3, 4), *layers, nn.Linear(4, 2))
+    of = Problem(model, F.cross_entropy, (torch.randn(60, 3), torch.randint(2, (60,))), check="off")
+    x, y = torch.randn(7, 3, 5, 3), torch.randint(2, (7, 3, 5))
+
+    def steps() -> tuple[list[Tensor], dict[str, Tensor]]:
+        stack, weights = Stack(of), of.weights.repeat(3, 1)
+        stack.batched = kind == "batched"
+        buffers = {k: b.repeat(3, 1) for k, b in model.named_buffers() if b.dim()}
+        out, losses = torch.empty_like(weights), []
+        for t in range(7):
+            training = Training(buffers, lambda learner, microbatch, t=t: t)  # type: ignore[misc]
+            losses.append(stack.gradients(weights, x[t], y[t], out, training))
+            weights = weights - 0.1 * out  # in other memory
+        return [*losses, weights], buffers
+
+    plain = steps()
+    graphs = request.getfixturevalue("graphs")
+    torch.testing.assert_close(steps(), plain, rtol=0, atol=0)
+    assert graphs.replays == (7 - CALLS + 1 if replayed else 0)
+
+
+def test_branches_of_a_record_begin_and_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = [MagicMock() for _ in range(devices.STREAMS)]
+    monkeypatch.setattr(devices, "_stream", lambda device, k: streams[k])
+    monkeypatch.setattr(torch, "cuda", cuda := MagicMock())
+    with devices.branches(torch.device("cuda")) as branch:
+        assert all(branch(k) for k in range(devices.STREAMS + 2))
+    outside = cuda.current_stream.return_value
+    assert all(stream.wait_stream.call_args_list == [call(outside)] for stream in streams)
+    assert [c.args[0] for c in outside.wait_stream.call_args_list] == streams
+    assert [c.args[0] for c in cuda.stream.call_args_list] == [*streams, *streams[:2]]

@@ -268,9 +268,40 @@ GRAPHS: dict[str, Callable[[torch.device], Graph]] = {"cuda": CudaGraph}
 CALLS, MOST = 3, 2**24
 
 
+# The streams of a record's branches, and the index of the stream of records (our choice: more streams need
+# more memory at once).
+STREAMS, OF_RECORDS = 4, -1
+
+
 @functools.cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
+def _stream(device: torch.device, index: int = OF_RECORDS) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def branches(device: torch.device) -> Iterator[Callable[[int], contextlib.AbstractContextManager[object]]]:
+    """Compute parts of the block side by side, where a CUDA graph records it.
+
+    A call that is not recorded waits for the host's starts of kernels, not for the kernels.
+
+    Returns:
+        A context whose value gives the context of part k, which does not depend on other parts.
+    """
+    if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        yield lambda part: contextlib.nullcontext()
+        return
+    outside, entered = torch.cuda.current_stream(device), list[torch.cuda.Stream]()
+
+    def branch(part: int) -> contextlib.AbstractContextManager[object]:
+        stream = _stream(device, part % STREAMS)
+        if stream not in entered:
+            stream.wait_stream(outside)
+            entered.append(stream)
+        return torch.cuda.stream(stream)
+
+    yield branch
+    for stream in entered:
+        outside.wait_stream(stream)
 
 
 @contextlib.contextmanager
@@ -287,9 +318,9 @@ def recordable(device: torch.device) -> Iterator[None]:
 
 
 class Captured:
-    """A function of a tensor that is recorded once, then replayed for tensors of the same shape and dtype.
+    """A function of tensors that is recorded once, then replayed for tensors of the same shapes and dtypes.
 
-    The first replay must equal the function's own result to the bit. If it does not, or if recording fails,
+    The first replay must equal the function's own results to the bit. If it does not, or if recording fails,
     the function is called each time, and the log of ``landscape.core.devices`` has the reason.
 
     Attributes:
@@ -303,45 +334,86 @@ class Captured:
 
     def __init__(self) -> None:
         self.reason, self.replays, self._calls = "", 0, Counter[object]()
-        self._recorded: tuple[object, Graph, Tensor, Tensor] | None = None
+        self._recorded: tuple[object, Graph, list[Tensor], Tensor] | None = None
 
-    def __call__(self, function: Callable[[Tensor], Tensor], tensor: Tensor, state: object = None) -> Tensor:
-        """Return ``function(tensor)``; it must be the same in each call, and depend on ``state`` alone."""
-        if tensor.device.type not in GRAPHS or self.reason or tensor.requires_grad or tensor.numel() > MOST:
-            return function(tensor)
-        if limit() is not None:  # a record allocates memory beyond what was counted
-            return function(tensor)
-        kind = (tensor.shape, tensor.dtype, tensor.device, state)
+    def __call__(
+        self,
+        function: Callable[..., Tensor],
+        *tensors: Tensor,
+        state: object = None,
+        written: Sequence[Tensor] = (),
+        networks: int = 1,
+    ) -> Tensor:
+        """Return ``function(*tensors)``.
+
+        Args:
+            function: must be the same in each call, and depend on nothing but ``tensors``, ``state`` and the
+                memory of ``written``.
+            tensors: its arguments.
+            state: a hashable object.
+            written: the tensors that the function changes in place.
+            networks: the number of networks that it computes, each with MOST numbers of a tensor at most.
+        """
+        # A record allocates memory beyond what a limit counts.
+        if tensors[0].device.type not in GRAPHS or self.reason or limit() is not None:
+            return function(*tensors)
+        if any(t.requires_grad or t.numel() > MOST * networks for t in tensors):
+            return function(*tensors)
+        places = tuple((t.data_ptr(), t.shape, t.stride()) for t in written)
+        kind = (*((t.shape, t.dtype, t.device) for t in tensors), places, state)
         if self._recorded and self._recorded[0] == kind:
-            return self._replay(tensor).clone()
-        result = function(tensor)
+            return self._replay(tensors).clone()
         self._calls[kind] += 1
-        if self._calls[kind] == CALLS and not self._recorded:
-            self._record(kind, function, tensor, result)
+        if self._calls[kind] != CALLS or self._recorded:
+            return function(*tensors)
+        before = [t.clone() for t in written]
+        result = function(*tensors)
+        self._record(kind, function, tensors, result, written, before)
         return result
 
-    def _replay(self, tensor: Tensor) -> Tensor:
+    def _replay(self, tensors: Sequence[Tensor]) -> Tensor:
         assert self._recorded
-        _, graph, given, result = self._recorded
-        given.copy_(tensor)
+        _, graph, inputs, result = self._recorded
+        for recorded_input, tensor in zip(inputs, tensors, strict=True):
+            recorded_input.copy_(tensor)
         graph.replay()
         self.replays += 1
         return result
 
     def _record(
-        self, kind: object, function: Callable[[Tensor], Tensor], tensor: Tensor, expected: Tensor
+        self,
+        kind: object,
+        function: Callable[..., Tensor],
+        tensors: Sequence[Tensor],
+        expected: Tensor,
+        written: Sequence[Tensor],
+        before: Sequence[Tensor],
     ) -> None:
-        given = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+        """Record the function, and compare a replay with the results of its call with ``tensors``."""
+        after = [t.clone() for t in written]
+        inputs = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in tensors]
         try:
-            graph = GRAPHS[tensor.device.type](tensor.device)
-            self._recorded = kind, graph, given, graph.record(lambda: function(given))
-            bits = [t.reshape(-1).view(torch.uint8) for t in (self._replay(tensor), expected)]
-            self.reason = "" if torch.equal(*bits) else "a replay gives other numbers"
+            graph = GRAPHS[tensors[0].device.type](tensors[0].device)
+            self._recorded = kind, graph, inputs, graph.record(lambda: function(*inputs))
+            _restore(written, before)
+            pairs = zip((self._replay(tensors), *written), (expected, *after), strict=True)
+            is_equal = all(torch.equal(_bits(one), _bits(other)) for one, other in pairs)
+            self.reason = "" if is_equal else "a replay gives other numbers"
         except Exception as error:  # CUDA cannot record it, for example because it reads a number
             self.reason = first_words(error)
         if self.reason:
+            _restore(written, after)
             self._recorded = None
             LOG.info("%s is not replayed: %s", getattr(function, "__qualname__", "a function"), self.reason)
+
+
+def _restore(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def random_states(device: torch.device) -> list[Tensor]:

@@ -279,7 +279,7 @@ class HessianOperator(SymmetricOperator):
         if not self._complete or self.device.type not in GRAPHS:
             return self._sums(rows)
         versions = sum(t._version for t in self._fixed if not t.is_inference())
-        return self._captured(self._sums, rows, versions)
+        return self._captured(self._sums, rows, state=versions)
 
     def _sums(self, rows: Tensor) -> Tensor:
         sizes, total = [slot.size for slot in self.slots], torch.zeros_like(rows)

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from landscape.core.devices import generator, normal, synchronize, vector_norm
+from landscape.core.devices import GRAPHS, Captured, branches, generator, normal, synchronize, vector_norm
 from landscape.core.errors import PathWarning, warn_caller
 from landscape.core.memory import available_memory, with_saved_bytes
-from landscape.problem.batches import call, named_tensors, take, tree_map
+from landscape.problem.batches import call, named_tensors, random_state, take, tree_map
 from landscape.problem.layout import differentiable, gradients
 from landscape.problem.problem import LinearLayer, Problem, chain, stacked_losses
 
@@ -84,12 +84,13 @@ class Training:
     Attributes:
         buffers: name -> (n, ...), the running statistics of each learner's BatchNorm layers, updated in place
             by its minibatch; empty: no running statistics.
-        seed: ``seed(j, i)``, the seed of the random numbers of learner j's microbatch i.
+        seed: ``seed(j, i)``, the seed of the random numbers of learner j's microbatch i; None if a pass draws
+            none.
         microbatch: i.
     """
 
     buffers: Mapping[str, Tensor]
-    seed: Callable[[int, int], int]
+    seed: Callable[[int, int], int | None]
     microbatch: int = 0
 
 
@@ -124,6 +125,7 @@ class Stack:
         crash = any(1 < c.in_channels < 8 and {*c.kernel_size} == {1} < {1, *c.stride} for c in convolutions)
         self._channels_last = bool(convolutions) and not crash
         self._verified: set[GradientPath] = {"loop"}
+        self._captured, self._repeatable = Captured(), dict[bool, bool]()
 
     def _path(self, x: Any) -> GradientPath:
         """The path of gradients on minibatches like ``x``."""
@@ -201,10 +203,9 @@ class Stack:
     @functools.cached_property
     def training_model(self) -> nn.Module:
         """A copy of the model in training mode; parameters are shared, as each call replaces them anyway."""
-        model = self.problem.model
-        copy_of_model = copy.deepcopy(model, {id(p): p for p in model.parameters()})
-        copy_of_model.train()  # on a line of its own, as a user's train() may return nothing
-        return copy_of_model
+        model = _copied(self.problem.model)
+        model.train()  # on a line of its own, as a user's train() may return nothing
+        return model
 
     def gradients(
         self,
@@ -231,6 +232,8 @@ class Stack:
         self._verify(weights, x, y, training)
         path = self._path(x)
         if self.accumulate == 1:
+            if ready is None and weights.device.type in GRAPHS and self._repeats(weights, x, y, training):
+                return self._replayed(path, weights, x, y, out, training)
             return self._compute(path, weights, x, y, out, training, ready)
         losses, gradient_part = weights.new_zeros(len(weights)), torch.empty_like(out)
         out.zero_()
@@ -273,18 +276,83 @@ class Stack:
             losses = self._all(model, {**leaves, **buffers}, x, y)
             return self._write(leaves, losses, out, ready)
         rows = []
-        for j, w in enumerate(weights):
-            model, buffers, seeds = self.problem.model, {}, self._seeds
-            if training is not None:
-                model, seeds = self.training_model, [training.seed(j, training.microbatch)]
-                buffers = {name: rows_of_learners[j] for name, rows_of_learners in training.buffers.items()}
-            inputs, leaves = take(x, j), self.problem.layout.leaves(w)
-            if path == "channels last":
-                inputs = inputs.contiguous(memory_format=torch.channels_last)
-            loss = self._mean(model, {**leaves, **buffers}, seeds, inputs, take(y, j))
-            last = j == len(weights) - 1  # then the parameter's gradients of all learners are written
-            rows.append(self._write(leaves, loss, out[j], ready if last else None))
+        with branches(weights.device) as branch:
+            for j in range(len(weights)):
+                with branch(j):
+                    rows.append(self._gradient(path, j, weights, x, y, out, training, ready))
         return torch.stack(rows)
+
+    def _gradient(
+        self,
+        path: GradientPath,
+        j: int,
+        weights: Tensor,
+        x: Any,
+        y: Any,
+        out: Tensor,
+        training: Training | None,
+        ready: Ready | None,
+    ) -> Tensor:
+        """Write the gradient of learner ``j`` alone to ``out[j]``; its mean loss."""
+        model, buffers, seeds = self.problem.model, {}, self._seeds
+        if training is not None:
+            model, seeds = self.training_model, [training.seed(j, training.microbatch)]
+            buffers = {name: rows_of_learners[j] for name, rows_of_learners in training.buffers.items()}
+        inputs, leaves = take(x, j), self.problem.layout.leaves(weights[j])
+        if path == "channels last":
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        loss = self._mean(model, {**leaves, **buffers}, seeds, inputs, take(y, j))
+        last = j == len(weights) - 1  # then the parameter's gradients of all learners are written
+        return self._write(leaves, loss, out[j], ready if last else None)
+
+    def _replayed(
+        self, path: GradientPath, weights: Tensor, x: Any, y: Any, out: Tensor, training: Training | None
+    ) -> Tensor:
+        """Return the same as :meth:`_compute`, by replays of a graph of the device."""
+        if training is not None:
+            training = replace(training, seed=lambda learner, microbatch: None)
+        tensors = {id(t): t for _, t in named_tensors((x, y))}  # a tensor may be input and target
+
+        def compute(weights: Tensor, *minibatch: Tensor) -> Tensor:
+            recorded = dict(zip(tensors, minibatch, strict=True))
+            inputs, targets = tree_map(lambda t: recorded[id(t)], (x, y))
+            return self._compute(path, weights, inputs, targets, out, training)
+
+        written = [out, *(training.buffers.values() if training else ())]
+        return self._captured(
+            compute,
+            weights,
+            *tensors.values(),
+            state=(path, training is None),
+            written=written,
+            networks=len(weights),
+        )
+
+    def _repeats(self, weights: Tensor, x: Any, y: Any, training: Training | None) -> bool:
+        """Return whether a pass neither draws random numbers nor sets attributes of modules.
+
+        A replay would repeat the random numbers, and stop a counter. One learner's pass decides for all later
+        calls in the same mode.
+        """
+        key = training is None
+        if key not in self._repeatable:
+            model, buffers = _copied(self.problem.model if training is None else self.training_model), {}
+            if training is not None:
+                buffers = {name: rows[0].clone() for name, rows in training.buffers.items()}
+
+            def state() -> tuple[Any, Any]:
+                attributes = [
+                    (name, value if isinstance(value, (bool, int, float, str)) else id(value))
+                    for module in model.modules()
+                    for name, value in vars(module).items()
+                ]
+                return random_state(weights.device), attributes
+
+            with torch.no_grad(), self.problem.evaluating(0):
+                before = state()
+                self._loss(model, {**self.problem.layout.views(weights[0]), **buffers}, *take((x, y), 0))
+                self._repeatable[key] = state() == before
+        return self._repeatable[key]
 
     def losses(self, weights: Tensor, x: Any, y: Any) -> Tensor:
         """The learners' mean losses (n,) in eval mode: learner j's at ``weights[j]`` on (x[j], y[j]).
@@ -437,3 +505,8 @@ class Stack:
 
         _, saved_bytes = with_saved_bytes(loss, excluding=leaves.values())
         return len(weights) * batch // self.accumulate * saved_bytes // min(2, batch)
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """Return a copy of a model with the same parameters."""
+    return copy.deepcopy(model, {id(p): p for p in model.parameters()})
