@@ -253,9 +253,21 @@ class CudaGraph:
         self._device, self._graph = device, torch.cuda.CUDAGraph()
 
     def record(self, call: Callable[[], Tensor]) -> Tensor:
-        stream = _stream(self._device)
-        with torch.cuda.device(self._device), torch.cuda.graph(self._graph, stream=stream):
-            return call()
+        stream, outside = _stream(self._device), torch.cuda.current_stream(self._device)
+        # After a failed record, torch.cuda.graph would stay in its stream. Other threads, such as those that
+        # load data, go on.
+        with torch.cuda.device(self._device), torch.cuda.stream(outside):
+            try:
+                with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+                    return call()
+            except Exception:
+                # Before PyTorch 2.10, the generator draws again only after a record that succeeds.
+                with contextlib.suppress(RuntimeError), torch.cuda.stream(stream):
+                    other = torch.cuda.CUDAGraph()
+                    other.capture_begin()
+                    torch.zeros(1, device=self._device)
+                    other.capture_end()
+                raise
 
     def replay(self) -> None:
         self._graph.replay()
@@ -279,6 +291,30 @@ def _stream(device: torch.device, index: int = OF_RECORDS) -> torch.cuda.Stream:
 
 
 @contextlib.contextmanager
+def _without_waits(device: torch.device) -> Iterator[None]:
+    """Raise an error where the block waits for a CUDA device, which no record can do."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def _modes() -> object:
+    """Return the settings of PyTorch on which kernels depend."""
+    return (
+        torch.is_grad_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.allow_tf32,
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+@contextlib.contextmanager
 def branches(device: torch.device) -> Iterator[Callable[[int], contextlib.AbstractContextManager[object]]]:
     """Compute parts of the block side by side, where a CUDA graph records it.
 
@@ -299,9 +335,11 @@ def branches(device: torch.device) -> Iterator[Callable[[int], contextlib.Abstra
             entered.append(stream)
         return torch.cuda.stream(stream)
 
-    yield branch
-    for stream in entered:
-        outside.wait_stream(stream)
+    try:
+        yield branch
+    finally:
+        for stream in entered:
+            outside.wait_stream(stream)
 
 
 @contextlib.contextmanager
@@ -312,9 +350,11 @@ def recordable(device: torch.device) -> Iterator[None]:
         return
     stream, outside = _stream(device), torch.cuda.current_stream(device)
     stream.wait_stream(outside)
-    with torch.cuda.stream(stream):
-        yield
-    outside.wait_stream(stream)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        outside.wait_stream(stream)
 
 
 class Captured:
@@ -354,22 +394,27 @@ class Captured:
             written: the tensors that the function changes in place.
             networks: the number of networks that it computes, each with MOST numbers of a tensor at most.
         """
+        device = tensors[0].device
         # A record allocates memory beyond what a limit counts.
-        if tensors[0].device.type not in GRAPHS or self.reason or limit() is not None:
+        if device.type not in GRAPHS or self.reason or limit() is not None:
             return function(*tensors)
         if any(t.requires_grad or t.numel() > MOST * networks for t in tensors):
             return function(*tensors)
-        places = tuple((t.data_ptr(), t.shape, t.stride()) for t in written)
-        kind = (*((t.shape, t.dtype, t.device) for t in tensors), places, state)
-        if self._recorded and self._recorded[0] == kind:
-            return self._replay(tensors).clone()
-        self._calls[kind] += 1
-        if self._calls[kind] != CALLS or self._recorded:
+        if torch.is_inference_mode_enabled() or (
+            device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        ):
             return function(*tensors)
-        before = [t.clone() for t in written]
-        result = function(*tensors)
-        self._record(kind, function, tensors, result, written, before)
-        return result
+        inputs = tuple((t.shape, t.dtype, t.device) for t in tensors)
+        outputs = tuple((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in written)
+        kind = (inputs, outputs, _modes(), state)
+        if self._recorded:
+            return self._replay(tensors).clone() if self._recorded[0] == kind else function(*tensors)
+        self._calls[kind] += 1
+        return (
+            function(*tensors)
+            if self._calls[kind] < CALLS
+            else self._record(kind, function, tensors, written)
+        )
 
     def _replay(self, tensors: Sequence[Tensor]) -> Tensor:
         assert self._recorded
@@ -385,26 +430,39 @@ class Captured:
         kind: object,
         function: Callable[..., Tensor],
         tensors: Sequence[Tensor],
-        expected: Tensor,
         written: Sequence[Tensor],
-        before: Sequence[Tensor],
-    ) -> None:
-        """Record the function, and compare a replay with the results of its call with ``tensors``."""
-        after = [t.clone() for t in written]
-        inputs = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in tensors]
+    ) -> Tensor:
+        """Call the function, record it, and compare a replay with the results of the call."""
+        before: list[Tensor] = []
         try:
+            before += [t.clone() for t in written]
+            with _without_waits(tensors[0].device):
+                expected = function(*tensors)
+        except RuntimeError as error:
+            self._give_up(function, written, before, error)
+            return function(*tensors)
+        after: list[Tensor] = []
+        try:
+            after += [t.clone() for t in written]
+            inputs = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in tensors]
             graph = GRAPHS[tensors[0].device.type](tensors[0].device)
             self._recorded = kind, graph, inputs, graph.record(lambda: function(*inputs))
             _restore(written, before)
             pairs = zip((self._replay(tensors), *written), (expected, *after), strict=True)
-            is_equal = all(torch.equal(_bits(one), _bits(other)) for one, other in pairs)
-            self.reason = "" if is_equal else "a replay gives other numbers"
-        except Exception as error:  # CUDA cannot record it, for example because it reads a number
-            self.reason = first_words(error)
-        if self.reason:
-            _restore(written, after)
-            self._recorded = None
-            LOG.info("%s is not replayed: %s", getattr(function, "__qualname__", "a function"), self.reason)
+            if not all(torch.equal(_bits(one), _bits(other)) for one, other in pairs):
+                raise ArithmeticError("a replay gives other numbers")
+        except Exception as error:  # CUDA cannot record it, for example because its random numbers are seeded
+            self._give_up(function, written, after, error)
+        return expected
+
+    def _give_up(
+        self, function: object, written: Sequence[Tensor], values: Sequence[Tensor], error: Exception
+    ) -> None:
+        """Call the function from now on, and set the tensors ``written`` to ``values``, if there are any."""
+        self.reason, self._recorded = first_words(error), None
+        if values:
+            _restore(written, values)
+        LOG.info("%s is not replayed: %s", getattr(function, "__qualname__", "a function"), self.reason)
 
 
 def _restore(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:

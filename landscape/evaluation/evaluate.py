@@ -213,6 +213,7 @@ class PlaneLoss:
         """``totals`` at weights (P,), recorded where all data lie on the device and nothing is random."""
         problem = self.problem
         varies = problem.data.resident is None or problem.draws or problem.batchnorm.varies
+        varies |= not all(metric.of_sums for metric in problem.metrics)  # others are computed by the host
         return totals if varies else functools.partial(Captured(), totals)
 
     @functools.cached_property

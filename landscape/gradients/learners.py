@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -277,33 +278,21 @@ class Stack:
             return self._write(leaves, losses, out, ready)
         rows = []
         with branches(weights.device) as branch:
-            for j in range(len(weights)):
+            for j, w in enumerate(weights):
+                model, buffers, seeds = self.problem.model, {}, self._seeds
+                if training is not None:
+                    model, seeds = self.training_model, [training.seed(j, training.microbatch)]
+                    buffers = {
+                        name: rows_of_learners[j] for name, rows_of_learners in training.buffers.items()
+                    }
                 with branch(j):
-                    rows.append(self._gradient(path, j, weights, x, y, out, training, ready))
+                    inputs, leaves = take(x, j), self.problem.layout.leaves(w)
+                    if path == "channels last":
+                        inputs = inputs.contiguous(memory_format=torch.channels_last)
+                    loss = self._mean(model, {**leaves, **buffers}, seeds, inputs, take(y, j))
+                    last = j == len(weights) - 1  # then the parameter's gradients of all learners are written
+                    rows.append(self._write(leaves, loss, out[j], ready if last else None))
         return torch.stack(rows)
-
-    def _gradient(
-        self,
-        path: GradientPath,
-        j: int,
-        weights: Tensor,
-        x: Any,
-        y: Any,
-        out: Tensor,
-        training: Training | None,
-        ready: Ready | None,
-    ) -> Tensor:
-        """Write the gradient of learner ``j`` alone to ``out[j]``; its mean loss."""
-        model, buffers, seeds = self.problem.model, {}, self._seeds
-        if training is not None:
-            model, seeds = self.training_model, [training.seed(j, training.microbatch)]
-            buffers = {name: rows_of_learners[j] for name, rows_of_learners in training.buffers.items()}
-        inputs, leaves = take(x, j), self.problem.layout.leaves(weights[j])
-        if path == "channels last":
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
-        loss = self._mean(model, {**leaves, **buffers}, seeds, inputs, take(y, j))
-        last = j == len(weights) - 1  # then the parameter's gradients of all learners are written
-        return self._write(leaves, loss, out[j], ready if last else None)
 
     def _replayed(
         self, path: GradientPath, weights: Tensor, x: Any, y: Any, out: Tensor, training: Training | None
@@ -334,24 +323,28 @@ class Stack:
         A replay would repeat the random numbers, and stop a counter. One learner's pass decides for all later
         calls in the same mode.
         """
+        if training is not None and not training.buffers and any(True for _ in self.problem.model.buffers()):
+            return False  # streams would write the same buffers
         key = training is None
         if key not in self._repeatable:
             model, buffers = _copied(self.problem.model if training is None else self.training_model), {}
             if training is not None:
                 buffers = {name: rows[0].clone() for name, rows in training.buffers.items()}
 
-            def state() -> tuple[Any, Any]:
-                attributes = [
-                    (name, value if isinstance(value, (bool, int, float, str)) else id(value))
-                    for module in model.modules()
-                    for name, value in vars(module).items()
-                ]
-                return random_state(weights.device), attributes
+            def attributes() -> list[Any]:
+                values: list[Any] = []
+                for value in (value for module in model.modules() for value in vars(module).values()):
+                    parts = value.values() if isinstance(value, dict) else value
+                    values += parts if isinstance(value, (dict, list, tuple)) else [value]
+                return values
 
             with torch.no_grad(), self.problem.evaluating(0):
-                before = state()
+                before, random_before = attributes(), random_state(weights.device)
                 self._loss(model, {**self.problem.layout.views(weights[0]), **buffers}, *take((x, y), 0))
-                self._repeatable[key] = state() == before
+                after, random_after = attributes(), random_state(weights.device)
+            pairs = itertools.zip_longest(before, after)
+            are_equal = all(a is b or (isinstance(a, (bool, int, float, str)) and a == b) for a, b in pairs)
+            self._repeatable[key] = are_equal and random_before == random_after
         return self._repeatable[key]
 
     def losses(self, weights: Tensor, x: Any, y: Any) -> Tensor:
@@ -508,5 +501,7 @@ class Stack:
 
 
 def _copied(model: nn.Module) -> nn.Module:
-    """Return a copy of a model with the same parameters."""
-    return copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    """Return a copy of a model with the same parameters; tensors that a pass left are copied by value."""
+    left = [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf]
+    memo = {id(t): t.detach().clone() for t in left}
+    return copy.deepcopy(model, {**memo, **{id(p): p for p in model.parameters()}})
