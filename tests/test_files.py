@@ -187,7 +187,7 @@ def test_each_state_is_examined_once(sound: Path, tmp_path: Path, monkeypatch: p
     """Whoever wrote it, and also where its content is another one of the same size and time."""
     asked, path, raw = [], tmp_path / "a.h5", (sound / "line.h5").read_bytes()
     landscape.load(sound / "line.h5").save(path)
-    monkeypatch.setattr(hdf5._validator, "ask", lambda place, stamp: asked.append(place) or "")
+    monkeypatch.setattr(hdf5._validator, "fault_of", lambda place, stamp: asked.append(place) or "")
     for count in (1, 2, 3):
         time.sleep(2 * hdf5.TICK / 1e9)
         landscape.load(path)
@@ -682,7 +682,7 @@ def test_the_last_checkpoint_of_a_run_in_progress_is_read(
 
 def test_what_is_read_is_examined(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hostile file takes the name before the examination; one that is written in place is refused."""
-    ask, path = hdf5._validator.ask, tmp_path / "a.h5"
+    ask, path = hdf5._validator.fault_of, tmp_path / "a.h5"
     shutil.copy(sound / "line.h5", path)
 
     def swapped(place: str, stamp: tuple[int, ...]) -> str:
@@ -690,16 +690,16 @@ def test_what_is_read_is_examined(sound: Path, tmp_path: Path, monkeypatch: pyte
         os.replace(tmp_path / "b.h5", path)
         return ask(place, stamp)
 
-    monkeypatch.setattr(hdf5._validator, "ask", swapped)
+    monkeypatch.setattr(hdf5._validator, "fault_of", swapped)
     assert landscape.Line.load(path).labels == ("a", "b")
-    monkeypatch.setattr(hdf5._validator, "ask", ask)
+    monkeypatch.setattr(hdf5._validator, "fault_of", ask)
     with pytest.raises(OperationError, match=re.escape(FORGED[own_child])):
         landscape.load(path)
     shutil.copy(sound / "line.h5", path)
-    monkeypatch.setattr(hdf5._validator, "ask", lambda place, stamp: os.utime(path) or "")
+    monkeypatch.setattr(hdf5._validator, "fault_of", lambda place, stamp: os.utime(path) or "")
     with pytest.raises(OperationError, match=r"a.h5: is being replaced by another process; try again later$"):
         landscape.load(path)
-    monkeypatch.setattr(hdf5._validator, "ask", ask)
+    monkeypatch.setattr(hdf5._validator, "fault_of", ask)
     with pytest.raises(OperationError, match="a.h5: was changed while it was read"), hdf5.reading(path):
         os.utime(path, ns=(0, 0))
 

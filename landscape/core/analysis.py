@@ -63,8 +63,8 @@ def analysis(
     The decorated function checks its arguments against their annotations, such as ``Count`` and ``Literal``,
     before any work. If the first argument is a run, the function receives the run's problem, and its
     parameter ``about`` receives the run's origin. A function with the keyword ``progress`` shows its
-    progress. A function with a ``need`` raises InputError before it starts if the memory is not free or
-    exceeds ``max_memory``; if one analysis calls another, only the outer one checks.
+    progress. A function with a ``need`` raises InputError before it starts if the needed memory is not free
+    or exceeds ``max_memory``. If one analysis calls another, only the outer one checks the memory.
 
     Args:
         need: returns the :class:`Need` of a call; it receives the function's arguments by name.
@@ -73,9 +73,10 @@ def analysis(
             that receives the run itself.
         version: the version for :func:`landscape.core.registry.numerics`; 0 for none.
         group: the group of the function's command in ``landscape --help``; "" for no command.
-        options: settings of click by parameter, beyond the signature and Args; None for a parameter that is
-            no option. The setting ``each`` lists example values of a parameter without a default: the command
-            accepts several values and computes for each.
+        options: settings of click by parameter, in addition to those that follow from the signature and the
+            docstring; None for a parameter that is no option of the command. The setting ``each`` lists
+            example values of a parameter without a default: the command accepts several values and makes one
+            computation for each.
         variant: the parameter whose value is part of the name of the command's file.
 
     Returns:
@@ -91,42 +92,45 @@ def analysis(
 
     def declare(function: Callable[P, T]) -> Callable[P, T]:
         signature, name = inspect.signature(function), function.__name__
-        subject = next(iter(signature.parameters))
+        subject = next(iter(signature.parameters))  # the name of the first parameter
         with_progress = shows_progress(shorter)(function) if "progress" in signature.parameters else function
 
         def bind(args: Any, kwargs: Any, *unchecked: str) -> BoundArguments:
             """Return the call's checked arguments, with defaults, and a run's problem in place of the run."""
             # A problem on several ranks compares the calls: ranks with different ones would wait forever.
-            agree = getattr(kwargs.get(subject, next(iter(args), None)), "agree", lambda *call: None)
+            first_argument = kwargs.get(subject, next(iter(args), None))
+            compare_ranks = getattr(first_argument, "agree", lambda *call: None)
             try:
                 call = signature.bind(*args, **kwargs)
             except TypeError as error:
-                agree(f"{name}() {error}", {})
+                compare_ranks(f"{name}() {error}", {})
                 raise TypeError(f"{name}() {error}") from None
             arguments = call.arguments
             compared = arguments | arguments.get("about", {})
-            agree(name, {key: value for key, value in compared.items() if key not in ("progress", "about")})
+            compared = {key: value for key, value in compared.items() if key not in ("progress", "about")}
+            compare_ranks(name, compared)
             check_arguments(function, arguments, subject, *unchecked)  # the function checks its subject
-            run: Any = arguments.get(subject)
+            problem_or_run: Any = arguments.get(subject)
             if "about" in signature.parameters:
-                label = getattr(run, "__dict__", {}).get("name")  # the name of a problem
-                origin = {"label": label} if label else {}
-                if is_run(run):
-                    origin = run.about()
+                problem_name = getattr(problem_or_run, "__dict__", {}).get("name")
+                origin = {"label": problem_name} if problem_name else {}
+                if is_run(problem_or_run):
+                    origin = problem_or_run.about()
                 arguments["about"] = origin | arguments.get("about", {})
-            if is_run(run):
+            if is_run(problem_or_run):
                 for attribute in of_the_run or ():
-                    value = getattr(run, attribute)
+                    value = getattr(problem_or_run, attribute)
                     # Imported weights have NaN or 0 in place of numbers that nobody knows.
                     is_unknown = isinstance(value, (int, float)) and not value > 0
                     if arguments.get(attribute) is None and not is_unknown:
                         arguments[attribute] = value
                 if of_the_run is not None:
-                    arguments[subject] = run.problem()
+                    arguments[subject] = problem_or_run.problem()
             call.apply_defaults()
             return call
 
         def need_of(arguments: Mapping[str, Any]) -> Need | None:
+            """Return the need of memory of a call with these arguments; None without a forecast."""
             problem = arguments[subject]
             if need is None or not hasattr(type(problem), "chunk_bytes"):
                 if hasattr(problem, "ranks") and arguments.get("max_memory") is not None:
@@ -137,20 +141,25 @@ def analysis(
         @functools.wraps(function)
         def decorated(*args: P.args, **kwargs: P.kwargs) -> T:
             call = bind(args, kwargs)
+            # A function without this parameter may have it among the keys of **options.
             max_memory: Any = call.arguments.get("max_memory", kwargs.get("max_memory"))
             with admitted(name, max_memory, lambda: need_of(call.arguments)):
                 return with_progress(*call.args, **call.kwargs)
 
         def forecast(*args: Any, **kwargs: Any) -> tuple[Need | None, Mapping[str, Any]]:
-            if "plane" in [*signature.parameters][len(args) :]:  # the cost is the same for every plane
+            """Return the need and arguments of a call, in which required arguments may be None."""
+            keyword_parameters = [*signature.parameters][len(args) :]
+            if "plane" in keyword_parameters:  # the need is the same for every plane
                 kwargs = {"plane": None, **kwargs}
             required = {key for key, p in signature.parameters.items() if p.default is p.empty}
-            left_out = [key for key, value in kwargs.items() if value is None and key in required]
-            call = bind(args, kwargs, *left_out)
+            none_arguments = [key for key, value in kwargs.items() if value is None and key in required]
+            call = bind(args, kwargs, *none_arguments)
             return need_of(call.arguments), call.arguments
 
-        declaration = Analysis(decorated, group, options, variant, of_the_run is None, need and forecast)
-        ANALYSES[decorated] = declaration
+        receives_run = of_the_run is None
+        ANALYSES[decorated] = Analysis(
+            decorated, group, options, variant, receives_run, forecast if need else None
+        )
         return numerics(version)(decorated) if version else decorated
 
     return declare

@@ -42,10 +42,10 @@ class LandscapeError(Exception):
         """Return the message as one line, with a command's options in place of Python's parameters.
 
         Args:
-            flags: the option of each parameter; parameters without one keep their names.
+            flags: the option of each parameter, by the parameter's name. Without an option the name remains.
 
         Returns:
-            The line, with the corrections appended.
+            The line, which ends with the corrections.
 
         Example:
             >>> LandscapeError("nproc: 0 is not allowed", give={"resume": True}).line({"nproc": "--nproc"})
@@ -58,12 +58,14 @@ class LandscapeError(Exception):
         for name, value in self.give.items():
             if name not in flags:
                 arguments.append(f"{name}={'…' if value is ... else repr(value)}")
-            elif value in (..., True):
+            elif value in (..., True):  # a value that the user must choose, or an option without a value
                 arguments.append(flags[name])
             else:
                 arguments.append(f"{flags[name]} {shlex.quote(str(value))}")
-        corrections = " or ".join(filter(None, (", ".join(arguments), self.otherwise)))
-        line = f"{subject}{colon}{rest}" + (f"; give {corrections}" if corrections else "")
+        corrections = [text for text in (", ".join(arguments), self.otherwise) if text]
+        line = f"{subject}{colon}{rest}"
+        if corrections:
+            line += f"; give {' or '.join(corrections)}"
         return f"{line}; use {self.remedy}" if self.remedy else line
 
 

@@ -74,8 +74,9 @@ class TolerantFile(io.FileIO):
 def replacing(path: str | Path) -> Iterator[TolerantFile]:
     """Return a context with a new file, open for reading and writing, that replaces ``path`` at the end.
 
-    The new file is a temporary file in the same folder, with a random name and a lock. After an error it is
-    removed, and the file at ``path`` is unchanged. At first, temporary files of killed processes are removed.
+    The new file is a temporary file in the same folder, with a random name and a lock. After an error the new
+    file is removed, and the file at ``path`` is unchanged. The first call for a folder also removes temporary
+    files of killed processes.
 
     Raises:
         OperationError: the folder does not exist, or there is no permission or no space.
@@ -89,8 +90,9 @@ def replacing(path: str | Path) -> Iterator[TolerantFile]:
         'abc'
     """
     path = Path(path)
-    if (key := os.path.abspath(path.parent)) not in _cleaned:
-        _cleaned.add(key)
+    folder_name = os.path.abspath(path.parent)
+    if folder_name not in _cleaned:
+        _cleaned.add(folder_name)
         remove_stale(path.parent)
     temporary = None
     try:
@@ -179,7 +181,7 @@ def remove_stale(folder: Path) -> None:
 
 
 def open_regular(path: str | Path, most: int | None = None) -> io.BufferedReader:
-    """Open a regular file for reading; devices and pipes are refused, as reading them may never end.
+    """Open a regular file for reading; refuse devices and pipes, which may have no end.
 
     Args:
         most: the largest allowed size in bytes; None: no limit.
@@ -197,14 +199,14 @@ def open_regular(path: str | Path, most: int | None = None) -> io.BufferedReader
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise OperationError(f"{path}: cannot be read ({reason})") from error
-    status, problem = os.fstat(handle), ""
+    status, fault = os.fstat(handle), ""
     if not stat.S_ISREG(status.st_mode):
-        problem = "is no regular file but a folder, a device or a pipe; a file is needed"
+        fault = "is no regular file but a folder, a device or a pipe; a file is needed"
     elif most is not None and status.st_size > most:
-        problem = f"has {status.st_size:,} bytes, at most {most:,} are read"
-    if problem:
+        fault = f"has {status.st_size:,} bytes, at most {most:,} are read"
+    if fault:
         os.close(handle)
-        raise OperationError(f"{path}: {problem}")
+        raise OperationError(f"{path}: {fault}")
     return os.fdopen(handle, "rb")
 
 
@@ -244,7 +246,7 @@ def printable(text: object) -> str:
 # Seconds to wait for a lock: the locks of a process that was just killed remain for a moment.
 PATIENCE = 2.0
 TEXT = 4096  # the most bytes that are read from a lock's file (our choice)
-_ODD = "is a link, a folder, a pipe or a device, or has two names; no lock can lie there, remove it"
+_UNUSABLE = "is a link, a folder, a pipe or a device, or has two names; no lock can lie there, remove it"
 
 
 @contextlib.contextmanager
@@ -282,7 +284,7 @@ def _sign(handle: int) -> None:
     """
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-        raise OperationError(_ODD)
+        raise OperationError(_UNUSABLE)
     since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
     text = f"process {os.getpid()} on {socket.gethostname()} since {since}\n"
     with contextlib.suppress(OSError):  # the lock is valid without its text
@@ -308,7 +310,7 @@ class Lock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._name = path / ".lock" if path.is_dir() else path.with_name(f".{path.name}.lock")
+        self._lock_file = path / ".lock" if path.is_dir() else path.with_name(f".{path.name}.lock")
         self._lock: filelock.BaseFileLock | None = None
 
     def acquire(self) -> None:
@@ -319,29 +321,31 @@ class Lock:
         """
         if self._lock:
             return
-        name = self._name = self.path / ".lock" if self.path.is_dir() else self._name
-        lock = filelock.FileLock(name, thread_local=False, fallback_to_soft=False, on_acquired=_sign)
+        if self.path.is_dir():  # it may have been made since __init__
+            self._lock_file = self.path / ".lock"
+        lock_file = self._lock_file
+        lock = filelock.FileLock(lock_file, thread_local=False, fallback_to_soft=False, on_acquired=_sign)
         try:
-            name.parent.mkdir(parents=True, exist_ok=True)
+            lock_file.parent.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=PATIENCE, poll_interval=0.02)
             self._lock = lock
         except filelock.Timeout as error:
             raise OperationError(f"{self.path}: in use by {self._holder()}") from error
-        except OperationError as error:
-            raise OperationError(f"{name}: {error}") from error
+        except OperationError as error:  # raised by _sign
+            raise OperationError(f"{lock_file}: {error}") from error
         except PermissionError as error:
-            raise OperationError(f"{name}: cannot be written ({error.strerror})") from error
+            raise OperationError(f"{lock_file}: cannot be written ({error.strerror})") from error
         except (OSError, NotImplementedError) as error:
             if getattr(error, "errno", 0) in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-                raise OperationError(f"{name}: {_ODD}") from error
+                raise OperationError(f"{lock_file}: {_UNUSABLE}") from error
             with contextlib.suppress(OSError):
-                if not name.stat().st_size:  # no other process has signed it
-                    name.unlink()
+                if not lock_file.stat().st_size:  # no other process has signed it
+                    lock_file.unlink()
             reason = f"the file system has no locks ({getattr(error, 'strerror', 'not implemented')})"
             warn_caller(f"{self.path}: {reason}; do not let another process write there", DataWarning)
 
     def _holder(self) -> str:
-        with contextlib.suppress(OperationError, OSError), open_regular(self._name, TEXT) as file:
+        with contextlib.suppress(OperationError, OSError), open_regular(self._lock_file, TEXT) as file:
             if line := file.read().decode("utf-8", "replace").strip()[:200]:
                 return f"{printable(line)}; wait for it, or name another place with -o"
         return "another process; wait for it, or name another place with -o"
@@ -351,7 +355,7 @@ class Lock:
         if self._lock:
             # Before the release, so that a process that waits for the lock sees that its file is gone.
             with contextlib.suppress(OSError):
-                self._name.unlink()
+                self._lock_file.unlink()
             self._lock.release()
             self._lock = None
 
@@ -377,8 +381,8 @@ def within(seconds: float, call: Callable[[], T]) -> T:
 
     Args:
         seconds: the time limit.
-        call: a function; it runs in a thread of its own, which continues after the time limit, because a
-            call of another package cannot be stopped.
+        call: a function, which runs in a thread of its own. The thread continues after the time limit,
+            because a function of another package cannot be stopped.
 
     Raises:
         TimeoutError: the call takes longer.

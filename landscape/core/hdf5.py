@@ -95,8 +95,8 @@ def writing(
 
     Args:
         schema: the name of the format, written as an attribute.
-        copy: the path of a copy of the file, which is replaced just after the first one; None for no copy.
-        change: a function that changes the copy before it replaces the file at its path.
+        copy: the path of a copy, which is replaced just after ``path``; None for no copy.
+        change: a function that changes the content of the copy before the copy replaces an older file.
 
     Raises:
         OperationError: the folder does not exist, or there is no permission or no space.
@@ -112,7 +112,8 @@ def writing(
     """
     import torch  # only its version is needed; reading needs no torch
 
-    with contextlib.nullcontext() if copy is None else replacing(copy) as second, replacing(path) as raw:
+    copy_context = contextlib.nullcontext() if copy is None else replacing(copy)
+    with copy_context as raw_copy, replacing(path) as raw:
         with h5py.File(raw, "w") as file:
             file.attrs["schema"] = schema
             file.attrs["version"] = VERSION
@@ -121,16 +122,17 @@ def writing(
             file.attrs["torch_version"] = str(torch.__version__)
             yield file
         _add_seal(raw)
-        if second is None:
+        if raw_copy is None:
             return
         raw.seek(0)
-        shutil.copyfileobj(raw, second, 1 << 20)
-        if error := raw.error or second.error:
+        shutil.copyfileobj(raw, raw_copy, 1 << 20)
+        error = raw.error or raw_copy.error
+        if error:
             raise error
-        second.truncate(second.tell() - _SEAL_LENGTH)
-        with h5py.File(second, "r+") as file:
+        raw_copy.truncate(raw_copy.tell() - _SEAL_LENGTH)
+        with h5py.File(raw_copy, "r+") as file:
             change(file)
-        _add_seal(second)
+        _add_seal(raw_copy)
 
 
 def _add_seal(raw: TolerantFile) -> None:
@@ -163,17 +165,17 @@ def reading(path: str | Path, schema: str | None = None, warn: bool = True) -> I
     path = Path(path)
     if not path.exists():
         raise OperationError(f"{path}: no such file; an .h5 file that landscape wrote is needed")
-    with _opened(path) as (file, sealed):
+    with _opened(path) as (file, is_sealed):
         try:
-            actual = file.attrs.get("schema")
-            if not isinstance(actual, str) or not re.fullmatch(SCHEMA, actual):
+            file_schema = file.attrs.get("schema")
+            if not isinstance(file_schema, str) or not re.fullmatch(SCHEMA, file_schema):
                 raise OperationError(f"{path}: an HDF5 file of another program; give one of landscape")
-            if schema is not None and actual != schema:
-                raise OperationError(f"{path}: holds a {actual}, a {schema} is needed")
-            newest = attribute(file, "version", int)
-            if newest > VERSION:
-                raise OperationError(f"{path}: version {newest} is newer than {VERSION}; update landscape")
-            if warn and not sealed:
+            if schema is not None and file_schema != schema:
+                raise OperationError(f"{path}: holds a {file_schema}, a {schema} is needed")
+            version = attribute(file, "version", int)
+            if version > VERSION:
+                raise OperationError(f"{path}: version {version} is newer than {VERSION}; update landscape")
+            if warn and not is_sealed:
                 warn_caller(f"{printable(path)}: has no checksum, damage would not be seen", ChecksumWarning)
             yield file
         except LandscapeError:
@@ -187,16 +189,17 @@ def _opened(path: Path) -> Iterator[tuple[h5py.File, bool]]:
     """Return a context with the open, checked file at ``path``, and whether the file has a checksum."""
     with contextlib.ExitStack() as stack:
         for attempts_left in reversed(range(ATTEMPTS)):
-            raw, failure = stack.enter_context(open_regular(path)), None
-            stamp = _stamp(raw.fileno())
+            raw = stack.enter_context(open_regular(path))
+            stamp, failure = _stamp(raw.fileno()), None
             try:
-                sealed = _examine(raw, path, stamp)
+                is_sealed = _examine(raw, path, stamp)
                 file = stack.enter_context(h5py.File(raw, "r"))
             except OperationError as error:
                 failure = error
             except (OSError, RuntimeError) as error:
                 failure = OperationError(f"{path}: not a readable HDF5 file ({first_words(error)})")
-            # An open file keeps its content if another replaces it: only a faulty one is then opened anew.
+            # A sound file that another file replaces stays readable, because it is open. If a faulty file was
+            # replaced (by another device or inode), the new file is opened.
             is_replaced = failure and os.path.exists(path) and _stamp(path)[:2] != stamp[:2]
             if not is_replaced and not _has_changed(raw, stamp):
                 break
@@ -207,7 +210,7 @@ def _opened(path: Path) -> Iterator[tuple[h5py.File, bool]]:
         if failure:
             raise failure
         try:
-            yield file, sealed
+            yield file, is_sealed
         finally:
             if _has_changed(raw, stamp):
                 raise OperationError(f"{path}: was changed while it was read; try again")
@@ -236,7 +239,8 @@ def _examine(raw: IO[bytes], path: Path, stamp: tuple[int, ...]) -> bool:
     if _examined.get(key) == stamp:
         return _seal(raw) is not None
     seal = _verify(raw, path)
-    if seal is None and HAS_LOCKS:  # HDF5 locks a file that another program has open for writing
+    if seal is None and HAS_LOCKS:
+        # Another program may be writing a file without a checksum: HDF5 then holds a lock on the file.
         import fcntl
 
         try:
@@ -247,11 +251,13 @@ def _examine(raw: IO[bytes], path: Path, stamp: tuple[int, ...]) -> bool:
             pass
     # The validator opens this open file, by its descriptor. On systems without /proc it opens the path, and
     # compares the inode.
-    name = f"/proc/{os.getpid()}/fd/{raw.fileno()}"
-    if problem := _validator.ask(name if os.path.exists(name) else key, stamp):
-        is_damaged = problem.startswith(("damaged", "not a readable HDF5 file"))
-        raise (DamagedError if is_damaged else OperationError)(f"{path}: {problem}")
-    if time.time_ns() - stamp[-1] > TICK:
+    descriptor = f"/proc/{os.getpid()}/fd/{raw.fileno()}"
+    fault = _validator.fault_of(descriptor if os.path.exists(descriptor) else key, stamp)
+    if fault.startswith(("damaged", "not a readable HDF5 file")):
+        raise DamagedError(f"{path}: {fault}")
+    if fault:
+        raise OperationError(f"{path}: {fault}")
+    if time.time_ns() - stamp[-1] > TICK:  # a change from now on gives the file another stamp
         _examined[key] = stamp
     return seal is not None
 
@@ -304,10 +310,11 @@ class _Validator:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner, self._memory = 0, 0
 
-    def ask(self, path: str, stamp: tuple[int, ...]) -> str:
+    def fault_of(self, path: str, stamp: tuple[int, ...]) -> str:
         """Return the fault of the file at ``path``, or how HDF5 fails to read it; "" for a sound file."""
-        inode, length, failure = stamp[1], stamp[2], "crashes over it"
+        _, inode, length, *_ = stamp
         memory, seconds = MEMORY + 2 * length, PATIENCE + length / PACE
+        failure = "crashes over it"  # unless another failure is found below
         with self._lock:
             try:
                 if self._process is None or self._owner != os.getpid() or self._memory < memory:
@@ -318,6 +325,7 @@ class _Validator:
             process: Any = self._process
 
             def exchange() -> bytes:
+                """Send the file's path and inode to the validator, and return its answer, one line."""
                 process.stdin.write(f"{os.fsencode(path).hex()} {inode}\n".encode())
                 process.stdin.flush()
                 return bytes(process.stdout.readline())

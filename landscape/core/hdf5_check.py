@@ -74,9 +74,11 @@ class _FileChecker:
         self.check_attributes(group, path or "/")
         names: list[bytes] = []
 
-        def add_name(name: bytes) -> bool | None:  # True ends the iteration, which else may never end
+        def add_name(name: bytes) -> bool | None:
+            """Return True to end the iteration, which a damaged file can make endless; None to continue."""
             names.append(name)
-            return self.objects + len(names) > self.max_objects or None
+            has_too_many = self.objects + len(names) > self.max_objects
+            return True if has_too_many else None
 
         group.links.iterate(add_name)
         self.objects += len(names)
@@ -97,7 +99,7 @@ class _FileChecker:
                 raise UnsoundError(f"{member_path}: is neither a group nor a data set")
 
     def check_dataset(self, dataset: Any, path: str) -> None:
-        """Check a data set: its place, filters, type, and that its shape agrees with its size in the file."""
+        """Check a data set: links, filters, attributes, type, and the size in the file against the shape."""
         self.check_address(dataset, path)
         properties = dataset.get_create_plist()
         layout = properties.get_layout()
@@ -105,30 +107,36 @@ class _FileChecker:
             raise UnsoundError(f"{path}: is virtual, or its data lie in another file, which is not followed")
         filters = [properties.get_filter(i)[0] for i in range(properties.get_nfilters())]
         for code in filters:
-            if code not in FILTERS or filters.count(code) > 1:  # gzip of gzip expands a millionfold
+            # A filter is allowed once: gzip of gzip expands a millionfold.
+            if code not in FILTERS or filters.count(code) > 1:
                 allowed = ", ".join(FILTERS.values())
                 raise UnsoundError(f"{path}: filter {code} is not allowed ({allowed} are, each once)")
         self.check_attributes(dataset, path)
-        number_type = dataset.get_type()
-        check_type(number_type, path)
+        element_type = dataset.get_type()
+        check_type(element_type, path)
         shape = shape_of(dataset.get_space(), path)
-        size, stored_size = math.prod(shape) * number_type.get_size(), dataset.get_storage_size()
-        # A text of variable length has 8 bytes more in the file than its pointer in memory.
-        texts = [member for member in members(number_type) if member.get_class() == h5py.h5t.STRING]
-        size += math.prod(shape) * 8 * sum(bool(text.is_variable_str()) for text in texts)
+        elements, stored_size = math.prod(shape), dataset.get_storage_size()
+        size = elements * element_type.get_size()
+        for member in members(element_type):
+            # A text of variable length has 8 bytes more in the file than its pointer in memory.
+            if member.get_class() == h5py.h5t.STRING and member.is_variable_str():
+                size += 8 * elements
         if layout == h5py.h5d.CHUNKED and size:
-            chunk = properties.get_chunk()
-            if len(chunk) != len(shape) or min(chunk) < 1:
-                raise UnsoundError(f"{path}: chunks {chunk} do not fit shape {shape}")
-            count = math.prod(-(-length // step) for length, step in zip(shape, chunk, strict=True))
-            chunk_bytes = math.prod(chunk) * number_type.get_size()
-            size = count * chunk_bytes
+            chunk_shape = properties.get_chunk()
+            if len(chunk_shape) != len(shape) or min(chunk_shape) < 1:
+                raise UnsoundError(f"{path}: chunks {chunk_shape} do not fit shape {shape}")
+            chunks = 1
+            for length, chunk_length in zip(shape, chunk_shape, strict=True):
+                chunks *= -(-length // chunk_length)  # rounded up
+            chunk_bytes = math.prod(chunk_shape) * element_type.get_size()
+            size = chunks * chunk_bytes
             max_size = EXPANSION * self.length + ALLOWANCE
             if filters and self.expanded + size > max_size:
                 raise UnsoundError(f"{path}: shape {shape} is too much for its size; use h5repack -f NONE")
-            if size > max_size or dataset.get_num_chunks() != count:
+            if size > max_size or dataset.get_num_chunks() != chunks:
                 raise UnsoundError(f"{path}: shape {shape} is more than the file holds")
-            dataset.chunk_iter(lambda info: self._check_chunk(info, None if filters else chunk_bytes, path))
+            stored_chunk_bytes = None if filters else chunk_bytes  # None: a filter may compress each chunk
+            dataset.chunk_iter(lambda info: self._check_chunk(info, stored_chunk_bytes, path))
             if filters:
                 self.expanded += size
                 return
@@ -159,10 +167,10 @@ class _FileChecker:
         for i in range(count):
             attribute = h5py.h5a.open(item, index=i)
             name = f"{path}: attribute {attribute.name.decode('utf-8', 'surrogateescape')}"
-            number_type = attribute.get_type()
-            check_type(number_type, name)
+            element_type = attribute.get_type()
+            check_type(element_type, name)
             shape = shape_of(attribute.get_space(), name)
-            self._add_uncompressed(math.prod(shape) * number_type.get_size(), name, shape)
+            self._add_uncompressed(math.prod(shape) * element_type.get_size(), name, shape)
 
 
 def shape_of(space: Any, where: str) -> tuple[int, ...]:

@@ -278,24 +278,28 @@ def with_saved_bytes(function: Callable[[], T], excluding: Iterable[Tensor] = ()
         >>> with_saved_bytes(lambda: (weights * weights).sum())[1]
         16
     """
-    addresses, size = {tensor.data_ptr() for tensor in excluding}, 0
+    counted_addresses = {tensor.data_ptr() for tensor in excluding}
+    saved_bytes = 0
 
-    def pack(tensor: Tensor) -> Tensor:
-        nonlocal size
-        if tensor.layout is torch.strided and tensor.data_ptr() not in addresses:
-            addresses.add(tensor.data_ptr())
-            size += tensor.nbytes  # not the bytes of its storage, which may hold the whole data
+    def count(tensor: Tensor) -> Tensor:
+        """Count the bytes of a tensor that autograd saves, and return the tensor to save."""
+        nonlocal saved_bytes
+        if tensor.layout is torch.strided and tensor.data_ptr() not in counted_addresses:
+            counted_addresses.add(tensor.data_ptr())
+            saved_bytes += tensor.nbytes  # not the bytes of its storage, which may hold the whole data
         return tensor.detach()  # a node that kept its own output would never be freed
 
     try:
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            return function(), size
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            result = function()
+        return result, saved_bytes
     except RuntimeError as error:
         if "saved tensor hooks" not in str(error):
             raise
     counter = _ResultBytes()
     with counter:
-        return function(), counter.bytes_
+        result = function()
+    return result, counter.bytes_
 
 
 @dataclass(frozen=True)

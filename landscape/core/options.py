@@ -17,7 +17,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 from weakref import WeakKeyDictionary
 
 from landscape.core.errors import InputError, LandscapeError
@@ -173,19 +173,20 @@ def fit(where: str, value: Any, annotation: Any) -> Any:
         landscape.core.errors.InputError: k: 0 is not allowed, it must be a whole number ≥ 1
     """
     try:
-        return _fitted(where, value, annotation)
+        return _converted(where, value, annotation)
     except _UnfitError:
         allowed = in_words(annotation)
         raise InputError(where, value, allowed=allowed, remedy=_remedy(value, allowed)) from None
 
 
-def _fitted(where: str, value: Any, annotation: Any) -> Any:
+def _converted(where: str, value: Any, annotation: Any) -> Any:
     """Return the value in the annotation's type; raise _UnfitError or InputError if it does not fit."""
-    kind, args = get_origin(annotation) or annotation, get_args(annotation)
+    kind = get_origin(annotation) or annotation
+    args = get_args(annotation)
     if kind is Any:
         return value
     if kind is Annotated:
-        value = _fitted(where, value, args[0])
+        value = _converted(where, value, args[0])
         for rule in args[1:]:
             if isinstance(rule, Within) and not rule.contains(value):
                 raise _UnfitError
@@ -194,26 +195,26 @@ def _fitted(where: str, value: Any, annotation: Any) -> Any:
         return value
     if kind in (Union, types.UnionType):
         return _one_of(where, value, args)
-    if kind is Literal:
-        if isinstance(value, str) and isinstance(args[0], str):
-            return choose(where, value, args)
-        return value if value in args else _unfit()
+    if kind is Literal and isinstance(value, str) and isinstance(args[0], str):
+        return choose(where, value, args)
     if kind in (bool, int, float):
         return _number(where, value, kind)
     if kind in (list, tuple, Sequence, Iterable):
         return _sequence(where, value, kind, args)
-    if kind is Callable:
-        return value if callable(value) else _unfit()
-    if kind in (None, types.NoneType):
-        return value if value is None else _unfit()
-    kind = os.PathLike if kind is Path else kind
-    is_array = getattr(kind, "__name__", "") == "Tensor" and type(value).__name__ == "ndarray"
-    return value if is_array or (isinstance(value, kind) and not isinstance(value, type)) else _unfit()
-
-
-def _unfit() -> NoReturn:
-    """Raise _UnfitError, in expressions."""
-    raise _UnfitError
+    if kind is Literal:
+        is_fit = value in args
+    elif kind is Callable:
+        is_fit = callable(value)
+    elif kind in (None, types.NoneType):
+        is_fit = value is None
+    else:
+        value_class = os.PathLike if kind is Path else kind
+        # NumPy's arrays stand for tensors.
+        is_array = getattr(kind, "__name__", "") == "Tensor" and type(value).__name__ == "ndarray"
+        is_fit = is_array or (isinstance(value, value_class) and not isinstance(value, type))
+    if not is_fit:
+        raise _UnfitError
+    return value
 
 
 def _one_of(where: str, value: Any, annotations: Sequence[Any]) -> Any:
@@ -228,7 +229,7 @@ def _one_of(where: str, value: Any, annotations: Sequence[Any]) -> Any:
     input_error = None
     for annotation in annotations:
         try:
-            return _fitted(where, value, annotation)
+            return _converted(where, value, annotation)
         except _UnfitError:
             continue
         except InputError as error:
@@ -240,8 +241,10 @@ def _number(where: str, value: Any, kind: type) -> Any:
     """Return the value as a number of Python of the type ``kind``."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()  # a number of NumPy, or a tensor without dimensions
-    if isinstance(value, bool) or kind is bool:
-        return value if kind is bool and isinstance(value, bool) else _unfit()
+    if isinstance(value, bool) != (kind is bool):
+        raise _UnfitError
+    if kind is bool:
+        return value
     if not isinstance(value, numbers.Integral if kind is int else numbers.Real):
         raise _UnfitError
     try:
@@ -268,7 +271,7 @@ def _sequence(where: str, value: Any, kind: Any, args: Sequence[Any]) -> Any:
     if kind is tuple and args[-1] is not Ellipsis:
         if len(value) != len(args):
             raise _UnfitError
-        return tuple(_fitted(where, item, item_type) for item, item_type in zip(value, args, strict=True))
+        return tuple(_converted(where, item, item_type) for item, item_type in zip(value, args, strict=True))
     base = get_args(args[0])[0] if get_origin(args[0]) is Annotated else args[0]
     is_plain = base in (int, float, str) or get_origin(base) is Literal
     items = [fit(where if is_plain else f"{where}[{k}]", item, args[0]) for k, item in enumerate(value)]
@@ -356,12 +359,13 @@ def check_arguments(function: Callable[..., Any], arguments: dict[str, Any], *un
 
     Args:
         function: the function.
-        arguments: its arguments by name, converted in place; the keywords of ``**`` are one mapping.
+        arguments: its arguments by name, converted in place. All arguments of a parameter ``**options`` are
+            one mapping under the name "options".
         unchecked: the names of arguments that the function checks itself.
 
     Raises:
         InputError: an argument does not fit its annotation.
-        TypeError: a keyword of ``**`` is not in the TypedDict that annotates them.
+        TypeError: ``**options`` has a key that is not in the TypedDict of its annotation.
 
     Example:
         >>> def halved(k: Count, form: Literal["up", "down"] = "up"): ...
@@ -370,9 +374,9 @@ def check_arguments(function: Callable[..., Any], arguments: dict[str, Any], *un
         landscape.core.errors.InputError: k: 0 is not allowed, it must be a whole number ≥ 1
     """
     for name, hint in type_hints(function, bounds=True).items():
-        if name not in arguments or name in unchecked or _is_unknown(function, name, arguments[name]):
+        if name not in arguments or name in unchecked or _is_nan_default(function, name, arguments[name]):
             continue
-        if get_origin(hint) is typing.Unpack:  # the keywords of a TypedDict
+        if get_origin(hint) is typing.Unpack:  # the annotation of **options by a TypedDict
             keyword_types = type_hints(get_args(hint)[0])
             for key, value in arguments[name].items():
                 if key not in keyword_types:
@@ -382,8 +386,8 @@ def check_arguments(function: Callable[..., Any], arguments: dict[str, Any], *un
             arguments[name] = fit(name, arguments[name], hint)
 
 
-def _is_unknown(function: Callable[..., Any], name: str, value: Any) -> bool:
-    """Return whether ``value`` is NaN and NaN is the parameter's default, for an unknown number."""
+def _is_nan_default(function: Callable[..., Any], name: str, value: Any) -> bool:
+    """Return whether ``value`` is NaN and NaN, for an unknown number, is the parameter's default."""
     if not (isinstance(value, float) and math.isnan(value)):
         return False
     default = inspect.signature(function).parameters[name].default
@@ -480,7 +484,7 @@ def type_hints(named: Callable[..., Any], *, bounds: bool = False) -> dict[str, 
 def check_keywords(
     where: str, options: Mapping[str, Any], function: Callable[..., Any], given: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Check ``options`` against the signature of ``function``, and add the defaults of missing ones.
+    """Check ``options`` against the signature of ``function``, and add the default of each missing option.
 
     Args:
         where: the prefix of keys in messages, such as "model".
@@ -501,7 +505,7 @@ def check_keywords(
     hints = type_hints(function.__init__ if inspect.isclass(function) else function, bounds=True)
     parameters = dict(inspect.signature(function).parameters)
     for name in ("self", *given):
-        parameters.pop(name, None)
+        parameters.pop(name, None)  # not allowed in ``options``
     checked = {}
     for key, value in options.items():
         choose(where, key, parameters)  # refuses an unknown key

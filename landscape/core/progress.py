@@ -138,16 +138,16 @@ def aside() -> contextlib.AbstractContextManager[None]:
     return tqdm.tqdm.external_write_mode(file=sys.stderr) if tqdm else contextlib.nullcontext()
 
 
-_open: list[bool] = []  # for each open progress bar, whether it is shown; the innermost comes last
+_shown_bars: list[bool] = []  # for each open progress bar, whether it is shown; the innermost comes last
 _hints_shown: set[str] = set()
 
 
 @contextlib.contextmanager
 def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str = "") -> Iterator[Bar]:
-    """Return a context that shows on stderr the completed share of its work and the estimated time left.
+    """Return a context that shows on stderr the completed share of its work, and the estimated time left.
 
     A terminal or a notebook shows a bar of tqdm; elsewhere, as in the log of a batch job, there is a line
-    every 30 s. A bar inside another one is shown below it, or not at all if the outer one is hidden.
+    every 30 s. A bar inside another bar is shown below the outer bar, and hidden if the outer bar is hidden.
 
     Args:
         title: the name of the work.
@@ -162,32 +162,35 @@ def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str 
         >>> with progress_bar("contour", quiet=True) as progress:
         ...     progress(0.5)
     """
-    first_report = list[tuple[float, float]]()  # (time, share); the time before it includes the start
-    is_shown = not quiet and (not _open or _open[-1])
-    _open.append(is_shown)
+    # (time, share) of the first report, from which the remaining time is estimated: the time before the first
+    # report includes the start of the work.
+    first_report = list[tuple[float, float]]()
+    is_shown = not quiet and (not _shown_bars or _shown_bars[-1])
+    _shown_bars.append(is_shown)
     try:
         with _tqdm(title, delay) if is_shown else contextlib.nullcontext() as bar:
 
             def update(share: float, words: str = "") -> None:
+                """Show the completed share, and ``words`` next to it."""
                 if bar is None:
                     return
                 bar.set_postfix_str(words, refresh=False)
                 now = time.monotonic()
-                first_report[:] = first_report or [(now, share)]
+                if not first_report:
+                    first_report.append((now, share))
                 first_time, first_share = first_report[0]
                 is_drawn = bar.update(share - bar.n)
                 if is_drawn and first_share < share < 1 and hint and title not in _hints_shown:
                     _hints_shown.add(title)
-                    remaining = duration((now - first_time) * (1 - share) / (share - first_share))
-                    line = (
-                        f"{title}: about {remaining} more; {hint} makes it shorter; progress=False hides this"
-                    )
+                    seconds_left = (now - first_time) * (1 - share) / (share - first_share)
+                    remaining = duration(seconds_left)
+                    line = f"about {remaining} more; {hint} makes it shorter; progress=False hides this"
                     with aside():
-                        print(line, file=sys.stderr, flush=True)
+                        print(f"{title}: {line}", file=sys.stderr, flush=True)
 
             yield update
     finally:
-        _open.pop()
+        _shown_bars.pop()
 
 
 def shows_progress(hint: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -221,7 +224,7 @@ def _silent() -> bool:
     """Return whether a call without the argument ``progress`` shows none."""
     is_main_thread = threading.current_thread() is threading.main_thread()
     is_main_process = multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0"
-    is_first = is_main_thread and is_main_process and not _open
+    is_first = is_main_thread and is_main_process and not _shown_bars
     return not is_first or os.environ.get("LANDSCAPE_PROGRESS", "1") == "0"
 
 

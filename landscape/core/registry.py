@@ -25,8 +25,9 @@ _VERSIONS: dict[Any, int] = {}
 def numerics(version: int) -> Callable[[T], T]:
     """Return a decorator that records the version of the numbers that a function or class computes.
 
-    Raise the version with each change of the numbers beyond rounding, in the function or in its callees.
-    ``landscape figures`` then computes its stored numbers again. Changes of speed or messages do not count.
+    Increase the version when the numbers change by more than rounding, also if a callee changes them.
+    ``landscape figures`` then computes its stored numbers again. A change of speed or messages needs no new
+    version.
 
     Args:
         version: the version, 1 at first.
@@ -46,9 +47,9 @@ def numerics(version: int) -> Callable[[T], T]:
     """
     positive("numerics", version, least=1)
 
-    def declare(computed_by: T) -> T:
-        _VERSIONS[computed_by] = version
-        return computed_by
+    def declare(function_or_class: T) -> T:
+        _VERSIONS[function_or_class] = version
+        return function_or_class
 
     return declare
 

@@ -67,31 +67,38 @@ class Estimate:
 def ratio_interval(
     above: Estimate, below: Estimate, covariance: float = 0.0, level: float = 0.95
 ) -> tuple[float, float]:
-    """The interval of ``above``/``below``, neither of which can be below 0, by Fieller's theorem (1954).
+    """Return the interval of ``above``/``below``, both of which are ≥ 0, by Fieller's theorem (1954).
 
-    It holds the ratios R of which ``above`` − R·``below`` does not differ from 0 by Student's t test. Its
-    upper end is infinite where ``below`` does not differ from 0, and its lower end NaN where nothing is
-    known, or no ratio agrees with both.
+    The interval contains each ratio R ≥ 0 for which ``above`` − R·``below`` does not differ from 0 by
+    Student's t test. The upper end is infinite if ``below`` does not differ from 0. The lower end is NaN if
+    no ratio R satisfies the test, or if a standard error is NaN.
 
     Args:
-        above, below: with one number of degrees of freedom, or ``below`` exact.
-        covariance: of the two.
-        level: of the interval.
+        above: the numerator.
+        below: the denominator, with the same degrees of freedom as the numerator, or exact.
+        covariance: the covariance of numerator and denominator.
+        level: the confidence level.
 
     Example:
-        >>> one = Estimate(2.0, 0.1, freedom=20)
-        >>> [round(end, 2) for end in ratio_interval(one, Estimate(4.0, 1.0, freedom=20))]
+        >>> above = Estimate(2.0, 0.1, freedom=20)
+        >>> [round(end, 2) for end in ratio_interval(above, Estimate(4.0, 1.0, freedom=20))]
         [0.32, 1.05]
-        >>> [round(end, 2) for end in ratio_interval(one, Estimate(1.0, 1.0, freedom=20))]
+        >>> [round(end, 2) for end in ratio_interval(above, Estimate(1.0, 1.0, freedom=20))]
         [0.64, inf]
     """
     t2 = float(t_quantile(level, above.freedom)) ** 2
+    # The ends are the roots of a·R² − 2b·R + c, (b ± √(b² − ac)) / a. The lower one is c / (b + √(b² − ac)).
     a = below.value**2 - t2 * below.standard_error**2
     b = above.value * below.value - t2 * covariance
     c = above.value**2 - t2 * above.standard_error**2
-    root = b + math.sqrt(max(b * b - a * c, 0.0))
-    low = 0.0 if c <= 0 else c / root if root > 0 else math.nan
-    return low, root / a if a > 0 and below.value > 0 else math.inf
+    root_sum = b + math.sqrt(max(b * b - a * c, 0.0))
+    low = math.nan
+    if c <= 0:  # the numerator does not differ from 0
+        low = 0.0
+    elif root_sum > 0:
+        low = c / root_sum
+    high = root_sum / a if a > 0 and below.value > 0 else math.inf
+    return low, high
 
 
 def scale_of(estimates: Array, interval: tuple[float, float]) -> float:
