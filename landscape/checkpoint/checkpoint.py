@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
-import itertools
 import json
 import math
 import operator
@@ -210,29 +209,30 @@ class Checkpoint(Shown):
     ) -> Problem:
         """Return the run's model and data as a :class:`landscape.Problem`, centered on w_a or on one learner.
 
-        One learner is evaluated with its own buffers. The mean of several learners has the mean of their
-        buffers (or, for integers, the buffers of learner 0). Its BatchNorm statistics are estimated at its
-        weights, because those of the learners belong to other weights: by the run or, if it recorded none,
-        here, on the whole training set.
+        One learner has its own buffers. The mean w_a has the mean of the learners' buffers, or for integers
+        the buffers of learner 0. The BatchNorm statistics of w_a are estimated at w_a, because the learners'
+        statistics belong to other weights. The run records this estimate; if it did not, this method makes
+        the estimate on the whole training set.
 
         Args:
             split: "train" (the default) or "test".
             learner: "mean", or a learner's number.
             model: a model in place of the built-in one, required if the checkpoint's model is the user's
-                code. Its weights and buffers are replaced by the checkpoint's. Model, data and loss may also
-                be names "MODULE:NAME", as in the commands' options.
+                code. It gets the checkpoint's weights and buffers. Model, data and loss may also be names
+                "MODULE:NAME", as in the commands' options.
             data: data in place of the built-in data set: a :class:`landscape.data.Dataset`, a dict of the
-                splits "train" and "test", or one split for both, each as for :class:`landscape.Problem`.
-            loss: a loss in place of that of the data ("data"), as for :class:`landscape.Problem`.
+                splits "train" and "test", or one split for both. A split is data as for
+                :class:`landscape.Problem`.
+            loss: "data" for the data set's loss, or another loss as for :class:`landscape.Problem`.
             data_dir: the folder with the data sets that are not bundled.
             device, dtype, randomness, metrics: as for :class:`landscape.Problem`.
-            samples: use at most this number of samples of the split, the same in each call; default: all.
+            samples: the number of samples of the split to use, the same samples in each call; default: all.
 
         Returns:
             The problem; it shares no memory with the checkpoint.
 
         Raises:
-            InputError: a split, a learner or samples that do not exist.
+            InputError: a split or a learner that does not exist, or more samples than the split has.
             OperationError: data that is missing or differs from the run's data; weights that are not finite
                 or do not fit the model.
 
@@ -278,26 +278,31 @@ class Checkpoint(Shown):
         """Return the problem for complete arguments of :meth:`problem`; ``options`` are those of Problem."""
         check_learner(learner, self.learners)
         where = str(self.path or "checkpoint")
-        theta = self.mean if isinstance(learner, str) else self.weights[learner]
-        if not bool(torch.isfinite(theta).all()):
+        # "mean" is the only text that check_learner accepts.
+        center = self.mean if isinstance(learner, str) else self.weights[learner]
+        if not bool(torch.isfinite(center).all()):
             raise OperationError(f"{where}: its weights are NaN or infinite, all must be finite")
-        name = self.data["name"]
-        if data is None and (is_user_defined(name) or not name):
-            reason = f"data is '{name}', which a file cannot bring along" if name else "data is not known"
-            hint = text_of(name, self.data["options"]) if name else "MODULE:NAME"
+        data_name = self.data["name"]
+        if data is None and (is_user_defined(data_name) or not data_name):
+            reason, hint = "data is not known", "MODULE:NAME"
+            if data_name:
+                reason = f"data is '{data_name}', which a file cannot bring along"
+                hint = text_of(data_name, self.data["options"])
             raise OperationError(f"{where}: its {reason}", give={"data": hint})
         dataset = as_data(data) if data is not None else self.load_data(data_dir)
-        select_row = mean_buffer if isinstance(learner, str) else operator.itemgetter(learner)
+        # A buffer has a row for each learner.
+        buffer_of_rows = mean_buffer if isinstance(learner, str) else operator.itemgetter(learner)
         network = self._network(where, model)
-        set_tensors(network, {key: select_row(rows) for key, rows in self.buffers.items()}, where)
-        criterion = dataset.loss if isinstance(loss, str) else loss
+        set_tensors(network, {name: buffer_of_rows(rows) for name, rows in self.buffers.items()}, where)
+        criterion = dataset.loss if isinstance(loss, str) else loss  # "data" is the only text
 
         def problem_on(split: str) -> Problem:
-            return Problem(network, criterion, dataset.split(split), weights=theta, **options)
+            return Problem(network, criterion, dataset.split(split), weights=center, **options)
 
         if learner == "mean" and self.mean_buffers:
             set_tensors(network, self.mean_buffers, where)
         elif learner == "mean" and self.learners > 1 and has_batchnorm(network):
+            # The learners' statistics belong to other weights than their mean.
             set_tensors(network, problem_on("train").batchnorm_statistics())
         problem = problem_on(split)
         if samples is not None and samples > problem.samples:
@@ -399,22 +404,24 @@ class Checkpoint(Shown):
     def _write(
         self, file: h5py.File, learners: int | None, rows: Callable[[Tensor], Iterable[Tensor]]
     ) -> None:
-        """Write the checkpoint to an open file, as :meth:`save` does."""
+        """Write the checkpoint to an open file; ``learners`` and ``rows`` are those of :meth:`save`."""
         n = self.learners if learners is None else learners
-        for name in history.STACKED + history.COMMON:
-            file.create_group(name)
+        for group in history.STACKED + history.COMMON:
+            file.create_group(group)
         for group in history.COMMON:
             for name, tensor in getattr(self, group).items():
                 file[group][name] = tensor.detach().cpu().numpy()
         for name, tensor in self.stacked().items():
-            dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
-            shape = tensor.shape[1:]
-            dataset = file.create_dataset(name, (n, *shape), dtype, chunks=(1, *shape))
+            numpy_dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+            row_shape = tensor.shape[1:]
+            dataset = file.create_dataset(name, (n, *row_shape), numpy_dtype, chunks=(1, *row_shape))
             for j, row in enumerate(rows(tensor)):
                 dataset[j] = row.detach().cpu().numpy()
-        slots = self.layout.slots
-        layout = [(s.name, "x".join(map(str, s.shape)), s.offset, s.size, s.role) for s in slots]
-        file["layout"] = np.array(layout, dtype=history.SLOT)
+        slot_rows = []
+        for slot in self.layout.slots:
+            shape = "x".join(str(length) for length in slot.shape)
+            slot_rows.append((slot.name, shape, slot.offset, slot.size, slot.role))
+        file["layout"] = np.array(slot_rows, dtype=history.SLOT)
         file["rng/seed"] = np.uint64(self.seed)
         history.write(file, self.history, self.units)
         for key in history.ATTRIBUTES:
@@ -431,8 +438,8 @@ class Checkpoint(Shown):
 
         Args:
             path: the file.
-            learners: returns, for n learners, the slice of learners to read, such as one process's part;
-                None: all learners.
+            learners: a function that returns, for n learners, the slice of learners to read, such as those of
+                one process; None: all learners.
             whole_history: whether to read the rows of the history that a step file lacks from the other
                 files of its folder.
 
@@ -447,12 +454,12 @@ class Checkpoint(Shown):
             Traceback (most recent call last):
             landscape.core.errors.OperationError: missing.h5: no such file; ...
         """
-        parts = history.stored(path, learners, whole_history=whole_history)
+        fields = history.read_fields(path, learners, whole_history=whole_history)
         for group in (*history.STACKED, *history.COMMON):
-            parts[group] = {name: torch.from_numpy(array) for name, array in parts[group].items()}
-        parts["weights"] = torch.from_numpy(parts["weights"])
-        parts["layout"] = Layout(tuple(itertools.starmap(Slot, parts["layout"])))
-        return cls(**parts, path=Path(path))
+            fields[group] = {name: torch.from_numpy(array) for name, array in fields[group].items()}
+        fields["weights"] = torch.from_numpy(fields["weights"])
+        fields["layout"] = Layout(tuple(Slot(*slot) for slot in fields["layout"]))
+        return cls(**fields, path=Path(path))
 
 
 def storable(tensor: Tensor) -> Tensor:

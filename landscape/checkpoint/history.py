@@ -185,32 +185,36 @@ def settings(algorithm: str, recipe: str, where: str | Path) -> dict[str, Any]:
         raise OperationError(str(error)) from error
 
 
-def stored(
+def read_fields(
     path: str | Path, learners: Callable[[int], slice] | None = None, *, whole_history: bool = True
 ) -> dict[str, Any]:
-    """Read and validate a checkpoint's fields, as :meth:`.Checkpoint.load`, with arrays for tensors."""
+    """Return the fields of the :class:`.Checkpoint` in a file, after validation, with arrays for tensors.
+
+    The arguments are those of :meth:`.Checkpoint.load`.
+    """
     with hdf5.reading(path, SCHEMA) as file:
         weights = hdf5.dataset(file, "weights", "f", 2)
         n = len(weights)
         rows = learners(n) if learners else slice(None)
         columns, units = read(hdf5.group(file, "history"))
-        parts: dict[str, Any] = {
-            **{key: hdf5.attribute(file, key, kind) for key, kind in ATTRIBUTES.items()},
-            **{name: _arrays(hdf5.group(file, name), rows, n) for name in STACKED},
-            **{name: _arrays(hdf5.group(file, name), ...) for name in COMMON},
+        fields: dict[str, Any] = {key: hdf5.attribute(file, key, kind) for key, kind in ATTRIBUTES.items()}
+        fields |= {name: _arrays(hdf5.group(file, name), rows, n) for name in STACKED}
+        fields |= {name: _arrays(hdf5.group(file, name), ...) for name in COMMON}
+        fields |= {
             "weights": weights[rows],
             "layout": _layout(hdf5.dataset(file, "layout", "V", 1)),
-            "model": _facts(file, "model", {"name": str, "options": dict}),
-            "data": _facts(file, "data", DATA),
+            "model": _json_attribute(file, "model", {"name": str, "options": dict}),
+            "data": _json_attribute(file, "data", DATA),
             "seed": int(hdf5.dataset(hdf5.group(file, "rng"), "seed", "ui", 0)[()]),
             "history": columns,
-            # Not in files of 0.29.0 and before.
+            # Files of version 0.29.0 and before have no description.
             "description": hdf5.attribute(file, "description", str) if "description" in file.attrs else "",
         }
-        _validate(parts, path)
+        _validate(fields, path)
     if whole_history:
-        parts["history"] = completed(columns, Path(path))
-    return parts | {"units": {name: units.get(name, "") for name in parts["history"]}}
+        fields["history"] = completed(columns, Path(path))
+    fields["units"] = {name: units.get(name, "") for name in fields["history"]}
+    return fields
 
 
 def _validate(parts: Mapping[str, Any], path: str | Path) -> None:
@@ -254,7 +258,7 @@ def _layout(rows: h5py.Dataset) -> list[Any]:
     return slots
 
 
-def _facts(file: h5py.File, name: str, kinds: dict[str, type]) -> dict[str, Any]:
+def _json_attribute(file: h5py.File, name: str, kinds: dict[str, type]) -> dict[str, Any]:
     """Return the JSON object in an attribute, whose values have these types."""
     facts = json.loads(hdf5.attribute(file, name, str))
     for key, kind in kinds.items():

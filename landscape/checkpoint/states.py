@@ -115,7 +115,7 @@ def state_in(
     names: Collection[str] = (),
     alone: str = "[…]",
 ) -> dict[str, Any]:
-    """Return the one dict of weights among nested dicts, without those of optimizers.
+    """Return the only dict of weights in nested dicts, in which the dicts of optimizers do not count.
 
     Args:
         where: the file, for messages.
@@ -123,36 +123,44 @@ def state_in(
         message: a function that receives a line with the keys of the dict.
         names: names of the model's tensors, which decide between several dicts, such as those of a
             discriminator and a generator.
-        alone: code that saves one dict alone, with […] for its keys, for the message.
+        alone: code that saves one of several dicts in a file; the error message has it, with the keys of a
+            dict in place of […].
 
     Raises:
         OperationError: there is no dict of weights, or there are several.
     """
-    dicts: dict[tuple[str, ...], dict[str, Any]] = dict(_states(loaded, (), set()))
-    paths = [keys for keys, state in dicts.items() if any(map(_is_weights, state.values()))]
-    paths = paths or [keys for keys in dicts if any(isinstance(t, Tensor) for t in dicts[keys].values())]
-    if not paths:
+    dicts: dict[tuple[str, ...], dict[str, Any]] = dict(_nested_dicts(loaded, (), set()))
+    key_paths = [keys for keys, state in dicts.items() if any(_is_weights(t) for t in state.values())]
+    if not key_paths:  # integers or numbers without a dimension serve if there is nothing else
+        for keys, state in dicts.items():
+            if any(isinstance(value, Tensor) for value in state.values()):
+                key_paths.append(keys)
+    if not key_paths:
         raise OperationError(f"{where}: holds no tensors by name, a model's state_dict() is needed")
-    if len(paths) > 1:
-        paths = [keys for keys in paths if any(n.endswith(tuple(names)) for n in dicts[keys])] or paths
-    if len(paths) > 1:
-        titles = ", ".join(repr(".".join(keys)) if keys else "its own" for keys in paths)
-        example = alone.replace("[…]", "".join(f"[{key!r}]" for key in next(filter(None, paths))))
+    if len(key_paths) > 1:
+        endings = tuple(names)
+        with_names = [keys for keys in key_paths if any(name.endswith(endings) for name in dicts[keys])]
+        key_paths = with_names or key_paths
+    if len(key_paths) > 1:
+        # The outermost dict has no keys.
+        titles = ", ".join(repr(".".join(keys)) if keys else "its own" for keys in key_paths)
+        first_keys = next(keys for keys in key_paths if keys)
+        example = alone.replace("[…]", "".join(f"[{key!r}]" for key in first_keys))
         raise OperationError(f"{where}: holds several states, {titles}; give one alone, as by {example}")
-    (keys,) = paths
+    (keys,) = key_paths
     if keys:
         message(f"{where}: took the state under '{'.'.join(keys)}'")
     return dicts[keys]
 
 
-def _states(loaded: Any, keys: tuple[str, ...], seen: set[int]) -> Iterator[Any]:
+def _nested_dicts(loaded: Any, keys: tuple[str, ...], yielded_ids: set[int]) -> Iterator[Any]:
     """Yield (keys, dict) for each of nested dicts once, without the dicts of optimizers."""
-    is_new = isinstance(loaded, Mapping) and id(loaded) not in seen and len(keys) < DEPTH
+    is_new = isinstance(loaded, Mapping) and id(loaded) not in yielded_ids and len(keys) < DEPTH
     if is_new and not any(str(name).startswith("param_groups") for name in loaded):
-        seen.add(id(loaded))
+        yielded_ids.add(id(loaded))
         yield keys, {str(name): value for name, value in loaded.items()}
         for name, value in loaded.items():
-            yield from _states(value, (*keys, str(name)), seen)
+            yield from _nested_dicts(value, (*keys, str(name)), yielded_ids)
 
 
 def _is_weights(value: Any) -> bool:
@@ -219,7 +227,10 @@ class _Piece(NamedTuple):
 
 
 def _index_of(path: Path) -> tuple[dict[str, Any], dict[int, list[_Piece]]]:
-    """Return nested dicts of tensors on the device "meta" (None for other values), and their pieces by id."""
+    """Return the nested dicts of a distributed checkpoint, and the pieces of each tensor by the tensor's id.
+
+    The tensors in the dicts are on the device "meta"; values other than tensors are None.
+    """
     with open_regular(path, MOST) as file, readable(path):
         try:
             index = _Index(file).load().state
@@ -228,24 +239,26 @@ def _index_of(path: Path) -> tuple[dict[str, Any], dict[int, list[_Piece]]]:
             remedy = f"if you trust it, use {convert} {shlex.quote(str(path.parent))} FILE.pt"
             raise OperationError(f"{path}: {error}; {remedy}") from error
         pieces_by_name: dict[str, list[_Piece]] = {}
-        for key, stored in index["storage_data"].items():
-            info, corner = stored.state, tuple(key.state.get("offset") or ())
-            piece = _Piece(corner, path.with_name(info["relative_path"]), info["offset"], info["length"])
-            pieces_by_name.setdefault(key.state["fqn"], []).append(piece)
-        nested, pieces = dict[str, Any](), dict[int, list[_Piece]]()
+        for piece_index, storage_info in index["storage_data"].items():
+            name, corner = piece_index.state["fqn"], tuple(piece_index.state.get("offset") or ())
+            place = storage_info.state
+            piece = _Piece(corner, path.with_name(place["relative_path"]), place["offset"], place["length"])
+            pieces_by_name.setdefault(name, []).append(piece)
+        nested, pieces_by_id = dict[str, Any](), dict[int, list[_Piece]]()
+        keys_by_name = index["planner_data"] or {}
         for name, metadata in index["state_dict_metadata"].items():
-            *outer_keys, last_key = (index["planner_data"] or {}).get(name, (name,))
-            inner, tensor = nested, None
+            *outer_keys, last_key = keys_by_name.get(name, (name,))
+            innermost, tensor = nested, None
             for key in outer_keys:
-                inner = inner.setdefault(str(key), {})
-            if metadata.state:
+                innermost = innermost.setdefault(str(key), {})
+            if metadata.state:  # empty for a value that is no tensor
                 dtype, size = metadata.state["properties"].state[0], metadata.state["size"]
                 tensor = torch.empty(size, dtype=dtype, device="meta")
                 if name not in pieces_by_name:
                     raise OperationError(f"{path}: pieces of '{name}' are missing; save the checkpoint again")
-                pieces[id(tensor)] = pieces_by_name[name]
-            inner[str(last_key)] = tensor
-    return nested, pieces
+                pieces_by_id[id(tensor)] = pieces_by_name[name]
+            innermost[str(last_key)] = tensor
+    return nested, pieces_by_id
 
 
 def _joined(like: Tensor, pieces: list[_Piece]) -> Tensor:
@@ -288,25 +301,27 @@ def _load(path: Path) -> Any:
     """Return the object in a file of torch.save, or the tensors in a file of safetensors."""
     with open_regular(path) as file, readable(path):
         head = file.read(64)
+        # A safetensors file begins with the length of its header in 8 bytes, and with the header, {…}.
         is_safetensors = path.suffix == ".safetensors" or head[6:9] == b"\0\0{"
         is_pickle = head.startswith((b"PK", b"\x80"))
-        problem = f"begins with {head[:16]!r}" if head else "is empty"
+        fault = ""
+        if not (is_safetensors or is_pickle):
+            fault = f"begins with {head[:16]!r}" if head else "is empty"
         for first_bytes, description in STANDING_IN.items():
-            problem = description if head.lstrip().startswith(first_bytes) else problem
-        if not (is_safetensors or is_pickle) or problem in STANDING_IN.values():
-            line = (
-                f"{path}: not a readable state file, it {problem}; give a file of torch.save or safetensors"
-            )
-            raise OperationError(line)
+            if head.lstrip().startswith(first_bytes):
+                fault = description
+        if fault:
+            remedy = "give a file of torch.save or safetensors"
+            raise OperationError(f"{path}: not a readable state file, it {fault}; {remedy}")
         if is_safetensors:
             return safetensors.torch.load_file(path)
         file.seek(0)
-        archive = _is_archive(path, file)
+        is_archive = _is_archive(path, file)
         try:
             # Scripts save their options with the weights, as a Namespace, a class without code of its own.
             with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
                 warnings.simplefilter("ignore")  # torch warns of its own quantized tensors
-                return torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
         except pickle.UnpicklingError as error:
             saved = f"saved = torch.load({str(path)!r}, weights_only=False)"
             states = "saved.state_dict() of a model, or saved['state_dict'] of a checkpoint"

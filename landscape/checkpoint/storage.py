@@ -264,7 +264,7 @@ class ResultFile:
                 was opened with ``replace``.
 
         Returns:
-            The results, which are all results in the file now.
+            All results that the file has now.
 
         Raises:
             OperationError: the file has other results, and was not opened with ``replace``.
@@ -279,18 +279,19 @@ class ResultFile:
             True
             False
         """
-        self._check()
-        new_settings = dict(json.loads(json.dumps(settings)))
+        self._check_writable()
+        new_settings = dict(json.loads(json.dumps(settings)))  # as a file returns them, with lists for tuples
         if self._entries and not self._replace:
-            for name in {**new_settings, **self._settings} if self._settings else ():
+            if not self._settings:
+                raise self._conflict(f"holds a {self[0].schema} with settings that are not known")
+            for name in {**new_settings, **self._settings}:
                 before, after = self._settings.get(name), new_settings.get(name)
                 if before != after:
                     words = f"its {name} is {_word(before)} and not {_word(after)}"
                     raise self._conflict(f"holds another result, {words}")
-            if not self._settings:
-                raise self._conflict(f"holds a {self[0].schema} with settings that are not known")
             return [*self]
-        self._entries, self._changed = [_Entry(result, is_complete=True) for result in compute()], True
+        self._entries = [_Entry(result, is_complete=True) for result in compute()]
+        self._changed = True
         self._write(new_settings)
         return [*self]
 
@@ -312,7 +313,7 @@ class ResultFile:
             >>> landscape.load(path).center.shape
             (2,)
         """
-        self._check()
+        self._check_writable()
         entries = {id(entry.result): entry for entry in self._entries}
         new_entries = [entries.get(id(result), _Entry(result)) for result in results]
         self._changed |= new_entries != self._entries
@@ -340,7 +341,7 @@ class ResultFile:
     def earlier(
         self, kind: type[Result], differs: Callable[[Any], str], source: str, x: Array, y: Array
     ) -> Any:
-        """Find the result that a computation on the grid ``x``, ``y`` resumes; None if there is none.
+        """Return the result that a computation on the grid ``x``, ``y`` resumes; None if there is none.
 
         Results that were completed since the file was opened, and results of weights in other files than
         ``source``, are left out.
@@ -365,21 +366,22 @@ class ResultFile:
             ...     file.earlier(landscape.Surface, lambda result: "", "", surface.x, surface.y) is None
             True
         """
-        self._check()
+        self._check_writable()
         self.resumed = self._current = None
-        different = []
+        unfit_results = []
         for entry in self._entries:
             result = entry.result
             if entry.is_complete or _different_sources(source, getattr(result, "source_sha256", "")):
                 continue
-            reason = differs(result) if isinstance(result, kind) else f"it holds a {result.schema}"
-            if not reason:
+            difference = differs(result) if isinstance(result, kind) else f"it holds a {result.schema}"
+            if not difference:
                 self._check_points(result, x, y)
                 self.resumed, self._current = result, entry
                 return result
-            different.append((result, reason))
-        if different:
-            self.drop(*different[0])
+            unfit_results.append((result, difference))
+        if unfit_results:
+            result, difference = unfit_results[0]
+            self.drop(result, difference)
         return None
 
     def only(self, sources: Sequence[str]) -> None:
@@ -441,11 +443,12 @@ class ResultFile:
             raise self._conflict(f"{words} {before - after:,} would be lost; {finer}")
 
     def put(self, result: Result, *, finished: bool) -> None:
-        """Write a result, in place of the resumed one or after all others.
+        """Write a result in place of the one that the running computation updates, or else after all others.
 
         Args:
             result: a result of the same class as the others in the file.
-            finished: whether it is complete, and so not resumed while the file is open.
+            finished: whether the result is complete. While the file is open, :meth:`earlier` does not return
+                a complete result.
 
         Raises:
             OperationError: as for :meth:`add`.
@@ -458,13 +461,14 @@ class ResultFile:
             ...     len(file)
             1
         """
-        self._check(result)
+        self._check_writable(result)
         entry = self._current
         if entry is None or entry not in self._entries:
             entry = _Entry(result)
             self._entries.append(entry)
             self._changed = True
-        self._changed |= entry.result is not result
+        if entry.result is not result:
+            self._changed = True
         entry.result, entry.is_complete = result, finished
         self._current = None if finished else entry
         self._write()
@@ -476,7 +480,8 @@ class ResultFile:
             self.written = True
         self._changed = False
 
-    def _check(self, result: Result | None = None) -> None:
+    def _check_writable(self, result: Result | None = None) -> None:
+        """Raise OperationError if this object cannot write, or the file has results of another class."""
         if not self._writable:
             raise OperationError(f"{self.path}: is closed, or open for reading only; give mode 'a'")
         different = [stored for stored in self if result is not None and stored.schema != result.schema]
@@ -510,10 +515,10 @@ def open(
     Args:
         path: the file.
         mode: "r" reads; "a" adds to the file, or makes it; "w" makes a new file, which replaces the old one
-            when its first result is written. With "a" and "w" no other process can write the file.
-        replace: whether results that do not fit, and points that a new grid does not have, are replaced,
-            with a warning; otherwise a computation that would lose them is refused.
-        group: a torch.distributed group whose processes all open the file; its first one writes.
+            when the first result is written. With "a" and "w" no other process can write the file.
+        replace: whether a computation may replace results that do not fit, and points that its grid does not
+            have, with a warning. If not, a computation that would lose them is refused.
+        group: a torch.distributed group whose processes all open the file; the first process writes.
 
     Returns:
         The file; the end of its ``with`` block closes it.
@@ -531,5 +536,5 @@ def open(
         ...     [type(result).__name__ for result in file]
         ['Surface']
     """
-    writes = group is None or dist.get_rank(group) == 0
-    return ResultFile(path, mode, replace=replace, writes=writes)
+    is_writer = group is None or dist.get_rank(group) == 0
+    return ResultFile(path, mode, replace=replace, writes=is_writer)

@@ -44,7 +44,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 
 
-def _unfit(value: Tensor, target: Tensor) -> str:
+def _reason_unfit(value: Tensor, target: Tensor) -> str:
     """Return the reason why ``value`` cannot be copied to ``target``; "" if it can."""
     if value.is_meta:
         return "is on the device 'meta' and holds no numbers"
@@ -58,7 +58,7 @@ def _unfit(value: Tensor, target: Tensor) -> str:
     return ""
 
 
-def _finite(value: Tensor, own: Tensor) -> bool:
+def _is_finite(value: Tensor, own: Tensor) -> bool:
     """Return whether all numbers are finite, or, of a constant, infinite as in the model's ``own`` tensor."""
     infinite = ~torch.isfinite(value)
     is_constant = not (own.requires_grad or own.is_meta)
@@ -68,10 +68,10 @@ def _finite(value: Tensor, own: Tensor) -> bool:
 def unwrapped_state(
     where: str | Path, state: Mapping[str, Any], names: set[str], message: states.Message = lambda line: None
 ) -> dict[str, Any]:
-    """Return ``state`` by the model's ``names``, without the prefixes that wrappers add.
+    """Return ``state`` with the model's ``names``, without the prefixes that wrappers add to them.
 
     The model may also be an attribute of the saved module: in Lightning's checkpoints the module has the
-    model as self.net, next to metrics. Its part of the state is used if exactly one prefix fits all names.
+    model as self.net, next to metrics. The attribute's tensors are used if exactly one prefix fits all names.
     """
     state = dict(state)
     if any(COMPILED in name for name in state) and not any(COMPILED in name for name in names):
@@ -81,15 +81,20 @@ def unwrapped_state(
         if all(name.startswith(prefix) for name in state) and not any(n.startswith(prefix) for n in names):
             state = {name.removeprefix(prefix): value for name, value in state.items()}
             message(f"{where}: dropped '{prefix}'")
-    first = min(names, default="")
-    prefixes = [name.removesuffix(first) for name in state if name.endswith(f".{first}")]
-    fitting = [prefix for prefix in prefixes if all(prefix + name in state for name in names)]
-    if first in state or len(fitting) != 1:
+    first_name = min(names, default="")
+    if first_name in state:
         return state
-    prefix, others = fitting[0], [name for name in state if not name.startswith(fitting[0])]
-    listed = ", ".join([*others[:3], *(["…"] if len(others) > 3 else [])])
-    omitted = f", left out {len(others)} more ({listed})" if others else ""
-    message(f"{where}: took '{prefix}'{omitted}")
+    prefixes = [name.removesuffix(first_name) for name in state if name.endswith(f".{first_name}")]
+    complete_prefixes = [prefix for prefix in prefixes if all(prefix + name in state for name in names)]
+    if len(complete_prefixes) != 1:
+        return state
+    prefix = complete_prefixes[0]
+    left_out = [name for name in state if not name.startswith(prefix)]
+    words = f"{where}: took '{prefix}'"
+    if left_out:
+        listed = ", ".join(left_out[:3]) + (", …" if len(left_out) > 3 else "")
+        words += f", left out {len(left_out)} more ({listed})"
+    message(words)
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
@@ -97,49 +102,51 @@ def unwrapped_state(
 ADAPTER = re.compile(r"\.modules_to_save\.\w+|(?<=\.)(lora_\w+)\.\w+(?=\.weight$|$)")
 
 
-def fitted(
+def fitting_tensors(
     path: str | Path, state: Mapping[str, Any], model: nn.Module, name: str,
     message: states.Message = lambda line: None,
 ) -> Iterator[tuple[str, Tensor]]:  # fmt: skip
-    """Yield the model's names with the tensors of a state; raise OperationError if one does not fit.
+    """Yield (name in the model, tensor of the state); raise OperationError for a tensor that does not fit.
 
-    One of several tied names is sufficient, and BatchNorm's counts may be missing (files older than PyTorch
-    0.4.1 have none). A state without any of the model's frozen parameters is that of an adapter: the model's
-    own frozen parameters and buffers remain.
+    The state may have only one of several tied names. It may lack BatchNorm's counts of batches (files older
+    than PyTorch 0.4.1 have none). A state without any of the model's frozen parameters is that of an adapter:
+    the model's own frozen parameters and buffers are yielded, too.
     """
-    fixed, parameters = _constants(model), dict(model.named_parameters())
-    frozen = fixed.keys() & parameters.keys()
+    constants, parameters = _constants(model), dict(model.named_parameters())
+    frozen = constants.keys() & parameters.keys()
     if frozen and not frozen & state.keys():
-        short = {ADAPTER.sub(r"\1", key): key for key in parameters.keys() - frozen}
-        state = fixed | {short.get(key, key): value for key, value in state.items()}
+        names_in_model = {ADAPTER.sub(r"\1", key): key for key in parameters.keys() - frozen}
+        state = constants | {names_in_model.get(key, key): value for key, value in state.items()}
         message(f"{path}: an adapter, what is frozen in {name} stays")
     model_state = model.state_dict(keep_vars=True)
-    tensors = {key: value for key, value in model_state.items() if isinstance(value, Tensor)}
+    model_tensors = {key: value for key, value in model_state.items() if isinstance(value, Tensor)}
     for key in state:
         if key not in model_state and isinstance(state[key], Tensor):
             raise OperationError(f"{path}: '{key}' is not in the model {name}{near(key, model_state)}")
-    groups: dict[int, list[str]] = {}
-    for key, value in tensors.items():
-        groups.setdefault(id(value), []).append(key)
-    for keys in groups.values():
+    names_of_tensor: dict[int, list[str]] = {}  # several for a tied tensor
+    for key, value in model_tensors.items():
+        names_of_tensor.setdefault(id(value), []).append(key)
+    for keys in names_of_tensor.values():
         values = {key: state[key] for key in keys if key in state}
         if not values and keys[0].endswith("num_batches_tracked"):
             continue
         if not values:
             raise OperationError(f"{path}: it lacks '{keys[0]}' of the model {name}{near(keys[0], state)}")
-        first = next(iter(values))
+        first_key = next(iter(values))
         for key, value in values.items():
-            shape = tuple(tensors[key].shape)
+            shape = tuple(model_tensors[key].shape)
             if not isinstance(value, Tensor) or tuple(value.shape) != shape:
                 reason = f"has shape {tuple(value.shape)}" if isinstance(value, Tensor) else "is no tensor"
                 raise OperationError(f"{path}: '{key}' {reason}, the model {name} needs shape {shape}")
-            if reason := _unfit(value, tensors[key]):
+            reason = _reason_unfit(value, model_tensors[key])
+            if reason:
                 raise OperationError(f"{path}: '{key}' {reason}")
-            if not _finite(value, tensors[key]):
+            if not _is_finite(value, model_tensors[key]):
                 raise OperationError(f"{path}: '{key}' holds NaN or infinite numbers, all must be finite")
-            if key != first and not torch.equal(value, values[first]):
-                raise OperationError(f"{path}: '{first}' and '{key}' differ, but are one tensor in {name}")
-        yield keys[0], values[first].detach()
+            if key != first_key and not torch.equal(value, values[first_key]):
+                words = f"'{first_key}' and '{key}' differ, but are one tensor in {name}"
+                raise OperationError(f"{path}: {words}")
+        yield keys[0], values[first_key].detach()
 
 
 @checked()
@@ -154,15 +161,15 @@ def import_state(
 ) -> Checkpoint:
     """Return a checkpoint with one learner for each state.
 
-    θ has the trainable parameters; frozen ones are stored with the buffers. Numbers with less precision than
-    float32 become float32.
+    θ has the trainable parameters; frozen parameters are stored with the buffers. Numbers with less precision
+    than float32 become float32.
 
     Args:
         paths: .pt, .pth, .bin, .ckpt or .safetensors files, indices of parts (.index.json), or folders of
             save_pretrained, all of one model.
-        model: that model, with any weights; it is not changed.
-        name, options: the model in the checkpoint: a built-in name and its options, or "module:factory".
-            Default: "module:class" of the model.
+        model: the model, with any weights; it is not changed.
+        name, options: how the checkpoint describes the model: by a built-in name and its options, or by
+            "module:factory". Default: "module:class" of the model.
         data: the data in the checkpoint (see :class:`landscape.Checkpoint`); default: unknown.
         message: a function that receives a line for each container that was unwrapped.
 
@@ -181,39 +188,43 @@ def import_state(
         >>> run.learners, tuple(run.weights.shape)
         (1, (1, 8))
     """
-    files_given = [Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
-    if not files_given:
+    path_list = [paths] if isinstance(paths, (str, Path)) else paths
+    state_paths = [Path(path) for path in path_list]
+    if not state_paths:
         raise InputError("paths: an empty list is not allowed, it must name a file of weights")
     name = name or f"{type(model).__module__}:{type(model).__qualname__}"
     layout = Layout.of(model)
     if layout.size == 0:
         raise InputError(f"model: {name} has no trainable parameters, at least one is needed")
     slices, names = {slot.name: slot.place for slot in layout.slots}, {*model.state_dict()}
-    rows, fixed = [], list[dict[str, Tensor]]()
-    for path in files_given:
+    weights, buffers = list[Tensor](), list[dict[str, Tensor]]()  # an entry for each learner
+    for path in state_paths:
         _check_scale(path, model)
         state = unwrapped_state(path, states.read_state(path, message, names), names, message)
-        row, row_fixed = torch.empty(layout.size, dtype=torch.float32), {}
-        for key, value in fitted(path, state, model, name, message):  # one by one: never all of them beside θ
+        theta, other_tensors = torch.empty(layout.size, dtype=torch.float32), dict[str, Tensor]()
+        # The tensors come one by one, so that memory never holds all of them beside θ.
+        for key, value in fitting_tensors(path, state, model, name, message):
             if key in slices:
-                row = row.to(torch.promote_types(row.dtype, value.dtype))
-                row[slices[key]] = value.flatten()
+                theta = theta.to(torch.promote_types(theta.dtype, value.dtype))
+                theta[slices[key]] = value.flatten()
             else:
-                row_fixed[key] = storable(value).clone()
-        rows.append(row)
-        fixed.append(row_fixed)
-    common = [key for key in fixed[0] if all(key in row for row in fixed)]
-    files = [file for path in files_given for file in states.files_of(path)]
-    origin = [f'[[import]]\nfile = {json.dumps(f.name)}\nsha256 = "{hdf5.sha256(f)}"\n' for f in files]
+                other_tensors[key] = storable(value).clone()
+        weights.append(theta)
+        buffers.append(other_tensors)
+    recipe = ""
+    for path in state_paths:
+        for file in states.files_of(path):
+            recipe += f'[[import]]\nfile = {json.dumps(file.name)}\nsha256 = "{hdf5.sha256(file)}"\n'
+    common_names = [key for key in buffers[0] if all(key in learner_buffers for learner_buffers in buffers)]
     return Checkpoint(
-        weights=torch.stack(rows) if rows[1:] else rows[0][None],
+        weights=torch.stack(weights) if len(weights) > 1 else weights[0][None],  # one learner: no copy
         layout=layout,
         step=0,
         epoch=0.0,
         algorithm=IMPORTED,
-        recipe="".join(origin),
+        recipe=recipe,
         model={"name": name, "options": options or {}},
-        buffers={key: torch.stack([row[key] for row in fixed]) for key in common},
+        buffers={key: torch.stack([of_learner[key] for of_learner in buffers]) for key in common_names},
         data=data or unknown_data(),
     )
 
@@ -223,9 +234,9 @@ def load_weights(path: str | Path, into: nn.Module) -> nn.Module:
     """Load weights from a file or folder into a model, in place, after a check that all of them fit.
 
     Args:
-        path: a file or folder as for :func:`import_state`, or the file of a run, for its w_a.
-        into: the model. Its tensors keep their dtypes, to which the numbers are rounded; with a file of an
-            adapter, its frozen parameters do not change.
+        path: a file or folder as for :func:`import_state`, or the file of a run, of which w_a is loaded.
+        into: the model. The numbers are rounded to the dtypes of its tensors. With a file of an adapter the
+            model's frozen parameters do not change.
 
     Returns:
         The model.
@@ -245,9 +256,10 @@ def load_weights(path: str | Path, into: nn.Module) -> nn.Module:
     model, names = unwrapped(into), {*unwrapped(into).state_dict()}
     if any(tensor.is_meta for tensor in model.state_dict().values() if isinstance(tensor, Tensor)):
         raise InputError("into: a model on the device 'meta' has no numbers; make it on another device")
-    state = _state(model, _read(Path(path), "path", model), str(path), names)
-    tensors = dict(fitted(path, unwrapped_state(path, state, names), model, type(model).__name__))
-    model.load_state_dict(tensors, strict=False)  # one name of each tensor is sufficient
+    content = _content_of_file(Path(path), "path", model)
+    state = unwrapped_state(path, _tensors_of(model, content, str(path), names), names)
+    tensors = dict(fitting_tensors(path, state, model, type(model).__name__))
+    model.load_state_dict(tensors, strict=False)  # the dict has only one name of each tied tensor
     return into
 
 
@@ -303,7 +315,7 @@ def network_of(problem: Problem, source: Any, name: str) -> Network:
         words = "it must be a vector; load it into the model and give problem.weights"
         raise InputError(f"{name}: a {type(source).__name__} is not allowed with a sharded model, {words}")
     if isinstance(source, (str, os.PathLike)):
-        source, name = _read(Path(source), name, problem.model), f"{name}: {source}"
+        source, name = _content_of_file(Path(source), name, problem.model), f"{name}: {source}"
     if isinstance(source, (Tensor, np.ndarray)):
         theta, buffers = vector_of(source, problem.weights, name), dict(problem.model.named_buffers())
         stats = {key: buffers[key] for key in buffer_names(problem.model)}
@@ -311,7 +323,7 @@ def network_of(problem: Problem, source: Any, name: str) -> Network:
         kind = torch.as_tensor(source).dtype
         network = Network(theta, known, {slot.name: kind for slot in problem.layout.slots})
     else:
-        state = unwrapped_state(name, _state(problem.model, source, name, names), names)
+        state = unwrapped_state(name, _tensors_of(problem.model, source, name, names), names)
         network = _network(problem, state, name)
     if not bool(torch.isfinite(network.theta).all()):
         raise OperationError(f"{name}: its weights are NaN or infinite, all must be finite")
@@ -346,7 +358,7 @@ def _check_scale(path: Path, model: nn.Module) -> None:
             raise OperationError(f"{file}: lora_alpha/r is {words}; make the model with this configuration")
 
 
-def _read(path: Path, name: str, model: nn.Module) -> Any:
+def _content_of_file(path: Path, name: str, model: nn.Module) -> Any:
     """Return the content of a file: a run or a result of this project, or the state of another program."""
     foreign, names = states.names_state(path), {*model.state_dict()}
     if not foreign and not path.is_dir():
@@ -372,8 +384,11 @@ def _layers(model: nn.Module) -> Counter[str]:
     return Counter(getattr(m, "original_name", type(m).__name__) for m in leaves)  # of TorchScript, too
 
 
-def _state(own: nn.Module, source: Any, name: str, names: set[str]) -> dict[str, Any]:
-    """Return the tensors of a network like ``own``, by name, without those of a run that are unknown."""
+def _tensors_of(own: nn.Module, source: Any, name: str, names: set[str]) -> dict[str, Any]:
+    """Return the tensors of ``source``, a network like ``own``, by name.
+
+    The BatchNorm statistics at the mean of a run's learners are left out if the run did not record them.
+    """
     if isinstance(source, Mapping):
         return states.state_in(name, source, names=names)
     if isinstance(source, Checkpoint):
@@ -397,7 +412,7 @@ def _network(problem: Problem, state: dict[str, Any], name: str) -> Network:
     model, fixed, statistics = problem.model, _constants(problem.model), buffer_names(problem.model)
     unknown = {key for key in statistics if key not in state and not key.endswith("num_batches_tracked")}
     state |= {key: fixed[key] for key in unknown}
-    tensors = dict(fitted(name, state, model, type(model).__name__))
+    tensors = dict(fitting_tensors(name, state, model, type(model).__name__))
     constants = {key: t.to(fixed[key], copy=True) for key, t in tensors.items() if key in fixed}
     for key in constants.keys() - {*statistics}:
         t = fixed[key]

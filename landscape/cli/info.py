@@ -40,7 +40,7 @@ def info(file: str) -> None:
         stamps = {key: raw.attrs[key] for key in names}
     is_run = stamps["schema"] == history.SCHEMA
     # Of another format the latter says why it is not read.
-    contents: Any = history.stored(path) if is_run else base.load_results(path)
+    contents: Any = history.read_fields(path) if is_run else base.load_results(path)
     _stamps(path, stamps)
     _checkpoint(types.SimpleNamespace(**contents)) if is_run else _results(contents)
 
