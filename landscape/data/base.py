@@ -133,9 +133,10 @@ R = TypeVar("R")
 def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Callable[[], Arrays]) -> Arrays:
     """Return the arrays of ``make()``, from the cache if it has them for the same files and settings.
 
-    ``files`` are paths below ``root``; files are the same if paths, sizes and modification times are. If
-    several processes start together, one computes the arrays and the other processes wait for it. A damaged
-    cache file is computed again. If the cache cannot be written, there is a warning and nothing is cached.
+    ``files`` are paths below ``root``; they count as the same if their paths, sizes and modification times
+    are equal. ``settings`` is a text with all options of ``make``. If several processes start together, one
+    computes the arrays and the others wait. A damaged cache file is replaced. If the cache cannot be written,
+    there is a warning and nothing is cached.
     """
     digest = hashlib.sha256(settings.encode())
     for path in files:
@@ -149,13 +150,13 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
         except (OSError, OperationError) as error:
             remedy = "; LANDSCAPE_CACHE may name another folder" if isinstance(error, OSError) else ""
             warn_caller(f"{error}{remedy}; nothing is cached", DataWarning)
-            return _contiguous(make)
-        stored = folder / f"{name}-{digest.hexdigest()[:24]}.h5"
-        arrays = _read(stored)
+            return _contiguous_arrays(make)
+        cache_file = folder / f"{name}-{digest.hexdigest()[:24]}.h5"
+        arrays = _read_cached(cache_file)
         if arrays is None:
-            arrays = _contiguous(make)
+            arrays = _contiguous_arrays(make)
             try:
-                with hdf5.writing(stored, SCHEMA) as file:
+                with hdf5.writing(cache_file, SCHEMA) as file:
                     for key, array in arrays.items():
                         file[key] = array
             except OperationError as error:
@@ -163,8 +164,8 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
     return arrays
 
 
-def _contiguous(make: Callable[[], Arrays]) -> Arrays:
-    """Return contiguous arrays, as read from a file: a network's rounding depends on the order in memory."""
+def _contiguous_arrays(make: Callable[[], Arrays]) -> Arrays:
+    """Return the arrays contiguous, as a file has them: the order in memory changes a network's rounding."""
     return {key: np.ascontiguousarray(array) for key, array in make().items()}
 
 
@@ -187,7 +188,7 @@ def file_stat(root: Path, path: str) -> os.stat_result:
         raise OperationError(f"{root / path}: cannot be read ({error.strerror})") from error
 
 
-def _read(path: Path) -> Arrays | None:
+def _read_cached(path: Path) -> Arrays | None:
     """Return the arrays in ``path``; None if the file is missing or damaged."""
     try:
         with hdf5.reading(path, SCHEMA, warn=False) as file:
@@ -226,7 +227,7 @@ def synthetic(
     imbalance: AtLeastOne = 1.0,
     seed: int = 0,
 ) -> Dataset:
-    """Gaussian mixture: class c has mean ``separation``·m_c, m_c ~ N(0, I/dimension), and covariance I.
+    """Gaussian mixture: class c is N(``separation``·m_c, I), with a mean m_c drawn from N(0, I/dimension).
 
     There are half as many test samples as training samples.
 
@@ -235,16 +236,18 @@ def synthetic(
         dimension: Number of inputs. Source: ours.
         classes: Number of classes. Source: ours.
         separation: Factor of the classes' means. Source: ours.
-        imbalance: How many times the commonest class is as frequent as the rarest; frequencies fall
-            geometrically. Source: ours.
-        seed: Draws means, labels and inputs. Source: ours.
+        imbalance: The frequency of class 0 divided by that of the last class; frequencies fall by a constant
+            factor from class to class. Source: ours.
+        seed: Seed of the draws of means, labels and inputs. Source: ours.
     """
     rng = np.random.default_rng(seed)
     means = rng.normal(size=(classes, dimension)) * separation / np.sqrt(dimension)
-    weights = imbalance ** -(np.arange(classes) / (classes - 1))
-    labels = rng.choice(classes, size=samples + samples // 2, p=weights / weights.sum())
-    x = means[labels] + rng.normal(size=(len(labels), dimension))
-    return classification((x[:samples], labels[:samples]), (x[samples:], labels[samples:]), 1.0, classes)
+    frequencies = imbalance ** -(np.arange(classes) / (classes - 1))  # relative to that of class 0
+    all_samples = samples + samples // 2
+    labels = rng.choice(classes, size=all_samples, p=frequencies / frequencies.sum())
+    x = means[labels] + rng.normal(size=(all_samples, dimension))
+    train, test = (x[:samples], labels[:samples]), (x[samples:], labels[samples:])
+    return classification(train, test, scale=1.0, classes=classes)
 
 
 def mean_output(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -261,22 +264,23 @@ def quadratic(
     gradient_std: float = 0.0,
     seed: int = 0,
 ) -> Dataset:
-    """Samples x_i = (s_i, b_i) for the model "quadratic"; train and test are equal.
+    """Samples x_i = (s_i, b_i) for the model "quadratic", s_i (1,) and b_i (P,); train and test are equal.
 
-    The means, s at 1 and b at 0, and the standard deviations hold exactly (population moments), so that
-    closed forms hold exactly.
+    Over the samples, s has exactly the mean 1, and b the mean 0. The standard deviations are exact, too, so
+    that closed forms hold exactly.
 
     Args:
         dimension: Number P of weights. Source: ours.
         samples: Size of the set. Unit: samples. Source: ours.
-        curvature_std: Standard deviation of s_i. Source: ours.
-        gradient_std: Standard deviation of b_i in each coordinate. Source: ours.
-        seed: Draws the samples. Source: ours.
+        curvature_std: Standard deviation of s_i over all samples. Source: ours.
+        gradient_std: Standard deviation of b_i over all samples, in each coordinate. Source: ours.
+        seed: Seed of the draws of the samples. Source: ours.
     """
     rng = np.random.default_rng(seed)
-    raw = rng.normal(size=(samples, 1 + dimension))
-    unit = (raw - raw.mean(0)) / raw.std(0)
-    array = unit * ([curvature_std] + [gradient_std] * dimension) + ([1.0] + [0.0] * dimension)
+    draws = rng.normal(size=(samples, 1 + dimension))
+    standardized = (draws - draws.mean(0)) / draws.std(0)
+    means, stds = [1.0] + [0.0] * dimension, [curvature_std] + [gradient_std] * dimension
+    array = standardized * stds + means
     x, y = torch.from_numpy(array), torch.zeros(samples)
     return Dataset((x, y), (x, y), mean_output, fingerprint((array,)))
 
@@ -335,13 +339,14 @@ def parse(text: str, learners: int) -> Division:
         numbers = tuple(float(number) for number in (argument or "").split(","))
     except ValueError:
         numbers = ()
-    count = learners if kind == "sizes" else 1
-    is_allowed = len(numbers) == count and all(0 < number < math.inf for number in numbers)
-    if kind == "sizes":
-        is_allowed = is_allowed and abs(sum(numbers) - 1) <= 1e-6
-    elif kind == "labels":
-        is_allowed = is_allowed and numbers[0].is_integer()
-    if not is_allowed or kind not in ("dirichlet", "labels", "sizes"):
+    needed_count = learners if kind == "sizes" else 1
+    is_allowed = kind in ("dirichlet", "labels", "sizes") and len(numbers) == needed_count
+    is_allowed = is_allowed and all(0 < number < math.inf for number in numbers)
+    if is_allowed and kind == "sizes":
+        is_allowed = abs(sum(numbers) - 1) <= 1e-6  # shares such as 0.333333 are rounded (our choice)
+    elif is_allowed and kind == "labels":
+        is_allowed = numbers[0].is_integer()
+    if not is_allowed:
         raise InputError(f"data.split: '{text}' is not allowed (allowed: {FORMS}; n = {learners})")
     return Division(text, kind, numbers)
 
@@ -398,7 +403,7 @@ class Parts:
         Args:
             split: the description of the division; not "iid".
             problem: the problem on the training set.
-            columns: further values of its samples by name, (N,) each.
+            columns: further values of the samples by name, (N,) each, such as the speaker.
             learners: n.
             batch: B, the samples of a learner's minibatch.
             seed: the seed of all draws.
@@ -410,24 +415,27 @@ class Parts:
         labels, samples, rng = all_columns.get(LABEL), problem.samples, np.random.default_rng(seed)
         if split.kind == "sizes":
             ends = np.rint(np.cumsum(split.numbers) * samples).astype(int)[:-1]
-            owner = _owner(enumerate(np.split(rng.permutation(samples), ends)), samples)
+            indices_of_learner = np.split(rng.permutation(samples), ends)
+            learner = _learner_of_sample(enumerate(indices_of_learner), samples)
         elif split.kind == "by":
-            owner = _by_value(split, _column(split, all_columns, samples), learners)
+            learner = _by_value(split, _column(split, all_columns, samples), learners)
         elif labels is None:
             raise split.refused("it needs one whole number a sample as target; sizes(…) needs none")
         elif split.kind == "labels":
-            owner = _owner(_by_labels(split, labels, learners, rng), samples)
+            learner = _learner_of_sample(_by_labels(split, labels, learners, rng), samples)
         else:
-            owner = _dirichlet(split, labels, learners, batch, rng)
-        sizes = np.bincount(owner, minlength=learners)
+            learner = _dirichlet(split, labels, learners, batch, rng)
+        sizes = np.bincount(learner, minlength=learners)
         if sizes.min() < batch:
             part = f"learner {sizes.argmin()} gets {sizes.min()} of {samples} samples"
             raise split.refused(f"{part}, fewer than its minibatch of {batch}; use a smaller batch")
-        labels = np.zeros(samples, int) if labels is None else labels
+        if labels is None:
+            labels = np.zeros(samples, int)
         values, label_index = np.unique(labels, return_inverse=True)
         counts = np.zeros((learners, len(values)), np.int64)
-        np.add.at(counts, (owner, label_index), 1)
-        return cls(split, *(torch.from_numpy(a) for a in (owner.astype(np.int32), counts, values)))
+        np.add.at(counts, (learner, label_index), 1)
+        learner_32 = torch.from_numpy(learner.astype(np.int32))
+        return cls(split, learner_32, torch.from_numpy(counts), torch.from_numpy(values))
 
 
 def _columns(problem: Problem) -> dict[str, Array]:
@@ -452,12 +460,12 @@ def _column(split: Division, columns: Mapping[str, Array], samples: int) -> Arra
     return values
 
 
-def _owner(parts: Iterable[tuple[int, Array]], samples: int) -> Array:
+def _learner_of_sample(parts: Iterable[tuple[int, Array]], samples: int) -> Array:
     """Return (N,), the learner of each sample, from pairs of a learner and the indices of its samples."""
-    owner = np.empty(samples, int)
+    learner_of_sample = np.empty(samples, int)
     for learner, indices in parts:
-        owner[indices] = learner
-    return owner
+        learner_of_sample[indices] = learner
+    return learner_of_sample
 
 
 def _by_value(split: Division, column: Array, learners: int) -> Array:
@@ -506,7 +514,7 @@ def _dirichlet(split: Division, labels: Array, learners: int, batch: int, rng: n
             yield from enumerate(np.split(rng.permutation(members_of_label), ends.astype(int)))
 
     for _ in range(TRIES):
-        owner = _owner(draw(), len(labels))
+        owner = _learner_of_sample(draw(), len(labels))
         if np.bincount(owner, minlength=learners).min() >= batch:
             return owner
     raise split.refused(f"a learner gets fewer than {batch} samples; use a smaller batch")

@@ -81,7 +81,7 @@ def folder_of(name: str, root: Path) -> Path | None:
     for file in source.files:
         if not (paths := copies(root, name, source.folder, file.name)):
             return None
-    return next((path.parent for path in paths if _is(path, file)), None)
+    return next((path.parent for path in paths if _has_checksum(path, file)), None)
 
 
 def fetch(
@@ -100,42 +100,46 @@ def fetch(
     Args:
         name: a key of SOURCES.
         mirror: a URL in place of the public ones, which holds the same files.
-        force: replace files that are there but are others.
-        progress: takes the share that is done.
-        message: takes a line about each mirror that fails.
+        force: replace existing files that have another checksum.
+        progress: a function that takes the completed share, from 0 to 1.
+        message: a function that takes a line about each mirror that fails.
 
     Returns:
-        All files, in the order of SOURCES: whether each was downloaded now.
+        For the path of each file, in the order of SOURCES, whether this call downloaded the file.
 
     Raises:
         InputError: a mirror that is no http or https address.
-        OperationError: no mirror gives a file with the right checksum, a file that is there is another, or
-            one cannot be written.
+        OperationError: no mirror gives a file with the right checksum, an existing file has another checksum,
+            or a file cannot be written.
     """
     if mirror is not None and not mirror.startswith(("http://", "https://")):
         raise InputError(f"mirror: '{mirror}' is not allowed, it must be an http:// or https:// address")
     source = SOURCES[name]
     mirrors = source.mirrors if mirror is None else (mirror,)
-    paths = {file: _existing(name, root, file, force) for file in source.files}
-    missing = [file for file, path in paths.items() if path is None]
+    verified_paths = {file: _verified_path(name, root, file, force) for file in source.files}
+    missing = [file for file, path in verified_paths.items() if path is None]
     folder = root / source.folder
     if missing:
         folder.mkdir(parents=True, exist_ok=True)
     if missing and source.archive:
-        _download(mirrors, source.archive, root / source.archive.name, progress, message)
-        _extract(root / source.archive.name, source, missing, root)
+        archive_path = root / source.archive.name
+        _download(mirrors, source.archive, archive_path, progress, message)
+        _extract(archive_path, source, missing, root)
     elif missing:
         for k, file in enumerate(missing):
-            done = portion(progress, k / len(missing), (k + 1) / len(missing))
-            _download(mirrors, file, folder / file.name, done, message)
-    return {path or folder / file.name: path is None for file, path in paths.items()}
+            file_progress = portion(progress, k / len(missing), (k + 1) / len(missing))
+            _download(mirrors, file, folder / file.name, file_progress, message)
+    is_new = {}
+    for file, path in verified_paths.items():
+        is_new[path or folder / file.name] = path is None
+    return is_new
 
 
-def _existing(name: str, root: Path, file: File, force: bool) -> Path | None:
-    """A file that is there and verified; None where it has to be downloaded."""
+def _verified_path(name: str, root: Path, file: File, force: bool) -> Path | None:
+    """Return the path of an existing file with the right checksum; None if it must be downloaded."""
     target = root / SOURCES[name].folder / file.name
     for path in copies(root, name, SOURCES[name].folder, file.name):
-        if _is(path, file):
+        if _has_checksum(path, file):
             return path
         if path.parent == target.parent and not force:
             words = f"{path}: is not the file of {name} (its checksum is another); move it away"
@@ -145,8 +149,8 @@ def _existing(name: str, root: Path, file: File, force: bool) -> Path | None:
     return None
 
 
-def _is(path: Path, file: File) -> bool:
-    """Return whether a file is the one of the mirrors, or one with the same content."""
+def _has_checksum(path: Path, file: File) -> bool:
+    """Return whether the file at ``path`` has the checksum of ``file``, or the same content when unpacked."""
     with open_regular(path, MOST) as opened:
         if _digest("sha256", opened) == file.sha256:
             return True
@@ -191,14 +195,14 @@ def _download(
     mirrors: tuple[str, ...], file: File, path: Path, progress: Progress, message: Callable[[str], None]
 ) -> None:
     """Write a file from the first mirror that gives it; an archive that is there already is kept."""
-    if path.is_file() and _is(path, file):
+    if path.is_file() and _has_checksum(path, file):
         return
     failures: list[str] = []
     for mirror in mirrors:
         url = f"{mirror.rstrip('/')}/{file.name}"
         try:
             wrong = _MirrorError(f"{url}: the checksum is wrong, it is not the file that is expected")
-            with contextlib.closing(_blocks(url, file.size, progress)) as blocks:
+            with contextlib.closing(_downloaded_blocks(url, file.size, progress)) as blocks:
                 _write(blocks, path, file.sha256, wrong)
             return
         except _MirrorError as error:
@@ -209,8 +213,8 @@ def _download(
     raise OperationError(words, give={"mirror": ...})
 
 
-def _blocks(url: str, most: int, progress: Progress) -> Generator[bytes]:
-    """The bytes at an address, ``most`` of them at most; _MirrorError names the address and the reason."""
+def _downloaded_blocks(url: str, most: int, progress: Progress) -> Generator[bytes]:
+    """Yield blocks of the bytes at an address; raise _MirrorError if it fails or gives more than ``most``."""
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
@@ -219,26 +223,28 @@ def _blocks(url: str, most: int, progress: Progress) -> Generator[bytes]:
     end = time.monotonic() + seconds
     request = Request(url, headers={"User-Agent": f"landscape/{__version__}"})
     try:
-        # A server can send its headers byte by byte.
+        # TIMEOUT limits each wait only, and a server can send its headers byte by byte.
         with within(seconds, lambda: urlopen(request, timeout=TIMEOUT)) as reply:
-            size, done = int(reply.headers.get("Content-Length") or 0), 0
+            size = int(reply.headers.get("Content-Length") or 0)  # 0: not known
+            received = 0
             if size > most:
                 raise _MirrorError(f"{url}: has {size:,} bytes, {most:,} are expected")
-            while block := reply.read1(min(BLOCK, most + 1 - done)):
-                done += len(block)
-                if done > most:
+            # One byte more than ``most`` shows that the file is too long.
+            while block := reply.read1(min(BLOCK, most + 1 - received)):
+                received += len(block)
+                if received > most:
                     raise _MirrorError(f"{url}: has more than the {most:,} bytes that are expected")
                 if time.monotonic() > end:
                     raise TimeoutError(f"not whole after {seconds:.0f} s")
                 yield block
-                progress(done / (size or most))
-            if done < size:
-                raise _MirrorError(f"{url}: broken off after {done:,} of {size:,} bytes")
+                progress(received / (size or most))
+            if received < size:
+                raise _MirrorError(f"{url}: broken off after {received:,} of {size:,} bytes")
     except (OSError, HTTPException, ValueError) as error:
         if isinstance(error, OperationError):
             raise
         reason = getattr(error, "reason", error)
-        if isinstance(error, HTTPError):  # an answer, too
+        if isinstance(error, HTTPError):  # it is also an open reply
             error.close()
             reason = error
         raise _MirrorError(f"{url}: cannot be downloaded ({reason or type(error).__name__})") from error

@@ -185,34 +185,36 @@ IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def listing(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
-    """(classes, split -> (file below root, label)…) of root/train/CLASS/*.jpg|jpeg|png and root/test/CLASS/….
+    """Return the classes and files of root/train/CLASS/*.jpg|jpeg|png and root/test/CLASS/….
 
-    Classes are sorted by name; files are in a fixed random order, so that consecutive batches contain all
-    classes. Raises OperationError for a split without classes, a class without images, or classes that
-    differ.
+    Classes are sorted by name. The files of a split are pairs (path below root, label), in a fixed random
+    order, so that consecutive batches contain all classes. Raises OperationError for a split without classes,
+    a class without images, or splits with different classes.
     """
     files_of_split: dict[str, list[tuple[str, int]]] = {}
     classes: list[str] = []
     for split in ("train", "test"):
         try:
             names = sorted(entry.name for entry in os.scandir(root / split) if entry.is_dir())
-            listed = {name: sorted(os.listdir(root / split / name)) for name in names}
+            names_of_files = {name: sorted(os.listdir(root / split / name)) for name in names}
         except OSError as error:
             raise OperationError(f"{error.filename}: cannot be read ({error.strerror})") from error
         if split == "test" and names != classes:
-            odd = sorted(set(names) ^ set(classes))
-            raise OperationError(f"{root}: train and test have different classes ({', '.join(odd[:5])})")
+            in_one_split = sorted(set(names) ^ set(classes))
+            listed = ", ".join(in_one_split[:5])
+            raise OperationError(f"{root}: train and test have different classes ({listed})")
         if len(names) < 2:
             raise OperationError(f"{root / split}: has {len(names)} folders of images, one a class is needed")
-        classes, files_of_split[split] = names, []
-        for label, name in enumerate(names):
-            files = [file for file in listed[name] if file.lower().endswith(SUFFIXES)]
-            if not files:
+        classes = names
+        files: list[tuple[str, int]] = []
+        for label, name in enumerate(classes):
+            images = [file for file in names_of_files[name] if file.lower().endswith(SUFFIXES)]
+            if not images:
                 kinds = ", ".join(SUFFIXES)
                 raise OperationError(f"{root / split / name}: holds no image, a class needs one ({kinds})")
-            files_of_split[split] += [(f"{split}/{name}/{file}", label) for file in files]
-        order = np.random.default_rng(0).permutation(len(files_of_split[split]))
-        files_of_split[split] = [files_of_split[split][i] for i in order]
+            files += [(f"{split}/{name}/{image}", label) for image in images]
+        order = np.random.default_rng(0).permutation(len(files))
+        files_of_split[split] = [files[i] for i in order]
     return classes, files_of_split
 
 
@@ -257,31 +259,37 @@ def image_folder(
 
     Args:
         folder: Below ``data_dir`` unless absolute. Classes are numbered in the order of their names.
-        size: Images are cut to their middle square and scaled to size × size; 0: as they are, all of one
-            size. Unit: pixels. Source: ours.
-        border: The share that is cut off at each side before that; 0.0625 is ImageNet's usual 224 of 256.
-            Source: ours.
-        normalize: Normalize each channel by the training set's moments; of a stream, which cannot be gone
-            through for it, by ImageNet's. Source: usual for images.
+        size: Images are cut to their middle square and scaled to size × size. 0: images stay unchanged, and
+            must be of one size. Unit: pixels. Source: ours.
+        border: The share of an image that is cut off at each side before it is scaled; 0.0625 is ImageNet's
+            usual 224 of 256. Source: ours.
+        normalize: Normalize each channel by its mean and standard deviation: those of the training set, or
+            those of ImageNet for a stream, whose own are not computed. Source: usual for images.
         stream: Decode images whenever they are used, and hold none in memory; otherwise all are decoded once
             and kept (see :mod:`landscape.data.base`). Source: ours.
-        workers: Processes that decode a stream; 0: this one. Source: ours.
+        workers: Processes that decode a stream; 0: this process decodes it. Source: ours.
     """
     root = base.data_root(data_dir) / folder
     if not stream:
-        classes, a = folder_arrays(Path(folder).name, root, size, border)
-        train, test = (a["x_train"], a["y_train"]), (a["x_test"], a["y_test"])
+        classes, arrays = folder_arrays(Path(folder).name, root, size, border)
+        train, test = (arrays["x_train"], arrays["y_train"]), (arrays["x_test"], arrays["y_test"])
         return image_set(train, test, len(classes), normalize, augment)
     if not size:
         raise InputError("data.size: 0 is not allowed with data.stream, it must be the height in pixels")
-    classes, listed = listing(root)
-    moments = IMAGENET if normalize else ((0.0,) * 3, (1.0,) * 3)
-    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in moments)
-    files = [ImageFiles(root, pairs, size, border, mean, std) for pairs in listed.values()]
-    streams = [ImageStream(f, torch.tensor([label for _, label in f.files]), workers) for f in files]
-    mark = hashlib.sha256("".join(f.fingerprint() for f in files).encode()).hexdigest()
+    classes, files_of_split = listing(root)
+    channel_means, channel_stds = IMAGENET if normalize else ((0.0,) * 3, (1.0,) * 3)
+    mean = torch.tensor(channel_means).view(-1, 1, 1)
+    std = torch.tensor(channel_stds).view(-1, 1, 1)
+    streams, fingerprints = [], ""
+    for split in ("train", "test"):
+        files = ImageFiles(root, files_of_split[split], size, border, mean, std)
+        labels = torch.tensor([label for _, label in files.files])
+        streams.append(ImageStream(files, labels, workers))
+        fingerprints += files.fingerprint()
+    fingerprint = hashlib.sha256(fingerprints.encode()).hexdigest()
     crops = crops_and_flips(size, mean, std) if augment else None
-    return Dataset(streams[0], streams[1], torch.nn.functional.cross_entropy, mark, len(classes), crops)
+    loss = torch.nn.functional.cross_entropy
+    return Dataset(streams[0], streams[1], loss, fingerprint, len(classes), crops)
 
 
 FILE = Path(__file__).with_name("digits.csv.gz")
@@ -294,37 +302,45 @@ def digits(
     test_samples: Annotated[int, Within(1, DIGITS - 1)] = 360,
     form: Literal["flat", "image", "frames", "tokens"] = "flat",
 ) -> Dataset:
-    """x (N, 64) in [0, 1] (pixels / 16), y in 0…9; shuffled; the last ``test_samples`` are the test set.
+    """The 1,797 digits that come with the package (UCI, CC BY 4.0), shuffled.
 
-    The 1,797 digits come with the package (UCI, CC BY 4.0).
+    x (N, 64) in [0, 1] are pixels / 16, y (N,) in 0…9. The last ``test_samples`` digits are the test set.
 
     Args:
         test_samples: Size of the test set. Unit: samples. Source: ours; a fifth, as the data has no official
             split.
-        form: "flat" as above. "image" makes x (N, 3, 32, 32), each pixel 4 × 4 times in three equal channels.
-            "frames" makes x (N, 8, 8), the rows as frames that each have the digit's label, y (N, 8).
-            "tokens" makes x (N, 63) the pixels, 0…16, line by line, and y (N, 63) the next ones, as an image
-            GPT reads them (Chen et al. 2020); the column label has the digits. Source: ours.
+        form: "flat" is the form above. "image" makes x (N, 3, 32, 32): each pixel becomes a block of 4 × 4,
+            in three equal channels. "frames" makes x (N, 8, 8) and y (N, 8): each row is a frame with the
+            digit's label. "tokens" makes x (N, 63) the pixels, 0…16, line by line, and y (N, 63) the pixel
+            after each, as an image GPT reads them (Chen et al. 2020); the column label has the digits.
+            Source: ours.
 
     Raises:
         InputError: a split would hold no sample.
     """
     rows = np.loadtxt(FILE, delimiter=",", dtype=np.uint8)
     rows = rows[np.random.default_rng(0).permutation(len(rows))]
-    x, y = rows[:, :-1], rows[:, -1]
+    x, y = rows[:, :-1], rows[:, -1]  # the last column has the digits
     if form in ("frames", "image"):
         x = x.reshape(-1, 8, 8)
     if form == "frames":
         y = np.repeat(y[:, None], 8, axis=1)
     if form == "image":
         x = np.repeat(x.repeat(4, axis=1).repeat(4, axis=2)[:, None], 3, axis=1)
-    cut = len(y) - test_samples
+    train_samples = len(y) - test_samples
     if form == "tokens":
         pixels = torch.from_numpy(x.astype(np.int64))
-        train, test = ((part[:, :-1], part[:, 1:]) for part in (pixels[:cut], pixels[cut:]))
-        mark, loss = base.fingerprint((x, y, np.array(cut))), torch.nn.functional.cross_entropy
-        return Dataset(train, test, loss, mark, 17, columns={"label": y[:cut]})
-    return base.classification((x[:cut], y[:cut]), (x[cut:], y[cut:]), scale=16.0, classes=10)
+        inputs, next_pixels = pixels[:, :-1], pixels[:, 1:]
+        return Dataset(
+            (inputs[:train_samples], next_pixels[:train_samples]),
+            (inputs[train_samples:], next_pixels[train_samples:]),
+            torch.nn.functional.cross_entropy,
+            base.fingerprint((x, y, np.array(train_samples))),
+            classes=17,
+            columns={"label": y[:train_samples]},
+        )
+    train, test = (x[:train_samples], y[:train_samples]), (x[train_samples:], y[train_samples:])
+    return base.classification(train, test, scale=16.0, classes=10)
 
 
 CLASSES = 10

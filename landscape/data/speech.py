@@ -84,7 +84,7 @@ def log_mel(sound: Array, rate: int, mels: int) -> Array:
 
 
 def states(frames: int, label: int, positions: int) -> Array:
-    """(frames,) labels: an utterance cut into ``positions`` equal parts, label·positions + part."""
+    """Return (frames,) labels: label·positions + k for the frames in part k of ``positions`` equal parts."""
     return label * positions + np.arange(frames) * positions // frames
 
 
@@ -137,43 +137,52 @@ class Features:
     imbalance: float
 
 
-def _speech(
+def _speech_data(
     name: str,
     root: Path,
     train: list[Utterance],
     test: list[Utterance],
-    classes: int,
+    words: int,
     features: Features,
     speaker: Callable[[str], str] | None = None,
 ) -> Dataset:
-    """The data set of the recordings; every mel band is normalized over the frames of ``train``.
+    """Return the data set of recordings of ``words`` different words.
 
-    ``speaker`` gives the speaker of a file, which is then a column of the training set.
+    Every mel band is normalized over the frames of ``train``. If there is a function ``speaker``, which
+    returns the speaker of a file, the training set gets the column "speaker".
     """
     for split, utterances in (("train", train), ("test", test)):
         if not utterances:
             raise OperationError(f"data {name}: no recording is left for {split}, each split needs one")
-    per_file = _log_mels(name, root, [file for file, _ in (*train, *test)], features)
-    chosen = [thinned(utterances, classes, features.imbalance) for utterances in (train, test)]
-    every = np.concatenate([per_file[file] for file, _ in chosen[0]]).astype(np.float64)
-    mean, std = every.mean(0), np.maximum(every.std(0), 1e-6)
+    log_mels = _log_mels(name, root, [file for file, _ in (*train, *test)], features)
+    train, test = (thinned(utterances, words, features.imbalance) for utterances in (train, test))
+    train_frames = np.concatenate([log_mels[file] for file, _ in train]).astype(np.float64)
+    # A band that is silent in all frames has the standard deviation 0.
+    mean, std = train_frames.mean(0), np.maximum(train_frames.std(0), 1e-6)
 
     def arrays_of(utterances: list[Utterance]) -> tuple[Array, Array, Array]:
-        normalized = [((per_file[file] - mean) / std).astype(np.float32) for file, _ in utterances]
+        """Return x and y, and for each sample (N,) the index of its utterance."""
+        normalized = [((log_mels[file] - mean) / std).astype(np.float32) for file, _ in utterances]
         labels = [label for _, label in utterances]
         x, y = frame_set(normalized, labels, features.frames, features.context, features.positions)
         order = np.random.default_rng(0).permutation(len(y))  # so that each batch contains all classes
         counts = [len(windows(len(frames), features.frames)) for frames in normalized]
-        return x[order], y[order], np.repeat(np.arange(len(utterances)), counts)[order]
+        utterance_index = np.repeat(np.arange(len(utterances)), counts)
+        return x[order], y[order], utterance_index[order]
 
-    arrays = [arrays_of(utterances) for utterances in chosen]
-    train_set, test_set = ((torch.from_numpy(x), torch.from_numpy(y)) for x, y, _ in arrays)
-    mark = fingerprint(array for x, y, _ in arrays for array in (x, y))
-    states = classes * features.positions
-    named = [speaker(file) for file, _ in chosen[0]] if speaker else []
-    columns = {"speaker": np.array(named)[arrays[0][2]]} if speaker else {}
-    loss = torch.nn.functional.cross_entropy
-    return Dataset(train_set, test_set, loss, mark, states, columns=columns)
+    x_train, y_train, train_index = arrays_of(train)
+    x_test, y_test, _ = arrays_of(test)
+    columns = {}
+    if speaker:
+        columns["speaker"] = np.array([speaker(file) for file, _ in train])[train_index]
+    return Dataset(
+        (torch.from_numpy(x_train), torch.from_numpy(y_train)),
+        (torch.from_numpy(x_test), torch.from_numpy(y_test)),
+        torch.nn.functional.cross_entropy,
+        fingerprint((x_train, y_train, x_test, y_test)),
+        classes=words * features.positions,
+        columns=columns,
+    )
 
 
 def _log_mels(name: str, root: Path, files: list[str], features: Features) -> dict[str, Array]:
@@ -215,32 +224,34 @@ def spoken_digits(
 ) -> Dataset:
     """Recordings DIGIT_SPEAKER_INDEX.wav in fsdd/, as in the Free Spoken Digit Dataset: 10·positions classes.
 
-    x (N, frames, mels·(2·context + 1)), y (N, frames): fixed windows of frames, each labeled with digit and
-    position, see :func:`states`. Every mel band is normalized by its mean and standard deviation over the
-    training frames. Its column "speaker" divides it among learners, ``split = "by(speaker)"``. The defaults
-    give 260 inputs, as DPSGD-2020's acoustic model has; 20 × 13, the windows and the number of positions are
-    ours.
+    A sample is a window of frames, x (N, frames, mels·(2·context + 1)). Each frame has a label for digit and
+    position, y (N, frames), see :func:`states`. Every mel band is normalized by its mean and standard
+    deviation over the training frames. The column "speaker" serves to divide the samples among learners,
+    ``split = "by(speaker)"``. The defaults give 260 inputs, as DPSGD-2020's acoustic model has; the product
+    20 × 13, the windows and the number of positions are ours.
 
     Args:
         test_speakers: Speakers of the test set; by default INDEX 0…4 of all digits and speakers. Source: the
             data set's official split.
     """
     root = data_root(data_dir) / "fsdd"
-    names = (re.fullmatch(r"(\d)_(\w+)_(\d+)\.wav", path.name) for path in sorted(root.glob("*.wav")))
-    parts = [(int(m[1]), m[2], int(m[3]), m[0]) for m in names if m]
-    if not parts:
+    files = [path.name for path in sorted(root.glob("*.wav"))]
+    matches = [re.fullmatch(r"(\d)_(\w+)_(\d+)\.wav", file) for file in files]
+    recordings = [(match[0], int(match[1]), match[2], int(match[3])) for match in matches if match]
+    if not recordings:
         raise missing("spoken-digits", f"{root} holds no DIGIT_SPEAKER_INDEX.wav; put the recordings there")
-    speakers = sorted({speaker for _, speaker, _, _ in parts})
-    odd = sorted(set(test_speakers or []) - set(speakers))
-    if odd:
-        raise InputError(f"data.test_speakers: '{odd[0]}' is not known (allowed: {', '.join(speakers)})")
+    speakers = sorted({speaker for _, _, speaker, _ in recordings})
+    unknown_speakers = sorted(set(test_speakers or []) - set(speakers))
+    if unknown_speakers:
+        allowed = ", ".join(speakers)
+        raise InputError(f"data.test_speakers: '{unknown_speakers[0]}' is not known (allowed: {allowed})")
     train, test = list[Utterance](), list[Utterance]()
-    for digit, speaker, index, file in parts:
-        held_out = speaker in test_speakers if test_speakers else index < 5
-        (test if held_out else train).append((file, digit))
+    for file, digit, speaker, index in recordings:
+        is_in_test_set = speaker in test_speakers if test_speakers else index < 5
+        (test if is_in_test_set else train).append((file, digit))
     features = Features(rate, mels, context, positions, frames, imbalance)
-    of = {file: speaker for _, speaker, _, file in parts}
-    return _speech("spoken-digits", root, train, test, 10, features, of.__getitem__)
+    speaker_of_file = {file: speaker for file, _, speaker, _ in recordings}
+    return _speech_data("spoken-digits", root, train, test, 10, features, speaker_of_file.__getitem__)
 
 
 @registry.data_sets.add("speech-list")
@@ -256,22 +267,23 @@ def speech_list(
 ) -> Dataset:
     """Your own recordings: ``folder``/train.csv and test.csv with the columns path and label, a header first.
 
-    Labels are any words, numbered from the commonest in train.csv down. Everything else: see
-    :func:`spoken_digits`.
+    Labels are any words. The commonest word in train.csv is class 0, the next one class 1, and so on.
+    Everything else: see :func:`spoken_digits`.
 
     Args:
         folder: The folder of the lists and of the paths in them; below ``data_dir`` unless absolute.
     """
     root = data_root(data_dir) / folder
-    rows = {split: _read_list(root / f"{split}.csv") for split in ("train", "test")}
-    words = [label for _, label in rows["train"]]
-    order = sorted(set(words), key=lambda word: (-words.count(word), word))
-    for file, label in rows["test"]:
-        if label not in order:
+    train_rows, test_rows = _read_list(root / "train.csv"), _read_list(root / "test.csv")
+    labels = [label for _, label in train_rows]
+    words = sorted(set(labels), key=lambda word: (-labels.count(word), word))
+    for file, label in test_rows:
+        if label not in words:
             raise OperationError(f"{root}/test.csv: {file} has the label '{label}', missing in train.csv")
-    train, test = ([(f, order.index(label)) for f, label in rows[s]] for s in ("train", "test"))
+    train = [(file, words.index(label)) for file, label in train_rows]
+    test = [(file, words.index(label)) for file, label in test_rows]
     features = Features(rate, mels, context, positions, frames, imbalance)
-    return _speech(root.name, root, train, test, len(order), features)
+    return _speech_data(root.name, root, train, test, len(words), features)
 
 
 def _read_list(path: Path) -> list[tuple[str, str]]:

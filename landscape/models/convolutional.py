@@ -279,9 +279,10 @@ _PLAN = (
 
 @registry.models.add("googlenet")
 def googlenet(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
-    """GoogLeNet (Szegedy et al. 2015) with BatchNorm, a 3×3 stem, each 5×5 as two 3×3, no auxiliary heads.
+    """GoogLeNet (Szegedy et al. 2015) with BatchNorm and a 3×3 stem, and without auxiliary heads.
 
-    (B, 3, H, W) -> (B, classes). 6,166,250 parameters, 23.52 MiB; Table 1 of DPSGD-2020 has 23.53.
+    Two 3×3 convolutions replace each 5×5 convolution. (B, 3, H, W) -> (B, classes). 6,166,250 parameters,
+    23.52 MiB; Table 1 of DPSGD-2020 has 23.53.
     """
     channels = scaled(192, width)
     layers: list[nn.Module] = [conv_bn(3, channels, 3, bias=True)]
@@ -289,21 +290,21 @@ def googlenet(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
         if plan is None:
             layers.append(nn.MaxPool2d(3, 2, 1))
             continue
-        # Channels of the branches; reduce3 and reduce5 are those of the 1×1 convolutions before.
-        one, reduce3, three, reduce5, five, pooled = (scaled(n, width) for n in plan)
-        layers.append(
-            Branches(
-                conv_bn(channels, one, bias=True),
-                nn.Sequential(conv_bn(channels, reduce3, bias=True), conv_bn(reduce3, three, 3, bias=True)),
-                nn.Sequential(
-                    conv_bn(channels, reduce5, bias=True),
-                    conv_bn(reduce5, five, 3, bias=True),
-                    conv_bn(five, five, 3, bias=True),
-                ),
-                nn.Sequential(nn.MaxPool2d(3, 1, 1), conv_bn(channels, pooled, bias=True)),
-            )
+        # The channels of the convolutions 1×1, 3×3 and 5×5, and of the 1×1 convolutions before 3×3 and 5×5
+        # and after the pooling.
+        of_1x1, before_3x3, of_3x3, before_5x5, of_5x5, after_pool = (scaled(n, width) for n in plan)
+        branch_1x1 = conv_bn(channels, of_1x1, bias=True)
+        branch_3x3 = nn.Sequential(
+            conv_bn(channels, before_3x3, bias=True), conv_bn(before_3x3, of_3x3, 3, bias=True)
         )
-        channels = one + three + five + pooled
+        branch_5x5 = nn.Sequential(
+            conv_bn(channels, before_5x5, bias=True),
+            conv_bn(before_5x5, of_5x5, 3, bias=True),
+            conv_bn(of_5x5, of_5x5, 3, bias=True),
+        )
+        branch_pool = nn.Sequential(nn.MaxPool2d(3, 1, 1), conv_bn(channels, after_pool, bias=True))
+        layers.append(Branches(branch_1x1, branch_3x3, branch_5x5, branch_pool))
+        channels = of_1x1 + of_3x3 + of_5x5 + after_pool
     return nn.Sequential(*layers, Head(channels, classes))
 
 
