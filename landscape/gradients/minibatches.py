@@ -104,7 +104,7 @@ class Minibatches:
             yield tuple(self._problem(*take(batch, j)) for j in range(self.learners))
 
     def _problem(self, x: Any, y: Any) -> Problem:
-        data = self._data.only(x, y)
+        data = self._data.minibatch(x, y)
         problem = self.full_batches.on(data.in_chunks(self._chunk) if self._chunk else data)
         self._chunk = problem.chunk
         return problem
@@ -113,10 +113,11 @@ class Minibatches:
 def draws(
     data: Data, learners: int, batch: int, generator: torch.Generator, most: int = DRAWS_A_PASS
 ) -> Iterator[tuple[Any, Any]]:
-    """(x, y) of minibatches drawn with replacement, (learners, batch, …) each, on the device, without end.
+    """Yield (x, y) of minibatches drawn with replacement, without end, on the device.
 
-    Where data come in batches, one pass over the data collects ``most`` draws, or as many draws as take
-    :data:`PASS_BYTES`; the drawn sample numbers do not depend on this count.
+    x and y have the shapes (learners, batch, …): an item is one draw for all learners. If the data come in
+    batches, one pass over the data collects several draws, at most ``most``, and of at most
+    :data:`PASS_BYTES`. The indices of the drawn samples do not depend on the number of draws in a pass.
 
     Example:
         >>> x = torch.arange(6.0)[:, None]
@@ -126,26 +127,27 @@ def draws(
     """
     samples = data.samples
 
-    def numbers() -> Tensor:
+    def draw_indices() -> Tensor:
         return torch.randint(samples, (learners, batch), generator=generator)
 
     while True:
         if data.indexed:
-            yield data.gather(numbers())
+            yield data.gather(draw_indices())
             continue
-        x, y = data.first()
+        x, y = data.first_batch()
         sample_bytes = sum(t.nbytes for _, t in named_tensors((x, y))) // count_samples(x, y, alike=False)
-        count = max(1, min(most, PASS_BYTES // max(1, sample_bytes * learners * batch)))
-        draw_numbers = torch.stack([numbers() for _ in range(count)])  # (count, learners, batch)
-        collected = _collected(data, draw_numbers.flatten(), samples)
-        for places in torch.arange(draw_numbers.numel()).view(draw_numbers.shape):
-            yield data.place(take(collected, places))
+        draw_bytes = max(1, sample_bytes * learners * batch)
+        count = max(1, min(most, PASS_BYTES // draw_bytes))
+        indices = torch.stack([draw_indices() for _ in range(count)])  # (count, learners, batch)
+        collected = _read_samples(data, indices.flatten(), samples)
+        for rows in torch.arange(indices.numel()).view(indices.shape):  # of the collected samples
+            yield data.place(take(collected, rows))
 
 
-def _collected(data: Data, numbers: Tensor, samples: int) -> tuple[Any, Any]:
-    """(x, y) of the samples with these ``numbers``, in their order, from one pass over the batches."""
-    order = numbers.argsort(stable=True)
-    ascending = numbers[order]
+def _read_samples(data: Data, indices: Tensor, samples: int) -> tuple[Any, Any]:
+    """Return (x, y) of the samples ``indices``, in their order, from one pass over the batches."""
+    order = indices.argsort(stable=True)
+    ascending = indices[order]
     parts, begin = [], 0  # begin: the number of the batch's first sample
     for x, y in data.pairs():
         count = count_samples(x, y, alike=True)

@@ -32,8 +32,8 @@ def pairs_of(layout: Layout, factors: Sequence[tuple[str, str]]) -> list[tuple[S
 
     Args:
         layout: the parameters.
-        factors: pairs of components of names, such as ("lora_A", "lora_B"): the name of B is that of A with
-            the second component in place of the first.
+        factors: pairs of components of names, such as ("lora_A", "lora_B"). The name of A has the first
+            component, and the name of B is the same with the second component in its place.
 
     Raises:
         InputError: no pair has the given components, or two factors have no product.
@@ -43,7 +43,8 @@ def pairs_of(layout: Layout, factors: Sequence[tuple[str, str]]) -> list[tuple[S
         previous_count = len(pairs)
         for a in layout.slots:
             components = a.name.split(".")
-            b = slots.get(".".join(component_b if name == component_a else name for name in components))
+            components_of_b = [component_b if name == component_a else name for name in components]
+            b = slots.get(".".join(components_of_b))
             if component_a not in components or b is None:
                 continue
             if min(len(a.shape), len(b.shape)) < 2 or b.size != b.shape[0] * a.shape[0]:
@@ -112,28 +113,34 @@ class Products:
     def stored(
         self, theta: Tensor, rank: int | None, dtypes: Mapping[str, torch.dtype]
     ) -> tuple[Tensor, int, float]:
-        """Round products to those of factors that can be stored, by a truncated singular value decomposition.
+        """Round each product to a product of factors that a file can store, by a truncated SVD.
 
         Args:
             theta: (P',), the products.
-            rank: the largest rank of the factors; None: the products' own.
-            dtypes: the precision of a factor or another parameter, by name.
+            rank: the largest rank of the factors; None: the rank of each product.
+            dtypes: the dtypes in which a file stores factors and other parameters, by name.
 
         Returns:
-            (P',) the rounded products; the largest rank of the products; and the norm of the difference by
-            truncation, relative to the norm of all products.
+            The rounded products (P',); the largest rank of a product before the truncation; and the norm of
+            the difference by the truncation, relative to the norm of all products.
         """
-        views, factors, ranks, squares = self.problem.layout.views(theta), {}, [], torch.zeros(2).double()
+        views = self.problem.layout.views(theta)
+        factors, ranks = dict[str, tuple[Tensor, Tensor]](), list[int]()
+        squares = torch.zeros(2).double()  # the squared norms of [what is cut off, all products]
         for a, b in self._pairs:
-            u, sizes, v = torch.linalg.svd(double(views[a.name].flatten(1)), full_matrices=False)
-            ranks.append(int((sizes > ROUNDING * sizes[0]).sum()))
-            kept_rank = min(rank or ranks[-1], ranks[-1])
-            squares = squares + torch.stack((sizes[kept_rank:].square().sum(), sizes.square().sum())).cpu()
-            root = sizes[:kept_rank].sqrt()
+            u, singular_values, v = torch.linalg.svd(double(views[a.name].flatten(1)), full_matrices=False)
+            own_rank = int((singular_values > ROUNDING * singular_values[0]).sum())
+            ranks.append(own_rank)
+            kept_rank = min(rank or own_rank, own_rank)
+            cut_off = singular_values[kept_rank:]
+            squares = squares + torch.stack((cut_off.square().sum(), singular_values.square().sum())).cpu()
+            root = singular_values[:kept_rank].sqrt()
             factor_a, factor_b = root[:, None] * v[:kept_rank], u[:, :kept_rank] * root
             factor_a = factor_a.to(dtypes.get(a.name, factor_a.dtype))
-            factors[a.name] = factor_a, factor_b.to(dtypes.get(b.name, factor_b.dtype))
-        others = rounded(self.problem, theta, {k: dtype for k, dtype in dtypes.items() if k not in factors})
+            factor_b = factor_b.to(dtypes.get(b.name, factor_b.dtype))
+            factors[a.name] = factor_a, factor_b
+        other_dtypes = {name: dtype for name, dtype in dtypes.items() if name not in factors}
+        others = rounded(self.problem, theta, other_dtypes)
         error = float((squares[0] / squares[1].clamp_min(1e-300)).sqrt())
         return self._with(self.problem.layout.views(others), factors), max(ranks), error
 

@@ -21,7 +21,7 @@ from landscape.problem.batchnorm import SAMPLES
 from landscape.problem.checks import moved
 from landscape.problem.layout import FOLLOW, Layout
 from landscape.problem.mean_loss import MeanLoss
-from landscape.problem.symmetry import NATURAL, Place, Space, activations, seen, spaces, traced
+from landscape.problem.symmetry import NATURAL, Place, Space, activations, compared_outputs, spaces, trace_of
 
 # The largest relative change of outputs that counts as rounding (our choice; in float64 it is far below).
 UNCHANGED = 1e-5
@@ -99,7 +99,7 @@ class Symmetry:
     def of(cls, problem: MeanLoss) -> Symmetry:
         """Return the symmetry of a problem's model, tested on the model: see :func:`_tested`."""
         few = problem.on(problem.data.few(TRIED))
-        trace = traced(_wide(few))
+        trace = trace_of(_wide(few))
         parameters = {name: spaces(axes) for name, axes in trace.parameters.items()}
         read = {str(activation): spaces(axes) for activation, axes in trace.activations.items()}
         shapes = {name: tuple(space.size for space in axes) for name, axes in (parameters | read).items()}
@@ -206,7 +206,7 @@ def _tested(few: MeanLoss, symmetry: Symmetry) -> Symmetry:
 def _wide(problem: MeanLoss) -> MeanLoss:
     """Return the problem in the widest precision of its device; raise InputError if its model fails in it."""
     wide = problem.to(widest_dtype(problem.device))
-    x, y = wide.data.leaves(*wide.data.first())
+    x, y = wide.data.leaves(*wide.data.first_batch())
     try:
         with torch.no_grad(), wide.evaluating(0):
             wide.criterion(wide.outputs(wide.weights, x), y)
@@ -234,7 +234,7 @@ def change(problem: MeanLoss, first: Tensor, second: Tensor, samples: int = SAMP
         for at, weights in pairs:
             with wide.evaluating(seed):
                 outputs = at.outputs(weights, x)
-                values.append([wide.criterion(outputs, y), *seen(outputs)])
+                values.append([wide.criterion(outputs, y), *compared_outputs(outputs)])
         for k, (a, b) in enumerate(zip(*values, strict=True)):
             largest_changes[k] = max(largest_changes[k], float((a - b).abs().nan_to_num(torch.inf).max()))
             largest_values[k] = max(largest_values[k], float(a.abs().max()))
@@ -255,7 +255,7 @@ def matched(symmetry: Symmetry, a: Tensor, b: Tensor, seed: int, read: Sequence[
         has_improved = False
         for k in torch.randperm(len(symmetry.groups), generator=generator).tolist():
             group = symmetry.groups[k]
-            permuted_blocks = _improved(group, symmetry.inner[group], goal, blocks)
+            permuted_blocks = _matched_units(group, symmetry.inner[group], goal, blocks)
             gain = scale = 0.0
             for name, tensor in permuted_blocks.items():
                 if name in goal:
@@ -272,12 +272,12 @@ def aligned(
 ) -> tuple[Tensor, Symmetry]:
     """Permute the hidden units of ``b`` (P,) to match ``a`` (P,); return the weights and the symmetry.
 
-    Coordinate descent (Ainsworth et al. 2023, Algorithm 1): choose the permutation of one group of units that
-    maximizes ⟨a, b⟩ with the others fixed, and repeat for all groups until none raises it. Units inside outer
-    units, such as the components of attention heads, are matched first for each pair of outer units; then the
-    outer units are matched. A permutation is accepted only if it raises ⟨a, b⟩. With ``by="activations"``,
-    ⟨a, b⟩ is the product of the standardized activations of both networks on the same samples, the sum of the
-    correlations of units (Li et al. 2015, section 3).
+    Coordinate descent (Ainsworth et al. 2023, Algorithm 1): each step chooses the permutation of one group of
+    units that maximizes ⟨a, b⟩ while the other groups stay fixed. A permutation is accepted only if it raises
+    ⟨a, b⟩. The descent ends when no group's permutation raises ⟨a, b⟩. Units inside outer units, such as the
+    components of attention heads, are matched first for each pair of outer units; then the outer units are
+    matched. With ``by="activations"``, ⟨a, b⟩ is the inner product of the standardized activations of both
+    networks on the same samples, which is the sum of the correlations of units (Li et al. 2015, section 3).
 
     Raises:
         InputError: the aligned weights compute another function than ``b``.
@@ -288,15 +288,15 @@ def aligned(
     if by == "activations":
         symmetry = symmetry.of_activations()
         activations = _activations(problem, symmetry, (a, b)) if symmetry.groups else []
-    permuted = matched(symmetry, a, b, seed, activations)
-    moved_by = change(problem, b, permuted)
-    if not moved_by <= UNCHANGED:  # also NaN
-        # NaN and infinite outputs differ from themselves.
-        if not moved_by < float("inf") and change(problem, b, b) != 0:
-            raise InputError("b: its outputs are NaN or infinite, they must be finite")
-        names = ", ".join(group.name for group in symmetry.groups)
-        raise InputError(f"b: permuting {names} changes the outputs by {moved_by:.1g}; use landscape.line")
-    return permuted, symmetry
+    permuted_weights = matched(symmetry, a, b, seed, activations)
+    relative_change = change(problem, b, permuted_weights)
+    if relative_change <= UNCHANGED:
+        return permuted_weights, symmetry
+    # NaN and infinite outputs differ from themselves.
+    if not relative_change < float("inf") and change(problem, b, b) != 0:
+        raise InputError("b: its outputs are NaN or infinite, they must be finite")
+    names = ", ".join(group.name for group in symmetry.groups)
+    raise InputError(f"b: permuting {names} changes the outputs by {relative_change:.1g}; use landscape.line")
 
 
 @torch.no_grad()
@@ -339,30 +339,34 @@ def _standardized(symmetry: Symmetry, name: str, batches: Sequence[Tensor]) -> T
     return torch.where(centered_norm > ALIVE * norm, centered / centered_norm, 0.0)
 
 
-def _improved(group: Group, inner: list[Group], a: Blocks, b: Blocks) -> Blocks:
+def _matched_units(group: Group, inner: list[Group], a: Blocks, b: Blocks) -> Blocks:
     """Return the blocks of ``b`` that have units of the group, with the units matched to those of ``a``.
 
     Units of the groups ``inner`` are matched for each pair of the group's units.
     """
-    own_names = [name for name in group.axes if name in a]
-    if group.outer:
-        return group.permute(b, _assigned(_similar(group, own_names, a, b, "inr,ikr->ink")))
+    names = [name for name in group.axes if name in a]
+    if group.outer:  # the units n of a and k of b in each outer unit i
+        products = _inner_products(group, names, a, b, "inr,ikr->ink")
+        return group.permute(b, _best_assignments(products))
+    # The score of each pair of a unit of a and a unit of b.
     score = next(iter(a.values())).new_zeros(group.size, group.size)
-    indices = dict[Group, Tensor]()
+    permutations_of_child = dict[Group, Tensor]()
     for child in inner:
-        names = [name for name in own_names if name in child.axes]
-        own_names = [name for name in own_names if name not in names]
-        if not names:
+        child_names = [name for name in names if name in child.axes]
+        names = [name for name in names if name not in child_names]
+        if not child_names:
             continue
-        pairs = _similar(child, names, a, b, "inr,jkr->ijnk")
-        indices[child] = _assigned(pairs.flatten(0, 1)).view(pairs.shape[:3])
-        score = score + pairs.take_along_dim(indices[child][..., None], -1).sum((-1, -2))
-    for name in own_names:
+        # The units n of the child inside unit i of a, and k inside unit j of b.
+        products = _inner_products(child, child_names, a, b, "inr,jkr->ijnk")
+        permutations = _best_assignments(products.flatten(0, 1)).view(products.shape[:3])
+        permutations_of_child[child] = permutations
+        score = score + products.take_along_dim(permutations[..., None], -1).sum((-1, -2))
+    for name in names:
         for dim in group.axes[name]:
             score = score + _rows(a[name], dim) @ _rows(b[name], dim).T
-    index = _assigned(score[None])[0]
+    index = _best_assignments(score[None])[0]
     permuted_blocks = b | group.permute(b, index)
-    for child, permutations in indices.items():
+    for child, permutations in permutations_of_child.items():
         child_index = permutations[torch.arange(len(index), device=index.device), index]
         permuted_blocks |= child.permute(permuted_blocks, child_index)
     return {name: tensor for name, tensor in permuted_blocks.items() if tensor is not b[name]}
@@ -373,14 +377,16 @@ def _rows(tensor: Tensor, *dims: int) -> Tensor:
     return tensor.movedim(dims, tuple(range(len(dims))))[..., None].flatten(len(dims))
 
 
-def _similar(group: Group, names: Sequence[str], a: Blocks, b: Blocks, pairs: str) -> Tensor:
-    """Return the inner products of units of a and b in some blocks; ``pairs`` is the equation of einsum."""
-    dims = {name: (group.outer[name], group.axes[name][0]) for name in names}
-    tables = [torch.einsum(pairs, _rows(a[name], *d), _rows(b[name], *d)) for name, d in dims.items()]
-    return torch.stack(tables).sum(0)
+def _inner_products(group: Group, names: Sequence[str], a: Blocks, b: Blocks, equation: str) -> Tensor:
+    """Return the sum over the blocks ``names`` of the inner products of units, by einsum's ``equation``."""
+    products = []
+    for name in names:
+        dims = group.outer[name], group.axes[name][0]
+        products.append(torch.einsum(equation, _rows(a[name], *dims), _rows(b[name], *dims)))
+    return torch.stack(products).sum(0)
 
 
-def _assigned(scores: Tensor) -> Tensor:
+def _best_assignments(scores: Tensor) -> Tensor:
     """Return (K, n): for each of K tables (n, n), the assignment of columns to rows with the largest sum."""
     columns_of_tables = [linear_sum_assignment(table, maximize=True)[1] for table in scores.cpu().numpy()]
     return torch.stack([torch.from_numpy(columns) for columns in columns_of_tables]).to(scores.device)

@@ -48,15 +48,15 @@ def tree_map(
 ) -> Any:
     """Return ``tree`` with ``function(tensor)`` in place of each tensor; mappings become dicts.
 
-    A tensor that occurs twice is replaced by the same tensor: a loss may differentiate outputs in inputs that
-    are also its targets.
+    All occurrences of one tensor are replaced by one new tensor: a loss may differentiate outputs by inputs
+    that are also its targets.
 
     Args:
         function: a function of a tensor.
         tree: tensors in nested tuples, lists and mappings; other objects stay as they are.
         kind: the type of objects to replace.
-        replaced: the replacements so far, by id of the tensor; for calls of this function by itself. (A
-            nested function that calls itself would hold them until Python collects cycles.)
+        replaced: only for the recursive calls: the new tensors by the ids of the old ones. (A nested function
+            that calls itself would keep the tensors in memory until Python collects cycles.)
     """
     replaced = {} if replaced is None else replaced
     if isinstance(tree, kind):
@@ -67,7 +67,8 @@ def tree_map(
         return {key: tree_map(function, value, kind, replaced) for key, value in tree.items()}
     if isinstance(tree, (tuple, list)):
         values = (tree_map(function, value, kind, replaced) for value in tree)
-        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+        is_named_tuple = hasattr(tree, "_fields")
+        return type(tree)(*values) if is_named_tuple else type(tree)(values)
     return tree
 
 
@@ -165,21 +166,22 @@ AGAIN = (
 )
 
 
-def recomputes(model: nn.Module, seen: bool = False) -> bool:
-    """Return whether a backward pass of a model computes outputs again, as activation checkpointing does.
+def mark_as_recomputing(model: nn.Module) -> None:
+    """Record for :func:`recomputes`, in a model and its later copies, that it computes outputs again."""
+    model._landscape_recomputes = True  # type: ignore[assignment]
 
-    ``seen``: a check has just observed that; it is recorded in the model and its later copies.
-    """
-    if seen:
-        model._landscape_recomputes = True  # type: ignore[assignment]
+
+def recomputes(model: nn.Module) -> bool:
+    """Return whether a backward pass of a model computes outputs again, as activation checkpointing does."""
     return "_landscape_recomputes" in vars(model)
 
 
-def _everywhere(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return ``tensors`` under every name of the parameter or buffer, but one name in a module used twice.
+def _by_all_names(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return ``tensors`` under all names of tied parameters and buffers.
 
-    It replaces the option ``tie_weights`` of functional_call, which would replace a tensor twice in a module
-    that is used twice, and then leave its own replacement in the user's model (PyTorch 2.13).
+    A module that is used twice counts once. The option ``tie_weights`` of functional_call does not serve: it
+    replaces a tensor of such a module twice, and then leaves its own replacement in the user's model (PyTorch
+    2.13).
     """
     tensors_by_place = {
         f"{prefix}.{key}" if prefix else key: tensor
@@ -200,7 +202,7 @@ def call(model: nn.Module, weights: dict[str, Tensor], x: Any) -> Any:
         raise InputError(AGAIN)
     if torch.nn.utils.parametrize._cache_enabled:
         raise InputError("torch.nn.utils.parametrize.cached: make the call outside of it")
-    weights = _everywhere(model, dict(zip(weights, aligned(model, weights.values()), strict=True)))
+    weights = _by_all_names(model, dict(zip(weights, aligned(model, weights.values()), strict=True)))
     args = tuple(x) if isinstance(x, (tuple, list)) else (x,)
     kwargs = dict[str, Any]()
     if isinstance(x, Mapping):
@@ -219,6 +221,28 @@ def own_outputs(problem: Any, x: Any) -> Any:
     if recomputes(problem.model) and problem.batchnorm.buffers:
         raise InputError("bn: only 'center' is allowed with activation checkpointing; switch that off")
     return call(problem.model, dict(problem.batchnorm.buffers), x)
+
+
+# Keys of a dict that probably hold its targets, which are tried first (our choice).
+TARGETS = ("label", "target", "targets", "y", "class", "classes")
+
+
+def other_forms(x: Any, y: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield other forms of the data (x, y): a description in words, the inputs and the targets."""
+    if isinstance(x, (Mapping, tuple, list)):
+        yield f"the model takes one {type(x).__name__}: give data as ((inputs,), targets)", (x,), y
+    # For a dict d without "labels", y is d itself: one of the other entries may hold the targets.
+    keys = list(x)[::-1] if isinstance(x, Mapping) and isinstance(y, Mapping) else []
+    for target_key in sorted(keys, key=lambda key: key not in TARGETS):
+        words, end = "a dict d without 'labels' has no targets: give", f"d[{target_key!r}])"
+        inputs, targets = {key: value for key, value in x.items() if key != target_key}, x[target_key]
+        codes = [f"d[{key!r}]" for key in inputs]
+        if len(inputs) == 1:
+            yield f"{words} ({codes[0]}, {end}", *inputs.values(), targets
+        items = ", ".join(f"{key!r}: d[{key!r}]" for key in inputs)
+        yield f"{words} ({{{items}}}, {end}", inputs, targets
+        yield f"{words} (({', '.join(codes)}), {end}", tuple(inputs.values()), targets
+        yield f"{words} ((d,), {end}", (x,), targets
 
 
 # The end of messages, for users with several inputs, or with inputs only.
@@ -272,38 +296,39 @@ def split(batch: Any, model_has_loss: bool) -> tuple[Any, Any]:
 
 
 def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
-    """Return the number of samples of a batch: the length of the first tensor of the targets or, without one,
-    of the inputs; of targets in a list with one dict for each image, the length of the list.
+    """Return the number of samples of a batch.
+
+    It is the length of the first tensor of the targets or, if the targets have no tensor, of the inputs. If
+    the targets are a list with one dict for each image, it is the length of the list.
 
     Args:
         x, y: inputs and targets.
         alike: whether to raise InputError unless all tensors have that length.
-        remedy: code for that error, for inputs of other lengths, such as the nodes and edges of a graph.
+        remedy: code that the error recommends, for inputs such as a graph's nodes and edges.
     """
     tensors = [*named_tensors(y, "targets"), *named_tensors(x, "inputs")]
     if not tensors and hasattr(y, "__dict__") and not alike:
         return 1  # one object with inputs and targets, such as a graph
-    is_number = bool(tensors) and tensors[0][1].dim() == 0
-    if not tensors or is_number or isinstance(y, (bool, int, float)):
-        content = (
-            f"a single number as {tensors[0][0] if is_number else 'targets'}" if tensors else "no tensor"
-        )
-        raise InputError(f"data: a batch holds {content}, not tensors with samples first; use DataLoader(…)")
-    first, length = tensors[0][0], len(tensors[0][1])
-    is_per_image = isinstance(y, list) and bool(y) and all(isinstance(entry, Mapping) for entry in y)
-    if is_per_image:  # the tensors have the objects of each image, any number of them
-        first, length = "targets", len(y)
+    needed = "not tensors with samples first; use DataLoader(…)"
+    if not tensors:
+        raise InputError(f"data: a batch holds no tensor, {needed}")
+    counted_name, counted_tensor = tensors[0]
+    if counted_tensor.dim() == 0 or isinstance(y, (bool, int, float)):
+        number_name = counted_name if counted_tensor.dim() == 0 else "targets"
+        raise InputError(f"data: a batch holds a single number as {number_name}, {needed}")
+    length = len(counted_tensor)
+    is_list_of_images = isinstance(y, list) and bool(y) and all(isinstance(entry, Mapping) for entry in y)
+    if is_list_of_images:  # an image's tensors have a row for each of its objects, such as boxes
+        counted_name, length = "targets", len(y)
     for name, tensor in tensors if alike else ():
         is_sparse = tensor.layout is not torch.strided
-        if is_per_image or tensor.dim() == 0 or len(tensor) != length or is_sparse:
+        if is_list_of_images or tensor.dim() == 0 or len(tensor) != length or is_sparse:
             size = f"{len(tensor) if tensor.dim() else 'no'} samples"
             if is_sparse:
                 size = f"a {str(tensor.layout).removeprefix('torch.')} tensor (.to_dense() makes a plain one)"
             graph = ", or, as of a graph, be in a list of one batch" if remedy else ""
-            raise InputError(
-                f"data: {name}: {size}, but {first}: {length} samples; all must hold each sample once{graph}",
-                remedy=remedy,
-            )
+            words = f"{size}, but {counted_name}: {length} samples; all must hold each sample once{graph}"
+            raise InputError(f"data: {name}: {words}", remedy=remedy)
     return length
 
 

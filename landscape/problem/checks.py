@@ -7,10 +7,9 @@ checks therefore compare with a new copy of the module that receives θ before e
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Annotated, Any
 
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.core.devices import double, generator, normal
-from landscape.core.errors import InputError, LandscapeError, first_words
+from landscape.core.errors import InputError, LandscapeError
 from landscape.core.options import OneOf
 from landscape.problem import losses
 from landscape.problem.batches import (
@@ -27,6 +26,7 @@ from landscape.problem.batches import (
     call,
     clone,
     leaves,
+    mark_as_recomputing,
     named_tensors,
     random_state,
     recomputes,
@@ -34,7 +34,7 @@ from landscape.problem.batches import (
     take,
 )
 from landscape.problem.data import PROBE
-from landscape.problem.layout import evaluated, independent_copy, own_mode, placed, set_back
+from landscape.problem.layout import has_own_mode, in_eval_mode, independent_copy, placed, restoring
 from landscape.problem.mean_check import AT_ONCE, takes
 from landscape.problem.mean_loss import MeanLoss
 
@@ -63,77 +63,80 @@ def tolerance(dtype: torch.dtype) -> float:
 def loss_of(problem: MeanLoss, x: Any, y: Any, seed: int = 0, weights: Tensor | None = None) -> Tensor:
     """Return the loss of clones of some samples at ``weights`` (P,), by default at the center."""
     at = problem.weights if weights is None else weights
-    (inputs, targets) = fresh(problem, x, y)
+    (inputs, targets) = clones_for_pass(problem, x, y)
     with problem.evaluating(seed):
         return problem.criterion(problem.outputs(at, inputs), targets).detach()
 
 
-def equal(a: Tensor, b: Tensor, problem: MeanLoss, smallest: float = 0.0) -> bool:
-    """Return whether two losses differ by rounding only, or relatively by at most ``smallest``."""
-    allowed = max(smallest, *(tolerance(dtype) for dtype in (problem.weights.dtype, a.dtype)))
+def equal(a: Tensor, b: Tensor, problem: MeanLoss, min_tolerance: float = 0.0) -> bool:
+    """Return whether two losses differ by rounding only, or relatively by at most ``min_tolerance``."""
+    allowed = max(min_tolerance, *(tolerance(dtype) for dtype in (problem.weights.dtype, a.dtype)))
     return torch.allclose(a, b, rtol=allowed, atol=allowed, equal_nan=True)
 
 
-def fresh(problem: MeanLoss, x: Any, y: Any) -> tuple[Any, Any]:
+def clones_for_pass(problem: MeanLoss, x: Any, y: Any) -> tuple[Any, Any]:
     """Return clones of some samples for one pass."""
     x, y = clone((x, y))
     return problem.data.leaves(x, y)
 
 
-def custom(model: nn.Module, storing: bool = False) -> list[str]:
+def storing_modules(model: nn.Module, or_all: bool = True) -> list[str]:
     """Return the names of the user's modules that may store numbers computed from parameters in eval mode.
 
-    They are the modules with a train() or eval() of their own; if there are none, those with parameters or
-    other tensors; if there are none, all of the user's, or none with ``storing``.
+    They are the modules with a train() or eval() of their own. If there are none, they are the modules with
+    parameters or other tensors; and if there are none, all of the user's modules if ``or_all``.
     """
-    modules = {name: module for name, module in model.named_modules() if not of_torch(module)}
-    names = [name for name, module in modules.items() if own_mode(module)]
-    names = names or [name for name, module in modules.items() if module._parameters or held(module)]
-    return names if names or storing else list(modules)
+    modules = {name: module for name, module in model.named_modules() if not is_of_torch(module)}
+    names = [name for name, module in modules.items() if has_own_mode(module)]
+    if not names:
+        names = [name for name, module in modules.items() if module._parameters or stored_tensors(module)]
+    return list(modules) if or_all and not names else names
 
 
-def of_torch(module: nn.Module) -> bool:
+def is_of_torch(module: nn.Module) -> bool:
     """Return whether a module is PyTorch's own, without hooks, so that it stores nothing of a pass."""
-    is_of_torch = type(module).__module__.split(".")[0] == "torch"
-    return is_of_torch and not (module._forward_hooks or module._forward_pre_hooks)
+    package = type(module).__module__.split(".")[0]
+    return package == "torch" and not (module._forward_hooks or module._forward_pre_hooks)
 
 
-def held(module: nn.Module) -> dict[str, Any]:
+def stored_tensors(module: nn.Module) -> dict[str, Any]:
     """Return the attributes of a module that contain tensors, other than its parameters and buffers."""
     items = [(key, value) for key, value in vars(module).items() if key not in ("_parameters", "_buffers")]
     return {key: value for key, value in items if any(named_tensors([value]))}
 
 
-def emptied(problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any]) -> nn.Module:
+def without_stored_tensors(problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any]) -> nn.Module:
     """Return ``original``, or a copy without the stored tensors that a pass computes again."""
-    modules = [(name, module) for name, module in original.named_modules() if not of_torch(module)]
-    attributes = [(name, key, value) for name, module in modules for key, value in held(module).items()]
+    attributes = list[tuple[str, str, Any]]()
+    for name, module in original.named_modules():
+        if not is_of_torch(module):
+            attributes += [(name, key, value) for key, value in stored_tensors(module).items()]
     model = independent_copy(original) if attributes else original
     for name, key, value in attributes:
-        trial = evaluated(independent_copy(model).to(problem.device, problem.dtype))
+        trial = in_eval_mode(independent_copy(model).to(problem.device, problem.dtype))
         module = trial.get_submodule(name)
         empty: Callable[[], Any] = type(value) if isinstance(value, (dict, list)) else lambda: None
         setattr(module, key, empty())
         with problem.evaluating(0):  # the pass fails if the tensor is a constant
-            attempt(call, trial, {}, fresh(problem, *problem.data.pick(*batch))[0])
-        if key in held(module):
+            attempt(call, trial, {}, clones_for_pass(problem, *problem.data.pick(*batch))[0])
+        if key in stored_tensors(module):
             setattr(model.get_submodule(name), key, empty())
     return model
 
 
-def truth_of(
+def reference_values(
     problem: MeanLoss, original: nn.Module, x: Any, y: Any, weights: Tensor, training: Sequence[str] = ()
 ) -> tuple[Tensor, Sequence[Tensor] | None]:
     """Return the loss and gradient of a copy of the user's module that got ``weights`` (P,) before eval().
 
     A model of PyTorch's own modules alone needs no copy. ``training``: modules to put in training mode.
     """
-    x, y = fresh(problem, x, y)
-    needs_copy = not all(map(of_torch, problem.model.modules()))
+    x, y = clones_for_pass(problem, x, y)
+    needs_copy = not all(map(is_of_torch, problem.model.modules()))
     model = independent_copy(original).to(problem.device, problem.dtype) if needs_copy else problem.model
     with placed(model, problem.layout, weights) as parameters, problem.evaluating(0):
         if needs_copy:
-            evaluated(model, training)
+            in_eval_mode(model, training)
         return _loss_and_gradient(lambda: call(model, {}, x), problem, list(parameters.values()), y)
 
 
@@ -142,8 +145,9 @@ def check_parameters(
 ) -> None:
     """Raise InputError unless the loss at ``weights`` is that of a copy of ``original`` with these weights.
 
-    If only the gradients differ, or PyTorch reports it, the model computes outputs again in its backward
-    pass, with the module's own parameters: activation checkpointing, which :func:`.recomputes` records.
+    A model with activation checkpointing computes outputs again in its backward pass, with the module's own
+    parameters. Such a model is marked, see :func:`.recomputes`: PyTorch raises an error that names
+    checkpointing, or the gradient is wrong although the loss is right.
 
     Args:
         problem: the problem, whose model is checked.
@@ -152,19 +156,22 @@ def check_parameters(
         weights: (P,).
         training: the modules of the problem's model in training mode; the loss must be that of eval mode.
     """
-    tensors, (inputs, targets) = problem.layout.leaves(weights), fresh(problem, x, y)
-    may_store = not all(map(of_torch, problem.model.modules()))
-    losses = [_in_place(problem, tensors, x, y)] if may_store else []
+    tensors = problem.layout.leaves(weights)
+    inputs, targets = clones_for_pass(problem, x, y)
+    may_store = not all(is_of_torch(module) for module in problem.model.modules())
+    # Losses of passes after other passes, from which a module may have stored numbers.
+    later_losses = [_loss_after_overwriting(problem, tensors, x, y)] if may_store else []
     with problem.evaluating(0):
         outputs = functools.partial(problem.call, tensors, inputs)
         loss, gradient = _loss_and_gradient(outputs, problem, list(tensors.values()), targets)
-    true_loss, true_gradient = truth_of(problem, original, x, y, weights, training)
+    true_loss, true_gradient = reference_values(problem, original, x, y, weights, training)
     if training:
-        true_loss, _ = truth_of(problem, original, x, y, weights)
-    smallest = 0.0 if problem.device.type == "cpu" else FUSED
+        true_loss, _ = reference_values(problem, original, x, y, weights)
+    min_tolerance = 0.0 if problem.device.type == "cpu" else FUSED
     if may_store:
-        losses.append(loss_of(problem, x, y, weights=weights))  # it may use stored numbers of a former pass
-    wrong_losses = [value for value in (loss, *losses) if not equal(value, true_loss, problem, smallest)]
+        later_losses.append(loss_of(problem, x, y, weights=weights))
+    all_losses = [loss, *later_losses]
+    wrong_losses = [value for value in all_losses if not equal(value, true_loss, problem, min_tolerance)]
     is_right = not wrong_losses
     if is_right and gradient is not None and true_gradient is not None:
         # One parameter at a time: copies of whole gradients in double precision would need much memory.
@@ -172,31 +179,35 @@ def check_parameters(
         errors = [float((double(a) - double(b)).norm()) for a, b in zip(gradient, true_gradient, strict=True)]
         norm = math.hypot(*(float(double(part).norm()) for part in true_gradient))
         if math.isfinite(norm) and math.hypot(*errors) > 10 * allowed * (norm + allowed):
-            recomputes(problem.model, seen=True)
-        of_user = [name for name, module in original.named_modules() if not of_torch(module)]
-        modes = dict.fromkeys((() if training else tuple(custom(original)), tuple(of_user)))
-        if recomputes(problem.model):  # the gradient says nothing of modules without parameters of their own
-            modes = dict.fromkeys([() if training else tuple(custom(original, storing=True))])
+            mark_as_recomputing(problem.model)
+        # Modes of a copy, by the modules in training mode. The gradient of a model that computes outputs
+        # again says nothing of modules without parameters of their own.
+        is_recomputing = recomputes(problem.model)
+        storing = () if training else tuple(storing_modules(original, or_all=not is_recomputing))
+        users_modules = tuple(name for name, module in original.named_modules() if not is_of_torch(module))
+        modes = [storing] if is_recomputing or storing == users_modules else [storing, users_modules]
         arguments = problem, original, (x, y), weights, gradient, training
-        is_right = all(_is_complete(*arguments, names) for names in modes)
+        is_right = all(_gradient_is_complete(*arguments, other_training) for other_training in modes)
     if not is_right:
-        names = dict.fromkeys(type(original.get_submodule(name)).__name__ for name in custom(original))
+        wrong_loss = wrong_losses[0] if wrong_losses else loss
+        submodules = [original.get_submodule(name) for name in storing_modules(original)]
+        classes = dict.fromkeys(type(module).__name__ for module in submodules)
         raise InputError(
-            f"model: its loss {float([*wrong_losses, loss][0]):.6g} in eval mode does not follow all of its "
-            f"parameters ({float(true_loss):.6g} of a copy): {', '.join(names) or 'PyTorch'} merges, caches "
-            "or detaches some, or uses an earlier pass; compute with self.NAME in each forward pass"
+            f"model: its loss {float(wrong_loss):.6g} in eval mode does not follow all of its "
+            f"parameters ({float(true_loss):.6g} of a copy): {', '.join(classes) or 'PyTorch'} merges, "
+            "caches or detaches some, or uses an earlier pass; compute with self.NAME in each forward pass"
         )
 
 
 @torch.no_grad()
-def _in_place(problem: MeanLoss, parameters: dict[str, Tensor], x: Any, y: Any) -> Tensor:
-    """Return the loss at ``parameters``, written into tensors that had other numbers in a pass before.
+def _loss_after_overwriting(problem: MeanLoss, parameters: dict[str, Tensor], x: Any, y: Any) -> Tensor:
+    """Return the loss at ``parameters``, written into tensors that had other numbers in an earlier pass.
 
     A module may store numbers by a parameter's identity, address or version, and then use the old ones.
     """
     tensors, losses = problem.layout.leaves(ELSEWHERE * problem.weights), list[Tensor]()
     for _ in range(2):
-        inputs, targets = fresh(problem, x, y)
+        inputs, targets = clones_for_pass(problem, x, y)
         with problem.evaluating(0):
             losses.append(problem.criterion(problem.call(tensors, inputs), targets).detach())
         for name, tensor in tensors.items():
@@ -204,42 +215,59 @@ def _in_place(problem: MeanLoss, parameters: dict[str, Tensor], x: Any, y: Any) 
     return losses[1]
 
 
-def _is_complete(
-    problem: MeanLoss, original: nn.Module, xy: tuple[Any, Any], at: Tensor, gradient: Any, training: Any,
-    names: Sequence[str],
+def _gradient_is_complete(
+    problem: MeanLoss, original: nn.Module, xy: tuple[Any, Any], weights: Tensor, gradient: Sequence[Tensor],
+    training: Sequence[str], other_training: Sequence[str],
 ) -> bool:  # fmt: skip
-    """Return whether the gradient misses no part of the loss, such as one that a module detaches.
+    """Return whether ``gradient`` misses no part of the loss, such as one that a module detaches.
 
-    It is compared with the gradient of a copy with the modules ``names`` in the other mode. The gradients
-    may differ by right, except where both losses are equal or a part of the first gradient is zero. There a
-    short step along the difference decides: the first gradient misses a part if the loss changes more than
-    it predicts.
+    ``gradient`` is that of a model with the modules ``training`` in training mode. It is compared with that
+    of a copy of ``original`` with the modules ``other_training`` in training mode. If the losses of the two
+    modes differ, their gradients may differ, too, and only parameters whose ``gradient`` is zero are
+    compared. A short step along the difference of the gradients decides: ``gradient`` misses a part of the
+    loss if the loss rises more than the mean of both gradients predicts.
     """
     has_zero = not all(bool(part.any()) for part in gradient)
-    if not names and not (training and has_zero):
+    # A copy in eval mode is compared only with a gradient in training mode that is zero somewhere.
+    if not other_training and not (training and has_zero):
         return True
-    other_loss, other_gradient = attempt(truth_of, problem, original, *xy, at, names) or (None, None)
+    values = attempt(reference_values, problem, original, *xy, weights, other_training)
+    other_loss, other_gradient = values or (None, None)
     if other_loss is None or other_gradient is None:
+        return True  # the copy fails in that mode, or has no gradient
+    loss, _ = reference_values(problem, original, *xy, weights, training)
+    has_same_loss = equal(other_loss, loss, problem)
+    differences, sums = list[Tensor](), list[Tensor]()
+    for part, other_part in zip(gradient, other_gradient, strict=True):
+        difference = double(other_part) - double(part)
+        if not has_same_loss and part.any():
+            difference = 0.0 * difference  # NaN stays NaN
+        differences.append(difference.flatten())
+        sums.append((double(part) + double(other_part)).flatten())
+    direction, total = torch.cat(differences), torch.cat(sums)
+    length, precision = float(direction.norm()), torch.finfo(weights.dtype)
+    if not length > max(precision.tiny, 10 * tolerance(weights.dtype) * float(total.norm())):
+        return True  # the gradients differ by rounding only, or are NaN
+    if has_zero and _copies_share_numbers(original):
+        return False  # the losses below would be those of the shared numbers
+    # The slope along the direction is that of the mean of both gradients. The step is so short that the
+    # difference of the gradients changes the loss by the share RISE.
+    loss_size, slope = float(other_loss.abs()), float(total @ direction) / length / 2
+    step = direction.to(weights)
+    step *= min(RISE * loss_size / length, SHORT * float(weights.norm())) / length
+    end_loss, _ = reference_values(problem, original, *xy, weights + step)
+    start_loss, _ = reference_values(problem, original, *xy, weights - step)
+    rounding = 100 * precision.eps * loss_size
+    return not float(end_loss) - float(start_loss) > max(rounding, 2 * slope * float(step.norm()))
+
+
+def _copies_share_numbers(model: nn.Module) -> bool:
+    """Return whether copies of the user's modules share closures, caches or tensors of a class."""
+    modules = [model.get_submodule(name) for name in storing_modules(model)]
+    attributes = [value for module in modules for value in vars(module).values()]
+    if any(getattr(value, "__closure__", None) or hasattr(value, "cache_info") for value in attributes):
         return True
-    pairs = [(double(a), double(b)) for a, b in zip(gradient, other_gradient, strict=True)]
-    has_same_loss = equal(other_loss, truth_of(problem, original, *xy, at, training)[0], problem)
-    differences = [b - a if has_same_loss or not a.any() else 0.0 * (b - a) for a, b in pairs]
-    step = torch.cat([difference.flatten() for difference in differences])
-    length, loss = float(step.norm()), float(other_loss.abs())
-    sums = torch.cat([(a + b).flatten() for a, b in pairs])
-    if not length > max(torch.finfo(at.dtype).tiny, 10 * tolerance(at.dtype) * float(sums.norm())):
-        return True
-    modules = [original.get_submodule(name) for name in custom(original)]
-    values = [value for module in modules for value in vars(module).values()]
-    shares = any(getattr(value, "__closure__", None) or hasattr(value, "cache_info") for value in values)
-    shares |= any(True for module in modules for _ in named_tensors(dict(vars(type(module)))))
-    if has_zero and shares:
-        return False  # copies of a module share closures, caches and tensors of its class
-    step, slope = step.to(at), float(sums @ step) / length / 2  # the mean of both slopes along the step
-    step *= min(RISE * loss / length, SHORT * float(at.norm())) / length
-    ends = [float(truth_of(problem, original, *xy, end)[0]) for end in (at + step, at - step)]
-    rounding = 100 * torch.finfo(at.dtype).eps * loss
-    return not ends[0] - ends[1] > max(rounding, 2 * slope * float(step.norm()))
+    return any(any(named_tensors(dict(vars(type(module))))) for module in modules)
 
 
 def _loss_and_gradient(
@@ -254,7 +282,7 @@ def _loss_and_gradient(
                 gradient = torch.autograd.grad(loss, parameters, materialize_grads=True)
             except RuntimeError as error:  # an operation without a derivative; contours need none
                 if "heckpoint" in str(error):
-                    recomputes(problem.model, seen=True)
+                    mark_as_recomputing(problem.model)
     return loss.detach(), gradient
 
 
@@ -288,10 +316,10 @@ def ignores_first_label(problem: MeanLoss, x: Any, y: Any) -> bool | None:
 def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Tensor, bool]:
     """Raise InputError, in one line, unless model, loss and some samples fit together.
 
-    It tries a pass without gradients, then with gradients of the parameters, then also with gradients of the
-    inputs: losses that call ``torch.autograd.grad`` (physics-informed losses) need them. The first pass
-    without an error sets ``problem.differentiates`` and ``data.leaf_inputs`` for all passes. Random numbers
-    of NumPy or Python set ``problem.draws_elsewhere``.
+    There are up to three passes: without gradients, with gradients of the parameters, and with gradients of
+    parameters and inputs, which losses that call ``torch.autograd.grad`` need (physics-informed losses). The
+    settings of the first pass without an error become ``problem.differentiates`` and ``data.leaf_inputs``.
+    If that pass draws random numbers of NumPy or Python, ``problem.draws_elsewhere`` becomes True.
 
     Args:
         problem: model, loss and data.
@@ -301,15 +329,16 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
     Returns:
         (the loss, whether the pass drew random numbers).
     """
-    outputs, data, require_inputs = None, problem.data, problem.data.leaf_inputs
+    outputs, data, has_leaf_inputs = None, problem.data, problem.data.leaf_inputs
     causes: list[Exception] = []
-    for settings in ((False, require_inputs), (True, require_inputs), (True, True)):
-        problem.differentiates, data.leaf_inputs = settings
-        problem.draws_elsewhere = True  # seed all generators; the states below show which are used
+    settings = (False, has_leaf_inputs), (True, has_leaf_inputs), (True, True)
+    for differentiates, leaf_inputs in settings:
+        problem.differentiates, data.leaf_inputs = differentiates, leaf_inputs
+        problem.draws_elsewhere = True  # seeds all generators; the states below show which are used
         try:
             inputs, targets = data.leaves(x, y)
             with problem.evaluating(0):
-                before = random_state(problem.device)
+                states_before = random_state(problem.device)
                 outputs = problem.outputs(problem.weights, inputs)
                 losses.check_labels(problem.criterion, outputs, labels)
                 value: object = problem.criterion(outputs, targets)  # the user's function returns any object
@@ -317,8 +346,10 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
                 if is_number or (isinstance(value, Tensor) and not value.is_floating_point()):
                     problem.criterion = losses.Metric(problem.criterion)
                     value = problem.criterion(outputs, targets)
-                after = random_state(problem.device)
-            problem.draws_elsewhere = before[1] != after[1]
+                states_after = random_state(problem.device)
+            _, numpy_and_python_before = states_before
+            _, numpy_and_python_after = states_after
+            problem.draws_elsewhere = numpy_and_python_before != numpy_and_python_after
             break
         except LandscapeError:
             raise
@@ -326,62 +357,21 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
             causes.append(error)
     else:
         problem.differentiates = problem.draws_elsewhere = False
-        data.leaf_inputs = require_inputs
+        data.leaf_inputs = has_leaf_inputs
         losses.refuse_broadcasting(problem.criterion, outputs, y)
-        raise _no_fit(problem, causes, x, y) from causes[0]
+        raise losses.no_fit(problem, causes, x, y) from causes[0]
     if not isinstance(value, Tensor) or value.dim() > 0:
         raise losses.several_numbers(value)
-    return value.detach(), before != after
-
-
-def _no_fit(problem: MeanLoss, causes: Sequence[Exception], x: Any, y: Any) -> InputError:
-    """Return the error for model and data that do not fit; ``causes`` are the errors of the three passes.
-
-    Its message ends with another form of the data that fits, if there is one.
-    """
-    tensors = [*named_tensors(x, "inputs"), *named_tensors(y, "targets")]
-    shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors)
-    words, last_error = first_words(causes[0], 200), str(causes[-1])
-    hint = ""
-    if "does not require grad" in last_error or "not have been used in the graph" in last_error:
-        hint = "; a loss that differentiates in the inputs finds them in its targets: give data as (x, x)"
-    for form, inputs, targets in _other_forms(x, y):
-        with contextlib.suppress(Exception), problem.evaluating(0):
-            loss = problem.criterion(problem.outputs(problem.weights, inputs), targets)
-            if isinstance(loss, (Tensor, Real)):
-                hint = f"; {form}"
-                break
-    return InputError(f"model and data do not fit: {type(causes[0]).__name__}: {words} ({shapes}){hint}")
-
-
-# Keys of a dict that probably hold its targets, which are tried first (our choice).
-TARGETS = ("label", "target", "targets", "y", "class", "classes")
-
-
-def _other_forms(x: Any, y: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield other forms of the data (x, y): a description in words, the inputs and the targets."""
-    if isinstance(x, (Mapping, tuple, list)):
-        yield f"the model takes one {type(x).__name__}: give data as ((inputs,), targets)", (x,), y
-    keys = list(x)[::-1] if isinstance(x, Mapping) and isinstance(y, Mapping) else []
-    for target_key in sorted(keys, key=lambda key: key not in TARGETS):
-        words, end = "a dict d without 'labels' has no targets: give", f"d[{target_key!r}])"
-        inputs, targets = {key: value for key, value in x.items() if key != target_key}, x[target_key]
-        codes = [f"d[{key!r}]" for key in inputs]
-        if len(inputs) == 1:
-            yield f"{words} ({codes[0]}, {end}", *inputs.values(), targets
-        items = ", ".join(f"{key!r}: d[{key!r}]" for key in inputs)
-        yield f"{words} ({{{items}}}, {end}", inputs, targets
-        yield f"{words} (({', '.join(codes)}), {end}", tuple(inputs.values()), targets
-        yield f"{words} ((d,), {end}", (x,), targets
+    return value.detach(), states_before != states_after
 
 
 def check_original(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> None:
-    """Raise InputError if the loss at θ changes with the user's module's own parameters.
+    """Raise InputError if the loss at θ depends on the parameters that the user's own module has now.
 
     They are changed for one pass, and then restored.
     """
     before, parameters = loss_of(problem, x, y), list(original.parameters())
-    with torch.no_grad(), set_back(parameters):
+    with torch.no_grad(), restoring(parameters):
         for p in parameters:
             p.mul_(1 + MOVE).add_(MOVE)
         after = loss_of(problem, x, y)
@@ -398,7 +388,7 @@ DRAWS = 64
 
 
 def check_problem(
-    problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any], away: Sequence[Tensor]
+    problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any], moved_weights: Sequence[Tensor]
 ) -> None:
     """Raise InputError unless L(θ) is the loss of ``original`` with the user's loss function.
 
@@ -408,67 +398,74 @@ def check_problem(
         problem: the problem, whose model may be replaced by one with some modules in training mode.
         original: the user's module, of which the problem has a copy.
         batch: the first samples, or the first batch.
-        away: weights (P,) away from the center, see :func:`moved`; if there are several, the checks also use
-            more samples.
+        moved_weights: weights (P,) near the center, see :func:`moved`. If there are several, the checks also
+            use more samples.
     """
-    source, first_error, few = emptied(problem, original, batch), None, batch
-    for training in ((), custom(source)):
+    source, first_error, checked_samples = without_stored_tensors(problem, original, batch), None, batch
+    # First all modules are in eval mode, then those that may store numbers are in training mode.
+    for training in ((), storing_modules(source)):
         if training or source is not original:
             model = independent_copy(source).to(problem.device, problem.dtype)
-            problem.model = evaluated(model, training)
+            problem.model = in_eval_mode(model, training)
         try:
-            few = _check_model(problem, source, batch, away, training)
+            checked_samples = _check_model(problem, source, batch, moved_weights, training)
             break
         except InputError as error:  # training mode may be right if eval mode merges or caches parameters
             first_error = first_error or error
-            if training or not custom(source):
+            if training or not storing_modules(source):
                 raise first_error from first_error.__cause__
-    if len(away) > 1 or not (problem.criterion is losses.output_loss or losses.is_mean(problem.criterion)):
-        check_original(problem, original, *few)
+    # PyTorch's losses and a model's own loss use no parameters of the user's module.
+    is_known_loss = problem.criterion is losses.output_loss or losses.is_mean(problem.criterion)
+    if len(moved_weights) > 1 or not is_known_loss:
+        check_original(problem, original, *checked_samples)
 
 
 def _check_model(
-    problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any], away: Sequence[Tensor], training: Any
-) -> tuple[Any, Any]:
+    problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any], moved_weights: Sequence[Tensor],
+    training: Sequence[str],
+) -> tuple[Any, Any]:  # fmt: skip
     """Raise InputError unless the problem's model computes what ``original`` does, at several θ.
 
-    Returns the samples that were evaluated. ``training``: the modules of its model in training mode.
+    Returns the samples that were evaluated. ``training``: the modules of problem.model in training mode.
     """
     data = problem.data
-    x, y = data.pick(*batch, PROBES[1] if len(away) > 1 else PROBES[0])
+    x, y = data.pick(*batch, PROBES[1] if len(moved_weights) > 1 else PROBES[0])
     # The first pass gets clones, which show whether model and loss write to their arguments.
-    copied, before = clone((x, y)), problem.weights.clone()
+    x_clone, y_clone = clone((x, y))
+    weights_before = problem.weights.clone()
     labels = data.resident[1] if data.resident else None
     try:
-        loss, draws_numbers = check_fit(problem, copied[0], copied[1], labels)
+        loss, draws_numbers = check_fit(problem, x_clone, y_clone, labels)
     except LandscapeError as error:  # the loss, or the model of a graph, may need all samples
-        x, y = _more(problem, batch, x)
-        copied = clone((x, y))
+        x, y = _more_samples(problem, batch, x)
+        x_clone, y_clone = clone((x, y))
         try:
-            loss, draws_numbers = check_fit(problem, copied[0], copied[1], labels)
+            loss, draws_numbers = check_fit(problem, x_clone, y_clone, labels)
         except LandscapeError:
             raise error from error.__cause__
-    if writes(x, copied[0]):
+    if has_changed(x, x_clone):
         problem.model.register_forward_pre_hook(
             lambda _, args, kwargs: (clone(args), clone(kwargs)), with_kwargs=True
         )
-    if writes(y, copied[1]):
+    if has_changed(y, y_clone):
         problem.criterion = losses.ClonedTargets(problem.criterion)
-    check_passes(problem, before, loss, x, y)
+    check_passes(problem, weights_before, loss, x, y)
     if draws_numbers and training:  # dropout may have no effect at first, as before a zero matrix
         raise InputError("model: it draws random numbers in training mode; draw them in an nn.Dropout")
     if draws_numbers and not problem.draws:
         check_random(problem, x, y)
-    check_recorded(problem, before, loss, check_leaves(problem, original, x, y), x, y)
-    users_modules = [module for module in problem.model.modules() if not of_torch(module)]
-    if any(own_mode(module) or held(module) for module in users_modules):  # it may store numbers of a pass
-        away = [*away, SHRUNK * away[0]]
-    for weights in away:
+    recorded_loss = check_leaves(problem, original, x, y)
+    check_recorded(problem, weights_before, loss, recorded_loss, x, y)
+    users_modules = [module for module in problem.model.modules() if not is_of_torch(module)]
+    if any(has_own_mode(module) or stored_tensors(module) for module in users_modules):
+        # Such a module may store numbers of a pass.
+        moved_weights = [*moved_weights, SHRUNK * moved_weights[0]]
+    for weights in moved_weights:
         check_parameters(problem, original, x, y, weights, training)
     return x, y
 
 
-def _more(problem: MeanLoss, batch: tuple[Any, Any], x: Any) -> tuple[Any, Any]:
+def _more_samples(problem: MeanLoss, batch: tuple[Any, Any], x: Any) -> tuple[Any, Any]:
     """Return more samples than ``x``: all, or at most AT_ONCE for a model that accepts parts of the data."""
     resident = problem.data.resident
     if resident is None or problem.data.samples <= AT_ONCE or not takes(problem, x):
@@ -476,7 +473,7 @@ def _more(problem: MeanLoss, batch: tuple[Any, Any], x: Any) -> tuple[Any, Any]:
     return take(resident, slice(AT_ONCE))
 
 
-def writes(before: Any, after: Any) -> bool:
+def has_changed(before: Any, after: Any) -> bool:
     """Return whether any tensor of ``after`` has other numbers than its original in ``before``."""
     pairs = zip(named_tensors(before), named_tensors(after), strict=True)
     return not all(torch.equal(strided(a).nan_to_num(), strided(b).nan_to_num()) for (_, a), (_, b) in pairs)
@@ -508,8 +505,8 @@ def check_recorded(problem: MeanLoss, before: Tensor, loss: Tensor, recorded: Te
     It differs if a model depends on torch.is_grad_enabled(), like PyTorch's TransformerEncoder with padding,
     or if any two passes differ. On a GPU, fused kernels for passes without gradients round more coarsely.
     """
-    smallest = 0.0 if problem.device.type == "cpu" else FUSED
-    if equal(loss, recorded, problem, smallest):
+    min_tolerance = 0.0 if problem.device.type == "cpu" else FUSED
+    if equal(loss, recorded, problem, min_tolerance):
         return
     for _ in range(DRAWS):
         check_passes(problem, before, loss, x, y)
@@ -543,27 +540,27 @@ def check_leaves(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> Tens
     parameters = problem.layout.leaves(problem.weights)
     parameter_ids = {id(leaf) for leaf in parameters.values()}
 
-    def unknown_leaves() -> tuple[Tensor, list[list[Tensor]]]:
-        """Return the loss and [leaves in the outputs' graph, leaves in the loss's graph], both without θ."""
-        inputs, targets = fresh(problem, x, y)
+    def unknown_leaves() -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Return the loss, and the leaves outside θ in the graph of the outputs and in that of the loss."""
+        inputs, targets = clones_for_pass(problem, x, y)
         with torch.enable_grad(), problem.evaluating(0):
             outputs = problem.call(parameters, inputs)
             loss = problem.criterion(outputs, targets)
         of_outputs = [leaf for leaf in leaves(_tensors(outputs)) if id(leaf) not in parameter_ids]
         of_loss = [leaf for leaf in leaves(loss) if id(leaf) not in parameter_ids]
-        return loss.detach(), [of_outputs, of_loss]
+        return loss.detach(), of_outputs, of_loss
 
-    loss, first = unknown_leaves()
-    if not any(first):
+    loss, of_outputs, of_loss = unknown_leaves()
+    if not (of_outputs or of_loss):
         return loss
     # A leaf that each pass creates anew, such as one to differentiate by x, is allowed. It has another id in
     # the second pass.
-    _, second = unknown_leaves()
-    for leaves_before, leaves_after, of_loss in zip(first, second, (False, True), strict=True):
-        ids_after = {id(leaf) for leaf in leaves_after}
-        lasting_leaves = [leaf for leaf in leaves_before if id(leaf) in ids_after]
+    _, of_outputs_again, of_loss_again = unknown_leaves()
+    for is_of_loss, before, after in ((False, of_outputs, of_outputs_again), (True, of_loss, of_loss_again)):
+        ids_after = {id(leaf) for leaf in after}
+        lasting_leaves = [leaf for leaf in before if id(leaf) in ids_after]
         if lasting_leaves:
-            raise InputError(_unknown_leaf(lasting_leaves[0], problem, original, of_loss=of_loss))
+            raise InputError(_words_for_leaf(lasting_leaves[0], problem, original, of_loss=is_of_loss))
     return loss
 
 
@@ -574,7 +571,7 @@ def _tensors(outputs: Any) -> list[Tensor]:
     return [tensor for _, tensor in named_tensors(outputs)]
 
 
-def _unknown_leaf(leaf: Tensor, problem: MeanLoss, original: nn.Module, *, of_loss: bool) -> str:
+def _words_for_leaf(leaf: Tensor, problem: MeanLoss, original: nn.Module, *, of_loss: bool) -> str:
     """Return the message for a tensor outside of θ that the outputs (or, ``of_loss``, the loss) depend on."""
     names = {id(p): name for module in (problem.model, original) for name, p in module.named_parameters()}
     name = names.get(id(leaf))

@@ -263,21 +263,25 @@ def candidates(x: Any, y: Any) -> Iterator[Count]:
                 yield Count(f"lambda {letter}: {code}", number, cut, function, value, letter == "x")
 
 
-def class_counts(equations: Iterable[Equation], sure: bool = True, gather: Any = None) -> list[Count]:
+def class_counts(
+    equations: Iterable[Equation], only_determined: bool = True, gather: Any = None
+) -> list[Count]:
     """Return the counts by weights of the targets' classes with which the equations hold.
 
-    The terms of a part are the sum of n · w over the classes, with n targets of a class and its weight w. An
-    equation between losses L is Σ (L_part − L_whole) n · w = 0: the weights are orthogonal to all equations.
+    A part with n_c targets of class c has Σ_c n_c w_c terms, with the weights w_c of the classes. The
+    equation of a loss L is then Σ_c r_c w_c = 0, with r_c = Σ_part (L_part − L_whole) n_c: the vector of
+    weights is orthogonal to the row r of each equation.
 
     Args:
         equations: the equations.
-        sure: whether to leave out weights that the equations do not determine.
+        only_determined: whether to leave out weights that the equations do not determine.
         gather: returns a list of its argument on each rank of torch.distributed; None on one rank.
     """
-    rows: dict[tuple[str, int, str], list[dict[int, float]]] = {}
-    limit = 0.0
     own_rows = [(e.rounding, _rows(e)) for e in equations if math.isfinite(e.whole)]
-    for rounding, row_of_tensor in itertools.chain.from_iterable(gather(own_rows) if gather else [own_rows]):
+    rows_of_ranks = gather(own_rows) if gather else [own_rows]
+    rows: dict[tuple[str, int, str], list[dict[int, float]]] = {}  # by tensor of the targets
+    limit = 0.0
+    for rounding, row_of_tensor in itertools.chain.from_iterable(rows_of_ranks):
         limit = max(limit, LIMIT * rounding)
         for key, row in row_of_tensor.items():
             rows.setdefault(key, []).append(row)
@@ -286,24 +290,28 @@ def class_counts(equations: Iterable[Equation], sure: bool = True, gather: Any =
         classes = sorted({c for row in tensor_rows for c in row})
         if len(classes) > MAX_CLASSES:
             continue
-        system = torch.tensor(
-            [[row.get(c, 0.0) for c in classes] for row in tensor_rows], dtype=torch.float64
-        )
+        matrix = [[row.get(c, 0.0) for c in classes] for row in tensor_rows]
+        system = torch.tensor(matrix, dtype=torch.float64)  # (equations, classes)
+        # A class in a part without a finite loss does not count: its weight is 0.
         is_counted = system.isfinite().all(0)
-        if is_counted.sum() > 1 or not sure:
-            weights = torch.zeros(len(classes), dtype=torch.float64)
-            if len(classes) > 1 and bool(is_counted.any()):  # one class alone does not determine its weight
-                weights[is_counted] = _orthogonal(system[:, is_counted], limit, sure)
-            if bool(weights.isfinite().all()):
-                by_class = dict(zip(classes, weights.tolist(), strict=True))
-                texts = ", ".join(f"{c}: {w:.4g}" for c, w in by_class.items())
-                code = f"the weights of the classes of {name}, {{{texts}}}"
-                counts.append(Count(code, number, cut, "classes", by_class))
+        if only_determined and is_counted.sum() <= 1:
+            continue
+        weights = torch.zeros(len(classes), dtype=torch.float64)
+        if len(classes) > 1 and bool(is_counted.any()):  # one class alone does not determine its weight
+            weights[is_counted] = _orthogonal(system[:, is_counted], limit, only_determined)
+        if bool(weights.isfinite().all()):
+            by_class = dict(zip(classes, weights.tolist(), strict=True))
+            texts = ", ".join(f"{c}: {w:.4g}" for c, w in by_class.items())
+            code = f"the weights of the classes of {name}, {{{texts}}}"
+            counts.append(Count(code, number, cut, "classes", by_class))
     return counts
 
 
 def _rows(equation: Equation) -> dict[tuple[str, int, str], dict[int, float]]:
-    """Return, by tensor of the targets and by class, Σ (L_part − L_whole) n; NaN if a part has no loss."""
+    """Return Σ_part (L_part − L_whole) n_c by tensor of the targets and by class c.
+
+    A sum is not finite if the loss of one of its parts is not.
+    """
     rows: dict[tuple[str, int, str], dict[int, float]] = {}
     for loss, part in equation.parts:
         for name, number, cut, tensor in _parts(part.y, "y"):
@@ -315,11 +323,11 @@ def _rows(equation: Equation) -> dict[tuple[str, int, str], dict[int, float]]:
     return rows
 
 
-def _orthogonal(system: Tensor, limit: float, sure: bool) -> Tensor:
+def _orthogonal(system: Tensor, limit: float, only_determined: bool) -> Tensor:
     """Return the vector orthogonal to all rows of ``system``, with 1 as its largest number; NaN if none is.
 
-    With ``sure`` it is NaN also if other vectors are orthogonal, if there are no more distinct rows than
-    unknowns, or if a number is negative.
+    With ``only_determined`` the result is NaN, too, if other vectors are orthogonal, if there are fewer
+    distinct rows than unknowns, or if a number is negative.
     """
     scale = system.norm(dim=0)
     scale[scale <= LEAST * scale.max()] = torch.inf
@@ -328,9 +336,11 @@ def _orthogonal(system: Tensor, limit: float, sure: bool) -> Tensor:
     weights = directions[:, 0] / scale
     weights = weights / weights[weights.abs().argmax()]
     weights[weights.abs() < ZERO] = 0.0
-    has_enough_rows = len((system / scale / SINGULAR**2).round().unique(dim=0)) >= len(scale)
-    allowed = not sure or (has_enough_rows and singular[1] > SINGULAR and bool((weights >= 0).all()))
-    return weights if singular[0] <= limit and allowed else torch.full_like(weights, torch.nan)
+    is_allowed = True
+    if only_determined:
+        has_enough_rows = len((system / scale / SINGULAR**2).round().unique(dim=0)) >= len(scale)
+        is_allowed = has_enough_rows and singular[1] > SINGULAR and bool((weights >= 0).all())
+    return weights if singular[0] <= limit and is_allowed else torch.full_like(weights, torch.nan)
 
 
 # The count of every loss that is a mean over its samples.
@@ -348,7 +358,7 @@ def that_hold(counts: Iterable[Count], equations: Sequence[Equation]) -> list[Co
     return [count for count in counts if attempt(holds, count)]
 
 
-def unlike(totals: Tensor) -> list[int]:
+def most_different_batches(totals: Tensor) -> list[int]:
     """Return the two batches that the counts weigh most differently; [] if all counts weigh them alike.
 
     ``totals`` (batches, counts): the number of terms of each batch.
@@ -361,7 +371,7 @@ def unlike(totals: Tensor) -> list[int]:
     return [int(worst.argmin()), int(worst.argmax())]
 
 
-def only(counts: Sequence[Count], totals: Tensor) -> Count:
+def unambiguous(counts: Sequence[Count], totals: Tensor) -> Count:
     """Return the first of ``counts``, if it counts samples or all counts weigh the batches alike.
 
     ``totals`` (batches, counts): the terms of each batch. Raises InputError if no target counts, or the
@@ -369,7 +379,7 @@ def only(counts: Sequence[Count], totals: Tensor) -> Count:
     """
     if not bool(totals.any()):
         raise InputError("data: all its targets are left out of the loss, or it is NaN; one must count")
-    if counts[0] == ONES or not unlike(totals):
+    if counts[0] == ONES or not most_different_batches(totals):
         return counts[0]
     codes = " or terms=".join(count.code for count in counts[:3])
     raise InputError(f"loss: its terms may be counted in several ways; give the right one, as terms={codes}")

@@ -106,17 +106,18 @@ def independent_copy(model: nn.Module) -> nn.Module:
     """Return a copy of ``model`` that allows second derivatives: without torch.compile and sparse gradients.
 
     Tensors that a forward pass left as attributes, such as the weights of spectral_norm, are copied by value.
-    Cached properties are left out. A module with a train() or eval() of its own is put in training mode,
-    which undoes what its eval() did to its parameters.
+    Cached properties are left out. A model in which a module has a train() or eval() of its own is put in
+    training mode, which undoes what the module's eval() did to its parameters.
     """
-    attributes = [value for m in model.modules() for value in vars(m).values()]
-    memo = {id(t): t.detach().clone() for t in attributes if isinstance(t, Tensor) and not t.is_leaf}
+    attributes = [value for module in model.modules() for value in vars(module).values()]
+    # deepcopy() refuses tensors that are no leaves, and takes their copies from here.
+    copies = {id(t): t.detach().clone() for t in attributes if isinstance(t, Tensor) and not t.is_leaf}
     try:
-        copied = copy.deepcopy(model, memo)
+        copied = copy.deepcopy(model, copies)
     except Exception as error:  # objects in the user's module raise any kind of error
         reason = f"{type(error).__name__}: {first_words(error, 200)}"
         raise InputError(f"model: it cannot be copied ({reason})") from error
-    if any(own_mode(module) and not module.training for module in copied.modules()):
+    if any(has_own_mode(module) and not module.training for module in copied.modules()):
         with contextlib.suppress(NotImplementedError):  # exported programs have no training mode
             copied.train()
     uses = Counter(id(p) for _, p in copied.named_parameters(remove_duplicate=False))
@@ -130,19 +131,19 @@ def independent_copy(model: nn.Module) -> nn.Module:
         if isinstance(parent, (nn.Embedding, nn.EmbeddingBag)):
             parent.sparse = False
         if type(parent) is nn.Embedding and uses[id(parent.weight)] > 1:
-            parent.padding_idx = None  # a tied matrix has a gradient in that row, by its other layer
+            parent.padding_idx = None  # the padding row of a tied matrix has a gradient, by the other layer
         if getattr(parent, "_compiled_call_impl", None) is not None:
             parent._compiled_call_impl = None
     return copied
 
 
-def own_mode(module: nn.Module) -> bool:
+def has_own_mode(module: nn.Module) -> bool:
     """Return whether a module has a train() or eval() of its own, which may merge or cache parameters."""
     pairs = (module.train, nn.Module.train), (module.eval, nn.Module.eval)
     return any(getattr(method, "__func__", None) is not plain for method, plain in pairs)
 
 
-def evaluated(model: nn.Module, training: Collection[str] = ()) -> nn.Module:
+def in_eval_mode(model: nn.Module, training: Collection[str] = ()) -> nn.Module:
     """Put ``model`` in eval mode, and return it.
 
     The modules named in ``training`` (but not the modules inside them) are put in training mode, in which a
@@ -269,13 +270,13 @@ class Layout:
         return tuple(slot for slot in self.slots if slot in selected)
 
     def groups(self, by: str | Sequence[str]) -> dict[str, tuple[Slot, ...]]:
-        """Divide the slots into groups, and return the slots of each, in the order of θ, by its name.
+        """Divide the slots into groups, and return the slots of each group, in the order of θ, by its name.
 
         Args:
-            by: "parameter", for one slot a group; "layer", for the slots of one module; "block", for those
-                inside the first module with a number as its name, such as "h.3" (or else of one module). Or
-                names, prefixes and patterns such as "*.bias": each slot belongs to the first that fits, and
-                all other slots to the group "others".
+            by: "parameter": each slot is a group. "layer": the slots of one module are a group. "block": the
+                slots inside the outermost module whose name is a number, such as "h.3", are a group; other
+                slots are grouped by "layer". Or names, prefixes and patterns such as "*.bias": each slot
+                belongs to the first one that fits, and the remaining slots to the group "others".
 
         Raises:
             InputError: a pattern without a slot.
@@ -287,18 +288,20 @@ class Layout:
                 groups[name] = (*groups.get(name, ()), slot)
             return groups
         remaining = list(self.slots)
-        for pattern in dict.fromkeys([by] if isinstance(by, str) else by):
+        patterns = [by] if isinstance(by, str) else by
+        for pattern in dict.fromkeys(patterns):
             prefix = f"{pattern}."
             slots = tuple(s for s in remaining if fnmatchcase(s.name, pattern) or s.name.startswith(prefix))
             if not slots:
                 names = ", ".join(dict.fromkeys(_group_of(s.name, "block") for s in self.slots))
                 allowed = f"{', '.join(GROUPINGS)}; or names, prefixes and patterns, such as {names}"
-                raise InputError(
-                    f"by: '{pattern}' fits no trainable parameter that is left (allowed: {allowed})"
-                )
+                words = f"'{pattern}' fits no trainable parameter that is left (allowed: {allowed})"
+                raise InputError(f"by: {words}")
             groups[pattern] = slots
             remaining = [slot for slot in remaining if slot not in slots]
-        return groups | ({"others": tuple(remaining)} if remaining else {})
+        if remaining:
+            groups["others"] = tuple(remaining)
+        return groups
 
     def views(self, weights: Tensor) -> dict[str, Tensor]:
         """Return views of ``weights`` (..., P) in the parameters' shapes (..., *shape), by name.
@@ -388,7 +391,7 @@ def placed(module: nn.Module, layout: Layout, weights: Tensor) -> Iterator[dict[
     """
     named, views = dict(module.named_parameters()), layout.views(weights)
     parameters: dict[str, Tensor] = {name: named[name] for name in views}
-    with set_back(list(parameters.values())):
+    with restoring(list(parameters.values())):
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.grad = None
@@ -397,7 +400,7 @@ def placed(module: nn.Module, layout: Layout, weights: Tensor) -> Iterator[dict[
 
 
 @contextlib.contextmanager
-def set_back(parameters: Sequence[Tensor]) -> Iterator[None]:
+def restoring(parameters: Sequence[Tensor]) -> Iterator[None]:
     """Return a context that restores the values of some parameters at its end."""
     saved = [p.detach().clone() for p in parameters]
     try:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.core.devices import double, finite, float64_device
-from landscape.core.errors import InputError, OperationError
-from landscape.problem.batches import clone, count_samples, named_tensors, tree_map
+from landscape.core.errors import InputError, OperationError, first_words
+from landscape.problem.batches import clone, count_samples, named_tensors, other_forms, tree_map
 
 # The target that PyTorch and Hugging Face leave out of the loss.
 IGNORED = -100
@@ -405,31 +406,31 @@ class Coarsest(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-class _Pairs(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode of PyTorch that records in ``seen`` whether an operation broadcasts tensors of two shapes."""
+class _Broadcasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode of PyTorch that records in ``found`` whether an operation broadcasts two tensors' shapes."""
 
     def __init__(self, a: Tensor, b: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.shapes, self.seen = {a.shape, b.shape}, False
-        self.joint = torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
+        self.shapes, self.found = {a.shape, b.shape}, False
+        self.joint_shape = torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.shape == self.joint:
+        if isinstance(result, Tensor) and result.shape == self.joint_shape:
             shapes = {t.shape for _, t in named_tensors(args)} & self.shapes
-            self.seen |= len(shapes) == 2 or (len(shapes) == 1 and func is torch.ops.aten.expand.default)
+            self.found |= len(shapes) == 2 or (len(shapes) == 1 and func is torch.ops.aten.expand.default)
         return result
 
 
 def refuse_broadcasting(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any) -> None:
     """Raise InputError for a loss that pairs outputs (N, 1) with targets (N,), or the reverse.
 
-    An elementwise loss broadcasts them: it is then a mean over (N, N) pairs, and PyTorch warns at most.
+    An elementwise loss would broadcast the two, and return a mean over (N, N) pairs. PyTorch at most warns.
     """
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         return
-    shapes = tuple(outputs.shape), tuple(targets.shape)
-    if shapes[0] != (*shapes[1], 1) and shapes[1] != (*shapes[0], 1):
+    output_shape, target_shape = tuple(outputs.shape), tuple(targets.shape)
+    if output_shape != (*target_shape, 1) and target_shape != (*output_shape, 1):
         return
     reshaped = targets.reshape(outputs.shape)
     if not reshaped.is_floating_point():
@@ -438,14 +439,37 @@ def refuse_broadcasting(loss: Callable[[Any, Any], Any], outputs: Any, targets: 
         loss(outputs, reshaped)
     except Exception:  # reshaped targets are no remedy for this loss
         return
-    with contextlib.suppress(Exception), _Pairs(outputs, targets) as pairs:
-        loss(outputs, targets)  # after an error for these shapes, the error below is raised, too
-        if not pairs.seen:
+    # If this pass raises an error, the loss does not accept these shapes, and InputError names the remedy.
+    with contextlib.suppress(Exception), _Broadcasts(outputs, targets) as broadcasts:
+        loss(outputs, targets)
+        if not broadcasts.found:
             return
     change = "unsqueeze(-1)" if outputs.dim() > targets.dim() else "squeeze(-1)"
-    expression = f"targets.{change}" + ("" if targets.is_floating_point() else ".to(outputs)")
+    expression = f"targets.{change}"
+    if not targets.is_floating_point():
+        expression += ".to(outputs)"
     raise InputError(
-        f"loss: it broadcasts outputs of shape {shapes[0]} and targets {shapes[1]}, "
+        f"loss: it broadcasts outputs of shape {output_shape} and targets {target_shape}, "
         "each output with each target",
         remedy=f"landscape.Problem(model, lambda outputs, targets: loss(outputs, {expression}), data)",
     )
+
+
+def no_fit(problem: Any, causes: Sequence[Exception], x: Any, y: Any) -> InputError:
+    """Return the error for model and data that do not fit; ``causes`` are the errors of the three passes.
+
+    Its message ends with another form of the data that fits, if there is one.
+    """
+    tensors = [*named_tensors(x, "inputs"), *named_tensors(y, "targets")]
+    shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors)
+    words, last_error = first_words(causes[0], 200), str(causes[-1])
+    hint = ""
+    if "does not require grad" in last_error or "not have been used in the graph" in last_error:
+        hint = "; a loss that differentiates in the inputs finds them in its targets: give data as (x, x)"
+    for form, inputs, targets in other_forms(x, y):
+        with contextlib.suppress(Exception), problem.evaluating(0):
+            loss = problem.criterion(problem.outputs(problem.weights, inputs), targets)
+            if isinstance(loss, (Tensor, Real)):
+                hint = f"; {form}"
+                break
+    return InputError(f"model and data do not fit: {type(causes[0]).__name__}: {words} ({shapes}){hint}")

@@ -22,19 +22,9 @@ from torch import Tensor
 from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError, ProblemWarning, warn_caller
 from landscape.core.memory import available_memory
+from landscape.problem import counts
 from landscape.problem.batches import attempt, count_samples, named_tensors, opened, take, tree_map
-from landscape.problem.counts import (
-    MAX_CLASSES,
-    ONES,
-    Count,
-    Equation,
-    Samples,
-    candidates,
-    class_counts,
-    only,
-    that_hold,
-    unlike,
-)
+from landscape.problem.counts import MAX_CLASSES, ONES, Count, Equation, Samples
 from landscape.problem.data import PROBE, not_a_number
 from landscape.problem.losses import (
     Coarsest,
@@ -49,7 +39,7 @@ from landscape.problem.mean_loss import MeanLoss
 
 Batches = Callable[[], Iterable[tuple[Any, Any]]]
 
-# The samples that are evaluated at once for any loss (MAX_CHUNK of landscape.problem.mean_loss).
+# The samples that are evaluated at once for any loss (MAX_CHUNK of landscape.problem.data).
 AT_ONCE = 2000
 # Differences above this share of the largest rounding are computed again in float64 (our choice: a batch of
 # another size rounds by some eps, and losses of similar samples differ by little more).
@@ -254,35 +244,39 @@ class Losses:
         shift: int = 0,
         uncut: bool = False,
     ) -> Iterator[Equation]:
-        """Yield equations of each batch and its parts, and of its first part with the last part before it.
+        """Yield equations of each batch and its parts, and of the two parts beside each border of batches.
 
-        There is none for parts that the loss or the model does not accept. A batch without any equation,
-        except the first batch, has one that holds with no count.
+        Parts that the loss or the model does not accept have no equation. If a batch after the first one has
+        no equation at all, an equation that holds with no count takes its place.
 
         Args:
             batches: the batches, on the device.
-            ragged: whether samples differ in length, so that batches are also cut along it: a mean over
-                targets combines by their number.
+            ragged: whether samples differ in length. Then batches are also cut along the length: a mean over
+                targets combines by the number of targets.
             cuts: the number of divisions of each batch.
-            shift: 1 for a loss of outputs and the next targets.
-            uncut: whether two batches have no equation if their samples differ in shape.
+            shift: 1 for a loss that compares outputs with the next targets, else 0.
+            uncut: whether samples of two batches that differ in shape are not cut to one shape. Their parts
+                then have no equation.
         """
         previous_parts = list[Samples]()
         for number, (x, y) in enumerate(batches):
             batch = self.samples(x, y)
-            equations = self.cuts(batch, cuts, number)
+            equations = self.equations_of_batch(batch, cuts, number)
             parts = [part for _, part in equations[0].parts] if equations else [batch]
             if previous_parts:
                 joined = attempt(self.of_two, previous_parts[-1], parts[0], number, uncut)
                 equations += [] if joined is None else [joined]
-            yield from equations or ([Equation(number, 1.0, [], 0.0)] if number else [])
+            if number and not equations:
+                equations = [Equation(number, 1.0, [], 0.0)]  # holds with no count
+            yield from equations
             if ragged and self.by_outputs:
                 equation = attempt(self._of_lengths, batch, number, shift, 3)
                 equation = equation or attempt(self._of_lengths, batch, number, shift, 2)
-                yield from [] if equation is None else [equation]
+                if equation is not None:
+                    yield equation
             previous_parts = parts
 
-    def cuts(self, batch: Samples, times: int = 1, number: int = 0) -> list[Equation]:
+    def equations_of_batch(self, batch: Samples, times: int = 1, number: int = 0) -> list[Equation]:
         """Return equations of a batch and three parts of it, or halves or thirds if these are not accepted.
 
         For all equations after the first one, the samples are in random order.
@@ -299,14 +293,12 @@ class Losses:
         return equations
 
 
-# ---- The decision
-
-
 def check_mean(problem: MeanLoss, terms: Terms, first: tuple[Any, Any], at: Tensor, batches: Batches) -> None:
-    """Find the weights with which the losses of parts of the data combine to the loss of all of it.
+    """Find the weights with which the losses of parts of the data combine to the loss of all data.
 
-    If they do not combine by the assumed ``terms``, another count is used with which all equations hold. A
-    loss that mixes samples is computed of all at once, or as the mean over the batches, with a warning.
+    If the losses do not combine by the assumed ``terms``, another count is used with which all equations
+    hold. If there is none, the loss mixes samples: it is then the mean over the user's batches, or the loss
+    of all samples at once, with a warning.
 
     Args:
         problem: model, loss and data.
@@ -316,18 +308,19 @@ def check_mean(problem: MeanLoss, terms: Terms, first: tuple[Any, Any], at: Tens
         batches: returns an iterator over all batches of the data, on the device.
 
     Raises:
-        InputError: the loss is a sum, NaN, or no mean, and too large to be computed at once.
+        InputError: the loss is NaN or a sum; or the loss mixes samples, and all do not fit in memory.
     """
     if problem.data.indexed and problem.data.samples < 2:
         return  # one sample cannot be divided
     decision = _Decision(problem, terms, first, at, batches)
     verdicts = (
-        decision.as_it_is, decision.by_terms, decision.by_count, decision.not_as_given, decision.a_sum,
-        decision.over_batches, decision.at_once,
+        decision.is_known_mean, decision.combines_by_terms, decision.combines_by_count,
+        decision.refuse_given_terms, decision.refuse_sum, decision.average_over_batches,
+        decision.evaluate_at_once,
     )  # fmt: skip
     for verdict in verdicts:
         if verdict():
-            return
+            return  # no later verdict is needed
 
 
 class _Decision:
@@ -345,7 +338,7 @@ class _Decision:
         self.few: Samples | None = None  # a few samples; None if the data cannot be divided
         self.by_passes: Equation | None = None  # the equation of passes over these and their parts
         self.combine: bool | None = None  # whether that holds with the terms; None without an equation
-        some = self.data.some(*first)
+        some = self.data.pick_if_divisible(*first)
         if some is not None and count_samples(*some, alike=False) > 1:
             self.few = Samples(None, *self.data.place(some))
             self.combine = attempt(self._combine, self.few)
@@ -356,12 +349,12 @@ class _Decision:
         self.terms_hold = False  # whether all equations hold with the terms
         self.hints: list[Equation] = []  # equations of the few samples, at weights far away
 
-    def as_it_is(self) -> bool:
+    def is_known_mean(self) -> bool:
         """Return whether the loss is PyTorch's own mean, also of a few samples, or has the user's terms."""
         is_mean_itself = bool(self.combine) and self.definite
         return is_mean_itself or (self.terms.given is not None and not self.data.indexed)
 
-    def by_terms(self) -> bool:
+    def combines_by_terms(self) -> bool:
         """Return whether all equations hold with the terms, or a loss of PyTorch's cannot be divided."""
         self.losses = self._losses_of_parts()
         if self.losses is None and self.problem.draws and self.combine and self.terms.given is None:
@@ -385,13 +378,13 @@ class _Decision:
             self.terms_hold = self.terms_hold and all(far.combines_by(self.terms) for far in self.hints)
         return self.terms_hold and not counts_samples  # of ragged samples, the targets may count instead
 
-    def by_count(self) -> bool:
+    def combines_by_count(self) -> bool:
         """Return whether all equations hold with a usual count of targets, or weights of their classes."""
         if self.losses is None or self.terms.given is not None:
             return False
         if self.few is not None:  # equations of few samples exclude counts without a pass over the data
             self.hints += self.losses.equations([(self.few.x, self.few.y)], cuts=self.few.size)
-        count = _count(self.losses, self.hints, self.batches)
+        count = _find_count(self.losses, self.hints, self.batches)
         if self.problem.draws and count and self.by_passes and not self.by_passes.combines_by(count):
             count = None  # the model mixes samples, so that rows of outputs have no losses of their own
         if count is not None and not (self.terms_hold and count == ONES):
@@ -399,7 +392,7 @@ class _Decision:
             say_count(count)
         return self.terms_hold or count is not None
 
-    def not_as_given(self) -> bool:
+    def refuse_given_terms(self) -> bool:
         """Raise InputError for the user's terms, with which the equations do not hold."""
         if self.terms.given is None:
             return False
@@ -409,7 +402,7 @@ class _Decision:
             remedy="landscape.Problem(model, loss, data)",
         )
 
-    def a_sum(self) -> bool:
+    def refuse_sum(self) -> bool:
         """Raise InputError for a loss that is a sum over the samples, or broadcasts outputs and targets."""
         problem, few = self.problem, self.few
         if few is None:
@@ -431,7 +424,7 @@ class _Decision:
             refuse_broadcasting(problem.criterion, outputs, targets)
         return False
 
-    def over_batches(self) -> bool:
+    def average_over_batches(self) -> bool:
         """Let the loss be the mean over the user's batches; return False for data without batches."""
         if self.data.indexed:
             return False
@@ -448,7 +441,7 @@ class _Decision:
             _say(f"loss: it mixes the samples of a batch, or weighs them; {mean}")
         return True
 
-    def at_once(self) -> bool:
+    def evaluate_at_once(self) -> bool:
         """Let the loss be that of all samples at once; raise InputError if they do not fit in memory."""
         problem, data = self.problem, self.data
         need, available = _bytes_at_once(problem), available_memory(problem.device)
@@ -489,9 +482,9 @@ class _Decision:
         is_equal = rows is not None and self.by_passes is not None and rows.equals(self.by_passes)
         if is_equal and rows is not None and rows.combines_by(self.terms) is (self.combine is True):
             return by_rows
-        return (
-            None if self.by_passes is None and (self.data.indexed or not by_passes.cuts(some)) else by_passes
-        )
+        if self.by_passes is None and (self.data.indexed or not by_passes.equations_of_batch(some)):
+            return None
+        return by_passes
 
     def _combine(self, few: Samples) -> bool:
         """Return whether the losses of passes over a few samples and their parts combine by the terms."""
@@ -518,39 +511,48 @@ class _Decision:
         return equation.combines_by(self.terms)
 
 
-def _count(losses: Losses, hints: Sequence[Equation], batches: Batches) -> Count | None:
-    """Return a count of targets, or weights of classes, with which all equations and hints hold; or None."""
-    batch_count, by_code, ragged, uncut = 0, {ONES.code: ONES}, losses.problem.data.ragged, False
+def _find_count(losses: Losses, hints: Sequence[Equation], batches: Batches) -> Count | None:
+    """Return a count of targets, or weights of classes, with which all equations and hints hold; or None.
+
+    ``hints`` are equations of a few samples.
+    """
+    batch_count, by_code = 0, {ONES.code: ONES}
     for x, y in batches():
         batch_count += 1
-        by_code |= {count.code: count for count in candidates(x, y)}
+        by_code |= {count.code: count for count in counts.candidates(x, y)}
+    usual_counts = [*by_code.values()]
+    ragged, uncut = losses.problem.data.ragged, False
 
-    def those_that_hold(counts: Iterable[Count], shift: int = 0) -> list[Count]:
-        remaining = that_hold(counts, hints)
+    def those_that_hold(some_counts: Iterable[Count], shift: int = 0) -> list[Count]:
+        """Return the counts with which the hints and the equations of all batches hold."""
+        remaining = counts.that_hold(some_counts, hints)
         equations = losses.equations(batches(), ragged and not uncut, shift=shift, uncut=uncut)
         while remaining and (equation := next(equations, None)) is not None:
-            remaining = that_hold(remaining, [equation])
+            remaining = counts.that_hold(remaining, [equation])
         return remaining
 
-    remaining = those_that_hold(by_code.values())
+    remaining = those_that_hold(usual_counts)
     if ragged and not remaining:
-        remaining = those_that_hold((count for count in by_code.values() if count.cut), shift=1)
-    if ragged and not remaining:  # lengths among the inputs, which cuts do not change
+        remaining = those_that_hold([count for count in usual_counts if count.cut], shift=1)
+    if ragged and not remaining:
+        # The inputs may hold the samples' lengths, which do not change when targets are cut.
         uncut = True
-        remaining = those_that_hold(c for c in by_code.values() if c.of_inputs and c.function == "numbers")
-    if not remaining and (not hints or class_counts(hints, sure=False)):
+        lengths = [count for count in usual_counts if count.of_inputs and count.function == "numbers"]
+        remaining = those_that_hold(lengths)
+    if not remaining and (not hints or counts.class_counts(hints, only_determined=False)):
         cuts = math.ceil(2 * MAX_CLASSES / batch_count) if losses.by_outputs else 1
-        remaining = those_that_hold(class_counts(losses.equations(batches(), ragged, cuts)))
-    while remaining:  # the two batches that the counts weigh most differently may exclude some
+        remaining = those_that_hold(counts.class_counts(losses.equations(batches(), ragged, cuts)))
+    # The equation of the two batches that the remaining counts weigh most differently may exclude some.
+    while remaining:
         rows = [[float(count(x, y).sum()) for count in remaining] for x, y in batches()]
-        totals = torch.tensor(rows, dtype=torch.float64)
-        pair = unlike(totals)
-        pair_samples = [losses.samples(*batch) for number, batch in enumerate(batches()) if number in pair]
-        joined = attempt(losses.of_two, *pair_samples, pair[0], uncut) if pair_samples else None
-        holding = remaining if joined is None else that_hold(remaining, [joined])
-        if len(holding) == len(remaining):
-            return only(remaining, totals)
-        remaining = holding
+        totals = torch.tensor(rows, dtype=torch.float64)  # (batches, counts)
+        pair = counts.most_different_batches(totals)
+        samples = [losses.samples(*batch) for number, batch in enumerate(batches()) if number in pair]
+        joined = attempt(losses.of_two, *samples, pair[0], uncut) if samples else None
+        still_remaining = remaining if joined is None else counts.that_hold(remaining, [joined])
+        if len(still_remaining) == len(remaining):
+            return counts.unambiguous(remaining, totals)
+        remaining = still_remaining
     return None
 
 

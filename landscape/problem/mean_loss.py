@@ -18,17 +18,13 @@ from landscape.core.memory import Need, with_saved_bytes
 from landscape.problem import batchnorm as bn_policies
 from landscape.problem.batches import call, count_samples, fixed_randomness, own_outputs, quiet, recomputes
 from landscape.problem.batchnorm import SAMPLES, BatchNormPolicy
-from landscape.problem.data import ACTIVATION_BYTES, SMALL_BYTES, SMALL_CHUNK, Data
+from landscape.problem.data import ACTIVATION_BYTES, MAX_CHUNK, SMALL_BYTES, SMALL_CHUNK, Data
 from landscape.problem.layout import Layout, Vector, backward, gradients, placed, vector_of
 from landscape.problem.losses import finite_gradient, placed_loss
 from landscape.problem.metrics import Metric, Sums
 
 Loss = Callable[[Any, Any], Tensor]
 Penalty = Callable[[dict[str, Tensor]], Tensor]
-
-# The most samples that are evaluated at once. On 2 cores with a 784-50-50-10 MLP, the times for 1,000 to
-# 10,000 differ by 10%, and 2,000 is the fastest. For large networks ACTIVATION_BYTES is the limit.
-MAX_CHUNK = 2000
 
 
 class MeanLoss:
@@ -153,15 +149,15 @@ class MeanLoss:
         problem itself.
 
         Args:
-            bn: "center": the statistics in the model's buffers, at every point (returns this problem itself);
-                "recalibrate": statistics that are estimated at each point before its evaluation, on a fixed
-                random sample of the data, as averages over batches of 250 (as
-                torch.optim.swa_utils.update_bn does); for derivatives at a point they are fixed;
-                "train": the statistics of the batch itself, as in training, in batches of ``samples`` (or in
-                the user's batches), so that the loss of a sample depends on its batch.
-            samples: for "recalibrate", the number of samples for the estimate, at most all; they are drawn at
-                random, or are the first ones if the data come in batches. For "train", the number of samples
-                in a batch. Default 1,000.
+            bn: "center": the statistics in the model's buffers, at every point; the result is this problem.
+                "recalibrate": statistics that are estimated at each point before its evaluation, as averages
+                over batches of 250 samples (as torch.optim.swa_utils.update_bn does); all points share the
+                samples, and derivatives treat the statistics as constants.
+                "train": the statistics of each batch itself, as in training, so that the loss of a sample
+                depends on its batch. A batch has ``samples`` samples, or is one of the user's batches.
+            samples: for "recalibrate", the number of samples for the estimate, at most all. The samples are
+                drawn at random; if the data come in batches, they are the first ones. For "train", the number
+                of samples in a batch. Default 1,000.
 
         Returns:
             The problem with these statistics; this problem does not change.
@@ -257,11 +253,10 @@ class MeanLoss:
             >>> problem.to(torch.float64).weights.dtype
             torch.float64
         """
-        target: Any = dtype
+        target: Any = dtype  # a user may pass any object
         if not (isinstance(target, torch.dtype) and target.is_floating_point):
-            raise InputError(
-                "dtype", dtype, allowed="a floating-point dtype; make a problem on another device"
-            )
+            words = "a floating-point dtype; make a problem on another device"
+            raise InputError("dtype", dtype, allowed=words)
         check_dtype(self.device, dtype)
         converted = self.on(self.data.to(dtype))
         converted.dtype, converted.weights = dtype, self.weights.to(dtype)
@@ -369,7 +364,7 @@ class MeanLoss:
     def sample_bytes(self) -> int:
         """The bytes of activations that one sample saves for its backward pass."""
         assert self.data.resident is not None
-        x, y = self.data.resident if self.data.mixes else self.data.first()
+        x, y = self.data.resident if self.data.mixes else self.data.first_batch()
         return max(1, self.saved_bytes(x, y) // count_samples(x, y, alike=False))
 
     @property
@@ -562,16 +557,21 @@ class MeanLoss:
         weights = vector_of(weights, self.weights)
         problem, is_recomputing = self.at(weights), recomputes(self.model)
         gradient = torch.empty_like(weights) if out is None else out
+        context: Any = contextlib.nullcontext(self.layout.leaves(weights))
+        if is_recomputing:  # its backward pass computes outputs again, with the module's own parameters
+            context = placed(self.model, self.layout, weights)
         total, differentiate = 0.0, backward if is_recomputing else gradients
-        in_module = placed(self.model, self.layout, weights) if is_recomputing else None
-        with in_module or contextlib.nullcontext(self.layout.leaves(weights)) as leaves:
+        with context as parameters:
             for i, (x, y, weight, seed) in enumerate(self.parts()):
                 with self.evaluating(seed):
-                    outputs = own_outputs(problem, x) if is_recomputing else problem.call(leaves, x)
+                    outputs = own_outputs(problem, x) if is_recomputing else problem.call(parameters, x)
                     value = self.criterion(outputs, y) * (weight / self.samples)
-                parts = differentiate(value, list(leaves.values()))
+                parts = differentiate(value, list(parameters.values()))
                 for view, part in zip(self.layout.views(gradient).values(), parts, strict=True):
-                    view.copy_(part) if i == 0 else view.add_(part)
+                    if i == 0:
+                        view.copy_(part)
+                    else:
+                        view.add_(part)
                 total += float(value.detach())
         if self.regularised:
             leaf = weights.detach().requires_grad_()

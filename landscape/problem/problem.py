@@ -148,29 +148,32 @@ class Problem(MeanLoss):
         self.differentiates = self.draws_elsewhere = False  # check_fit may set them
         self.batch_bytes, self.metrics = 0, metrics_of(metrics)
         self.batchnorm = batchnorm.BatchNormPolicy()
-        # The results of checks that are made once, such as of the symmetry of products; copies share them.
+        # Results of checks that are made once, such as of the symmetry of the Hessian; copies share them.
         self.checked: dict[tuple[Any, ...], bool] = {}
         self.weights = layout.vector_of(weights, self.weights)
         if self.weights.is_inference():
             self.weights = self.weights.clone()
-        if bad := int((~torch.isfinite(self.weights)).sum()):
-            raise InputError(f"weights: {bad} of {self.layout.size} are NaN or infinite, all must be finite")
+        infinite = int((~torch.isfinite(self.weights)).sum())
+        if infinite:
+            words = f"{infinite} of {self.layout.size} are NaN or infinite, all must be finite"
+            raise InputError(f"weights: {words}")
         self.data = Data(data, self.device, self.dtype, self.criterion is output_loss)
-        count = Terms(self.criterion, terms)
-        if self.data.samples or not self.data.indexed:
-            batch = self.data.first(count)
-            count_samples(*batch, alike=False)
-            count.shifted = ignores_first_label(self, *batch)
-            away = [moved(self, seed) for seed in range({"off": 0, "quick": 1, "full": 3}[check])]
-            if away:
-                checks.check_problem(self, original, batch, away)
-            if away and self.data.resident is None:
+        term_counter = Terms(self.criterion, terms)
+        if self.data.indexed and not self.data.samples:
+            self.data.weigh(term_counter)  # raises InputError, as there is no sample
+        else:
+            batch = self.data.first_batch(term_counter)
+            count_samples(*batch, alike=False)  # raises InputError for a batch without tensors
+            term_counter.shifted = ignores_first_label(self, *batch)
+            points = {"off": 0, "quick": 1, "full": 3}[check]  # θ at which checks compare losses (our choice)
+            moved_weights = [moved(self, seed) for seed in range(points)]
+            if moved_weights:
+                checks.check_problem(self, original, batch, moved_weights)
+            if moved_weights and self.data.resident is None:
                 self.batch_bytes = self.saved_bytes(*batch)
-            self._weigh(count, batch, away)
+            self._weigh(term_counter, batch, moved_weights)
             if self.metrics:
                 check_metrics(self, batch)
-        else:
-            self.data.weigh(count)  # raises InputError, as there is no sample
         if self.draws and self.resident is not None:
             self.data.chunk_size = self.chunk  # copies in another precision need the same chunks and draws
 
@@ -211,7 +214,7 @@ class Problem(MeanLoss):
     def to_curvlinops(
         self, operator: str = "HessianLinearOperator", weights: Tensor | None = None, **options: Any
     ) -> Any:
-        """Return a linear operator of the package curvlinops on this problem (the extra "curvlinops").
+        """Return a linear operator of the package curvlinops, the extra "curvlinops", for this problem.
 
         Args:
             operator: the class of curvlinops, such as "KFACLinearOperator" or "GGNLinearOperator".
@@ -219,8 +222,8 @@ class Problem(MeanLoss):
             options: further arguments of that class.
 
         Returns:
-            The operator, of a copy of the model; vectors have the order of θ. ``landscape.trace`` and similar
-            functions accept it.
+            The operator, which has a copy of the model. Its vectors have the order of θ. ``landscape.trace``
+            and similar functions accept the operator.
 
         Raises:
             OperationError: curvlinops is not installed.
@@ -238,11 +241,11 @@ class Problem(MeanLoss):
         peers = importlib.import_module("landscape.curvature.peers")
         return peers.to_curvlinops(self, operator, weights, **options)
 
-    def _weigh(self, terms: Terms, first: tuple[Any, Any], away: Sequence[Tensor]) -> None:
+    def _weigh(self, terms: Terms, first: tuple[Any, Any], moved_weights: Sequence[Tensor]) -> None:
         """Count samples and terms of the loss's mean, and check that two passes over them are equal."""
         self.data.weigh(terms)
         self.data.check_terms(self.data.terms)
-        if not away:
+        if not moved_weights:
             return
         sums = list[Tensor]()
         may_vary = self.data.checksum is not None and not isinstance(self.data.batches, (list, tuple))
@@ -252,10 +255,11 @@ class Problem(MeanLoss):
             data = self.data.in_chunks(self.chunk) if self.resident is not None else self.data
             return map(self.data.place, second_pass.pop() if second_pass else data.pieces())
 
-        check_mean(self, terms, first, away[0], batches)
+        check_mean(self, terms, first, moved_weights[0], batches)
         if may_vary:
-            for _ in (pair for unused in second_pass for pair in unused):  # check_mean needed no batches
-                pass
+            for unused_pass in second_pass:  # check_mean needed no batches
+                for _ in unused_pass:
+                    pass
             self.data.compare(sums, ordered=self.draws > 0 or self.data.mixes)
         if terms.count is not None or terms.by_batch:
             self.data.weigh(terms)
@@ -289,7 +293,7 @@ class Problem(MeanLoss):
         model.to(self.device, self.dtype)
         named = dict(model.named_parameters())
         self.weights = self.layout.flatten({s.name: named[s.name].detach() for s in self.layout.slots})
-        self.model = layout.evaluated(model)
+        self.model = layout.in_eval_mode(model)
 
 
 def check_kinds(model: Any, loss: Any) -> None:
@@ -351,21 +355,23 @@ Layer = LinearLayer | nn.Module
 
 
 def chain(problem: Problem) -> list[Layer] | None:
-    """Return the layers of a chain: Flatten, then linear layers and element-wise functions; None for others.
+    """Return the layers of a model that is a chain of linear layers and element-wise functions; else None.
 
-    The model must be an ``nn.Sequential`` itself (a subclass may have another forward pass), without hooks or
-    parametrizations. Its linear layers must have all parameters of θ, and each is used once. The inputs must
-    be (N, features) or, with Flatten, (N, …).
+    A first layer Flatten is allowed, and is not among the results. The model must be an ``nn.Sequential``
+    itself (a subclass may have another forward pass), without hooks or parametrizations. Its linear layers
+    must have all parameters of θ, and each layer is used once. The inputs must be (N, features) or, with
+    Flatten, (N, …).
     """
     model, tensors = problem.model, problem.data.tensors
     if tensors is None or not problem.separable or type(model) is not nn.Sequential:
         return None
-    layers: list[Layer] = []
-    leaves = [(n, m) for n, m in model.named_modules(remove_duplicate=False) if not list(m.children())]
     for module in model.modules():
         has_hooks = module._forward_hooks or module._forward_pre_hooks
-        if has_hooks or (list(module.children()) and type(module) is not nn.Sequential):
+        is_other_container = list(module.children()) and type(module) is not nn.Sequential
+        if has_hooks or is_other_container:
             return None
+    layers: list[Layer] = []
+    leaves = [(n, m) for n, m in model.named_modules(remove_duplicate=False) if not list(m.children())]
     for i, (name, module) in enumerate(leaves):
         if type(module) is nn.Flatten and i == 0 and (module.start_dim, module.end_dim) == (1, -1):
             continue
@@ -376,12 +382,14 @@ def chain(problem: Problem) -> list[Layer] | None:
             layers.append(module)
         else:
             return None
-    linear = [layer for layer in layers if isinstance(layer, LinearLayer)]
-    names = [name for layer in linear for name in (layer.weight, layer.bias) if name]
+    linear_layers = [layer for layer in layers if isinstance(layer, LinearLayer)]
+    names = [name for layer in linear_layers for name in (layer.weight, layer.bias) if name]
     # Without tied, frozen or other parameters, θ has each of these names once and no other.
-    if not linear or sorted(names) != sorted(slot.name for slot in problem.layout.slots):
+    if not linear_layers or sorted(names) != sorted(slot.name for slot in problem.layout.slots):
         return None
-    return layers if type(leaves[0][1]) is nn.Flatten or tensors[0].dim() == 2 else None
+    inputs, _ = tensors
+    _, first_layer = leaves[0]
+    return layers if type(first_layer) is nn.Flatten or inputs.dim() == 2 else None
 
 
 def stacked_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:

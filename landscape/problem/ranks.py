@@ -309,7 +309,7 @@ def check_batches(problem: Any) -> None:
 
 def check_ranks(problem: Any, x: Any, y: Any, terms: Terms) -> None:
     """Raise InputError unless the gradient is that of the loss of all ranks, on the first batch of each."""
-    few = problem._on(x, y, float(terms(x, y).sum()))
+    few = problem._on_batch(x, y, float(terms(x, y).sum()))
     value, g = few.loss(), few.gradient()
     _check_gradient(problem, few, g, _rounding(problem, value))
 
@@ -349,7 +349,7 @@ def check_finite(problem: Any, terms: Terms, every: bool = False) -> None:
     It checks the first batches; with ``every``, or NaN in the data, it checks all batches.
     """
     error, every = None, bool(problem._by_rank(every or problem.data.has_nan).any())
-    for number, (x, y) in enumerate(_placed(problem)):
+    for number, (x, y) in enumerate(_own_batches(problem)):
         value = _loss(problem, x, y)
         if error is None and not math.isfinite(value) and float(terms(x, y).sum()):
             error = not_a_number(x, y, value, f"batch {number} (the first one is batch 0)")
@@ -358,70 +358,96 @@ def check_finite(problem: Any, terms: Terms, every: bool = False) -> None:
     problem._share(error)
 
 
-def check_mean(problem: Any, terms: Terms) -> None:
-    """Find the count of targets with which the losses of parts combine, on all batches of all ranks.
+def _losses_on_ranks(problem: Any, model_has_loss: bool) -> Losses:
+    """Return the losses of samples on this rank; each forward pass is one of all ranks together.
 
-    It is set in ``terms``. Raises InputError, on all ranks, if none of the usual counts is right.
+    ``model_has_loss``: whether the loss is in the model's outputs, so that parts need passes of their own.
     """
-    _, targets = next(_placed(problem))
-    shapes = problem._by_rank(problem.data.ragged, sum(t[:1].numel() for _, t in named_tensors(targets)))
-    ragged = bool(shapes[:, 0].any()) or len(shapes.unique(dim=0)) > 1
-    if is_mean(problem.criterion) and not ragged:
-        return
-    model_has_loss = problem.criterion is output_loss
 
     def outputs(weights: Tensor, x: Any) -> Any:
-        problem._by_rank(1)  # tells the ranks that wait in in_step() that another pass follows
+        problem._by_rank(1)  # tells the ranks that wait in _joint_passes() that another pass follows
         try:
             return problem._pass_on_all(lambda: tree_map(whole, call(problem.model, {}, x)))
-        except SharedError as error:  # the model may not accept a part of a batch
-            raise (RuntimeError(str(error)) if model_has_loss else error) from error
+        except SharedError as error:
+            if model_has_loss:  # the model may not accept a part of a batch
+                raise RuntimeError(str(error)) from error
+            raise
+
+    def loss_of_model(outputs: Any, targets: Any) -> Tensor:
+        return double(whole(output_loss(outputs, targets)))
 
     passes: Any = SimpleNamespace(data=problem.data, device=problem.device, draws=0, outputs=outputs)
-    passes.criterion = (
-        (lambda o, y: double(whole(output_loss(o, y)))) if model_has_loss else problem.criterion
-    )
+    passes.criterion = loss_of_model if model_has_loss else problem.criterion
     passes.evaluating = lambda seed: contextlib.nullcontext()
     losses = Losses(passes, problem.weights, by_outputs=not model_has_loss)
     if model_has_loss:
         losses.eps = max(losses.eps, COARSE * torch.finfo(problem.coarse).eps)
+    return losses
 
-    @contextlib.contextmanager
-    def in_step() -> Iterator[None]:
-        """Return a context in which all ranks make passes together, until the last rank has made its own."""
-        with problem._passes(None):
-            yield
-            while bool(problem._by_rank(0).any()):
-                with contextlib.suppress(SharedError):
-                    problem._pass_on_all(lambda: call(problem.model, {}, next(_placed(problem))[0]))
+
+@contextlib.contextmanager
+def _joint_passes(problem: Any) -> Iterator[None]:
+    """Return a context for passes by :func:`_losses_on_ranks`, of which each rank may make another number.
+
+    A rank that has made its own passes joins those of the others, until no rank makes another pass.
+    """
+    with problem._passes(None):
+        yield
+        while bool(problem._by_rank(0).any()):
+            with contextlib.suppress(SharedError):
+                problem._pass_on_all(lambda: call(problem.model, {}, next(_own_batches(problem))[0]))
+
+
+def check_mean(problem: Any, terms: Terms) -> None:
+    """Find the count of targets with which the losses of parts combine, on all batches of all ranks.
+
+    ``terms`` gets this count. Raises InputError, on all ranks, if none of the usual counts is right.
+    """
+    _, targets = next(_own_batches(problem))
+    numbers_per_sample = sum(t[:1].numel() for _, t in named_tensors(targets))
+    shapes = problem._by_rank(problem.data.ragged, numbers_per_sample)  # (ranks, 2)
+    ragged = bool(shapes[:, 0].any()) or len(shapes.unique(dim=0)) > 1
+    if is_mean(problem.criterion) and not ragged:
+        return
+    model_has_loss = problem.criterion is output_loss
+    losses = _losses_on_ranks(problem, model_has_loss)
 
     def batch_equations(cuts: int = 1) -> list[Equation]:
-        with in_step():
-            return [e.without_outputs() for e in losses.equations(_placed(problem), ragged, cuts)]
+        """Return the equations of this rank's batches, each of which is divided ``cuts`` times."""
+        with _joint_passes(problem):
+            equations = losses.equations(_own_batches(problem), ragged, cuts)
+            return [equation.without_outputs() for equation in equations]
 
     equations = batch_equations()
-    with in_step():  # an equation of the first samples of this rank and the rank before
-        first = losses.samples(*next(_placed(problem)))
-        rows = min(MAX_ROWS, max(1, MAX_NUMBERS * first.size // max(1, first.numbers)))
-        first = first.rows(slice(rows))
+    with _joint_passes(problem):  # an equation of the first samples of this rank and the rank before
+        batch = losses.samples(*next(_own_batches(problem)))
+        rows = min(MAX_ROWS, max(1, MAX_NUMBERS * batch.size // max(1, batch.numbers)))
+        first = batch.rows(slice(rows))
         gathered = problem._gathered_objects([first.outputs, first.x if model_has_loss else None, first.y])
         samples = [Samples(*values).on(problem.device) for values in gathered]
         joined = attempt(losses.of_two, samples[dist.get_rank() - 1], samples[dist.get_rank()], 0)
-    equations += [] if joined is None else [joined.without_outputs()]
-    equations = equations or [Equation(0, 1.0, [], 0.0)]
+    if joined is not None:
+        equations.append(joined.without_outputs())
+    if not equations:
+        equations = [Equation(0, 1.0, [], 0.0)]  # holds with no count
 
     def those_that_hold(some_counts: Sequence[Any]) -> list[Any]:
         """Return the counts with which the equations of all ranks hold."""
         if not some_counts:
             return []
         verdicts = problem._by_rank(*(bool(counts.that_hold([count], equations)) for count in some_counts))
-        return [*itertools.compress(some_counts, verdicts.view(problem.ranks, -1).all(0))]
+        holds_on_all = verdicts.view(problem.ranks, -1).all(0)  # (counts,)
+        return [count for count, holds in zip(some_counts, holds_on_all, strict=True) if holds]
 
     if those_that_hold([terms]):
         return
-    fields = [[*vars(count).values()] for x, y in _placed(problem) for count in counts.candidates(x, y)]
-    fields_of_ranks = itertools.chain.from_iterable(problem._gathered_objects(fields))
-    by_code = {values[0]: Count(*values) for values in fields_of_ranks}
+    own_candidates = list[list[Any]]()  # the fields of each count, which ranks can exchange
+    for x, y in _own_batches(problem):
+        own_candidates += [[*vars(count).values()] for count in counts.candidates(x, y)]
+    by_code = dict[str, Count]()
+    for fields in itertools.chain.from_iterable(problem._gathered_objects(own_candidates)):
+        count = Count(*fields)
+        by_code[count.code] = count
     remaining = those_that_hold([counts.ONES, *by_code.values()])
     if not remaining:
         batches = sum(1 for _ in problem.data.pieces())
@@ -431,13 +457,14 @@ def check_mean(problem: Any, terms: Terms) -> None:
     if not remaining:
         check_finite(problem, terms, every=True)
         raise InputError("loss: no mean over samples, or a standard count of targets; give terms=")
-    totals = problem._by_rank(*(sum(float(c(x, y).sum()) for x, y in _placed(problem)) for c in remaining))
-    terms.count = counts.only(remaining, totals.view(problem.ranks, -1))
+    own_totals = [sum(float(count(x, y).sum()) for x, y in _own_batches(problem)) for count in remaining]
+    totals = problem._by_rank(*own_totals).view(problem.ranks, -1)
+    terms.count = counts.unambiguous(remaining, totals)
     say_count(terms.count)
     problem._weigh(terms)
 
 
-def _placed(problem: Any) -> Iterator[tuple[Any, Any]]:
+def _own_batches(problem: Any) -> Iterator[tuple[Any, Any]]:
     """Return an iterator over this rank's batches, on its device."""
     return map(problem.data.place, problem.data.pieces())
 

@@ -99,58 +99,64 @@ class ShardedProblem(Exchanges):
         if not (ranks.is_sharded(inner) or isinstance(model, nn.parallel.DistributedDataParallel)):
             raise InputError(
                 f"model: a {type(model).__name__} on several ranks is not allowed, its parameters must be "
-                "DTensors (fully_shard, parallelize_module), or it a DistributedDataParallel"
+                "DTensors (fully_shard, parallelize_module), or it must be a DistributedDataParallel"
             )
         self.model, self.ranks = model, dist.get_world_size()
         self._reshard()
-        named = dict(inner.named_parameters())
+        parameters: dict[str, Any] = dict(inner.named_parameters())
         self.layout = Layout.of(inner)
-        self.pieces = self.chosen = tuple(Piece.of(s, named[s.name]) for s in self.layout.slots)
+        self.pieces = self.chosen = tuple(Piece.of(s, parameters[s.name]) for s in self.layout.slots)
         if not self.pieces:
             raise InputError("model: it has no trainable parameters, at least one is needed")
-        first = self.pieces[0].local
-        # With its parameters offloaded to the CPU, FSDP2 still computes on the mesh's devices.
-        parameters: list[Any] = [p.parameter for p in self.pieces if hasattr(p.parameter, "device_mesh")]
-        mesh_types = {parameter.device_mesh.device_type for parameter in parameters} - {first.device.type}
-        kind = next(iter(mesh_types), None)
-        self.device = torch.device(kind, torch.accelerator.current_device_index()) if kind else first.device
-        self.dtype = torch.promote_types(first.dtype, torch.float32)
+        first_part = self.pieces[0].local
+        self.device = first_part.device
+        # If its parameters are offloaded to the CPU, FSDP2 still computes on the mesh's devices.
+        trained: list[Any] = [piece.parameter for piece in self.pieces]
+        mesh_types = {p.device_mesh.device_type for p in trained if hasattr(p, "device_mesh")}
+        other_types = mesh_types - {self.device.type}
+        if other_types:
+            self.device = torch.device(next(iter(other_types)), torch.accelerator.current_device_index())
+        self.dtype = torch.promote_types(first_part.dtype, torch.float32)
         self.agree("ShardedProblem", {"terms": terms, "check": check, **options})
         for name in options:
             raise InputError(f"{name}: it is not allowed with a sharded model, only terms, name, check are")
         fit("terms", terms, Callable | None)
         self.check = fit("check", check, Check)
-        self.criterion = output_loss if loss is None else placed_loss(loss, self.device, first.dtype)
-        count = Terms(self.criterion, terms)
+        self.criterion = output_loss if loss is None else placed_loss(loss, self.device, first_part.dtype)
+        term_counter = Terms(self.criterion, terms)
         self.samples, self.draws, self.randomness = 1, 0, "refuse"  # samples are counted below
-        x, y = self._on_all(lambda: self._read(data, count))
+        x, y = self._on_all(lambda: self._set_data(data, term_counter))
         if check != "off":
             ranks.check_batches(self)
             ranks.check_random(self, x, y)
-        if terms is None and (changed := with_other_first_labels(self.criterion, x, y)):
-            loss_with_others = self._on(*changed, 1.0).loss()
-            count.shifted = self._on(x, y, 1.0).loss() == loss_with_others
-        self._weigh(count)
+        if terms is None:
+            changed_batch = with_other_first_labels(self.criterion, x, y)
+            if changed_batch:
+                loss_with_others = self._on_batch(*changed_batch, 1.0).loss()
+                term_counter.shifted = self._on_batch(x, y, 1.0).loss() == loss_with_others
+        self._weigh(term_counter)
         self.coarse = self._coarsest(x, y)
         if check != "off" and terms is None:
-            ranks.check_mean(self, count)
-            x, y = self._on_all(lambda: self._first(count))
+            ranks.check_mean(self, term_counter)
+            x, y = self._on_all(lambda: self._first_samples(term_counter))
         if check != "off":
-            ranks.check_finite(self, count, every=check == "full")
+            ranks.check_finite(self, term_counter, every=check == "full")
+        # Ranks that divide a layer among them have the same data, which count once.
         checksum = sum(float(t.double().sum()) for _, t in named_tensors((x, y)))
-        share = len(set(self._by_rank(checksum).tolist())) / self.ranks  # of ranks with different data
+        different_data = len(set(self._by_rank(checksum).tolist()))
+        share = different_data / self.ranks
         self.samples = round(float(self._by_rank(self.data.samples).sum()) * share)
-        self.mask = self._trained()
+        self.mask = self._mask()
         # Attributes of a problem with data in batches, which no faster path may divide.
         self.batchnorm, self.separable, self.regularised = BatchNormPolicy(), False, False
         if check != "off":
-            ranks.check_ranks(self, x, y, count)
+            ranks.check_ranks(self, x, y, term_counter)
 
-    def _read(self, data: Any, count: Terms) -> tuple[Any, Any]:
-        """Set the data, and return its first batch, or the first one with a target that counts."""
+    def _set_data(self, data: Any, count: Terms) -> tuple[Any, Any]:
+        """Set the data, and return the samples of :meth:`_first_samples`."""
         self.data = Data(data, self.device, self.pieces[0].local.dtype, self.criterion is output_loss)
         self.data.chunk_size = self.data.samples or None
-        first = self._first(count)
+        first = self._first_samples(count)
         self.data.weigh(count)
         if self.check != "off" and self.data.checksum is not None and not isinstance(data, (list, tuple)):
             sums = list[Tensor]()
@@ -159,12 +165,12 @@ class ShardedProblem(Exchanges):
             self.data.compare(sums, ordered=False)
         return first
 
-    def _first(self, count: Terms) -> tuple[Any, Any]:
-        """Return two samples, of which the first counts if any of this rank does; or the first batch."""
-        first, resident = self.data.first(count), self.data.resident
-        counts = count(*resident) if resident else torch.zeros(1)
-        if resident and counts.dim() == 1 and bool(counts[2:].any()) and not bool(counts[:2].any()):
-            index = int(counts.gt(0).nonzero()[0])
+    def _first_samples(self, count: Terms) -> tuple[Any, Any]:
+        """Return the first batch of this rank in which a target counts; of resident data, two samples."""
+        first, resident = self.data.first_batch(count), self.data.resident
+        terms = count(*resident) if resident else torch.zeros(1)
+        if resident and terms.dim() == 1 and bool(terms[2:].any()) and not bool(terms[:2].any()):
+            index = int(terms.gt(0).nonzero()[0])
             return take(resident, slice(index, index + 2))
         return first
 
@@ -240,7 +246,7 @@ class ShardedProblem(Exchanges):
         names = {slot.name for slot in self.layout.select(part)}
         restricted = copy.copy(self)
         restricted.chosen = tuple(piece for piece in self.pieces if piece.slot.name in names)
-        restricted.mask = restricted._trained()
+        restricted.mask = restricted._mask()
         return restricted
 
     # Vectors.
@@ -350,17 +356,18 @@ class ShardedProblem(Exchanges):
         with ranks.uninterrupted(), torch.no_grad():
             self._reshard()
             gradients = [piece.parameter.grad for piece in self.pieces]
-            tensors = [*(piece.local for piece in self.pieces), *map(ranks.local_part, self.model.buffers())]
+            tensors = [piece.local for piece in self.pieces]
+            tensors += [ranks.local_part(buffer) for buffer in self.model.buffers()]
             if self.model is not unwrapped(self.model):  # DistributedDataParallel may overwrite gradients
                 tensors += [ranks.local_part(gradient) for gradient in gradients if gradient is not None]
-            before = [tensor.clone() for tensor in tensors]
+            saved_values = [tensor.clone() for tensor in tensors]
             try:
-                for module in modes:  # as landscape.Problem: cuDNN's backward pass needs it
+                for module in modes:  # cuDNN has a backward pass of recurrent layers in training mode only
                     module.training = isinstance(module, nn.RNNBase) and not module.dropout
                 for piece in self.pieces:
                     piece.parameter.grad = None
-                local = [piece.local for piece in self.chosen]
-                parts = self._on_all(lambda: local if weights is None else self.parts(weights))
+                own_parts = [piece.local for piece in self.chosen]
+                parts = self._on_all(lambda: own_parts if weights is None else self.parts(weights))
                 for piece, part in zip(self.chosen, parts, strict=True):
                     piece.local.copy_(part)
                 with ranks.all_ranks():
@@ -370,7 +377,7 @@ class ShardedProblem(Exchanges):
                 raise
             finally:
                 self._reshard()
-                for tensor, value in zip(tensors, before, strict=True):
+                for tensor, value in zip(tensors, saved_values, strict=True):
                     tensor.copy_(value)
                 for piece, gradient in zip(self.pieces, gradients, strict=True):
                     piece.parameter.grad = gradient
@@ -543,12 +550,12 @@ class ShardedProblem(Exchanges):
 
         hook = nn.modules.module.register_module_forward_hook(add_dtypes)
         try:
-            self._on(x, y, 1.0).loss()
+            self._on_batch(x, y, 1.0).loss()
         finally:
             hook.remove()
         return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
-    def _trained(self) -> Tensor:
+    def _mask(self) -> Tensor:
         """Return :attr:`mask` for the chosen parameters."""
         padding = padding_rows(unwrapped(self.model), self.layout)
 
@@ -561,7 +568,7 @@ class ShardedProblem(Exchanges):
 
         return (self.draw(ones) > 0).to(self.dtype)
 
-    def _on(self, x: Any, y: Any, terms: float) -> Self:
+    def _on_batch(self, x: Any, y: Any, terms: float) -> Self:
         """Return a problem with the same loss on one batch of each rank."""
         problem = copy.copy(self)
         problem.data = copy.copy(self.data)

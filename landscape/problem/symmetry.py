@@ -104,11 +104,12 @@ def unify(first: Sequence[Space], second: Sequence[Space]) -> None:
         large.split(small.size)
 
 
-def viewed(axes: Sequence[Axis], view: Tensor) -> list[Axis]:
-    """Return the axes of a view of a contiguous tensor with these axes, by the strides of the view.
+def axes_of_view(axes: Sequence[Axis], view: Tensor) -> list[Axis]:
+    """Return the axes of ``view``, a view of a contiguous tensor with these ``axes``, by the view's strides.
 
-    A space is split if the view has blocks of it, or one place of each block. Units that the view leaves out
-    are fixed, and so are those of an axis that extends beyond the border of a block.
+    A space is split if the view has blocks of the space, or one unit of each block. Units that the view
+    leaves out are fixed. If an axis of the view crosses the border of a block, the units of the axis are
+    fixed.
     """
     new_axes = list[Axis]()
 
@@ -118,8 +119,11 @@ def viewed(axes: Sequence[Axis], view: Tensor) -> list[Axis]:
         strides = itertools.accumulate((space.size for space in last_first), mul, initial=1)
         return list(zip(last_first, strides, strict=False))
 
-    def has_border(distance: int) -> bool:
-        """Return whether a space has this stride, or can be split into blocks of this distance; split it."""
+    def make_border(distance: int) -> bool:
+        """Split a space into blocks of this distance in memory, if the distance lies inside the space.
+
+        Return False if the space cannot be divided into such blocks.
+        """
         for space, stride in spaces_with_strides():
             if stride < distance < stride * space.size:
                 if distance % stride or space.size % (distance // stride):
@@ -127,16 +131,23 @@ def viewed(axes: Sequence[Axis], view: Tensor) -> list[Axis]:
                 space.split(space.size * stride // distance)
         return True
 
-    for size, step in zip(view.shape, view.stride(), strict=True):
-        if size < 2 or step == 0:
+    for size, stride in zip(view.shape, view.stride(), strict=True):
+        if size < 2 or stride == 0:
             new_axes.append(_units(size))  # an axis of size 1, or one that repeats one number
             continue
-        end = step * size
-        has_whole_blocks = has_border(step) and has_border(end) and view.storage_offset() // step % size == 0
-        inside = [a for a, stride in spaces_with_strides() if stride < end and step < stride * a.size]
-        if not has_whole_blocks:
-            fix(inside, APART)
-        new_axes.append(tuple(inside[::-1]) if has_whole_blocks else _units(size, APART))
+        # An axis of whole blocks has borders at its stride and at its end, and begins with a block.
+        end = stride * size
+        has_borders = make_border(stride) and make_border(end)
+        has_whole_blocks = has_borders and view.storage_offset() // stride % size == 0
+        axis = list[Space]()
+        for space, space_stride in spaces_with_strides():
+            if space_stride < end and stride < space_stride * space.size:
+                axis.insert(0, space)
+        if has_whole_blocks:
+            new_axes.append(tuple(axis))
+        else:
+            fix(axis, APART)
+            new_axes.append(_units(size, APART))
     left_out = {*spaces(axes)} - {*spaces(new_axes)}
     fix([*left_out], ONE_BY_ONE)
     return new_axes
@@ -269,44 +280,49 @@ class Axes:
         """Return the axes of the outputs of an operation; None for an operation that is not known here."""
         func, arguments, outputs = step.func, step.arguments, step.outputs
         operands = [self.of(t) for t in step.tensors]
-        first = operands[0]
+        input_axes = operands[0]
         if torch.Tag.nondeterministic_seeded in func.tags or name.endswith("_backward"):
             return None
         if torch.Tag.pointwise in func.tags or name in _SAME:
             return [self._broadcast(operands, outputs[0].dim())]
         if name in _VIEWS | _TURNS and outputs[0].dtype == step.tensors[0].dtype:
+            # The same views of a contiguous tensor have the strides that axes_of_view() needs.
             other_arguments = {key: value for key, value in arguments.items() if key != "self"}
             views = _tensors(func(torch.empty(step.shapes[0]), **other_arguments))
-            return [viewed(first, view) for view in views]
+            return [axes_of_view(input_axes, view) for view in views]
         if name in _PRODUCTS:
             return [self._product(operands)]
         if name == "convolution":
             return [self._convolution(arguments, operands, outputs[0])]
         if "norm" in name and name.startswith(_NORMS):
             return [self._norm(name, arguments, operands)]
-        if name == "embedding":
-            fix(first[0], DATA)
-            return [[*operands[1], first[1]]]
-        dims = _listed(arguments.get("dim", arguments.get("dims")), len(first))
+        if name == "embedding":  # of a matrix (rows, features) and the indices of rows, which are data
+            fix(input_axes[0], DATA)
+            return [[*operands[1], input_axes[1]]]
+        dims = _listed(arguments.get("dim", arguments.get("dims")), len(input_axes))
         if name in _REDUCTIONS:
-            remaining = [() if not dims or k in dims else axis for k, axis in enumerate(first)]
-            if not arguments.get("keepdim", False):
-                remaining = [axis for k, axis in enumerate(remaining) if dims and k not in dims]
-            return [remaining] * len(outputs)
+            reduced = dims or range(len(input_axes))
+            if arguments.get("keepdim", False):
+                axes = [() if k in reduced else axis for k, axis in enumerate(input_axes)]
+            else:
+                axes = [axis for k, axis in enumerate(input_axes) if k not in reduced]
+            return [axes] * len(outputs)
         if name == "glu":  # the product of two halves
             dim = arguments.get("dim", -1)
-            return [viewed(first, torch.empty(step.shapes[0]).chunk(2, dim)[0])]
+            return [axes_of_view(input_axes, torch.empty(step.shapes[0]).chunk(2, dim)[0])]
         if name in ("cat", "stack"):
-            place = arguments.get("dim", 0) % outputs[0].dim()
-            return [self._joined(operands, place, outputs[0], stacked=name == "stack")]
-        moved = _moved_dims(name, arguments, dims or range(len(first)), len(first))
-        if moved is None:
+            dim = arguments.get("dim", 0) % outputs[0].dim()
+            return [self._joined(operands, dim, outputs[0], stacked=name == "stack")]
+        moved_dims = _moved_dims(name, arguments, dims or range(len(input_axes)), len(input_axes))
+        if moved_dims is None:
             return None
-        for k in moved:
-            fix(first[k], PLACES)
-        return [
-            [_units(n, PLACES) if k in moved else first[k] for k, n in enumerate(t.shape)] for t in outputs
-        ]
+        for k in moved_dims:
+            fix(input_axes[k], PLACES)
+        axes_of_outputs = []
+        for t in outputs:
+            axes = [_units(n, PLACES) if k in moved_dims else input_axes[k] for k, n in enumerate(t.shape)]
+            axes_of_outputs.append(axes)
+        return axes_of_outputs
 
     def _joined(self, operands: list[list[Axis]], dim: int, out: Tensor, *, stacked: bool) -> list[Axis]:
         """Return the axes of tensors that are concatenated, or ``stacked``, along the axis ``dim``."""
@@ -394,7 +410,7 @@ def _moved_dims(
 
 
 @contextmanager
-def _plainly(problem: MeanLoss) -> Iterator[None]:
+def _unfused_pass(problem: MeanLoss) -> Iterator[None]:
     """Return a context for a pass without fused attention and recurrent layers, whose axes are not known."""
     is_fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -418,7 +434,7 @@ class Trace(NamedTuple):
 
 
 @torch.no_grad()
-def traced(problem: MeanLoss) -> Trace:
+def trace_of(problem: MeanLoss) -> Trace:
     """Return the axes of parameters and activations, from one pass of model and loss over the first chunk.
 
     The units of the outputs are fixed, and so are units that the loss treats individually.
@@ -426,30 +442,35 @@ def traced(problem: MeanLoss) -> Trace:
     x, y, *_ = next(problem.data.chunks())
     x, y = problem.data.leaves(x, y)
     weights, recorder, axes = problem.layout.leaves(problem.weights), Recorder(), Axes()
-    with _plainly(problem), recorder:
+    with _unfused_pass(problem), recorder:
         outputs = problem.call(weights, x)
         loss = problem.criterion(outputs, y)
-    for tensor in (*weights.values(), *map(problem.model.get_buffer, buffer_names(problem.model))):
+    buffers = [problem.model.get_buffer(name) for name in buffer_names(problem.model)]
+    for tensor in (*weights.values(), *buffers):
         axes.start(tensor)
     for tensor in _tensors([x, y]):
         axes.start(tensor, DATA)
-    compared_outputs = seen(outputs)
-    data_ids = {id(t) for t in _tensors([x, y])}  # of tensors that are computed from the data
-    for step in recorder.needed([loss, *compared_outputs]):
+    fixed_outputs = compared_outputs(outputs)
+    activation_ids = {id(t) for t in _tensors([x, y])}  # of the data, and of all tensors computed from them
+    for step in recorder.needed([loss, *fixed_outputs]):
         axes.follow(step)
-        axes.fix([t for t in step.outputs if any(t is end for end in compared_outputs)], OUTPUTS)
-        if data_ids & {id(t) for t in step.tensors}:
-            data_ids |= {id(t) for t in step.outputs}
-    places = dict[tuple[int, torch.Size], tuple[Place, list[Axis]]]()
+        axes.fix([t for t in step.outputs if any(t is output for output in fixed_outputs)], OUTPUTS)
+        if activation_ids & {id(t) for t in step.tensors}:
+            activation_ids |= {id(t) for t in step.outputs}
+    summed_activations = dict[tuple[int, torch.Size], tuple[Place, list[Axis]]]()
     for number, step in enumerate(recorder.steps):
         output_spaces = {space for t in step.outputs for space in spaces(axes.axes_of.get(id(t), []))}
         for k, t in enumerate(step.tensors):
-            data_axes = axes.axes_of.get(id(t), []) if id(t) in data_ids else []
-            summed_spaces = {*spaces(data_axes)} - output_spaces
+            if id(t) not in activation_ids:
+                continue
+            operand_axes = axes.axes_of.get(id(t), [])
+            summed_spaces = {*spaces(operand_axes)} - output_spaces
             if any(not space.reason for space in summed_spaces):
                 # An activation in several operations has one address and shape, and is listed once.
-                places.setdefault((t.data_ptr(), t.shape), (Place(number, k, step.func, t.shape), data_axes))
-    return Trace({k: axes.axes_of[id(weight)] for k, weight in weights.items()}, dict(places.values()))
+                place = Place(number, k, step.func, t.shape)
+                summed_activations.setdefault((t.data_ptr(), t.shape), (place, operand_axes))
+    axes_of_parameters = {name: axes.axes_of[id(weight)] for name, weight in weights.items()}
+    return Trace(axes_of_parameters, dict(summed_activations.values()))
 
 
 @torch.no_grad()
@@ -461,7 +482,7 @@ def activations(problem: MeanLoss, weights: Tensor, x: Any, points: Collection[P
     """
     x, _ = problem.data.leaves(x, None)
     parameters, recorder, tensors = problem.layout.leaves(weights), Recorder(), dict[str, Tensor]()
-    with _plainly(problem), recorder:
+    with _unfused_pass(problem), recorder:
         problem.call(parameters, x)
     for point in points:
         step = recorder.steps[point.number] if point.number < len(recorder.steps) else None
@@ -471,7 +492,7 @@ def activations(problem: MeanLoss, weights: Tensor, x: Any, points: Collection[P
     return tensors
 
 
-def seen(outputs: Any) -> list[Tensor]:
+def compared_outputs(outputs: Any) -> list[Tensor]:
     """Return [the outputs that must not change], a tensor or the ``logits`` among others; [] if unknown."""
     logits = opened_logits(outputs)
     return [logits] if isinstance(logits, Tensor) else []
