@@ -67,9 +67,10 @@ class Commands(click.Group):
             hint = near(args[0], self.list_commands(ctx)) or "; landscape --help lists the commands"
             ctx.fail(f"no such command '{args[0]}'{hint}")
         if args[0] in commands.WORDS and not ctx.resilient_parsing and not ctx.meta.get(_HELP):
-            values = _refuse_words(args, ctx)
-            listed = args[0] == "figures" and not (values["names"] or values["every"] or values["share"])
-            if listed and registry.figures.untouched:
+            values = _checked_arguments(args, ctx)
+            names_figures = bool(values.get("names") or values.get("every") or values.get("share"))
+            if args[0] == "figures" and not names_figures and registry.figures.untouched:
+                # The list of the built-in figures is printed without the imports of the command.
                 rows = commands.WORDS["figures"]["rows"]
                 command = commands.without_callback("figures")
                 command.callback = lambda **_: output.list_figures(rows)
@@ -101,24 +102,28 @@ class Commands(click.Group):
                     formatter.write_dl(rows)
 
 
-def _refuse_words(args: list[str], ctx: click.Context) -> dict[str, Any]:
-    """Refuse a wrong option or name before the imports of the command, which take seconds.
+def _checked_arguments(args: list[str], ctx: click.Context) -> dict[str, Any]:
+    """Parse the words ``args`` of a command line; refuse wrong options, files and names.
+
+    This is done before the command is imported, which takes seconds.
 
     Returns:
-        The values by parameter.
+        The value of each parameter, by the parameter's name.
     """
     output.current().command = args[0]
     command = commands.without_callback(args[0])
     output.add_options(command)
     values = command.make_context(args[0], args[1:], ctx).params
     for parameter in commands.WORDS[args[0]]["params"]:
-        declarations, completed = parameter["declarations"], parameter.get("complete")
-        if declarations[0].startswith("-"):  # only arguments are files and names
+        declarations = parameter["declarations"]
+        if declarations[0].startswith("-"):  # an option: only arguments are checked for files and names
             continue
+        completion = parameter.get("complete")  # "file", or the allowed names
         value = values[declarations[-1]] or ()
-        for word in [value] if isinstance(value, str) else value:
+        words = [value] if isinstance(value, str) else value
+        for word in words:
             exists = os.path.lexists(word)
-            if completed == "file" and not exists:
+            if completion == "file" and not exists:
                 raise OperationError(f"{word}: no such file; a file of weights, a run or a result is needed")
             if word.endswith(".toml") and not exists:
                 raise OperationError(f"{word}: no such file; a recipe is needed")
@@ -126,9 +131,11 @@ def _refuse_words(args: list[str], ctx: click.Context) -> dict[str, Any]:
             if args[0] in ("recipes", "train", "sweep") and not is_pattern:
                 from landscape.training import recipes
 
-                recipes.table_values(word, {}) or recipes.file_values(word)
+                # Both raise an error for a recipe that does not exist.
+                if not recipes.table_values(word, {}):
+                    recipes.file_values(word)
             if args[0] == "figures" and registry.figures.untouched:
-                choose("NAME", word, completed)
+                choose("NAME", word, completion)
     return values
 
 
@@ -137,8 +144,8 @@ def _version(context: click.Context, parameter: click.Parameter, value: bool) ->
     if value and not context.resilient_parsing:
         from landscape.cli import details  # and torch: only where it is asked for
 
-        lines = [f"{name} {version}" for name, version in details.packages().items()]
-        click.echo("\n".join([*lines, *details.devices()]))
+        versions = [f"{name} {version}" for name, version in details.packages().items()]
+        click.echo("\n".join([*versions, *details.devices()]))
         context.exit()
 
 
@@ -169,7 +176,7 @@ def group(context: click.Context) -> None:
     # Only here, before the command's modules are imported: a package that catches the exception of a signal
     # within its import stays incomplete. Before this line, a signal ends the process as usual.
     context.with_resource(signals())
-    if context.invoked_subcommand is None:  # its help, and not a one-line error
+    if context.invoked_subcommand is None:  # landscape without a command prints the help, not one line
         click.echo(context.get_help(), err=True)
         context.exit(2)
 
@@ -184,7 +191,7 @@ def main() -> None:
 
 
 def _run() -> int:
-    """Run the command, print its errors and return its exit code."""
+    """Run the command of the command line, print its error, and return its exit code."""
     out = output.Output()
     try:
         with output.collected(out):
@@ -194,24 +201,28 @@ def _run() -> int:
     except click.ClickException as error:
         code = _fail(error.format_message(), 1)
     except (click.Abort, KeyboardInterrupt) as error:
-        cause = error.__context__ if isinstance(error, click.Abort) else error
-        stopped = cause if isinstance(cause, Stopped) else Stopped(signal.SIGINT)
+        # click raises Abort in place of a KeyboardInterrupt, such as Stopped.
+        interrupt = error.__context__ if isinstance(error, click.Abort) else error
+        stopped = interrupt if isinstance(interrupt, Stopped) else Stopped(signal.SIGINT)
         code = _fail(str(stopped), stopped.exit_code)
-    except BrokenPipeError:  # nothing reads stdout any more, as with | head
+    except BrokenPipeError:  # the reader of stdout has ended, such as head in "landscape … | head"
         progress.flush()
         code = 1
     except Exception as error:
         progress.flush()
         failure = explain(error)
-        if failure is None:
+        if failure is None:  # a defect of the program, which needs its traceback
             raise
         if out.verbose:
             traceback.print_exception(error)
         code = _fail(failure.line(flags_of(out.command)), failure.exit_code)
     else:
-        if write_error := progress.flush():
-            code = 1 if isinstance(write_error, BrokenPipeError) else _fail(str(explain(write_error)), 1)
-    return code if isinstance(code, int) else 0
+        write_error = progress.flush()
+        if isinstance(write_error, BrokenPipeError):
+            code = 1
+        elif write_error:
+            code = _fail(str(explain(write_error)), 1)
+    return code if isinstance(code, int) else 0  # a command that ends without an exit code returns None
 
 
 def _show_warning(
@@ -240,10 +251,9 @@ def flags_of(name: str) -> dict[str, str]:
 
 
 def _fail(message: str, code: int) -> int:
-    """Print in one line, here or in the process that started this one, why the command failed.
+    """Print why the command failed, in one line, and return ``code``.
 
-    Returns:
-        The exit code ``code``.
+    If a launcher started this process, the launcher prints the line.
     """
     line = " ".join(message.split())
     if not children.report(line, code):
@@ -276,10 +286,11 @@ class Stopped(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def signals() -> Iterator[None]:
-    """Turn the first signal that ends a command into :class:`Stopped`; the second one ends it at once.
+    """Handle the signals SIGINT, SIGTERM and SIGHUP while the command runs.
 
-    A signal that is ignored, such as SIGHUP under nohup, stays ignored. Processes of a launcher leave signals
-    to the launcher.
+    The first signal raises :class:`Stopped` in the command; the second one ends the process at once. A signal
+    that is ignored, such as SIGHUP under nohup, stays ignored. In a process that a launcher started, nothing
+    changes: the launcher handles the signals.
     """
     if threading.current_thread() is not threading.main_thread() or children.launcher_store():
         yield
@@ -287,8 +298,8 @@ def signals() -> Iterator[None]:
     default_handlers = (signal.SIG_DFL, signal.default_int_handler)
     handlers = {number: signal.getsignal(number) for number in STOPPING}
     handlers = {number: handler for number, handler in handlers.items() if handler in default_handlers}
-    receiver, sender = socket.socketpair()  # Python writes the number of each signal to ``sender``
-    sender.setblocking(False)
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)  # as set_wakeup_fd below requires
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stopped(number)
@@ -296,16 +307,19 @@ def signals() -> Iterator[None]:
     def exit_at_second_signal() -> None:
         received = 0
         with receiver:
-            while byte := receiver.recv(1):
+            while byte := receiver.recv(1):  # no byte: ``sender`` is closed
                 number = byte[0]
-                received += number in handlers
+                if number in handlers:
+                    received += 1
                 if received > 1:
                     sys.stderr.write(f"landscape: {Stopped(number)}\n")
                     sys.stderr.flush()
                     os._exit(Stopped(number).exit_code)
 
-    # A thread, as compiled code, such as an exchange, may keep Python from running ``stop``.
+    # Python runs ``stop`` only between its own instructions: compiled code, such as an exchange between
+    # processes, may delay it for long. The thread runs all the same.
     threading.Thread(target=exit_at_second_signal, daemon=True).start()
+    # From here on, Python writes the number of each signal to ``sender`` as one byte.
     previous_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     try:
         for number in handlers:

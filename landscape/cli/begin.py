@@ -62,8 +62,8 @@ AT_ONCE = 5  # runs at once, at most (our choice): each process takes 0.4 GB
 def demo(*, output: str = "demo") -> None:
     """Train SSGD and DPSGD on digits, and compare them.
 
-    Each has five seeds. Writes training.png, contour.png, noise.png and learners.gif, the results in these
-    pictures, and report.html, one page about all results. Existing runs are reused.
+    Each algorithm is trained from five seeds. Writes training.png, contour.png, noise.png and learners.gif,
+    the results in these pictures, and report.html, one page about all results. Existing runs are reused.
     docs/tutorials/demo.md explains the pictures.
 
     Args:
@@ -79,13 +79,13 @@ def demo(*, output: str = "demo") -> None:
         surfaces = contours(runs)
         noises = noise(folder)
         with common.progress_bar("film") as bar:
-            learners = _film(folder, bar)
+            film_path = _film(folder, bar)
     save(surfaces, folder / "contour.h5")
     save(noises, folder / "noise.h5")
     plots.draw(runs, folder / "training.png")
-    plots.draw(surfaces[:: len(SEEDS)], folder / "contour.png", style="hillshade")
+    plots.draw(surfaces[:: len(SEEDS)], folder / "contour.png", style="hillshade")  # the first seed of each
     plots.draw(noises, folder / "noise.png")
-    common.files(*(folder / f"{name}.png" for name in ("training", "contour", "noise")), learners)
+    common.files(*(folder / f"{name}.png" for name in ("training", "contour", "noise")), film_path)
     _report(folder)
 
 
@@ -202,14 +202,15 @@ class Check:
 def doctor(data_dir: str | None, device: str | None) -> None:
     """Check this installation, its devices and data.
 
-    It prints versions, devices, data and optional packages, and computes a Hessian.
+    Prints versions, devices, data and optional packages, and tests the eigenvalues of a Hessian.
 
-    The self-test compares λ_min and λ_max of a small network's Hessian with those of the dense matrix, on
-    each device. If data or a package is missing, the command that installs it is printed; the exit code is 1
-    only if something that every command needs does not work.
+    The self-test compares λ_min and λ_max of a small network's Hessian, on each device, with the eigenvalues
+    of the dense matrix. If data or a package is missing, the command that installs it is printed; the exit
+    code is 1 only if something that every command needs does not work.
 
-    With --device, it only compares the calls of the package between the CPU and that device, in a table for
-    an issue; this takes a minute or two. The exit code is 1 if a difference is larger than allowed.
+    With --device, the command does something else: it makes calls of the package on the CPU and on that
+    device, and prints their differences as a table for an issue. This takes a minute or two. The exit code is
+    1 if a difference is larger than allowed.
 
     Args:
         device: Compare this device with the CPU, call by call.
@@ -221,16 +222,17 @@ def doctor(data_dir: str | None, device: str | None) -> None:
         _compare(pick_device(device))
         return
     checks: list[Check] = []
-    functions: dict[str, Callable[[], Iterable[Check]]] = {
+    check_functions: dict[str, Callable[[], Iterable[Check]]] = {
         "versions": _versions_and_devices,
         "data": functools.partial(_data, data_root(data_dir)),
         "cache": _cache,
         "packages": _packages,
     }
     device_names = [line.split(": ")[0] for line in details.devices()]
-    functions |= {f"Hessian on {name}": functools.partial(_hessian, name) for name in device_names}
+    for device_name in device_names:
+        check_functions[f"Hessian on {device_name}"] = functools.partial(_hessian, device_name)
     with common.progress_bar("checks"):
-        for name, function in functions.items():
+        for name, function in check_functions.items():
             for check in _run_checks(name, function):
                 checks.append(check)
                 common.values(f"{check.state:8} {check.name:18} {check.text}")
@@ -335,11 +337,12 @@ def _run_checks(name: str, function: Callable[[], Iterable[Check]]) -> Iterator[
 def fetch(names: tuple[str, ...], data_dir: str | None, mirror: str | None, force: bool) -> None:
     """Download data sets, and verify their checksums.
 
-    Without a NAME, it lists them. Existing files are verified and kept. Give the other commands the same
-    --data-dir, or set LANDSCAPE_DATA.
+    Without a NAME, lists the data sets. Existing files are verified and kept. Give the other commands the
+    same --data-dir, or set LANDSCAPE_DATA.
 
     Args:
-        mirror: Address of a folder with the same files, in place of the public addresses; only with one NAME.
+        mirror: Address of a folder to download from, with the files of the public addresses; only with one
+            NAME.
         force: Replace existing files that have these names but other contents.
 
     Example:

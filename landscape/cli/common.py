@@ -80,7 +80,9 @@ class Target:
         self, default: Path, sources: Iterable[str], compute: Callable[[], Iterable[base.Result]],
         describe: Callable[[Any], None],
     ) -> None:  # fmt: skip
-        """Compute the results of the command that runs, unless the file has them; print and draw them.
+        """Compute, print and draw the results of the current command.
+
+        If the file has the results of the same command, they are read from there, and not computed.
 
         Args:
             default: The path of the file without ``-o``.
@@ -89,7 +91,7 @@ class Target:
             describe: Prints a result.
         """
 
-        def print_each() -> Iterator[base.Result]:
+        def computed_and_printed() -> Iterator[base.Result]:
             for result in compute():
                 describe(result)
                 yield result
@@ -97,12 +99,13 @@ class Target:
         context = click.get_current_context()
         flags = {str(parameter.name): max(parameter.opts, key=len) for parameter in context.command.params}
         settings = {flags[name]: value for name, value in context.params.items() if name not in _NO_SETTINGS}
+        call = {"command": context.command.name, "source": [*sources], **settings}
         with self.opened(default) as file:
-            items = file.once({"command": context.command.name, "source": [*sources], **settings}, print_each)
-        if not file.written:
-            for result in items:
+            results_of_call = file.once(call, computed_and_printed)
+        if not file.written:  # the results were read, and are not printed yet
+            for result in results_of_call:
                 describe(result)
-        show(items, file.path, self.picture)
+        show(results_of_call, file.path, self.picture)
 
 
 TARGET = group(Target)
@@ -203,7 +206,7 @@ class Source:
         return user_code.load_data("data", self.data_spec, self.data_dir) if self.data_spec else None
 
     def other_data(self, run: Checkpoint) -> str:
-        """Return the name of the data if it is certainly not the checkpoint's data; "" otherwise.
+        """Return the name of the user's data if it is certainly not the checkpoint's data; "" otherwise.
 
         Raises:
             OperationError: for data with the name of the checkpoint's data but another fingerprint.
@@ -265,9 +268,9 @@ SOURCE = group(Source, model=_NAME, data=_NAME, loss=_NAME, randomness={"metavar
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysisCommand:
-    """The checkpoints of an analysis command, and the options that all of these commands have.
+    """The checkpoints of an analysis command, and the options that all analysis commands have.
 
-    ``settings`` are the options that are parameters of the function that the command calls.
+    ``settings`` has the values of the function's own parameters, by name.
 
     Args:
         seed: Seed of all that the command draws.
@@ -288,7 +291,7 @@ class AnalysisCommand:
     samples: Count | None = None
 
     def open(self) -> list[Checkpoint]:
-        """Load the checkpoints, and check all before a model or data is made.
+        """Load and check all checkpoints; only then make their models and load their data.
 
         The folder of a run stands for its last checkpoint; a file of weights alone becomes a checkpoint.
         """
@@ -334,19 +337,21 @@ class AnalysisCommand:
         self, kind: str, jobs: Iterable[Checkpoint | tuple[Any, ...]], function: Callable[..., R],
         *variant: str, describe: Callable[[R], None] = describe,
     ) -> None:  # fmt: skip
-        """Compute, print and write a result for each job.
+        """Call ``function`` for each job; print the results, and write them to one file.
 
         Args:
             kind: Kind of the results, for the name of the file.
-            jobs: The arguments of each call: a checkpoint, or a tuple that begins with one or more.
-            function: Called with a job and, by keyword, the settings, the seed, the progress and the origin.
+            jobs: The positional arguments of each call: a checkpoint, or a tuple that begins with one or more
+                checkpoints.
+            function: Receives the arguments of a job and, by keyword, the settings of the command, ``seed``,
+                ``progress`` and the origin of the result (:class:`.Provenance`).
             variant: Values of options, for the name of the file.
             describe: Prints a result.
         """
         calls = [job if isinstance(job, tuple) else (job,) for job in jobs]
         runs_of_calls = [[item for item in call if isinstance(item, Checkpoint)] for call in calls]
 
-        def compute() -> Iterator[R]:
+        def results_of_calls() -> Iterator[R]:
             for (call, call_progress), runs in zip(with_progress(kind, calls), runs_of_calls, strict=True):
                 keywords = {
                     **self.settings,
@@ -355,15 +360,16 @@ class AnalysisCommand:
                     "progress": call_progress,
                 }
                 result = function(*call, **keywords)
-                self.say_other_data(runs)  # only after a call that did not refuse the data
+                self.say_other_data(runs)  # here, as ``function`` may have refused the data with an error
                 yield result
 
         unique_runs = {id(run): run for run in itertools.chain.from_iterable(runs_of_calls)}
         origins = [run.about(self.split) for run in unique_runs.values()]
         sources = [f"{origin['label']} ({origin['source_sha256'][:16]})" for origin in origins]
-        if isinstance(data := self.source.user_data, user_code.UserData):  # made by code that may change
-            sources.append(f"data {data.fingerprint[:16]}")
-        self.target.write(self.path(calls[0][0], kind, *variant), sources, compute, describe)
+        user_data = self.source.user_data
+        if isinstance(user_data, user_code.UserData):  # the user's code may return other data at each call
+            sources.append(f"data {user_data.fingerprint[:16]}")
+        self.target.write(self.path(calls[0][0], kind, *variant), sources, results_of_calls, describe)
 
 
 def _load(path: Path) -> Checkpoint | Path:
@@ -407,25 +413,26 @@ def analysis_options(
     """Return the options of an analysis command, which it receives as one :class:`AnalysisCommand`.
 
     Args:
-        function: The analysis. Its parameters with a default that are numbers, texts or flags become options,
-            as :func:`.options_of` makes them. If it analyzes a problem, and not a run, the command also has
-            --dtype, --max-memory, --model, --data and so on.
+        function: The analysis. A parameter that has a default and is a number, a text or a flag becomes an
+            option, which :func:`.options_of` makes. If the function analyzes a problem, and not a run, the
+            command also has --dtype, --max-memory, --model, --data and so on.
         split: Whether there is --split; otherwise the training set is analyzed.
         seed: Whether there is --seed.
         metrics: Whether there is --metric.
         metavar: Name of the checkpoints in the help.
         required: Whether there must be a checkpoint.
-        own: Click's settings of a parameter, which becomes an option; None for one that does not. They
-            replace those of the function's declaration.
+        own: Parameter -> click's settings of its option, or None: the parameter does not become an option.
+            These settings replace the settings of ``ANALYSES``.
     """
     parameters, hints = inspect.signature(function).parameters, type_hints(function, bounds=True)
     own = {**ANALYSES[function].options, **own}
-    has_split = split and own.pop("split", {}) is not None
+    split_settings = own.pop("split", {}) if split else None
     of_problem = "run" not in parameters
-    with_default = [name for name, p in parameters.items() if p.default is not p.empty]
-    names = [
-        name for name in with_default if name not in _COMMON_PARAMETERS and options.is_plain(hints[name])
-    ]
+    names = []
+    for name, parameter in parameters.items():
+        has_default = parameter.default is not parameter.empty
+        if has_default and name not in _COMMON_PARAMETERS and options.is_plain(hints[name]):
+            names.append(name)
     settings = {}
     for name in (*names, *own):
         own_settings = own.get(name, {})
@@ -436,7 +443,7 @@ def analysis_options(
         AnalysisCommand,
         checkpoints=options.SHARED["files"] | {"metavar": metavar, "required": required},
         settings=options.Group(dict, options.options_of(function, **settings)),
-        split={} if has_split and of_problem else None,
+        split={} if split_settings is not None and of_problem else None,
         seed={"help": options.sentences(function).get("seed", "Draws the directions.")} if seed else None,
         dtype={} if of_problem else None,
         metrics={"flag": "--metric", "metavar": "NAME"} if metrics else None,

@@ -42,7 +42,9 @@ def text(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Convert ``value`` to types of JSON: None for NaN and infinite numbers, a summary for a large array.
+    """Convert ``value`` to types of JSON.
+
+    NaN and infinite numbers become None. An array of more than ``MOST`` numbers becomes its shape and range.
 
     Example:
         >>> plain({"x": np.array([1.0, np.nan]), "done": np.bool_(True), "texts": ("a", "b")})

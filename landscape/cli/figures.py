@@ -43,27 +43,27 @@ def figures(
 ) -> None:  # fmt: skip
     """Make the papers' figures and tables, or list them.
 
-    Without a NAME, it lists them.
+    Without a NAME, lists the figures and tables.
 
-    Trains the runs that a figure needs, each once for all figures, and writes DIR/NAME.png, NAME.csv, NAME.md
-    with the verdict on its claim and the paper's numbers, and README.md, the front page of all figures.
-    Figures are made in the order of their NAMEs, until the --budget is used; the same command resumes after
-    an interruption. A figure whose data is missing is skipped, with a line that says what to download; the
-    exit code is then 1.
+    Trains the runs that the figures need; a run that several figures need is trained once. Writes for each
+    figure DIR/NAME.png, NAME.csv and NAME.md (the verdict on the paper's claim, and the paper's numbers), and
+    for all figures a front page, README.md. Figures are made in the order of their NAMEs, until the --budget
+    is used; the same command resumes after an interruption. A figure whose data is missing is skipped, with a
+    line that says what to download; the exit code is then 1.
 
     Args:
         every: Make all figures.
         scale: Size of the runs: smoke (bundled data, seconds), laptop (real data, two cores) or paper (the
             setting of each paper).
         budget: Stop after this time, such as 6h or 90min; the same command resumes. [default: no limit]
-        dry_run: Print the runs and data that are needed, and about how long they take.
+        dry_run: Print which runs and data are needed, and about how long the training takes.
         output: Folder for the pictures, their data and the pages.
         runs: Folder for runs, with weights.
-        records: Folder for two files of each figure, the records of its runs and of its analyses, which are
-            enough to draw it. Numbers in the records, of any machine, are not computed again. [default:
-            records in DIR]
-        prune: Delete the weights of each run that ends here once its record is written, except for figures
-            of this scale that are drawn from weights.
+        records: Folder for the records, two files for each figure: the numbers of its runs and of its
+            analyses. A figure can be drawn from its records alone. Numbers in the records are not computed
+            again, also if another machine computed them. [default: records in DIR]
+        prune: Delete the weights of a run when this command has trained it and has written its record. Kept
+            are the weights from which a figure of this scale is drawn.
 
     Example:
         landscape figures fig2a fig2b --scale laptop --jobs 2 -o figures
@@ -90,20 +90,23 @@ def figures(
     if jobs.share is not None:
         _share(entries, context, jobs.share)
         return
-    skipped, unfinished, conclusions = [], [], list[dict[str, Any]]()
-    seconds_by_kind: dict[str, float] = {}  # times of runs that a dry run has measured
+    skipped: list[str] = []
+    unfinished: list[str] = []
+    conclusions: list[dict[str, Any]] = []
+    seconds_by_kind: dict[str, float] = {}  # kind of run -> seconds of a sample, which a dry run measures
     for entry in entries:
         try:
             if dry_run:
                 conclusions.append(_plan(entry, context, seconds_by_kind))
             else:
-                conclusion, has_ended = _make(entry, context, folder)
-                conclusions += conclusion
-                if not has_ended:
+                conclusion, all_runs_ended = _make(entry, context, folder)
+                if conclusion:
+                    conclusions.append(conclusion)
+                if not all_runs_ended:
                     unfinished.append(entry.name)
             common.values("", figures=conclusions)
         except OperationError as error:
-            if not every and len(entries) == 1:
+            if not every and len(entries) == 1:  # the error of the only figure is the error of the command
                 raise
             skipped.append(entry.name)
             click.echo(f"{entry.name}: skipped: {printable(error)}", err=True)
@@ -159,12 +162,12 @@ def _check_data(context: Context, recipes: list[Recipe]) -> None:
         context.dataset(spec.name, spec.options)
 
 
-def _make(entry: Figure, context: Context, output: Path) -> tuple[list[dict[str, Any]], bool]:
+def _make(entry: Figure, context: Context, output: Path) -> tuple[dict[str, Any] | None, bool]:
     """Train, analyze and draw a figure, and print its conclusion.
 
     Returns:
-        A list of the conclusion, empty if the budget is used before the figure can be drawn; and whether all
-        runs have ended.
+        The conclusion, or None if the budget was used before the figure was drawn; and whether all runs have
+        ended.
     """
     context = entry.of(context)
     runs, missing = context.cells, context.missing()
@@ -182,7 +185,7 @@ def _make(entry: Figure, context: Context, output: Path) -> tuple[list[dict[str,
         with common.progress_bar(f"{entry.name}: analyses"):
             conclusion, pictures = pages.draw(entry, context, output)
     except OutOfTimeError:
-        return [], False
+        return None, False
     common.values(f"{entry.name}: {conclusion}")
     common.files(*pictures)
-    return [{"name": entry.name, "conclusion": conclusion}], not unfinished
+    return {"name": entry.name, "conclusion": conclusion}, not unfinished

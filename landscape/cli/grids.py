@@ -135,11 +135,16 @@ def compute_on_grid(
     analysis: AnalysisCommand, plane_options: PlaneOptions, processes: Processes, name: str,
     compute: Callable[..., Any],
 ) -> None:  # fmt: skip
-    """Write the result of ``compute(problem, plane, …)`` around each checkpoint to one file, or resume it."""
+    """Compute ``compute(problem, plane, …)`` around each checkpoint, and write the results to one file.
+
+    If the file exists, it is resumed: points that it has are not computed again.
+    """
     team = processes.join()
     groups = checkpoint_groups(plane_options, analysis.open())
     kind, align = plane_options.kind, plane_options.align
-    path = analysis.path(groups[0][0], name, kind, *(["aligned", align] if align else []), plane_options.norm)
+    align_words = ["aligned", align] if align else []
+    path = analysis.path(groups[0][0], name, kind, *align_words, plane_options.norm)
+    # Only a plane between checkpoints has several origins: the earlier ones of "pca" give only directions.
     origins = [analysis.about(*(group if kind == "between" else group[:1])) for group in groups]
     results: list[base.Result] = []
     with analysis.target.opened(path, writes=team.rank == 0) as file:
@@ -148,14 +153,15 @@ def compute_on_grid(
             execution = Execution(process_group)
             for origin, (group, progress) in zip(origins, with_progress(name, groups), strict=True):
                 source, problem = origin["source_sha256"], group[0].problem()
-                earlier = next((old for old in file if getattr(old, "source_sha256", "") == source), None)
+                saved = next((old for old in file if getattr(old, "source_sha256", "") == source), None)
                 if align and analysis.settings["bn"] == "center" and has_batchnorm(problem.model):
                     raise InputError("--align: the center's statistics fit no other; give --bn recalibrate")
-                if kind == "eigen" and isinstance(earlier, Surface) and earlier.kind == "eigen":
-                    plane = earlier.plane(problem.weights)  # eigenvectors are costly; equal up to rounding
+                if kind == "eigen" and isinstance(saved, Surface) and saved.kind == "eigen":
+                    # Eigenvectors are costly, and computed again they would be equal up to rounding.
+                    plane = saved.plane(problem.weights)
                 else:
                     plane = make_plane(plane_options, problem, group, analysis.seed)
-                if compute is grids.hessian_grid and earlier is None and process_group is None:
+                if compute is grids.hessian_grid and saved is None and process_group is None:
                     say_cost(compute, problem, analysis.settings)
                 options = {**analysis.settings, **origin, "progress": progress}
                 result = compute(problem, plane, into=file, execution=execution, **options)
@@ -165,10 +171,10 @@ def compute_on_grid(
                 if file.resumed is not None:
                     count = reused_points(file.resumed, result)
                     common.values(f"  {count:,} of {result.exact.size:,} points were in the file")
-        kept = (
-            [] if analysis.target.replace else [old for old in file if all(old is not new for new in results)]
-        )
-        file.keep([*results, *kept])  # in the order of the checkpoints
+        other_results: list[base.Result] = []
+        if not analysis.target.replace:
+            other_results = [old for old in file if all(old is not new for new in results)]
+        file.keep([*results, *other_results])  # the new results first, in the order of the checkpoints
     if team.rank == 0:
         common.show(results, file.path, analysis.target.picture)
 
@@ -223,13 +229,13 @@ def line(
 ) -> None:  # fmt: skip
     """Compute loss and accuracy between two checkpoints.
 
-    The line connects their w_a; the barrier between them is printed, too.
+    The line connects the w_a of two CKPTs; the barrier between them is printed, too.
 
-    With one CKPT, the line has a random direction through its w_a: the first direction that contour draws
-    from the same seed.
+    With one CKPT, the line goes through its w_a in a random direction: the first direction that landscape
+    contour draws from the same seed.
 
     Args:
-        norm, ignore: Only with one CKPT: the same as for contour.
+        norm, ignore: Only with one CKPT: as in landscape contour.
 
     Example:
         landscape line runs/ss/last.h5 runs/dp/last.h5 --plot barrier.png
@@ -288,14 +294,16 @@ def basins(
 ) -> None:  # fmt: skip
     """Measure the basins of contours: merges and widths.
 
-    The FILEs are those of landscape contour; no loss is computed. Prints the basins by persistence, and area,
-    volume and widths of the region around the center (or the lowest point) in distances of weight space.
+    The FILEs are results of landscape contour; no loss is computed. Prints the basins by persistence, and
+    area, volume and widths of the region around the center (or the lowest point). The unit of length is the
+    distance in weight space.
 
     Args:
-        rises: Measure the region where the loss rises by at most NATS. [default: 24 rises up to the one at
+        rises: Measure the region where the loss rises by at most NATS. [default: 24 values up to the rise at
             which the region reaches the edge of the grid]
         least: The smallest persistence of a basin that is listed. [default: 1% of the median rise]
-        around: The point that the region contains. [default: the plane's]
+        around: The point that the region contains. [default: center for planes around one network, else
+            lowest]
 
     Example:
         landscape basins runs/dp/last-contour.h5 --rise 0.05 --plot basins.png

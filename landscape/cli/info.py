@@ -39,13 +39,16 @@ def info(file: str) -> None:
         names = ("schema", "version", "created", "landscape_version", "torch_version")
         stamps = {key: raw.attrs[key] for key in names}
     is_run = stamps["schema"] == history.SCHEMA
-    # Of another format the latter says why it is not read.
+    # For a file of another format, load_results raises the error that says why it is not read.
     contents: Any = history.read_fields(path) if is_run else base.load_results(path)
-    _stamps(path, stamps)
-    _checkpoint(types.SimpleNamespace(**contents)) if is_run else _results(contents)
+    _print_stamps(path, stamps)
+    if is_run:
+        _print_checkpoint(types.SimpleNamespace(**contents))
+    else:
+        _print_results(contents)
 
 
-def _stamps(path: Path, stamps: dict[str, object]) -> None:
+def _print_stamps(path: Path, stamps: dict[str, object]) -> None:
     """Print which versions wrote the file, and whether its checksum fits."""
     stamps["checksum"] = "SHA-256, fits" if hdf5.has_checksum(path) else "none"
     for key, value in stamps.items():
@@ -53,7 +56,7 @@ def _stamps(path: Path, stamps: dict[str, object]) -> None:
     values("", file=stamps)
 
 
-def _results(results: list[base.Result]) -> None:
+def _print_results(results: list[base.Result]) -> None:
     """Print summary and fields of the results of a file."""
     for result in results:
         values(f"\n{result.summary()}")
@@ -78,18 +81,20 @@ def _short(value: object) -> str:
 MAX_STATES = 8  # tensors of the optimizer's state that are listed (our choice)
 
 
-def _checkpoint(checkpoint: Any) -> None:
+def _print_checkpoint(checkpoint: Any) -> None:
     """Print what a run's checkpoint contains."""
-    recorded, data = checkpoint.history, checkpoint.data
-    rows = {name: int(np.isfinite(column).sum()) for name, column in recorded.items()}
-    history_rows = {name: {"rows": count, "last": latest(recorded, name)} for name, count in rows.items()}
+    columns, data = checkpoint.history, checkpoint.data
+    finite_counts = {name: int(np.isfinite(column).sum()) for name, column in columns.items()}
+    history_entries = {
+        name: {"rows": count, "last": latest(columns, name)} for name, count in finite_counts.items()
+    }
     learners, size = checkpoint.weights.shape
-    finite = bool(np.isfinite(checkpoint.weights).all())
+    is_finite = bool(np.isfinite(checkpoint.weights).all())
     attributes = ("model", "data", "algorithm", "seed", "step", "epoch", "diverged_at", "recipe")
-    entries = {"learners": learners, "parameters": size, "finite": finite, "history": history_rows}
+    entries = {"learners": learners, "parameters": size, "finite": is_finite, "history": history_entries}
     values("", checkpoint={name: getattr(checkpoint, name) for name in attributes} | entries)
     dtype = checkpoint.weights.dtype
-    values(f"weights: {learners} learners × {size:,} {dtype}, {'' if finite else 'NOT '}finite")
+    values(f"weights: {learners} learners × {size:,} {dtype}, {'' if is_finite else 'NOT '}finite")
     values(f"model: {checkpoint.model['name']} {checkpoint.model['options']}")
     if names := list(checkpoint.buffers):
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
@@ -118,9 +123,9 @@ def _checkpoint(checkpoint: Any) -> None:
     has_recipe = checkpoint.algorithm != history.RECORDED
     if has_recipe:
         values(closing(checkpoint))
-    for name, count in rows.items():
-        last = f"last {latest(recorded, name):.6g}" if count else "never recorded"
-        values(f"  {name}: {count} of {len(recorded[name])} rows, {last}")
+    for name, count in finite_counts.items():
+        last_text = f"last {latest(columns, name):.6g}" if count else "never recorded"
+        values(f"  {name}: {count} of {len(columns[name])} rows, {last_text}")
     title = "recipe:" if has_recipe else "recorded:"
     values("\n".join([title, *(f"  {line}" for line in checkpoint.recipe.splitlines())]))
 
@@ -154,11 +159,11 @@ RECIPES = Path(__file__).with_name("recipes.json.gz")
 def recipes(name: str | None) -> None:
     """List the built-in recipes, or print one.
 
-    With NAME (or a .toml file), it prints that recipe with all defaults.
+    With NAME (or a .toml file), prints that recipe with all defaults.
 
     NAME may be a pattern, such as 'cifar10/resnet-18-*': then the matching recipes are listed. Without NAME,
-    the recipes of a paper's table are one line. The properties of a recipe's mixing matrix (gap, ω_min,
-    stability limit) go to stderr.
+    all recipes are listed; those of a paper's table share one line. The properties of a recipe's mixing
+    matrix (gap, ω_min, stability limit) go to stderr.
 
     Example:
         landscape recipes mnist-fig2a-dpsgd > mine.toml
@@ -170,8 +175,9 @@ def recipes(name: str | None) -> None:
         else:
             from landscape.training.recipes import recipe  # and torch, as above
 
-            chosen = recipe.read(name, allow_code=True)  # the code is only named, and does not run
-            text, description = chosen.to_toml(), chosen.describe()
+            # The user's code that the recipe names is not run here, and so it is allowed.
+            recipe_of_file = recipe.read(name, allow_code=True)
+            text, description = recipe_of_file.to_toml(), recipe_of_file.describe()
         values(text.rstrip("\n"), recipe=tomllib.loads(text), description=description)
         if description:
             output.message(description)
@@ -195,9 +201,9 @@ def topologies(
     """List the topologies for a number of learners, or compare some.
 
     Columns: the spectral gap and the smallest eigenvalue ω_min of the mixing matrix; the largest stable ηλ of
-    DPSGD in AWC order without momentum; the number of steps from the first after which the learners have
-    exactly the average ("-": never); the bytes that a learner sends in a step, the mean over the steps. For a
-    cycle of matrices, the gap is that per step, and ω_min the smallest of all.
+    DPSGD in AWC order without momentum; the number of mixing steps that give all learners exactly the average
+    ("-": no number does); the bytes that a learner sends in a step, the mean over the steps. For a cycle of
+    matrices, the gap is the gap per step, and ω_min the smallest of all matrices.
 
     MIXING is a value of algorithm.mixing, such as ring(2), base, or a file. The picture shows each topology
     as a graph, with a panel for each step.
@@ -219,11 +225,12 @@ def topologies(
         rows = topology.topologies(mixings or None, progress=bar, **options)
     lines = [["mixing", "gap", "ω_min", "ηλ <", "exact after", "bytes a step"]]
     for mixing, row in rows.items():
-        spectrum = f"{row['gap']:.4f}", f"{row['omega_min']:.4f}", f"{row['limit']:.4g}"
-        lines.append([mixing, *spectrum, str(row["rounds"] or "-"), f"{row['bytes']:,.0f}"])
+        numbers = f"{row['gap']:.4f}", f"{row['omega_min']:.4f}", f"{row['limit']:.4g}"
+        lines.append([mixing, *numbers, str(row["rounds"] or "-"), f"{row['bytes']:,.0f}"])
     values(output.columns(lines), topologies=rows)
     if not mixings:
-        if unavailable := [mixing for mixing in topology.default_mixings() if mixing not in rows]:
+        unavailable = [mixing for mixing in topology.default_mixings() if mixing not in rows]
+        if unavailable:
             output.message(f"not for {learners} learners: {', '.join(unavailable)}")
         output.message(f"forms: {', '.join(topology.forms())}; a file .csv, .txt or .npy")
     if picture:

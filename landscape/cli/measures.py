@@ -48,15 +48,15 @@ from landscape.training.experiments import stability as compute_stability
 def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysis: AnalysisCommand) -> None:
     """Compute the Hessian's eigenvalues, trace, density.
 
-    The Hessian is that at w_a of each CKPT, over the whole split.
+    The Hessian is computed at w_a of each CKPT, over the whole split.
 
     Prints each eigenvalue with its relative residual, the bounds outside which there is no other eigenvalue
     (with 99% probability), and the trace with its standard error. With --precondition, also prints the
-    learning rate times λ_max, next to the largest stable value for the optimizer.
+    learning rate times λ_max, next to the largest value of this product that is stable for the optimizer.
 
     Args:
-        by: Print a table of λ_max, λ_min and trace instead, for all parameters and for each block of them: by
-            block (h.3, layer1.0), by layer, by parameter, or by names, prefixes and patterns (*.bias).
+        by: Print only a table of λ_max, λ_min and trace, for all parameters and for each group of parameters:
+            block (h.3, layer1.0), layer, parameter, or names, prefixes and patterns (*.bias).
         precondition: Use P^{-1/2} H P^{-1/2}, with P from the state of the optimizer: Adam, AdamW, RMSprop,
             LARS or LAMB.
         parts: Use only the block of these parameters: a name (1.weight) or a prefix (1); can be repeated.
@@ -66,7 +66,7 @@ def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysi
     """
 
     if by is not None:
-        _table(by, analysis, {"precondition": precondition, "part": parts})
+        _print_curvature_table(by, analysis, {"precondition": precondition, "part": parts})
         return
 
     def compute(run: Checkpoint, **settings: Any) -> Spectrum:
@@ -82,8 +82,11 @@ def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysi
     analysis.compute("spectrum", analysis.open(), compute, *variant)
 
 
-def _table(by: str, analysis: AnalysisCommand, flags: Mapping[str, Any]) -> None:
-    """Compute what ``landscape spectrum --by`` prints: the curvature of the blocks of each CKPT."""
+def _print_curvature_table(by: str, analysis: AnalysisCommand, flags: Mapping[str, Any]) -> None:
+    """Do the work of ``landscape spectrum --by``: print the curvature of the groups ``by`` of each CKPT.
+
+    ``flags`` has the options of the command that are not allowed with ``--by``.
+    """
     defaults = {name: p.default for name, p in inspect.signature(compute_spectrum).parameters.items()}
     settings = {
         name: value for name, value in analysis.settings.items() if value not in (None, defaults[name])
@@ -109,12 +112,12 @@ def _table(by: str, analysis: AnalysisCommand, flags: Mapping[str, Any]) -> None
 def noise_scale(no_learners: bool, precondition: bool, analysis: AnalysisCommand) -> None:
     """Estimate the gradient noise scale tr Σ/‖g‖².
 
-    It is estimated at w_a of each CKPT, and from its learners.
+    It is estimated at w_a of each CKPT, and from the learners' gradients.
 
     The noise scale is the batch, in samples of the training set, at which noise and gradient are equal in
-    size. Learners compute gradients at the weights where the run's update rule does (SSGD: at w_a), each on
-    1/n of the batch. Prints value ± standard error, and the mean estimate from the learners' gradients of one
-    step, to which the learners' spread contributes.
+    size. Each learner's gradient is taken on 1/n of the batch, at the weights at which the run's update rule
+    takes gradients (SSGD: at w_a). Prints value ± standard error, and the mean estimate from the learners'
+    gradients of one step, to which the learners' spread contributes.
 
     Args:
         no_learners: Measure only at w_a, without the learners' own gradients.
@@ -152,11 +155,11 @@ def batch_sharpness(
 ) -> None:
     """Measure the curvature along minibatch gradients.
 
-    It is measured at w_a of each CKPT, and at the weights of each learner.
+    The curvature is measured at w_a of each CKPT, and at the weights of each learner.
 
     Batch sharpness is the mean of gᵀHg/‖g‖² over minibatches of the training set, with gradient and Hessian
     of the minibatch. A learner's minibatch has 1/n of the batch. Prints mean ± standard error, next to λ_max
-    and, if known, the learning rate and the limit of the update rule.
+    and, if the CKPT has them, the learning rate and the limit of the update rule.
 
     Args:
         batch: Number of samples in a minibatch at w_a. [default: the run's total]
@@ -166,15 +169,18 @@ def batch_sharpness(
     Example:
         landscape batch-sharpness runs/dp/last.h5 --batch 50,500 --plot sharpness.png
     """
-    sizes = dict.fromkeys(batch or ())
-    jobs = [(run, size) for run in analysis.open() for size in sizes or [required_batch(run.batch or None)]]
+    unique_sizes = list(dict.fromkeys(batch or ()))
+    jobs: list[tuple[Checkpoint, int]] = []
+    for run in analysis.open():
+        sizes = unique_sizes or [required_batch(run.batch or None)]
+        jobs += [(run, size) for size in sizes]
     check_learners(jobs, no_learners)
 
     def compute(run: Checkpoint, size: int, **settings: Any) -> BatchSharpness:
-        rate, rule_limit, _ = operating_point(run)
+        lr, limit, _ = operating_point(run)
         settings["weights"] = run.weights if run.learners > 1 and not no_learners else None
         settings["quantities"] = () if no_lambda_max else ("lambda-max",)
-        return compute_batch_sharpness(run, size, lr=rate, limit=rule_limit, **settings)
+        return compute_batch_sharpness(run, size, lr=lr, limit=limit, **settings)
 
     analysis.compute("batch-sharpness", jobs, compute)
 
@@ -200,17 +206,17 @@ def gradient_points(run: Checkpoint) -> Tensor:
 def smoothing(*, steps: Natural = experiments.PATH_STEPS, analysis: AnalysisCommand) -> None:
     """Smooth the loss over the spread of the learners.
 
-    The smoothed loss is computed around w_a of each CKPT, with its sharpness.
+    The smoothed loss and its sharpness are computed around w_a of each CKPT.
 
-    It is the mean loss at w_a + δ, where random displacements δ have the measured covariance Σ of the
-    learners; for comparison, δ is also drawn from an isotropic distribution with the same trace. Prints the
-    value and λ_max of the loss and of both smoothed losses, with standard errors; the Lipschitz constants of
-    their gradients along the path of w_a; tr(HΣ); the share of the spread along the sharpest directions; and
-    2/λ_max next to the learning rate α and the effective α_e.
+    The smoothed loss is the mean loss at w_a + δ, where random displacements δ have the measured covariance Σ
+    of the learners. A second one, for comparison, has isotropic δ with the same trace of Σ. Prints the value
+    and λ_max of the loss and of both smoothed losses, with standard errors; the Lipschitz constants of the
+    gradients of these losses along the path of w_a; tr(HΣ); the share of the spread along the sharpest
+    directions; and 2/λ_max next to the learning rate α and the effective α_e.
 
     Args:
-        steps: Number of further training steps, in memory, along which the gradient's Lipschitz constant is
-            estimated; with 0 it is not estimated.
+        steps: Number of further training steps, in memory, along which Lipschitz constants of gradients are
+            estimated; with 0 none is estimated.
 
     Example:
         landscape smoothing runs/ss/last.h5 runs/dp/last.h5 --plot smoothing.png
@@ -220,13 +226,13 @@ def smoothing(*, steps: Natural = experiments.PATH_STEPS, analysis: AnalysisComm
     def compute(run: Checkpoint, **settings: Any) -> Smoothing:
         # Training would run code that the file's recipe names; only built-in models and data are safe to run.
         can_train = run.has_recipe and not (source.model or source.data or source.loss)
-        path = None
+        trajectory = None
         if steps and can_train:
-            path = experiments.mean_path(run, steps, device, source.data_dir)
+            trajectory = experiments.mean_path(run, steps, device, source.data_dir)
         elif steps:
             common.message(f"{run.label}: no further steps, --steps needs built-in model and data")
-        rate = experiments.effective_rate(run)
-        return compute_smoothing(run, trajectory=path, alpha_e=rate, **settings)
+        alpha_e = experiments.effective_rate(run)
+        return compute_smoothing(run, trajectory=trajectory, alpha_e=alpha_e, **settings)
 
     analysis.compute("smoothing", analysis.open(), compute)
 
@@ -243,14 +249,14 @@ def stability(
 ) -> None:  # fmt: skip
     """Compute the largest stable learning rates.
 
-    The limits are those of ηλ_max under delay τ and momentum, and of the rate at a CKPT's minimum.
+    They depend on the delay τ and on the momentum.
 
-    Without a CKPT, prints the limits; with --lr, also the rates that keep the set of accessible minima. With
-    a CKPT, measures λ_max at w_a over the split and prints the rates above which training leaves this
-    minimum.
+    Without a CKPT, prints the largest stable ηλ_max; with --lr, also the learning rates under which the
+    stable minima are the same as under --lr. With a CKPT, measures λ_max at w_a over the split, and prints
+    the learning rates above which training leaves this minimum.
 
     Args:
-        lr: A learning rate in use: print the rates that keep the same minima.
+        lr: A learning rate in use: print the learning rates with the same stable minima.
         from_delay: Delay with which --lr is in use.
         from_momentum: Momentum with which --lr is in use.
         from_form: Form of --from-momentum.
@@ -264,7 +270,8 @@ def stability(
     Example:
         landscape stability runs/dp/last.h5 --delay 0,1,2,4,8,16,32 --plot edge.png
     """
-    delays, momentum = sorted({*(analysis.settings["delays"] or DELAYS)}), analysis.settings["momentum"]
+    delays = sorted(set(analysis.settings["delays"] or DELAYS))
+    momentum = analysis.settings["momentum"]
     if not analysis.checkpoints:
         if analysis.target.picture or analysis.target.output or precondition:
             raise InputError("--plot, -o: not allowed without a CKPT, nor --precondition")
@@ -275,13 +282,14 @@ def stability(
         if lr is not None:
             before = limits.Hyperparameters(from_delay, from_momentum, from_form, from_batch)
 
-            def rate(delay: int, momentum: float, form: str) -> float:
+            def lr_with_same_minima(delay: int, momentum: float, form: str) -> float:
                 after = limits.Hyperparameters(delay, momentum, form, batch)
                 return limits.lr_that_keeps_minima(lr, before, after, noise)
 
-            base = f"lr {lr:g} with delay {from_delay}, momentum {from_momentum:g} ({from_form})"
-            title = f"learning rates with the minima of {base}{f', batch {from_batch}' if noise else ''}"
-            rows, text = limit_table(title, delays, momentum, rate, ".4g")
+            lr_in_use = f"lr {lr:g} with delay {from_delay}, momentum {from_momentum:g} ({from_form})"
+            batch_in_use = f", batch {from_batch}" if noise else ""
+            title = f"learning rates with the minima of {lr_in_use}{batch_in_use}"
+            rows, text = limit_table(title, delays, momentum, lr_with_same_minima, ".4g")
             common.values(text, rates=rows)
         return
     if lr is not None or noise:
@@ -328,15 +336,15 @@ def compare(groups: str | None, analysis: AnalysisCommand) -> None:
 
     One table has all quantities, and says which minimum is flatter.
 
-    Prints each quantity with its standard error, or the bound of an eigenvalue, and which differences are
-    larger than these errors: by paired tests on common minibatches, vectors and planes, or, over groups, by
-    Welch's t test; all tests have Holm's correction. Quantities that cannot be measured are named below the
-    table.
+    Prints each quantity with its standard error (an eigenvalue with its bound), and which differences are
+    significant. Single CKPTs are compared by paired tests on common minibatches, vectors and planes; groups
+    by Welch's t test. All tests have Holm's correction. Quantities that cannot be measured are named below
+    the table.
 
     Args:
-        groups: Compare groups, with errors over their seeds: recipe (runs whose recipes differ only in the
-            seed), or NAME=COUNT,… (the first COUNT of the CKPTs, the next, …). A test needs at least 3 in
-            each group.
+        groups: Compare groups of CKPTs, with errors over the seeds of a group. recipe: runs whose recipes
+            differ only in the seed form a group. NAME=COUNT,…: the first COUNT CKPTs form the first group,
+            and so on. A test needs at least 3 CKPTs in each group.
 
     Example:
         landscape compare runs/ss-*/ runs/dp-*/ --groups recipe --at-equal-loss --plot flat.png
@@ -345,6 +353,7 @@ def compare(groups: str | None, analysis: AnalysisCommand) -> None:
     sides = runs if groups is None else grouped(runs, groups)
 
     def compute(*_: Checkpoint, **options: Any) -> Comparison:
+        # Without the origin, which a comparison has for each side.
         settings = {name: options[name] for name in (*analysis.settings, "seed", "progress")}
         result = compute_comparison(sides, **settings, preconditioner_of=preconditioner)
         data_names = dict.fromkeys(analysis.source.other_data(run) for run in runs)
@@ -392,15 +401,16 @@ def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]
 def average(base: str | None, by_factor: bool, *, exact: Natural | None, analysis: AnalysisCommand) -> None:
     """Predict the loss of averaged weights.
 
-    Averages are those of the w_a of several CKPTs, such as the files of a run or fine-tunings of one network.
-    With one CKPT, the learners are averaged.
+    The w_a of several CKPTs are averaged, such as those of the files of a run or of fine-tunings of one
+    network. With one CKPT, its learners are averaged.
 
-    The loss, the gradient and one Hessian product at each member predict the loss of the average with a 90%
-    interval; the exact loss is printed beside it. Members are chosen by prediction, too.
+    The loss of the average is predicted, with a 90% interval, from the loss, the gradient and one
+    Hessian-vector product at each member. The exact loss is printed beside the prediction. The members of a
+    greedy soup are chosen by predicted losses.
 
     Args:
         base: The CKPT from which all others were fine-tuned: averages are base + Σ λ (CKPT − base).
-        by_factor: Average each factor of the adapters by itself, in place of their products.
+        by_factor: Average each factor of the adapters by itself, and not the products of the factors.
         exact: Evaluate only the N averages with the best predictions. [default: all]
 
     Example:
@@ -413,7 +423,7 @@ def average(base: str | None, by_factor: bool, *, exact: Natural | None, analysi
     options: dict[str, Any] = {"exact": True if exact is None else exact}
     if by_factor:
         options["factors"] = ()
-    # The files of other programs, and not their checkpoints, have the dtypes of their weights.
+    # Only the files of other programs have the original dtypes: an imported checkpoint has converted weights.
     members = [run.path if run.algorithm == IMPORTED and run.path else run for run in opened]
     if base is not None:
         options["base"] = members.pop()

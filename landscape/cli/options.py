@@ -272,14 +272,14 @@ class Group:
 
 
 def group(make: Callable[..., Any], **own: Settings | Group | None) -> Group:
-    """Return the options of all parameters of ``make``, with the full text of its Args as their help.
+    """Return the options of all parameters of ``make``; the help of each is its full text in the Args.
 
     Args:
         make: The function or class that receives the values.
-        own: For a parameter, click's settings, or the group of options that become its value; None for a
-            parameter without an option.
+        own: Parameter -> click's settings of its option; or a :class:`Group`, if several options together
+            make the parameter's value; or None, if the parameter has no option.
     """
-    texts, hints = described(make), type_hints(make, bounds=True)
+    helps, hints = described(make), type_hints(make, bounds=True)
     groups: dict[str, Group] = {}
     options: list[click.Parameter] = []
     for name, parameter in inspect.signature(make).parameters.items():
@@ -288,15 +288,16 @@ def group(make: Callable[..., Any], **own: Settings | Group | None) -> Group:
             groups[name] = settings
             options += settings.options
         elif settings is not None:
-            options.append(_option(parameter, hints[name], texts.get(name), settings))
+            options.append(_option(parameter, hints[name], helps.get(name), settings))
 
-    def from_values(**values: Any) -> Any:
-        for name, inner in groups.items():
-            names = [str(option.name) for option in inner.options if option.expose_value]
-            values[name] = inner.make(**{option: values.pop(option) for option in names})
+    def make_with_groups(**values: Any) -> Any:
+        for name, inner_group in groups.items():
+            names = [str(option.name) for option in inner_group.options if option.expose_value]
+            inner_values = {option_name: values.pop(option_name) for option_name in names}
+            values[name] = inner_group.make(**inner_values)
         return make(**values)
 
-    return Group(from_values, options)
+    return Group(make_with_groups, options)
 
 
 def command(

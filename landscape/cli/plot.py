@@ -85,24 +85,26 @@ def plot(
     One picture shows all FILEs, which must contain the same kind of result.
 
     Panels of one picture share levels and color scale. Several surfaces exported to F.vts become F-0.vts,
-    F-1.vts and so on. "--animate learners" draws a run's learners on the landscape that moves with them.
+    F-1.vts and so on. "--animate learners" writes a film of a run: in each frame its learners, on the
+    landscape around w_a at that step.
 
     Args:
         output: File to write: a picture (.png, .pdf or .svg), a surface for ParaView (.vts), or a film of
             --animate (.gif or .mp4). [default: FILE.png, FILE.gif]
         style: How surfaces are drawn: contour, hillshade (a relief), surface (3-D), or difference (the first
-            of two minus the second).
+            of two surfaces minus the second).
         quantity: What surfaces show: loss, accuracy, or a metric that "landscape contour --metric" computed.
             [default: loss]
         log: Logarithmic or linear colors and levels. [default: logarithmic where losses differ by a factor
             over 100]
-        levels: Approximate number of contour levels. [default: one each 0.005 if that makes 4 to 40, else
-            24; of a logarithmic scale, 25]
+        levels: Approximate number of contour levels. [default: on a linear scale, levels 0.005 apart if these
+            are 4 to 40 levels, else 24 levels; on a logarithmic scale, 25 levels]
         vmax: Highest level; larger values have the color of this level.
         cmap: Color map of matplotlib. [default: mako_r; rocket_r for ratios]
         labels: Write losses on the contour lines.
         title: Title in place of the default one.
-        width: Width in inches for a paper, such as 3.3 or 7: small texts, no caption, no default title.
+        width: Width in inches of a picture for a paper, such as 3.3 or 7. Such a picture has small texts, no
+            caption, and no default title.
         dpi: Pixels per inch. [default: 150]
 
     Example:
@@ -113,7 +115,8 @@ def plot(
     options = {name: value for name, value in options.items() if value is not None}
     if film.animate is not None:
         if options or style != "contour":
-            raise InputError(f"--{next(iter(options), 'style')}: not allowed with --animate")
+            first_refused = next(iter(options), "style")
+            raise InputError(f"--{first_refused}: not allowed with --animate")
         animate(files, output, film, dpi)
         return
     picture = Path(output or storage.checkpoint_in(Path(files[0])).with_suffix(".png"))
@@ -183,32 +186,35 @@ def checkpoints(last: Path, limit: int) -> list[Checkpoint]:
 
 
 def frames(runs: list[Checkpoint], film: Film, progress: Progress) -> list[Frame]:
-    """Compute the frames of a film: the surface around w_a of each checkpoint, with its ηλ_max and its limit.
+    """Compute the frames of a film: for each checkpoint, the surface around w_a, ηλ_max and its limit.
 
-    All surfaces have the same directions: the first two principal components of the learners' spreads at all
-    checkpoints, each scaled to norm 1.
+    All surfaces have the same two directions. They are the first principal components of the learners'
+    deviations from w_a at all checkpoints; the deviations of a checkpoint are scaled to norm 1.
     """
     from landscape.plots.animation import Frame
 
     spreads = [run.weights.double() - run.weights.double().mean(0) for run in runs]
-    unit_spreads = torch.cat([spread / spread.norm() for spread in spreads])
+    unit_spreads = torch.cat([spread / spread.norm() for spread in spreads])  # frames × n rows, P columns
     first = film.source.of(runs[0], "cpu").problem()
     directions = learners_plane(first, unit_spreads).directions
+    # The learners' coordinates in the plane at each checkpoint, (n, 2).
     positions = [(spread.to(directions) @ directions.T).numpy() for spread in spreads]
     span = WIDTH * float(np.median([np.abs(position).max() for position in positions]))
     axes = ("direction 1 of the spread", "direction 2 of the spread")
+    whole_history = runs[-1].history
     film_frames = []
     for run, position in zip(runs, positions, strict=True):
         problem = film.source.of(run, "cpu").problem()
-        markers = np.concatenate([position, np.zeros((1, 2))])
-        labels = tuple(f"learner {j}" for j in range(len(position)))
+        markers = np.concatenate([position, np.zeros((1, 2))])  # w_a is the origin
+        learner_names = tuple(f"learner {j}" for j in range(len(position)))
+        marked_weights = torch.cat((run.weights, run.mean[None]))
         plane = Plane(
             problem.weights, directions, "learners", "none", 0, axes=axes, markers=markers,
-            labels=(*labels, "w_a"), weights=torch.cat((run.weights, run.mean[None])).to(problem.weights),
+            labels=(*learner_names, "w_a"), weights=marked_weights.to(problem.weights),
         )  # fmt: skip
         surface = contour(problem, plane, grid=film.film_grid, span=span, **about(run, "train"))
-        until_now = runs[-1].history["step"] <= run.step
-        history = {name: column[until_now] for name, column in runs[-1].history.items()}
+        until_now = whole_history["step"] <= run.step
+        history = {name: column[until_now] for name, column in whole_history.items()}
         sharpness, limit = _sharpness(run, problem, latest(history, "lr_lambda_max"))
         film_frames.append(Frame(surface, run.step, sharpness, limit, latest(history, "train_loss")))
         progress(len(film_frames) / len(runs))
@@ -233,7 +239,7 @@ def report(
 ) -> None:  # fmt: skip
     """Write one page about runs and results.
 
-    It has pictures, tables, the origin of the numbers, and surfaces that can be turned.
+    The page has pictures, tables, the origin of the numbers, and surfaces that can be turned.
 
     A FILE is a checkpoint, a result, or the folder of a run with its results. The page lists the analyses
     that are missing, with the commands that compute them.
@@ -241,8 +247,8 @@ def report(
     Args:
         output: The page: one file that loads nothing from the network.
         title: Title in place of the default one.
-        analyse: Compute for each checkpoint what is missing of contour, eigenvalues and trace, as the
-            commands do.
+        analyse: Compute the contour, the eigenvalues and the trace of each checkpoint for which they are
+            missing, as landscape contour and landscape spectrum do.
 
     Example:
         landscape report runs/ss runs/dp contour.h5 -o report.html --analyse
@@ -253,8 +259,10 @@ def report(
     common.make_folder(path.parent)
     paths = [Path(file) for file in files]
     contents = reports.read(paths)
-    if analyse and (new_files := _analyze(contents, path.parent, source)):
-        contents = reports.read([*paths, *new_files])
+    if analyse:
+        new_files = _analyze(contents, path.parent, source)
+        if new_files:
+            contents = reports.read([*paths, *new_files])
     reports.write(contents, path, title)
     common.files(path)
 

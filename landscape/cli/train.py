@@ -61,10 +61,10 @@ def train(
     and --allow-code is given.
 
     Writes DIR/last.h5, DIR/step-NNNNNNN.h5 and DIR/recipe.toml. With --resume, RECIPE may be left out. With
-    --nproc, or under torchrun (see docs/cluster.md), several processes share the learners, and each writes
-    DIR/logs/rank-R.log.
+    --nproc, or under torchrun (see docs/cluster.md), several processes share the learners, and each process
+    writes DIR/logs/rank-R.log.
 
-    The exit code is 3 if the run diverged, with a message; its files are complete.
+    If the run diverges, its files are complete, a message says so, and the exit code is 3.
 
     Args:
         settings: Change a key of the recipe, such as lr=0.5 or algorithm.mixing='ring(1)'; ~KEY removes KEY.
@@ -84,14 +84,18 @@ def train(
     """
     if scalars and recipe is None:
         raise InputError("scalars: not allowed without the recipe; give its name or file, too")
-    settings += (f"scalars={scalars}",) if scalars else ()
+    if scalars:
+        settings += (f"scalars={scalars}",)
     changed_recipe = chosen_recipe(recipe, parsed(settings), allow_code)
-    folder = output or (default_folder(changed_recipe) if changed_recipe else "")
+    folder = output or ""
+    if changed_recipe and not output:
+        folder = default_folder(changed_recipe)
     if not folder:
         raise InputError("recipe: missing; give a name (landscape recipes), a .toml file, or -o DIR --resume")
     options: dict[str, Any] = {"resume": resume, "force": force, "device": device, "data_dir": data_dir}
     options["allow_code"] = allow_code
-    if (nproc > 1 or max_restarts) and (force or not complete(changed_recipe, Path(folder))):
+    uses_processes = nproc > 1 or max_restarts > 0
+    if uses_processes and (force or not complete(changed_recipe, Path(folder))):
         out = current()
         flags = {"--quiet": out.quiet, "--json": out.as_json, "--verbose": out.verbose}
         options["output_flags"] = [flag for flag, is_set in flags.items() if is_set]
@@ -102,7 +106,10 @@ def train(
 
 
 def _train(recipe: Recipe | None, folder: str, timeout: float, options: dict[str, Any]) -> None:
-    """Train in this process, which may be one of a group, and print how the run ended."""
+    """Train in this process, and print how the run ended.
+
+    If a launcher started several processes, all of them call this function; only rank 0 prints.
+    """
     group_context: AbstractContextManager[Group | None] = nullcontext()
     if started_by_launcher():
         group_context = processes.joined(worker_device(options["device"]), timeout)
@@ -110,22 +117,22 @@ def _train(recipe: Recipe | None, folder: str, timeout: float, options: dict[str
         rank = group.rank if group else 0
         current().muted = rank > 0
         with common.progress_bar("training") as bar:
-            last_values: dict[str, float] = {}  # the last number of each column of the history
+            last_values: dict[str, float] = {}  # column of the history -> its last number, NaN left out
 
-            def record(row: dict[str, float]) -> None:
+            def keep_numbers(row: dict[str, float]) -> None:
                 last_values.update((name, value) for name, value in row.items() if not math.isnan(value))
 
-            def show(done: int, total: int) -> None:
+            def show_progress(done: int, total: int) -> None:
                 bar(done / total, present(last_values))
 
-            hooks = Hooks(message=common.message, step=show, row=record)
+            hooks = Hooks(message=common.message, step=show_progress, row=keep_numbers)
             end = launch(recipe, folder, hooks=hooks, group=group, **options)
         if rank == 0:
             advice = next_command(end, folder, options["data_dir"])
             common.values(closing(end), run=numbers(end), next=advice)
             common.files(f"{folder}/last.h5")
             common.message(f"next: {advice}")
-    if children.launcher_store() is None:  # the launcher of --nproc reads it from the last checkpoint
+    if children.launcher_store() is None:  # the launcher of --nproc checks the last checkpoint itself
         _check_divergence(end, folder, rank)
 
 
@@ -155,16 +162,16 @@ def sweep(
 
     RECIPE is a name, a .toml file or a pattern of names such as 'cifar10/resnet-18-b8192-*'. A run is in
     DIR/SETTING/seed-N, with the files of landscape train; the table is in DIR/sweep.csv and DIR/sweep.h5,
-    which are rewritten after each run. The same command resumes after an interruption; other values and seeds
-    are added to the table. The table counts runs that diverge; they are no failure.
+    which are rewritten after each run. The same command resumes after an interruption. The same command with
+    other values or seeds adds them to the table. The table counts runs that diverge; they are no failure.
 
-    --search evaluates both ends of the range and its middle, then ROUNDS times the two neighbors of the
-    best value so far, at half the previous distance on a log scale. The best value has the fewest diverged
-    seeds, and among those the lowest mean final loss.
+    --search evaluates both ends of the range and its middle. It then evaluates, ROUNDS times, the two
+    neighbors of the best value so far, at half the previous distance on a log scale. The best value has the
+    fewest diverged seeds and, among values with equally many, the lowest mean final loss.
 
     Args:
         settings: Values of a key of the recipes; a single value changes the key in all runs.
-        seeds: Seeds of each setting: 0-4, or 0,1,5.
+        seeds: Seeds of each setting, such as 0-4 or 0,1,5.
         search: Find the value of KEY with the lowest final test loss, such as algorithm.sigma=1e-5..10.
         rounds: Number of halvings of --search, which evaluates at most 3 + 2·ROUNDS values; DPSGD-2020 has
             about 20 values.
@@ -175,18 +182,20 @@ def sweep(
     Example:
         landscape sweep mnist-fig2a-ssgd mnist-fig2a-dpsgd --set lr=0.2,0.5,1 --seeds 0-2 -o lr
     """
-    folder, target = Path(output), parse_search(search) if search else None
+    folder = Path(output)
+    search_range = parse_search(search) if search else None  # (key, lowest value, highest value)
     with common.progress_bar("sweep") as bar:
-        options: dict[str, Any] = {"seeds": parse_seeds(seeds), "search": target, "rounds": rounds}
+        options: dict[str, Any] = {"seeds": parse_seeds(seeds), "search": search_range, "rounds": rounds}
         options |= {"allow_code": allow_code, "message": common.message, "progress": bar}
         result = compute_sweep(recipes, folder, **options, **vars(jobs), **values_of(settings))
     common.values(table(result))
     if jobs.share:
         common.message(f"share {jobs.share} has ended; the same command without --share makes the table")
         return
-    if target:
-        best = result.best(target[0])
-        common.values("\n".join(best_values(target[0], best)), best=best)
+    if search_range:
+        key = search_range[0]
+        best = result.best(key)
+        common.values("\n".join(best_values(key, best)), best=best)
     common.results([result])
     common.files(folder / "sweep.csv", folder / "sweep.h5")
 
@@ -325,11 +334,11 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source) ->
     Several STATEs of one model become its learners. Only weights are read, never code: a file with other
     contents is refused. With --data, loss and accuracy on each split are printed.
 
-    MODULE:NAME is in the current folder or an installed package, and is called with the options in brackets,
-    if any: nets:resnet(depth=20). A model must be an nn.Module. Data is a dict of splits such as {"train": …,
-    "test": …, "loss": …}, an object with these attributes, or one split for both; a split is (x, y), one dict
-    of tensors, or batches of these. A checkpoint names your code but never runs it: name it again at each
-    analysis:
+    MODULE is in the current folder or an installed package. NAME is called with the options in brackets, if
+    any: nets:resnet(depth=20). A model must be an nn.Module. Data is a dict of splits such as {"train": …,
+    "test": …, "loss": …}, an object with these attributes, or a single split, used as training and test set.
+    A split is (x, y), one dict of tensors, or batches of these. A checkpoint names your code, but never runs
+    it. Name the code again for each analysis:
 
     \b
       landscape contour net.h5 --model nets:resnet20 --data nets:cifar
@@ -337,16 +346,16 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source) ->
     Example:
         landscape import net.pt --model nets:resnet20 --data nets:cifar -o net.h5
     """
-    paths, data = [Path(state) for state in states], source.data_spec
+    paths, data_spec = [Path(state) for state in states], source.data_spec
     for state in paths:
-        files_of(state)
+        files_of(state)  # raises an error for a file that cannot be read as weights
     path = Path(output) if output else name_beside(paths[0]).with_suffix(".h5")
     ends_in("-o", path, [".h5"])
     checkpoint = imported(paths, source)
     if path.exists():
         saved = Checkpoint.load(path)
         saved_values = saved.recipe, saved.model, saved.data["name"]
-        new_values = checkpoint.recipe, checkpoint.model, data.name if data else ""
+        new_values = checkpoint.recipe, checkpoint.model, data_spec.name if data_spec else ""
         for old, new in zip(saved_values, new_values, strict=True):
             if old != new:
                 raise OperationError(f"-o: {path} is of {old!r}, not of {new!r}; give another name")
@@ -354,8 +363,8 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source) ->
         common.files(path)
         return
     checkpoint.path = path
-    if data:
-        checkpoint.data = _evaluate(checkpoint, source, data)
+    if data_spec:
+        checkpoint.data = _evaluate(checkpoint, source, data_spec)
     common.make_folder(path.parent)
     checkpoint.save(path)
     common.files(path)

@@ -148,36 +148,38 @@ def _of_tables(scale: Scale, name: str, epochs: int) -> list[str]:
     return [] if speech else early
 
 
-def seconds_of(context: Context, runs: Iterable[Recipe], seconds: dict[str, float]) -> float:
-    """Estimate the seconds that ``runs`` take here, one after another, from short measurements.
+def seconds_of(context: Context, runs: Iterable[Recipe], seconds_by_kind: dict[str, float]) -> float:
+    """Estimate the seconds that ``runs`` take on this machine, one after another.
 
-    The estimate has steps, evaluations, decompositions, λ_max and the instruments (as passes over their
-    samples), but no checkpoints.
+    The estimate is the measured time of a sample's gradient, times the number of samples of steps,
+    evaluations, decompositions, λ_max and instruments. Checkpoints are not counted.
 
     Args:
         context: the data and the device.
         runs: recipes of the runs.
-        seconds: kind of a run -> seconds of a sample; measurements for new kinds are added.
+        seconds_by_kind: kind of run -> seconds of a sample's gradient; a kind that is not in it is measured,
+            and added.
     """
     total = 0.0
     for run in runs:
         timed_samples = min(max(TIMED_SAMPLES), run.local_batch)
         kind = digest(run.model, run.data, run.autocast, run.dtype, timed_samples)
-        if kind not in seconds:
-            seconds[kind] = seconds_a_sample(context, run)
+        if kind not in seconds_by_kind:
+            seconds_by_kind[kind] = seconds_a_sample(context, run)
         spec = run.spec("data")
         dataset = context.dataset(spec.name, spec.options)
         train, test = samples_of(dataset.train), samples_of(dataset.test)
         monitor = run.monitor
-        measured = monitor.samples or train
-        passes = (  # (samples, steps between passes; 0: never); a pass without gradients costs a third
+        monitored = monitor.samples or train
+        instruments_every = monitor.every if monitor.instruments else 0
+        passes = (  # (samples, steps from one pass to the next; 0: never)
             (run.decompose.samples or train, run.decompose.every),
-            (test / 3, run.evaluate.every),
-            (SHARPNESS_PASSES * measured, monitor.sharpness),
-            (EIGENVECTOR_PASSES * monitor.k * measured, monitor.every if monitor.instruments else 0),
+            (test / 3, run.evaluate.every),  # without gradients: a third of the time
+            (SHARPNESS_PASSES * monitored, monitor.sharpness),
+            (EIGENVECTOR_PASSES * monitor.k * monitored, instruments_every),
         )
         samples_a_step = run.batch + sum(samples / every for samples, every in passes if every)
-        total += run.steps * samples_a_step * seconds[kind]
+        total += run.steps * samples_a_step * seconds_by_kind[kind]
     return total
 
 
