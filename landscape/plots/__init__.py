@@ -56,25 +56,27 @@ def draw(
             of panels and legends.
         path: a .png, .pdf or .svg file that the picture is written to, too; its metadata have the title and
             the caption.
-        style: of surfaces: "contour"; "hillshade", contours on a relief; "surface", in three dimensions; or
-            "difference", the first of two surfaces minus the second. Other results have only "contour".
+        style: how surfaces are drawn: "contour"; "hillshade", contours on a relief; "surface", in three
+            dimensions; or "difference", the first of two surfaces minus the second. Other results have only
+            "contour".
         ax: axes to draw into, for a picture of one panel. Default: a new figure.
         axes: axes to draw into, by the names of the panels; other panels are not shown.
-        width: width in inches of a picture in a paper, such as 3.3 for a column or 7 for a page. Its texts
-            have 8 to 9 points; it has short labels, no caption and no default title. The same holds for
-            panels in axes of your own.
+        width: width in inches of a picture for a paper, such as 3.3 for a column or 7 for a page. Texts of
+            such a picture have 8 to 9 points; it has short labels, no caption and no default title. Panels in
+            ``ax`` or ``axes`` have the same look.
         visuals: "title", "panel_titles", "legend", "colorbar" or "caption" -> False, which leaves it out, or
             a dict of properties for matplotlib's ``Artist.set``.
         dpi: pixels per inch of the file. Default: 150.
-        options: further arguments of the drawing: ``title`` (None: no title), and of surfaces ``log``,
+        options: further arguments of the drawing: ``title`` (None: no title) and, for surfaces, ``log``,
             ``levels``, ``vmax``, ``cmap`` and ``labels``.
 
     Returns:
-        The new figure, whose ``axes_by_name`` has the axes of its panels; or that of ``ax`` or ``axes``.
+        A new figure, whose ``axes_by_name`` has the axes of its panels; with ``ax`` or ``axes``, the figure
+        of these axes.
 
     Raises:
         InputError: no results, results of several kinds or of a kind without a drawing, an argument that is
-            not allowed, nothing finite to draw, or axes for panels that the picture does not have.
+            not allowed, no finite number to draw, or axes for panels that the picture does not have.
         OperationError: a file cannot be read or written.
 
     Example:
@@ -84,36 +86,41 @@ def draw(
     """
     if path is not None:
         check_format(path)
-    items = loaded(results)
-    classes = dict.fromkeys(type(result) for result in items)
-    if len({drawing_of(result_class) for result_class in classes}) != 1:
+    loaded_results = loaded(results)
+    classes = dict.fromkeys(type(result) for result in loaded_results)
+    functions = {drawing_of(result_class) for result_class in classes}
+    if len(functions) != 1:
         names = ", ".join(sorted(result_class.__name__ for result_class in classes)) or "no result"
         raise InputError(f"results: {names} cannot be drawn in one picture, all must be of one kind")
-    name, drawing = type(items[0]).__name__, drawing_of(type(items[0]))
-    allowed = inspect.signature(drawing).parameters
+    drawing_function = functions.pop()
+    class_name = type(loaded_results[0]).__name__
+    parameters = inspect.signature(drawing_function).parameters
     if style != "contour":
-        if "style" not in allowed:
-            raise InputError(f"style: '{style}' is not allowed, a {name} has one style (allowed: contour)")
+        if "style" not in parameters:
+            cause = f"a {class_name} has one style (allowed: contour)"
+            raise InputError(f"style: '{style}' is not allowed, {cause}")
         options["style"] = style
     for option in options:
-        if option not in allowed:
-            names = ", ".join(list(allowed)[1:])
-            raise InputError(f"{option}: not allowed for a {name}, whose drawing has the options {names}")
+        if option not in parameters:
+            cause = f"whose drawing has the options {', '.join(list(parameters)[1:])}"
+            raise InputError(f"{option}: not allowed for a {class_name}, {cause}")
     if width is not None and (ax is not None or axes):
         raise InputError("width: not allowed with axes of your own, whose figure has one")
     user_axes = OwnAxes(ax, axes or {}) if ax is not None or axes else None
-    title, is_paper = options.pop("title", ""), user_axes is not None or width is not None
-    default_visuals = {"caption": False} if is_paper else {}
+    is_for_paper = user_axes is not None or width is not None
+    all_visuals: dict[str, Any] = {"caption": False} if is_for_paper else {}
+    title = options.pop("title", "")
     if title:
         options["title"] = title
-    elif title is None or is_paper:
-        default_visuals["title"] = False
+    elif title is None or is_for_paper:
+        all_visuals["title"] = False
+    all_visuals |= visuals or {}
     with drawn_into(user_axes, width):
-        picture: Any = drawing([drawable(result) for result in items], **options)
+        picture: Any = drawing_function([drawable(result) for result in loaded_results], **options)
         if user_axes is not None and picture is not user_axes:
-            reason = f"the drawing of a {name} makes a figure of its own"
+            reason = f"the drawing of a {class_name} makes a figure of its own"
             raise InputError(f"{user_axes.where}: not allowed, {reason}")
-        change(picture, default_visuals | {**(visuals or {})})
+        change(picture, all_visuals)
     figure: Figure = picture if user_axes is None else user_axes.get_figure()
     if path is not None:
         save_figure(figure, path, dpi)
@@ -192,10 +199,10 @@ def literal(text: str) -> str:
 
 
 def drawable(result: Any) -> Any:
-    """Return a copy of ``result`` with :func:`literal` texts, and infinity for numbers too large for an axis.
+    """Return a copy of ``result`` that matplotlib can draw; an object that is no result is not changed.
 
-    Drawings leave out infinite numbers. An unfinished grid is reduced to its finest complete grid. Objects
-    that are no results are returned unchanged.
+    Texts become :func:`literal`. Numbers too large for an axis become infinite; drawings leave out infinite
+    numbers. An unfinished grid is reduced to its finest complete grid.
     """
     if not isinstance(result, Result):
         return result
@@ -249,10 +256,11 @@ def draws(kind: type) -> Callable[[F], F]:
     """Return a decorator that registers a function as the drawing of results of class ``kind``.
 
     :func:`landscape.draw` calls the function, in the style of all pictures, with results whose texts and
-    numbers can be drawn (``drawable``). A parameter ``style`` of the function is that of the call.
+    numbers can be drawn (``drawable``). If the function has a parameter ``style``, it receives the argument
+    ``style`` of :func:`landscape.draw`.
 
     Args:
-        kind: the class of the results. Its subclasses without a drawing of their own are drawn likewise.
+        kind: the class of the results. The function also draws subclasses that have no drawing of their own.
 
     Raises:
         InputError: another class of the same name already has a drawing.
@@ -275,7 +283,7 @@ def draws(kind: type) -> Callable[[F], F]:
 
 
 def drawing_of(kind: type) -> Callable[..., Figure]:
-    """Return the drawing of results of class ``kind``: its own, or that of the nearest base class.
+    """Return the drawing of results of class ``kind``: its own, or the drawing of the nearest base class.
 
     Raises:
         InputError: neither the class nor any base class has a drawing.

@@ -48,19 +48,20 @@ class Frame:
 
 
 def film(frames: Sequence[Frame], algorithm: str) -> tuple[Figure, Callable[[int], None]]:
-    """Return the learners on the landscape around their mean, by step, beside a dial of ηλ_max.
+    """Return a figure for the frames of a film, and the function that draws a frame into the figure.
 
-    All frames have the same levels and colors.
+    A frame has the learners on the landscape around their mean, beside a dial of ηλ_max. All frames have the
+    same levels and colors.
 
     Args:
-        frames: in the order of their steps.
-        algorithm: that of the run, such as "dpsgd".
+        frames: the frames, in the order of their steps.
+        algorithm: name of the run's algorithm, such as "dpsgd".
 
     Returns:
-        A figure, and the function that draws frame k into it.
+        The figure; and the function, which takes the index of a frame.
 
     Raises:
-        InputError: no frame, or no loss that is finite.
+        InputError: no frame, or no finite loss.
     """
     if not frames:
         raise InputError("animate: no frame, there is nothing to draw")
@@ -68,12 +69,13 @@ def film(frames: Sequence[Frame], algorithm: str) -> tuple[Figure, Callable[[int
     with style.style():
         figure, (ax, dial) = panels(1, 2, 4.6, 4.6, ["surface", "dial"], width_ratios=(1.6, 1.0))
         level_scale = surface.scale([shown_surface.loss for shown_surface in surfaces])
-        # A copy of the norm: contourf changes its own in each frame, which would reset the bar's labels.
-        norm, label = copy.deepcopy(level_scale.norm), f"loss{style.unit(surfaces[0], 'loss')}"
-        surface.color_bar(figure, ax, norm, surface.CMAP, label)
+        # contourf changes the norm that it gets, in each frame; the labels of the color bar must not follow.
+        norm = copy.deepcopy(level_scale.norm)
+        surface.color_bar(figure, ax, norm, surface.CMAP, f"loss{style.unit(surfaces[0], 'loss')}")
         caption(figure, f"{surface.settings(surfaces[:1], level_scale.why)} Lines: levels of the frame.")
-    values = np.array([(frame.lr_lambda_max, frame.limit) for frame in frames])
-    top = 1.15 * max(values[np.isfinite(values)].tolist(), default=2.0)
+    dial_values = np.array([(frame.lr_lambda_max, frame.limit) for frame in frames])
+    finite_values = dial_values[np.isfinite(dial_values)].tolist()
+    dial_end = 1.15 * max(finite_values, default=2.0)  # 15% more than the largest value (our choice)
 
     def draw(index: int) -> None:
         frame = frames[index]
@@ -81,15 +83,15 @@ def film(frames: Sequence[Frame], algorithm: str) -> tuple[Figure, Callable[[int
             ax.clear()
             dial.clear()
             _draw_surface(ax, surfaces[index], level_scale)
-            _draw_dial(dial, frame, top, style.color_of(algorithm))
-            loss = f", training loss {frame.loss:.3g} nat" if np.isfinite(frame.loss) else ""
-            figure.suptitle(f"{style.paper_name(algorithm)}, step {frame.step:,}{loss}")
+            _draw_dial(dial, frame, dial_end, style.color_of(algorithm))
+            loss_text = f", training loss {frame.loss:.3g} nat" if np.isfinite(frame.loss) else ""
+            figure.suptitle(f"{style.paper_name(algorithm)}, step {frame.step:,}{loss_text}")
 
     return figure, draw
 
 
 def _draw_surface(ax: Axes, r: Surface, level_scale: surface.LevelScale) -> None:
-    """Draw the surface of a frame, with the learners, or an open marker at the edge for those outside."""
+    """Draw the surface of a frame, and its learners: those outside the grid as open markers at the edge."""
     masked = np.ma.masked_invalid(r.loss)
     surface.map_axes(ax)
     ax.contourf(r.x, r.y, masked, level_scale.levels, extend="max", cmap=surface.CMAP, norm=level_scale.norm)
@@ -108,11 +110,14 @@ def _draw_surface(ax: Axes, r: Surface, level_scale: surface.LevelScale) -> None
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
 
 
-def _draw_dial(ax: Axes, frame: Frame, top: float, color: str) -> None:
-    """Draw a half circle from 0 to ``top`` with a needle; beyond the limit its rim has a warning color."""
+def _draw_dial(ax: Axes, frame: Frame, end: float, color: str) -> None:
+    """Draw a dial of ηλ_max: a half circle for the values from 0 to ``end``, and a needle in ``color``.
+
+    The rim beyond the limit is red.
+    """
 
     def position(value: Any, radius: float) -> tuple[Any, Any]:
-        angle = np.pi * (1 - value / top)
+        angle = np.pi * (1 - value / end)  # from π, at the left, to 0
         return radius * np.cos(angle), radius * np.sin(angle)
 
     def draw_rim(low: float, high: float, color: str, **look: Any) -> None:
@@ -120,17 +125,18 @@ def _draw_dial(ax: Axes, frame: Frame, top: float, color: str) -> None:
         ax.plot(*arc, color=color, lw=9, solid_capstyle="butt", **look)
 
     centered: dict[str, Any] = {"ha": "center", "va": "center"}
-    limit = frame.limit if np.isfinite(frame.limit) else top
+    limit = frame.limit if np.isfinite(frame.limit) else end
     draw_rim(0.0, limit, style.PALE)
     if np.isfinite(frame.limit):
-        draw_rim(limit, top, style.RED, alpha=0.75)
+        draw_rim(limit, end, style.RED, alpha=0.75)
         ax.text(*position(limit, 1.17), f"limit\n{limit:.3g}", fontsize=8.5, **centered)
-    for tick in ticker.MaxNLocator(4).tick_values(0, top):
-        if tick <= top:
+    for tick in ticker.MaxNLocator(4).tick_values(0, end):
+        if tick <= end:
             ax.text(*position(tick, 0.82), f"{tick:g}", fontsize=8, color=style.DARK, **centered)
     label = r"$\eta\lambda_{max}$ not known"
     if np.isfinite(frame.lr_lambda_max):
-        x, y = position(min(max(frame.lr_lambda_max, 0.0), top), 0.93)
+        shown_value = min(max(frame.lr_lambda_max, 0.0), end)
+        x, y = position(shown_value, 0.93)
         ax.plot([0, x], [0, y], color=color, lw=3)
         label = rf"$\eta\lambda_{{max}}$ = {frame.lr_lambda_max:.2f}"
     ax.plot(0, 0, "o", color=color, ms=8)
@@ -145,7 +151,7 @@ def save_film(
     """Write the :func:`film` to ``path``; an existing file is replaced only when the new one is complete.
 
     Args:
-        frames, algorithm: those of :func:`film`.
+        frames, algorithm: as in :func:`film`.
         path: a .gif or .mp4 file.
         fps: frames per second.
         dpi: pixels per inch.

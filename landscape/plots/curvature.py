@@ -43,10 +43,10 @@ for _kind in (Eigenpairs, Trace, Density):
 
 @draws(Spectrum)
 def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
-    """Draw spectral densities on a log axis with eigenvalues as ticks below it, one color for each result.
+    """Draw spectral densities on a logarithmic axis, and eigenvalues as ticks at the bottom of the panel.
 
-    The axis ends a factor of 10 below the peak of one eigenvalue out of P. Results that have only traces
-    are drawn as traces, with one standard error.
+    Each result has a color. The axis begins a factor of 10 below the peak that one eigenvalue out of P makes.
+    If no result has eigenvalues or a density, traces are drawn, with 95% intervals.
 
     Raises:
         InputError: no result has eigenvalues, a density or a trace.
@@ -55,16 +55,19 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
         return _draw_traces(results, title)
     figure, (ax,) = panels(1, 1, 6.4, 3.9, ["spectrum"])
     densities = [r.density for r in results if r.density]
-    points_x, floor = density_scale(densities, 2000)
-    row_height = 0.05 if densities else 0.9 / len(results)  # ticks of several results do not overlap
-    for k, (r, label, color) in enumerate(style.labeled(results, "spectrum")):
+    eigenvalues, floor = density_scale(densities, 2000)
+    # Each result has a row of ticks; heights are relative to the panel.
+    row_height = 0.05 if densities else 0.9 / len(results)
+    for k, (r, name, color) in enumerate(style.labeled(results, "spectrum")):
+        legend_name = name
         if r.density:
-            ax.plot(points_x, np.maximum(r.density.broadened(points_x), floor), color=color, label=label)
-            label = "_"
+            density = np.maximum(r.density.broadened(eigenvalues), floor)
+            ax.plot(eigenvalues, density, color=color, label=legend_name)
+            legend_name = "_"  # the next curves of this result have no entry in the legend
         low, high = row_height * k, row_height * (k + 0.9)
-        for value in r.values:
-            ax.axvline(value, low, high, color=color, lw=1.5, label=label, clip_on=False)
-            label = "_"  # without an entry in the legend
+        for eigenvalue in r.values:
+            ax.axvline(eigenvalue, low, high, color=color, lw=1.5, label=legend_name, clip_on=False)
+            legend_name = "_"
     if densities:
         ax.set(yscale="log", ylim=(floor, None), ylabel="spectral density (log)")
     else:
@@ -74,12 +77,14 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     ax.set_xlabel("eigenvalue λ")
     first = results[0]
     notes = [_size(results), f"parameters {first.part}" if first.part else ""]
-    if optimizers := dict.fromkeys(r.precondition for r in results if r.precondition):
+    optimizers = dict.fromkeys(r.precondition for r in results if r.precondition)
+    if optimizers:
         notes += [f"preconditioned by {', '.join(optimizers)}", style.rows_of(results, "lr · λ_max")]
     if any(r.values.size for r in results):
         notes.append("ticks: computed eigenvalues")
+    text = f"{'; '.join(note for note in notes if note)}."
     default_title = f"Spectrum of the {_MATRICES.get(first.matrix, first.matrix)}"
-    return finish(figure, title or default_title, f"{'; '.join(filter(None, notes))}.", [ax], ncols=3)
+    return finish(figure, title or default_title, text, [ax], ncols=3)
 
 
 def _size(results: Sequence[Spectrum]) -> str:
@@ -90,7 +95,7 @@ def _size(results: Sequence[Spectrum]) -> str:
 def density_scale(densities: Sequence[Density], count: int) -> tuple[Array, float]:
     """Return ``count`` eigenvalues at which densities are drawn, and the lowest density of their axis.
 
-    That is a tenth of the peak of one eigenvalue out of P.
+    The lowest density is a tenth of the peak that one eigenvalue out of P makes.
     """
     if not densities:
         return np.zeros(0), 0.0
@@ -140,47 +145,50 @@ def draw_batch_spectra(results: Sequence[BatchSpectrum], title: str = "") -> Fig
 
 @draws(CurvatureTable)
 def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") -> Figure:
-    """Draw bars of both ends of the spectrum of each block, and beside them its share of the trace.
+    """Draw bars of λ_max and λ_min of each block and, in the panel beside them, its share of the trace.
 
-    Dotted lines are λ_max and λ_min of all parameters. Error bars are residuals, and one standard error of
-    the shares.
+    Dotted lines are λ_max and λ_min of all parameters. Error bars of eigenvalues are residuals; those of
+    shares are one standard error.
     """
+    # The first group of a table is all parameters.
     names = list(dict.fromkeys(name for r in results for name in r.groups[1:]))
     thickness = 0.8 / len(results)
     height = 1.6 + (0.16 + 0.12 * len(results)) * len(names)
-    figure, (ends, shares) = panels(1, 2, 4.6, max(2.6, height), ["ends", "shares"], sharey=True)
+    figure, (eigenvalue_ax, share_ax) = panels(1, 2, 4.6, max(2.6, height), ["ends", "shares"], sharey=True)
     for k, (r, label, color) in enumerate(style.labeled(results, "")):
-        y = np.array([names.index(name) for name in r.groups[1:]]) + thickness * (k + 0.5) - 0.4
+        block_positions = np.array([names.index(name) for name in r.groups[1:]])
+        y = block_positions + thickness * (k + 0.5) - 0.4  # the bars of several results side by side
         bars: dict[str, Any] = {"height": 0.9 * thickness, "color": color, "ecolor": "k", "capsize": 2}
-        ends.barh(y, r.lambda_max[1:], xerr=r.residual_max[1:], **bars)
-        ends.barh(y, r.lambda_min[1:], xerr=r.residual_min[1:], **bars, alpha=0.6)
-        shares.barh(y, 100 * r.share[1:], xerr=100 * r.share_error[1:], **bars, label=label)
+        eigenvalue_ax.barh(y, r.lambda_max[1:], xerr=r.residual_max[1:], **bars)
+        eigenvalue_ax.barh(y, r.lambda_min[1:], xerr=r.residual_min[1:], **bars, alpha=0.6)
+        share_ax.barh(y, 100 * r.share[1:], xerr=100 * r.share_error[1:], **bars, label=label)
         for eigenvalue in (r.lambda_max[0], r.lambda_min[0]):
-            ends.axvline(eigenvalue, color=color, ls=":", lw=1.3)
-    ends.set_yticks(range(len(names)), names)
-    ends.invert_yaxis()
-    for ax in (ends, shares):
+            eigenvalue_ax.axvline(eigenvalue, color=color, ls=":", lw=1.3)
+    eigenvalue_ax.set_yticks(range(len(names)), names)
+    eigenvalue_ax.invert_yaxis()
+    for ax in (eigenvalue_ax, share_ax):
         ax.axvline(0, color="k", lw=0.8)
         ax.grid(False, axis="y")
-    largest = np.concatenate([r.lambda_max for r in results])
-    if logarithmic(largest[largest > 0]):
-        # Linear below a thousandth of the largest, which counts as zero in a search, too.
-        ends.set_xscale("symlog", linthresh=1e-3 * np.nanmax(largest))
-    ends.set_xlabel(f"λ_min and λ_max of the block{style.unit(results[0], 'lambda_max')}")
-    shares.set_xlabel("share of the trace (%)")
+    lambda_max = np.concatenate([r.lambda_max for r in results])
+    if logarithmic(lambda_max[lambda_max > 0]):
+        # Linear below a thousandth of the largest λ_max: a search, too, takes such eigenvalues as zero.
+        eigenvalue_ax.set_xscale("symlog", linthresh=1e-3 * np.nanmax(lambda_max))
+    eigenvalue_ax.set_xlabel(f"λ_min and λ_max of the block{style.unit(results[0], 'lambda_max')}")
+    share_ax.set_xlabel("share of the trace (%)")
     text = (
         f"{style.samples_of(results)}; dotted: λ_max and λ_min of the whole; bars: residuals, and one "
         "standard error of the shares."
     )
     default_title = f"Where the curvature is: blocks of the {_MATRICES[results[0].matrix]}"
-    return finish(figure, title or default_title, text, [shares] if len(results) > 1 else [])
+    return finish(figure, title or default_title, text, [share_ax] if len(results) > 1 else [])
 
 
 @draws(LossChange)
 def draw_loss_changes(results: Sequence[LossChange], title: str = "") -> Figure:
-    """Draw the share of each group of parameters in the change of the loss: gradient and curvature.
+    """Draw, for each group of parameters, its terms of the change of the loss as stacked bars.
 
-    They are stacked. One panel for each step; the dashed line is the change of the loss.
+    The terms are those of the gradient, of the curvature within the group, and of the curvature between
+    groups. Each result, which is of one step, has a panel; its dashed line is the change of the loss.
     """
     height = 1.8 + 0.3 * max(len(r.groups) for r in results)
     figure, axes = wrapped_panels(len(results), 5.6, height, names="change")
@@ -189,11 +197,12 @@ def draw_loss_changes(results: Sequence[LossChange], title: str = "") -> Figure:
     for ax, r, name in zip(axes, results, style.names_of(results, ""), strict=True):
         terms = r.gradient, r.within, r.curvature - r.within
         y = np.arange(len(r.groups))
-        ends = np.zeros((2, len(r.groups)))  # of the bars so far, of positive and of negative terms
+        # Positive terms are stacked to the right of 0, and negative ones to the left.
+        bar_ends = np.zeros((2, len(r.groups)))  # row 0: of positive terms so far; row 1: of negative terms
         for (label, color), values in zip(colors.items(), terms, strict=True):
-            side = (values < 0).astype(int)
-            ax.barh(y, values, left=ends[side, y], color=color, label=label, height=0.7)
-            ends[side, y] += values
+            row = (values < 0).astype(int)
+            ax.barh(y, values, left=bar_ends[row, y], color=color, label=label, height=0.7)
+            bar_ends[row, y] += values
         ax.axvline(0, color="k", lw=0.8)
         ax.axvline(r.loss_change, color=style.DARK, ls="--", lw=1.3, label="change of the loss")
         ax.set_yticks(y, r.groups)
@@ -207,10 +216,11 @@ def draw_loss_changes(results: Sequence[LossChange], title: str = "") -> Figure:
 
 @draws(BatchSharpness)
 def draw_batch_sharpness(results: Sequence[BatchSharpness], title: str = "") -> Figure:
-    """Draw batch sharpness against the batch, one panel for each checkpoint, times η if that is known.
+    """Draw batch sharpness against the batch, one panel for each checkpoint.
 
-    Filled points are w_a, open ones the mean over the learners at their own weights and minibatches; the
-    dashed line is λ_max, the solid one the limit of the update rule. Error bars are one standard error.
+    If all results have a learning rate η, curvatures are multiplied by η. Filled points are batch sharpness
+    at w_a; open points are the mean over the learners, at their own weights and minibatches. The dashed line
+    is λ_max, the solid line the limit of the update rule. Error bars are one standard error.
     """
     groups: dict[str, list[BatchSharpness]] = {r.label: [] for r in results}
     for r in sorted(results, key=lambda r: r.batch):
@@ -254,9 +264,11 @@ def _draw_group(ax: Axes, group: Sequence[BatchSharpness], times_lr: bool) -> No
 
 @draws(Disagreement)
 def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figure:
-    """Draw cumulative shares over the eigenvectors; beside them ½ tr(HC) and the loss that the spread costs.
+    """Draw how much of the spread and of the gradient lies along eigenvectors, and what the spread costs.
 
-    Error bars are one standard error over the learners.
+    The first panel has the shares along the first k eigenvectors, against k. The second panel has ½ tr(HC),
+    and the mean loss of the learners minus the loss of w_a. Error bars are one standard error over the
+    learners.
     """
     figure, (shares, costs) = panels(1, 2, 4.6, 3.8, ["shares", "costs"])
     for r, name, color in style.labeled(results, "result"):
@@ -270,11 +282,12 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
     shares.set(ylim=(0, None), xlabel="eigenvectors, the sharpest first")
     shares.set_ylabel("share in their space (%)")
     positions = np.arange(len(results))
+    half_trace = [r.cost for r in results]  # ½ tr(HC)
     errors = [r.cost_error if np.isfinite(r.cost_error) else 0.0 for r in results]
-    cost, tones = [r.cost for r in results], style.colors_of([r.label for r in results])
-    costs.bar(positions - 0.2, cost, yerr=errors, color=tones, width=0.38, capsize=3, ecolor="k")
-    extra = [r.learners_loss - r.loss for r in results]
-    costs.bar(positions + 0.2, extra, width=0.38, color="w", edgecolor=tones, hatch="//")
+    colors = style.colors_of([r.label for r in results])
+    costs.bar(positions - 0.2, half_trace, yerr=errors, color=colors, width=0.38, capsize=3, ecolor="k")
+    extra_loss = [r.learners_loss - r.loss for r in results]
+    costs.bar(positions + 0.2, extra_loss, width=0.38, color="w", edgecolor=colors, hatch="//")
     costs.axhline(0, color="k", lw=0.8)
     categories(costs, style.names_of(results, "result"))
     costs.set_ylabel(style.loss_label(results))
@@ -287,19 +300,20 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
 
 @draws(Sharpness)
 def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
-    """Draw the sharpness of each checkpoint against ρ if there are several, else side by side.
+    """Draw the sharpness of checkpoints: against ρ if results have several values of ρ, else side by side.
 
     Error bars are one standard error over the draws.
     """
     labels = list(dict.fromkeys(r.label for r in results))
     names = [style.paper_name(label) or f"result {k}" for k, label in enumerate(labels)]
     several_radii = len({r.rho for r in results}) > 1
+    line_style = "-" if several_radii else "none"
     figure, (ax,) = panels(1, 1, max(5.0, 1.5 * len(labels)), 3.8, ["sharpness"])
     for k, (label, name, color) in enumerate(zip(labels, names, style.colors_of(labels), strict=True)):
         group = sorted((r for r in results if r.label == label), key=lambda r: r.rho)
         x = [r.rho for r in group] if several_radii else [k] * len(group)
         values, errors = [r.value for r in group], [r.standard_error for r in group]
-        points(ax, x, values, errors, color, name, capsize=4, ls="-" if several_radii else "none")
+        points(ax, x, values, errors, color, name, capsize=4, ls=line_style)
     lowest = min(r.value for r in results)
     if several_radii:
         style.log_axis(ax.xaxis)
@@ -339,39 +353,41 @@ _MARKERS: list[dict[str, Any]] = [
 def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     """Draw learning rates, sharpness and loss at the checkpoints, and the directions of the spread.
 
-    Each has a panel. The first three show the loss itself and the loss smoothed by the spread, with one
-    standard error. Learning rates are 2/λ_max, beside the rates α and α_e of the run. Dashes beside the
-    sharpness are the largest change of the gradient along the steps, relative to the distance. The fourth
-    panel shows the share of the spread along the eigenvectors of the Hessian.
+    Each of the four has a panel. The first three panels show the loss itself and the loss smoothed by the
+    spread, with one standard error. Learning rates are 2/λ_max, beside the rates α and α_e of the run. Dashes
+    beside the sharpness are the largest change of the gradient along the steps, relative to the distance. The
+    fourth panel shows the share of the spread along the eigenvectors of the Hessian.
     """
-    figure, axes = panels(2, 2, max(4.6, 1.3 * len(results)), 3.4, ["rates", "sharpness", "loss", "spread"])
-    rate, sharpness, loss, spread = axes
+    width = max(4.6, 1.3 * len(results))
+    figure, axes = panels(2, 2, width, 3.4, ["rates", "sharpness", "loss", "spread"])
+    rates, sharpness, loss, spread = axes
     for k in range(len(_NAMES)):
-        _draw_smoothed(rate, sharpness, loss, results, k)
+        _draw_loss_or_smoothed(rates, sharpness, loss, results, k)
     positions = np.arange(len(results))
-    rate.plot(positions, [r.lr for r in results], "k_", ms=26, mew=2, label=r"$\alpha$")
-    rate.plot(positions, [r.alpha_e for r in results], "kx", ms=8, mew=2, label=r"$\alpha_e$")
+    rates.plot(positions, [r.lr for r in results], "k_", ms=26, mew=2, label=r"$\alpha$")
+    rates.plot(positions, [r.alpha_e for r in results], "kx", ms=8, mew=2, label=r"$\alpha_e$")
     _draw_spread(spread, results)
-    for ax, head, label in (
-        (rate, "learning rates, $2/\\lambda_{max}$", "rate"),
+    tick_labels = [name.replace(", step", ",\nstep") for name in style.names_of(results, "")]
+    for ax, panel_title, label in (
+        (rates, "learning rates, $2/\\lambda_{max}$", "rate"),
         (sharpness, "sharpness", f"$\\lambda_{{max}}${style.unit(results[0], 'lambda_max')}"),
         (loss, "loss", style.loss_label(results)),
         (spread, "the spread", "share of the spread along it"),
     ):
-        ax.set(title=head, ylabel=label, yscale="log")
-        if ax is not spread:
+        ax.set(title=panel_title, ylabel=label, yscale="log")
+        if ax is not spread:  # its x axis has eigenvectors, not results
             style.decimal_labels(ax.yaxis)
-            ax.set_xticks(
-                positions, [name.replace(", step", ",\nstep") for name in style.names_of(results, "")]
-            )
+            ax.set_xticks(positions, tick_labels)
             ax.tick_params(axis="x", labelsize=8)
             ax.margins(x=0.15)
     text = f"{style.samples_of(results)}; dashes beside the sharpness: the steepest change of the gradient."
-    return finish(figure, title or "Smoothing by the learners' spread", text, [rate], ncols=5)
+    return finish(figure, title or "Smoothing by the learners' spread", text, [rates], ncols=5)
 
 
-def _draw_smoothed(rate: Axes, sharpness: Axes, loss: Axes, results: Sequence[Smoothing], k: int) -> None:
-    """Draw the rates, sharpness and loss of the loss itself (k = 0) or of a smoothed loss (1, 2)."""
+def _draw_loss_or_smoothed(
+    rate_axes: Axes, sharpness: Axes, loss: Axes, results: Sequence[Smoothing], k: int
+) -> None:
+    """Draw learning rates, sharpness and loss: for k = 0 of the loss itself, for 1, 2 of a smoothed loss."""
     x, markers = np.arange(len(results)) + 0.12 * (k - 1), _MARKERS[k]
     if k == 0:
         rows = [(r.lambda_max, 0.0, r.loss, 0.0) for r in results]
@@ -383,7 +399,8 @@ def _draw_smoothed(rate: Axes, sharpness: Axes, loss: Axes, results: Sequence[Sm
     loss.errorbar(x, mean_loss, loss_error, **markers)
     rates = np.array([r.rates[k] for r in results])
     rates = np.where(np.isfinite(rates), rates, np.nan)
-    rate.errorbar(x, rates, rates * lambda_error / np.abs(lambda_max), label=_NAMES[k], **markers)
+    rate_errors = rates * lambda_error / np.abs(lambda_max)
+    rate_axes.errorbar(x, rates, rate_errors, label=_NAMES[k], **markers)
     constants = [(r.lipschitz, *r.lipschitz_smooth)[k] for r in results]
     largest = [values.max() if values.size else np.nan for values in constants]
     sharpness.plot(x, largest, marker="_", ls="none", ms=14, mew=2.5, color=markers["color"], alpha=0.6)

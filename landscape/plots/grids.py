@@ -27,7 +27,7 @@ TITLE = 30
 
 
 def starred(r: HessianGrid) -> Array:
-    """Return the ratios (ny, nx) as text, with a star where they cannot be trusted."""
+    """Return the ratios (ny, nx) as text, with a star where the eigenvalues have not converged."""
     pairs = zip(r.ratio.flat, r.usable.flat, strict=True)
     texts = [f"{ratio:.2g}" if usable else f"{ratio:.2g}*" for ratio, usable in pairs]
     return np.reshape(texts, r.ratio.shape)
@@ -42,9 +42,9 @@ def draw_hessian_grids(
     A star marks points where the eigenvalues have not converged; the medians leave these out.
 
     Args:
-        vmax: the ratio with the darkest color, which larger ratios have, too. Default: the largest ratio, but
-            at most 1, as ratios have no bound where λ_max is near 0.
-        cmap: a color map of matplotlib. Default: that of contours.
+        vmax: the ratio with the darkest color; larger ratios have the same color. Default: the largest ratio,
+            but at most 1 (our choice: where λ_max is near 0, ratios have no bound).
+        cmap: a color map of matplotlib. Default: the color map of contours.
 
     Raises:
         InputError: a vmax or color map that is not allowed.
@@ -54,24 +54,24 @@ def draw_hessian_grids(
     if vmax is not None:
         positive("vmax", vmax)
     figure, axes = wrapped_panels(len(results), 3.9, 3.5, names="ratio")
-    finite = np.concatenate([r.ratio[np.isfinite(r.ratio)] for r in results])
-    largest = float(finite.max(initial=0.0))
+    finite_ratios = np.concatenate([r.ratio[np.isfinite(r.ratio)] for r in results])
+    largest = float(finite_ratios.max(initial=0.0))
     if vmax is None:
-        vmax = min(largest, 1.0) or 1.0
+        vmax = min(largest, 1.0) or 1.0  # 1 also if no ratio is above 0
     color_map = CMAP if cmap is None else colormaps[cmap]
     for ax, r, name in zip(axes, results, style.names_of(results, "grid"), strict=True):
+        # The first row of a heatmap is at the top, but y grows upwards: rows are reversed.
+        numbers = starred(r)[::-1] if r.ratio.size <= 64 else None  # more do not fit (our choice)
         sns.heatmap(
-            r.ratio[::-1],  # a heatmap's first row is its top; y grows upwards
-            ax=ax, vmin=0.0, vmax=vmax, cmap=color_map, square=True, cbar=False,
-            annot=starred(r)[::-1] if r.ratio.size <= 64 else None,
-            fmt="", annot_kws={"fontsize": 8},
+            r.ratio[::-1], ax=ax, vmin=0.0, vmax=vmax, cmap=color_map, square=True, cbar=False,
+            annot=numbers, fmt="", annot_kws={"fontsize": 8},
             xticklabels=[f"{v:.2g}" for v in r.x], yticklabels=[f"{v:.2g}" for v in r.y[::-1]],
         )  # fmt: skip
         ax.tick_params(axis="y", rotation=0)
         usable = r.ratio[r.usable]
-        median = f"{np.median(usable):.3g}" if usable.size else "–"
+        median_text = f"{np.median(usable):.3g}" if usable.size else "–"
         count_note = f" ({usable.size} of {r.ratio.size} points)" if usable.size < r.ratio.size else ""
-        ax.set_title(f"{wrapped(name, TITLE)}\nmedian {median}{count_note}")
+        ax.set_title(f"{wrapped(name, TITLE)}\nmedian {median_text}{count_note}")
         ax.set(xlabel="x, along u", ylabel="y, along v")
     label = r"$|\lambda_{min}| / |\lambda_{max}|$"
     extend = "max" if largest > vmax else "neither"
@@ -82,7 +82,7 @@ def draw_hessian_grids(
 
 @draws(Line)
 def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
-    """Draw loss and, below it, accuracy and metrics along lines of one kind; barriers in the legend.
+    """Draw the loss and, below it, accuracy and metrics along lines; the legend has the barriers.
 
     Raises:
         InputError: lines between two sets of weights together with lines along a direction.
@@ -90,47 +90,52 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
     kinds = {r.kind for r in results}
     if len(kinds) != 1:
         raise InputError("results: interpolations and directions have different axes, give one kind")
-    between = kinds == {"interpolation"}
-    names = _quantities(results)
-    figure, axes = panels(len(names), 1, 5.4, 2.6, names, names[1:], sharex=True)
+    is_between = kinds == {"interpolation"}  # lines between two sets of weights
+    quantities = _drawn_quantities(results)
+    figure, axes = panels(len(quantities), 1, 5.4, 2.6, quantities, quantities[1:], sharex=True)
     top, below = axes[0], axes[1:]
     notes = [style.batchnorm_note(r) for r in results]
-    shared_note = notes[0] if len({*notes}) == 1 else ""  # other notes are in the legend
+    shared_note = notes[0] if len(set(notes)) == 1 else ""  # different notes are in the legend
     colors_of_lines = style.colors_of([" to ".join(r.labels) or r.label for r in results])
     for k, (r, color) in enumerate(zip(results, colors_of_lines, strict=True)):
-        name = " to ".join(map(style.paper_name, r.labels)) or style.paper_name(r.label) or f"line {k + 1}"
-        if between:
-            name += f" (barrier {r.barrier:.3g})"
+        name_of_ends = " to ".join(style.paper_name(label) for label in r.labels)
+        legend_name = name_of_ends or style.paper_name(r.label) or f"line {k + 1}"
+        if is_between:
+            legend_name += f" (barrier {r.barrier:.3g})"
         if notes[k] and not shared_note:
-            name += f"\n{notes[k]}"
+            legend_name += f"\n{notes[k]}"
         # Points that are not finite leave a gap in the curve.
-        top.plot(r.t, np.where(np.isfinite(r.loss), r.loss, np.nan), color=color, label=name)
-        for ax, quantity in zip(below, names[1:], strict=True):
-            ax.plot(r.t, r.column(quantity) * (100 if quantity == "accuracy" else 1), color=color)
-        if between and np.isfinite(r.barrier):
+        top.plot(r.t, np.where(np.isfinite(r.loss), r.loss, np.nan), color=color, label=legend_name)
+        for ax, quantity in zip(below, quantities[1:], strict=True):
+            factor = 100 if quantity == "accuracy" else 1
+            ax.plot(r.t, r.column(quantity) * factor, color=color)
+        if is_between and np.isfinite(r.barrier):
             top.plot([0, 1], r.loss[[0, -1]], color=color, lw=0.9, ls=":")
     top.set_ylabel(style.loss_label(results))
-    for ax, quantity in zip(below, names[1:], strict=True):
+    for ax, quantity in zip(below, quantities[1:], strict=True):
         ax.set_ylabel(f"{quantity} (%)" if quantity == "accuracy" else quantity)
     for ax in leading(axes, "last_row"):
-        ax.set_xlabel("t (0: first end, 1: second end)" if between else "t, along the direction")
-    default_title = "Loss between two sets of weights" if between else "Loss along a line"
-    sentences = ["dotted: between the ends" if between else "", shared_note]
-    sentences.append(style.interpolation_note(results).removeprefix("; "))
-    text = "; ".join(filter(None, sentences))
-    return finish(figure, title or default_title, text and f"{text[0].upper()}{text[1:]}.", [top], ncols=1)
+        ax.set_xlabel("t (0: first end, 1: second end)" if is_between else "t, along the direction")
+    default_title = "Loss between two sets of weights" if is_between else "Loss along a line"
+    notes_below = ["dotted: between the ends" if is_between else "", shared_note]
+    notes_below.append(style.interpolation_note(results).removeprefix("; "))
+    text = "; ".join(note for note in notes_below if note)
+    if text:
+        text = f"{text[0].upper()}{text[1:]}."
+    return finish(figure, title or default_title, text, [top], ncols=1)
 
 
-def _quantities(results: Sequence[Line] | Sequence[Connection]) -> list[str]:
-    """Return Loss, accuracy where there is one, and the metrics that all have: a panel each."""
-    names = ["loss", *["accuracy"] * any(np.isfinite(r.accuracy).any() for r in results)]
+def _drawn_quantities(results: Sequence[Line] | Sequence[Connection]) -> list[str]:
+    """Return the quantities with a panel: loss, accuracy if a result has it, metrics of all results."""
+    has_accuracy = any(np.isfinite(r.accuracy).any() for r in results)
+    names = ["loss", "accuracy"] if has_accuracy else ["loss"]
     return names + [name for name in results[0].metric_names if all(name in r.metric_names for r in results)]
 
 
 @draws(Connection)
 def draw_connections(results: Sequence[Connection], title: str = "") -> Figure:
     """Draw loss and, below it, accuracy and metrics on the three paths; a column for each result."""
-    names, columns = _quantities(results), len(results)
+    names, columns = _drawn_quantities(results), len(results)
     panel_names = [f"{name} {k}" if columns > 1 else name for name in names for k in range(columns)]
     figure, axes = panels(
         len(names), columns, 4.6, 2.6, panel_names, panel_names[columns:], sharex=True, sharey="row"

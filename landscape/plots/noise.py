@@ -47,21 +47,22 @@ def draw_noise(results: Sequence[Noise], title: str = "") -> Figure:
 
 @draws(NoiseScale)
 def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
-    """Draw the noise scale of each checkpoint on a log axis, a row each, with one standard error.
+    """Draw the noise scales of checkpoints on a logarithmic axis, each checkpoint in a row.
 
-    Filled points are w_a, open ones are the learners' mean gradient; the bar is the batch.
+    Filled points are noise scales at w_a; open points are those of the learners' mean gradient. Error bars
+    are one standard error. The vertical bar is the batch.
     """
     figure, (ax,) = panels(1, 1, 6.4, 1.6 + 0.5 * len(results), ["noise_scale"])
     for k, r in enumerate(results):
         color = style.color_of(r.label)
-        for value, error, face, name, y in (
+        for value, error, face_color, name, y in (
             (r.value, r.standard_error, color, "at w_a", k - 0.12),
             (r.learner_value, r.learner_standard_error, "white", "mean gradient of the learners", k + 0.12),
         ):
             if np.isfinite(value) and value > 0:
                 right = error if np.isfinite(error) else 0.0
-                left = min(right, 0.9 * value)  # on a logarithmic axis, a bar cannot reach 0
-                points(ax, value, y, None, color, name, xerr=[[left], [right]], ms=6, mfc=face)
+                left = min(right, 0.9 * value)  # on a logarithmic axis, an error bar cannot reach 0
+                points(ax, value, y, None, color, name, xerr=[[left], [right]], ms=6, mfc=face_color)
         ax.plot(r.batch, k, marker="|", ms=18, mew=2, color="k", ls="none", label="batch")
     style.log_axis(ax.xaxis)
     ax.margins(x=0.15)
@@ -71,35 +72,38 @@ def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
         f"tr Σ/‖g‖², {style.joined(f'{r.draws:,}' for r in results)} draws from {style.samples_of(results)}; "
         "bars: one standard error."
     )
-    if optimizers := dict.fromkeys(r.precondition for r in results if r.precondition):
+    optimizers = dict.fromkeys(r.precondition for r in results if r.precondition)
+    if optimizers:
         text += f" Preconditioned by {', '.join(optimizers)}."
     return finish(figure, title or style.headline(results), text, [ax], ncols=3)
 
 
 @draws(NoiseAlignment)
 def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> Figure:
-    """Draw C_ii against λ_i on logarithmic axes with its power law; beside it tr(HS)/tr S next to λ_max.
+    """Draw the noise along eigenvectors against their eigenvalues, and the mean curvature along gradients.
 
-    Error bars are one standard error over the draws.
+    The first panel has C_ii against λ_i on logarithmic axes, with a power law C_ii ∝ λ_i^γ. The second panel
+    has tr(HS)/tr S, tr(HC)/tr C and λ_max of each result. C is the covariance and S the second moment of
+    minibatch gradients. Error bars are one standard error over the draws.
     """
-    figure, (power, curvature) = panels(1, 2, 4.6, 3.8, ["power", "curvature"])
+    figure, (power_law, curvature) = panels(1, 2, 4.6, 3.8, ["power", "curvature"])
     for r, name, color in style.labeled(results, "result"):
-        _draw_power(power, r, color, name)
-    power.set_xlabel(f"eigenvalue $\\lambda_i${style.unit(results[0], 'values')}")
-    power.set_yscale("log")
-    power.set_ylabel(f"gradient noise along $v_i${style.unit(results[0], 'covariance')}")
-    style.log_axis(power.xaxis)
+        _draw_power_law(power_law, r, color, name)
+    power_law.set_xlabel(f"eigenvalue $\\lambda_i${style.unit(results[0], 'values')}")
+    power_law.set_yscale("log")
+    power_law.set_ylabel(f"gradient noise along $v_i${style.unit(results[0], 'covariance')}")
+    style.log_axis(power_law.xaxis)
     positions = np.arange(len(results))
-    for shift, name, label, look in (
+    for shift, field, label, look in (
         (-0.25, "ias", "tr(HS)/tr S", {"color": "k"}),
         (0.0, "noise_curvature", "tr(HC)/tr C", {"color": style.SKY, "marker": "s"}),
     ):
-        values = [getattr(r, name) for r in results]
-        errors = [getattr(r, f"{name}_error") for r in results]
+        values = [getattr(r, field) for r in results]
+        errors = [getattr(r, f"{field}_error") for r in results]
         points(curvature, positions + shift, values, errors, label=label, **look)
-    largest = [r.values[0] for r in results]
+    lambda_max = [r.values[0] for r in results]
     curvature.plot(
-        positions + 0.25, largest, "_", color=style.AMBER, ms=18, mew=2.5, label="$\\lambda_{max}$"
+        positions + 0.25, lambda_max, "_", color=style.AMBER, ms=18, mew=2.5, label="$\\lambda_{max}$"
     )
     categories(curvature, style.names_of(results, "result"))
     curvature.margins(x=0.3)
@@ -110,11 +114,11 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
         "S: second moment, C: covariance of the gradients of minibatches; H: Hessian over "
         f"{style.samples_of(results)}; bars: one standard error."
     )
-    return finish(figure, title or style.headline(results), text, [power], ncols=2)
+    return finish(figure, title or style.headline(results), text, [power_law], ncols=2)
 
 
-def _draw_power(ax: Axes, r: NoiseAlignment, color: str, name: str) -> None:
-    """Draw the points of one result, and the line through them."""
+def _draw_power_law(ax: Axes, r: NoiseAlignment, color: str, name: str) -> None:
+    """Draw C_ii of one result against λ_i, and the line of the power law."""
     positive = (r.values > 0) & (r.covariance > 0)
     x, y, error = r.values[positive], r.covariance[positive], r.covariance_error[positive]
     lower_error = np.minimum(error, 0.9 * y)  # on a logarithmic axis, a bar cannot reach 0
@@ -126,18 +130,20 @@ def _draw_power(ax: Axes, r: NoiseAlignment, color: str, name: str) -> None:
 
 @draws(CriticalBatch)
 def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Figure:
-    """Draw the rise of the loss against the batch, a line for each checkpoint; bars: one standard error.
+    """Draw the rise of the training loss (%) against the batch, a line for each checkpoint.
 
-    Branches that diverged are not drawn.
+    Error bars are one standard error. Branches that diverged are not drawn. The dashed line is the critical
+    batch, the dotted one the rise that is allowed.
     """
     figure, (ax,) = panels(1, 1, 6.4, 4.0, ["rise"])
-    first, allowed = results[0], 100 * results[0].loss_tol
+    first = results[0]
+    allowed = 100 * first.loss_tol
     for r, name, color in style.labeled(results, ""):
-        finite = np.isfinite(r.rise)
+        is_finite = np.isfinite(r.rise)
         if "step" not in r.label:
             name += f", step {r.step:,}"
-        error = 100 * np.nan_to_num(r.rise_error[finite])
-        points(ax, r.batch[finite], 100 * r.rise[finite], error, color, name, ls="-", ms=5)
+        error = 100 * np.nan_to_num(r.rise_error[is_finite])
+        points(ax, r.batch[is_finite], 100 * r.rise[is_finite], error, color, name, ls="-", ms=5)
         if np.isfinite(r.value):
             ax.axvline(r.value, color=color, ls="--", lw=1.2)
     ax.axhline(allowed, color=style.DARK, lw=1.0, ls=":", label="allowed")

@@ -55,7 +55,7 @@ class Picture(Figure):
     axes_by_name: Mapping[str, Axes] = {}
     _caption: Text | None = None
     _caption_text, _caption_height = "", 0.0
-    _about = "", ""  # title and caption, also where they are left out
+    _metadata_texts = "", ""  # title and caption for the file's metadata, also if the picture leaves them out
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
@@ -68,46 +68,52 @@ class Picture(Figure):
         if engine is not None and any(ax.get_aspect() != "auto" for ax in self.axes):
             engine.execute(self)  # panels of a fixed aspect get room for labels only in a second layout
         name = METADATA.get(options.get("format") or Path(str(fname)).suffix[1:])
-        if name and any(self._about):
-            options.setdefault("metadata", {"Title": self._about[0], name: self._about[1]})
+        title, caption_text = self._metadata_texts
+        if name and (title or caption_text):
+            options.setdefault("metadata", {"Title": title, name: caption_text})
         super().savefig(fname, **options)
 
     def set_caption(self, text: str, **options: Any) -> None:
         """Put ``text`` below everything else, and make the figure higher by the height of the caption.
 
-        Call it after the figure has its legends, which are above the caption.
+        Call this method after the figure has its legends, which are above the caption.
 
         Args:
-            text: the caption, in at most two lines; sentences at its end that have no room are left out. It
-                replaces an earlier caption; "" removes that.
+            text: the caption, in at most two lines; sentences at its end that have no room are left out. The
+                text replaces an earlier caption; "" removes an earlier caption.
             options: properties of matplotlib's ``Text``.
         """
-        width, height = self.get_size_inches()
-        height -= self._caption_height
-        self._about = self._about[0], text or self._about[1]
+        width, height_with_caption = self.get_size_inches()
+        height = height_with_caption - self._caption_height
+        title, old_text = self._metadata_texts
+        self._metadata_texts = title, text or old_text
         lines = _caption_lines(text, int(CHARACTERS / CAPTION_SIZE * width))
-        text = " ".join(lines)
-        self._caption_text, self._caption_height = text, CAPTION_LINE * len(lines) + 0.08 * bool(lines)
+        self._caption_text = " ".join(lines)
+        self._caption_height = CAPTION_LINE * len(lines) + 0.08 if lines else 0.0
         self.set_size_inches(width, height + self._caption_height)
-        share = self._caption_height / (height + self._caption_height)
         if self._caption is not None:
             self._caption.remove()
         look = {"fontsize": CAPTION_SIZE, "color": DARK, "linespacing": 1.25, "in_layout": False}
         self._caption = self.text(0.06 / width, 0.04 / height, formulas("\n".join(lines)), va="bottom")
         self._caption.set(**look | options)
-        # matplotlib's layout leaves room for a legend, but only for one at the very edge of the figure.
-        below = share
+        # matplotlib's layout leaves room only for a legend at the very edge of the figure. Here the caption
+        # is below the legends, and so the room for both is set. Heights are relative to the figure's height.
+        caption_share = self._caption_height / (height + self._caption_height)
+        share_below_panels = caption_share
         for legend in self.legends:
-            legend.set_bbox_to_anchor((0, share, 1, 1 - share), transform=self.transFigure)
-            height_share = self.extent(legend).height / self.bbox.height
-            below = max(below, share + height_share + 0.1 / self.get_size_inches()[1])
+            box = (0, caption_share, 1, 1 - caption_share)
+            legend.set_bbox_to_anchor(box, transform=self.transFigure)
+            legend_share = self.extent(legend).height / self.bbox.height
+            gap_share = 0.1 / self.get_size_inches()[1]
+            share_below_panels = max(share_below_panels, caption_share + legend_share + gap_share)
         engine = self.get_layout_engine()
         if isinstance(engine, ConstrainedLayoutEngine):
-            engine.set(rect=(0, below, 1, 1 - below))
+            engine.set(rect=(0, share_below_panels, 1, 1 - share_below_panels))
 
     def suptitle(self, t: str, **options: Any) -> Text:
         """Set the title as matplotlib does, with lines broken where the picture ends."""
-        self._about = t or self._about[0], self._about[1]
+        old_title, caption_text = self._metadata_texts
+        self._metadata_texts = t or old_title, caption_text
         title = super().suptitle(t, **options)
         width = int(TITLE_CHARACTERS / float(title.get_fontsize()) * self.get_figwidth())
         title.set_text(formulas(wrapped(t, width)))
@@ -126,7 +132,7 @@ class Picture(Figure):
         """Show the figure in a notebook, or in a window until the window is closed.
 
         Args:
-            warn: not used; matplotlib's own method has it.
+            warn: not used; matplotlib's ``Figure.show`` has this parameter.
 
         Raises:
             OperationError: there is neither a notebook nor a screen.
@@ -138,10 +144,12 @@ class Picture(Figure):
             return
         from matplotlib import pyplot  # only here: importing it looks for a screen
 
-        window = pyplot.figure(figsize=self.get_size_inches())  # pyplot's figure brings the window
-        number = int(window.number)
+        # pyplot opens windows only for its own figures: this figure takes the window of an empty one.
+        empty_figure = pyplot.figure(figsize=self.get_size_inches())
+        number = int(empty_figure.number)
         try:
-            manager = window.canvas.manager
+            manager = empty_figure.canvas.manager
+            # Without a screen, the manager does not override ``show``.
             if manager is None or type(manager).show is FigureManagerBase.show:
                 raise OperationError("show: there is no window for a picture; write a file by plot(path=…)")
             manager.canvas.figure = self
@@ -174,32 +182,37 @@ class OwnAxes:
         self.bars: list[Any] = []
 
     def take(self, picture: Picture, beside: Sequence[str]) -> list[Any]:
-        """Return the axes of a picture's panels, with the user's axes in place of the picture's own.
+        """Return the axes of a picture's panels, in their order; the user's axes replace the picture's own.
 
         Args:
-            picture: the picture.
+            picture: the picture, which has its panels already.
             beside: names of panels that a user's ``ax`` leaves out.
+
+        Raises:
+            InputError: ``ax`` for a picture of several panels, an unknown name of a panel, or axes whose
+                projection is not the panel's.
         """
-        axes: dict[str, Any] = dict(self.requested)
+        user_axes: dict[str, Any] = dict(self.requested)
         self.picture, own_axes = picture, picture.axes_by_name
         if self.where == "ax":
-            main = [name for name in own_axes if name not in beside]
-            if len(main) > 1:
+            main_panels = [name for name in own_axes if name not in beside]
+            if len(main_panels) > 1:
                 raise InputError(f"ax: several panels; give axes={{NAME: …}} of {', '.join(own_axes)}")
-            axes = {main[0]: axes[""]}
-        for name, ax in axes.items():
+            user_axes = {main_panels[0]: user_axes[""]}
+        for name, ax in user_axes.items():
             choose(self.where, name, own_axes)
             projection = own_axes[name].name
             if not isinstance(ax, Axes) or ax.name != projection:
                 why = f"its projection is '{ax.name}'" if isinstance(ax, Axes) else f"{ax!r} is not allowed"
                 raise InputError(f"{self.where}: {why}, it must be axes with '{projection}'")
-            if ax.xaxis.label.get_fontsize() == rcParamsDefault["font.size"]:  # not chosen by the user
+            # Text sizes that the user has not changed become the sizes of our pictures.
+            if ax.xaxis.label.get_fontsize() == rcParamsDefault["font.size"]:
                 ax.tick_params(labelsize=rcParams["xtick.labelsize"])
                 ax.title.set_fontsize(rcParams["axes.titlesize"])
                 ax.xaxis.label.set_fontsize(rcParams["axes.labelsize"])
                 ax.yaxis.label.set_fontsize(rcParams["axes.labelsize"])
-        self.axes = axes
-        return [axes.get(name, ax) for name, ax in own_axes.items()]
+        self.axes = user_axes
+        return [user_axes.get(name, ax) for name, ax in own_axes.items()]
 
     def get_figure(self) -> Figure:
         """Return the figure of the axes."""
@@ -245,8 +258,8 @@ def change(figure: Figure | OwnAxes, visuals: Mapping[str, Any]) -> None:
     """Leave out or change titles, legends, color bars and the caption of a finished drawing.
 
     Args:
-        visuals: a name of ``VISUALS`` -> False, which leaves it out; True; or properties for matplotlib's
-            ``Artist.set``.
+        visuals: name of ``VISUALS`` -> False: leave it out; True: keep it; or a dict of properties for
+            matplotlib's ``Artist.set``.
 
     Raises:
         InputError: another name, or a property that the artist does not have.
@@ -258,20 +271,20 @@ def change(figure: Figure | OwnAxes, visuals: Mapping[str, Any]) -> None:
     properties: dict[str, Any] = {
         name: value for name, value in visuals.items() if isinstance(value, Mapping)
     }
-    visible = {name: value is not False for name, value in visuals.items()}
-    artists = figure.visual_artists(visible) if isinstance(figure, OwnAxes) else _visual_artists(figure)
+    is_visible = {name: value is not False for name, value in visuals.items()}
+    artists = figure.visual_artists(is_visible) if isinstance(figure, OwnAxes) else _visual_artists(figure)
     try:
-        for name, is_visible in visible.items():
+        for name in visuals:
             for artist in artists.get(name, ()):
-                if is_visible:
+                if is_visible[name]:
                     artist.set(**properties.get(name, {}))
                 elif isinstance(artist, Text):
                     artist.set_text("")
-                else:
+                else:  # a legend; or the axes of a color bar, which is removed as a whole
                     getattr(artist, "_colorbar", artist).remove()
-        if isinstance(figure, Picture) and visible:  # the caption's position depends on the legends
-            text = figure.get_caption() if visible.get("caption", True) else ""
-            figure.set_caption(text, **properties.get("caption", {}))
+        if isinstance(figure, Picture) and visuals:  # placed again: its position depends on the legends
+            caption_text = figure.get_caption() if is_visible.get("caption", True) else ""
+            figure.set_caption(caption_text, **properties.get("caption", {}))
     except (AttributeError, TypeError, ValueError) as error:
         raise InputError(f"visuals: '{name}': {error}, give properties of matplotlib's Artist.set") from error
 
@@ -311,7 +324,9 @@ def panels(
     rows: int, columns: int, width: float, height: float, names: Names = (), beside: Names = (),
     **options: Any,
 ) -> tuple[Figure, list[Any]]:  # fmt: skip
-    """Make a figure of ``rows`` × ``columns`` axes, or return axes of the user in their place.
+    """Make a figure of ``rows`` × ``columns`` panels; the user's axes, if there are any, replace the panels.
+
+    If the user has chosen the width of the picture, panels become smaller, and a row may have fewer panels.
 
     Args:
         width, height: size of one panel in inches.
@@ -328,16 +343,18 @@ def panels(
     """
     names = [*(names or numbered("panel", rows * columns))]
     target = _TARGET.get()
-    if isinstance(target, float):
-        share = min(max(target / width / columns, LOWER), 1.0)
-        height = max(height * share, min(height, LOW))
+    if isinstance(target, float):  # the width of the picture
+        width_share = target / width / columns
+        height_share = min(max(width_share, LOWER), 1.0)
+        height = max(height * height_share, min(height, LOW))
         fewer_columns = fitting_columns(columns, width)
         if fewer_columns < columns:
             columns = fewer_columns
-            names = [*filter(None, names)]
-            names += [""] * (-len(names) % columns)
-            rows = len(names) // columns
-        width, height = target / columns, min(height, HIGHEST / rows)
+            names = [name for name in names if name]
+            rows = -(-len(names) // columns)  # rounded up
+            names += [""] * (rows * columns - len(names))
+        width = target / columns
+        height = min(height, HIGHEST / rows)
     figure = Picture(figsize=(width * columns, height * rows))
     axes = figure.subplots(rows, columns, squeeze=False, **options).ravel()
     for name, ax in zip(names, axes, strict=True):
@@ -409,14 +426,18 @@ def _panels_in_rows(
     """Make panels of one or two kinds, and return the figure and the axes of each kind.
 
     Args:
-        kinds: the names of the panels of each kind; a panel of the second is below one of the first.
-        width, heights: sizes in inches, of each kind.
+        kinds: for each kind, the names of its panels. A panel of the second kind is below the panel of the
+            first kind with the same index.
+        width: width of a panel in inches.
+        heights: for each kind, the height of a panel in inches.
         columns: the largest number of panels in a row.
-        options: those of :func:`panels`.
+        options: passed to :func:`panels`.
     """
     count = len(kinds[0])
-    columns = fitting_columns(2 if (count, columns) == (4, 3) else min(columns, count), width)
-    names: list[str] = []
+    if count == 4 and columns == 3:  # two rows of 2, not a row of 3 and one of 1
+        columns = 2
+    columns = fitting_columns(min(columns, count), width)
+    names: list[str] = []  # row by row; "" for an empty cell
     for start in range(0, count, columns):
         for kind in kinds:
             row = kind[start : start + columns]
@@ -424,9 +445,11 @@ def _panels_in_rows(
     rows = len(names) // columns
     options["gridspec_kw"] = {"height_ratios": [*heights] * (rows // len(kinds))}
     figure, axes = panels(rows, columns, width, sum(heights) / len(kinds), names, **options)
-    by_name = dict(zip(filter(None, names), axes, strict=True))
+    panel_names = [name for name in names if name]
+    by_name = dict(zip(panel_names, axes, strict=True))
     if options.get("sharex") and not isinstance(_TARGET.get(), OwnAxes):
-        for name in kinds[-1][-columns:]:  # the last of each column, if the last row is not full
+        # If the last row is not full, matplotlib leaves out the tick labels of a column that ends above it.
+        for name in kinds[-1][-columns:]:
             by_name[name].tick_params(labelbottom=True)
     return figure, [[by_name[name] for name in kind] for kind in kinds]
 

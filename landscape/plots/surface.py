@@ -29,7 +29,7 @@ STYLES = ("contour", "hillshade", "surface", "difference")
 CMAP = sns.color_palette(style.SEQUENTIAL, as_cmap=True)
 PAPER_SPACING = 0.005  # distance between contour lines in DPSGD-2020, Figure 3
 MAX_LEVELS = 40  # more lines than this run together at this size (our choice)
-LOG_LEVELS = 25  # at equal ratios (our choice)
+LOG_LEVELS, LINEAR_LEVELS = 25, 24  # at equal ratios; at round numbers, approximately (our choice)
 MAX_FACETS = 100  # along each axis of a 3-D picture: more than can be seen, and slow to draw (our choice)
 PIXELS = 400  # along each axis of a hillshaded picture (our choice: as many as are seen at README width)
 # The light from the north-west, where maps have it; and the height of the highest loss relative to the width
@@ -67,16 +67,17 @@ def draw_surfaces(
 
     Args:
         style: "contour", "hillshade" (contours on a relief lit from the upper left), "surface" (three
-            dimensions) or "difference" (the first of two minus the second).
+            dimensions) or "difference" (the first of two surfaces minus the second).
         quantity: "loss", "accuracy", or the name of a metric of the problem.
-        log: whether levels and colors are at equal ratios. Default: if the losses are positive and differ by
-            a factor of more than 100; the caption says so.
-        levels: approximate number of levels. Default: lines 0.005 apart as in the paper, if that makes 4 to
-            40 lines.
-        vmax: the highest level; higher losses have its color.
+        log: True: levels and colors are at equal ratios; False: at equal distances. Default: True if the
+            losses are positive and differ by a factor of more than 100; the caption says so.
+        levels: approximate number of levels. Default: lines 0.005 apart as in the paper if this makes 4 to 40
+            lines, else 24; on a logarithmic scale, 25.
+        vmax: the highest level; higher losses have the color of this level.
         cmap: a color map of matplotlib.
         labels: whether to write losses on contour lines.
-        ring: for each surface, the distances of :meth:`landscape.Surface.radius`, drawn on its contours.
+        ring: for each surface, a result of :meth:`landscape.Surface.radius`, whose points are drawn as a
+            closed line on the contours.
 
     Raises:
         InputError: an unknown style or color map, nothing finite to draw, a grid below 2 × 2, or levels that
@@ -87,9 +88,10 @@ def draw_surfaces(
     if rings and (len(rings) != len(results) or style == "surface"):
         raise InputError(f"ring: {len(rings)} for {len(results)} surfaces; give one for each, of contours")
     if quantity != "loss":
-        results = [r.showing(quantity) for r in results]
+        results = [r.showing(quantity) for r in results]  # ``loss`` then holds the values of the quantity
         values = np.concatenate([r.loss[np.isfinite(r.loss)] for r in results])
-        title = title or f"{quantity} from {values.min():.3g} to {values.max():.3g}" if len(values) else title
+        if len(values) and not title:
+            title = f"{quantity} from {values.min():.3g} to {values.max():.3g}"
     if cmap is not None:
         choose("cmap", cmap, colormaps)
     for r in results:
@@ -102,8 +104,10 @@ def draw_surfaces(
             if value not in (None, False):
                 raise InputError(f"{name}: not allowed with style difference, which has a scale of its own")
         return _draw_difference(results, title)
-    marked = [r.marker_loss for r in results if r.kind == "pca" and style != "surface" and quantity == "loss"]
-    level_scale = scale([r.loss for r in results], log, levels, vmax, marked)
+    trajectory_losses = []
+    if style != "surface" and quantity == "loss":
+        trajectory_losses = [r.marker_loss for r in results if r.kind == "pca"]
+    level_scale = scale([r.loss for r in results], log, levels, vmax, trajectory_losses)
     color_map = CMAP if cmap is None else colormaps[cmap]
     if style == "surface":
         return _draw_3d(results, title, level_scale, color_map, vmax)
@@ -116,25 +120,29 @@ def _draw_3d(
 ) -> Figure:
     """Draw the loss as height above the plane, one panel for each surface, with shared heights and colors.
 
-    The markers are those of contours, at the height of the surface.
+    The panels have the same markers as contours; they lie on the surface.
     """
     figure, axes = wrapped_panels(len(results), 4.8, 4.5, names="surface", subplot_kw={"projection": "3d"})
-    highest = max(float(np.max(r.loss, initial=-np.inf, where=np.isfinite(r.loss))) for r in results)
-    top = level_scale.levels[-1] if vmax is not None else max(level_scale.levels[-1], highest)
+    top = level_scale.levels[-1]  # the highest loss that is drawn
+    if vmax is None:
+        highest_losses = [np.max(r.loss, initial=-np.inf, where=np.isfinite(r.loss)) for r in results]
+        top = max(top, float(max(highest_losses)))
     for ax, r, name in zip(axes, results, style.names_of(results, "surface"), strict=True):
         x, y = np.meshgrid(r.x, r.y)
-        # Facets at a NaN are left out.
-        height = np.where(np.isfinite(r.loss) & (r.loss <= top), r.loss, np.nan)
+        # matplotlib leaves out facets with a corner at NaN.
+        drawn_loss = np.where(np.isfinite(r.loss) & (r.loss <= top), r.loss, np.nan)
         ax.plot_surface(
-            x, y, height, cmap=cmap, norm=level_scale.norm, lw=0.1, edgecolor="#00000040",
+            x, y, drawn_loss, cmap=cmap, norm=level_scale.norm, lw=0.1, edgecolor="#00000040",
             rcount=MAX_FACETS, ccount=MAX_FACETS,
         )  # fmt: skip
         ax.computed_zorder = False  # draw the markers over the surface
+        half_widths = np.abs([r.x[0], r.y[0]])
         for points, label, marker in marks(r):
-            inside = points[(np.abs(points) <= np.abs([r.x[0], r.y[0]])).all(1)]
+            is_inside = (np.abs(points) <= half_widths).all(1)
+            inside = points[is_inside]
             heights = geometry.loss_at(r, *inside.T) if len(inside) else np.zeros(0)
-            visible = np.isfinite(heights) & (heights <= top)
-            ax.plot(*inside[visible].T, heights[visible], label=label, **(marker | {"clip_on": True}))
+            is_drawn = np.isfinite(heights) & (heights <= top)
+            ax.plot(*inside[is_drawn].T, heights[is_drawn], label=label, **(marker | {"clip_on": True}))
         ax.view_init(elev=32, azim=-58)
         ax.set_box_aspect(None, zoom=0.85)
         label_axes(ax, r)
@@ -148,7 +156,7 @@ def _draw_3d(
 
 
 def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
-    """Draw the loss of the first surface minus that of the second: negative values blue, others red.
+    """Draw the loss of the first surface minus the loss of the second: negative values blue, others red.
 
     Raises:
         InputError: not two surfaces, different grids, or directions that were drawn in different ways.
@@ -159,26 +167,27 @@ def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
     same_grid = np.array_equal(a.x, b.x) and np.array_equal(a.y, b.y)
     if not same_grid or (a.kind, a.norm, a.seed, a.ignore) != (b.kind, b.norm, b.seed, b.ignore):
         raise InputError("difference: the two surfaces must have the same grid, span, kind of plane and seed")
-    with np.errstate(invalid="ignore"):
-        change = np.ma.masked_invalid(a.loss - b.loss)
-    if change.count() == 0:
+    with np.errstate(invalid="ignore"):  # the difference of two infinite losses
+        difference = np.ma.masked_invalid(a.loss - b.loss)
+    if difference.count() == 0:
         raise InputError("loss: no value is finite in both, there is nothing to draw")
-    limit = max(float(np.abs(change).max()), 1e-12)
+    limit = max(float(np.abs(difference).max()), 1e-12)  # not 0: levels must increase
     figure, (ax,) = panels(1, 1, 5.2, 4.8, ["difference"])
     norm = colors.Normalize(-limit, limit)
     map_axes(ax)
     label_axes(ax, a)
-    ax.contourf(a.x, a.y, change, np.linspace(-limit, limit, 25), cmap=style.DIVERGING, norm=norm)
-    if float(change.min()) < 0 < float(change.max()):
-        ax.contour(a.x, a.y, change, [0.0], colors="k", linewidths=1.0)
-        ax.plot([], [], color="k", lw=1.0, label="equal")
+    ax.contourf(a.x, a.y, difference, np.linspace(-limit, limit, 25), cmap=style.DIVERGING, norm=norm)
+    if float(difference.min()) < 0 < float(difference.max()):
+        ax.contour(a.x, a.y, difference, [0.0], colors="k", linewidths=1.0)
+        ax.plot([], [], color="k", lw=1.0, label="equal")  # the legend's entry: contours have none
     ax.plot(0, 0, label="center", **CENTER)
     label = f"difference of {a.loss_name}{style.unit(results[0], 'loss')}"
     color_bar(figure, [ax], norm, style.DIVERGING, label)
     first, second = style.paper_name(a.label) or "the first", style.paper_name(b.label) or "the second"
-    share = f"at {float((change > 0).sum() / change.count()):.0%} of points"
-    long_title = f"{first} has a higher loss than {second} {share}"
-    default_title = style.fitting(long_title, f"{first} has the higher loss {share}")
+    share = float((difference > 0).sum() / difference.count())
+    share_text = f"at {share:.0%} of points"
+    long_title = f"{first} has a higher loss than {second} {share_text}"
+    default_title = style.fitting(long_title, f"{first} has the higher loss {share_text}")
     return finish(figure, title or default_title, settings(results), [ax])
 
 
@@ -186,13 +195,13 @@ def _draw_contours(
     results: Sequence[Surface], title: str, level_scale: LevelScale, cmap: Any, *, labels: bool, shaded: bool,
     rings: Sequence[Radius],
 ) -> Figure:  # fmt: skip
-    """Draw contours, one panel for each surface, at shared levels and colors, each above its profile.
+    """Draw contours, one panel for each surface, with shared levels and colors.
 
-    Markers show the lowest grid point, and either the center or the weights that define the plane: the
-    checkpoints that it passes through, the trajectory of a run, or the learners and their mean. A thick line
-    is at the same rise above the center in all panels.
+    Below each panel is the profile of its surface. Markers show the lowest grid point, and the center or the
+    weights that define the plane: checkpoints, the trajectory of a run, or the learners and their mean. In
+    all panels, a thick line is where the loss is higher than at the center by the same amount.
     """
-    rise = geometry.shared_rise(results)
+    rise = geometry.shared_rise(results)  # NaN if the surfaces share none
     width = 5.0 if len(results) == 1 else 3.9
     heights = {"surface": 4.7}
     if all(map(geometry.has_profile, results)):
@@ -210,36 +219,40 @@ def _draw_contours(
             ax.contourf(r.x, r.y, masked, levels, cmap=cmap, norm=norm, extend="both")
         lines = ax.contour(r.x, r.y, masked, levels, colors="k", linewidths=0.35, alpha=0.55)
         if labels:
-            labeled_levels = levels[:: max(1, len(levels) // 8)]
+            labeled_levels = levels[:: max(1, len(levels) // 8)]  # at least 8 levels, if there are as many
             for text in ax.clabel(lines, labeled_levels, fontsize=7.5, fmt="%.3g"):
                 text.set(color="k", path_effects=HALO)
         if np.isfinite(rise) and geometry.has_profile(r):
-            equal, low = geometry.center_loss(r) + rise, masked.min()
-            ax.contour(r.x, r.y, masked, [equal], **EQUAL)
+            risen_loss, lowest = geometry.center_loss(r) + rise, masked.min()
+            ax.contour(r.x, r.y, masked, [risen_loss], **EQUAL)
+            # Contours have no entries in a legend; empty curves with the same look give them one.
             label = unit_of(r, f"{rise:.3g} nat above the center")
             ax.plot([], [], color=style.AMBER, lw=1.8, label=label)
-            if ((levels > low) & (levels < equal)).sum() < 2:  # else the valley has one color and no line
-                ax.contour(r.x, r.y, masked, np.linspace(low, equal, 6)[1:-1], **VALLEY)
+            lines_in_valley = ((levels > lowest) & (levels < risen_loss)).sum()
+            if lines_in_valley < 2:  # more lines, so that the form of the valley can be seen
+                ax.contour(r.x, r.y, masked, np.linspace(lowest, risen_loss, 6)[1:-1], **VALLEY)
                 ax.plot([], [], color=style.OTHER, lw=1, ls=":", label="fifths from there to the lowest")
         for points, label, look in marks(r):
             ax.plot(*points.T, label=label, **look)
         if rings:
             x, y = np.where(rings[k].censored, np.nan, rings[k].points.T)
             label = f"{rings[k].metric} {rings[k].change}"
-            ax.plot(np.append(x, x[0]), np.append(y, y[0]), label=label, **RING)  # closed
+            # The first point comes again at the end and closes the ring.
+            ax.plot(np.append(x, x[0]), np.append(y, y[0]), label=label, **RING)
         if r.kind == "pca" and len(r.markers):
-            near: dict[str, Any] = {"xytext": (5, 5), "textcoords": "offset points", "fontsize": 8.5}
-            ax.annotate(r.labels[0], r.markers[0], path_effects=HALO, **near)
+            text_look: dict[str, Any] = {"xytext": (5, 5), "textcoords": "offset points", "fontsize": 8.5}
+            ax.annotate(r.labels[0], r.markers[0], path_effects=HALO, **text_look)
         ax.set(xlim=(r.x[0], r.x[-1]), ylim=(r.y[0], r.y[-1]), title=_panel_title(r, name))
-    loss = f"{results[0].loss_name}{style.unit(results[0], 'loss')}"
+    loss_label = f"{results[0].loss_name}{style.unit(results[0], 'loss')}"
     losses = np.concatenate([r.loss[np.isfinite(r.loss)] for r in results])
-    # Whether losses are below the first level, and above the last one -> arrows of the color bar.
-    extend = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}
+    # (losses are below the first level, losses are above the last level) -> arrows of the color bar
+    arrows = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}
     outside = bool(losses.min() < levels[0]), bool(losses.max() > levels[-1])
-    color_bar(figure, axes, norm, cmap, f"{loss}, {level_scale.step}", extend[outside])
+    color_bar(figure, axes, norm, cmap, f"{loss_label}, {level_scale.step}", arrows[outside])
     if below:
         _draw_profiles(below, results, level_scale, rise)
-    # With a user's ax= the profiles are not in the figure, and the legend leaves out their curves.
+    # All profiles have the same legend. With ax= of the user, the profiles are in another figure, and the
+    # legend leaves out their curves.
     in_legend = [*axes, *(ax for ax in below[:1] if ax.figure is figure)]
     return finish(figure, title or finding(results), settings(results, level_scale.why), in_legend, ncols=3)
 
@@ -263,22 +276,29 @@ def _draw_relief(ax: Axes, r: Surface, norm: Any, cmap: Any) -> None:
 def _draw_profiles(
     axes: Sequence[Axes], results: Sequence[Surface], level_scale: LevelScale, rise: float
 ) -> None:
-    """Draw the loss against the distance: the panel's own with its quartiles, the others in gray."""
+    """Draw for each surface its profile: the median loss and its quartiles against the distance.
+
+    The medians of the other surfaces are gray lines in each panel.
+    """
     profiles = [geometry.profile(r) for r in results]
     levels, log = level_scale.levels, isinstance(level_scale.norm, LogNorm)
+    # The highest quartile of each profile that is not above the last level.
     highest = [float(np.max(p.high, initial=0.0, where=p.high <= levels[-1])) for p in profiles]
+    y_limits = levels[0], max(*highest, levels[1])
+    longest_distance = max(p.distance[-1] for p in profiles)
     for ax, r, own in zip(axes, results, profiles, strict=True):
         for p in profiles:
             if p is not own:
                 ax.plot(p.distance, np.ma.masked_invalid(p.median), c=style.PALE, lw=1, label="other panels")
+        # Infinite losses become large: a curve then leaves the panel, and does not end within it.
         low, median, high = np.minimum([own.low, own.median, own.high], 1e3 * levels[-1])
         ax.fill_between(own.distance, low, high, color=style.color_of(r.label), alpha=0.25, lw=0)
         ax.plot(own.distance, median, color=style.color_of(r.label))
         if np.isfinite(rise):
             ax.axhline(geometry.center_loss(r) + rise, color=style.DARK, ls="--", label="same rise, below")
         ax.set(
-            yscale="log" if log else "linear", ylim=(levels[0], max(*highest, levels[1])),
-            xlim=(0, max(p.distance[-1] for p in profiles)), xlabel="distance from the center",
+            yscale="log" if log else "linear", ylim=y_limits,
+            xlim=(0, longest_distance), xlabel="distance from the center",
         )  # fmt: skip
         if log:
             style.decimal_labels(ax.yaxis)
@@ -307,20 +327,21 @@ class LevelScale:
 
 def scale(
     losses: Sequence[Array], log: bool | None = None, levels: int | None = None, vmax: float | None = None,
-    marked: Sequence[Array] = (),
+    trajectory_losses: Sequence[Array] = (),
 ) -> LevelScale:  # fmt: skip
-    """Return Levels, color scale and texts for surfaces that are drawn together.
+    """Return levels, color scale and texts for surfaces that are drawn together.
 
-    The levels are 0.005 apart (DPSGD-2020, Figure 3) if that makes 4 to 40 lines, else at round numbers.
-    Losses that differ by more than a factor of 100 get levels at equal ratios, as at equal distances a whole
-    valley would be below the first level. The highest 2% of the losses are above the last level if they would
-    otherwise need more than half of the levels. The losses along a trajectory fill a third of the levels or
-    more; losses far above or below them have the colors of the last and the first level.
+    On a linear scale, levels are 0.005 apart (DPSGD-2020, Figure 3) if this makes 4 to 40 lines; else they
+    are at about 24 round numbers. If losses differ by more than a factor of 100, the scale is logarithmic,
+    with 25 levels: at equal distances, a whole valley would be below the first level. The highest 2% of the
+    losses are above the last level if they would otherwise need more than half of the levels. The losses
+    along a trajectory fill at least a third of the levels; losses far above or below them have the colors of
+    the last and the first level.
 
     Args:
         losses: arrays of losses in nats; values that are not finite are ignored.
         log, levels, vmax: arguments of :func:`draw_surfaces`.
-        marked: losses along trajectories.
+        trajectory_losses: losses along trajectories.
 
     Returns:
         The scale; its first level is at most the lowest loss, unless a trajectory narrows the range.
@@ -330,11 +351,12 @@ def scale(
     """
     full_range = _range(losses, levels, vmax)
     log, why = _is_logarithmic(*full_range, log)
-    low, high = _around(full_range, np.concatenate([[], *marked]), log)
+    low, high = _around(full_range, np.concatenate([[], *trajectory_losses]), log)
     if (low, high) != full_range:
         why += ", around the losses of the trajectory"
-    high = high if vmax is None else vmax
-    if high - low <= 1e-12 * max(1.0, abs(high)):  # flat: one level below, one above
+    if vmax is not None:
+        high = vmax
+    if high - low <= 1e-12 * max(1.0, abs(high)):  # all losses are equal: a level below them, and one above
         margin = max(abs(high), 1.0) * 1e-6
         values, log = np.array([low - margin, high + margin]), False
     elif log:
@@ -343,10 +365,13 @@ def scale(
         start, stop = np.floor(low / PAPER_SPACING), np.ceil(high / PAPER_SPACING)
         values = np.arange(start, stop + 1) * PAPER_SPACING
     else:
-        values = np.asarray(ticker.MaxNLocator(levels or 24).tick_values(low, high))
-    values[0] = min(values[0], low)  # rounding must not leave a hole
+        values = np.asarray(ticker.MaxNLocator(levels or LINEAR_LEVELS).tick_values(low, high))
+    # Rounding must not leave a loss just outside of the levels: its place would stay empty.
+    values[0] = min(values[0], low)
     values[-1] = max(values[-1], high)
-    distance = f"{100 * (values[1] / values[0] - 1):.0f}%" if log else f"{float(values[1] - values[0]):.3g}"
+    distance = f"{float(values[1] - values[0]):.3g}"
+    if log:
+        distance = f"{100 * (values[1] / values[0] - 1):.0f}%"
     norm_class = LogNorm if log else colors.Normalize
     return LevelScale(values, norm_class(values[0], values[-1]), f"lines {distance} apart", why)
 
@@ -516,28 +541,31 @@ def _flatness(results: Sequence[Surface]) -> list[str]:
     """Return sentences on the rise of the loss around each algorithm's weights, the longest first."""
     loss = results[0].loss_name
     rises: dict[str, list[float]] = {}
-    centers: dict[str, list[float]] = {}
+    center_losses: dict[str, list[float]] = {}
     for k, r in enumerate(results):
         algorithm = style.algorithm_in(r.label)
         name = style.paper_name(algorithm) or r.label.split(",")[0] or f"surface {k}"
         rises.setdefault(name, []).append(geometry.median_rise(r))
-        centers.setdefault(name, []).append(geometry.center_loss(r))
-    medians = {name: float(np.median(values)) for name, values in rises.items()}
-    if len(medians) == 1:
-        ((name, rise),) = medians.items()
+        center_losses.setdefault(name, []).append(geometry.center_loss(r))
+    median_rise = {name: float(np.median(values)) for name, values in rises.items()}
+    if len(median_rise) == 1:
+        name, rise = next(iter(median_rise.items()))
         clause = f"the {loss} {'falls' if rise < 0 else 'rises'} by {abs(rise):.3g} nat"
         position = name if results[0].label else "the center"
         count_note = f", {len(results)} surfaces" if len(results) > 1 else ""
         return [f"Around {position} {clause} (median{count_note})", f"Around the center {clause}"]
-    flat, steep = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
-    numbers = ", ".join(f"{name} {rise:.3g}" for name, rise in medians.items())
+    numbers = ", ".join(f"{name} {rise:.3g}" for name, rise in median_rise.items())
     words = f"Median rise of the {loss}"
     sentences = [f"{words}: {numbers} nat", f"Median rise: {numbers} nat", words]
-    at_center = {name: float(np.median(values)) for name, values in centers.items()}
-    # If losses at the centers differ by more than the rise, not all centers are at a minimum.
-    if not medians[flat] > 0 or abs(at_center[flat] - at_center[steep]) > medians[steep]:
+    flattest = min(median_rise, key=lambda name: median_rise[name])
+    steepest = max(median_rise, key=lambda name: median_rise[name])
+    low_rise, high_rise = median_rise[flattest], median_rise[steepest]
+    center_loss = {name: float(np.median(values)) for name, values in center_losses.items()}
+    # A ratio of rises says something only if the centers are at minima. They are not all at minima if a rise
+    # is negative, or if the losses at the centers differ by more than the rise.
+    if not low_rise > 0 or abs(center_loss[flattest] - center_loss[steepest]) > high_rise:
         return sentences
-    # About these surfaces only: there is no interval over seeds and planes for a statement on minima.
-    ratio = medians[steep] / medians[flat]
+    # The sentence is about these surfaces, not about minima: there is no interval over seeds and planes.
+    ratio = high_rise / low_rise
     factor = f"{ratio:.2g} times" if ratio >= 1.1 else "about"  # seeds differ by 10% (our choice)
-    return [f"The {loss} rises {factor} as much around {steep} as around {flat}", *sentences]
+    return [f"The {loss} rises {factor} as much around {steepest} as around {flattest}", *sentences]

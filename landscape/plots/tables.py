@@ -29,9 +29,10 @@ from landscape.results.shown import logarithmic
 
 @draws(Stability)
 def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
-    """Draw learning rate against delay, one panel for each minimum: above a line training leaves the minimum.
+    """Draw the largest stable learning rates against the delay, one panel for each minimum.
 
-    The star is the run; the dash above or below it is the limit of its update rule, where that is known.
+    Each form of momentum has a line; above the line, training leaves the minimum. The star is the run. The
+    dash above or below the star is the limit of the run's update rule, if the result has this limit.
     """
     figure, axes = wrapped_panels(len(results), 4.6, 3.6, names="rates", sharex=True, sharey=True)
     star: dict[str, Any] = {"ls": "none", "clip_on": False, "label": "the run", "zorder": 5}
@@ -41,14 +42,14 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
     for ax, r in zip(axes, results, strict=True):
         has_rates = np.isfinite(r.rates).all()
         if has_rates:
-            for name, rate, marker in zip(forms_with(r.momentum), r.rates, "osD", strict=True):
-                ax.plot(*without_bridge(r.delay, rate), marker=marker, ms=4, label=name)
+            for name, rates, marker in zip(forms_with(r.momentum), r.rates, "osD", strict=True):
+                ax.plot(*with_gap_at_zero(r.delay, rates), marker=marker, ms=4, label=name)
         if np.isfinite(r.lr):
             ax.plot(r.own_delay, r.lr, **star)
             ax.axhline(r.lr, color=style.OTHER, lw=0.9, ls=":", zorder=0)
         if np.isfinite(r.own_limit) and has_rates:
             ax.plot(r.own_delay, r.own_limit / r.lambda_max, **dash)
-        delay_axes(ax, r, max(r.delay.max(), r.own_delay))
+        label_delay_axes(ax, r, max(r.delay.max(), r.own_delay))
         style.decimal_labels(ax.yaxis)
     optimizers = dict.fromkeys(r.precondition for r in results if r.precondition)
     text = f"Preconditioned by {', '.join(optimizers)}." if optimizers else None
@@ -56,13 +57,13 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
     return finish(figure, title or default_title, text, axes, ncols=2 * min(3, len(axes)))
 
 
-def without_bridge(delay: Array, values: Array) -> tuple[Array, Array]:
-    """Return the points of a line with a gap beside delay 0, which is far from delay 1 on the axis."""
+def with_gap_at_zero(delay: Array, values: Array) -> tuple[Array, Array]:
+    """Return the points of a line with a gap next to delay 0, which is far from delay 1 on the axis."""
     gaps = np.flatnonzero(np.diff(delay == 0)) + 1
     return np.insert(delay.astype(float), gaps, np.nan), np.insert(values.astype(float), gaps, np.nan)
 
 
-def delay_axes(ax: Axes, r: Any, largest: int) -> None:
+def label_delay_axes(ax: Axes, r: Any, largest: int) -> None:
     """Label ``ax`` as learning rate against delay, from 0 to ``largest`` steps, at the minimum of ``r``."""
     ax.set_xscale("symlog", base=2, linthresh=1)
     style.ticks_at(ax.xaxis, r.delay, [str(tau) for tau in r.delay])
@@ -99,11 +100,11 @@ WIDE = 5.0
 
 @draws(Sweep)
 def draw_sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
-    """Test error against the first key that varies, one panel for each sweep.
+    """Draw the test error against the first key that varies, one panel for each sweep.
 
-    A line belongs to one combination of the other keys; the recipe is on the x axis only if nothing else
-    varies. Error bars are one standard deviation over the seeds. An open marker means that at least one seed
-    diverged. Without a test error the test loss is drawn.
+    A line belongs to one combination of the other keys. The recipe is on the x axis only if no key of the
+    recipes varies. Error bars are one standard deviation over the seeds. An open marker means that at least
+    one seed diverged. If a sweep has no test error, its test loss is drawn.
 
     Raises:
         InputError: no key varies.
@@ -119,7 +120,7 @@ def draw_sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
 
 
 def _draw_sweep(ax: Axes, r: Sweep) -> None:
-    """Draw the test error, or the test loss, of one sweep."""
+    """Draw the test error of one sweep against a key that varies; the test loss if there is no test error."""
     rows = [{key: literal(value) for key, value in row.items()} for row in r.rows]
     varying = [key for key in r.keys if len({row[key] for row in rows}) > 1]
     if not varying:
@@ -127,41 +128,44 @@ def _draw_sweep(ax: Axes, r: Sweep) -> None:
     x_key = next((key for key in varying if key != "recipe"), "recipe")
     column = "test_error" if np.isfinite(r.test_error).any() else "test_loss"
     mean, std = getattr(r, column), np.nan_to_num(getattr(r, f"{column}_std"))
-    ticks = list(dict.fromkeys(row[x_key] for row in rows))
-    numbers = pd.to_numeric(ticks, errors="coerce")
-    is_numeric = bool(np.isfinite(numbers).all())
-    tick_positions = dict(zip(ticks, numbers if is_numeric else range(len(ticks)), strict=True))
-    positions = np.array([tick_positions[row[x_key]] for row in rows])
-    lines: dict[str, list[int]] = {}  # label -> its rows
+    x_texts = list(dict.fromkeys(row[x_key] for row in rows))  # the different values of x_key
+    x_numbers = pd.to_numeric(x_texts, errors="coerce")
+    is_numeric = bool(np.isfinite(x_numbers).all())
+    position_of = dict(zip(x_texts, x_numbers if is_numeric else range(len(x_texts)), strict=True))
+    positions = np.array([position_of[row[x_key]] for row in rows])
+    # Rows that differ only in x_key are one line.
+    row_indices_of: dict[str, list[int]] = {}  # label of a line -> indices of its rows
     for i, row in enumerate(rows):
-        label = ", ".join(_setting(key, row[key]) for key in varying if key != x_key and row[key])
-        lines.setdefault(label, []).append(i)
+        label = ", ".join(_key_and_value(key, row[key]) for key in varying if key != x_key and row[key])
+        row_indices_of.setdefault(label, []).append(i)
     look = {"ls": "-", "lw": 1.6 if is_numeric else 0, "elinewidth": 1.2, "ms": 5}
-    for color, (label, indices) in zip(itertools.cycle(style.CYCLE), lines.items(), strict=False):
-        x, y, diverged = positions[indices], mean[indices], r.diverged[indices] > 0
+    for color, (label, indices) in zip(itertools.cycle(style.CYCLE), row_indices_of.items(), strict=False):
+        x, y, has_diverged = positions[indices], mean[indices], r.diverged[indices] > 0
         points(ax, x, y, std[indices], color, label or None, **look)
-        if diverged.any():
-            ax.plot(x[diverged], y[diverged], "o", ms=5, mfc="w", mec=color, zorder=5)
+        if has_diverged.any():
+            ax.plot(x[has_diverged], y[has_diverged], "o", ms=5, mfc="w", mec=color, zorder=5)
     if not is_numeric:
-        ax.set_xticks(range(len(ticks)), ticks, rotation=20, ha="right")
-    elif _is_wide(numbers):
+        ax.set_xticks(range(len(x_texts)), x_texts, rotation=20, ha="right")
+    elif _is_wide(x_numbers):
         ax.set_xscale("log")
-    if is_numeric and len(ticks) <= 8:
-        style.ticks_at(ax.xaxis, numbers, ticks)
+    if is_numeric and len(x_texts) <= 8:  # a number at each point: more do not fit (our choice)
+        style.ticks_at(ax.xaxis, x_numbers, x_texts)
     if _is_wide(mean[np.isfinite(mean)]):
         style.log_axis(ax.yaxis)
     ax.set_xlabel(x_key)
     name = "test error of $w_a$" if column == "test_error" else "test loss at $w_a$"
     ax.set_ylabel(f"{name}{style.unit(Sweep, column)}")
-    if ax.get_legend_handles_labels()[1]:
+    _, legend_names = ax.get_legend_handles_labels()
+    if legend_names:
         ax.legend()
 
 
 def _is_wide(values: Any) -> bool:
+    """Return whether all values are positive, and the largest is at least ``WIDE`` times the smallest."""
     return len(values) > 0 and min(values) > 0 and max(values) >= WIDE * min(values)
 
 
-def _setting(key: str, value: str) -> str:
+def _key_and_value(key: str, value: str) -> str:
     """Return a key and its value, as the legend shows them."""
     return value if key in ("recipe", "algorithm.name") else f"{key.split('.')[-1]} {value}"
 
@@ -198,7 +202,7 @@ def draw_comparisons(results: Sequence[Comparison], title: str = "") -> Figure:
 
 
 def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> None:
-    """Draw a panel with a row for each side, the first at the top."""
+    """Draw the panel of quantity ``q``, an index, with a row for each side, the first side at the top."""
     rows = np.arange(len(c.sides))[::-1]
     values, errors = c.value[q], np.nan_to_num(c.interval[q], posinf=0.0)
     bar: dict[str, Any] = {"lw": 6, "alpha": 0.45} if c.kinds[q] == "bound" else {"lw": 1.6}
@@ -207,18 +211,20 @@ def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> No
             low, high = value - error, value + error
             ax.plot([low, high], [row, row], color=color, solid_capstyle="butt", zorder=2, **bar)
             ax.plot([value], [row], "o", ms=6, color=color, zorder=3)
-    checkpoint_values = c.own_value[q] if c.grouped else np.zeros(0)
-    for value, side in zip(checkpoint_values, c.side_of if c.grouped else (), strict=True):
-        ax.plot([value], [rows[side] - 0.22], "o", ms=4, mfc="none", color=colors[side], zorder=3)
-    ends = np.concatenate([values - errors, values + errors, checkpoint_values])
-    ends = ends[np.isfinite(ends)]
-    if logarithmic(values) and ends.min() > 0:
+    drawn = [values - errors, values + errors]
+    if c.grouped:  # each checkpoint of a group is an open dot below the row of its side
+        for value, side in zip(c.own_value[q], c.side_of, strict=True):
+            ax.plot([value], [rows[side] - 0.22], "o", ms=4, mfc="none", color=colors[side], zorder=3)
+        drawn.append(c.own_value[q])
+    finite = np.concatenate(drawn)
+    finite = finite[np.isfinite(finite)]
+    if logarithmic(values) and finite.min() > 0:
         style.log_axis(ax.xaxis)
     else:
         ax.xaxis.set_major_locator(ticker.MaxNLocator(4))
         ax.ticklabel_format(axis="x", scilimits=(-3, 4), useMathText=True)
-        if ends.size and 0 <= ends.min() < ends.max():
-            ax.set_xlim(0, 1.06 * ends.max())
+        if finite.size and 0 <= finite.min() < finite.max():
+            ax.set_xlim(0, 1.06 * finite.max())
     ax.set_ylim(-0.6, len(c.sides) - 0.4)
     ax.set_yticks(rows, c.sides)
     ax.grid(False, axis="y")
@@ -269,13 +275,14 @@ STEPS, NUMBERED = 8, 32
 
 
 def draw_topologies(matrices: Mapping[str, Sequence[Array]]) -> Figure:
-    """Draw mixing matrices as graphs: a row for each topology, a panel for each step, at most eight.
+    """Draw mixing matrices M as graphs: a row for each topology, a panel for each step, at most eight.
 
-    The learners are on a circle, colored by the share M_jj of their own weights. A line between two learners
-    means that M_jk = M_kj; otherwise an arrow from k to j stands for M_jk. Its color is the share.
+    Learner j takes the share M_jk of the weights of learner k. The learners are on a circle; the color of
+    learner j is its own share M_jj. If M_jk = M_kj, a line connects learners j and k; otherwise an arrow from
+    k to j has the share M_jk. The color of a line or an arrow is the share.
 
     Args:
-        matrices: name -> the mixing matrices (n, n) that steps go through in turn.
+        matrices: name -> the mixing matrices (n, n) of a cycle of steps, in their order.
 
     Returns:
         The figure.
@@ -287,18 +294,18 @@ def draw_topologies(matrices: Mapping[str, Sequence[Array]]) -> Figure:
         names += [f"{name} {t}" if t < len(cycle) else "" for t in range(columns)]
     with style.style():
         figure, axes = panels(len(cycles), columns, 2.3, 2.5, names)
-        remaining_axes = iter(axes)
+        next_axes = iter(axes)
         for name, cycle in cycles.items():
             steps = len(matrices[name])
             for t, matrix in enumerate(cycle, 1):
-                ax = next(remaining_axes)
-                dots = _graph(ax, matrix)
+                ax = next(next_axes)
+                dots = _draw_graph(ax, matrix)
                 ax.set_title(f"{name}\nstep {t} of {steps}" if steps > 1 else name)
         figure.colorbar(dots, ax=axes, label="share of the weights", shrink=0.9)
         return finish(figure, "Who takes whose weights")
 
 
-def _graph(ax: Axes, matrix: Array) -> ScalarMappable:
+def _draw_graph(ax: Axes, matrix: Array) -> ScalarMappable:
     """Draw a mixing matrix as a graph, and return the dots, which have the colors of the shares."""
     n = len(matrix)
     angle = np.pi / 2 - 2 * np.pi * np.arange(n) / n  # learner 0 is at the top, and the others go clockwise

@@ -27,15 +27,15 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
 
     Runs whose recipes differ only in the seed, or in keys that do not change the weights, are one setting:
     thin lines are its seeds, thick lines their median. α_e, Δ and Δ(2) change more from step to step than
-    over training: of these the running median over 5% of the steps and all seeds is drawn, with a band
-    between the quartiles. The legend names the keys in which settings differ. Dotted lines are the learning
-    rates α; a dashed line marks the step at which a run diverged. Consensus distance and noise are in squared
-    weights.
+    over training. For these three, the running median over 5% of the steps and all seeds is drawn, with a
+    band between the quartiles. The legend names the keys in which settings differ. Dotted lines are the
+    learning rates α; a dashed line marks the step at which a run diverged. Consensus distance and noise are
+    in squared weights.
 
-    Above these are panels of what a run measured with instruments: ηλ_max and η times batch sharpness (with
-    the limit 2 of plain SGD and, in the color of each setting, the limit of its update rule), λ_max, the
-    noise scale (dotted: the total batch), shares along the top eigenvectors, ½ tr(HC), and others; and of the
-    metrics of a recorder's test data.
+    The rows above have a panel for each quantity that instruments measured during a run: ηλ_max and η times
+    batch sharpness (with the limit 2 of plain SGD and, in the color of each setting, the limit of its update
+    rule), λ_max, the noise scale (dotted: the total batch), shares along the top eigenvectors, ½ tr(HC), and
+    others. Metrics of the test data of a :class:`landscape.Recorder` have panels there, too.
 
     Raises:
         InputError: imported weights, which have no training history.
@@ -43,24 +43,33 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     for run in runs:
         if run.algorithm == IMPORTED:
             raise InputError(f"{run.path or run.label}: imported weights have no training history to draw")
+
+    def is_measured(column: str) -> bool:
+        return any(np.isfinite(column_of(run, column)).any() for run in runs)
+
     metrics = dict.fromkeys(c for r in runs for c in r.history if c.startswith("test_") and c not in UNITS)
-    candidates = *tuple(PANELS)[_OF_ALL:], *metrics
-    measured = [c for c in candidates if any(np.isfinite(column_of(r, c)).any() for r in runs)]
+    measured = [column for column in (*_INSTRUMENTS, *metrics) if is_measured(column)]
     standard = list(_STANDARD)
     if all(run.algorithm == RECORDED for run in runs):  # one learner, and unknown minibatches
         standard = [_RECORDED.get(column, column) for column in _STANDARD]
-        standard = [c for c in standard if any(np.isfinite(column_of(r, c)).any() for r in runs)] or standard
-    names = [*measured, *[""] * (-len(measured) % 3), *standard, *[""] * (-len(standard) % 3)]
+        standard = [column for column in standard if is_measured(column)] or standard
+    # Rows of three panels; "" is an empty cell at the end of a row.
+    columns = [*measured, *[""] * (-len(measured) % 3), *standard, *[""] * (-len(standard) % 3)]
     groups = [(literal(label), color, members) for label, color, members in groups_of(runs)]
     # In the column of a paper, two panels have room side by side.
-    figure, axes = panels(len(names) // 3, 3, 3.2 if in_paper() else 3.9, 2.8, names)
-    for ax, column in zip(axes, filter(None, names), strict=True):
+    figure, axes = panels(len(columns) // 3, 3, 3.2 if in_paper() else 3.9, 2.8, columns)
+    drawn_columns = [column for column in columns if column]
+    for ax, column in zip(axes, drawn_columns, strict=True):
         name, scale = PANELS.get(column, (column.replace("_", " "), "linear"))
         layers = layers_of(runs) if column == "loss_change" else {}
-        has_values = bool(layers) and _draw_layers(ax, runs[0], layers)
-        for k, group in enumerate([] if layers else groups):
-            # Earlier groups have wider lines, so that equal curves are both visible.
-            has_values |= _draw_runs(ax, group, column, scale, 0.6 * min(len(groups) - 1 - k, 3))
+        has_values = bool(layers)
+        if layers:
+            _draw_layers(ax, runs[0], layers)
+        else:
+            for k, group in enumerate(groups):
+                # Earlier groups have wider lines, so that equal curves are both visible.
+                extra_width = 0.6 * min(len(groups) - 1 - k, 3)
+                has_values |= _draw_runs(ax, group, column, scale, extra_width)
         unit = style.in_brackets(unit_of(column))
         ax.set_ylabel(f"{name}{unit}", fontsize=9)
         ax.set(xlabel="step", yscale=scale if has_values else "linear")
@@ -76,14 +85,16 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
             for batch in {r.learners * r.local_batch for r in runs if r.local_batch}:
                 ax.axhline(batch, color=style.OTHER, lw=0.9, ls=":", zorder=0)
         for line in ax.lines:
-            is_point = np.isfinite(line.get_xydata()).all(1).sum() == 1  # invisible without a marker
-            if is_point and line.get_marker() == "None":
+            has_one_point = np.isfinite(line.get_xydata()).all(1).sum() == 1
+            if has_one_point and line.get_marker() == "None":  # a line of one point is invisible
                 line.set(marker="o", markersize=3 * line.get_linewidth())
-    # The panel of the layers has its own legend.
+    # The legend below all panels has the settings. The panel of the layers has another legend, its own.
     legend_panel = axes[1] if measured[:1] == ["loss_change"] else axes[0]
-    longest_label = max(map(len, legend_panel.get_legend_handles_labels()[1]), default=0)
-    heading, columns = title or _finding(groups) or _run_title(runs), 2 if longest_label > 30 else 4
-    return finish(figure, heading, _caption(runs), [legend_panel], ncols=columns)
+    _, legend_names = legend_panel.get_legend_handles_labels()
+    longest_name = max(map(len, legend_names), default=0)
+    legend_columns = 2 if longest_name > 30 else 4  # longer names need the room (our choice)
+    heading = title or _finding(groups) or _run_title(runs)
+    return finish(figure, heading, _caption(runs), [legend_panel], ncols=legend_columns)
 
 
 #: Columns of the history that pictures show -> (name, scale of the axis).
@@ -114,8 +125,8 @@ PANELS = {
     "worst_sharpness": ("worst sharpness", "log"),
     "average_sharpness": ("average sharpness", "log"),
 }
-# The columns of every run, and the index of the first column of instruments.
-_STANDARD, _OF_ALL = tuple(PANELS)[:6], 8
+# The columns of every run, and those of instruments; the two between them replace columns of a recorded loop.
+_STANDARD, _INSTRUMENTS = tuple(PANELS)[:6], tuple(PANELS)[8:]
 # Standard columns -> columns of a recorded loop in their place.
 _RECORDED = {"consensus": "grad_norm2", "delta_2_full": "displacement2"}
 # Columns with a limit -> the column of the limit.
@@ -197,11 +208,12 @@ def groups_of(runs: Sequence[Checkpoint]) -> list[Group]:
     settings = [recipe_keys(run) for run in runs]
     runs_of: dict[tuple[str, ...], list[Checkpoint]] = {}
     for run, setting in zip(runs, settings, strict=True):
-        if name := run.source.get("name"):
-            runs_of.setdefault((str(name),), []).append(run)
+        user_name = run.source.get("name")
+        if user_name:
+            runs_of.setdefault((str(user_name),), []).append(run)
             continue
-        others = [s for r, s in zip(runs, settings, strict=True) if r.algorithm == run.algorithm]
-        differing = [key for key, value in setting.items() if any(s.get(key) != value for s in others)]
+        same_algorithm = [s for r, s in zip(runs, settings, strict=True) if r.algorithm == run.algorithm]
+        differing = [k for k, value in setting.items() if any(s.get(k) != value for s in same_algorithm)]
         # If the name in a table differs, such as model.name, its other keys say nothing more.
         tables = tuple(key.removesuffix("name") for key in differing if key.endswith(".name"))
         keys = [key for key in differing if key.endswith(".name") or not key.startswith(tables)]
@@ -229,8 +241,8 @@ def layers_of(runs: Sequence[Checkpoint]) -> dict[str, Array]:
     return {name.removeprefix(OF_LAYER): column for name, column in columns.items()}
 
 
-def _draw_layers(ax: Axes, run: Checkpoint, layers: dict[str, Array]) -> bool:
-    """Stack the layers' changes of the loss by step, falls below zero and rises above it; return True."""
+def _draw_layers(ax: Axes, run: Checkpoint, layers: dict[str, Array]) -> None:
+    """Stack the layers' changes of the loss by step: falls below zero, rises above it."""
     values, total = np.array(list(layers.values())), run.history["loss_change"]
     finite = np.isfinite(values).all(0)
     steps, values = run.history["step"][finite], values[:, finite]
@@ -239,7 +251,6 @@ def _draw_layers(ax: Axes, run: Checkpoint, layers: dict[str, Array]) -> bool:
     ax.stackplot(steps, np.maximum(values, 0), colors=colors)
     ax.plot(steps, total[finite], color=style.DARK, lw=1.0, label="in all")
     ax.legend(fontsize="x-small", ncols=2)
-    return True
 
 
 def _draw_rates(ax: Axes, runs: Sequence[Checkpoint]) -> None:
@@ -291,27 +302,33 @@ def _draw_limits(ax: Axes, groups: Sequence[Group], column: str) -> None:
 
 
 def _draw_runs(ax: Axes, group: Group, column: str, scale: str, extra_width: float) -> bool:
-    """Draw the seeds of one setting, and return whether any value can be drawn."""
+    """Draw a column of the history of one setting: a line for each seed and their median, or quartiles.
+
+    Lines are wider by ``extra_width`` points. Returns whether any value can be drawn.
+    """
     label, color, runs = group
-    curves = []
+    curves = []  # (steps, values) of each seed
     for run in runs:
         values = column_of(run, column)
-        # A logarithmic scale cannot show zeros.
-        visible = np.isfinite(values) & ((values > 0) | (scale == "linear"))
-        if visible.any():
-            curves.append((run.history["step"][visible], values[visible]))
+        is_drawn = np.isfinite(values)
+        if scale == "log":
+            is_drawn &= values > 0
+        if is_drawn.any():
+            curves.append((run.history["step"][is_drawn], values[is_drawn]))
         if run.diverged and run.step:
             ax.axvline(run.step, color=color, lw=0.8, ls="--")
-    if column in _NOISY and sum(len(steps) for steps, _ in curves) >= _MANY:
-        steps, values = np.concatenate(curves, axis=1)
-        steps, (low, median, high) = running_quartiles(steps, values)
+    value_count = sum(len(steps) for steps, _ in curves)
+    if column in _NOISY and value_count >= _MANY:
+        all_steps, all_values = np.concatenate(curves, axis=1)
+        steps, (low, median, high) = running_quartiles(all_steps, all_values)
         ax.fill_between(steps, low, high, color=color, alpha=0.25, lw=0)
         ax.plot(steps, median, color=color, lw=1.6 + extra_width, label=label)
-    elif len(curves) == 1 == len(runs):
+    elif len(runs) == 1 and len(curves) == 1:
         ax.plot(*curves[0], color=color, lw=1.4 + extra_width, label=label)
     elif curves:
         for curve in curves:
             ax.plot(*curve, color=color, lw=0.6, alpha=0.45)
+        # The median is taken at the steps that all seeds have.
         shared_steps = sorted(set.intersection(*(set(steps.tolist()) for steps, _ in curves)))
         median = np.median([np.interp(shared_steps, *curve) for curve in curves], axis=0)
         median_label = f"{label} (median of {len(runs)})"

@@ -32,7 +32,7 @@ from landscape.paper.verdicts import NEGLIGIBLE, Effect, Rows, by_seed, paired_e
 from landscape.plots import style
 from landscape.plots.picture import finish, panels, points, wrapped_panels
 from landscape.plots.style import ticks_at
-from landscape.plots.tables import delay_axes, without_bridge
+from landscape.plots.tables import label_delay_axes, with_gap_at_zero
 from landscape.problem.problem import Problem
 from landscape.results.base import Result, Sourced
 from landscape.results.flatness import forms_with
@@ -375,7 +375,7 @@ def _boundary(context: Context) -> Drawing:
     picture, (ax,) = panels(1, 1, 6.8, 3.9)
     for marker, size, label, (m, form) in zip("osD", (4, 7, 4), FORMS.values(), FORMS, strict=True):
         limits = select(rows, momentum=m, form=form)["limit"].to_numpy()
-        ax.plot(*without_bridge(np.array(DELAYS), limits), marker=marker, ms=size, label=label)
+        ax.plot(*with_gap_at_zero(np.array(DELAYS), limits), marker=marker, ms=size, label=label)
     line = [np.pi / (2 * tau + 1) for tau in DELAYS[1:]]
     ax.plot(DELAYS[1:], line, color=style.OTHER, lw=0.9, ls=":", label="π/(2τ + 1)")
     ax.set_xscale("symlog", base=2, linthresh=1)
@@ -410,13 +410,13 @@ def _draw_minimum(r: Minima) -> Figure:
     """
     picture, (ax,) = panels(1, 1, 5.6, 4.2)
     for f, (name, marker) in enumerate(zip(forms_with(r.momentum), "osD", strict=True)):
-        ax.plot(*without_bridge(r.delay, r.predicted[f]), color=style.CYCLE[f], label=f"{name}: predicted")
+        ax.plot(*with_gap_at_zero(r.delay, r.predicted[f]), color=style.CYCLE[f], label=f"{name}: predicted")
         # No line goes through delay 0.
         ax.plot(r.delay[:1], r.predicted[f, :1], marker="_", ms=14, mew=1.6, color=style.CYCLE[f])
         bars = np.abs(np.stack([r.stays[f], r.leaves[f]]) - r.boundary[f])
         look: Any = {"marker": marker, "ms": 5, "mfc": "w", "capsize": 2}
         points(ax, r.delay, r.boundary[f], bars, style.CYCLE[f], f"{name}: measured", **look)
-    delay_axes(ax, r, r.delay.max())
+    label_delay_axes(ax, r, r.delay.max())
     title = f"The largest rate at which training stays at its minimum\n{style.samples_of([r])}, full batch"
     return finish(picture, title, legend=[ax], ncols=2)
 
