@@ -370,7 +370,7 @@ def test_a_picture_that_is_made_smaller_keeps_its_colors(tmp_path: Path) -> None
     pale[::10, ::10] = np.random.default_rng(0).integers(0, 255, (30, 30, 3))
     for pixels, part, reduce, most in ((plain, slice(None), np.max, 24), (pale, slice(100, 200), np.mean, 6)):
         Image.fromarray(pixels).save(tmp_path / "a.png")
-        pages._shrink(tmp_path / "a.png")
+        pages._reduce_colors(tmp_path / "a.png")
         small = np.asarray(Image.open(tmp_path / "a.png").convert("RGB")).astype(int)
         assert reduce(np.abs(small - pixels)[part, part]) < most
 

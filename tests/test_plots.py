@@ -397,7 +397,7 @@ def test_levels_follow_a_trajectory(surface: Surface) -> None:
     loss = np.geomspace(1.0, 90.0, 24).reshape(4, 6)
     path = marked(changed(surface, loss=loss), "pca", 3)
     path = changed(path, marker_loss=np.array([2.4, np.nan, 1.4]))
-    levels = scale([loss], marked=[path.marker_loss]).levels
+    levels = scale([loss], trajectory_losses=[path.marker_loss]).levels
     assert ((levels > 1.4) & (levels < 2.4)).sum() >= 6
     assert levels[-1] < 5
     assert not np.array_equal(levels, scale([loss]).levels)
@@ -406,13 +406,15 @@ def test_levels_follow_a_trajectory(surface: Surface) -> None:
     far = changed(surface, loss=loss**3)  # logarithmic
     bar = plots.draw([marked(far, "pca", 3), changed(far, kind="pca")]).axes[-1]
     assert bar.get_ylim()[1] == pytest.approx(90.0**3)  # no path, no limit
-    wide = scale([loss**3], marked=[np.array([1e3, 1e4])]).levels
+    wide = scale([loss**3], trajectory_losses=[np.array([1e3, 1e4])]).levels
     assert np.ptp(np.log(wide)) == pytest.approx(3 * np.log(10))
-    assert scale([loss], marked=[np.array([2.0])]).levels[-1] >= 90
-    assert scale([loss], vmax=50, marked=[path.marker_loss]).levels[-1] >= 50
+    assert scale([loss], trajectory_losses=[np.array([2.0])]).levels[-1] >= 90
+    assert scale([loss], vmax=50, trajectory_losses=[path.marker_loss]).levels[-1] >= 50
     off = [np.array([200.0, 300.0])]  # of a path above the plane, or above the user's highest level
-    assert scale([loss], marked=off).levels[-1] >= 90
-    assert scale([loss], vmax=5, marked=[np.array([20.0, 30.0])]).levels[[0, -1]] == pytest.approx([1, 5])
+    assert scale([loss], trajectory_losses=off).levels[-1] >= 90
+    assert scale([loss], vmax=5, trajectory_losses=[np.array([20.0, 30.0])]).levels[[0, -1]] == pytest.approx(
+        [1, 5]
+    )
 
 
 @pytest.mark.parametrize("style", ["contour", "surface", "difference"])

@@ -162,11 +162,11 @@ class Context:
     _stores: dict[str, Store] = field(default_factory=dict)
 
     def of(self, cells: Sequence[Cell], **changes: Any) -> Context:
-        """Return the same for a figure with these ``cells``, of which nothing is computed yet."""
+        """Return a context like this one for a figure with these ``cells``, before any analysis."""
         return dataclasses.replace(self, cells=cells, seconds=0.0, versions={}, _requested=set(), **changes)
 
     def _store(self, name: str) -> Store:
-        """Return the archive ``name``, and what is not packed yet."""
+        """Return the store of the archive ``name``, which also has the files that are not packed yet."""
         loose = self.folder / "records"
         archive = (self.records or loose) / f"{name}.tar.xz"
         return self._stores.setdefault(name, Store(archive, loose))
@@ -174,7 +174,7 @@ class Context:
     def pack(self, complete: bool) -> None:
         """Pack the runs that have ended and the analyses into the archives of the figure.
 
-        ``complete``: all analyses were asked for, so that others in their archive are of no use.
+        ``complete``: whether all analyses of the figure were asked for; the archive then keeps no others.
         """
         runs, analyses = map(self._store, self.archives)
         runs.pack(f"{identity(cell.recipe)}.json" for cell in self.cells if self.record(cell.recipe))
@@ -214,33 +214,38 @@ class Context:
         return [recipe for recipe in recipes.values() if self.record(recipe) is None]
 
     def train(self, recipes: Iterable[Recipe]) -> None:
-        """Train ``recipes`` whose weights are not in FOLDER; an interrupted run resumes.
+        """Train the runs of ``recipes`` that have not ended in ``folder``; an interrupted run resumes.
 
         Raises:
             OperationError: a run could not be made.
         """
-        folders = {self.run_folder(recipe): _unnamed(recipe) for recipe in recipes}  # each run only once
-        jobs = [TrainingJob(r, folder) for folder, r in folders.items() if launch.ended(r, folder) is None]
+        recipe_of = {self.run_folder(recipe): _unnamed(recipe) for recipe in recipes}  # each run only once
+        jobs = [TrainingJob(r, folder) for folder, r in recipe_of.items() if launch.ended(r, folder) is None]
         (self.folder / "runs").mkdir(parents=True, exist_ok=True)
-        done = 0
+        ended_count = 0
 
-        def ended(job: TrainingJob, seconds: float | None) -> None:
-            nonlocal done
-            if seconds is None:  # stopped at the end of the budget
+        def after_run(job: TrainingJob, seconds: float | None) -> None:
+            """Write the record of a run, and report that it ended; ``seconds`` is None for a stopped run."""
+            nonlocal ended_count
+            if seconds is None:  # stopped, as the budget is used
                 return
-            done, recipe = done + 1, job.recipe
+            ended_count += 1
+            recipe = job.recipe
             self.record(recipe)
             if self.runs_with_weights is not None and identity(recipe) not in self.runs_with_weights:
                 shutil.rmtree(job.folder)
             self.message(
-                f"{done} of {len(jobs)}: {recipe.algorithm['name']}, {recipe.model['name']}, lr "
+                f"{ended_count} of {len(jobs)}: {recipe.algorithm['name']}, {recipe.model['name']}, lr "
                 f"{recipe.lr:g}, batch {recipe.batch}, seed {recipe.seed}: {seconds:.0f} s"
             )
-            self.progress(done / len(jobs))
+            self.progress(ended_count / len(jobs))
+
+        def show_progress(share: float) -> None:
+            self.progress((ended_count + share) / len(jobs))
 
         train_runs(
-            jobs, ended, lambda share: self.progress((done + share) / len(jobs)), pool=self.pool,
-            device=self.device, data_dir=self.data_dir, until=None if math.isinf(self.until) else self.until,
+            jobs, after_run, show_progress, pool=self.pool, device=self.device, data_dir=self.data_dir,
+            until=None if math.isinf(self.until) else self.until,
         )  # fmt: skip
 
     def check_time(self) -> None:
@@ -311,11 +316,18 @@ class Context:
         self, kind: type[R], points: Point | Sequence[Point], settings: Mapping[str, Any],
         make: Callable[[], R | Sequence[R]], by: Sequence[Any],
     ) -> list[R]:  # fmt: skip
-        """Return the results of ``make()``, computed once and stored.
+        """Return the results of ``make()``: those that are stored, or else new ones, which are then stored.
 
-        They must depend only on the weights of ``points``, on ``settings`` and on the functions and classes
-        ``by``, whose versions are those of ``landscape.core.registry.numerics``. Of the plane of a surface,
-        only lengths and angles are stored (:meth:`.Surface.compact`).
+        Of the plane of a surface, only lengths and angles are stored (:meth:`.Surface.compact`).
+
+        Args:
+            kind: the class of the results; its schema is part of the name of the file.
+            points: the weights on which the results depend.
+            settings: all other numbers and texts on which the results depend.
+            make: computes the results.
+            by: the functions and classes that ``make`` calls. Their versions
+                (:func:`landscape.core.registry.numerics`) are part of the name, too: results of another
+                version are computed again.
 
         Raises:
             OutOfTimeError: the results are not stored, and the budget is used.
@@ -328,21 +340,21 @@ class Context:
         key, store = digest(kind.schema, inputs), self._store(self.archives[1])
         name, seconds_name = f"{key}.h5", f"{key}.seconds"
         self._requested |= {name, seconds_name}
-        path, content = store.folder / name, store.packed.get(name)
-        if content is not None and not path.exists():
-            store.add(name, content)
+        path, packed_content = store.folder / name, store.packed.get(name)
+        if packed_content is not None and not path.exists():
+            store.add(name, packed_content)  # HDF5 reads only files
         if path.exists():
             results = base.load_results(path)
         else:
             self.check_time()
-            clock = time.perf_counter()
+            start = time.perf_counter()
             with progress_bar(kind.__name__):
                 made = make()
             results = [made] if isinstance(made, base.Result) else list(made)
             results = [result.compact() if isinstance(result, Surface) else result for result in results]
             make_folder(store.folder)
             base.save(results, path)
-            store.add(seconds_name, f"{time.perf_counter() - clock:.1f}\n".encode())
+            store.add(seconds_name, f"{time.perf_counter() - start:.1f}\n".encode())
         self.seconds += float(store.read(seconds_name) or 0)
         return [result for result in results if isinstance(result, kind)]
 

@@ -185,16 +185,17 @@ def seconds_of(context: Context, runs: Iterable[Recipe], seconds_by_kind: dict[s
 
 def seconds_a_sample(context: Context, recipe: Recipe) -> float:
     """Estimate the seconds of a sample's gradient in a step of ``recipe``, from steps with fewer samples."""
-    timed = dataclasses.replace(  # sampling also allows fewer samples for a run that uses all in each step
+    # Minibatches drawn with replacement may be small also for a run that uses all samples in each step.
+    timed_recipe = dataclasses.replace(
         recipe, accumulate=1, sampling="replacement", monitor=type(recipe.monitor)()
     )
     device, spec = pick_device(context.device), recipe.spec("data")
     data = context.dataset(spec.name, spec.options)
-    samples, seconds, slope = 0, 0.0, 0.0
+    samples, seconds, slope = 0, 0.0, 0.0  # of the last measurement; seconds per sample above it
     for index, more_samples in enumerate(sorted({min(n, recipe.local_batch) for n in TIMED_SAMPLES})):
         if index >= 2 and seconds > BUSY_SECONDS:
             break
-        costs = calibrate(timed, more_samples, device=device, dataset=data, seconds=FORECAST_SECONDS)
+        costs = calibrate(timed_recipe, more_samples, device=device, dataset=data, seconds=FORECAST_SECONDS)
         slope = max(0.0, costs.gradient - seconds) / (more_samples - samples)
         samples, seconds = more_samples, costs.gradient
     return (seconds + slope * (recipe.local_batch - samples)) / recipe.local_batch
@@ -285,16 +286,16 @@ def figure(
     """Return a decorator that registers a function as the drawing of a :class:`Figure`.
 
     Args:
-        name: in ``landscape figures``.
-        judge: gives the effects behind the verdict on the claim, from the rows of the CSV.
-        table: what figures.toml of this package has for a figure, with the table of its ``cells``; by default
-            what it has under this name.
+        name: name of the figure in ``landscape figures``.
+        judge: returns the effects behind the verdict on the claim, from the rows of the CSV file.
+        table: the keys of :class:`Described` that describe the figure. Default: the table ``name`` of
+            figures.toml in this package.
 
     Returns:
-        The decorator; it gives the figure for the function.
+        The decorator, which returns the :class:`Figure` in place of the function.
 
     Raises:
-        InputError: a key that no figure has, or one that is missing.
+        InputError: an unknown key, or a missing one.
 
     Example:
         >>> figure("mine", list, {"title": "my figure"})(print)
@@ -305,7 +306,8 @@ def figure(
     def add(draw: Callable[[Context], Drawing]) -> Figure:
         cells = name if name in declared()["cells"] else ""
         description = check_keywords(name, table or {"cells": cells} | declared()[name], Described)
-        return registry.figures.add(name)(Figure(name=name, judge=judge, draw=draw, **description))
+        new_figure = Figure(name=name, judge=judge, draw=draw, **description)
+        return registry.figures.add(name)(new_figure)
 
     return add
 

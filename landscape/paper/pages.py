@@ -38,24 +38,27 @@ def words(name: str) -> str:
 
 
 def draw(figure: Figure, context: Context, folder: Path) -> tuple[str, list[Path]]:
-    """Draw a figure from its runs, if all have ended or it can be drawn from some, and write its files.
+    """Draw a figure, and write its files to ``folder``.
 
-    A run whose weights an analysis needs, and that is known by its record alone, is made again.
+    All runs must have ended; for a figure with the key ``partial``, at least one. If an analysis needs the
+    weights of a run of which only the record is stored, the run is trained again.
 
     Returns:
-        The verdict in words, and the paths of its pictures in ``folder``.
+        The verdict in words, and the paths of the pictures.
 
     Raises:
-        OutOfTimeError: the budget is used before all is there that it needs.
+        OutOfTimeError: the budget is used before the runs and analyses of the figure have ended.
         OperationError: a run or a file could not be made.
     """
     from landscape.plots.style import style  # and matplotlib: only where something is drawn
 
-    ended = [record for cell in context.cells if (record := context.record(cell.recipe))]
-    if len(ended) < len(context.cells) and not (figure.partial and ended):
+    all_records = [context.record(cell.recipe) for cell in context.cells]
+    records = [record for record in all_records if record]
+    all_ended = len(records) == len(all_records)
+    if not all_ended and not (figure.partial and records):
         context.pack(complete=False)
         raise OutOfTimeError
-    while True:
+    while True:  # again after each run that is trained again
         context = context.of(context.cells)
         try:
             with style():
@@ -68,37 +71,42 @@ def draw(figure: Figure, context: Context, folder: Path) -> tuple[str, list[Path
             context.pack(complete=False)
             raise
         context.pack(complete=True)
-        took = sum(record.seconds for record in ended) + context.seconds
-        return write(figure, context, drawing, folder, took)
+        seconds = sum(record.seconds for record in records) + context.seconds
+        return write(figure, context, drawing, folder, seconds)
 
 
 def write(
-    figure: Figure, context: Context, drawing: Drawing, folder: Path, took: float
+    figure: Figure, context: Context, drawing: Drawing, folder: Path, seconds: float
 ) -> tuple[str, list[Path]]:
-    """Write NAME.png (and NAME-….png), NAME.csv and NAME.json to ``folder``; returns as :func:`draw`.
+    """Write the pictures NAME.png and NAME-….png, and NAME.csv and NAME.json, to ``folder``.
 
-    ``took``: seconds of training and analysis behind the figure, including those that other figures share.
+    Args:
+        seconds: seconds of the training and the analyses that the figure needs, also if other figures need
+            them, too.
+
+    Returns:
+        The verdict in words, and the paths of the pictures.
     """
     from landscape import plots  # and matplotlib: only where something is drawn
 
-    name, scale, data = figure.name, context.scale, table(drawing.rows)
-    judgment = verdict(name, scale, data, drawing.remark)
+    name, scale, csv_text = figure.name, context.scale, table(drawing.rows)
+    judgment = verdict(name, scale, csv_text, drawing.remark)
     folder.mkdir(parents=True, exist_ok=True)
-    head(figure, context, drawing, judgment["finding"])
+    set_titles_and_captions(figure, context, drawing, judgment["finding"])
     pictures = [folder / f"{name}{suffix}.png" for suffix in drawing.pictures]
     for path, picture in zip(pictures, drawing.pictures.values(), strict=True):
         plots.save_figure(picture, path)
-        _shrink(path)
-    write_text(folder / f"{name}.csv", data)
+        _reduce_colors(path)
+    write_text(folder / f"{name}.csv", csv_text)
     entry = {
         **{key: getattr(figure, key) for key in ("where", "title", "claims")},
         "scale": scale,
         "note": figure.note(context),
         "command": f"landscape figures {name} --scale {scale}",
-        "seconds": round(took, 1),
+        "seconds": round(seconds, 1),
         "numerics": dict(sorted(context.versions.items())),
         "pictures": [path.name for path in pictures],
-        "compared": [dataclasses.asdict(entry) for entry in drawing.compared],
+        "compared": [dataclasses.asdict(compared) for compared in drawing.compared],
         "remark": drawing.remark,
     }
     _write_entry(folder / f"{name}.json", entry | judgment)
@@ -146,8 +154,8 @@ def result_of(name: str, scale: str, effects: Sequence[dict[str, Any]]) -> tuple
     return sentence, " ".join(detail.split())
 
 
-def head(figure: Figure, context: Context, drawing: Drawing, title: str) -> None:
-    """Give the first picture the finding as its title, and each one a caption that begins with the figure."""
+def set_titles_and_captions(figure: Figure, context: Context, drawing: Drawing, title: str) -> None:
+    """Set ``title`` on the first picture, and captions on all; they begin with the figure's place."""
     from landscape.plots.picture import Picture, caption
     from landscape.plots.style import style
 
@@ -164,7 +172,8 @@ def head(figure: Figure, context: Context, drawing: Drawing, title: str) -> None
             caption(picture, f"{about} {of_drawing}".strip())
 
 
-def _shrink(path: Path) -> None:
+def _reduce_colors(path: Path) -> None:
+    """Rewrite a picture with at most ``COLORS`` colors, which makes the file smaller."""
     with Image.open(path) as picture:
         # Median cut, the default, gives thin lines the color of others: SSGD's that of the orange line.
         # Without KMEANS the pale colors of a contour become gray.
@@ -176,31 +185,32 @@ def _shrink(path: Path) -> None:
 
 
 def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the contents of the figures' JSON files by name, in the order of ``landscape figures``.
+    """Return the contents of the figures' JSON files, by name of the figure, in the order of ``names()``.
 
-    The verdicts are computed from the CSV files, so that all are graded alike.
+    The verdicts are not read from the JSON files, but computed from the CSV files: all have the same rules.
 
     Raises:
-        OperationError: a damaged or missing file.
+        OperationError: a damaged JSON file, or a damaged or missing CSV file.
     """
     entries: dict[str, dict[str, Any]] = {}
     for name in names():
         path = folder / f"{name}.json"
-        if path.exists():
-            try:
-                entry = json.loads(read_regular(path, MAX_BYTES).decode())
-                # What the page cannot show is damaged; the verdict does not stand in this file.
-                ungraded = entry | verdict(name, "smoke", "")
-                front({name: ungraded})
-                details(name, ungraded)
-                path = path.with_suffix(".csv")
-                data = read_regular(path, MAX_BYTES).decode()
-                entries[name] = entry | verdict(name, entry["scale"], data, entry.get("remark", ""))
-            except OperationError:
-                raise
-            except DAMAGED as error:
-                reason = " ".join(str(error).split())
-                raise OperationError(f"{path}: damaged ({reason}); make the figure again") from error
+        if not path.exists():  # the figure is not made yet
+            continue
+        try:
+            entry = json.loads(read_regular(path, MAX_BYTES).decode())
+            # A JSON file is damaged if the pages cannot show its entry, here with the verdict of a smoke run.
+            ungraded = entry | verdict(name, "smoke", "")
+            front({name: ungraded})
+            details(name, ungraded)
+            path = path.with_suffix(".csv")  # the file that an error below names
+            csv_text = read_regular(path, MAX_BYTES).decode()
+            entries[name] = entry | verdict(name, entry["scale"], csv_text, entry.get("remark", ""))
+        except OperationError:
+            raise
+        except DAMAGED as error:
+            reason = " ".join(str(error).split())
+            raise OperationError(f"{path}: damaged ({reason}); make the figure again") from error
     return entries
 
 

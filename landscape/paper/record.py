@@ -148,7 +148,11 @@ def _digits(values: Array) -> list[float]:
 
 
 def _of_values(values: dict[str, Any], recipe: Recipe) -> Record:
-    """Return the record with these values; raise one of several errors if they are no record's."""
+    """Return the record of a run of ``recipe`` from the ``values`` of its JSON file.
+
+    Raises:
+        ArithmeticError, AttributeError, LookupError, TypeError, ValueError: the values are no record's.
+    """
     data, curves = values["data"], []
     for key in ("name", "fingerprint"):
         if not isinstance(data[key], str):
@@ -161,17 +165,19 @@ def _of_values(values: dict[str, Any], recipe: Recipe) -> Record:
         if not np.isfinite(steps).all() or not (np.diff(steps) > 0).all() or (len(steps) and steps[0] < 1):
             raise ValueError("steps that do not increase from 1")
         curves.append(columns)
-    kinds = {"numerics": int, "step": int, "diverged_at": int, "seconds": float}
+    sample_counts = {split: int(data[split]) for split in ("train", "test")}
     record = Record(
         version=str(values["version"]), recipe=recipe,
-        data={**data, "options": dict(data["options"]), **{n: int(data[n]) for n in ("train", "test")}},
+        data={**data, "options": dict(data["options"]), **sample_counts},
         diverged=str(values["diverged"]), checkpoints=tuple(int(step) for step in values["checkpoints"]),
-        curves=tuple(curves), **{name: kind(values[name]) for name, kind in kinds.items()},
+        curves=tuple(curves), numerics=int(values["numerics"]), step=int(values["step"]),
+        diverged_at=int(values["diverged_at"]), seconds=float(values["seconds"]),
     )  # fmt: skip
-    if record.diverged not in DIVERGED or min(record.step, record.data["train"] - 1, record.seconds) < 0:
+    has_no_sample = record.data["train"] < 1
+    if record.diverged not in DIVERGED or has_no_sample or record.step < 0 or record.seconds < 0:
         raise ValueError("numbers of no run")
-    last = max((curve["step"][-1] for curve in curves if len(curve["step"])), default=0)
-    if not math.isfinite(record.seconds) or last > record.step:
+    last_step = max((curve["step"][-1] for curve in curves if len(curve["step"])), default=0)
+    if not math.isfinite(record.seconds) or last_step > record.step:
         raise ValueError("curves longer than the run")
     return record
 

@@ -152,11 +152,12 @@ class Machines:
 
 @dataclass(frozen=True)
 class Exchange:
-    """The messages of a step, which keep the link of each worker busy for ``busy`` seconds, (W,) or all ().
+    """The messages of a step.
 
-    An all-reduce is done when all have done theirs. Of point-to-point messages worker j waits for workers
-    ``sources[offsets[j]:offsets[j + 1]]``, itself among them; the last of a worker's messages is counted for
-    all its neighbors.
+    The link of worker j is busy for ``busy[j]`` seconds; a number stands for all workers. Without ``sources``
+    the exchange is an all-reduce, which ends when the links of all workers are free. Otherwise the messages
+    are point-to-point, and worker j waits for the links of workers ``sources[offsets[j]:offsets[j + 1]]``,
+    itself among them: no neighbor counts as done before the last message of a worker.
     """
 
     busy: Array | float
@@ -169,8 +170,8 @@ class Exchange:
         rows, sources = np.nonzero(waits | waits.T | np.eye(len(waits), dtype=bool))
         return cls(busy, sources, np.searchsorted(rows, np.arange(len(waits))))
 
-    def done(self, begun: Array) -> Array:
-        """Return when the workers have their results (runs, W); they began at ``begun`` (runs, W)."""
+    def ends(self, begun: Array) -> Array:
+        """Return when the workers have their results (runs, W), in s; they began at ``begun`` (runs, W)."""
         sent = begun + self.busy
         if self.sources is None or self.offsets is None:
             return np.broadcast_to(sent.max(1, keepdims=True), begun.shape)
@@ -182,48 +183,53 @@ def step_time(
     order: Order, exchanges: Sequence[Exchange], gradient: float, update: float, workers: int,
     straggler: float, *, loss_exchange_s: float, seed: int = 0, steps: int = STEPS,
 ) -> tuple[float, float]:  # fmt: skip
-    """Return (mean seconds per step, its standard error) of W workers, by simulation.
+    """Simulate steps of W workers, and return (mean seconds of a step, its standard error).
 
-    With s_j the start of worker j's step, f_j its straggler factor, N(j) the workers it exchanges with and
-    c_i the time that the messages of worker i take, a step ends at
+    Let s_j be the time at which worker j begins a step, f_j its straggler factor, g and u the seconds of its
+    gradient and update, N(j) the workers with which it exchanges messages, j among them, and c_i the seconds
+    that the messages of worker i take. For times t, the gradients end at G(t)_j = t_j + f_j g, and the
+    exchange ends at D(t)_j = max_{i ∈ N(j)} (t_i + c_i). The step of worker j ends at
 
-    - "before": G(D(s))_j + f_j update, D(s)_j = max_{i ∈ N(j)} (s_i + c_i) and G(s)_j = s_j + f_j gradient;
-    - "during": max(G(s)_j, D(s)_j) + f_j update;
-    - "after": D(G(s))_j + f_j update;
+    - G(D(s))_j + f_j u for the order "before";
+    - max(G(s)_j, D(s)_j) + f_j u for "during";
+    - D(G(s))_j + f_j u for "after".
 
-    a recurrence in maximum and sum (Baccelli et al. 1992, "Synchronization and Linearity"). No gradient
-    counts as done before the all-reduce of the last step's loss is, at max_i s_i + ``loss_exchange_s``.
+    This is a recurrence in maximum and sum (Baccelli et al. 1992, "Synchronization and Linearity"). In
+    addition, no gradient ends before the all-reduce of the last step's loss, max_i s_i + ``loss_exchange_s``.
 
     Args:
         order: when the exchange begins.
-        exchanges: those of the steps in turn.
-        gradient, update: seconds of computing, without stragglers.
+        exchanges: the exchanges of a cycle of steps, in their order.
+        gradient, update: g and u, without stragglers.
         workers: W.
-        straggler: of :class:`Machines`.
+        straggler: as in :class:`Machines`.
         loss_exchange_s: seconds of the all-reduce of the last step's loss.
-        seed: of the drawn f_j.
-        steps: simulated steps; the time is that of the last worker over the second half of them. The error
-            is that of RUNS independent runs; without randomness there is one, and the error is 0.
+        seed: seed of the random f_j.
+        steps: number of simulated steps. The first half is not measured; the time of the second half is that
+            of the slowest worker. With stragglers, RUNS independent runs give the error; without, nothing is
+            random, and the error is 0.
     """
     rng = np.random.default_rng(seed)
-    f = np.ones(workers)
+    factors = np.ones(workers)
     runs = RUNS if straggler else 1
-    now, half = np.zeros((runs, workers)), np.zeros(runs)
-    for t in range(1, steps + 1):
+    now, now_at_half = np.zeros((runs, workers)), np.zeros(runs)  # seconds since the start
+    for step in range(1, steps + 1):
         if straggler:
-            f = 1 + straggler * rng.standard_exponential((runs, workers))
-        exchange = exchanges[(t - 1) % len(exchanges)]
-        start = exchange.done(now) if order == "before" else now
-        done = np.maximum(start + f * gradient, now.max(1, keepdims=True) + loss_exchange_s)
+            factors = 1 + straggler * rng.standard_exponential((runs, workers))
+        exchange = exchanges[(step - 1) % len(exchanges)]
+        gradient_start = exchange.ends(now) if order == "before" else now
+        loss_exchanged = now.max(1, keepdims=True) + loss_exchange_s
+        ready = np.maximum(gradient_start + factors * gradient, loss_exchanged)
         if order == "during":
-            done = np.maximum(done, exchange.done(now))
+            ready = np.maximum(ready, exchange.ends(now))
         elif order == "after":
-            done = exchange.done(done)
-        now = done + f * update
-        if t == steps // 2:
-            half = now.max(1)
-    means = (now.max(1) - half) / (steps - steps // 2)
-    return float(means.mean()), float(means.std(ddof=1)) / math.sqrt(runs) if runs > 1 else 0.0
+            ready = exchange.ends(ready)
+        now = ready + factors * update
+        if step == steps // 2:
+            now_at_half = now.max(1)
+    means = (now.max(1) - now_at_half) / (steps - steps // 2)  # (runs,)
+    standard_error = float(means.std(ddof=1)) / math.sqrt(runs) if runs > 1 else 0.0
+    return float(means.mean()), standard_error
 
 
 def messages(matrix: Array) -> tuple[Array, Array, Array]:
@@ -237,73 +243,83 @@ def messages(matrix: Array) -> tuple[Array, Array, Array]:
 
 @dataclass(frozen=True)
 class Case:
-    """An algorithm with its mixing: its exchanges in turn, when they begin, and what updates take more."""
+    """An algorithm with its mixing.
+
+    ``exchanges`` are those of a cycle of steps; ``order`` says when they begin. ``extra_update_s``: the
+    seconds that an update takes in addition to ``Costs.update``.
+    """
 
     algorithm: str
     mixing: str
     order: Order
     exchanges: list[Exchange]
-    more: float
+    extra_update_s: float
 
 
 def decentralized(spec: str, costs: Costs, workers: int, machines: Machines, seed: int) -> list[Case]:
-    """Return DPSGD in both orders with the mixing ``spec``; InputError where the workers cannot have it."""
+    """Return DPSGD in both orders with the mixing ``spec``. InputError: not possible for ``workers``."""
     mixing = Mixing(spec, workers, seed)
-    exchanges, received, host = list[Exchange](), list[int](), list[float]()
+    exchanges, received_counts, plan_s = list[Exchange](), list[int](), list[float]()
     for step in range(1, (len(mixing.cycle) or MATCHINGS) + 1):
-        clock = time.perf_counter()
+        start = time.perf_counter()
         matrix = mixing.matrix(step)
         is_all_reduce = averages_all(matrix)
         if not mixing.cycle:  # a process makes a new plan each step; it keeps the plans of a cycle
             Plan.of(matrix, list(range(workers + 1)), 0)
-        host.append(time.perf_counter() - clock)
-        exchange, most = Exchange(machines.all_reduce_s(workers, costs.size)), 0
-        if not is_all_reduce:
-            waits, sent, receives = messages(matrix)
-            busy = np.maximum(sent, receives) * machines.message(costs.size)
-            exchange, most = Exchange.between(waits, busy), int(receives.max())
-        exchanges.append(exchange)
-        received.append(most)
-    # What a process takes to find out what to exchange, and to mix what it receives.
-    more = statistics.median(host) + statistics.mean(received) * costs.mix
+        plan_s.append(time.perf_counter() - start)
+        if is_all_reduce:
+            exchanges.append(Exchange(machines.all_reduce_s(workers, costs.size)))
+            received_counts.append(0)
+        else:
+            waits, sent, received = messages(matrix)
+            busy = np.maximum(sent, received) * machines.message(costs.size)
+            exchanges.append(Exchange.between(waits, busy))
+            received_counts.append(int(received.max()))
+    # A process finds out what to exchange, and mixes the learners that it receives.
+    extra_update_s = statistics.median(plan_s) + statistics.mean(received_counts) * costs.mix
     orders: tuple[tuple[str, Order], ...] = (("awc", "during"), ("atc", "after"))
-    return [Case(f"dpsgd {name}", spec, order, exchanges, more) for name, order in orders]
+    return [Case(f"dpsgd {name}", spec, order, exchanges, extra_update_s) for name, order in orders]
 
 
 @numerics(1)
 def predict(
     recipe: Recipe, workers: Sequence[int], costs: Costs, machines: Machines, mixings: Sequence[str]
 ) -> RunTimes:
-    """Predict the times of the steps of ``recipe`` for each number of ``workers``, with a learner each.
+    """Predict the seconds of a step of SSGD, SSGD* and DPSGD for each number of ``workers``.
+
+    Each worker has one learner.
 
     Args:
-        recipe: the run; each learner has its local batch.
-        workers: numbers of processes, at least 2.
-        costs: of a worker.
+        recipe: the run whose local batch, seed and name are used.
+        workers: numbers of workers, each at least 2.
+        costs: seconds that a worker computes.
         machines: the machines.
-        mixings: of DPSGD. One that is not possible with a number of learners is left out there.
+        mixings: mixing matrices of DPSGD; one that is not possible with a number of learners has no row.
     """
     rows = list[tuple[int, str, str, float, float]]()
-    for w in workers:
-        reduced = machines.all_reduce_s(w, costs.size)
-        mean = [Exchange(reduced)]
-        cases = [Case("ssgd", "", "before", mean, 0.0), Case("ssgd*", "", "before", mean, costs.noise)]
-        for spec in mixings:
+    for count in workers:
+        all_reduce = [Exchange(machines.all_reduce_s(count, costs.size))]
+        cases = [
+            Case("ssgd", "", "before", all_reduce, 0.0),
+            Case("ssgd*", "", "before", all_reduce, costs.noise),
+        ]
+        for mixing in mixings:
             try:
-                cases += decentralized(spec, costs, w, machines, recipe.seed)
-            except LandscapeError:  # a ring of two
+                cases += decentralized(mixing, costs, count, machines, recipe.seed)
+            except LandscapeError:  # such as a ring of two learners
                 continue
-        gradient = costs.gradient + (w - 1) * recipe.local_batch * costs.draw
+        # Each process also draws the minibatch indices of the other learners.
+        gradient_s = costs.gradient + (count - 1) * recipe.local_batch * costs.draw
         for case in cases:
-            step_s, error = step_time(
-                case.order, case.exchanges, gradient, costs.update + case.more, w, machines.straggler,
-                loss_exchange_s=machines.all_reduce_s(w, LOGGED), seed=recipe.seed,
+            step_s, step_error = step_time(
+                case.order, case.exchanges, gradient_s, costs.update + case.extra_update_s, count,
+                machines.straggler, loss_exchange_s=machines.all_reduce_s(count, LOGGED), seed=recipe.seed,
             )  # fmt: skip
-            rows.append((w, case.algorithm, case.mixing, step_s, error))
-    of, algorithm, mixing, seconds, errors = zip(*rows, strict=True)
+            rows.append((count, case.algorithm, case.mixing, step_s, step_error))
+    counts, algorithms, row_mixings, seconds, errors = zip(*rows, strict=True)
     return RunTimes(
-        np.array(of), algorithm, mixing, np.array(seconds), np.array(errors), recipe.name, costs.parameters,
-        machines.bandwidth, machines.latency, machines.straggler,
+        np.array(counts), algorithms, row_mixings, np.array(seconds), np.array(errors), recipe.name,
+        costs.parameters, machines.bandwidth, machines.latency, machines.straggler,
     )  # fmt: skip
 
 
@@ -314,62 +330,63 @@ def calibrate(
     recipe: Recipe, local_batch: int, *, device: torch.device | str = "cpu", data_dir: Any = None,
     dataset: Dataset | None = None, seconds: float = SECONDS,
 ) -> Costs:  # fmt: skip
-    """Measure for some seconds the computing of a worker in a step of ``recipe``.
+    """Measure the seconds that a worker computes in a step of ``recipe``.
 
     Args:
         recipe: the run.
         local_batch: samples of the worker's learner.
-        device: where it computes; on the CPU with as many threads as torch is set to.
-        data_dir: where data sets are looked for.
-        dataset: the recipe's data, where it has been read.
-        seconds: how long to measure, at least.
+        device: where the worker computes; on the CPU with torch's current number of threads.
+        data_dir: folder with data sets that are not bundled.
+        dataset: the data of the recipe; None: it is loaded.
+        seconds: the shortest duration of the measurement.
 
     Returns:
         Medians over the measured steps.
     """
-    unmoved = dataclasses.replace(  # at this rate the weights stay where they are
+    measured_recipe = dataclasses.replace(  # at this learning rate the weights practically do not change
         recipe, learners=1, batch=local_batch, lr=1e-12, steps=10**9, algorithm={"name": "ssgd"},
         decompose=Decompose(every=0), evaluate=Evaluate(every=0),
     )  # fmt: skip
-    trainer = Trainer(unmoved, device=device, data_dir=data_dir, dataset=dataset)
-    trainer.rule = rule = _Clocked(recipe.seed, trainer.train.device)
-    trainer.comm = rule.comm = _Alone()
+    trainer = Trainer(measured_recipe, device=device, data_dir=data_dir, dataset=dataset)
+    trainer.rule = rule = _TimedSSGD(recipe.seed, trainer.train.device)
+    trainer.comm = rule.comm = _NoExchange()
     weights = trainer.weights
-    width = weights.shape[1]
-    four = Plan([0, 1, 2, 3], [], torch.eye(1), torch.full((1, 4), 0.25))
-    received, out = weights.repeat(4, 1), torch.empty_like(weights)
+    parameters = weights.shape[1]
+    mix_four = Plan([0, 1, 2, 3], [], torch.eye(1), torch.full((1, 4), 0.25))
+    received, mixed = weights.repeat(4, 1), torch.empty_like(weights)
 
-    def step() -> None:
+    def make_step() -> None:
         trainer._step(trainer.step + 1)
         trainer.history.rows.clear()
 
-    def mix() -> None:
-        four.apply(weights, received, out)
+    def mix_learners() -> None:
+        mix_four.apply(weights, received, mixed)
 
-    def noise() -> None:
-        noise_vector = torch.randn(width, generator=generator(0, "noise", 1))
-        torch.add(weights, noise_vector.to(weights), alpha=0.1)
+    def draw_noise() -> None:
+        noise = torch.randn(parameters, generator=generator(0, "noise", 1))
+        torch.add(weights, noise.to(weights), alpha=0.1)
 
-    def draw() -> None:
+    def draw_indices() -> None:
         torch.randint(trainer.train.samples, (1000, 100), generator=generator(0, "batch", 1))
 
-    if dist.is_initialized():  # processes that are measured at once begin together
+    if dist.is_initialized():  # processes that are measured together begin at the same time
         dist.barrier()
-    rows = list[list[float]]()
-    begun = time.perf_counter()
-    while len(rows) <= TIMES or time.perf_counter() - begun < seconds:
+    rows = list[list[float]]()  # seconds of: gradient, rest of the step, mixing, noise, indices
+    start = time.perf_counter()
+    while len(rows) <= TIMES or time.perf_counter() - start < seconds:
         clocks = [rule.now()]
-        for call in (step, mix, noise, draw):
+        for call in (make_step, mix_learners, draw_noise, draw_indices):
             call()
             clocks.append(rule.now())
-        whole, *parts = np.diff(clocks).tolist()
-        rows.append([rule.gradient, whole - rule.gradient, *parts])
-    gradient, update, mixing, noisy, drawing = np.median(rows[1:], axis=0).tolist()  # the first warms up
-    return Costs(gradient, update, mixing / 4, noisy, drawing / 100_000, width)
+        step_s, mix_s, noise_s, indices_s = np.diff(clocks).tolist()
+        rows.append([rule.gradient_s, step_s - rule.gradient_s, mix_s, noise_s, indices_s])
+    medians = np.median(rows[1:], axis=0).tolist()  # the first row is a warm-up
+    gradient_s, update_s, mix_s, noise_s, indices_s = medians
+    return Costs(gradient_s, update_s, mix_s / 4, noise_s, indices_s / 100_000, parameters)
 
 
-class _Alone(Comm):
-    """One process of two without the exchanges: it does the computing of such a process only."""
+class _NoExchange(Comm):
+    """The communication of one process of two, without the exchanges: only the computing of this process."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -383,10 +400,10 @@ class _Alone(Comm):
         return lambda: list(values)
 
 
-class _Clocked(SSGD):
-    """SSGD that measures the seconds of its last gradient, ``gradient``, from points to finish."""
+class _TimedSSGD(SSGD):
+    """SSGD that measures ``gradient_s``: the seconds from the last ``gradient_points`` to ``finish``."""
 
-    gradient = _begun = 0.0
+    gradient_s = _begun = 0.0
 
     def __init__(self, seed: int, device: torch.device) -> None:
         super().__init__(1, seed)
@@ -403,7 +420,7 @@ class _Clocked(SSGD):
         return points
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
-        self.gradient = self.now() - self._begun
+        self.gradient_s = self.now() - self._begun
         return super().finish(weights, directions, lr, step)
 
 

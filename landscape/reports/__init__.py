@@ -147,16 +147,19 @@ def _command(name: str, runs: Sequence[Item]) -> str:
 
 
 def read(sources: Any) -> Contents:
-    """Read checkpoints, results and folders of runs, with all results in such a folder.
+    """Read checkpoints, results, and folders of runs with all results in them.
+
+    A run or a file that is named several times is read once. A damaged result in a folder is left out, with a
+    note.
 
     Args:
         sources: one or several names of files or folders, runs that have a file, or results.
 
     Raises:
         InputError: something else, or a run that was not saved.
-        OperationError: a file that is missing, damaged or of another program, or a folder without a run. A
-            damaged result in a folder is left out, with a note.
+        OperationError: a file that is missing, damaged or of another program, or a folder without a run.
     """
+    # Resolved path -> (path as given, run); resolved path or index of a source -> (path as given, results).
     runs: dict[Path, tuple[Path, Checkpoint]] = {}
     results: dict[Path | int, tuple[Path | None, list[base.Result]]] = {}
     notes: list[str] = []
@@ -171,13 +174,14 @@ def read(sources: Any) -> Contents:
         if not isinstance(location, (str, Path)):
             kind = "a run without a file" if location is None else f"a {type(source).__name__}"
             raise InputError(f"runs: {kind} is not allowed, give a run with a file, a result or a path")
-        folder = Path(location)
-        path = storage.checkpoint_in(folder)
+        file_or_folder = Path(location)
+        path = storage.checkpoint_in(file_or_folder)
         if hdf5.schema_of(path) == SCHEMA:
             runs.setdefault(path.resolve(), (path, Checkpoint.load(path)))
         else:
             results.setdefault(path.resolve(), (path, base.load_results(path)))
-        for result_file in sorted(folder.glob("*.h5")) if folder.is_dir() else ():
+        other_files = sorted(file_or_folder.glob("*.h5")) if file_or_folder.is_dir() else []
+        for result_file in other_files:
             try:
                 if hdf5.schema_of(result_file) != SCHEMA:
                     results.setdefault(result_file.resolve(), (result_file, base.load_results(result_file)))
@@ -191,7 +195,8 @@ def read(sources: Any) -> Contents:
     for file, results_of_file in results.values():
         for index, result in enumerate(results_of_file):
             label = " ".join(getattr(result, "label", "").split())
-            items.append(Item(result, file, "", paper_name(label) or f"{type(result).__name__} {index}"))
+            name = paper_name(label) or f"{type(result).__name__} {index}"
+            items.append(Item(result, file, "", name))
     return Contents(tuple(items), tuple(notes))
 
 
@@ -403,44 +408,50 @@ def _scenes(items: Sequence[Item]) -> tuple[dict[str, Any], ...]:
 
 
 def _scene(label: str, surface: Surface, level_scale: LevelScale) -> dict[str, Any]:
-    """Return a figure of Plotly with the loss as height, and the marks of the surface."""
+    """Return a figure of Plotly, in JSON's types: the loss as height above the plane, and the marks on it."""
     low, high = float(level_scale.levels[0]), float(level_scale.levels[-1])
-    log = isinstance(level_scale.norm, LogNorm)
-    rise = (high / low) ** LIFT if log else LIFT * (high - low)  # a factor on a log axis, else a summand
-    step = math.ceil(max(surface.loss.shape) / MOST_FACETS)
+    is_log = isinstance(level_scale.norm, LogNorm)
+    step = math.ceil(max(surface.loss.shape) / MOST_FACETS)  # every step-th row and column is drawn
     loss = surface.loss[::step, ::step]
-    sheet = {
+    color_shares = [k / (COLORS - 1) for k in range(COLORS)]
+    facets = {
         "type": "surface", "x": _listed(surface.x[::step]), "y": _listed(surface.y[::step]),
         "z": _listed(loss), "cmin": low, "cmax": high, "showscale": False,
-        "colorscale": [[k / (COLORS - 1), to_hex(CMAP(k / (COLORS - 1)))] for k in range(COLORS)],
+        "colorscale": [[share, to_hex(CMAP(share))] for share in color_shares],
         "lighting": {"ambient": 0.7, "diffuse": 0.35, "specular": 0.03, "roughness": 0.9, "fresnel": 0},
         "lightposition": {"x": -1000, "y": -500, "z": 3000},
         "hovertemplate": "x = %{x:.4g}<br>y = %{y:.4g}<br>loss %{z:.4g}<extra></extra>",
     }  # fmt: skip
-    if log:
+    if is_log:  # Plotly's color scales are linear
         with np.errstate(divide="ignore", invalid="ignore"):
-            sheet["surfacecolor"] = _listed(np.log10(loss))
-        sheet |= {"cmin": math.log10(low), "cmax": math.log10(high)}
-    traces = [sheet]
+            facets["surfacecolor"] = _listed(np.log10(loss))
+        facets |= {"cmin": math.log10(low), "cmax": math.log10(high)}
+    traces = [facets]
+
+    def lifted(heights: Any) -> Any:
+        """Return heights that are higher by the share LIFT of the axis."""
+        return heights * (high / low) ** LIFT if is_log else heights + LIFT * (high - low)
+
     for points, mark_label, look in marks(surface):
-        height = loss_at(surface, *points.T)
-        color = to_hex(look.get("mfc", look["mec"]))  # of Matplotlib: face, else edge
-        name = mark_label.replace("$w_a$", "w_a").replace(r"\$", "$")  # without Matplotlib's mathtext
+        heights = loss_at(surface, *points.T)
+        color = to_hex(look.get("mfc", look["mec"]))  # matplotlib's color of the face, else of the edge
+        name = mark_label.replace("$w_a$", "w_a").replace(r"\$", "$")  # Plotly has no mathtext
         traces.append({
             "type": "scatter3d", "mode": "lines+markers" if look["ls"] == "-" else "markers",
-            "x": _listed(points[:, 0]), "y": _listed(points[:, 1]),
-            "z": _listed(height * rise if log else height + rise),
+            "x": _listed(points[:, 0]), "y": _listed(points[:, 1]), "z": _listed(lifted(heights)),
             "name": _plotly_text(name), "hoverinfo": "name", "line": {"color": color, "width": 5},
             "marker": {"color": color, "size": 4, "line": {"color": "#000", "width": 1}},
         })  # fmt: skip
-    z_range = np.log10([low, high * rise]) if log else np.array([low, high + rise])
-    z_axis = {"title": {"text": _plotly_text(surface.loss_name)}, "type": "log" if log else "linear"}
+    z_range = np.array([low, lifted(high)])  # room for a mark at the highest loss
+    if is_log:
+        z_range = np.log10(z_range)
+    z_axis = {"title": {"text": _plotly_text(surface.loss_name)}, "type": "log" if is_log else "linear"}
     axes = {
         f"{axis}axis": {"range": _listed(grid[[0, -1]]), "nticks": 4, "title": {"text": axis}}
         for axis, grid in (("x", surface.x), ("y", surface.y))
     }
-    space = {"zaxis": {"range": _listed(z_range), "nticks": 4, **z_axis}, **axes}
-    return {"name": label, "data": traces, "scene": space}
+    scene = {"zaxis": {"range": _listed(z_range), "nticks": 4, **z_axis}, **axes}
+    return {"name": label, "data": traces, "scene": scene}
 
 
 def _listed(values: Any) -> list[Any]:
