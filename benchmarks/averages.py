@@ -232,11 +232,11 @@ def table(found: list[Outcome]) -> str:
     ended = [o for o in found if np.isfinite(o.high)]
     decided = [o for o in ended if o.decided]
     lines = [
-        f"Of {len(found)} averages, {len(ended)} have an interval with ends, and the exact loss is inside it in "
-        f"{sum(o.inside for o in ended)}. The members' mean loss lies outside the interval in {len(decided)}; in "
-        f"{sum(o.right_sign for o in decided)} of these, the predicted and the exact loss lie on the same side of it.",
+        f"Of {len(found)} averages, {len(ended)} have a prediction. {sum(o.inside for o in ended)} of the intervals "
+        f"contain the exact loss, and {len(decided)} leave out the members' mean loss. In {sum(o.right_sign for o in decided)} "
+        "of these, the predicted and the exact loss lie on the same side of the mean loss.",
         "",
-        "| averages | number | inside | largest error | mean half width |",
+        "| averages | number | exact loss inside | largest error | mean half width |",
         "| --- | --- | --- | --- | --- |",
     ]
     groups: dict[str, list[Outcome]] = {}
