@@ -20,17 +20,17 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test browser test-all test-integrations test-lowest battery-huggingface ordinary-uses truth figures figures-smoke bench bench-smoke gpu fuzz chaos lint docs coverage package clean
 
-demo: $(READY)  ## train on the bundled digits and draw the landscape around what comes out
+demo: $(READY)  ## train on the bundled digits, and draw the landscape around the results
 	$(BIN)/landscape demo -o demo
 
 test: $(READY)  ## the tests that CI runs
 	$(BIN)/python -m pytest -n auto
 
 # A slow test, but of what a reader of a report does first: surfaces are turned together.
-browser: $(READY)  ## the report in Chromium, if it is installed
+browser: $(READY)  ## turn the surfaces of a report in Chromium, if it is installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "" -n 0 tests/test_report_browser.py -k cameras
 
-test-all: $(READY)  ## the slow ones, too
+test-all: $(READY)  ## all tests, also the slow ones
 	$(BIN)/python -m pytest -n auto -m ""
 
 test-integrations: $(INTEGRATIONS)/ready  ## the callbacks, with the real Lightning and Hugging Face packages
@@ -39,7 +39,7 @@ test-integrations: $(INTEGRATIONS)/ready  ## the callbacks, with the real Lightn
 battery-huggingface: $(INTEGRATIONS)/ready  ## GPT-2, BERT, ViT, Llama, T5, CLIP against dense references; nothing is downloaded
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(INTEGRATIONS)/bin/python -m pytest -m "" tests/battery/test_huggingface.py
 
-ordinary-uses: $(INTEGRATIONS)/ready  ## first uses as people write them, held against references; writes tests/ordinary/uses.md
+ordinary-uses: $(INTEGRATIONS)/ready  ## run scripts that a new user would write, and compare their results with references; writes tests/ordinary/uses.md
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(INTEGRATIONS)/bin/python -m tests.ordinary > ordinary-uses.tmp
 	mv ordinary-uses.tmp tests/ordinary/uses.md
 
@@ -50,7 +50,7 @@ figures: $(READY)  ## the papers' figures and tables at laptop scale, into figur
 	$(BIN)/landscape figures --all --jobs $(or $(JOBS),2) $(if $(BUDGET),--budget $(BUDGET))
 
 # All runs first: with --jobs 2 alone each figure would start two processes, which take longer than its runs.
-figures-smoke: $(READY)  ## the same with bundled data, to see that each can be made
+figures-smoke: $(READY)  ## the papers' figures with tiny runs on bundled data (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/landscape figures --all --scale smoke --share 1/1 --jobs 2 -o build/figures --runs build/runs
 	OMP_NUM_THREADS=1 $(BIN)/landscape figures --all --scale smoke -o build/figures --runs build/runs
 
@@ -64,12 +64,12 @@ docs: $(READY)  ## the documentation, into build/docs; a warning is an error
 bench: $(PEERS)/ready  ## side-by-side timings, as ratios, in an environment with the peers
 	$(PEERS)/bin/python -m benchmarks -o docs/benchmarks.json
 
-bench-smoke: $(READY)  ## every benchmark once, as small as it runs, so that none breaks unseen
+bench-smoke: $(READY)  ## run every benchmark once, in its smallest size
 	LANDSCAPE_BENCH=smoke OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks
 	LANDSCAPE_BENCH=smoke OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gpu --device cpu -o build/gpu
 
 # It sets nothing up: a machine with a GPU has a PyTorch of its own.
-gpu:  ## is it right on a GPU, and how fast? in at most six minutes, into gpu.json and gpu.md; ROW=NAME for one row
+gpu:  ## check results and measure speed on a GPU, in at most six minutes, into gpu.json and gpu.md; ROW=NAME for one row
 	PYTHONPATH=. $(PYTHON) -m benchmarks.gpu $(if $(ROW),--only $(ROW))
 
 chaos: $(READY)  ## 500 kills and signals at random moments over all commands (about half an hour; Linux)
@@ -82,7 +82,7 @@ lint: $(READY)  ## style, types and spelling
 	$(BIN)/codespell $$(git ls-files)
 
 # make test does not run the code of the figures; .ci/run does, too.
-coverage: $(READY)  ## lines and branches that make test and make figures-smoke run; fails below pyproject.toml's shares
+coverage: $(READY)  ## measure the share of lines and branches that make test and make figures-smoke run; fails below the shares in pyproject.toml
 	rm -rf build/coverage build/coverage-figures .coverage*
 	$(BIN)/python -m pytest -n auto --cov --cov-report=
 	OMP_NUM_THREADS=1 $(BIN)/coverage run -m landscape figures --all --scale smoke --jobs 2 -o build/coverage-figures --runs build/coverage-figures/runs
