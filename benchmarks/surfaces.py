@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import landscape
 from landscape import Problem
 from landscape.core.hdf5 import Array
-from landscape.evaluation.adaptive import Outcome, Part, interpolate
+from landscape.evaluation.adaptive import Evaluations, Outcome, interpolate
 from landscape.evaluation.interpolant import Tolerance
 from landscape.evaluation.part import SHARE
 from landscape.results.shown import logarithmic
@@ -61,7 +61,7 @@ class Measured:
     before: float
 
 
-def _level(truth: Array) -> Part:
+def _evaluations(truth: Array) -> Evaluations:
     """The columns of a surface that is known, of which no point is computed yet."""
     columns, done = {"loss": np.full(truth.size, np.nan)}, np.zeros(truth.size, bool)
 
@@ -69,14 +69,14 @@ def _level(truth: Array) -> Part:
         done[places] = True
         columns["loss"][places] = truth.flat[places]
 
-    return Part(columns, done, compute)
+    return Evaluations(columns, done, compute)
 
 
 def interpolated(
-    truth: Array, tolerance: Tolerance, seed: int, part: Part | None = None
+    truth: Array, tolerance: Tolerance, seed: int, part: Evaluations | None = None
 ) -> tuple[Array, Array, Outcome]:
     """The values found for a surface that is known, which of them are exact, and the errors stated."""
-    whole = _level(truth)
+    whole = _evaluations(truth)
     outcome = interpolate(
         truth.shape, whole.columns, whole.done, whole.compute, tolerance, ("loss",), seed, part
     )
@@ -85,7 +85,7 @@ def interpolated(
 
 def measured(case: Case, seed: int = 0) -> Measured:
     """Interpolate the values of ``case`` from some of them."""
-    tolerance, part = Tolerance.parse("1%"), None if case.part is None else _level(case.part)
+    tolerance, part = Tolerance.parse("1%"), None if case.part is None else _evaluations(case.part)
     found, done, outcome = interpolated(case.values, tolerance, seed, part)
     true = true_error(found, case.values, tolerance)
     worth = before = float(done.sum())

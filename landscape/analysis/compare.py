@@ -53,8 +53,8 @@ LOSS_TOL = 0.1
 def _at_equal_loss(entries: Sequence[Entry], loss_tol: float) -> tuple[list[Entry], float]:
     """Replace each entry by the checkpoint of its run whose training loss is nearest to one common loss.
 
-    The common loss is the highest loss of the runs, because the other runs passed it earlier. The candidates
-    are the files step-*.h5 in a run's folder, and the run itself.
+    The common loss is the highest training loss of the runs: the other runs passed this loss earlier. The
+    candidates are the files step-*.h5 in a run's folder, and the run itself.
 
     Args:
         entries: the runs.
@@ -64,7 +64,7 @@ def _at_equal_loss(entries: Sequence[Entry], loss_tol: float) -> tuple[list[Entr
         The new entries, and the common loss in nats.
 
     Raises:
-        InputError: an entry that is not a run, or a run without a file.
+        InputError: an entry that is not a run, or a run that was not read from a file.
         OperationError: a run with no checkpoint within ``loss_tol``, or a loss that is not finite.
     """
     runs = [entry.run for entry in entries if entry.run]
@@ -123,8 +123,11 @@ def difference_fields(
 ) -> dict[str, Any]:
     """Return the fields of a :class:`.Comparison` about the differences between all pairs of sides.
 
+    A difference counts as significant if its test says so, or without a test if it exceeds its error, and if
+    it is also larger than the rounding of the values.
+
     Args:
-        rows: the Q quantities.
+        rows: the Q quantities, each with the values of all sides.
         side_count: S, the number of sides, which have K = S(S − 1)/2 pairs.
         eps: the relative rounding error of the values.
         significance: the significance level of all tests together.
@@ -138,8 +141,8 @@ def difference_fields(
     values, errors, p = column("value"), column("standard_error"), column("p")
     corrected = holm(p)
     side_values = np.abs([[side.value for side in row.sides] for row in rows])  # (Q, S)
-    larger_value = side_values[:, pairs].max(2)  # (Q, K), of the two sides
-    has_test = np.array([row.kind == SE for row in rows])[:, None]
+    larger_value = side_values[:, pairs].max(2)  # (Q, K), the larger |value| of the two sides
+    has_test = np.array([row.kind == SE for row in rows])[:, None]  # the other kinds have bounds as errors
     exceeds_error = np.where(has_test, corrected <= significance, np.abs(values) > errors)  # False for NaN
     return {
         "tests": tuple(" or ".join(dict.fromkeys(test for _, test in row)) for row in differences),
@@ -276,26 +279,28 @@ def compare(
     All checkpoints have the same minibatches, random vectors and planes, so that draws are compared in pairs
     (common random numbers; Student's t test of the differences, or McNemar's test over test samples).
     Welch's t test compares spreads of learners. Eigenvalues are compared by bounds, which the outermost
-    eigenvalue does not exceed with a probability of 99%; a residual only shows that an eigenvalue is near.
+    eigenvalue does not exceed with a probability of 99%; a residual only shows that some eigenvalue is near.
 
     In groups, such as the seeds of two recipes, each checkpoint has its own draws, the error is the standard
     error over the group, and Welch's t test compares the means. Only groups allow statements about recipes
-    rather than about single runs. Holm's correction makes ``significance`` hold for all tests of the table
-    together.
+    rather than about single runs. With Holm's correction, ``significance`` is the level of all tests of the
+    table together.
 
     Args:
         problems: at least two problems, runs, or names of runs' files or folders, in a list, or in a dict by
-            name. A list inside is a group; if there are groups, a single item is a group of one. A problem is
-            measured at its center, without the quantities that need a test set, learners or an optimizer.
+            name. A list in place of an item is a group; beside groups, a single item is a group of one. A
+            problem is measured at its center, without the quantities that need a test set, learners or an
+            optimizer.
         batch: the number of samples in a minibatch; default: the runs' total batch, if all runs have the
             same. Otherwise the quantities that need a batch are left out, with a note.
         quantities: their names, as ``landscape compare --help`` lists them; default: all that can be
-            measured, without "distance", "barrier" and "same-basin" (1 where the error rises by at most 2
-            percentage points on the line, Frankle et al. 2020). These three compare each problem with the
-            first one, after its hidden units are aligned by weights (:func:`landscape.connect`).
+            measured, without "distance", "barrier" and "same-basin" (1 if the error rises by at most 2
+            percentage points on the line to the first problem, otherwise 0; Frankle et al. 2020). These three
+            compare each problem with the first one, after alignment of the hidden units by weights
+            (:func:`landscape.connect`).
         model, data, loss, data_dir, metrics: what the runs' files lack, as for
-            :meth:`landscape.Checkpoint.problem`; the same for all runs. Metrics become rows, as do those of
-            problems.
+            :meth:`landscape.Checkpoint.problem`; the same for all runs. Each metric, also of problems, is a
+            row of the table.
         equal_loss: whether to replace each run by its checkpoint whose training loss is nearest to the
             highest loss of the runs.
         loss_tol: the largest relative difference between the loss of a chosen checkpoint and that highest
@@ -310,7 +315,7 @@ def compare(
         preconditioner_of: :func:`landscape.preconditioner`, to measure λ_max with the preconditioner of each
             run's optimizer, where it has one.
         seed: the seed of minibatches, vectors, displacements and planes.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: a function of the finished share, or whether to show progress (default: after two seconds).
 
     Returns:
         A table of value and error, (Q, S) each, with the differences of all pairs, (Q, K), and ``notes`` on
@@ -337,20 +342,25 @@ def compare(
         source["loss"] = loss
     names, entries, grouped = _entries(problems, source)
     requested = [BY_NAME[name] for name in dict.fromkeys(quantities)]
-    requested = requested or [quantity for quantity in QUANTITIES if not quantity.by_name]
-    batch, requested, batch_notes = _batch(entries, batch, requested, bool(quantities))
+    if not requested:
+        requested = [quantity for quantity in QUANTITIES if not quantity.by_name]
+    batch, requested, batch_notes = _batch_and_quantities(entries, batch, requested, bool(quantities))
     settings = Settings(
         batch, draws, planes, float(rise), float(rho), float(rho_average), k, preconditioner_of
     )
-    given_steps, common_loss = [entry.step for entry in entries], math.nan
+    given_steps = [entry.step for entry in entries]
+    common_loss = math.nan
     if equal_loss:
         entries, common_loss = _at_equal_loss(entries, loss_tol)
     sides = names or _short_names(entries)
-    columns, first_subject = [], None
+    columns: list[_Column] = []
+    first_subject = None
     for index, entry in enumerate(entries):
-        own_seed = int(np.random.SeedSequence((seed, index)).generate_state(1)[0]) if grouped else seed
+        entry_seed = seed
+        if grouped:  # without common draws, the checkpoints of a group are independent
+            entry_seed = int(np.random.SeedSequence((seed, index)).generate_state(1)[0])
         column_progress = portion(progress, index / len(entries), (index + 1) / len(entries))
-        subject = Subject(entry.subject, own_seed, first_subject)
+        subject = Subject(entry.subject, entry_seed, first_subject)
         if first_subject is None:
             first_subject = subject
             requested += [metric_quantity(name) for name in names_of(subject.problem)]
@@ -360,7 +370,8 @@ def compare(
     same_loss = len({column.loss for column in columns}) == 1
     side_of = [entry.side for entry in entries]
     rows = _rows(requested, columns, bool(quantities), side_of, grouped)
-    labels, origins = tuple(entry.label for entry in entries), [entry.source() for entry in entries]
+    labels = tuple(entry.label for entry in entries)
+    sources = [entry.source() for entry in entries]
     notes = batch_notes + _column_notes(requested, columns, labels) + group_notes(rows, sides, side_of)
     return Comparison(
         **quantity_fields(rows, loss_name, same_loss),
@@ -368,8 +379,8 @@ def compare(
         **{name: value for name, value in vars(settings).items() if name != "preconditioner_of"},
         sides=tuple(sides),
         labels=labels,
-        sources=tuple(name for name, _ in origins),
-        sources_sha256=tuple(digest for _, digest in origins),
+        sources=tuple(name for name, _ in sources),
+        sources_sha256=tuple(digest for _, digest in sources),
         side_of=np.array(side_of),
         steps=np.array([entry.step for entry in entries]),
         given_steps=np.array(given_steps),
@@ -449,7 +460,7 @@ def _rows(
 def _column_notes(
     quantities: Sequence[Quantity], columns: Sequence[_Column], labels: Sequence[str]
 ) -> list[str]:
-    """Return notes on different losses, networks and data, and on quantities that were not measured."""
+    """Return notes on differences of losses, networks and data, and on quantities that were not measured."""
     notes = []
     losses = dict.fromkeys(column.loss for column in columns)
     if len(losses) > 1:
@@ -460,9 +471,9 @@ def _column_notes(
         errors = [(label, str(cell)) for label, cell in cells if isinstance(cell, LandscapeError)]
         if not errors:
             continue
-        checkpoints = f" at {'; '.join(label for label, _ in errors)}"
-        if len(errors) == len(columns):
-            checkpoints = ""
+        checkpoints = ""  # if the quantity was measured nowhere
+        if len(errors) < len(columns):
+            checkpoints = f" at {'; '.join(label for label, _ in errors)}"
         reasons = "; ".join(dict.fromkeys(reason for _, reason in errors))
         notes.append(f"{quantity.name} was not measured{checkpoints}: {reasons}")
     sizes = [column.parameters for column in columns]
@@ -483,8 +494,7 @@ def _entries(problems: Sides, source: Mapping[str, Any]) -> tuple[list[str], lis
         problems: as for :func:`compare`.
         source: arguments of the runs' problems, see :meth:`landscape.Checkpoint.using`.
 
-    Returns:
-        The names are empty where sides are neither named nor groups.
+    The names are empty if the sides are neither named nor groups.
     """
     names = list(problems) if isinstance(problems, Mapping) else []
     items: Any = problems.values() if isinstance(problems, Mapping) else problems
@@ -523,18 +533,20 @@ def _check_group(name: str, entries: Sequence[Entry]) -> None:
         raise InputError(f"problems: the group '{name}' has {count} checkpoints of seed {seed}; give one")
 
 
-def _batch(
+def _batch_and_quantities(
     entries: Sequence[Entry], batch: int | None, quantities: list[Quantity], by_name: bool
 ) -> tuple[int, list[Quantity], list[str]]:
-    """Return the batch B, the quantities that can be measured with it, and a note on the others.
+    """Return the batch B, the quantities that can be measured with B, and a note on the other quantities.
 
-    B is ``batch``, or the runs' total batch, or 0 where no quantity needs it or the runs' batches differ.
-    InputError for the latter if the quantities were requested ``by_name``.
+    B is ``batch``, or the runs' total batch. B is 0 if no quantity needs a batch, or if the runs' batches
+    differ. If they differ and the quantities were requested ``by_name``, raise InputError.
     """
     needing = ", ".join(quantity.name for quantity in quantities if quantity.needs_batch)
     if not needing:
         return 0, quantities, []
-    sizes = {entry.run.batch if entry.run else 0 for entry in entries} if batch is None else {int(batch)}
+    if batch is not None:
+        return int(batch), quantities, []
+    sizes = {entry.run.batch if entry.run else 0 for entry in entries}  # 0: unknown
     if len(sizes) == 1 and 0 not in sizes:
         return max(sizes), quantities, []
     batches = ", ".join(f"{size:,}" if size else "unknown" for size in sorted(sizes))

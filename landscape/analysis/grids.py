@@ -128,7 +128,7 @@ def contour(
             at the end. An unfinished surface in the file, or one on another grid, is resumed: the points in
             common are not computed again. With ``method="auto"`` an unfinished surface keeps its method.
         execution: processes, and an earlier surface without a file, see :class:`landscape.Execution`.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: a function of the finished share, or whether to show progress (default: after two seconds).
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -366,7 +366,7 @@ def line(
             points a smooth line needs 25 exact ones, or 15 if a part of the samples chooses them. If 70% of
             the points do not suffice, all are computed.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: a function of the finished share, or whether to show progress (default: after two seconds).
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -481,7 +481,7 @@ def hessian_grid(
         grid: numbers of points (nx, ny), or one for both axes; 4 × 4 by default (DPSGD-2020, section 4.1).
         span: x and y run over [−span, span]; default: ``plane.span``, which shows all markers; without
             markers 0.1 (DPSGD-2020, section 4.1).
-        residual_tol: the largest residual ‖Hv − λv‖, relative to |λ|, or to max|λ|/1000 if that is larger.
+        residual_tol: the largest ‖Hv − λv‖, relative to |λ| or, if larger, to 1/1000 of the largest |λ|.
         max_products: the largest number of Hessian-vector products per point.
         search: "auto" may search with cheaper products, and verifies and refines the results with exact
             products; "exact": all products are exact.
@@ -492,12 +492,12 @@ def hessian_grid(
         bn_samples: the number of samples for the statistics of "recalibrate", or in a batch of "train".
         interpolation_tol: compute exact points only until the others can be interpolated with an error below
             this: "1%" of the range shown, or a number such as 0.005; by default all points are exact. The
-            same tolerance holds for λ_min, λ_max and the ratio. It saves time for grids finer than about
-            20 × 20, and should not be below ``residual_tol``.
+            same tolerance holds for λ_min, λ_max and the ratio. Interpolation saves time for grids finer than
+            about 20 × 20. The tolerance should not be below ``residual_tol``.
         into, execution: as for :func:`landscape.contour`; points that did not converge are computed again
             if ``max_products`` differs.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: a function of the finished share, or whether to show progress (default: after two seconds).
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -524,15 +524,15 @@ def hessian_grid(
     limits = SearchOptions(1, 1, residual_tol, max_products)
     problem = problem.with_batchnorm(bn, bn_samples)
     hessian = HessianOptions(derivatives=derivatives).at(problem)
-    hessian(start_vector(problem, plane.seed))  # raises at the center; other points may have NaN
+    hessian(start_vector(problem, plane.seed))  # raises if it is NaN at the center; other points may have NaN
     options = HessianOptions(derivatives=hessian.derivatives)
-    del hessian
+    del hessian  # frees its graphs
     fields = _hessian_setting(problem, plane, residual_tol, search) | {"derivatives": options.derivatives}
     origin = provenance(problem)
     execution = execution or Execution()
     previous, save = _resume(HessianGrid, result_grid, fields | _source(about), origin, into, execution)
     if previous is not None:
-        # Another limit may let a point converge that did not before.
+        # A point that did not converge may converge with another max_products, so that it is not usable.
         usable = previous.done & (previous.converged | (previous.max_products == max_products))
         if result_grid.take(previous, usable):
             return _write_finished(previous, into)

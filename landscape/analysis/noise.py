@@ -78,10 +78,11 @@ def noise(
 ) -> Noise:
     """Estimate Δ(2), the noise from the learners' spread, in four ways.
 
-    δ is the mean over learners of ∇L^μ(w_j) − ∇L^μ(w_a). The four ways are: the definition α²‖δ‖² over drawn
-    minibatches; the same expression with the gradients of all data; Eq. 4 of DPSGD-2020 with the Hessian; and
-    the first-order expansion with the minibatches' Hessians. BatchNorm uses each minibatch's statistics, as
-    in training; all data are then divided into minibatches of that size, without a smaller last one.
+    δ is the mean over learners j of ∇L^μ(w_j) − ∇L^μ(w_a), with L^μ the loss of learner j's minibatch. The
+    four ways are: the definition α²‖δ‖² over drawn minibatches; α²‖δ‖² with the gradients of all data; Eq. 4
+    of DPSGD-2020 with the Hessian; and the first-order expansion with the minibatches' Hessians. BatchNorm
+    uses each minibatch's statistics, as in training. Gradients of all data are then means over minibatches of
+    ``local_batch`` samples, and a smaller last minibatch is left out.
 
     Args:
         problem: the loss on the training set; or a run.
@@ -91,12 +92,12 @@ def noise(
         draws: the number of draws of minibatches; 32 give each standard error to about 13%.
         seed: the seed of the minibatches.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: a function of the finished share, or whether to show progress (default: after two seconds).
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        direct, first_order, delta_s, delta_2 and delta_cross (draws,), full_batch and eq4, in units of the
-        squared step.
+        direct, first_order, delta_s, delta_2 and delta_cross (draws,), and the numbers full_batch and eq4, in
+        units of a squared step in weight space.
 
     Raises:
         InputError: fewer than 2 learners or draws, a batch below 1, data without numbered samples, a penalty,
@@ -113,20 +114,22 @@ def noise(
     problem = problem_of(problem)
     if lr is None or local_batch is None:
         raise InputError("lr, local_batch: missing, a problem and imported weights have none; give both")
-    weights = placed(problem, weights, smallest=2)
+    weights = placed(problem, weights, smallest=2)  # checks them, and moves them to the problem's device
     check_unpenalized(problem, "Δ(2) is of the data's minibatches")
     problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once
     problem = in_minibatches(problem, local_batch)
     exact_only(problem, "noise")
     n, mean = len(weights), average(weights)
-    gradient, deviations = double(finite_gradient(*problem.loss_and_gradient(mean))), weights - mean
+    deviations = weights - mean
+    gradient = double(finite_gradient(*problem.loss_and_gradient(mean)))
     delta_terms = _delta_terms(problem, weights, mean, gradient)
-    rows, generator, report = [], torch.Generator().manual_seed(seed), taken(progress)
-
+    generator = torch.Generator().manual_seed(seed)
+    report = taken(progress)
+    rows = []
     for k in range(draws):
         rows.append(delta_terms(torch.randint(problem.samples, (n, local_batch), generator=generator)))
         report((k + 1) / draws)
-    columns = lr**2 * torch.tensor(rows, dtype=torch.float64).numpy().T
+    columns = lr**2 * torch.tensor(rows, dtype=torch.float64).numpy().T  # (terms, draws)
     gradients = torch.stack([finite_gradient(*problem.loss_and_gradient(w)) for w in weights])
     full_delta = gradients.to(gradient.device).mean(0, dtype=torch.float64) - gradient
     operator = HessianOperator(problem, mean, derivatives="exact")
@@ -222,19 +225,19 @@ def noise_scale(
         batch: B, the number of samples in a minibatch at w_a; default: the run's total batch. Without
             BatchNorm the result does not depend on B, and small minibatches are cheaper.
         weights: (n, P), the points at which n ≥ 2 learners compute their gradients (w_a for all learners of
-            SSGD). The result then also has B_simple of the learners' mean gradient, and an estimate of it
-            from the n gradients of single steps, which training computes anyway.
+            SSGD). The result then also has B_simple of the learners' mean gradient, and a second estimate of
+            that B_simple from the n gradients of single steps, which training computes anyway.
         local_batch: the number of samples in a learner's minibatch; default: batch / n.
         gradient: how g is computed: "whole": g from one pass over all data; "draws": ‖g‖² from pairs of
-            minibatches, which needs no such pass, but is less exact if ‖g‖² is small.
+            minibatches, without a pass over all data, but less exact if ‖g‖² is small.
         precondition: P, a positive diagonal (P,), or the :func:`landscape.preconditioner` of a checkpoint of
-            Adam and its relatives: gradients are then P^{-1/2} g, as that optimizer sees them.
+            Adam and its relatives. P^{-1/2} g then takes the place of each gradient g, as in that optimizer.
         relative_error: draw until the standard error is at most this share of the value.
-        min_draws: the smallest number of draws of a gradient, or of one gradient for each learner.
+        min_draws: the smallest number of draws. A draw is a minibatch at w_a, or one for each learner.
         max_draws: the largest number of draws.
         seed: the seed of the minibatches.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: a function of the finished share, or whether to show progress (default: after two seconds).
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -260,7 +263,7 @@ def noise_scale(
     if learner_weights is not None and len(learner_weights) < 2:
         raise InputError("weights: those of 1 learner are not allowed, at least 2 are needed")
     minibatches = Minibatches(problem, batch, stream(seed, 0))
-    middle = 1.0 if learner_weights is None else 0.5
+    mean_share = 1.0 if learner_weights is None else 0.5  # the share of the progress bar for w_a
     preconditioner = as_preconditioner(precondition)
     root = None if preconditioner is None else preconditioner.root(problem).to(problem.weights)
     estimator: ExactGradientEstimator | JackknifeEstimator
@@ -269,15 +272,19 @@ def noise_scale(
         estimator = ExactGradientEstimator(whole if root is None else root * whole, batch)
     else:
         estimator = JackknifeEstimator(problem.weights, batch)
-    first_half = portion(progress, 0, middle)
-    mean_noise = _gradient_noise(minibatches, problem.weights[None], estimator, precision, first_half, root)
-    noises, learner_fields = [mean_noise], dict[str, Any]()
+    mean_progress = portion(progress, 0, mean_share)
+    mean_weights = problem.weights[None]
+    mean_noise = _gradient_noise(minibatches, mean_weights, estimator, precision, mean_progress, root)
+    noises = [mean_noise]
+    learner_fields: dict[str, Any] = {}
     if learner_weights is not None:
         learners = len(learner_weights)
         local_draws = Minibatches(problem, local_batch, stream(seed, 1), learners)
         local_estimator = LearnersEstimator(problem.weights, learners, local_batch)
-        rest = portion(progress, middle, 1)
-        local_noise = _gradient_noise(local_draws, learner_weights, local_estimator, precision, rest, root)
+        local_progress = portion(progress, mean_share, 1)
+        local_noise = _gradient_noise(
+            local_draws, learner_weights, local_estimator, precision, local_progress, root
+        )
         noises.append(local_noise)
         learner_fields = {f"learner_{name}": value for name, value in vars(local_noise).items()}
         learner_fields |= local_estimator.rounds()
@@ -377,7 +384,7 @@ def noise_alignment(
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         seed: the seed of the minibatches and the start of the search of eigenvalues.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: a function of the finished share, or whether to show progress (default: after two seconds).
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

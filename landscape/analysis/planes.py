@@ -55,7 +55,7 @@ def random_plane(
             filter (Li et al. 2018, section 4); a bias or normalization tensor counts as one filter. "layer":
             each parameter tensor is scaled to the norm of the center's tensor. A filter or tensor that is
             zero at the center gets a zero direction.
-        seed: the seed of the directions, which are the same for all problems of equal layout, on every device
+        seed: the seed of the directions. They are the same for all problems of equal layout, on every device
             and in every precision, so that several centers can be compared along equal directions.
         ignore: "bias+norm" leaves biases and normalization parameters unchanged, "none" also moves these.
             Default: "bias+norm" for norm "filter" (as Li et al. 2018 do), else "none". The choice does not
@@ -76,7 +76,8 @@ def random_plane(
         torch.Size([2, 8])
     """
     problem = problem_of(problem, sharded=True)
-    ignore = ("bias+norm" if norm == "filter" else "none") if ignore is None else ignore
+    if ignore is None:
+        ignore = "bias+norm" if norm == "filter" else "none"
     generator = torch.Generator().manual_seed(seed)
 
     def draw(slot: Slot, center: Tensor) -> Tensor:
@@ -89,7 +90,7 @@ def random_plane(
 
     directions = torch.empty(2, len(problem.weights), dtype=problem.dtype, device=problem.weights.device)
     for direction in directions:
-        if on_ranks(problem):
+        if on_ranks(problem):  # each process draws all parameters, and keeps its own piece of them
             sharded: Any = problem
             direction.copy_(sharded.draw(lambda piece: draw(piece.slot, whole(piece.parameter))))
             continue
@@ -122,9 +123,10 @@ def between(
 ) -> Plane:
     """Return the plane through three weight vectors, or through two and along a random direction.
 
-    The first direction is w1 − w0. The second direction is the part of w2 − w0 orthogonal to w1 − w0, scaled
-    to the length of w1 − w0 (Garipov et al. 2018, section 3). The center is the middle of the box around the
-    points. ``plane.center + plane.markers @ plane.directions`` are the weights.
+    The first direction is w1 − w0. The second direction is the component of w2 − w0 orthogonal to w1 − w0,
+    scaled to the length of w1 − w0 (Garipov et al. 2018, section 3). The center is the middle of the
+    smallest rectangle in the plane that contains the weight vectors, with sides along the directions. The
+    weight vectors are ``plane.center + plane.markers @ plane.directions``.
 
     Args:
         problem: the problem whose parameters the weights are; or a run.
@@ -156,7 +158,10 @@ def between(
     networks = networks_of(problem, weights, labels)
     if len(networks) not in (2, 3):
         raise InputError(f"between: {len(networks)} weight vectors are not allowed, it takes two or three")
-    names = labels or [(isinstance(w, Problem) and w.name) or f"w{k}" for k, w in enumerate(weights)]
+    names = labels
+    if not names:
+        problem_names = [w.name if isinstance(w, Problem) else "" for w in weights]
+        names = [name or f"w{k}" for k, name in enumerate(problem_names)]
     rows = _rows(networks)
     if align != "none":
         others = [aligned(problem, rows[0], row, align, seed)[0] for row in rows[1:]]
@@ -165,9 +170,9 @@ def between(
     rounding = _rounding(problem, rows)
     if not u.norm() > rounding:
         raise OperationError("between: the first two weight vectors are equal, they must differ")
-    draws_direction = len(rows) == 2
-    v = double(random_plane(problem, seed=seed).directions[0]) if draws_direction else rows[2] - rows[0]
-    for _ in range(2):  # the second time removes rounding errors
+    is_random = len(rows) == 2
+    v = double(random_plane(problem, seed=seed).directions[0]) if is_random else rows[2] - rows[0]
+    for _ in range(2):  # the second subtraction removes rounding errors of the first
         v = v - u * (v @ u) / (u @ u)
     if not v.norm() > rounding:
         raise OperationError("between: the weight vectors lie on one line; use `landscape line` for it")
@@ -175,11 +180,11 @@ def between(
     directions = torch.stack((u, v))
     points = _coordinates(rows[0], directions, rows)
     middle = torch.from_numpy((points.min(0) + points.max(0)) / 2).to(rows)
-    second_axis = "random direction" if draws_direction else "toward the third"
+    second_axis = "random direction" if is_random else "toward the third"
     length = f"1 = {float(u.norm()):.3g}"
     axes = f"first to second, {length}", f"{second_axis}, {length}"
     center = rows[0] + middle @ directions
-    plane_seed = seed if draws_direction else 0
+    plane_seed = seed if is_random else 0
     return _plane(problem, center, "between", rows, networks, names, directions, plane_seed, axes=axes)
 
 
@@ -187,10 +192,11 @@ def between(
 def pca_plane(
     problem: Problem | Run, weights: Sequence[Weights] | Tensor, labels: Sequence[str] = ()
 ) -> Plane:
-    """Return the plane along the first two principal components of a run's checkpoints, through the last.
+    """Return the plane through a run's last checkpoint along two principal components of the checkpoints.
 
-    Directions have unit length, so that coordinates are distances between weights. A random walk in many
-    dimensions also has large shares of variance (Antognini and Sohl-Dickstein 2018).
+    Directions have unit length, so that coordinates are distances between weights. Large shares of variance
+    say little: the first components of a random walk in many dimensions have them, too (Antognini and
+    Sohl-Dickstein 2018).
 
     Args:
         problem: the problem whose parameters the weights are; or a run.
@@ -217,8 +223,8 @@ def pca_plane(
     if len(networks) < 3:
         raise InputError(f"pca: {len(networks)} checkpoints are too few, at least 3 are needed")
     rows = _rows(networks)
-    parts = _components(problem, rows, rows.mean(0), "checkpoints", "component {}, {:.1f}% of variance")
-    return _plane(problem, rows[-1], "pca", rows, networks, labels, **parts)
+    fields = _components(problem, rows, rows.mean(0), "checkpoints", "component {}, {:.1f}% of variance")
+    return _plane(problem, rows[-1], "pca", rows, networks, labels, **fields)
 
 
 @numerics(1)
@@ -276,17 +282,16 @@ def eigen_plane(
 ) -> Plane:
     """Return the plane of the Hessian's unit eigenvectors of λ_max (x) and λ_min (y), at the center.
 
-    The plane is in no paper; it is our choice. With the directions u and v, and the gradient g, the loss is
+    The plane is our choice, and from no paper. With the directions u and v, and the gradient g, the loss is
     to second order L(θ) + x g·u + y g·v + ½(λ_max x² + λ_min y²).
 
     Args:
         problem: the loss; or a run, on its training set.
-        residual_tol: the largest residual ‖Hv − λv‖ / |λ|; for |λ| below max|λ|/1000, relative to
-            max|λ|/1000.
+        residual_tol: the largest ‖Hv − λv‖, relative to |λ| or, if larger, to 1/1000 of the largest |λ|.
         max_products: the largest number of Hessian-vector products.
         seed: the seed of the starting vector.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: a function of the finished share, or whether to show progress (default: after two seconds).
 
     Returns:
         A plane with directions of length 1.

@@ -59,11 +59,11 @@ def basin_widths(
 ) -> Array:
     """Return the widths (planes,) of the region in which the loss rises by less than ``rise``.
 
-    Each plane has two i.i.d. normal directions, which depend only on seed and size of the problem. On 16
-    rays of a plane, the search finds the distance at which the loss has risen by ``rise``. The width is the
-    diameter of the circle with the enclosed area, 2 √(mean of the squared distances). If each ray leaves the
-    basin once, the width equals :attr:`.Basins.equivalent_width`, without a grid. Distances are Euclidean in
-    weight space, and so depend on the scaling of the network.
+    Each plane has two i.i.d. normal directions, which depend only on the seed and the number of weights. On
+    16 rays from the center of a plane, a search finds the distance at which the loss has risen by ``rise``.
+    The width is the diameter 2·√(mean of the squared distances) of the circle with the enclosed area. If each
+    ray leaves the basin once, the width equals :attr:`.Basins.equivalent_width`, without a grid. Distances
+    are Euclidean in weight space, and so depend on the scaling of the network.
 
     Args:
         problem: the loss.
@@ -87,7 +87,7 @@ def basin_widths(
         [1.0, 1.0]
     """
     positive("parameters of the model", problem.layout.size, least=2)
-    # First guesses; each later plane starts from the distances of the plane before.
+    # First guesses, for all rays. Each later plane starts from the distances of the plane before.
     distances = np.full(ANGLES, SPAN * math.sqrt(problem.layout.size))
     widths = []
     report = progress or no_progress
@@ -105,13 +105,14 @@ def basin_widths(
         if not rise >= LOSS_ROUNDINGS * torch.finfo(problem.dtype).eps * abs(base):
             raise OperationError(f"rise: {rise:g} is hidden by the rounding of a loss of {base:g}; raise it")
 
+        # Default values, because a closure would use the loss and the base of a later plane.
         def excess(squares: Array, rays: Array, loss: Evaluator = loss, base: float = base) -> Array:
-            """Return the loss minus base and rise, (k,), on ``rays`` (k,) at squared distances (k,)."""
+            """Return loss − base − rise, (k,), at squared distances (k,) on the ``rays`` (k,)."""
             points = circle[rays] * torch.from_numpy(squares**0.5)[:, None]
             values = loss(points)["loss"].numpy() - base - rise
             return np.where(np.isfinite(values), values, WALL)
 
-        # The root in the squared distance, in which a quadratic loss is linear.
+        # The roots are sought in the squared distance, because a quadratic loss is linear in it.
         bracket = elementwise.bracket_root(excess, 0.0, distances**2, xmin=0.0, args=(RAYS,), maxiter=STEPS)
         root = elementwise.find_root(excess, bracket.bracket, args=(RAYS,), tolerances=tolerances)
         if not (bracket.success & root.success).all():

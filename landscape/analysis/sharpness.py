@@ -66,13 +66,13 @@ def _largest_rise(
     """Return the largest L(θ + scale·ε) − L(θ) over ‖ε‖ ≤ ρ that searches with ``steps`` gradients find.
 
     The result is a lower bound of the maximum, because the problem is not convex. The first search starts at
-    ρ times the direction of the gradient, the maximum to first order (Foret et al. 2021). This search is left
-    out where the gradient is zero.
+    ρ · g/‖g‖, g the gradient in ε, which is the maximum to first order (Foret et al. 2021). If g is zero,
+    this search is left out.
 
     Args:
         problem: the loss, centered on θ.
         scale: (P,), such as |θ|; None: 1 for all parameters.
-        rho: ρ.
+        rho: ρ, in units of ‖ε‖.
         starts: directions (P,) in which further searches start.
         steps: the largest number of gradients of each search.
     """
@@ -87,12 +87,13 @@ def _largest_rise(
     base, slope = loss_and_slope(torch.zeros_like(problem.weights))
     if float(vector_norm(slope)) > 0:
         starts = [slope, *starts]
-    rise, residual, gradients = 0.0, 0.0, 1  # of ε = 0
+    rise, residual = 0.0, 0.0  # at ε = 0
+    gradients = 1
     for start in starts:
-        highest, angle, count = _climb(loss_and_slope, rho, start, steps)
-        gradients += count
-        if highest - base > rise:
-            rise, residual = highest - base, angle
+        highest_loss, angle, search_gradients = _climb(loss_and_slope, rho, start, steps)
+        gradients += search_gradients
+        if highest_loss - base > rise:
+            rise, residual = highest_loss - base, angle
     return Ascent(rise, base, residual, gradients)
 
 
@@ -186,7 +187,7 @@ def sharpness(
         max_draws: the largest number of draws.
         seed: the seed of minibatches, displacements and starts.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: a function of the finished share, or whether to show progress (default: after two seconds).
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -321,7 +322,7 @@ def batch_sharpness(
         max_draws: the largest number of draws.
         seed: the seed of the minibatches.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: a function of the finished share, or whether to show progress (default: after two seconds).
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -442,31 +443,32 @@ def batch_spectrum(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> BatchSpectrum:
-    """Compute the largest eigenvalues and the smallest of the Hessians of drawn minibatches, at the center.
+    """Compute the k largest eigenvalues and the smallest of the Hessian of each drawn minibatch.
 
-    Park and Kim 2022 show this distribution (arXiv 2202.06709, Figure 4). Minibatches are drawn with
-    replacement. BatchNorm uses each minibatch's statistics, and each loss has the penalty and weight decay.
+    The Hessians are at the problem's center. Park and Kim 2022 show the distribution of these eigenvalues
+    (arXiv 2202.06709, Figure 4). Minibatches are drawn with replacement. BatchNorm uses each minibatch's
+    statistics, and each minibatch's loss contains the penalty and weight decay.
 
     Args:
         problem: the loss, on the training set; or a run.
         batch: B, the number of samples in a minibatch; default: the run's total batch.
         k: the number of largest eigenvalues.
         draws: the number of minibatches; default: 64.
-        weight_decay: λ of a penalty λ/2·‖θ‖² that the problem lacks; the Hessian λI is added.
+        weight_decay: the factor c of a penalty c/2·‖θ‖² that the problem lacks; its Hessian cI is added.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
-        residual_tol: the largest residual ‖Hv − λv‖ / |λ|; for |λ| below max|λ|/1000, relative to
-            max|λ|/1000.
+        residual_tol: the largest ‖Hv − λv‖, relative to |λ| or, if larger, to 1/1000 of the largest |λ|.
         max_products: the largest number of Hessian-vector products of each search.
         seed: the seed of the minibatches and the starting vector of all searches.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: a function of the finished share, or whether to show progress (default: after two seconds).
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        values and residuals (draws, k + 1), and over all samples whole and whole_residuals (k + 1,).
+        values and residuals (draws, k + 1) of the minibatches, and whole and whole_residuals (k + 1,) of all
+        samples.
 
     Raises:
         InputError: a batch, count, tolerance or option that is not allowed.
@@ -475,7 +477,7 @@ def batch_spectrum(
         >>> import torch, landscape
         >>> x, y = torch.diag(torch.tensor([2.0, 2.0])), torch.zeros(2, 1)
         >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
-        >>> result = landscape.batch_spectrum(problem, 1, draws=4)  # each sample sees one of two directions
+        >>> result = landscape.batch_spectrum(problem, 1, draws=4)  # a sample's Hessian has rank 1
         >>> round(result.value, 3), result.whole.round(3).tolist()
         (8.0, [4.0, 4.0])
     """
@@ -485,10 +487,11 @@ def batch_spectrum(
     whole = Matrix.of(minibatches.full_batches, seed, about, **options, max_memory=max_memory)
     target = SearchOptions(1, k, residual_tol, max_products)
     start = whole.start()
+    # All Hessians have the same kind of products. Minibatches are drawn without end, one at a time.
     options_of_minibatch = replace(whole.options, derivatives=whole.operator.derivatives)
     minibatch_hessians = (options_of_minibatch.at(minibatch) for (minibatch,) in minibatches)
     hessians = itertools.islice(itertools.chain([whole.operator], minibatch_hessians), draws + 1)
-    results: list[RitzPairs] = []  # of all samples, then of each minibatch
+    results: list[RitzPairs] = []  # the first is of all samples, the others are of the minibatches
     for number, h in enumerate(hessians):
         report = portion(progress, number / (draws + 1), (number + 1) / (draws + 1))
         pairs, _ = search_operator(h, start, replace(target, progress=report))

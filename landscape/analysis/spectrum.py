@@ -102,12 +102,11 @@ def spectrum(
         search: "auto": products of the eigenvalue search may use only the samples with most curvature, and
             exact products then verify and refine the results; "exact": all products are exact. Trace and
             density always have exact products.
-        residual_tol: the largest residual ‖Hv − λv‖ / |λ|; for |λ| below max|λ|/1000, relative to
-            max|λ|/1000.
+        residual_tol: the largest ‖Hv − λv‖, relative to |λ| or, if larger, to 1/1000 of the largest |λ|.
         max_products: the largest number of Hessian-vector products for the eigenvalues.
         seed: the seed of the starting vector, the signs and the random vectors.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: a function of the finished share, or whether to show progress (default: after two seconds).
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -179,13 +178,13 @@ class Block:
         slots: the block's parameters.
         basis: Q, (m, P'), orthonormal Ritz vectors in its rows.
         basis_trace: tr(QHQᵀ).
-        doubt: the error of ``basis_trace`` by products that are differences.
+        basis_trace_error: the error of ``basis_trace``; 0 for exact products.
     """
 
     slots: tuple[Slot, ...]
     basis: Tensor
     basis_trace: float
-    doubt: float
+    basis_trace_error: float
 
     def remove_basis(self, rows: Tensor) -> None:
         """Remove the Ritz vectors' directions from ``rows`` (n, P), in place."""
@@ -242,8 +241,8 @@ def curvature_table(
             name (h.3, layer1.0), or a module where no name has a number. "layer": a module with its own
             parameters. "parameter": a tensor. Or names, prefixes and patterns (*.bias) of parameters; other
             parameters are in the row "others".
-        residual_tol: the largest residual ‖Hv − λv‖ / |λ|; for |λ| below max|λ|/1000, relative to
-            max|λ|/1000. The default 0.1 gives λ_min to about 0.1 to 1%, and λ_max more exactly.
+        residual_tol: the largest ‖Hv − λv‖, relative to |λ| or, if larger, to 1/1000 of the largest |λ|.
+            With the default 0.1, λ_min is right to about 0.1 to 1%, and λ_max is more exact.
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
@@ -254,7 +253,7 @@ def curvature_table(
             converged.
         seed: the seed of the starting vectors and the random vectors.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: a function of the finished share, or whether to show progress (default: after two seconds).
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -326,37 +325,50 @@ def ends_of(searches: Sequence[RitzPairs]) -> dict[str, Array]:
 
 
 def _block(chosen: Matrix, slots: tuple[Slot, ...], result: SearchResult, count: int) -> Block:
-    """Return the block with the ``count`` Ritz vectors of its search that have most of the trace."""
+    """Return the block with the ``count`` Ritz vectors of its search whose |eigenvalues| are largest."""
     values, rotation = small_eigh(result.t)
-    largest = np.argsort(-np.abs(values))[: count if np.isfinite(values).all() else 0]
+    largest = np.argsort(-np.abs(values))[:count]
+    if not np.isfinite(values).all():
+        largest = largest[:0]
     rows = rows_of(result.basis)
     basis = rows[0].new_empty(len(largest), len(rows[0]))
     combine(rows, rotation[:, largest].T, basis)
-    doubt = traces.doubt_of(chosen.operator)
-    return Block(slots, basis, float(values[largest].sum()), len(basis) * doubt(basis) if doubt else 0.0)
+    form_error = traces.form_error_of(chosen.operator)
+    basis_trace_error = len(basis) * form_error(basis) if form_error else 0.0
+    return Block(slots, basis, float(values[largest].sum()), basis_trace_error)
 
 
 def _traces(
     whole: Matrix, blocks: Sequence[Block], draws: int, errors: Sequence[float], progress: Progress
 ) -> dict[str, Any]:
-    """Return the traces and shares of all parameters (column 0) and of each block, with errors.
+    """Return the traces, and their shares of the whole trace, of all parameters and of each block.
 
-    ``errors``: errors of products by differences with eigenvectors.
+    The arrays (1 + blocks,) have all parameters in entry 0.
+
+    Args:
+        whole: the Hessian of all parameters.
+        blocks: the blocks, with the Ritz vectors of their searches.
+        draws: the number of random vectors.
+        errors: the errors of the searches' products by differences of gradients; 0 for exact products.
+        progress: called with the finished share of the draws.
     """
     h, template = whole.operator, whole.start()
     generator = ALONE.generator(stream(whole.seed, 1).initial_seed(), template)
-    step, samples = at_once(whole.source), []
-    product_errors = np.array([block.doubt for block in blocks])  # of the traces, by differences
+    step = at_once(whole.source)
+    samples = []  # z_bᵀ(Hz)_b, (step, blocks) each
+    # Errors (blocks,) of the traces because products are differences of gradients; 0 for exact products.
+    product_errors = np.array([block.basis_trace_error for block in blocks])
     for start in range(0, draws, step):
         z = ALONE.signs(template, min(step, draws - start), generator)
         for block in blocks:
             block.remove_basis(z)
         images = (h @ z.T).T
-        samples.append(_inner(blocks, z, images))
-        if start == 0 and h.derivatives == "differences":  # further draws have the same distribution
+        samples.append(_block_products(blocks, z, images))
+        # One draw is verified, because all draws have the same distribution.
+        if start == 0 and h.derivatives == "differences":
             verified_image, image_error = h.verified(z[:1])
             sizes = np.array([float(vector_norm(cut(z[:1], block.slots))) for block in blocks])
-            deviations = np.abs(_inner(blocks, z[:1], images[:1] - verified_image)[0])
+            deviations = np.abs(_block_products(blocks, z[:1], images[:1] - verified_image)[0])
             product_errors += deviations + image_error[0] * sizes
         progress((start + len(z)) / draws)
     block_traces = np.concatenate(samples) + np.array([block.basis_trace for block in blocks])
@@ -367,7 +379,8 @@ def _traces(
     share, share_error = np.full((2, len(trace)), np.nan)
     if abs(trace[0]) > SIGNIFICANT * error[0]:
         share = trace / trace[0]
-        # A share is a ratio of two means over common draws: the delta method.
+        # A share is a ratio of two means over the same draws. By the delta method, its error is that of the
+        # mean of these residuals, divided by the whole trace.
         residuals = columns - np.outer(columns[:, 0], share)
         drawn_share_error = [mean_and_error(column)[1] for column in residuals.T]
         product_share_error = np.append(0.0, product_errors[1:] + np.abs(share[1:]) * product_errors[0])
@@ -376,8 +389,8 @@ def _traces(
     return fields | {"product_error": max(product_errors[0], *errors)}
 
 
-def _inner(blocks: Sequence[Block], rows: Tensor, images: Tensor) -> Array:
-    """Return z_bᵀ(Hz)_b (n, blocks) of each row z and block b."""
+def _block_products(blocks: Sequence[Block], rows: Tensor, images: Tensor) -> Array:
+    """Return z_bᵀ(Hz)_b (n, blocks) for each row z of ``rows``, its row Hz of ``images``, and block b."""
     sums = [(double(cut(rows, block.slots)) * double(cut(images, block.slots))).sum(1) for block in blocks]
     return torch.stack(sums, 1).cpu().numpy()
 
@@ -408,13 +421,13 @@ def loss_change(
     """Divide L(θ + d) − L(θ) of a step d into ⟨g, d⟩ + ½ dᵀHd + remainder, in total and by layer.
 
     d is the step that an optimizer made, with momentum, weight decay and averaging. A group a of parameters
-    has the terms ⟨g_a, d_a⟩ and ½ Σ_b d_aᵀH_ab d_b. In the sum, b = a is the curvature within the group, and
-    other b are curvature between groups. The remainder, of third order and more, is not divided. Each group
-    needs one Hessian product.
+    has the terms ⟨g_a, d_a⟩ and ½ Σ_b d_aᵀH_ab d_b. In the sum, the term with b = a is the curvature within
+    the group, and the other terms are curvature between groups. The remainder, of third order and more, is
+    not divided. Each group needs one Hessian product.
 
-    Further results: the directional sharpness dᵀHd/‖d‖² (arXiv 2606.04662), and the critical multiple m, the
-    smallest m with L(θ + md) > L(θ), to 1%. The critical sharpness of arXiv 2601.16979 is 2/(αm); α is the
-    learning rate of the step.
+    Further results: the directional sharpness dᵀHd/‖d‖² (arXiv 2606.04662), and the critical multiple, the
+    smallest m with L(θ + md) > L(θ), with an error of 1%. The critical sharpness of arXiv 2601.16979 is
+    2/(αm); α is the learning rate of the step.
 
     Args:
         problem: the loss, or a run.
@@ -424,7 +437,7 @@ def loss_change(
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: a function of the finished share, or whether to show progress (default: after two seconds).
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -443,7 +456,7 @@ def loss_change(
         >>> round(change.critical_multiple, 1)
         4.0
     """
-    problem = in_full_precision(problem_of(problem))  # half precision has two digits of a step
+    problem = in_full_precision(problem_of(problem))  # in half precision a step has only two digits
     before = network_of(problem, before, "before").theta
     after = network_of(problem, after, "after").theta
     step = after - before
@@ -468,15 +481,17 @@ def loss_change(
             products.append(sum(float(inner(vector[slot.place], step[slot.place])) for slot in slots))
         return np.array(products)
 
-    between, error = np.zeros((len(groups), len(groups))), 0.0
+    between = np.zeros((len(groups), len(groups)))  # ½ d_aᵀH_ab d_b
+    product_error = 0.0
     for k, slots in enumerate(groups.values()):
         group_step = put(torch.zeros_like(step), slots, cut(step, slots))
-        images, errors = h.verified(group_step[None])
-        error += errors[0] * norm / 2
+        images, image_errors = h.verified(group_step[None])
+        product_error += image_errors[0] * norm / 2
         between[k] = products_with_step(images[0]) / 2
         report((k + 1) / (len(groups) + 1))
-    between = (between + between.T) / 2
-    gradient, curvature = products_with_step(g), between.sum(1)
+    between = (between + between.T) / 2  # symmetric up to the errors of products
+    gradient = products_with_step(g)
+    curvature = between.sum(1)
 
     def rises(multiple: float) -> bool:
         loss = problem.loss(torch.add(before, step, alpha=multiple))
@@ -496,7 +511,7 @@ def loss_change(
         step_lr=math.nan if lr is None else lr,
         critical_multiple=_critical(rises, gradient.sum()),
         products=len(groups),
-        product_error=error,
+        product_error=product_error,
     )
 
 

@@ -95,7 +95,7 @@ def disagreement(
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         seed: the seed of the vector that the search of eigenvalues starts from.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: a function of the finished share, or whether to show progress (default: after two seconds).
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -320,7 +320,7 @@ def smoothing(
         residual_tol: the largest residual of an eigenvalue, relative to the eigenvalue.
         seed: the seed of the displacements δ.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: a function of the finished share, or whether to show progress (default: after two seconds).
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -524,14 +524,14 @@ def label_counts(run: Checkpoint, **about: Unpack[Provenance]) -> LabelCounts:
 
     Args:
         run: a checkpoint of ``landscape train`` with the recipe's key ``data.split``.
-        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result; default: the
-            run's.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result; default: those
+            of the run.
 
     Returns:
-        The counts (n learners, K labels) from the checkpoint; no data is read.
+        The counts (n learners, K labels) from the checkpoint; no data are read.
 
     Raises:
-        OperationError: for a run whose learners all draw from the whole training set.
+        OperationError: a run whose learners all draw from the whole training set.
 
     Example:
         >>> import landscape
@@ -542,7 +542,7 @@ def label_counts(run: Checkpoint, **about: Unpack[Provenance]) -> LabelCounts:
         ((5, 10), 4)
     """
     fit("run", run, Checkpoint)
-    if not {*NAMES} <= {*run.shared}:
+    if not set(NAMES) <= run.shared.keys():  # a checkpoint has these arrays only if the data are divided
         words = "its learners have no parts of their own; set the recipe's key data.split"
         raise OperationError(f"{run.path or 'run'}: {words}")
     _, counts, classes = (run.shared[name].cpu().numpy() for name in NAMES)

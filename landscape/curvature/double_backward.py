@@ -309,16 +309,22 @@ def _slope(problem: Problem, at: Tensor, slots: Sequence[Slot]) -> tuple[float, 
 def check_gradient(few: Problem, weights: Tensor, slots: Sequence[Slot]) -> None:
     """Raise InputError unless the gradient in ``slots`` is the derivative of the loss near ``weights`` (P,).
 
-    A gradient is another vector where a part is detached, with straight-through estimators, and with phantom
-    gradients. Derivatives of such a gradient are no Hessian of the loss.
+    The gradient is not the derivative if a term of the loss is detached, or with straight-through estimators
+    or phantom gradients. Differences of such gradients are no Hessian of the loss.
 
     The gradient is compared with central differences of the loss, along the gradient and along random
-    directions. The arithmetic is float64 if the model runs in float64. Each problem and part is checked once.
+    directions. The arithmetic is float64 if the model runs in float64. Each pair of a problem and ``slots``
+    is checked once.
+
+    Args:
+        few: the problem with a few samples.
+        weights: (P,).
+        slots: the parameters whose gradient is checked.
     """
     key = ("gradient", few.batchnorm.name, tuple(slot.name for slot in slots))
     if key in few.checked:
         return
-    for dtype in dict.fromkeys((widest_dtype(few.device), few.dtype)):
+    for dtype in dict.fromkeys((widest_dtype(few.device), few.dtype)):  # one dtype if the two are equal
         try:
             converted = few.to(dtype)
             converted.weights = weights.to(dtype)
@@ -327,7 +333,7 @@ def check_gradient(few: Problem, weights: Tensor, slots: Sequence[Slot]) -> None
             break
         except LandscapeError:
             raise
-        except Exception:  # the user's model raises any kind of error where dtypes do not fit
+        except Exception:  # a model that does not run in the wider dtype may raise any error: next dtype
             if dtype == few.dtype:
                 raise
     if not agrees:
@@ -453,13 +459,14 @@ def check_differences(
         problem: the loss.
         leaves: the parameters for the model's call, by name.
         active: the parameters among ``leaves`` to which ``vectors`` and ``image`` belong; changed in place.
-        vectors, image: a vector and its product, as lists of tensors.
+        vectors, image: one vector and its product with the Hessian H, as lists of tensors.
     """
     start = [parameter.detach().clone() for parameter in active]
     size = float(distance(start) / distance(vectors))
+    # In units of ``vectors``. The cube root balances rounding and the error of a central difference.
     step = torch.finfo(problem.dtype).eps ** (1 / 3) * max(size, 1e-3)
 
-    def gradient(t: float) -> list[Tensor]:
+    def gradient_at(t: float) -> list[Tensor]:
         """Return the gradient at start + t·vectors."""
         with torch.no_grad():
             for parameter, at, v in zip(active, start, vectors, strict=True):
@@ -467,12 +474,12 @@ def check_differences(
         loss = first_loss(problem, leaves)
         return gradients(loss, active) if loss.requires_grad else [torch.zeros_like(a) for a in active]
 
-    def derivative(t: float) -> list[Tensor]:
-        """Return the central difference of gradients along ``vectors``."""
-        pairs = zip(gradient(t), gradient(-t), strict=True)
+    def difference(t: float) -> list[Tensor]:
+        """Return the central difference of gradients between start − t·vectors and start + t·vectors."""
+        pairs = zip(gradient_at(t), gradient_at(-t), strict=True)
         return [(forward - backward).div_(2 * t) for forward, backward in pairs]
 
-    one_step, two_steps = derivative(step), derivative(2 * step)
+    one_step, two_steps = difference(step), difference(2 * step)
     scale = torch.maximum(distance(one_step), distance(two_steps))
     is_reliable = bool(distance(one_step, two_steps) <= AGREEMENT * scale)
     limit = DISAGREEMENT * torch.maximum(scale, distance(image))

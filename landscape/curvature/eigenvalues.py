@@ -115,19 +115,21 @@ def eigenpairs(
     *,
     search: str = "auto",
 ) -> list[RitzPairs]:
-    """Eigenvalues of ∇²L at each of ``weights`` (K, P).
+    """Return the eigenpairs of ∇²L at each of ``weights`` (K, P).
 
-    All points are searched in lockstep, so that on chains of linear layers one pass over the data serves all.
-    Each product counts as one.
+    All points are searched in lockstep. For chains of linear layers, one pass over the data then serves all
+    points. Each product of each point counts as one product.
 
     Args:
+        problem: the loss.
+        weights: (K, P), the points.
         start: the first vector of every search, (P,) or (P',) for a part; see :func:`.search_eigenpairs`.
         target: the wanted eigenvalues and the tolerance; its progress is called by the search of each point.
         options: the matrix; see :class:`landscape.HessianOperator`. With a preconditioner K is 1.
-        search: "exact": every product has all samples. "auto": for tolerances from 1e-3 and from 1,280
-            parameters on, products of the search have the samples with most curvature (:func:`most_curved`).
-            These are the samples with 99% of the sum of 1 − p, p the probability of the target: a sample's
-            part of the Hessian vanishes with 1 − p.
+        search: "exact": every product uses all samples. "auto": if the tolerance is at least 1e-3 and the
+            model has at least 1,280 parameters, products of the search use only the samples with most
+            curvature (:func:`most_curved`). These are the samples with 99% of the sum of 1 − p, p the
+            probability of the target, because a sample's part of the Hessian vanishes with 1 − p.
     """
     first_hessian = options.at(problem, weights[0])
     if first_hessian.derivatives == "differences":
@@ -141,17 +143,23 @@ def eigenpairs(
         return [replace(result, search="exact, preconditioned")]
     problem = in_full_precision(problem)
     weights = weights.to(problem.weights)
-    small = problem.layout.size < MIN_PARAMETERS or target.residual_tol < MIN_RESIDUAL_TOL
-    cheaper = search == "auto" and not small and problem.separable
-    search_part = _PartSearch(problem, weights, target, options)
-    part = most_curved(problem, weights) if cheaper else problem
-    results = search_part(weights, [start] * len(weights), part)
-    missed = [i for i, result in enumerate(results) if not result.converged]
-    missed = [i for i in missed if results[i].products < target.max_products and finite(results[i].residuals)]
-    if missed and part is not problem:
-        starts = [warm_start(results[i].vectors.sum(0), start) for i in missed]
-        repeated = search_part(weights[missed], starts, problem)
-        for i, result in zip(missed, repeated, strict=True):
+    needs_all = problem.layout.size < MIN_PARAMETERS or target.residual_tol < MIN_RESIDUAL_TOL
+    may_use_part = search == "auto" and not needs_all and problem.separable
+    search_with = _PartSearch(problem, weights, target, options)
+    part = most_curved(problem, weights) if may_use_part else problem
+    results = search_with(weights, [start] * len(weights), part)
+    if part is problem:
+        return results
+    # Where the refinement with all samples failed, the search is repeated with all samples.
+    failed = [
+        i
+        for i, result in enumerate(results)
+        if not result.converged and result.products < target.max_products and finite(result.residuals)
+    ]
+    if failed:
+        starts = [warm_start(results[i].vectors.sum(0), start) for i in failed]
+        repeated = search_with(weights[failed], starts, problem)
+        for i, result in zip(failed, repeated, strict=True):
             results[i] = replace(result, products=results[i].products + result.products)
     return results
 
@@ -258,11 +266,11 @@ class Matrix:
 
     @classmethod
     def of(cls, subject: Any, seed: int, about: Mapping[str, Any], **options: Any) -> Matrix:
-        """The matrix of ``subject``: a problem, a run or a symmetric operator.
+        """Return the matrix of ``subject``: the Hessian of a problem or a run, or a symmetric operator.
 
         Args:
             subject: the first argument of a public function.
-            seed: of the function's random draws.
+            seed: the seed of the function's random draws.
             about: provenance, kept with the result.
             options: the function's keywords about the matrix, such as ``weights`` and ``part``.
 
@@ -271,15 +279,17 @@ class Matrix:
                 pyhessian lacks.
         """
         engine = options.get("engine", "landscape")
-        if on_ranks(subject):  # a sharded model, which has products by differences only
-            subject, options["weights"] = subject.hessian(options["weights"]), None
+        if on_ranks(subject):  # a sharded model has an operator of its own, with products by differences only
+            subject = subject.hessian(options["weights"])
+            options["weights"] = None
             if options["derivatives"] == "differences":
                 options["derivatives"] = None
         operator = as_operator(subject)
         if operator:
+            # Options about a Hessian are allowed only with their default values.
             for name, value in options.items():
                 if value is not None and (name not in USUAL or value != USUAL[name]):
-                    raise InputError(f"{name}: it is of a Problem, leave it out with an operator")
+                    raise InputError(f"{name}: it is an option of a Problem, leave it out with an operator")
             fields = {**_fields(operator, seed), **about}
             return cls(operator, None, hessian.FULL_HESSIAN, operator.size, seed, fields)
         problem, weights, part = problem_of(subject), options["weights"], options["part"]
@@ -288,7 +298,7 @@ class Matrix:
         matrix_options = hessian.HessianOptions(matrix, part, preconditioner, derivatives)
         if engine == "pyhessian":
             peers.check(matrix_options)
-        h = matrix_options.at(problem, weights)  # also refuses weights that are no vector
+        h = matrix_options.at(problem, weights)  # raises if the weights are no vector
         weights = torch.as_tensor(weights) if isinstance(weights, np.ndarray) else weights
         part_names = [part] if isinstance(part, str) else part or ()
         fields = _fields(h, seed) | setting(problem)
@@ -344,7 +354,7 @@ class Matrix:
         return RitzPairs(pair[0], v[None], pair[1], products + 1, residual <= tol * abs(value))
 
 
-# The options about the matrix of a problem, where they are not None.
+# The default values of options about a problem's matrix; the other options are None by default.
 USUAL = {"matrix": "hessian", "derivatives": "auto", "search": "auto", "engine": "landscape"}
 
 
@@ -389,19 +399,18 @@ def extreme_eigenvalues(
         problem: the loss, a run, or any symmetric matrix: a :class:`landscape.HessianOperator`, or an object
             with ``shape`` and ``@`` of PyTorch, NumPy, SciPy or curvlinops. With a matrix, the options
             weights, matrix, part, derivatives, search and max_memory are not allowed.
-        residual_tol: the largest residual ‖Hv − λv‖ / |λ|; for |λ| below max|λ|/1000, relative to
-            max|λ|/1000.
+        residual_tol: the largest ‖Hv − λv‖, relative to |λ| or, if larger, to 1/1000 of the largest |λ|.
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         search: "auto": products of the search may use only the samples with most curvature, and exact
             products then verify and refine the results; "exact": all products are exact.
-        max_products: the largest number of Hessian-vector products. A search that ends there has
-            ``converged`` False, and residuals that show the error.
+        max_products: the largest number of Hessian-vector products. If the search needs more, the result has
+            ``converged`` False, and its residuals show the error.
         seed: the seed of the starting vector.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: a function of the finished share, or whether to show progress (default: after two seconds).
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -415,12 +424,13 @@ def extreme_eigenvalues(
         >>> import torch, landscape
         >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
         >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
-        >>> ends = landscape.extreme_eigenvalues(problem)  # of the mean of 2xxᵀ
+        >>> ends = landscape.extreme_eigenvalues(problem)  # the Hessian is the mean of 2xxᵀ
         >>> round(ends.min, 4), round(ends.max, 4)
         (1.0, 9.0)
     """
     options: dict[str, Any] = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
     operand = Matrix.of(problem, seed, about, **options, search=search, max_memory=max_memory)
+    # One eigenvalue at each end of the spectrum.
     target = SearchOptions(1, 1, residual_tol, max_products, taken(progress))
     return ExtremeEigenvalues(**operand.search(operand.start(), target, search))
 
@@ -452,14 +462,13 @@ def top_eigenvalues(
 ) -> Eigenpairs:
     """Compute the ``k`` algebraically largest eigenvalues of ∇²L(θ), with eigenvectors and residuals.
 
-    The method is a thick-restart Lanczos iteration (Wu and Simon 2000). A second start, which is not in this
+    The method is a thick-restart Lanczos iteration (Wu and Simon 2000). A second start, which is not in that
     paper, looks for eigenvalues that the first start missed.
 
     Args:
         problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
         k: the number of eigenvalues, 1 ≤ k ≤ P.
-        residual_tol: the largest residual ‖Hv − λv‖ / |λ|; for |λ| below max|λ|/1000, relative to
-            max|λ|/1000.
+        residual_tol: the largest ‖Hv − λv‖, relative to |λ| or, if larger, to 1/1000 of the largest |λ|.
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
@@ -470,15 +479,15 @@ def top_eigenvalues(
         search: "auto": products of the search may use only the samples with most curvature, and exact
             products then verify and refine the results; "exact": all products are exact.
         engine: "landscape", or "pyhessian" for that package's eigenvalue of largest *magnitude*, with k = 1;
-            the residual is computed with this package's own product.
+            the residual is computed with a product of landscape.
         initial: (P,), the start of the search, such as the sum of eigenvectors at nearby weights. A random
             vector of equal norm is added, so that the search also finds eigenvectors orthogonal to
             ``initial``.
-        max_products: the largest number of Hessian-vector products. A search that ends there has
-            ``converged`` False, and residuals that show the error.
+        max_products: the largest number of Hessian-vector products. If the search needs more, the result has
+            ``converged`` False, and its residuals show the error.
         seed: the seed of the starting vector.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: a function of the finished share, or whether to show progress (default: after two seconds).
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -499,6 +508,7 @@ def top_eigenvalues(
     options: dict[str, Any] = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
     options |= {"search": search, "max_memory": max_memory, "engine": engine, "precondition": precondition}
     operand = Matrix.of(problem, seed, about, **options)
+    # No smallest eigenvalues, k largest.
     target = SearchOptions(0, k, residual_tol, max_products, taken(progress))
     start = operand.start()
     if initial is not None:

@@ -231,7 +231,10 @@ class HessianOperator(SymmetricOperator):
         self.arithmetic = self.differences.arithmetic
 
     def _set_exact(self, problem: Problem, weights: Tensor | None) -> None:
-        """Prepare products by double backward."""
+        """Prepare products by double backward.
+
+        Raise NoSecondDerivative if the model has no correct second derivative.
+        """
         if recomputes(problem.model):
             raise double_backward.NoSecondDerivative(AGAIN)
         problem = double_backward.in_full_precision(problem)
@@ -239,18 +242,19 @@ class HessianOperator(SymmetricOperator):
         self.problem = problem.at(weights)
         self.dtype, self.device = problem.dtype, problem.device
         self.arithmetic = str(problem.dtype).removeprefix("torch.")
-        # Copies are aligned in memory, so that kernels round alike on all devices. Large weights are shared.
-        shares_weights = weights is problem.weights and weights.nbytes > SHARED
         self._leaves = {name: view.detach() for name, view in problem.layout.views(weights).items()}
+        # Small weights are copied: copies are aligned in memory, so that kernels round alike on all devices.
+        # Large weights are shared with the problem, to save memory; a change of these is then detected.
+        shares_weights = weights is problem.weights and weights.nbytes > SHARED
+        self._shared = (weights, weights._version) if shares_weights else None
         if not shares_weights:
             self._leaves = {name: leaf.clone() for name, leaf in self._leaves.items()}
-        self._shared = (weights, weights._version) if shares_weights else None
         self._active = [self._leaves[slot.name].requires_grad_() for slot in self.slots]
-        self._graphs: list[tuple[Chunk, float]] = []
-        self._budget = min(self._graph_bytes, spare())
-        self._full = self._complete = False
+        self._graphs: list[tuple[Chunk, float]] = []  # each kept chunk, and its share of the mean loss
+        self._budget = min(self._graph_bytes, spare())  # bytes left for more graphs
+        self._full = self._complete = False  # whether the budget is used up; whether all chunks are kept
         self._captured = Captured()
-        # Autograd refuses a changed tensor, a replay would not.
+        # A replayed CUDA graph would not notice that these tensors changed, so that versions are compared.
         data = [t for _, t in named_tensors(problem.resident)]
         self._fixed = [*problem.model.parameters(), *problem.model.buffers(), *data]
         self._penalties = penalty_hessians(problem, [weights])

@@ -381,8 +381,8 @@ def orthogonalize(w: Tensor, basis: Sequence[Tensor], ranks: Ranks = ALONE) -> t
 READ = 10
 
 
-def entered(t: Array, columns: list[Tensor], j: int) -> Iterator[tuple[int, float]]:
-    """Write the columns of the last steps, up to step ``j``, to ``t``; yield each step and its β."""
+def write_columns(t: Array, columns: list[Tensor], j: int) -> Iterator[tuple[int, float]]:
+    """Write the ``columns`` of the last Lanczos steps, up to step j, to ``t``; yield each step and its β."""
     numbers = (torch.cat(columns) if len(columns) > 1 else columns[0]).cpu().double().numpy()
     for i in range(j + 1 - len(columns), j + 1):
         t[: i + 1, i] = t[i, : i + 1] = numbers[: i + 1]
@@ -516,7 +516,7 @@ def krylov(
             torch.div(w, column[-1].clamp(min=torch.finfo(w.dtype).tiny), out=vectors[j + 1])
             j += 1
             continue
-        for i, beta in entered(t, columns, j):
+        for i, beta in write_columns(t, columns, j):
             count = products - (j - i)
             values, s = small_eigh(t[: i + 1, : i + 1])
             radius = max(radius, float(np.abs(values).max()))
@@ -563,14 +563,16 @@ def krylov(
 
 
 def outermost(t: Array, beta: float, size: int) -> float:
-    """An upper bound on λ_max of a symmetric operator on R^``size``, which fails with a probability of RISK.
+    """Return an upper bound on λ_max of a symmetric operator on R^``size``. It fails with probability RISK.
 
-    ``t`` (j, j) is the tridiagonal matrix of j Lanczos steps from a random start b of norm 1; it has Ritz
-    values θ_i and off-diagonals β_i. ``beta``: β_j, the norm of the remainder after the last step.
+    ``t`` (j, j) is the tridiagonal matrix of j Lanczos steps from a random start b of norm 1; t has
+    eigenvalues (Ritz values) θ_i and off-diagonals β_i. ``beta``: β_j, the norm of the remainder after the
+    last step.
 
     A unit eigenvector x to λ above all θ_i has |xᵀb| ≤ Πβ_i / Π(λ − θ_i). For a random b, |xᵀb| is below
     c/√size only with probability c·√(2/π) (van Dorsselaer, Hochstenbach and van der Vorst 2000, section 3).
-    If only half of b is random, the limit is c/(2√size) (Anderson 1955); this bound takes that limit.
+    If only half of b is random, as in :func:`second_start`, the limit is c/(2√size) (Anderson 1955). This
+    function uses c/(2√size) for any b.
     """
     betas = np.abs(np.append(np.diag(t, -1), beta))
     if not np.isfinite(betas).all():
@@ -581,13 +583,14 @@ def outermost(t: Array, beta: float, size: int) -> float:
     log_threshold = math.log(RISK * math.sqrt(math.pi / 2) / 2) - math.log(size) / 2  # of |xᵀb|
     log_limit = np.log(betas).sum() - log_threshold
 
-    def possible(distance: float) -> bool:  # of λ above the largest Ritz value
+    def is_possible(distance: float) -> bool:
+        """Return whether λ can lie at this distance above the largest Ritz value."""
         return bool(log_limit >= np.log(values[-1] - values + distance).sum())
 
     near, far = 0.0, float(betas.max())
-    while possible(far):
+    while is_possible(far):
         near, far = far, 2 * far
-    for _ in range(40):  # bisection, to 10⁻¹² of β
+    for _ in range(40):  # bisection, to 10⁻¹² of the largest β_i
         middle = (near + far) / 2
-        near, far = (middle, far) if possible(middle) else (near, middle)
+        near, far = (middle, far) if is_possible(middle) else (near, middle)
     return float(values[-1] + far)

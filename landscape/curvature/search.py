@@ -56,8 +56,9 @@ def warm_start(near: Tensor, first: Tensor, ranks: Ranks = ALONE) -> Tensor:
 class SecondStart(NamedTuple):
     """The result of a second start.
 
-    ``bound``: on all eigenvalues that the search does not have; it fails with a probability of RISK.
-    ``products``: their number. ``start``: for the next search, if the search has missed an eigenvalue.
+    ``bound``: an upper bound on sign·λ of all eigenvalues that the search does not have; it fails with a
+    probability of RISK. ``products``: the number of products. ``start``: the start of the next search; None
+    if no missed eigenvalue was found.
     """
 
     bound: float
@@ -68,53 +69,64 @@ class SecondStart(NamedTuple):
 def second_start(
     space: KrylovSpace, locked: Tensor, floor: float, level: float, sign: float, budget: int, ranks: Ranks
 ) -> Generator[Tensor, Tensor, SecondStart]:
-    """Look for an eigenvalue above ``level`` besides those of ``space`` and ``locked``.
+    """Look for an eigenvalue above ``level`` that the search has missed.
 
-    With ``sign`` −1 the operator is replaced by its negative, also in ``level`` and in ``floor``, the least
-    wanted eigenvalue. ``budget``: the largest number of products.
+    A generator: it yields vectors (P,), and receives the operator's products with them.
 
-    Let A be the operator on the complement, the vectors orthogonal to basis and locked vectors. Let r =
-    ``space.rest`` be the coupling of A to the basis, θ_i a Ritz value below the floor, and s_i the last
-    component of its eigenvector in the basis. By Sylvester's law of inertia, A + Σ_i s_i²/(τ − θ_i)·rrᵀ (the
-    Schur complement) has as many eigenvalues above the level τ as the operator has besides the known
-    eigenvalues. A Lanczos run from a random start in the complement finds one, or bounds all
-    (:func:`outermost`), without a product for the basis.
+    Let A be the operator on the complement, which is orthogonal to the basis of the search's last space and
+    to the locked vectors. Let r = ``space.rest`` be the coupling of A to the basis, θ_i a Ritz value below
+    the floor, and s_i the last component of its eigenvector in the basis. By Sylvester's law of inertia,
+    A + Σ_i s_i²/(τ − θ_i)·rrᵀ (the Schur complement) has as many eigenvalues above the level τ as the
+    operator has missed eigenvalues above τ. A Lanczos run from a random start in the complement finds one of
+    these eigenvalues, or bounds them (:func:`outermost`), without a product for the basis.
+
+    Args:
+        space: the last Krylov space of the search.
+        locked: (m, P), the eigenvectors of earlier spaces.
+        floor: sign·λ of the innermost wanted eigenvalue.
+        level: the smallest sign·λ that counts as missed.
+        sign: 1 for the largest eigenvalues; −1 for the smallest, which are the largest of the negative
+            operator.
+        budget: the largest number of products.
+        ranks: the processes that hold the vectors.
     """
     size, basis_size = ranks.size(space.rest), len(space.t)
     share_of_search = max(MIN_SECOND, int(SECOND_SHARE * space.products))
-    dimension = size - len(locked) - basis_size  # of the complement
-    steps = min(budget, max(MIN_SECOND // 2, basis_size // 2), share_of_search, dimension)
+    complement_size = size - len(locked) - basis_size
+    steps = min(budget, max(MIN_SECOND // 2, basis_size // 2), share_of_search, complement_size)
     ritz_values, s = operators.small_eigh(sign * space.t)
     below = ritz_values < floor
-    weight = float((s[-1, below] ** 2 / (level - ritz_values[below])).sum())
+    rest_weight = float((s[-1, below] ** 2 / (level - ritz_values[below])).sum())
 
-    def projected(w: Tensor) -> Tensor:  # to the complement
+    def projected(w: Tensor) -> Tensor:
+        """Return the component of ``w`` (P,) in the complement."""
         for block in (locked, *space.basis) if len(locked) else space.basis:
             w = w - block.T @ ranks.inner(block, w).to(w)
         return w
 
     generator = ranks.generator(size + len(locked), space.rest)
     random = projected(ranks.normal(space.rest, generator, torch.float64))
-    random = projected(random / ranks.norm(random))  # twice, against rounding
+    random = projected(random / ranks.norm(random))  # the second projection removes rounding errors
     mixed = random + space.rest / ranks.norm(space.rest)
     vectors = torch.zeros(steps + 1, len(random), dtype=random.dtype, device=random.device)
     vectors[0] = mixed / ranks.norm(mixed)
-    t, bound = np.zeros((steps, steps)), math.inf
+    t = np.zeros((steps, steps))
+    bound = math.inf
     for j in range(steps):
         w = sign * (yield vectors[j])
         coupling = float(ranks.inner(space.rest, vectors[j]))
-        w = projected(torch.add(w, space.rest, alpha=weight * coupling))
+        w = projected(torch.add(w, space.rest, alpha=rest_weight * coupling))
         w, column = operators.orthogonalize(w, [vectors[: j + 1]], ranks)
-        beta = next(operators.entered(t, [column], j))[1]
+        _, beta = next(operators.write_columns(t, [column], j))
         w = projected(w)
         values, rotation = operators.small_eigh(t[: j + 1, : j + 1])
         if not np.isfinite(beta):
             break
         bound = max(level, operators.outermost(t[: j + 1, : j + 1], beta, size))
-        if values[-1] > level:
+        if values[-1] > level:  # an eigenvalue was missed
             largest_vector = torch.from_numpy(rotation[:, -1].copy()).to(random) @ vectors[: j + 1]
             return SecondStart(bound, j + 1, random + largest_vector)
-        if bound <= level:
+        if bound <= level:  # no eigenvalue was missed
             break
         vectors[j + 1] = w / beta
     return SecondStart(bound, j + 1 if steps else 0, None)
@@ -217,24 +229,24 @@ Search = Generator[Tensor, Tensor, SearchResult]
 def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
     """Find the smallest and the largest eigenvalues of a symmetric operator, as a generator.
 
-    The generator yields vectors (P,), is sent the operator's products with these vectors, and returns the
+    The generator yields vectors (P,), receives the operator's products with these vectors, and returns the
     result. Many searches can so share one pass over the data. ``target`` has the wanted numbers of smallest
-    and largest eigenvalues. ``start`` (P,) is random, or random for at least half (:func:`.warm_start`).
+    and largest eigenvalues. ``start`` (P,) is random, or at least half of it is (:func:`.warm_start`).
 
-    The search ends when each wanted Ritz pair has a residual of at most tol·|λ|, tol the ``residual_tol``;
-    for |λ| below max|λ|/1000, of at most tol·max|λ|/1000.
+    The search ends when each wanted Ritz pair has a residual of at most tol·|λ|, tol the ``residual_tol``. If
+    |λ| is below 1/1000 of the largest |λ|, this 1/1000 takes the place of |λ|.
 
     A Krylov space has only one copy of a repeated eigenvalue, and may have one vector for two close
-    eigenvalues. Where several eigenvalues of an end are wanted, a second start (:func:`.second_start`) tests
-    whether a missed eigenvalue lies beyond the last wanted one by more than tol·|λ| and max|λ|/1000. If so,
-    the search goes on in the orthogonal complement of the Ritz vectors. Where one eigenvalue of an end is
-    wanted, the first start bounds the others without a product (:func:`.outermost`).
+    eigenvalues. If several eigenvalues of an end are wanted, a second start (:func:`.second_start`) tests
+    whether an eigenvalue beyond the last wanted one was missed (by more than :func:`_missable`). If so, the
+    search goes on in the orthogonal complement of the Ritz vectors. If one eigenvalue of an end is wanted,
+    the first start bounds all others without a product (:func:`.outermost`).
 
     The eigenpairs of an invariant subspace are exact. They are locked, and the search goes on from a random
-    vector until the wanted eigenvalues stay unchanged. Where several eigenvalues of an end are wanted and P
-    is at most MAX_BASIS, the search goes on until the basis is complete.
+    vector until the wanted eigenvalues stay unchanged. If several eigenvalues of an end are wanted and P is
+    at most MAX_BASIS, the search goes on until the basis is complete.
 
-    A product that is NaN or infinite ends the search: not converged, with NaN.
+    A product that is NaN or infinite ends the search. The result then has NaN, and is not converged.
 
     Raises InputError for more eigenvalues than P.
     """
@@ -245,11 +257,11 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
         raise InputError(f"k: {max(low, high)} is not allowed, it must be at most {size}, all parameters")
     generator = ranks.generator(size, start)
     values, vectors = np.zeros(0), start.new_zeros(0, len(start))  # the Ritz pairs of all spaces
-    wanted = np.zeros(0)  # the outer ones of ``values``
+    wanted = np.zeros(0)  # the outermost of ``values``
     products = check_products = 0
     radius = 0.0
     bounds = {1: np.inf, -1: np.inf}  # sign -> bound on sign·λ of the eigenvalues that are not in ``values``
-    report_ratio = _Decline(size, target) if target.progress else lambda ratio: None
+    report_ratio = _SearchProgress(size, target) if target.progress else lambda ratio: None
     ends = [(sign, count) for sign, count in ((1, high), (-1, low)) if count]
     converged = finished = False
     while True:
@@ -264,9 +276,10 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
         radius = space.radius
         chosen = operators.outer_indices(values, low, high)
         previous, wanted = wanted, values[chosen]
-        change = max(residual_tol * operators.NEAR_ZERO, 100 * torch.finfo(start.dtype).eps) * radius
-        unchanged = len(previous) == len(wanted) and bool(np.all(np.abs(previous - wanted) <= change))
-        if not len(locked):
+        rounding = 100 * torch.finfo(start.dtype).eps
+        allowed_change = max(residual_tol * operators.NEAR_ZERO, rounding) * radius
+        unchanged = len(previous) == len(wanted) and bool(np.all(np.abs(previous - wanted) <= allowed_change))
+        if not len(locked):  # the bounds come from the first space, which has a random start
             tridiagonal, beta = space.first
             for sign in bounds:
                 largest = float((sign * values).max())
@@ -275,10 +288,10 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
         floors = {sign: float(np.sort(sign * wanted)[-min(count, len(wanted))]) for sign, count in ends}
         converged = space.converged
         if space.invariant:
-            # With one wanted eigenvalue at an end, further vectors can add none beyond it.
-            one_each = max(low, high) == 1 and len(wanted) == min(low + high, size)
-            finished = converged = one_each or unchanged or len(values) == size
-            if finished:
+            # If one eigenvalue of each end is wanted, further vectors can add none beyond it.
+            has_one_each = max(low, high) == 1 and len(wanted) == min(low + high, size)
+            finished = converged = has_one_each or unchanged or len(values) == size
+            if finished:  # no other eigenvalue lies beyond the wanted ones
                 bounds |= floors
             start = ranks.normal(start, generator, torch.float64)
         elif converged:
@@ -287,13 +300,13 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
                 if count == 1 and np.isfinite(bounds[sign]):
                     continue
                 floor = floors[sign]
-                level = floor + _slack(floor, residual_tol, radius)
+                level = floor + _missable(floor, residual_tol, radius)
                 budget = target.max_products - products
                 second = yield from second_start(space, locked, floor, level, sign, budget, ranks)
                 products += second.products
                 check_products += second.products
                 bounds[sign] = second.bound
-                # Where the last search changed nothing, another would not either: the bound stays high.
+                # If the last space changed no wanted value, another would not either: the bound stays high.
                 if second.start is not None and not unchanged:
                     finished, start = False, second.start
                     break
@@ -301,28 +314,37 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
             break
         del space  # frees its basis
     wanted_vectors = vectors[torch.from_numpy(chosen).to(start.device)]  # a copy
-    # In their own precision: norms in another one would convert all vectors.
+    # The norms have the vectors' precision: with another precision all vectors would be converted.
     wanted_vectors /= ranks.norm(wanted_vectors).to(wanted_vectors)[:, None]
     complete = converged and all(
-        bounds[sign] <= floor + _slack(floor, residual_tol, radius) for sign, floor in floors.items()
+        bounds[sign] <= floor + _missable(floor, residual_tol, radius) for sign, floor in floors.items()
     )
     return SearchResult(
-        wanted, wanted_vectors, products, converged, radius, space.basis, space.t,
-        target, (-bounds[-1], bounds[1]), complete, check_products,
-    )  # fmt: skip
+        values=wanted,
+        vectors=wanted_vectors,
+        products=products,
+        converged=converged,
+        radius=radius,
+        basis=space.basis,
+        t=space.t,
+        target=target,
+        bounds=(-bounds[-1], bounds[1]),
+        complete=complete,
+        checks=check_products,
+    )
 
 
-def _slack(value: float, residual_tol: float, radius: float) -> float:
-    """The distance beyond ``value`` at which an eigenvalue may lie without counting as missed."""
+def _missable(value: float, residual_tol: float, radius: float) -> float:
+    """Return the largest distance beyond ``value`` at which an eigenvalue does not count as missed."""
     return max(residual_tol * abs(value), operators.NEAR_ZERO * radius)
 
 
-class _Decline:
-    """The share of a search that is done, an estimate that never goes back.
+class _SearchProgress:
+    """Estimates and reports the finished share of a search; the share never falls.
 
-    At first it is that of the products expected. Later, as these are right to a factor of 2 only, it is the
-    decline of the residuals, which fall about geometrically, but slowly at first. It takes the residual
-    relative to what the tolerance allows.
+    At first the estimate is the share of the expected number of products. This number is right only to a
+    factor of 2. The estimate therefore moves to the decline of the residuals, which fall about geometrically,
+    but slowly at first. A call takes the largest ratio of a residual to its tolerance.
     """
 
     def __init__(self, size: int, target: SearchOptions) -> None:
@@ -347,7 +369,7 @@ def run_in_lockstep(
     searches: list[Generator[Tensor, Tensor, T]],
     products: Callable[[Tensor, list[int]], Tensor],
 ) -> list[T]:
-    """Run ``searches``, generators that yield vectors and are sent products, and return their results.
+    """Run ``searches``, generators that yield vectors and receive products, and return their results.
 
     In each step the products of all searches are computed together. ``products`` gets the vectors (k, P) of
     the k running searches and these searches' numbers; it returns the products (k, P).
@@ -375,17 +397,23 @@ def verify_and_refine(
     residual_tol: float,
     errors: Sequence[float] | None = None,
 ) -> RitzPairs:
-    """The pairs of a search, verified and refined with ``products`` (k, P) -> (k, P) of the exact operator.
+    """Return the pairs of a search, verified and refined with products of the exact operator.
 
-    The values are eigenvalues of the exact operator in the span of the vectors (Rayleigh–Ritz). A residual r
-    can miss the tolerance where the search's operator A was an approximation. The span is then widened by
-    (A − λ)⁻¹r (Davidson 1975), with A taken in the search's last basis and as zero outside. Two or three such
-    corrections usually suffice.
+    The values are eigenvalues of the exact operator in the span of the vectors (Rayleigh–Ritz). If the
+    search's operator A was an approximation, a residual r can be above the tolerance. The span is then
+    extended by (A − λ)⁻¹r (Davidson 1975). Here A is that of the search's last basis, and zero outside of
+    this basis. Two or three such corrections usually suffice.
 
-    ``errors``: a list to which ``products`` appends the largest error of each product; these errors, and the
-    vectors' rounding, are added to the residuals.
+    Args:
+        result: the search.
+        products: the products with the exact operator, (k, P) -> (k, P).
+        residual_tol: the largest residual, as in :func:`search_eigenpairs`.
+        errors: a list to which ``products`` appends the largest error of each product. These errors, and the
+            vectors' rounding, are added to the residuals. None: products are exact.
 
-    ``converged`` of the result: the search converged, and each residual meets the tolerance up to rounding.
+    Returns:
+        The pairs. They are ``converged`` if the search converged and each residual meets the tolerance up to
+        rounding.
     """
     # Lists of rows (P,), which grow without a copy.
     vectors, images = [*result.vectors], [*products(result.vectors)]
@@ -394,7 +422,7 @@ def verify_and_refine(
     mixing = np.eye(len(vectors))  # column j: ``vectors[j]`` in terms of the vectors that had products
 
     def residual_vector(i: int) -> Tensor:
-        """Hv − λv of the wanted pair ``i``."""
+        """Return Hv − λv of the wanted pair ``i``."""
         return torch.sub(images[chosen[i]], vectors[chosen[i]], alpha=wanted[i])
 
     for step in range(CORRECTIONS + 1):
@@ -406,20 +434,22 @@ def verify_and_refine(
         chosen = operators.outer_indices(values, result.target.low, result.target.high)
         wanted = values[chosen]
         norms = double(torch.stack([ranks.norm(residual_vector(i)) for i in range(len(wanted))])).cpu()
-        doubts = 0 * norms  # errors of the norms, by errors of products; NaN stays NaN
+        norm_errors = 0 * norms  # from errors of products; NaN where the norm is NaN
         if errors and any(errors):
             # A measured error may be smaller than the rounding.
-            doubts = torch.from_numpy(np.abs(mixing[:, chosen]).T @ np.array(errors)) + rounding
+            norm_errors = torch.from_numpy(np.abs(mixing[:, chosen]).T @ np.array(errors)) + rounding
         allowed = residual_tol * np.maximum(np.abs(wanted), operators.NEAR_ZERO * result.radius) + rounding
-        met = norms.numpy() <= allowed
-        residuals = norms + doubts
-        if met.all() or not result.converged or step == CORRECTIONS:
+        meets_tolerance = norms.numpy() <= allowed
+        residuals = norms + norm_errors
+        if meets_tolerance.all() or not result.converged or step == CORRECTIONS:
             break
-        missed = np.flatnonzero(~met)
         corrections = torch.stack(
-            [_davidson(result, residual_vector(int(i)), wanted[i], float(norms[i])) for i in missed]
+            [
+                _davidson(result, residual_vector(int(i)), wanted[i], float(norms[i]))
+                for i in np.flatnonzero(~meets_tolerance)
+            ]
         )
-        for v in 2 * vectors:  # twice, against rounding
+        for v in 2 * vectors:  # all vectors twice: the second subtraction removes rounding errors
             corrections.addr_(ranks.inner(corrections, v).to(v), v, alpha=-1)
         corrections = ranks.orthonormal(corrections)
         count = len(corrections)
@@ -427,55 +457,65 @@ def verify_and_refine(
         mixing = np.pad(mixing, (0, count))
         mixing[-count:, -count:] = np.eye(count)
     converged = result.converged and bool((residuals.numpy() <= allowed).all())
-    # The search's bounds move as much as the innermost wanted values have moved.
+    # Each bound moves outward by the change of the innermost wanted value of its end. Values are descending.
     shifts = np.abs(wanted - result.values)
     below, above = result.bounds
-    lows = min(result.target.low or 1, len(shifts))
-    highs = min(result.target.high or 1, len(shifts))
-    bounds = below - float(shifts[-lows]), above + float(shifts[highs - 1])
-    complete = converged and result.complete
+    low_count = min(result.target.low or 1, len(shifts))
+    high_count = min(result.target.high or 1, len(shifts))
+    bounds = below - float(shifts[-low_count]), above + float(shifts[high_count - 1])
     images.clear()  # frees memory for a copy of the vectors
     return RitzPairs(
-        torch.from_numpy(wanted), torch.stack([vectors[i] for i in chosen]), residuals,
-        result.products + len(vectors), converged, "", bounds, complete, result.checks,
-        "exact" if errors is None else "differences", float(doubts.max()),
-    )  # fmt: skip
+        values=torch.from_numpy(wanted),
+        vectors=torch.stack([vectors[i] for i in chosen]),
+        residuals=residuals,
+        products=result.products + len(vectors),
+        converged=converged,
+        bounds=bounds,
+        complete=converged and result.complete,
+        checks=result.checks,
+        derivatives="exact" if errors is None else "differences",
+        product_error=float(norm_errors.max()),
+    )
 
 
-def _davidson(result: SearchResult, gap: Tensor, at: float, residual: float) -> Tensor:
-    """(A − λ)⁻¹r, A the search's operator in its last basis and zero outside; λ = ``at``, r = ``gap``."""
+def _davidson(result: SearchResult, r: Tensor, eigenvalue: float, residual: float) -> Tensor:
+    """Return (A − λ)⁻¹r, (P,): A the search's operator in its last basis and zero outside; ‖r‖ = residual."""
     values, rotation = operators.small_eigh(result.t)
-    distances = values - at
-    # Differences below the residual are not resolved.
+    distances = values - eigenvalue
+    # A distance below the residual may be an error. The residual then takes its place.
     distances = np.where(np.abs(distances) < residual, residual, distances)
-    outside = -1 / (at if abs(at) > residual else residual)  # the factor 1/(0 − λ) outside the basis
-    parts = operators.coefficients(result.basis, gap, result.target.ranks)
-    inverse = torch.from_numpy(rotation @ np.diag(1 / distances - outside) @ rotation.T).to(gap)
-    products = torch.split(inverse @ torch.cat(parts), [*map(len, parts)])
+    outside = -1 / (eigenvalue if abs(eigenvalue) > residual else residual)  # 1/(0 − λ), outside the basis
+    parts = operators.coefficients(result.basis, r, result.target.ranks)
+    inverse = torch.from_numpy(rotation @ np.diag(1 / distances - outside) @ rotation.T).to(r)
+    products = torch.split(inverse @ torch.cat(parts), [len(part) for part in parts])
     for block, product in zip(result.basis, products, strict=True):
-        gap, outside = torch.addmv(gap, block.T, product, beta=outside), 1.0
-    return gap
+        r = torch.addmv(r, block.T, product, beta=outside)
+        outside = 1.0  # r is scaled once
+    return r
 
 
 def search_operator(
     h: SymmetricOperator, start: Tensor, target: SearchOptions
 ) -> tuple[RitzPairs, SearchResult]:
-    """:func:`search_eigenpairs` for a matrix: the pairs, with measured errors of products, and the search.
+    """Search eigenpairs of a matrix. Return the pairs, with measured errors of products, and the search.
 
-    Products that are NaN or infinite end it, with NaN.
+    Products that are NaN or infinite end the search, with NaN.
     """
     errors: list[float] = []
 
-    def verified(rows: Tensor) -> Tensor:
+    def verified_products(rows: Tensor) -> Tensor:
         images, image_errors = h._measured(rows)
         errors.extend(image_errors)
         return images
 
-    search, measured = search_eigenpairs(start, replace(target, ranks=h.ranks)), h.differences is not None
+    search = search_eigenpairs(start, replace(target, ranks=h.ranks))
+    by_differences = h.differences is not None
     result = run_in_lockstep([search], lambda v, _: h._images(v))[0]
     h.products += result.products
-    pairs = verify_and_refine(result, verified, target.residual_tol, errors if measured else None)
-    return replace(pairs, search=h.arithmetic * measured), result
+    pairs = verify_and_refine(
+        result, verified_products, target.residual_tol, errors if by_differences else None
+    )
+    return replace(pairs, search=h.arithmetic if by_differences else ""), result
 
 
 def find_eigenpairs(product: Product, start: Tensor, **options: Any) -> RitzPairs:

@@ -26,10 +26,10 @@ from landscape.curvature.operators import (
     Ranks,
     SymmetricMatrix,
     SymmetricOperator,
-    entered,
     negligible,
     orthogonalize,
     small_eigh,
+    write_columns,
 )
 from landscape.curvature.search import run_in_lockstep, start_vector
 from landscape.evaluation import needs
@@ -46,31 +46,40 @@ STEPS = 80
 BLOCK = 8
 
 
-def _draw(start: Tensor, steps: int, ranks: Ranks) -> Generator[Tensor, Tensor, tuple[Array, Array]]:
-    """Nodes and masses (steps,) of one random vector; it yields vectors (P,), and is sent their products."""
+def _quadrature(start: Tensor, steps: int, ranks: Ranks) -> Generator[Tensor, Tensor, tuple[Array, Array]]:
+    """Return the nodes and masses (steps,) of the Lanczos quadrature that begins with ``start`` (P,).
+
+    The generator yields vectors (P,), and receives their products. If the Lanczos steps end early, the
+    missing nodes have mass 0.
+    """
     vectors = start.new_zeros(steps, len(start))
     vectors[0] = start
     t = np.zeros((steps, steps))
-    together, columns, count = 1 if start.device.type == "cpu" else READ, list[Tensor](), 0
+    # On a GPU several columns of t are read at once, because each read waits for the device.
+    columns_per_read = 1 if start.device.type == "cpu" else READ
+    unread_columns = list[Tensor]()
+    count = 0  # Lanczos steps whose columns are in t
     for j in range(steps):
         w = yield vectors[j]
         w, column = orthogonalize(w, [vectors[: j + 1]], ranks)
-        columns.append(column)
-        if len(columns) < together and j + 1 < steps:
+        unread_columns.append(column)
+        if len(unread_columns) < columns_per_read and j + 1 < steps:
             vectors[j + 1] = w / column[-1].clamp(min=torch.finfo(w.dtype).tiny)  # not 0/0, see krylov()
             continue
-        for i, beta in entered(t, columns, j):
+        for i, beta in write_columns(t, unread_columns, j):
             count, largest = i + 1, float(np.abs(t).max())
+            # A product that is not finite, or a space that the matrix maps to itself, also ends the steps.
             ends = count == steps or not beta < np.inf or negligible(beta, largest, start.dtype)
             if ends:
                 break
         if ends:
             break
-        columns.clear()
+        unread_columns.clear()
         vectors[j + 1] = w / beta
     values, s = small_eigh(t[:count, :count])
     nodes, masses = np.full(steps, values[0]), np.zeros(steps)
-    nodes[:count], masses[:count] = values, s[0] ** 2
+    nodes[:count] = values
+    masses[:count] = s[0] ** 2
     return nodes, masses
 
 
@@ -110,7 +119,7 @@ def density(
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         seed: the seed of the random vectors.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: a function of the finished share, or whether to show progress (default: after two seconds).
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -132,18 +141,18 @@ def density(
 
 
 def density_of(operand: Matrix, draws: int, steps: int, progress: Progress | None) -> Density:
-    """The spectral density of a matrix A (P, P), by stochastic Lanczos quadrature.
+    """Return the spectral density of a matrix A (P, P), by stochastic Lanczos quadrature.
 
-    Ubaru, Chen and Saad 2017, section 3. Each draw z of random signs starts ``steps`` Lanczos steps with full
-    reorthogonalization, which give a tridiagonal matrix T. The nodes are T's eigenvalues, and the masses are
-    the squared first components of T's eigenvectors. The quadrature is exact for zᵀp(A)z/P with any
-    polynomial p of degree below 2·steps.
+    See Ubaru, Chen and Saad 2017, section 3. Each draw z of random signs starts ``steps`` Lanczos steps with
+    full reorthogonalization. These give a tridiagonal matrix T. The nodes are the eigenvalues of T, and the
+    masses are the squared first components of the eigenvectors of T. The quadrature Σ mass·p(node) equals
+    zᵀp(A)z/P for any polynomial p of degree below 2·steps.
     """
     h, template = operand.operator, operand.start()
     generator = h.ranks.generator(operand.seed, template)
     size = h.ranks.size(template)
     steps = min(steps, size)
-    basis_bytes = steps * h.ranks.length(template) * template.itemsize  # of one draw
+    basis_bytes = steps * h.ranks.length(template) * template.itemsize  # for one draw
     draws_at_once = max(1, min(draws, BASIS_BYTES // basis_bytes))
     report = progress or no_progress
     products = 0
@@ -158,43 +167,51 @@ def density_of(operand: Matrix, draws: int, steps: int, progress: Progress | Non
     for i in range(0, draws, draws_at_once):
         count = min(draws_at_once, draws - i)
         starts = [h.ranks.signs(template, 1, generator)[0] / size**0.5 for _ in range(count)]
-        quadratures += run_in_lockstep([_draw(start, steps, h.ranks) for start in starts], counted_products)
-    nodes, masses = (np.stack(columns) for columns in zip(*quadratures, strict=True))
-    error = _error_of(operand)
+        generators = [_quadrature(start, steps, h.ranks) for start in starts]
+        quadratures += run_in_lockstep(generators, counted_products)
+    nodes = np.stack([draw_nodes for draw_nodes, _ in quadratures])
+    masses = np.stack([draw_masses for _, draw_masses in quadratures])
+    error = _product_error(operand)
     return Density(**operand.about, nodes=nodes, masses=masses, products=products, product_error=error)
 
 
 # Vectors of each kind whose products' errors are measured (our choice: the rest have the same distribution).
 MEASURED = 2
-Doubt = Callable[[Tensor], float]
+FormError = Callable[[Tensor], float]
 
 
-def doubt_of(h: SymmetricOperator) -> Doubt | None:
-    """A function from rows (n, P) to the mean error of vᵀHv by differences; None for exact products."""
+def form_error_of(h: SymmetricOperator) -> FormError | None:
+    """Return the function from rows v (n, P) to the mean error of vᵀHv; None for exact products.
+
+    The error comes from products that are differences of gradients.
+    """
     if h.derivatives == "exact":
         return None
 
-    def doubt(rows: Tensor) -> float:
+    def form_error(rows: Tensor) -> float:
         rows = rows[:MEASURED]
-        quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
-        error = h.ranks.total((double(quick - images) * double(rows)).sum(1)).abs().cpu()
-        return float((error + torch.tensor(errors) * h.ranks.norm(rows).cpu()).mean())
+        quick_images = (h @ rows.T).T
+        images, image_errors = h.verified(rows)
+        deviations = h.ranks.total((double(quick_images - images) * double(rows)).sum(1)).abs().cpu()
+        return float((deviations + torch.tensor(image_errors) * h.ranks.norm(rows).cpu()).mean())
 
-    return doubt
+    return form_error
 
 
-def _error_of(operand: Matrix) -> float:
-    """The largest error of products by differences with random vectors of norm 1; 0 of exact ones."""
+def _product_error(operand: Matrix) -> float:
+    """Return the largest error of products with two random vectors of norm 1; 0 for exact products."""
     h, seed = operand.operator, operand.seed
     if h.derivatives == "exact":
         return 0.0
     rows = torch.stack([start_vector(h, s) for s in (seed, seed + 1)])
     rows = rows / h.ranks.norm(rows).to(rows)[:, None]
-    quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
-    return float(h.ranks.norm(quick - images).max()) + max(errors)
+    quick_images = (h @ rows.T).T
+    images, image_errors = h.verified(rows)
+    return float(h.ranks.norm(quick_images - images).max()) + max(image_errors)
 
 
-# A third of these are the samples behind the standard error, which 20 give to about 16% (our choice).
+# A third of these products, 20, are the samples of the standard error. 20 samples give the standard error to
+# about 16% (our choice).
 TRACE_PRODUCTS = 60
 
 
@@ -206,20 +223,22 @@ def hutchpp(
     seed: Seed = 0,
     progress: Progress | None = None,
     ranks: Ranks = ALONE,
-    doubt: Doubt | None = None,
+    form_error: FormError | None = None,
 ) -> dict[str, Any]:
-    """tr A of a symmetric operator A (P, P), by Hutch++ (Meyer et al. 2021, Algorithm 1).
+    """Return tr A of a symmetric operator A (P, P), by Hutch++ (Meyer et al. 2021, Algorithm 1).
 
     A third of the products gives AS for random signs S, and so an orthonormal basis Q of the range of AS. A
     second third gives tr(QᵀAQ). The last third gives samples gᵀ(I − QQᵀ)A(I − QQᵀ)g for random signs g, whose
-    mean estimates tr A − tr(QᵀAQ) without bias. The standard error is the standard error of this mean.
+    mean estimates tr A − tr(QᵀAQ) without bias. The standard error of tr A is that of this mean.
 
     Args:
         operator: the products with A, (k, P) -> (k, P) for k up to 8.
         like: (P,), a vector of the wanted dtype and device.
-        products: the number of products, at least 6, which leave two samples.
+        products: the number of products. At least 6, so that the last third has two samples.
+        seed: the seed of the random signs.
+        progress: called with the finished share of the products.
         ranks: the processes among which vectors are divided.
-        doubt: the mean error of vᵀAv for rows v (k, P), which is added to the standard error.
+        form_error: a function from rows v (k, P) to the mean error of vᵀAv, which enters the standard error.
 
     Returns:
         Fields of :class:`landscape.Trace`.
@@ -228,35 +247,35 @@ def hutchpp(
     size = ranks.size(like)
     rank = min(products // 3, size)
     report = progress or no_progress
-    count = 0  # of products so far
+    used_products = 0
 
     def images_of(rows: Tensor) -> Tensor:
-        nonlocal count
+        nonlocal used_products
         images = []
         for block in torch.split(rows, BLOCK):
             images.append(operator(block))
-            count += len(block)
-            report(min(1.0, count / products))
+            used_products += len(block)
+            report(min(1.0, used_products / products))
         return torch.cat(images)
 
-    # One expression, which frees signs and images once they are used. (rank, P)
+    # (rank, P). In one expression, so that the memory of signs and images is freed at once.
     q = ranks.orthonormal(images_of(ranks.signs(like, rank, generator))).contiguous()
-    error = rank * doubt(q) if doubt else 0.0
+    product_error = rank * form_error(q) if form_error else 0.0
     trace_on_q = float(ranks.total((double(q) * double(images_of(q))).sum()))
-    if rank == size:  # Q spans the whole space
-        fields = {"value": trace_on_q, "standard_error": error, "draws": np.array([trace_on_q])}
-        return {**fields, "products": count, "product_error": error}
+    if rank == size:  # Q spans the whole space: tr(QᵀAQ) = tr A
+        fields = {"value": trace_on_q, "standard_error": product_error, "draws": np.array([trace_on_q])}
+        return {**fields, "products": used_products, "product_error": product_error}
     g = ranks.signs(like, products - 2 * rank, generator)
-    for _ in range(2):  # twice, as in Lanczos: once leaves rounding errors of the removed part
+    for _ in range(2):  # the second subtraction removes rounding errors of the first
         g -= ranks.inner(g, q).to(q) @ q
     samples = ranks.total((double(g) * double(images_of(g))).sum(1))
     draws = trace_on_q + samples.cpu().numpy()
-    error += doubt(g) if doubt else 0.0
-    return {**_sampled(draws, count, error), "product_error": error}
+    product_error += form_error(g) if form_error else 0.0
+    return {**_mean_fields(draws, used_products, product_error), "product_error": product_error}
 
 
-def _sampled(draws: Array, products: int, product_error: float = 0.0) -> dict[str, Any]:
-    """The fields of a trace that is the mean of ``draws``, with ``product_error`` in its standard error."""
+def _mean_fields(draws: Array, products: int, product_error: float = 0.0) -> dict[str, Any]:
+    """Return the fields of a trace: the mean of ``draws``, and a standard error with ``product_error``."""
     value, error = mean_and_error(draws)
     total_error = float(np.hypot(error, product_error))
     return {"value": value, "standard_error": total_error, "draws": draws, "products": products}
@@ -296,7 +315,7 @@ def trace(
         engine: "landscape", or "pyhessian" for that package's plain Hutchinson samples, one for each product.
         seed: the seed of the random signs.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: a function of the finished share, or whether to show progress (default: after two seconds).
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -325,8 +344,8 @@ def trace_of(operand: Matrix, products: int, progress: Progress | None) -> Trace
         at = operand.source, operand.weights
         draws = peers.trace_samples(*at, products=products, seed=seed)
         operand.check(torch.from_numpy(draws))
-        return Trace(**operand.about, **_sampled(draws, products))
+        return Trace(**operand.about, **_mean_fields(draws, products))
     h = operand.operator
     options: dict[str, Any] = {"products": products, "seed": seed, "progress": progress}
-    options |= {"doubt": doubt_of(h), "ranks": h.ranks}
+    options |= {"form_error": form_error_of(h), "ranks": h.ranks}
     return Trace(**operand.about, **hutchpp(lambda rows: (h @ rows.T).T, operand.start(), **options))

@@ -66,15 +66,16 @@ GUIDED_BASE, FOLLOW_ERROR, GUIDED_COUNTS = 5, 0.35, {1: (8, 16, 40), 2: (16, 32,
 # FEW_POINTS follows it: the first FEW_ROUNDS then estimate the largest error from FEW_CHECKS alone.
 SMOOTH, FEW_POINTS, FEW_CHECKS, FEW_ROUNDS = 2.0, 64, {1: 6, 2: 12}, 3
 PART_MAX_SHARE = 0.5  # the share of points from which on a part is too rough to be a guide
-# A part is given up, too, if its estimated error exceeds this and a third of that two rounds before.
+# The estimated error in tolerances above which a part is given up, too, if the error fell by less than a
+# factor of 3 in the last two rounds.
 HOPELESS = 2.0
 
 Compute = Callable[[Array], None]
 
 
 @dataclass(frozen=True)
-class Part:
-    """The same columns for a part of the samples, as arguments of :func:`interpolate`."""
+class Evaluations:
+    """Columns of values on a grid, with all samples or with a part: arguments of :func:`interpolate`."""
 
     columns: Mapping[str, Array]
     done: Array
@@ -140,7 +141,7 @@ class _Grid:
     def __init__(
         self,
         shape: Sequence[int],
-        level: Part,
+        evaluations: Evaluations,
         tolerance: Tolerance,
         guide: _Guide | None = None,
     ) -> None:
@@ -149,11 +150,12 @@ class _Grid:
         self.step = 2.0 / max(1, at.max())
         self.at = self.step * at - 1.0  # (K, d)
         self.exact = np.zeros(len(at), bool)
-        self._level, self._columns, self._tolerance, self.guide = level, level.columns, tolerance, guide
+        self._evaluations, self._columns = evaluations, evaluations.columns
+        self._tolerance, self.guide = tolerance, guide
 
     def compute(self, indices: Array) -> None:
         """Make the points ``indices`` exact."""
-        self._level.compute(indices)
+        self._evaluations.compute(indices)
         self.exact[indices] = True
 
     def fit(self, deciding: Sequence[str]) -> bool:
@@ -212,16 +214,19 @@ class _Grid:
         furthest = np.unique(triangles[order], return_index=True)[1]
         self.border = candidates[order][furthest]
 
-    def settle(self, deciding: Sequence[str]) -> bool:
-        """Fit, and compute all points between finite and other values. Return whether that is possible."""
+    def fit_and_compute_border(self, deciding: Sequence[str]) -> bool:
+        """Fit the columns, and compute all points between finite and other values.
+
+        Return whether the columns that decide can be interpolated.
+        """
         while self.fit(deciding):
             if not len(self.border):
                 return True
             self.compute(self.border)
         return False
 
-    def scaled_as_guide(self, deciding: Sequence[str]) -> bool:
-        """Return whether all values are finite, and on the scale of the guide: linear or logarithmic."""
+    def has_scale_of_guide(self, deciding: Sequence[str]) -> bool:
+        """Return whether all values are finite, and their scale (linear or logarithmic) is the guide's."""
         return not self.outside.any() and all(
             self.fits[name].scale.log == self._scale(name).log for name in deciding
         )
@@ -314,27 +319,28 @@ class _Grid:
 
 def interpolate(
     shape: Sequence[int], columns: Mapping[str, Array], done: Array, compute: Compute, tolerance: Tolerance,
-    deciding: Sequence[str], seed: int = 0, part: Part | None = None,
+    deciding: Sequence[str], seed: int = 0, part: Evaluations | None = None,
 ) -> Outcome:  # fmt: skip
     """Compute some points of a grid and interpolate the others.
 
     Args:
-        shape: the grid's, such as (ny, nx).
-        columns: name -> values (K,), K the number of points; written.
+        shape: the shape of the grid, such as (ny, nx).
+        columns: name -> values (K,), K the number of points. The values are written here.
         done: (K,), whether a point is exact; values at other points are overwritten.
-        compute: called with indices of points; makes these points exact.
-        tolerance: the largest error; a share is one of each column's own range.
-        deciding: the columns whose errors must be within ``tolerance``; other errors are only stated.
-        seed: of the draw of check points.
-        part: the columns for a part of the samples, which are computed first and guide ``columns``.
+        compute: a function of the indices of points that writes the exact values and sets ``done`` there.
+        tolerance: the largest allowed error; a relative tolerance is a share of each column's own range.
+        deciding: the columns whose errors must be within ``tolerance``; the errors of other columns are only
+            stated.
+        seed: the seed of the draw of check points.
+        part: the columns for a part of the samples. They are computed first, and guide the choice of points.
     """
     guide = None
     if part is not None:
-        coarse = coarse_indices(shape, GUIDED_BASE)  # points that are computed whatever the guide
+        coarse = coarse_indices(shape, GUIDED_BASE)  # these points are computed with or without a guide
         compute(coarse)
         if _finite(columns, deciding)[coarse].all():
-            guide = _guided(shape, part, tolerance, deciding, seed)
-    outcome = _refined(shape, Part(columns, done, compute), tolerance, deciding, seed, guide)
+            guide = _guide_from(shape, part, tolerance, deciding, seed)
+    outcome = _refine(shape, Evaluations(columns, done, compute), tolerance, deciding, seed, guide)
     if outcome is None:
         compute(np.arange(len(done)))
         no_errors = dict.fromkeys(columns, 0.0)
@@ -342,11 +348,11 @@ def interpolate(
     return outcome
 
 
-def _guided(
-    shape: Sequence[int], part: Part, tolerance: Tolerance, deciding: Sequence[str], seed: int
+def _guide_from(
+    shape: Sequence[int], part: Evaluations, tolerance: Tolerance, deciding: Sequence[str], seed: int
 ) -> _Guide | None:
-    """The values of a part of the samples at all points; None where they cannot be interpolated."""
-    outcome = _refined(shape, part, tolerance, deciding, seed, of_part=True)
+    """Return a part's values at all points as a guide; None if they cannot be interpolated."""
+    outcome = _refine(shape, part, tolerance, deciding, seed, of_part=True)
     if outcome is None:
         return None
     accurate = [name for name, stated in outcome.stated.items() if name in deciding or stated <= 1.0]
@@ -378,13 +384,13 @@ class _Round:
 
     @classmethod
     def after(cls, estimates: int, grid: _Grid, few: bool, of_part: bool) -> _Round:
-        """The round after a number of ``estimates``, with ``few`` checks if a smooth part guides it."""
+        """Return the round after a number of ``estimates``, with ``few`` checks if a smooth part guides."""
         dimension = grid.at.shape[1]
         checks = CHECKS[dimension]
         if few:
             count = FEW_CHECKS[dimension]
             return cls(count, 1.0, None, count // 2, 0.0, 1.0)
-        growth = GROWTH if estimates else 0.0  # at first a little is often enough
+        growth = GROWTH if estimates else 0.0  # after the first round a few points are often enough
         new = checks if estimates else checks // 3
         if grid.guide is not None:
             limit = GUIDED_LIMITS[1] if estimates else GUIDED_LIMITS[0]
@@ -396,65 +402,68 @@ class _Round:
         return cls(2 * checks // 3 if estimates else checks, 1.0, MARGIN, new, growth, MIN_STATED)
 
 
-def _refined(
-    shape: Sequence[int], level: Part, tolerance: Tolerance, deciding: Sequence[str], seed: int,
+def _refine(
+    shape: Sequence[int], evaluations: Evaluations, tolerance: Tolerance, deciding: Sequence[str], seed: int,
     guide: _Guide | None = None, of_part: bool = False,
 ) -> Outcome | None:  # fmt: skip
-    """:func:`interpolate` from the coarsest level, or from a ``guide``; None if all points must be computed.
+    """Compute points in rounds until the others can be interpolated, and interpolate these.
 
-    All points must be computed where more than a share MAX_SHARE is needed.
+    The first points are those of the coarsest level, or those that a ``guide`` chooses. The result is None if
+    the caller must compute all points: if more than a share MAX_SHARE of the points is needed, or if no
+    function can be fitted.
 
-    With ``of_part``, ``level`` has a part of the samples. Such a level is given up (None) where more than
-    PART_MAX_SHARE is needed, where the estimate is HOPELESS, or where values are not finite: values of other
-    samples are then not finite at other points.
+    With ``of_part``, the ``evaluations`` are of a part of the samples. The result is then also None if more
+    than a share PART_MAX_SHARE of the points is needed, if the estimated error is HOPELESS, or if a value is
+    not finite (the values of all samples may be not finite at other points).
     """
-    if 2 * first_points(shape) > len(level.done):
+    if 2 * first_points(shape) > len(evaluations.done):
         return None
-    grid = _Grid(shape, level, tolerance, guide)
-    draw = np.random.default_rng([seed, *shape])
+    grid = _Grid(shape, evaluations, tolerance, guide)
+    rng = np.random.default_rng([seed, *shape])
     next_points = grid.guided_indices(shape, deciding) if guide else coarse_indices(shape)
     smooth = guide is not None and guide.smooth and len(next_points) <= FEW_POINTS
     max_share = PART_MAX_SHARE if of_part else MAX_SHARE
-    estimates: list[float] = []  # of the largest error in tolerances, one for each round with many checks
-    for number in itertools.count():
+    # The largest error in units of the tolerance, estimated in each round with many check points.
+    estimates: list[float] = []
+    for round_index in itertools.count():
         grid.compute(next_points)
-        if of_part and not _finite(level.columns, deciding)[grid.exact].all():
+        if of_part and not _finite(evaluations.columns, deciding)[grid.exact].all():
             return None
-        if not grid.settle(deciding):
+        if not grid.fit_and_compute_border(deciding):
             return None
-        few_checks = smooth and number < FEW_ROUNDS and grid.scaled_as_guide(deciding)
+        few_checks = smooth and round_index < FEW_ROUNDS and grid.has_scale_of_guide(deciding)
         numbers = _Round.after(len(estimates), grid, few_checks, of_part)
-        if grid.exact.sum() + numbers.checks > max_share * len(level.done):
+        if grid.exact.sum() + numbers.checks > max_share * len(evaluations.done):
             return None
-        outcome, expected = _checked(grid, numbers.checks, deciding, draw, numbers.margin)
+        outcome, expected_errors = _measure_errors(grid, numbers.checks, deciding, rng, numbers.margin)
         estimate = max(outcome.stated[name] for name in deciding)
         if estimate <= numbers.limit:
             scales = {name: fit.scale for name, fit in grid.fits.items()}
-            if not grid.settle(deciding):  # fits again: the check points are exact now
+            if not grid.fit_and_compute_border(deciding):  # a new fit: the check points are exact now
                 return None
-            filled_scales = grid.fill(level.done)
+            filled_scales = grid.fill(evaluations.done)
             if all(filled_scales[name].log == scales[name].log for name in deciding):
                 break
-            # The scale (linear or logarithmic) changed by interpolated extremes: make the extremes exact.
+            # Interpolated extremes changed a scale from linear to logarithmic or back: compute the extremes.
             next_points = grid.extremes(deciding)
             if grid.exact[next_points].all():
                 return None
             continue
         if not few_checks:
             estimates.append(estimate)
-        hopeless = estimate > HOPELESS and len(estimates) > 3 and estimate > estimates[-3] / 3
-        if of_part and hopeless:
+        falls_slowly = len(estimates) > 3 and estimate > estimates[-3] / 3
+        if of_part and estimate > HOPELESS and falls_slowly:
             return None
         count = max(numbers.new, int(numbers.growth * grid.exact.sum()))
-        next_points = grid.worst(expected, threshold=0.5, count=count)
-    return _stated(outcome, scales, filled_scales, numbers.min_stated)
+        next_points = grid.worst(expected_errors, threshold=0.5, count=count)
+    return _on_final_scales(outcome, scales, filled_scales, numbers.min_stated)
 
 
-def _stated(
+def _on_final_scales(
     outcome: Outcome, scales: Mapping[str, ErrorScale], filled_scales: Mapping[str, ErrorScale],
     min_stated: float,
 ) -> Outcome:  # fmt: skip
-    """``outcome`` with errors on ``scales`` converted to ``filled_scales``, the scales of the filled grid.
+    """Return ``outcome`` with its errors converted from ``scales`` to those of the filled grid.
 
     The stated error is STATED_FACTOR times the estimate, because the estimate may be too low; it is at most
     the tolerance and at least ``min_stated``. Linear and logarithmic errors cannot be converted into each
@@ -470,22 +479,24 @@ def _stated(
     return replace(outcome, stated=stated, largest=largest)
 
 
-def _checked(
-    grid: _Grid, count: int, deciding: Sequence[str], draw: np.random.Generator, margin: float | None,
+def _measure_errors(
+    grid: _Grid, count: int, deciding: Sequence[str], rng: np.random.Generator, margin: float | None,
 ) -> tuple[Outcome, Array]:  # fmt: skip
-    """Compute ``count`` open points, and compare the fits' predictions with the values there.
+    """Draw ``count`` check points from the open points, compute them, and compare the predictions with them.
 
-    The estimate of a column's largest error is SAFETY times the largest error at these check points. With a
-    ``margin``, the estimate is at least the largest expected error.
-    Expected errors are scaled by margin · (mean measured error) / (mean expected error) at the check points.
+    The estimate of a column's largest error is SAFETY times the largest error at the check points. With a
+    ``margin``, the estimate is at least the largest expected error. Expected errors are known up to a factor,
+    which is margin · (mean measured error) / (mean expected error) at the check points. Without a ``margin``,
+    this factor has MARGIN.
 
     Returns:
-        The estimates, and the expected errors (K,) at all points, 0 at exact points; both in tolerances.
+        The estimates, and the expected errors (K,) at all points, 0 at exact points; both in units of the
+        tolerance.
     """
-    expected = grid.expected()
+    expected = grid.expected()  # up to a factor
     predicted = {name: fit.quantity(grid.open) for name, fit in grid.fits.items()}
     weights = [grid.fits[name].in_tolerances(predicted[name], expected[name]) for name in deciding]
-    positions = _check_points(draw, grid, np.max(weights, axis=0), count)  # in grid.open
+    positions = _check_points(rng, grid, np.max(weights, axis=0), count)  # in grid.open
     checks = grid.open[positions]
     predicted_at_checks = {name: quantity[positions] for name, quantity in predicted.items()}
     grid.compute(checks)
@@ -493,10 +504,12 @@ def _checked(
     for name, (errors, in_tolerances) in grid.errors(predicted_at_checks, checks, deciding).items():
         largest[name] = float(in_tolerances.max())
         finite = np.isfinite(errors)
-        total = float(expected[name][positions][finite].sum())
-        factor = (margin or MARGIN) * float(errors[finite].sum()) / total if total else 0.0
+        total_expected = float(expected[name][positions][finite].sum())
+        factor = 0.0
+        if total_expected:
+            factor = (margin or MARGIN) * float(errors[finite].sum()) / total_expected
         scaled[name] = grid.fits[name].in_tolerances(predicted[name], factor * expected[name])
-        scaled[name][positions] = 0.0  # exact now
+        scaled[name][positions] = 0.0  # the check points are exact now
         largest_expected = float(scaled[name].max()) if margin else 0.0
         stated[name] = max(SAFETY * largest[name], largest_expected)
     log = frozenset(name for name, fit in grid.fits.items() if fit.scale.log)
@@ -506,7 +519,7 @@ def _checked(
 
 
 def _finite(columns: Mapping[str, Array], deciding: Sequence[str]) -> Array:
-    """The points (K,) at which all columns that decide are finite."""
+    """Return at which points (K,) all ``deciding`` columns are finite."""
     return np.all([np.isfinite(columns[name]) for name in deciding], axis=0)
 
 
@@ -515,19 +528,23 @@ def _checks(shape: Sequence[int]) -> int:
     return CHECKS[sum(count > 1 for count in shape) or 1]
 
 
-def _check_points(draw: np.random.Generator, grid: _Grid, expected: Array, count: int) -> Array:
-    """``count`` of the open points: most in the widest holes, others in proportion to the expected errors."""
+def _check_points(rng: np.random.Generator, grid: _Grid, expected: Array, count: int) -> Array:
+    """Return the positions in ``grid.open`` of ``count`` check points.
+
+    A share COVERING is in the widest holes between exact points. The others are drawn with probabilities in
+    proportion to the ``expected`` errors (M,) at the open points.
+    """
     at = grid.at[grid.open]
     # Half a step around each point: the middle of a hole is often between points. (corners, M, d)
     around = at + 0.5 * grid.step * np.array(list(itertools.product((-1, 1), repeat=at.shape[1])))[:, None]
     distance = scipy.spatial.cKDTree(grid.at[grid.exact]).query(around)[0]
     chosen: list[int] = []
     for _ in range(int(COVERING * count)):
-        widths = distance.max(0) * draw.uniform(1 - JITTER, 1, len(at))
+        widths = distance.max(0) * rng.uniform(1 - JITTER, 1, len(at))
         chosen.append(int(widths.argmax()))
         distance = np.minimum(distance, np.linalg.norm(around - at[chosen[-1]], axis=-1))
         distance[:, chosen] = 0.0
     remaining = np.setdiff1d(np.arange(len(at)), chosen)
     weights = expected[remaining] + 1e-3 * expected.max() + 1e-300
-    sample = draw.choice(remaining, count - len(chosen), replace=False, p=weights / weights.sum())
+    sample = rng.choice(remaining, count - len(chosen), replace=False, p=weights / weights.sum())
     return np.union1d(chosen, sample)

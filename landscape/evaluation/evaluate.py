@@ -404,14 +404,17 @@ def _batched_evaluator(
 def _pointwise_evaluator(
     loss: PlaneLoss, method: str, autocast: str | None, dtype: torch.dtype, budget: MemoryBudget
 ) -> Evaluator:
-    """Return the evaluation by the folded method, or by the pointwise one."""
+    """Return the evaluator by the folded method, or by the pointwise method.
+
+    Only the folded method can compute in a ``dtype`` other than the model's.
+    """
     problem, same_dtype = loss.problem, dtype == loss.problem.dtype
-    moved_bytes = problem.weights.nbytes  # θ, one buffer for all points
+    theta_bytes = problem.weights.nbytes  # one buffer for the weights of all points
     folded_bytes = problem.layout.size * dtype.itemsize
     # Statistics that are estimated at each point cannot be folded.
     can_fold = method != "pointwise" and not problem.batchnorm.varies and problem.separable
     folded = fold(problem.model, dtype) if can_fold else None
-    is_faster = folded is not None and folded.convolves and moved_bytes + folded_bytes <= budget.remaining
+    is_faster = folded is not None and folded.convolves and theta_bytes + folded_bytes <= budget.remaining
     if method == "auto" and same_dtype and not is_faster:
         folded = None
     elif folded is not None:
@@ -422,8 +425,10 @@ def _pointwise_evaluator(
         option = "method: 'folded'" if same_dtype else f"autocast: '{autocast}'"
         words = "a model that torch.fx can trace, BatchNorm statistics of the center, and a mean as loss"
         raise InputError(f"{option} needs {words}; leave it out")
+    weight_bytes = theta_bytes + (folded_bytes if folded else 0)
+    # The activations of a narrower dtype leave room for more samples.
     ratio = max(1, problem.dtype.itemsize // dtype.itemsize)
-    chunked = _in_chunks(problem, budget, moved_bytes + (folded_bytes if folded else 0), ratio)
+    chunked = _in_chunks(problem, budget, weight_bytes, ratio)
     chunked_loss = replace(loss, problem=chunked)
     if folded is None:
         return Evaluator("pointwise", 1, problem.samples, autocast, chunked_loss.pointwise, chunked)

@@ -22,7 +22,7 @@ from landscape.core.devices import gather_bytes
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.progress import Progress, portion
-from landscape.evaluation.adaptive import Part, first_points, interpolate
+from landscape.evaluation.adaptive import Evaluations, first_points, interpolate
 from landscape.evaluation.evaluate import Evaluator
 from landscape.evaluation.interpolant import Tolerance
 from landscape.problem.batches import strided
@@ -122,7 +122,9 @@ RESUMABLE = "the points that were saved are kept, and the same call continues fr
 
 Named = Mapping[str, Array | Tensor]
 Evaluate = Callable[[Tensor, Progress], Named]
-_Part = tuple[dict[str, Array], list[Any]]  # values of a process by name; its failure and its seconds
+# Of one process: its values by name; [the reason of its failure or "", its seconds for the values, its
+# seconds for the last saving].
+_Part = tuple[dict[str, Array], list[Any]]
 
 
 class MismatchError(InputError):
@@ -246,55 +248,67 @@ def compute_missing(
         points: (K, 2).
         done: (K,) bool, which points have values; updated.
         values: name -> (K,) array; updated.
-        evaluate: called with some points (k, 2) and a function that receives the share of them that is done;
-            returns values by name, (k,) each.
+        evaluate: takes some points (k, 2), and a function to call with the finished share of these points.
+            It returns name -> values (k,).
         dispatch: how the points are divided.
-        indices: of the points that are computed, in order; default: all.
+        indices: the indices of the points to compute, in this order; default: all.
 
     Raises OperationError, after the computed points were saved, if another process fails.
     """
     indices = np.arange(len(done)) if indices is None else indices
     group, block, save = dispatch.group, dispatch.block, dispatch.save
     rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
-    if group:
-        every = {"done": done, **values}
-        gathered, _ = _gather({name: column[indices] for name, column in every.items()}, [], group)[0]
-        for name, column in every.items():
-            column[indices] = gathered[name]
-    missing = np.unique(np.flatnonzero(~done[indices]) // block)  # numbers of blocks that are not all done
-    blocks_per_process, whole = -(-dispatch.least // block), -(-len(indices) // block)
-    portion_of, saving = (len(missing) if save is None else blocks_per_process * size), 0.0
+    if group:  # all processes continue from the values of the first
+        columns_and_done = {"done": done, **values}
+        own = {name: column[indices] for name, column in columns_and_done.items()}
+        of_first_process, _ = _gather(own, [], group)[0]
+        for name, column in columns_and_done.items():
+            column[indices] = of_first_process[name]
+    missing = np.unique(np.flatnonzero(~done[indices]) // block)  # the numbers of blocks with missing points
+    # Both numbers are rounded up.
+    min_blocks, all_blocks = -(-dispatch.least // block), -(-len(indices) // block)
+    portion_size = len(missing) if save is None else min_blocks * size  # in blocks, for all processes
+    save_seconds = 0.0
     while len(missing):
-        now, missing = missing[:portion_of], missing[portion_of:]
-        report = portion(dispatch.progress, 1 - (len(now) + len(missing)) / whole, 1 - len(missing) / whole)
-        shares = [_points(blocks, block, indices) for blocks in np.array_split(now, size)]
+        blocks, missing = missing[:portion_size], missing[portion_size:]
+        finished_before = 1 - (len(blocks) + len(missing)) / all_blocks
+        report = portion(dispatch.progress, finished_before, 1 - len(missing) / all_blocks)
+        process_indices = [_points_of(part, block, indices) for part in np.array_split(blocks, size)]
         clock = time.perf_counter()
-        columns, failure = _attempt(evaluate, points[shares[rank]], report, group)
+        columns, failure = _evaluate_or_fail(evaluate, points[process_indices[rank]], report, group)
         reason = f"{type(failure).__name__}: {failure}" if failure else ""
-        parts: list[_Part] = [(columns, [reason, time.perf_counter() - clock, saving])]
+        parts: list[_Part] = [(columns, [reason, time.perf_counter() - clock, save_seconds])]
         if group:
             parts = _gather(*parts[0], group)
-        for share, (part, _) in zip(shares, parts, strict=True):
-            _store(part, share, done, values)
-        failures = [(r, facts[0]) for r, (_, facts) in enumerate(parts) if facts[0]]
-        if save and rank == 0 and (len(missing) or failures):
+        for part_indices, (part, _) in zip(process_indices, parts, strict=True):
+            _store(part, part_indices, done, values)
+        reasons = [facts[0] for _, facts in parts]
+        failed_ranks = [r for r, reason in enumerate(reasons) if reason]
+        if save and rank == 0 and (len(missing) or failed_ranks):
             clock = time.perf_counter()
             save()
-            saving = time.perf_counter() - clock
+            save_seconds = time.perf_counter() - clock
         if failure:
             raise failure
-        if failures:
-            raise OperationError(f"rank {failures[0][0]} failed ({failures[0][1]}); {RESUMABLE}")
-        pace = max(facts[1] for _, facts in parts) / -(-len(now) // size)  # seconds per block of the slowest
-        seconds = max(PORTION_SECONDS, SAVE_SHARE * parts[0][1][2])
-        portion_of = size * max(blocks_per_process, int(min(seconds / max(pace, 1e-9), whole)))
+        if failed_ranks:
+            first_failed = failed_ranks[0]
+            raise OperationError(f"rank {first_failed} failed ({reasons[first_failed]}); {RESUMABLE}")
+        # From gathered times, so that all processes choose the same size of the next portion.
+        slowest = max(facts[1] for _, facts in parts)
+        seconds_per_block = slowest / -(-len(blocks) // size)
+        portion_seconds = max(PORTION_SECONDS, SAVE_SHARE * parts[0][1][2])
+        next_blocks = int(min(portion_seconds / max(seconds_per_block, 1e-9), all_blocks))
+        portion_size = size * max(min_blocks, next_blocks)
         report(1.0)
 
 
-def _attempt(
+def _evaluate_or_fail(
     evaluate: Evaluate, points: Tensor, report: Progress, group: dist.ProcessGroup | None
 ) -> tuple[dict[str, Array], Exception | None]:
-    """The values at ``points``, and the failure; without a group, which has to know of it, it is raised."""
+    """Return the values at ``points``, and a failure, which the other processes of a group must learn.
+
+    Without a group the failure is raised.
+    """
     try:
         columns = evaluate(points, report) if len(points) else {}
         return {name: np.asarray(column) for name, column in columns.items()}, None
@@ -312,8 +326,8 @@ def _store(part: Mapping[str, Array], indices: Array, done: Array, values: Mappi
     done[indices] |= bool(part)
 
 
-def _points(blocks: Array, block: int, indices: Array) -> Array:
-    """The points in these blocks of ``block`` of the ``indices``."""
+def _points_of(blocks: Array, block: int, indices: Array) -> Array:
+    """Return the entries of ``indices`` in the ``blocks``, which have ``block`` entries each."""
     numbers = (blocks[:, None] * block + np.arange(block)).ravel()
     return indices[numbers[numbers < len(indices)]]
 
@@ -461,42 +475,46 @@ class Grid:
             evaluate, dispatch: as for :func:`compute_missing`.
             deciding: the columns whose error must be within the tolerance.
             optional: columns that are NaN between exact points if their error is above ROUGH tolerances.
-            seed: of the points at which the error is measured.
-            part: ``evaluate`` for a part of the samples, which is computed first; None: there is none.
+            seed: the seed of the points at which the error is measured.
+            part: ``evaluate`` for a part of the samples, which is computed first; None: there is no part.
 
         Returns:
-            The fields of :class:`landscape.results.grids.Interpolated` that say how they were interpolated.
+            The fields of :class:`landscape.results.grids.Interpolated` that say how columns were
+            interpolated; empty if all points are exact.
         """
-        done, flat = self.done.reshape(-1), {name: c.reshape(-1) for name, c in self.columns.items()}
+        # Views of shape (K,), through which the arrays of this grid are written.
+        done = self.done.reshape(-1)
+        flat_columns = {name: column.reshape(-1) for name, column in self.columns.items()}
         if self.tolerance is None:
             indices = coarse_first(self.done.shape) if dispatch.block == 1 else None
-            compute_missing(self.points, done, flat, evaluate, dispatch, indices)
+            compute_missing(self.points, done, flat_columns, evaluate, dispatch, indices)
             return {}
-        used = {name: flat[name] for name in (*deciding, *optional)}
-        part_values = {name: np.full(len(done), np.nan) for name in used}
+        interpolated = {name: flat_columns[name] for name in (*deciding, *optional)}
+        part_values = {name: np.full(len(done), np.nan) for name in interpolated}
         part_done = np.zeros(len(done), bool)
-        began = 0.0
+        finished = 0.0  # the share of the progress bar
 
         def compute(indices: Array, of_part: bool = False) -> None:
-            nonlocal began
-            ends = began + (1 - began) * PORTION
-            division = replace(dispatch, progress=portion(dispatch.progress, began, ends))
+            nonlocal finished
+            finished_after = finished + (1 - finished) * PORTION
+            division = replace(dispatch, progress=portion(dispatch.progress, finished, finished_after))
             if of_part and part is not None:
                 division = replace(division, least=part.block, save=None)
                 compute_missing(self.points, part_done, part_values, part, division, indices)
             else:
-                compute_missing(self.points, done, flat, evaluate, division, indices)
-            began = ends
+                compute_missing(self.points, done, flat_columns, evaluate, division, indices)
+            finished = finished_after
 
-        level = (
-            Part(part_values, part_done, functools.partial(compute, of_part=True))
-            if part is not None
-            else None
+        part_evaluations = None
+        if part is not None:
+            compute_part = functools.partial(compute, of_part=True)
+            part_evaluations = Evaluations(part_values, part_done, compute_part)
+        outcome = interpolate(
+            self.done.shape, interpolated, done, compute, self.tolerance, deciding, seed, part_evaluations
         )
-        outcome = interpolate(self.done.shape, used, done, compute, self.tolerance, deciding, seed, level)
-        names = tuple(name for name in used if outcome.stated.get(name, np.inf) <= ROUGH)
+        names = tuple(name for name in interpolated if outcome.stated.get(name, np.inf) <= ROUGH)
         for name in set(optional) - set(names):
-            used[name][~done] = np.nan
+            interpolated[name][~done] = np.nan
         if done.all():
             return {}
         size = self.tolerance.size

@@ -174,44 +174,48 @@ def follow(
 ) -> Array:  # fmt: skip
     """Return the indices of points through which a function of ``kernel`` follows ``values``.
 
-    The next point is always the one with the largest weighted error of the function through the points
-    so far. Each point adds a row to a Newton basis, so that no system of equations is solved again.
+    The function passes through all chosen points. The next point is always the one where the function has
+    the largest weighted error. Each point adds a row to a Newton basis, so that no system of equations is
+    solved again.
 
     Args:
         at: points (K, d).
         values: (K,), finite.
         weights: (K,), factors of the errors.
+        kernel: a name in KERNELS.
         start: indices of points that are always chosen.
-        tolerance: the weighted error at which the choice ends; it is doubled at ``usual`` points.
-        minimum, maximum: the smallest and the largest number of points.
+        tolerance: the largest weighted error that is left; twice as large once ``usual`` points are chosen.
+        minimum, usual, maximum: numbers of points; at least ``minimum`` and at most ``maximum`` are chosen.
     """
     phi, degree, _ = KERNELS[kernel]
     powers = monomials(at, degree)  # (K, M)
     terms = powers.shape[1]
+    # The first M points determine a polynomial. Pivots of a QR decomposition make the inverse accurate.
     pool = start if len(start) >= 2 * terms else np.arange(len(at))
-    # M points that determine a polynomial: pivots, which make the inverse below accurate.
     pivots = scipy.linalg.qr(powers[pool].T, mode="r", pivoting=True)[1]
     nodes = pool[pivots[:terms]]
     lagrange = powers @ np.linalg.inv(powers[nodes])  # (K, M), Lagrange polynomials of the nodes
-    to_nodes = phi(scipy.spatial.distance.cdist(at, at[nodes]))
-    # φ to the nodes, less the polynomial through its values at the nodes.
-    nodes_remainder = to_nodes - lagrange @ to_nodes[nodes]
+    phi_to_nodes = phi(scipy.spatial.distance.cdist(at, at[nodes]))  # (K, M)
+    # Each column minus the polynomial that passes through its values at the nodes.
+    phi_remainder = phi_to_nodes - lagrange @ phi_to_nodes[nodes]
     residual = values - lagrange @ values[nodes]
     basis = np.zeros((maximum, len(at)))
     chosen: list[int] = nodes.tolist()
     required = [index for index in start.tolist() if index not in chosen]
-    sign = -1.0 if degree % 2 == 0 else 1.0  # sign·φ is positive definite without the polynomials
+    sign = -1.0 if degree % 2 == 0 else 1.0  # makes φ positive definite once polynomials are subtracted
     for row in range(maximum - len(chosen)):
-        index = required[row] if row < len(required) else int(np.abs(weights * residual).argmax())
-        if row >= len(required) and len(chosen) >= minimum:
-            allowed = tolerance if len(chosen) < usual else 2 * tolerance
-            if abs(weights[index] * residual[index]) <= allowed:
+        if row < len(required):
+            index = required[row]
+        else:
+            index = int(np.abs(weights * residual).argmax())
+            allowed_error = tolerance if len(chosen) < usual else 2 * tolerance
+            if len(chosen) >= minimum and abs(weights[index] * residual[index]) <= allowed_error:
                 break
-        # φ to this point, less polynomials on both sides and less the basis so far.
+        # φ to the new point, minus its polynomial parts in both arguments, minus its part in the basis.
         column = phi(np.linalg.norm(at - at[index], axis=1))
-        column -= lagrange @ to_nodes[index] + nodes_remainder @ lagrange[index]
+        column -= lagrange @ phi_to_nodes[index] + phi_remainder @ lagrange[index]
         column = sign * column - basis[:row, index] @ basis[:row]
-        if not column[index] > 0:  # by rounding: the function already passes through this point
+        if not column[index] > 0:  # the function passes through this point already, up to rounding
             break
         basis[row] = column / np.sqrt(column[index])
         residual -= residual[index] / basis[row, index] * basis[row]

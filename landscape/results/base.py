@@ -127,17 +127,19 @@ class Result(shown.Shown):
     texts: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, schema: str = "", table: str = "", axes: str = "") -> None:
+        """Set the class variables of a subclass from its class line and annotations; register its schema."""
         super().__init_subclass__()
-        names = {"schema", "table", "axes_of"} & {*vars(cls)}
-        if names:
+        misplaced = {"schema", "table", "axes_of"} & vars(cls).keys()
+        if misplaced:
             line = f"class {cls.__name__}(…, schema=, table=, axes=)"
-            raise InputError(f"{min(names)}: a variable of its own, it must be in the class line: {line}")
-        cls.table, cls.axes_of = table or cls.table, tuple(axes.split()) or cls.axes_of
-        if "__repr__" not in vars(cls):  # else the dataclass prints its arrays
+            raise InputError(f"{min(misplaced)}: a variable of its own, it must be in the class line: {line}")
+        cls.table = table or cls.table
+        cls.axes_of = tuple(axes.split()) or cls.axes_of
+        if "__repr__" not in vars(cls):  # otherwise @dataclass adds a __repr__ that prints whole arrays
             cls.__repr__ = shown.Shown.__repr__  # type: ignore[method-assign]
         describe = vars(cls).get("describe")
         if describe:
-            # A class writes "nat" as the unit of a loss; the rows get the unit of the result's own loss.
+            # describe() writes the unit of a loss as "nat". Here the unit of the result's loss replaces it.
             def describe_in_own_unit(self: Self) -> list[Row]:
                 rows = describe(self)
                 return [replace(r, unit=unit_of(self, r.unit), note=unit_of(self, r.note)) for r in rows]
@@ -147,7 +149,8 @@ class Result(shown.Shown):
         annotations = vars(cls).get("__annotations__", {})
         if any("Annotated[" in str(text) for text in annotations.values()):
             for name, hint in typing.get_type_hints(cls, include_extras=True).items():
-                # Dimensions, for arrays and tuples; then a unit, which may be missing.
+                # Annotated[Array or tuple, dimensions, unit] or Annotated[float or int, unit]; the unit of
+                # an array or a tuple may be missing.
                 metadata = list(getattr(hint, "__metadata__", ()))
                 if metadata and hint.__origin__ not in (float, int):
                     cls.shapes = {**cls.shapes, name: metadata.pop(0)}

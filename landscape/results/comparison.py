@@ -476,7 +476,7 @@ class WeightAverage(Evaluated, schema="landscape.weight_average", table="average
         count = len(self.loss) - 1
         names = self.titles
         order = [*self.ranking, *np.flatnonzero(~(self.ratio[:-1] < 1))]
-        rows = [row for k in order[:MANY] for row in self._rows(k, names[k])]
+        rows = [row for k in order[:MANY] for row in self._rows_of_average(k, names[k])]
         if count > 1:
             best = names[order[0]] if len(self.ranking) else "none, the members are too far apart"
             rows.append(Row("best by prediction", best, note=f"of {count:,} averages"))
@@ -486,7 +486,7 @@ class WeightAverage(Evaluated, schema="landscape.weight_average", table="average
         note = f"without {', '.join(omitted)}" if len(omitted) else "all"
         note = note if several else "no average is predicted to be better with certainty"
         rows.append(Row("members chosen by prediction", ", ".join(chosen), note=note))
-        rows += self._rows(count, "chosen average") if several else []
+        rows += self._rows_of_average(count, "chosen average") if several else []
         low, high = self.members_loss.min(), self.members_loss.max()
         rows.append(Row("losses of the members", f"{low:.6g} to {high:.6g}", unit="nat"))
         if self.batchnorm:
@@ -498,29 +498,33 @@ class WeightAverage(Evaluated, schema="landscape.weight_average", table="average
         products = Row("Hessian products", self.products, note="one a member")
         return [*rows, products, Row("samples", self.samples)]
 
-    def _rows(self, k: int, name: str) -> list[Row]:
-        """Return the predicted loss of an average, its change, and its exact loss where that is known."""
+    def _rows_of_average(self, k: int, name: str) -> list[Row]:
+        """Return the rows of average number ``k``, with what is known of it.
+
+        These are its predicted loss, its change, its exact loss and metrics, and its loss as it is stored.
+        """
         title = f"predicted loss of the {name}"
-        if self.ratio[k] < 1:
-            half = max(self.high[k] - self.loss[k], self.loss[k] - self.low[k])
-            mean = f"each order corrects {self.ratio[k]:.2g} times the one before"
+        ratio_note = f"each order corrects {self.ratio[k]:.2g} times the one before"
+        if self.ratio[k] < 1:  # the expansion converges
+            half_width = float(max(self.high[k] - self.loss[k], self.loss[k] - self.low[k]))
+            change = float(self.change[k])
             rows = [
-                Row(title, float(self.loss[k]), float(half), "nat", f"±: {self.level:.0%} interval"),
-                Row(f"{name} minus the members' mean", float(self.change[k]), float(half), "nat", mean),
+                Row(title, float(self.loss[k]), half_width, "nat", f"±: {self.level:.0%} interval"),
+                Row(f"{name} minus the members' mean", change, half_width, "nat", ratio_note),
             ]
         else:
             note = "it is too far outside of the members, by its negative coefficients"
             if np.isfinite(self.ratio[k]):
-                order = f"each order corrects {self.ratio[k]:.2g} times the one before"
-                note = f"the members are too far apart, {order}"
+                note = f"the members are too far apart, {ratio_note}"
             rows = [Row(title, "none", note=note)]
         if np.isfinite(self.exact[k]):
             rows.append(Row(f"exact loss of the {name}", float(self.exact[k]), 0.0, "nat"))
-            named = zip(self.metric_names, self.metrics[:, k], strict=True)
             note = "only the loss is predicted"
-            rows += [Row(f"exact {metric} of the {name}", float(v), 0.0, note=note) for metric, v in named]
+            for metric, value in zip(self.metric_names, self.metrics[:, k], strict=True):
+                rows.append(Row(f"exact {metric} of the {name}", float(value), 0.0, note=note))
         if len(self.stored) and np.isfinite(self.stored[k]):
-            form = " and ".join(filter(None, [self.stored_as, f"rank {self.rank}" if self.rank else ""]))
+            rank = f"rank {self.rank}" if self.rank else ""
+            form = " and ".join(filter(None, [self.stored_as, rank]))
             rows.append(Row(f"{name} in {form}", float(self.stored[k]), 0.0, "nat"))
         if len(self.ranks) and np.isfinite(self.ranks[k]):
             note = f"{self.truncation[k]:.2g} of the products is cut" if self.rank else ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -60,23 +60,25 @@ class MergeTree:
 def merge_tree(loss: Array) -> MergeTree:
     """Return the merge tree of ``loss`` (ny, nx), where a point has eight neighbors.
 
-    Points are added in order of rising loss, and connected to their neighbors so far. A point between several
-    connected regions is a saddle, at which all of them merge into the region with the lowest minimum. Losses
-    that are not finite belong to no basin. A plateau has at most one minimum.
+    Points are added in order of rising loss, and connected to those neighbors that were added before. A
+    point between several connected regions is a saddle. There these regions merge into the one with the
+    lowest minimum. Points whose loss is not finite belong to no basin. A plateau has at most one minimum.
     """
     ny, nx = loss.shape
     value = loss.ravel()
-    order = np.argsort(np.where(np.isfinite(value), value, np.inf), kind="stable")
-    order = order[: int(np.isfinite(value).sum())]
-    rank = np.full(value.size, -1)
+    finite = np.isfinite(value)
+    ascending = np.argsort(np.where(finite, value, np.inf), kind="stable")
+    order = ascending[: int(finite.sum())]
+    rank = np.full(value.size, -1)  # the position in ``order``
     rank[order] = np.arange(len(order))
-    parent = np.full(value.size, -1).tolist()  # leads to the minimum of the region; −1: not added yet
+    # A chain of parents leads from each point to the minimum of its region; −1: the point is not added yet.
+    parent = np.full(value.size, -1).tolist()
     merged: dict[int, tuple[int, int]] = {}  # minimum -> (deeper minimum, saddle)
-    first_rise: dict[int, float] = {}  # minimum -> rise to its first merging
+    first_rise: dict[int, float] = {}  # minimum -> its rise to the first saddle with another region
     owner = np.full(value.size, -1)  # the minimum that a descent from the point reaches
 
     def minimum_of(point: int) -> int:
-        """Return the lowest point of the region of a point."""
+        """Return the lowest point of the region of ``point``."""
         while parent[point] != point:
             parent[point] = parent[parent[point]]  # shortens later paths
             point = parent[point]
@@ -86,28 +88,29 @@ def merge_tree(loss: Array) -> MergeTree:
         y, x = divmod(point, nx)
         rows, columns = range(max(y - 1, 0), min(y + 2, ny)), range(max(x - 1, 0), min(x + 2, nx))
         neighbors = [j * nx + i for j in rows for i in columns]
-        neighbors = [neighbor for neighbor in neighbors if parent[neighbor] >= 0]
-        minima = sorted({minimum_of(neighbor) for neighbor in neighbors}, key=rank.__getitem__)
-        if not minima:
+        added_neighbors = [neighbor for neighbor in neighbors if parent[neighbor] >= 0]
+        minima = sorted({minimum_of(neighbor) for neighbor in added_neighbors}, key=rank.__getitem__)
+        if not minima:  # the point is a minimum
             parent[point] = owner[point] = point
             continue
         deepest = minima[0]
         parent[point] = deepest
-        owner[point] = owner[min(neighbors, key=rank.__getitem__)]
+        owner[point] = owner[min(added_neighbors, key=rank.__getitem__)]
         for minimum in minima[1:]:
             parent[minimum] = deepest
             merged[minimum] = deepest, point
-        lower = [minimum for minimum in minima if value[minimum] < value[point]]  # not of one plateau
+        # A minimum as high as the point is on the point's plateau, so that no saddle is above it.
+        lower = [minimum for minimum in minima if value[minimum] < value[point]]
         if len(lower) > 1:
             for minimum in lower:
                 first_rise.setdefault(minimum, float(value[point] - value[minimum]))
-    return _sorted(value, owner.reshape(ny, nx), merged, first_rise)
+    return _tree_of(value, owner.reshape(ny, nx), merged, first_rise)
 
 
-def _sorted(
+def _tree_of(
     value: Array, owner: Array, merged: dict[int, tuple[int, int]], first_rise: dict[int, float]
 ) -> MergeTree:
-    """Return the tree with its basins in order; minima of persistence 0 belong to a basin beside them."""
+    """Return the tree, basins by falling persistence; minima of persistence 0 join a basin beside them."""
     minima = np.unique(owner[owner >= 0]).tolist()
     persistence = {m: value[merged[m][1]] - value[m] if m in merged else np.inf for m in minima}
     order = sorted(minima, key=lambda m: (-persistence[m], value[m], m))
@@ -133,13 +136,25 @@ HALVINGS = 30
 NEIGHBORS = np.ones((3, 3), int)
 
 
+class Region(NamedTuple):
+    """The size of the region around a point for one rise of the loss, as in :class:`.Basins`.
+
+    ``width``: (2,). ``cut``: whether the region touches the edge of the grid.
+    """
+
+    area: float
+    volume: float
+    width: Array
+    cut: bool
+
+
 class FineGrid:
-    """A surface on a finer grid, bilinear between its points, and the regions around one of its points.
+    """A surface on a finer grid, with bilinear interpolation, and the regions around one of its points.
 
     Args:
         surface: a surface, whose losses may not be finite.
         gram: (2, 2), the inner products of the directions.
-        start: coordinates (x, y), of which the nearest fine point is taken: all regions contain it.
+        start: coordinates (x, y). All regions contain the point of the fine grid that is nearest to these.
 
     Attributes:
         loss: (ky, kx); infinite where one of the four losses around is not finite.
@@ -148,7 +163,7 @@ class FineGrid:
     """
 
     def __init__(self, surface: Surface, gram: Array, start: Sequence[float]) -> None:
-        self._x, self._y = _refined(surface.x), _refined(surface.y)
+        self._x, self._y = _subdivided(surface.x), _subdivided(surface.y)
         self.loss = loss_at(surface, self._x[None], self._y[:, None])
         self._start = int(np.abs(self._y - start[1]).argmin()), int(np.abs(self._x - start[0]).argmin())
         self._weight, self._gram = np.outer(_cells(self._y), _cells(self._x)), gram
@@ -162,11 +177,8 @@ class FineGrid:
         parts, _ = ndimage.label(self.loss <= self.reference + rise, NEIGHBORS)
         return parts == parts[self._start]
 
-    def region(self, rise: float) -> tuple[float, float, Array, bool]:
-        """Return area, volume and widths (2,) of the region up to ``rise``, and whether the edge cuts it.
-
-        They are those of :class:`.Basins`.
-        """
+    def region(self, rise: float) -> Region:
+        """Return the size of the region up to ``rise``, as in :class:`.Basins`."""
         inside = self.inside(rise)
         share = self._weight[inside] / self._weight[inside].sum()
         area = float(np.sqrt(np.linalg.det(self._gram))) * float(self._weight[inside].sum())
@@ -177,7 +189,8 @@ class FineGrid:
         at = at - share @ at
         moments = np.linalg.eigvalsh((at * share[:, None]).T @ at)[::-1]
         # The second moment of an ellipse along an axis of length d is d²/16.
-        return area, area * depth, 4 * np.sqrt(np.maximum(moments, 0.0)), _touches_edge(inside)
+        width = 4 * np.sqrt(np.maximum(moments, 0.0))
+        return Region(area, area * depth, width, _touches_edge(inside))
 
     def edge_rise(self) -> float:
         """Return the rise at which the region reaches the edge of the grid; inf if it never does."""
@@ -197,8 +210,8 @@ class FineGrid:
         return float(self.loss[np.isfinite(self.loss)].max())
 
 
-def _refined(grid: Array) -> Array:
-    """Return ``grid`` (k,) with an even number of equal steps for each of its own."""
+def _subdivided(grid: Array) -> Array:
+    """Return the coordinates ``grid`` (k,) with each step divided into the same even number of steps."""
     parts = 2 * -(-FINE // (2 * (len(grid) - 1)))
     points = np.arange((len(grid) - 1) * parts + 1) / parts
     return np.interp(points, np.arange(len(grid)), grid)
@@ -224,7 +237,7 @@ Around = Annotated[str, OneOf(AROUND)]
 
 
 def _default_rises(fine: FineGrid, edge: float) -> Array:
-    """Return equal steps up to the edge's rise; if it is never cut, or always, to the highest loss."""
+    """Return RISES equal steps up to the rise ``edge``; if it is 0 or infinite, up to the highest loss."""
     top = edge if 0 < edge < np.inf else fine.highest - fine.reference
     if not top > 0:
         raise OperationError(f"rises: no loss exceeds the reference, {fine.reference:.4g}; widen the span")
@@ -284,19 +297,22 @@ def basins(
     surface: Surface, rises: Sequence[Positive] | None = None, *, least: NonNegative | None = None,
     around: Around | None = None,
 ) -> Basins:  # fmt: skip
-    """Return the basins of a surface, and width, area and volume of the region around a point, by rise.
+    """Return the basins of a surface, and the sizes of the regions around a point for rises of the loss.
+
+    The region for a rise is connected to the point, and its losses exceed the point's loss by at most the
+    rise.
 
     Args:
         surface: a finished surface of :func:`landscape.contour`.
-        rises: R rises of the loss in nats at which the region is measured; default: 24 rises, the largest of
-            which takes the region to the edge of the grid.
+        rises: R rises in nats; default: 24 equal steps up to the rise at which the region reaches the edge of
+            the grid.
         least: the smallest persistence in nats of a listed basin; default: 1% of the median rise above the
             lowest loss, but at least twice the error of interpolated losses (our choice).
-        around: a point in the region: "center", or "lowest", the lowest point of the grid. Default: the
+        around: the point: "center", or "lowest", the point of the grid with the lowest loss. Default: the
             center of planes around a single network, else the lowest point.
 
     Returns:
-        Basins in order of persistence, and for each rise the area, volume and widths (R, 2).
+        Basins in order of persistence, and for each rise the area, volume and widths (R, 2) of the region.
 
     Raises:
         InputError: a rise that is not positive, an unknown ``around``, or an argument that is not a surface.
@@ -312,8 +328,10 @@ def basins(
         >>> landscape.basins(surface, around="lowest").minima
         1
     """
-    around = ("center" if surface.kind in CENTERED else "lowest") if around is None else around
-    loss, products = surface.loss.astype(np.float64), gram(surface)
+    if around is None:
+        around = "center" if surface.kind in CENTERED else "lowest"
+    loss = surface.loss.astype(np.float64)
+    products = gram(surface)
     if min(loss.shape) < 2:
         raise InputError(f"grid: {loss.shape[::-1]} points have no basins, 2 × 2 points are the fewest")
     finite = loss[np.isfinite(loss)]
@@ -325,16 +343,15 @@ def basins(
         least = max(LEAST * float(np.median(finite) - finite.min()), 2 * _loss_error(surface))
     tree = merge_tree(loss)
     first_rises = tree.first[np.isfinite(tree.first)]
-    smallest_positive = float(np.nextafter(0, 1))
+    smallest_positive = float(np.nextafter(0, 1))  # leaves out the basins of persistence 0
     listed = tree.without(max(least, smallest_positive))
     lowest = _coordinates(surface, listed.minimum[:1])[0]
     fine = FineGrid(surface, products, _start(surface, around, lowest))
-    edge = fine.edge_rise()
-    rise = np.array(_default_rises(fine, edge) if rises is None else sorted(map(float, rises)))
+    edge_rise = fine.edge_rise()
+    rise = _default_rises(fine, edge_rise) if rises is None else np.array(sorted(map(float, rises)))
     if not len(rise) or len(np.unique(rise)) < len(rise):
         raise InputError("rises", rise.tolist(), allowed="different numbers > 0")
     regions = [fine.region(level) for level in rise.tolist()]
-    area, volume, width, cut = (np.array(column) for column in zip(*regions, strict=True))
     return Basins(
         x=surface.x,
         y=surface.y,
@@ -350,11 +367,11 @@ def basins(
         reference=fine.at,
         reference_loss=fine.reference,
         rise=rise,
-        area=area,
-        volume=volume,
-        width=width,
-        cut=cut,
-        edge_rise=edge,
+        area=np.array([region.area for region in regions]),
+        volume=np.array([region.volume for region in regions]),
+        width=np.array([region.width for region in regions]),
+        cut=np.array([region.cut for region in regions]),
+        edge_rise=edge_rise,
         **{name: getattr(surface, name) for name in Provenance.__annotations__},
     )
 
@@ -504,7 +521,8 @@ def save_vts(surface: Surface, path: str | Path) -> None:
     """Write a surface as an ASCII file for ParaView: points (x, y, loss) with the data "loss" and "accuracy".
 
     As in VTK, x varies fastest: point k is (x[k % nx], y[k // nx]). A point whose loss is not finite is
-    hidden ("vtkGhostType"), and has the lowest finite loss as its height; the data "loss" has its loss.
+    hidden by the data "vtkGhostType". The height of a hidden point is the lowest finite loss; the data "loss"
+    keep its own loss.
 
     Args:
         surface: the surface.

@@ -240,17 +240,17 @@ class Line(Interpolated, Evaluated, schema="landscape.line", axes="t", table="t"
         super().__post_init__()
 
     def radius(self, metric: str, drop: str | float | None = None, *, rise: float | None = None) -> Radius:
-        """Return how far one may go from t = 0 before a metric has lost, or gained, so much.
+        """Return the distance from t = 0 at which a metric has fallen by ``drop``, or risen by ``rise``.
 
         Args:
-            metric, drop, rise: as of :meth:`landscape.Surface.radius`.
+            metric, drop, rise: as in :meth:`landscape.Surface.radius`.
 
         Returns:
             The distances along the direction and, where the line has negative t, against it.
 
         Raises:
-            InputError: another name, or not one of drop and rise.
-            OperationError: no value at t = 0.
+            InputError: an unknown metric, or not exactly one of ``drop`` and ``rise``.
+            OperationError: the metric has no finite value at t = 0.
 
         Example:
             >>> t = np.linspace(-1, 1, 5)
@@ -260,10 +260,15 @@ class Line(Interpolated, Evaluated, schema="landscape.line", axes="t", table="t"
             >>> line.radius("loss", rise=0.25).distance.round(3).tolist()
             [2.5, 2.5]
         """
-        inside = 1.0 if self.t[0] <= 0 <= self.t[-1] else np.nan
-        values, length = inside * self.column(metric), np.linalg.norm(self.direction.astype(np.float64))
-        signs = np.array([1.0, -1.0][: 1 + (self.t[0] < 0)])
-        steps, reach = signs[:, None] / length, np.abs(self.t[[-1, 0]][: len(signs)]) * length
+        values = self.column(metric)
+        if not self.t[0] <= 0 <= self.t[-1]:
+            values = np.nan * values  # radius_of then raises: there is no value at t = 0
+        length = np.linalg.norm(self.direction.astype(np.float64))
+        signs, ends = [1.0], [self.t[-1]]
+        if self.t[0] < 0:
+            signs, ends = [1.0, -1.0], [self.t[-1], self.t[0]]
+        steps = np.array(signs)[:, None] / length  # (D, 1), the t of a distance of 1
+        reach = np.abs(ends) * length  # (D,), the distances to the ends
         return radius_of(metric, [self.t], values, steps, reach, drop, rise)
 
     def describe(self) -> list[Row]:

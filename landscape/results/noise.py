@@ -158,14 +158,14 @@ class NoiseScale(Measurement, schema="landscape.noise_scale", table="replicate")
         return statistics.scale_of(self.estimates, self.interval())
 
     def interval(self, level: float = 0.95, *, learners: bool = False) -> tuple[float, float]:
-        """Return the confidence interval of ``value``, or of ``learner_value``, by Fieller's theorem.
+        """Return the confidence interval of B_simple = tr Σ/‖g‖², by Fieller's theorem.
 
-        Where ‖g‖² is near 0, the ratio tr Σ/‖g‖² has heavy tails, which ± standard errors leave out; the
-        interval then has no upper end.
+        If ‖g‖² is near 0, the ratio has heavy tails. An interval of ± a few standard errors would be too
+        narrow.
 
         Args:
             level: the probability with which the interval contains B_simple.
-            learners: whether the interval is that of ``learner_value``.
+            learners: True for the interval of ``learner_value``, False for that of ``value``.
 
         Returns:
             (lower end, upper end), in samples; the upper end is infinite where ‖g‖² is not significantly
@@ -180,7 +180,8 @@ class NoiseScale(Measurement, schema="landscape.noise_scale", table="replicate")
             ((0.0, inf), nan)
         """
         names = ("estimates", "trace", "trace_error", "norm2", "norm2_error", "covariance")
-        values = {name: getattr(self, f"learner_{name}" if learners else name) for name in names}
+        prefix = "learner_" if learners else ""
+        values = {name: getattr(self, prefix + name) for name in names}
         freedom = len(values["estimates"]) - 1
         numerator = Estimate(values["trace"], values["trace_error"], freedom)
         denominator = Estimate(values["norm2"], values["norm2_error"], freedom)

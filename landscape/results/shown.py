@@ -331,7 +331,7 @@ class Shown(ABC):
             >>> labels.plot(title="Who has which label").get_suptitle()
             'Who has which label'
         """
-        # By name: a result does not depend on what draws it, and matplotlib is imported only here.
+        # Imported by name, and only here: results do not depend on plots, and load no matplotlib.
         plots = importlib.import_module("landscape.plots")
         return plots.draw([self], path, style=style, ax=ax, **options)
 

@@ -244,9 +244,11 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         return SurfaceCheck((*findings, *_batchnorm(self), *_directions(self), *_points(self)))
 
     def describe(self) -> list[Row]:
-        loss = self.loss[np.isfinite(self.loss)]
-        missing = self.loss.size - loss.size
-        lowest, median, highest = np.quantile(loss, (0, 0.5, 1)).tolist() if loss.size else [np.nan] * 3
+        finite_loss = self.loss[np.isfinite(self.loss)]
+        missing = self.loss.size - finite_loss.size
+        lowest, median, highest = np.nan, np.nan, np.nan
+        if finite_loss.size:
+            lowest, median, highest = np.quantile(finite_loss, (0, 0.5, 1)).tolist()
         center_loss = self.loss[np.abs(self.y).argmin(), np.abs(self.x).argmin()]
         rows = [
             Row("loss near the center", float(center_loss), unit="nat"),
@@ -264,9 +266,9 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         if missing:
             rows.append(Row("points without a finite loss", missing, note=f"of {self.loss.size:,}"))
         if len(self.marker_loss) and self.kind == "learners":
-            *learners, mean = self.marker_loss
-            rows.append(Row("loss of w_a", float(mean), unit="nat"))
-            rows.append(Row("mean loss of the learners", float(np.mean(learners)), unit="nat"))
+            *learner_losses, loss_of_mean = self.marker_loss  # the last marker is the learners' mean w_a
+            rows.append(Row("loss of w_a", float(loss_of_mean), unit="nat"))
+            rows.append(Row("mean loss of the learners", float(np.mean(learner_losses)), unit="nat"))
         elif len(self.marker_loss) and self.kind != "pca":
             labeled_losses = zip(self.labels, self.marker_loss, strict=True)
             rows += [Row(f"loss of {label}", float(value), unit="nat") for label, value in labeled_losses]

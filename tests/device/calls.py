@@ -233,7 +233,7 @@ def lanczos() -> dict[str, Any]:
     for device in ("cpu", "sim"):
         with (
             tempfile.TemporaryDirectory() as folder,
-            mock.patch.object(operators, "entered", wraps=operators.entered) as entered,
+            mock.patch.object(operators, "write_columns", wraps=operators.write_columns) as reads,
             mock.patch.object(operators, "WIDTH", 16),
             mock.patch.object(operators, "least_basis", return_value=6),
             mock.patch.object(operators, "basis_of_room", return_value=15),
@@ -242,7 +242,7 @@ def lanczos() -> dict[str, Any]:
             ends = landscape.extreme_eigenvalues(Place(device, Path(folder)).problem, 1e-6)
         invariant = landscape.extreme_eigenvalues(torch.diag(torch.tensor([1.0, 1, 2, 3])).to(device))
         found[device] = {
-            "reads": entered.call_count, "products": ends.products, "values": ends.values.tolist(),
+            "reads": reads.call_count, "products": ends.products, "values": ends.values.tolist(),
             "blocks": [len(block) for block in bases[-1]._blocks], "residuals": ends.residuals.tolist(),
             "invariant": invariant.values.tolist(),
         }  # fmt: skip
