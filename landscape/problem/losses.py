@@ -286,7 +286,8 @@ def correct(outputs: Any, targets: Any, terms: Terms) -> Tensor:
             sums = double(right).unsqueeze(-1).flatten(2).sum(2)
             are_classes = (~counted | ((t >= 0) & (t < z.shape[1]))).all()
             return sums.where(are_classes.to(sums.device), torch.nan)
-    return torch.full((2, 1), torch.nan, dtype=torch.float64)
+    device = targets.device if isinstance(targets, Tensor) else "cpu"  # a copy could not be recorded there
+    return double(torch.full((2, 1), torch.nan, device=device))
 
 
 class ClonedTargets:
