@@ -275,7 +275,7 @@ class Checkpoint(Shown):
         self, learner: str | int, split: str, loss: Any, *, model: Any = None, data: Any = None,
         data_dir: Any = None, samples: int | None = None, **options: Any,
     ) -> Problem:  # fmt: skip
-        """Return the problem for complete arguments of :meth:`problem`; ``options`` are those of Problem."""
+        """Return the problem for complete arguments of :meth:`problem`; Problem takes the ``options``."""
         check_learner(learner, self.learners)
         where = str(self.path or "checkpoint")
         # "mean" is the only text that check_learner accepts.
@@ -438,8 +438,8 @@ class Checkpoint(Shown):
 
         Args:
             path: the file.
-            learners: a function that returns, for n learners, the slice of learners to read, such as those of
-                one process; None: all learners.
+            learners: a function that returns, for n learners, the slice of learners to read, such as the
+                learners of one process; None: all learners.
             whole_history: whether to read the rows of the history that a step file lacks from the other
                 files of its folder.
 

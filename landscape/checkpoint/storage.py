@@ -357,7 +357,7 @@ class ResultFile:
             The result, which becomes the attribute ``resumed``.
 
         Raises:
-            OperationError: the file has other results, or points that the grid does not have, or it is open
+            OperationError: the file has other results, has points that the grid does not have, or is open
                 for reading only.
 
         Example:

@@ -108,9 +108,9 @@ def fitting_tensors(
 ) -> Iterator[tuple[str, Tensor]]:  # fmt: skip
     """Yield (name in the model, tensor of the state); raise OperationError for a tensor that does not fit.
 
-    The state may have only one of several tied names. It may lack BatchNorm's counts of batches (files older
-    than PyTorch 0.4.1 have none). A state without any of the model's frozen parameters is that of an adapter:
-    the model's own frozen parameters and buffers are yielded, too.
+    The state may have only one of several tied names. BatchNorm's counts of batches may be missing (files
+    older than PyTorch 0.4.1 have no counts). A state without any of the model's frozen parameters is the
+    state of an adapter: the model's frozen parameters and buffers are then yielded as they are.
     """
     constants, parameters = _constants(model), dict(model.named_parameters())
     frozen = constants.keys() & parameters.keys()
@@ -167,7 +167,7 @@ def import_state(
     Args:
         paths: .pt, .pth, .bin, .ckpt or .safetensors files, indices of parts (.index.json), or folders of
             save_pretrained, all of one model.
-        model: the model, with any weights; it is not changed.
+        model: the model, with any weights; it does not change.
         name, options: how the checkpoint describes the model: by a built-in name and its options, or by
             "module:factory". Default: "module:class" of the model.
         data: the data in the checkpoint (see :class:`landscape.Checkpoint`); default: unknown.

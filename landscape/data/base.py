@@ -236,13 +236,13 @@ def synthetic(
         dimension: Number of inputs. Source: ours.
         classes: Number of classes. Source: ours.
         separation: Factor of the classes' means. Source: ours.
-        imbalance: The frequency of class 0 divided by that of the last class; frequencies fall by a constant
-            factor from class to class. Source: ours.
+        imbalance: The frequency of class 0 divided by the frequency of the last class; frequencies fall by a
+            constant factor from class to class. Source: ours.
         seed: Seed of the draws of means, labels and inputs. Source: ours.
     """
     rng = np.random.default_rng(seed)
     means = rng.normal(size=(classes, dimension)) * separation / np.sqrt(dimension)
-    frequencies = imbalance ** -(np.arange(classes) / (classes - 1))  # relative to that of class 0
+    frequencies = imbalance ** -(np.arange(classes) / (classes - 1))  # relative to class 0
     all_samples = samples + samples // 2
     labels = rng.choice(classes, size=all_samples, p=frequencies / frequencies.sum())
     x = means[labels] + rng.normal(size=(all_samples, dimension))

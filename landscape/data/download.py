@@ -95,7 +95,7 @@ def fetch(
 ) -> dict[Path, bool]:
     """Download the files of a data set that are missing below ``root``, and verify all of them.
 
-    A file is written under its name only once it is whole and verified.
+    A file gets its name only when the file is complete and verified.
 
     Args:
         name: a key of SOURCES.
@@ -244,7 +244,7 @@ def _downloaded_blocks(url: str, most: int, progress: Progress) -> Generator[byt
         if isinstance(error, OperationError):
             raise
         reason = getattr(error, "reason", error)
-        if isinstance(error, HTTPError):  # it is also an open reply
+        if isinstance(error, HTTPError):  # an error that is also an open reply
             error.close()
             reason = error
         raise _MirrorError(f"{url}: cannot be downloaded ({reason or type(error).__name__})") from error

@@ -277,9 +277,9 @@ def image_folder(
     if not size:
         raise InputError("data.size: 0 is not allowed with data.stream, it must be the height in pixels")
     classes, files_of_split = listing(root)
-    channel_means, channel_stds = IMAGENET if normalize else ((0.0,) * 3, (1.0,) * 3)
-    mean = torch.tensor(channel_means).view(-1, 1, 1)
-    std = torch.tensor(channel_stds).view(-1, 1, 1)
+    mean, std = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)  # by channel
+    if normalize:
+        mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in IMAGENET)
     streams, fingerprints = [], ""
     for split in ("train", "test"):
         files = ImageFiles(root, files_of_split[split], size, border, mean, std)

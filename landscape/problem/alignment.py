@@ -340,7 +340,7 @@ def _standardized(symmetry: Symmetry, name: str, batches: Sequence[Tensor]) -> T
 
 
 def _matched_units(group: Group, inner: list[Group], a: Blocks, b: Blocks) -> Blocks:
-    """Return the blocks of ``b`` that have units of the group, with the units matched to those of ``a``.
+    """Return the blocks of ``b`` that have units of the group, with the units permuted to match ``a``.
 
     Units of the groups ``inner`` are matched for each pair of the group's units.
     """

@@ -143,7 +143,7 @@ def reference_values(
 def check_parameters(
     problem: MeanLoss, original: nn.Module, x: Any, y: Any, weights: Tensor, training: Sequence[str]
 ) -> None:
-    """Raise InputError unless the loss at ``weights`` is that of a copy of ``original`` with these weights.
+    """Raise InputError unless the loss at ``weights`` equals the loss of a copy of ``original`` with them.
 
     A model with activation checkpointing computes outputs again in its backward pass, with the module's own
     parameters. Such a model is marked, see :func:`.recomputes`: PyTorch raises an error that names
@@ -154,7 +154,8 @@ def check_parameters(
         original: the user's module.
         x, y: some samples.
         weights: (P,).
-        training: the modules of the problem's model in training mode; the loss must be that of eval mode.
+        training: the modules of the problem's model in training mode. The loss must equal the loss of a copy
+            in eval mode.
     """
     tensors = problem.layout.leaves(weights)
     inputs, targets = clones_for_pass(problem, x, y)
@@ -178,6 +179,7 @@ def check_parameters(
         allowed = tolerance(problem.weights.dtype)
         errors = [float((double(a) - double(b)).norm()) for a, b in zip(gradient, true_gradient, strict=True)]
         norm = math.hypot(*(float(double(part).norm()) for part in true_gradient))
+        # Gradients may differ by 10 times the tolerance of losses (our choice).
         if math.isfinite(norm) and math.hypot(*errors) > 10 * allowed * (norm + allowed):
             mark_as_recomputing(problem.model)
         # Modes of a copy, by the modules in training mode. The gradient of a model that computes outputs
@@ -221,11 +223,11 @@ def _gradient_is_complete(
 ) -> bool:  # fmt: skip
     """Return whether ``gradient`` misses no part of the loss, such as one that a module detaches.
 
-    ``gradient`` is that of a model with the modules ``training`` in training mode. It is compared with that
-    of a copy of ``original`` with the modules ``other_training`` in training mode. If the losses of the two
-    modes differ, their gradients may differ, too, and only parameters whose ``gradient`` is zero are
-    compared. A short step along the difference of the gradients decides: ``gradient`` misses a part of the
-    loss if the loss rises more than the mean of both gradients predicts.
+    ``gradient`` is the gradient of a model with the modules ``training`` in training mode. This function
+    compares it with the gradient of a copy of ``original`` with the modules ``other_training`` in training
+    mode. If the losses of the two modes differ, the gradients may differ by right; then only parameters whose
+    ``gradient`` is zero are compared. A short step along the difference of the gradients decides:
+    ``gradient`` misses a part of the loss if the loss rises more than the mean of both gradients predicts.
     """
     has_zero = not all(bool(part.any()) for part in gradient)
     # A copy in eval mode is compared only with a gradient in training mode that is zero somewhere.
@@ -249,9 +251,9 @@ def _gradient_is_complete(
     if not length > max(precision.tiny, 10 * tolerance(weights.dtype) * float(total.norm())):
         return True  # the gradients differ by rounding only, or are NaN
     if has_zero and _copies_share_numbers(original):
-        return False  # the losses below would be those of the shared numbers
-    # The slope along the direction is that of the mean of both gradients. The step is so short that the
-    # difference of the gradients changes the loss by the share RISE.
+        return False  # the losses below would be computed from the shared numbers
+    # The mean of both gradients gives the slope along the direction. The step is so short that the difference
+    # of the gradients changes the loss by the share RISE.
     loss_size, slope = float(other_loss.abs()), float(total @ direction) / length / 2
     step = direction.to(weights)
     step *= min(RISE * loss_size / length, SHORT * float(weights.norm())) / length
@@ -429,7 +431,8 @@ def _check_model(
     Returns the samples that were evaluated. ``training``: the modules of problem.model in training mode.
     """
     data = problem.data
-    x, y = data.pick(*batch, PROBES[1] if len(moved_weights) > 1 else PROBES[0])
+    quick_count, full_count = PROBES
+    x, y = data.pick(*batch, full_count if len(moved_weights) > 1 else quick_count)
     # The first pass gets clones, which show whether model and loss write to their arguments.
     x_clone, y_clone = clone((x, y))
     weights_before = problem.weights.clone()
@@ -541,7 +544,7 @@ def check_leaves(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> Tens
     parameter_ids = {id(leaf) for leaf in parameters.values()}
 
     def unknown_leaves() -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Return the loss, and the leaves outside θ in the graph of the outputs and in that of the loss."""
+        """Return the loss, and the leaves outside θ in the graph of the outputs and in the loss's graph."""
         inputs, targets = clones_for_pass(problem, x, y)
         with torch.enable_grad(), problem.evaluating(0):
             outputs = problem.call(parameters, inputs)

@@ -297,7 +297,7 @@ def check_mean(problem: MeanLoss, terms: Terms, first: tuple[Any, Any], at: Tens
     """Find the weights with which the losses of parts of the data combine to the loss of all data.
 
     If the losses do not combine by the assumed ``terms``, another count is used with which all equations
-    hold. If there is none, the loss mixes samples: it is then the mean over the user's batches, or the loss
+    hold. If there is none, the loss mixes samples. L(θ) is then the mean over the user's batches, or the loss
     of all samples at once, with a warning.
 
     Args:

@@ -123,8 +123,6 @@ class MeanLoss:
             directions[..., rows] = 0
         return directions
 
-    # Variants: the same loss on other data, with other statistics, or in another precision.
-
     def on(self, data: Data) -> Self:
         """Return a problem with the same loss on other data.
 
@@ -560,7 +558,8 @@ class MeanLoss:
         context: Any = contextlib.nullcontext(self.layout.leaves(weights))
         if is_recomputing:  # its backward pass computes outputs again, with the module's own parameters
             context = placed(self.model, self.layout, weights)
-        total, differentiate = 0.0, backward if is_recomputing else gradients
+        differentiate = backward if is_recomputing else gradients
+        total = 0.0
         with context as parameters:
             for i, (x, y, weight, seed) in enumerate(self.parts()):
                 with self.evaluating(seed):

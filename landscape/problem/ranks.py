@@ -423,9 +423,11 @@ def check_mean(problem: Any, terms: Terms) -> None:
         batch = losses.samples(*next(_own_batches(problem)))
         rows = min(MAX_ROWS, max(1, MAX_NUMBERS * batch.size // max(1, batch.numbers)))
         first = batch.rows(slice(rows))
-        gathered = problem._gathered_objects([first.outputs, first.x if model_has_loss else None, first.y])
+        inputs = first.x if model_has_loss else None  # other losses need the outputs only
+        gathered = problem._gathered_objects([first.outputs, inputs, first.y])
         samples = [Samples(*values).on(problem.device) for values in gathered]
-        joined = attempt(losses.of_two, samples[dist.get_rank() - 1], samples[dist.get_rank()], 0)
+        rank = dist.get_rank()
+        joined = attempt(losses.of_two, samples[rank - 1], samples[rank], 0)
     if joined is not None:
         equations.append(joined.without_outputs())
     if not equations:

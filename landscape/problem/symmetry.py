@@ -282,7 +282,7 @@ class Axes:
         operands = [self.of(t) for t in step.tensors]
         input_axes = operands[0]
         if torch.Tag.nondeterministic_seeded in func.tags or name.endswith("_backward"):
-            return None
+            return None  # a random operation, or one of a backward pass
         if torch.Tag.pointwise in func.tags or name in _SAME:
             return [self._broadcast(operands, outputs[0].dim())]
         if name in _VIEWS | _TURNS and outputs[0].dtype == step.tensors[0].dtype:
