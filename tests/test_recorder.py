@@ -275,7 +275,7 @@ def test_the_share_of_the_measurements_is_said_once(
         seconds[0] += measuring
         return {}
 
-    monkeypatch.setattr(Observer, "measured", measured)
+    monkeypatch.setattr(Observer, "instrument_columns", measured)
     monkeypatch.setattr(recorder_module, "time", types.SimpleNamespace(perf_counter=lambda: seconds[0]))
     model = nn.Linear(3, 2)
     data = torch.ones(9, 3), torch.ones(9, 2)

@@ -32,7 +32,7 @@ from landscape.results.base import Provenance
 from landscape.results.flatness import Stability
 from landscape.results.noise import CriticalBatch
 from landscape.training import optimizer as optimizers
-from landscape.training.own_loop import rate, read_settings
+from landscape.training.own_loop import learning_rate, read_settings
 from landscape.training.recipes import Save, Schedule
 from landscape.training.recipes.recipe import Recipe, continued, recipe_of
 from landscape.training.run.loop import Hooks, Trainer
@@ -44,8 +44,10 @@ FACTORS, SEEDS, LOSS_TOL = (1.0, 2.0, 4.0, 8.0, 16.0), 3, 0.01
 STEPS, LEAST_STEPS, PLACES = 40, 8, 5
 # The exponent of the batch in the learning rate: 1 for SGD (Goyal et al. 2017), ½ for optimizers that divide
 # by the size of the gradient (Malladi et al. 2022).
-ROOT = ("torch:Adam", "torch:AdamW", "torch:RMSprop", "torch:NAdam", "torch:RAdam", "torch:Adamax", "lamb")
-SCALING = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}
+SQRT_OPTIMIZERS = (
+    "torch:Adam", "torch:AdamW", "torch:RMSprop", "torch:NAdam", "torch:RAdam", "torch:Adamax", "lamb",
+)  # fmt: skip
+EXPONENTS = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}
 
 
 @analysis(
@@ -75,25 +77,25 @@ def critical_batch(
 ) -> CriticalBatch:
     """Find the critical batch by branched training.
 
-    The critical batch is the largest batch with which training continues as well, sample for sample, from a
-    checkpoint.
+    Training with batches up to the critical batch is as good, for the same number of samples, as training
+    with the smallest batch.
 
-    Branches start at the checkpoint, with the state of its optimizer and update rule. All branches train on
-    equally many samples, with different batches; the learning rate follows the batch. With batches above the
-    critical batch, the final training loss exceeds that with the smallest batch by more than the share
-    ``loss_tol``. This is branched training (Merrill et al. 2025, arXiv 2505.23971). Branched training needs
-    no assumption on the Hessian; :func:`landscape.noise_scale` needs one. Three parts are not in the paper:
-    the loss is that of the mean weights w_a over all training data, there are several branches for each
-    batch, and the critical batch is interpolated between batches.
+    Branches start at a checkpoint, with the states of its optimizer and update rule. All branches train on
+    equally many samples, with different batches; the learning rate follows the batch. With a batch above the
+    critical batch, the final training loss exceeds the loss with the smallest batch by more than the share
+    ``loss_tol``. This method is branched training (Merrill et al. 2025, arXiv 2505.23971). It needs no
+    assumption on the Hessian; :func:`landscape.noise_scale` needs one. Three parts are not in the paper: the
+    loss is that of the mean weights w_a on the whole training set, there are several branches for each batch,
+    and the critical batch is interpolated between batches.
 
     Args:
         run: a checkpoint of ``landscape train``, whose recipe says how the run continues (a
             :class:`landscape.Problem` has none); the learning rate stays constant within a branch.
-        factors: batches of the branches in units of the run's; the smallest is the reference.
+        factors: batches of the branches in units of the run's batch; the smallest is the reference.
         trained_samples: the number of samples of each branch; default: 40 steps of the largest batch.
         seeds: the number of branches for each batch, which differ in their minibatches.
         loss_tol: the allowed rise of the loss, relative to the loss of the reference.
-        scaling: how the learning rate follows the batch: "linear", "sqrt" or "none". Default: "sqrt" for
+        scaling: how the learning rate grows with the batch: "linear", "sqrt" or "none". Default: "sqrt" for
             optimizers that divide by the size of the gradient, else "linear".
         seed: the seed of the minibatches of the first branch; the next branches take the next numbers.
         device, data_dir: where the branches train, and the folder of data sets; default: the device and the
@@ -117,26 +119,27 @@ def critical_batch(
         ([250, 500], [20, 10])
     """
     options.fit("run", run, Checkpoint)
-    device, data_dir = device or run.source.get("device") or "cpu", data_dir or run.source.get("data_dir")
+    device = device or run.source.get("device") or "cpu"
+    data_dir = data_dir or run.source.get("data_dir")
     # The run's recipe, without the schedule of its learning rate and without records along the way.
     recipe = continued(run, schedule=Schedule())
     if run.diverged:
         raise OperationError(f"{run.path or 'checkpoint'}: the run diverged, there is nothing to continue")
     if scaling is None:
         optimizer_name, _ = recipe.part("optimizer")
-        scaling = "sqrt" if optimizer_name in ROOT else "linear"
+        scaling = "sqrt" if optimizer_name in SQRT_OPTIMIZERS else "linear"
     batches = _batches(recipe, factors)
     samples = trained_samples or STEPS * batches[-1]
-    rates = [run.lr * (batch / recipe.batch) ** SCALING[scaling] for batch in batches]
+    rates = [run.lr * (batch / recipe.batch) ** EXPONENTS[scaling] for batch in batches]
     steps = [round(samples / batch) for batch in batches]
     if steps[-1] < LEAST_STEPS:
         raise InputError("trained_samples", samples, allowed=f"at least {LEAST_STEPS * batches[-1]}")
     loss = np.empty((len(batches), seeds))
     report = taken(progress)
-    for number, (k, s) in enumerate(np.ndindex(loss.shape), 1):
+    for done, (k, s) in enumerate(np.ndindex(loss.shape), 1):
         branch = replace(recipe, batch=batches[k], lr=rates[k], steps=run.step + steps[k], seed=seed + s)
-        loss[k, s], trainer = _train(branch, run, device, data_dir)
-        report(number / loss.size)
+        loss[k, s], trainer = _train_branch(branch, run, device, data_dir)
+        report(done / loss.size)
     return CriticalBatch(
         batch=np.array(batches),
         lr=np.array(rates),
@@ -165,7 +168,7 @@ def _batches(recipe: Recipe, factors: Sequence[float]) -> list[int]:
     return [round(batch) for batch in products]
 
 
-def _train(
+def _train_branch(
     recipe: Recipe, run: Checkpoint, device: torch.device | str, data_dir: str | Path | None
 ) -> tuple[float, Trainer]:
     """Train a branch: (its mean training loss over the last quarter, inf where it diverged; its trainer)."""
@@ -216,9 +219,12 @@ def effective_rate(run: Checkpoint) -> float:
     return float(np.median(rates)) if len(rates) else math.nan
 
 
-def operating_point(run: Checkpoint) -> tuple[float, float | None, int]:
-    """Return the run's learning rate, the limit on ηλ of its update rule (None: unknown), and its delay."""
-    if run.algorithm == IMPORTED:
+def operating_point(run: Checkpoint | None) -> tuple[float, float | None, int]:
+    """Return the run's learning rate, the largest stable ηλ of its update rule, and its delay in steps.
+
+    An unknown rate is NaN, an unknown limit None, an unknown delay 0; without a ``run`` all are unknown.
+    """
+    if run is None or run.algorithm == IMPORTED:
         return math.nan, None, 0
     if run.algorithm == RECORDED:
         return run.lr, read_settings(run).get("monitor", {}).get("stability_limit"), 0
@@ -232,12 +238,14 @@ def preconditioner(
 ) -> Preconditioner:
     """Return the diagonal P with which Adam, AdamW, RMSprop, LARS or LAMB makes its next step, and its limit.
 
-    For Adam P = (√v̂ + ε)(1 − β₁ᵗ), v̂ the second moment corrected for its bias, as in Cohen et al. 2022
-    (arXiv:2207.14484). For LAMB P is Adam's P times ‖s‖/‖w‖, and for LARS P = (‖g‖ + λ‖w‖)/(trust ‖w‖), by
-    parameter tensor (our choice); s is LAMB's step before this scaling, λ the weight decay. The limit is one
-    on ηλ_max(P^{-1/2} H P^{-1/2}), η the learning rate. The limit holds for the update rule with the
-    optimizer's momentum, where P is fixed and common to all learners: 2(1 + β₁)/(1 − β₁) = 38 for SSGD with
-    Adam's β₁ = 0.9. The effect of a weight decay on the limit is left out.
+    For Adam, P = (√v̂ + ε)(1 − β₁ᵗ), where v̂ is the second moment corrected for its bias (Cohen et al. 2022,
+    arXiv:2207.14484). LAMB and LARS scale the step of each parameter tensor w; their P is our choice. For
+    LAMB, P is Adam's P times ‖s‖/‖w‖, where s is LAMB's step before this scaling. For LARS,
+    P = (‖g‖ + λ‖w‖)/(trust ‖w‖), where g is the gradient, λ the weight decay and trust LARS's coefficient.
+
+    The limit is the largest stable η λ_max(P^{-1/2} H P^{-1/2}), with the learning rate η. It is that of the
+    update rule with the optimizer's momentum, if P is fixed and common to all learners: for SSGD with Adam's
+    β₁ = 0.9 it is 2(1 + β₁)/(1 − β₁) = 38. The effect of a weight decay on the limit is left out.
 
     Args:
         run: a checkpoint of ``landscape train``.
@@ -261,7 +269,7 @@ def preconditioner(
     path = run.path or "run"
     if not run.has_recipe:
         raise OperationError(f"{path}: no run of landscape train; give a landscape.Preconditioner in Python")
-    maker = StatePreconditioner(recipe_of(run), problem, "precondition")
+    from_state = StatePreconditioner(recipe_of(run), problem, "precondition")
     if run.step < 1:
         raise OperationError(f"{path}: of step 0, the optimizer has no state yet")
     check_learner(learner, run.learners)
@@ -270,8 +278,9 @@ def preconditioner(
         state = {key: rows[learner : learner + 1] for key, rows in run.optimizer.items()}
     else:
         weights = run.mean
-        state = maker.mean_of(run.optimizer, lambda key, rows: average(rows))
-    return maker.at(weights.to(problem.weights), state, run.step, run.lr, stream(seed, 0))
+        state = from_state.mean_of(run.optimizer, lambda key, rows: average(rows))
+    draws = stream(seed, 0)
+    return from_state.preconditioner_at(weights.to(problem.weights), state, run.step, run.lr, draws)
 
 
 # LARS's preconditioner depends on the gradient's norm: it is averaged over this number of minibatches (our
@@ -314,7 +323,7 @@ class StatePreconditioner:
         counters = self._optimizer.counters  # equal for all learners, and perhaps whole numbers
         return {name: t[:1] if name in counters else mean(name, t)[None] for name, t in rows.items()}
 
-    def at(
+    def preconditioner_at(
         self, weights: Tensor, state: Mapping[str, Tensor], step: int, lr: float, draws: torch.Generator
     ) -> Preconditioner:
         """Return P after ``step`` steps.
@@ -366,14 +375,16 @@ def stability(
 
     Args:
         problem: the loss; or a run.
-        delays: gradient delays τ in steps; default: 0; for a run with a delay 0, 1, 3, 7, 31 and this delay.
+        delays: gradient delays τ in steps; default: 0, and for a run that has a delay also 1, 3, 7, 31 and
+            its own delay.
         momentum: m of the ordinary and shifted forms. 0.9 is the usual value.
-        lr: the learning rate, for the picture of ηλ_max; default: the run's.
-        own_limit, own_delay: the run's own limit on ηλ, and its delay; default: the limit and the delay of
-            the run's update rule.
+        lr: the learning rate η, for the picture of ηλ_max; default: the run's.
+        own_limit, own_delay: the largest stable ηλ of the run, and the run's delay in steps; default: those
+            of the run's update rule.
         precondition: P, as :func:`landscape.spectrum` takes it, or True: P of the run's optimizer. λ_max is
-            then the largest eigenvalue of P^{-1/2} H P^{-1/2}, and the limits are of steps w ← w − η P⁻¹ v,
-            v ← m v + g. lr and own_limit are then P's, where P has them.
+            then the largest eigenvalue of P^{-1/2} H P^{-1/2}, and the limits hold for steps
+            v ← m v + g, w ← w − η P⁻¹ v. P's own learning rate and limit then replace ``lr`` and
+            ``own_limit``; they are NaN where P does not state them.
         residual_tol: the allowed residual of λ_max, relative to λ_max.
         seed: the seed of the starting vector of the iteration.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
@@ -396,31 +407,34 @@ def stability(
     """
     run = problem if isinstance(problem, Checkpoint) else None
     problem = problem_of(problem)
-    own_lr, rule_limit, rule_delay = operating_point(run) if run else (math.nan, None, 0)
-    lr = own_lr if lr is None else lr
-    own_limit = rule_limit if own_limit is None else own_limit
-    own_delay = rule_delay if own_delay is None else own_delay
-    default_delays = {own_delay, *DELAYS} if own_delay else {0}
-    delays = sorted({*(default_delays if delays is None else delays)})
-    if isinstance(precondition, bool):
-        if precondition and run is None:
+    run_lr, run_limit, run_delay = operating_point(run)
+    lr = run_lr if lr is None else lr
+    own_limit = run_limit if own_limit is None else own_limit
+    own_delay = run_delay if own_delay is None else own_delay
+    if delays is None:
+        delays = [own_delay, *DELAYS] if own_delay else [0]
+    delays = sorted({*delays})
+    if precondition is True:
+        if run is None:
             raise InputError("precondition: True is not allowed for a problem, whose optimizer is not known")
-        precondition = preconditioner(run, problem) if precondition and run else None
+        precondition = preconditioner(run, problem)
+    elif precondition is False:
+        precondition = None
     p = as_preconditioner(precondition)
     if p:
         lr, own_limit = p.lr, p.limit
     top = top_eigenvalues(problem, 1, residual_tol, seed=seed, precondition=p, progress=progress)
     return Stability(
-        np.asarray(delays, dtype=np.int64),
-        limits(delays, momentum),
-        momentum,
-        float(top.values[0]),
-        float(top.residuals[0]),
-        bool(top.converged),
-        lr,
-        math.nan if own_limit is None else own_limit,
-        own_delay,
-        problem.data.samples,
+        delay=np.asarray(delays, dtype=np.int64),
+        limit=limits(delays, momentum),
+        momentum=momentum,
+        lambda_max=float(top.values[0]),
+        residual=float(top.residuals[0]),
+        converged=bool(top.converged),
+        lr=lr,
+        own_limit=math.nan if own_limit is None else own_limit,
+        own_delay=own_delay,
+        samples=problem.data.samples,
         precondition=p.name if p else "",
         **named_loss(problem),
         **about,
@@ -428,39 +442,43 @@ def stability(
 
 
 def loop_preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> Preconditioner | None:
-    """Return the preconditioner for ``parameters`` of torch's Adam, AdamW or RMSprop in a user's loop.
+    """Return the preconditioner of the user's optimizer for ``parameters``: torch's Adam, AdamW or RMSprop.
 
-    None before the optimizer's first step.
+    Before the optimizer's first step there is no preconditioner, and the result is None.
 
     Raises:
         InputError: for another optimizer, or parameter groups with different options.
     """
     kind = type(optimizer)
     names = ("betas", "eps", "amsgrad", "centered", "momentum", "maximize")
-    groups = optimizer.param_groups if optimizer is not None else [{}]  # None is refused below, as a kind
-    values = {name: groups[0][name] for name in names if name in groups[0]}
-    momentum = optimizers.torch_preconditioned(kind, values)
-    differs = any(group.get(name) != value for group in groups for name, value in values.items())
-    if momentum is None or differs:
-        reason = "parameter groups with different options" if momentum else f"the optimizer '{kind.__name__}'"
+    groups = optimizer.param_groups if optimizer is not None else [{}]  # NoneType is refused below
+    options = {name: groups[0][name] for name in names if name in groups[0]}
+    # With P, the optimizer's steps are those of SGD with momentum m and learning rate rate_factor·η. Adam
+    # has m = β₁ and rate_factor = 1 − β₁. None: another optimizer.
+    sgd_equivalent = optimizers.torch_preconditioned(kind, options)
+    differs = any(group.get(name) != value for group in groups for name, value in options.items())
+    if sgd_equivalent is None or differs:
+        reason = f"the optimizer '{kind.__name__}'"
+        if sgd_equivalent is not None:
+            reason = "parameter groups with different options"
         allowed = "only with Adam, AdamW or RMSprop of torch, with the same options for all parameters"
         where = "monitor.instruments: 'preconditioned-lambda-max'"
         raise InputError(f"{where} is not allowed with {reason}, {allowed}")
     states = [optimizer.state.get(p, {}) for p in parameters]
     if not all("step" in state for state in states):
         return None
-    # The state of one learner: (1, P).
-    flat = {
+    # The state by name, in rows (1, P) of one learner.
+    rows = {
         key: torch.cat([state[key].detach().flatten() for state in states])[None]
         for key, value in states[0].items()
         if value is not None and key != "step"
     }
-    # For each entry of θ, as parameters may have made different numbers of steps.
-    pairs = zip(parameters, states, strict=True)
-    step_counts = torch.cat([torch.full((p.numel(),), float(state["step"])) for p, state in pairs])[None]
-    step_counts = step_counts.to(float64_device(parameters[0].device), torch.float64)
-    diagonal = optimizers.torch_preconditioner(kind, values, flat, step_counts)[0]
-    # The steps are steps of momentum m with learning rate rate_factor·η (Adam: m = β₁, factor 1 − β₁).
-    m, form, rate_factor = momentum
+    # One count for each weight, (1, P), because parameters may have made different numbers of steps.
+    counts = [
+        torch.full((p.numel(),), float(state["step"])) for p, state in zip(parameters, states, strict=True)
+    ]
+    step_counts = torch.cat(counts)[None].to(float64_device(parameters[0].device), torch.float64)
+    diagonal = optimizers.torch_preconditioner(kind, options, rows, step_counts)[0]
+    m, form, rate_factor = sgd_equivalent
     limit = max_stable_step(0, m, form) / rate_factor
-    return Preconditioner(diagonal, name=kind.__name__, lr=rate(optimizer), limit=limit)
+    return Preconditioner(diagonal, name=kind.__name__, lr=learning_rate(optimizer), limit=limit)

@@ -121,7 +121,7 @@ class DefaultGroup(Processes):
         return copied.to(tensor.device)
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
+    def raising_on_all_ranks(self) -> Iterator[None]:
         """Make a failure inside fail every rank: with its own error, or with a line that names the rank."""
         error: LandscapeError | None = None
         try:
@@ -151,7 +151,7 @@ def class_path(model: nn.Module) -> str:
     return f"{module}:{kind.__qualname__}"
 
 
-def rate(optimizer: Any) -> float:
+def learning_rate(optimizer: Any) -> float:
     """Return the learning rate of all parameter groups; NaN where they differ, or there is no optimizer."""
     rates = {float(group.get("lr", math.nan)) for group in getattr(optimizer, "param_groups", ())}
     return rates.pop() if len(rates) == 1 else math.nan

@@ -98,28 +98,31 @@ class DecentralizedDataParallel(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        _check(model, optimizer)
+        _check_can_be_wrapped(model, optimizer)
         rank, size = rank_and_size("DecentralizedDataParallel")
         options = registry.algorithms.options(algorithm, options)
         rule = registry.algorithms.make(algorithm, options, learners=size, seed=seed)
         if rule.measured:
             raise InputError("algorithm.schedule: 'measured' is not allowed here, only in landscape train")
-        self._algorithm = {"name": algorithm} | {k: v for k, v in options.items() if v is not None}
+        options_in_use = {key: value for key, value in options.items() if value is not None}
+        self._algorithm = {"name": algorithm} | options_in_use
         if rule.uses_peak_lr:
-            group = optimizer.param_groups[0]
-            rate = peak_lr or group.get("initial_lr", group["lr"])  # a scheduler sets initial_lr
-            rule.peak_lr = self._algorithm["peak_lr"] = fit("peak_lr", rate, Positive)
+            if peak_lr is None:
+                group = optimizer.param_groups[0]
+                peak_lr = group.get("initial_lr", group["lr"])  # a scheduler sets initial_lr
+            rule.peak_lr = fit("peak_lr", peak_lr, Positive)
+            self._algorithm["peak_lr"] = rule.peak_lr
         elif peak_lr is not None:
             raise InputError(f"peak_lr: {peak_lr} is not allowed, algorithm '{algorithm}' does not use it")
         self._seed = seed
         parameters = FlatParameters(model, optimizer)
         processes = DefaultGroup(rank, size, parameters.device)
-        self._share(model, parameters, processes, average_buffers)
+        self._copy_from_rank_0(model, parameters, processes, average_buffers)
         self._stepper = Stepper(parameters, rule, processes, average_buffers)
-        _wrapped.add(optimizer)
+        _wrapped.add(optimizer)  # so that a second wrapper refuses this optimizer
         self.module = model
 
-    def _share(
+    def _copy_from_rank_0(
         self, model: nn.Module, parameters: FlatParameters, group: DefaultGroup, average_buffers: bool
     ) -> None:
         """Check that all processes have equal arguments and models, and copy rank 0's weights and buffers."""
@@ -180,11 +183,11 @@ class DecentralizedDataParallel(nn.Module):
         return contextlib.nullcontext()
 
     def average_model(self) -> nn.Module:
-        """Return a copy of the module with w_a, the mean of the learners' weights, to evaluate it.
+        """Return a copy of the module, for evaluation, with w_a, the mean of the learners' weights.
 
-        All processes must call this method, between steps. The copy's floating-point buffers are the
-        learners' means. BatchNorm's statistics at w_a differ from such means;
-        ``torch.optim.swa_utils.update_bn`` estimates these statistics.
+        All processes must call this method, between steps. The copy's floating-point buffers are means over
+        the learners. The statistics of BatchNorm at w_a differ from the means of the learners' statistics;
+        ``torch.optim.swa_utils.update_bn`` estimates the statistics at w_a.
 
         Returns:
             The copy, which training does not change.
@@ -203,7 +206,7 @@ class DecentralizedDataParallel(nn.Module):
             (True, False)
         """
         stepper = self._stepper
-        stepper.idle("average_model")
+        stepper.check_between_steps("average_model")
         model = independent_copy(self.module)
         with torch.no_grad():
             mean = stepper.comm.fresh_mean(stepper.parameters.flat, "average model")
@@ -235,15 +238,15 @@ class DecentralizedDataParallel(nn.Module):
             >>> model = landscape.DecentralizedDataParallel(net, optimizer, "dpsgd")
             >>> model.save_checkpoint(f"{tempfile.mkdtemp()}/last.h5")
         """
-        self._stepper.idle("save_checkpoint")
+        self._stepper.check_between_steps("save_checkpoint")
         save(self._stepper, Path(path), self._algorithm, self._seed)
 
     def load_checkpoint(self, path: str | Path) -> int:
         """Resume from a file of :meth:`save_checkpoint`: weights, buffers, optimizer and algorithm.
 
-        All processes must call this method, between steps. The loop itself restores learning rates, a
-        scheduler, a GradScaler and random numbers. If these depend on the step alone, the resumed run has the
-        numbers of an unbroken run.
+        All processes must call this method, between steps. The user's loop itself must restore learning
+        rates, a scheduler, a GradScaler and the states of random generators. If all of these depend on the
+        step alone, the resumed run has the same numbers as an uninterrupted run.
 
         Args:
             path: the file, which each process reads.
@@ -266,8 +269,8 @@ class DecentralizedDataParallel(nn.Module):
             >>> model.load_checkpoint(path)
             0
         """
-        self._stepper.idle("load_checkpoint")
-        with torch.no_grad(), self._stepper.group.together():  # an error on one rank is raised on all
+        self._stepper.check_between_steps("load_checkpoint")
+        with torch.no_grad(), self._stepper.group.raising_on_all_ranks():
             load(self._stepper, Path(path), self._algorithm)
         return self.steps
 
@@ -284,7 +287,7 @@ class DecentralizedDataParallel(nn.Module):
         Raises:
             InputError: within a step, and for the state of another algorithm.
         """
-        self._stepper.idle("load_state_dict")
+        self._stepper.check_between_steps("load_state_dict")
         name = self._algorithm["name"]
         if state["algorithm"] != name:
             raise InputError(f"load_state_dict: the state is of '{state['algorithm']}', here is '{name}'")
@@ -299,8 +302,8 @@ class DecentralizedDataParallel(nn.Module):
         raise InputError("model: it cannot be copied or pickled; use its .module or state_dict()")
 
 
-def _check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise InputError for what cannot be wrapped."""
+def _check_can_be_wrapped(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise InputError for a model or an optimizer that DecentralizedDataParallel cannot take."""
     check_module(model)
     for m in model.modules():
         if isinstance(m, (nn.DataParallel, nn.parallel.DistributedDataParallel, DecentralizedDataParallel)):

@@ -41,53 +41,58 @@ class Observer:
         batch, ranks: a step has ``ranks`` minibatches of ``batch`` samples each; batch 0: an unknown number.
         seed: the seed of the samples.
         optimizer: makes the steps: an optimizer of torch, or another object.
-        how: ``terms``, ``randomness`` and ``metrics`` (of ``test``) as :class:`landscape.Problem` takes them.
+        problem_options: ``terms``, ``randomness`` and ``metrics`` as :class:`landscape.Problem` takes them;
+            ``metrics`` are those of ``test``.
 
     Raises InputError for what :class:`landscape.Problem` refuses, and for choices that do not fit the data.
     """
 
     def __init__(
         self, module: nn.Module, loss: Loss | None, data: Any, test: Any, *, samples: int,
-        monitor: Mapping[str, Any], batch: int, ranks: int, seed: int, optimizer: Any, **how: Any,
+        monitor: Mapping[str, Any], batch: int, ranks: int, seed: int, optimizer: Any, **problem_options: Any,
     ) -> None:  # fmt: skip
         loop.check_module(module)
         for name, split in (("data", data), ("test", test)):
-            _check_data(name, split)
-        metrics = how.pop("metrics", None)
+            _refuse_persistent_workers(name, split)
+        metrics = problem_options.pop("metrics", None)
         if metrics is not None and test is None:
             raise InputError("metrics: they are of the test data, which is missing; give test, too")
         parameter = next((p for p in module.parameters() if p.requires_grad and p.numel()), None)
-        half = parameter is not None and parameter.is_floating_point() and parameter.dtype.itemsize < 4
-        how["dtype"] = torch.float32 if half else None  # measurements need more than half precision
         device = torch.device("cpu") if parameter is None else parameter.device
-        self._undisturbed = functools.partial(undisturbed, device, data, test)
-        self._start: tuple[Tensor, Gradient] | None = None  # (θ, g) of the step that was started
+        is_half = parameter is not None and parameter.is_floating_point() and parameter.dtype.itemsize < 4
+        # Measurements need more than half precision. None: the precision of the module.
+        problem_options["dtype"] = torch.float32 if is_half else None
+        self._without_side_effects = functools.partial(undisturbed, device, data, test)
+        self._before_step: tuple[Tensor, Gradient] | None = None  # (θ, g) before the step that is being made
         self._weights_before: Tensor | None = None
-        norm = has_batchnorm(module)
-        if norm and isinstance(data, Dataset):
+        uses_batchnorm = has_batchnorm(module)
+        if uses_batchnorm and isinstance(data, Dataset):
             data = _in_batches(data, batch, seed)
-        with self._undisturbed():
-            self.train = Problem(module, loss, data, **how)
-            try:
-                self.test = None if test is None else Problem(module, loss, test, metrics=metrics, **how)
-            except LandscapeError as error:
-                raise InputError(f"test: {error}") from error
+        with self._without_side_effects():
+            self.train = Problem(module, loss, data, **problem_options)
+            self.test = None
+            if test is not None:
+                try:
+                    self.test = Problem(module, loss, test, metrics=metrics, **problem_options)
+                except LandscapeError as error:
+                    raise InputError(f"test: {error}") from error
             self.parameters = Parameters(module, self.train)
-            # With BatchNorm the loss that the steps descend depends on the batches.
+            # ``_objective`` is the loss that the steps descend. With BatchNorm it depends on the batches.
             self._objective = self.train
-            _check_drawn("samples", samples, self.train)
-            if norm and self.train.indexed:
-                _check_batch(batch)
-            if norm:
+            _check_can_be_drawn("samples", samples, self.train)
+            if uses_batchnorm and self.train.indexed:
+                _check_batch_for_batchnorm(batch)
+            if uses_batchnorm:  # data that come in batches keep their own batches, whatever number is given
                 self._objective = self.train.with_batchnorm("train", max(2, batch))
             values = {"samples": Monitor.samples if self.train.indexed else 0, **monitor}
-            table = table_of(Monitor, values, "monitor.")
-            _check_drawn("monitor.samples", table.samples, self.train)
-            self.monitor = self._monitoring(table, seed, batch * ranks, optimizer)
-        batch_of_loss = batch if norm and self.train.indexed else 0
+            monitor_table = table_of(Monitor, values, "monitor.")
+            _check_can_be_drawn("monitor.samples", monitor_table.samples, self.train)
+            self.monitor = self._make_monitoring(monitor_table, seed, batch * ranks, optimizer)
+        # A sample's loss depends on a batch of this many samples; 0: on the sample, or on the data's batch.
+        batch_of_loss = batch if uses_batchnorm and self.train.indexed else 0
         self._gradient = GradientEstimator(self._objective, Comm(1), samples, seed, batch_of_loss)
 
-    def _monitoring(self, table: Monitor, seed: int, batch: int, optimizer: Any) -> Monitoring:
+    def _make_monitoring(self, table: Monitor, seed: int, batch: int, optimizer: Any) -> Monitoring:
         """Return the instruments of ``table``; a step has ``batch`` samples, 0: an unknown number."""
         limit = loop.stability_limit(optimizer) or math.nan
         parameters = self.parameters.trained
@@ -95,42 +100,42 @@ class Observer:
             MeasuredRun(table, self._objective, Comm(1), seed, batch, limit, optimizer, parameters=parameters)
         )
 
-    def start(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """Store w and g = ∇L(w) before ``step`` is made."""
-        with self._undisturbed():
+        with self._without_side_effects():
             self.parameters.show(self._objective.model)
             theta = self.parameters.flat()
-            self._start = theta, self._gradient.at(theta, step)
+            self._before_step = theta, self._gradient.at(theta, step)
 
     def keep_weights(self, step: int) -> None:
         """Store w before ``step`` is made, if an instrument that is due after the step needs w."""
         self._weights_before = self.parameters.flat()[None] if self.monitor.needs_before(step) else None
 
-    def forget(self) -> None:
+    def forget_step(self) -> None:
         """Forget the step that was started."""
-        self._start = None
+        self._before_step = None
 
     def finish(self) -> dict[str, float]:
         """Return the history's columns of the started step and of the test data; {} if no step started."""
-        if self._start is None:
+        if self._before_step is None:
             return {}
-        (theta, g), self._start = self._start, None
+        (theta, g), self._before_step = self._before_step, None
         projection = g.project([self.parameters.flat() - theta])
-        return step_columns(g.loss, projection) | self.tested()
+        return step_columns(g.loss, projection) | self.test_columns()
 
-    def tested(self) -> dict[str, float]:
+    def test_columns(self) -> dict[str, float]:
         """Return test loss, accuracy and metrics, with the module's own statistics; {} without test data."""
         if self.test is None:
             return {}
-        with self._undisturbed():
+        with self._without_side_effects():
             self.parameters.show(self.test.model)
             values = (self.test.totals(self.parameters.flat()).cpu() / self.test.samples).tolist()
         names = ("test_loss", "test_accuracy", *(f"test_{name}" for name in names_of(self.test)))
         return dict(zip(names, values, strict=True))
 
-    def measured(self, step: int, lr: float) -> dict[str, float]:
+    def instrument_columns(self, step: int, lr: float) -> dict[str, float]:
         """Return the columns of the instruments that are due after ``step``."""
-        with self._undisturbed():
+        with self._without_side_effects():
             self.parameters.show(self._objective.model)
             return self.monitor.measure(step, lr, self.parameters.flat()[None], self._weights_before)
 
@@ -138,12 +143,12 @@ class Observer:
         """Return the memory of the instruments after ``step``, for files."""
         return self.monitor.state(step)
 
-    def agreed(self, due: bool) -> bool:
-        """Return whether something is ``due`` on any of the processes that measure."""
+    def any_rank(self, due: bool) -> bool:
+        """Return whether ``due`` is true on any of the processes that measure."""
         return due
 
-    def together(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context whose errors are raised by all processes that measure."""
+    def raising_on_all_ranks(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context; an error inside, on any process that measures, is raised on all of them."""
         return contextlib.nullcontext()
 
 
@@ -182,13 +187,13 @@ def _generators(data: Any) -> Iterator[torch.Generator]:
             yield generator
 
 
-def _check_batch(batch: int) -> None:
+def _check_batch_for_batchnorm(batch: int) -> None:
     """Raise InputError unless BatchNorm can have the statistics of ``batch`` samples."""
     if batch < 2:
         raise InputError("batch", batch, allowed="that of the loop's minibatches, ≥ 2, with BatchNorm")
 
 
-def _check_drawn(name: str, samples: int, problem: Problem) -> None:
+def _check_can_be_drawn(name: str, samples: int, problem: Problem) -> None:
     """Raise InputError where ``samples`` are to be drawn from data that come in batches."""
     if samples and not problem.indexed:
         raise InputError(f"{name}: {samples} is not allowed with data in batches; give (x, y), or {name} 0")
@@ -200,14 +205,14 @@ def _in_batches(data: Dataset[Any], batch: int, seed: int) -> DataLoader[Any]:
     The batches are drawn at random, as in training, so that their statistics do not depend on the order of
     the stored samples. An IterableDataset keeps its order.
     """
-    _check_batch(batch)
+    _check_batch_for_batchnorm(batch)
     if isinstance(data, IterableDataset):
         return DataLoader(data, batch_size=batch)
     batches = fixed_batches(len(data), batch, seed)  # type: ignore[arg-type]
     return DataLoader(data, batch_sampler=[part.tolist() for part in batches])
 
 
-def _check_data(name: str, data: Any) -> None:
+def _refuse_persistent_workers(name: str, data: Any) -> None:
     """Raise InputError for a DataLoader with persistent workers: a pass here would end the user's."""
     if isinstance(data, DataLoader) and data.persistent_workers:
         raise InputError(f"{name}: a DataLoader with persistent_workers=True is not allowed")
@@ -278,46 +283,49 @@ class ShardedObserver(Observer):
 
     def __init__(
         self, module: nn.Module, loss: Loss | None, data: Any, test: Any, *, samples: int,
-        monitor: Mapping[str, Any], batch: int, ranks: int, seed: int, optimizer: Any, **how: Any,
+        monitor: Mapping[str, Any], batch: int, ranks: int, seed: int, optimizer: Any, **problem_options: Any,
     ) -> None:  # fmt: skip
-        table = table_of(Monitor, {"samples": 0, **monitor}, "monitor.")
+        monitor_table = table_of(Monitor, {"samples": 0, **monitor}, "monitor.")
+        # Options that must be 0, empty or False here.
         refused = {
             "samples": samples,
-            "monitor.samples": table.samples,
-            "monitor.instruments": table.instruments,
-            "randomness": how.pop("randomness") != "refuse",
-            "metrics": how.pop("metrics") is not None,
+            "monitor.samples": monitor_table.samples,
+            "monitor.instruments": monitor_table.instruments,
+            "randomness": problem_options.pop("randomness") != "refuse",
+            "metrics": problem_options.pop("metrics") is not None,
             "model: BatchNorm": has_batchnorm(module),
         }
         for name, value in refused.items():
             if value:
                 raise InputError(f"{name}: not allowed in a recorder of a sharded model")
         device = next(module.parameters()).device
-        self._undisturbed = functools.partial(undisturbed, device, data, test)
-        self._start = None
-        with self._undisturbed():
-            self._shards: Any = Problem(module, loss, data, **how)
-            self.train = self._objective = self._shards
-            self.test = None if test is None else Problem(module, loss, test, **how)
+        self._without_side_effects = functools.partial(undisturbed, device, data, test)
+        self._before_step = None
+        with self._without_side_effects():
+            # For parameters that are DTensors, Problem() returns a ShardedProblem.
+            self._sharded_problem: Any = Problem(module, loss, data, **problem_options)
+            self.train = self._objective = self._sharded_problem
+            self.test = None if test is None else Problem(module, loss, test, **problem_options)
             self.parameters = ShardedParameters(module, self.train)
-            self.monitor = self._monitoring(table, seed, 0, optimizer)
-        self._group = loop.DefaultGroup(*loop.rank_and_size(), device)
+            self.monitor = self._make_monitoring(monitor_table, seed, batch=0, optimizer=optimizer)
+        rank, size = loop.rank_and_size()
+        self._group = loop.DefaultGroup(rank, size, device)
 
-    def start(self, step: int) -> None:
-        with self._undisturbed():
+    def begin_step(self, step: int) -> None:
+        with self._without_side_effects():
             loss, g = self.train.loss_and_gradient()
-        comm: Any = SimpleNamespace(totals=self._shards.total)
-        self._start = self.parameters.flat(), Gradient(loss, g[None], comm)
+        comm: Any = SimpleNamespace(totals=self._sharded_problem.total)
+        self._before_step = self.parameters.flat(), Gradient(loss, g[None], comm)
 
     def state(self, step: int) -> dict[str, Tensor]:
         self._group.step = step  # for the message of an error in the exchange that follows
         return {}  # the instruments' memory is a part of a vector: this rank's shard
 
-    def agreed(self, due: bool) -> bool:
-        return bool(self._shards.gathered(torch.tensor(float(due))).any())
+    def any_rank(self, due: bool) -> bool:
+        return bool(self._sharded_problem.gathered(torch.tensor(float(due))).any())
 
-    def together(self) -> contextlib.AbstractContextManager[None]:
-        return self._group.together()
+    def raising_on_all_ranks(self) -> contextlib.AbstractContextManager[None]:
+        return self._group.raising_on_all_ranks()
 
 
 class ShardedParameters(Parameters):

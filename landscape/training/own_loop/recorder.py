@@ -144,16 +144,20 @@ class Recorder:
         self._samples, self._batch, self._seed = samples, batch, seed
         self._optimizer, self._resume, self._scalars = optimizer, resume, scalars
         self._check_options(model)
-        self._phase, self._next_due = IDLE, 1
+        self._phase = IDLE
+        self._next_due = 1  # the next step with a measurement or a file
         self._broken = False  # whether the weights may be half changed, and must not be written
-        self._process = os.getpid()
-        self._rank, self._world = loop.rank_and_size()
+        self._process_id = os.getpid()  # a forked process must not write
+        self._rank, self._world_size = loop.rank_and_size()
         module = unwrapped(model)
         self._sharded = is_sharded(module)
-        self._records_nothing = self._closed = self._rank > 0 and not self._sharded
+        # Under DistributedDataParallel only rank 0 records; with shards all ranks do.
+        self._records_nothing = self._rank > 0 and not self._sharded
+        self._closed = self._records_nothing
         if self._records_nothing:
             return
-        if not self._sharded:  # with shards the folder is checked later, so that all ranks see the error
+        # With shards, rank 0 checks the folder in _open_folder, so that all ranks raise its error.
+        if not self._sharded:
             storage.check_folder(self.folder, resume=resume is not False)
         elif resume is not False:
             raise InputError("resume: not allowed in a recorder of a sharded model; give another folder")
@@ -166,7 +170,7 @@ class Recorder:
             samples=samples,
             monitor={"sharpness": sharpness, **(monitor or {})},
             batch=batch,
-            ranks=self._world,
+            ranks=self._world_size,
             seed=seed,
             optimizer=optimizer,
             terms=terms,
@@ -176,10 +180,10 @@ class Recorder:
         splits = {"train": data} if test is None else {"train": data, "test": test}
         with contextlib.ExitStack() as resources:
             self._open_folder(splits, resources)
-            self._resources = resources.pop_all()  # they stay open until close()
-        self._own_seconds = 0.0
-        self._began, self._first_step = time.perf_counter(), self.steps  # of the loop
-        self._share_shown = self._rank > 0
+            self._resources = resources.pop_all()  # without an error they stay open until close()
+        self._own_seconds = 0.0  # the time of the recorder's own work
+        self._loop_began, self._loop_first_step = time.perf_counter(), self.steps
+        self._share_shown = self._rank > 0  # rank 0 shows once which share of the time measurements take
         atexit.register(self._close_at_exit)
 
     def _check_options(self, model: nn.Module) -> None:
@@ -192,37 +196,47 @@ class Recorder:
         writer_names(self._scalars)
 
     def _open_folder(self, splits: dict[str, Any], resources: contextlib.ExitStack) -> None:
-        """Lock the folder, and resume its run, or write the first file of a new run."""
+        """Lock the folder. Resume the folder's run, or write the first file of a new run.
+
+        Args:
+            splits: the user's data by name: "train" and, if there are test data, "test".
+            resources: receives what :meth:`close` must close: the lock and the writers.
+        """
         observer, train, test = self._observer, self._observer.train, self._observer.test
-        with observer.together():
-            run = None if self._rank else self._lock_folder(resources)
-        metrics = {f"test_{name}": "1" for name in names_of(test)} if test else {}
-        self._history = History(RECORDED, observer.monitor.columns | metrics)
-        self._columns = frozenset(self._history.units)  # the recorder's own
+        run: Checkpoint | None = None
+        with observer.raising_on_all_ranks():
+            if self._rank == 0:
+                run = self._lock_folder(resources)
+        metric_units = {f"test_{name}": "1" for name in names_of(test)} if test else {}
+        self._history = History(RECORDED, observer.monitor.columns | metric_units)
+        self._own_columns = frozenset(self._history.units)
         if run is not None:
             self._restore(run)
-        last_row = self._history.rows[-1:]
-        self._clock = time.perf_counter() - (last_row[0]["wall_s"] if last_row else 0.0)
-        self._lr = loop.rate(self._optimizer)
-        self._saved, self._logged = self.steps, False  # the step of the last file; rows added since
-        self._model = loop.class_path(observer.parameters.module)  # now, as __main__ loses its file at exit
-        self._facts = {
+        rows = self._history.rows
+        seconds_before = rows[-1]["wall_s"] if rows else 0.0  # of a resumed run
+        self._wall_start = time.perf_counter() - seconds_before
+        self._lr = loop.learning_rate(self._optimizer)
+        self._saved_step = self.steps  # the step of the last file
+        self._has_new_rows = False  # whether the history has rows that the last file lacks
+        # The path of the class is read here, because __main__ has no file any more when the process exits.
+        self._model_class = loop.class_path(observer.parameters.module)
+        self._data_facts = {
             "name": "",
             "options": {},
             "train": train.samples,
             "test": test.samples if test else 0,
             "fingerprint": UserData({k: as_tensors(v) for k, v in splits.items()}, None).fingerprint,
         }
-        names = [] if self._rank else writer_names(self._scalars)
-        with observer.together():
+        names = writer_names(self._scalars) if self._rank == 0 else []
+        with observer.raising_on_all_ranks():
             self._writers = [open_writer(name, self.folder, self.steps, resources) for name in names]
         self._run_to_resume = run
-        if run is None:  # the history begins with a row of the start
-            self._add(0, observer.tested())
-            self._write()
+        if run is None:  # a new history begins with a row for the initial weights
+            self._record(0, observer.test_columns())
+            self._write_checkpoint()
             self._next_due = self._due_after(self.steps)
         else:
-            self._next_due = self.steps + 1  # the first step compares the weights with the run's
+            self._next_due = self.steps + 1  # before this step the weights are compared with the run's
 
     def _restore(self, run: Checkpoint) -> None:
         """Restore the history of ``run`` up to the step to resume at, and delete files of later steps."""
@@ -246,8 +260,8 @@ class Recorder:
     def step(self) -> contextlib.AbstractContextManager[None]:
         """Return the context of the optimizer's step: ``with recorder.step(): optimizer.step()``.
 
-        All changes of the weights inside are one step, counted from 1; a step that a GradScaler skips has
-        d = 0.
+        All changes of the weights inside this context are one step. Steps are counted from 1. A step that a
+        GradScaler skips counts, too, and has d = 0.
 
         Returns:
             The context, for a ``with`` statement.
@@ -266,17 +280,17 @@ class Recorder:
             1
             >>> recorder.close()
         """
-        if self._closed and not self._records_nothing:
+        if self._records_nothing:
+            return contextlib.nullcontext()
+        if self._closed:
             raise InputError("step: the recorder is closed; call this before")
         if self._phase != IDLE:
             raise InputError("step: it needs its own with statement, with recorder.step(): optimizer.step()")
-        if self._records_nothing:
-            return contextlib.nullcontext()
         self._phase = ASKED
-        return self._recorded()
+        return self._step_context()
 
     @contextlib.contextmanager
-    def _recorded(self) -> Iterator[None]:
+    def _step_context(self) -> Iterator[None]:
         """Record the step that is made inside the block, if the step is due."""
         if self.steps + 1 >= self._next_due:
             with self._timed():
@@ -286,7 +300,7 @@ class Recorder:
             yield
         except BaseException:
             self._broken = True
-            self._observer.forget()
+            self._observer.forget_step()
             raise
         finally:
             self._phase = IDLE
@@ -312,10 +326,10 @@ class Recorder:
     def _show_share(self) -> None:
         """Show the measurements' share of the time, once, after measurements of all periods."""
         periods = sorted({self._every, *self._observer.monitor.turns} - {0})
-        if self._share_shown or self.steps - self._first_step < max(periods, default=NEVER):
+        if self._share_shown or self.steps - self._loop_first_step < max(periods, default=NEVER):
             return
         self._share_shown = True
-        share = self._own_seconds / (time.perf_counter() - self._began)
+        share = self._own_seconds / (time.perf_counter() - self._loop_began)
         steps = " and ".join(f"{period:,}" for period in periods)
         line = f"{self.folder}: measurements every {steps} steps take {share:.0%} of the time"
         if share > LARGE_SHARE and self._own_seconds > LONG:
@@ -328,18 +342,18 @@ class Recorder:
         self._phase, self._broken = IDLE, True  # if the check raises an error, nothing may be written
         self._observer.parameters.check()
         self._broken = False
-        self._lr = loop.rate(self._optimizer)
+        self._lr = loop.learning_rate(self._optimizer)
         if self._run_to_resume is not None:
             self._check_resumed(self._run_to_resume)
         self._observer.keep_weights(self.steps + 1)
         if due(self._every, self.steps + 1):
-            self._observer.start(self.steps + 1)
+            self._observer.begin_step(self.steps + 1)
 
     def _check_resumed(self, run: Checkpoint) -> None:
         """Warn, before the first step of a resumed run, if the weights are not those of ``run``'s file."""
         self._run_to_resume = None
         if run.step != self.steps:  # no file has the weights of this step
-            self._write()
+            self._write_checkpoint()
             return
         theta, recorded = self._observer.parameters.flat(), run.weights[0]
         if not torch.equal(theta.cpu().to(recorded.dtype), recorded):
@@ -352,25 +366,25 @@ class Recorder:
         self._next_due = self._due_after(step)
         row = self._observer.finish()
         if self._observer.monitor.due(step):
-            row |= self._observer.measured(step, self._lr)
+            row |= self._observer.instrument_columns(step, self._lr)
         if row:
-            self._add(step, row | {"lr": self._lr})
+            self._record(step, row | {"lr": self._lr})
         if due(self._save_every, step):
-            self._write()
+            self._write_checkpoint()
 
     def _row(self, step: int) -> dict[str, float] | None:
         """Return the history's row of ``step``, or None."""
         return next((row for row in reversed(self._history.rows) if row["step"] == step), None)
 
-    def _add(self, step: int, values: dict[str, float]) -> None:
+    def _record(self, step: int, values: dict[str, float]) -> None:
         """Add ``values`` (name -> number, no NaN) to the row of ``step``, and give them to the writers."""
         numbers = {name: value for name, value in values.items() if not math.isnan(value)}
         row = self._row(step)
         if row is None:
-            row = self._history.new_row(step, math.nan) | {"wall_s": time.perf_counter() - self._clock}
+            row = self._history.new_row(step, math.nan) | {"wall_s": time.perf_counter() - self._wall_start}
             self._history.append(row)
         row |= numbers
-        self._logged = True
+        self._has_new_rows = True
         for write in self._writers:
             write(step, {name: value for name, value in numbers.items() if math.isfinite(value)})
 
@@ -380,11 +394,11 @@ class Recorder:
         Args:
             unit: the unit of all values; default: the column's unit ("nat" for loss), or "1" for a new
                 column.
-            values: numbers by name. A tensor is read immediately, and the host waits for its GPU.
+            values: numbers by name. A tensor is read immediately, so that the call waits for the GPU.
 
         Raises:
-            InputError: for a name of the recorder's own columns, a unit other than the column's, or a value
-                that is not one number.
+            InputError: for the name of a column that the recorder itself fills, a unit other than the
+                column's, or a value that is not one number.
 
         Example:
             >>> import tempfile, torch, landscape
@@ -399,18 +413,19 @@ class Recorder:
             return
         if self._closed:
             raise InputError("log: the recorder is closed; call this before")
-        numbers = {name: number(name, value) for name, value in values.items()}
+        numbers = {name: as_float(name, value) for name, value in values.items()}
         units = self._history.units
         for name in numbers:
             if not _NAME.fullmatch(name):
                 raise InputError("log", name, allowed="letters, digits, _, . and -, a letter first")
-            if name in self._columns and name not in USER_COLUMNS:
+            if name in self._own_columns and name not in USER_COLUMNS:
                 raise InputError(f"log: '{name}' is a column of the recorder's own, choose another name")
             units[name] = units.get(name) or unit or "1"  # a resumed file may have "" for an unknown unit
             if unit is not None and unit != units[name]:
                 raise InputError(f"log: '{unit}' is not allowed, the unit of '{name}' is '{units[name]}'")
+        # Within the context of step(), steps does not yet count the step that is being made.
         step = self.steps + 1 if self._phase == INSIDE else self.steps
-        self._add(step, numbers)
+        self._record(step, numbers)
 
     def checkpoint(self) -> Path | None:
         """Write step-NNNNNNN.h5 and last.h5 of the weights now.
@@ -434,33 +449,37 @@ class Recorder:
             return None
         if self._closed or self._phase != IDLE:
             raise InputError("checkpoint: the recorder is closed, or within a step; call this between steps")
-        return self._write()
+        return self._write_checkpoint()
 
-    def _write(self) -> Path | None:
+    def _write_checkpoint(self) -> Path | None:
         """Write a checkpoint, and return the path of step-NNNNNNN.h5, or None on other ranks than 0."""
         observer = self._observer
         observer.parameters.check()
-        step_samples = self._batch * self._world  # 0: unknown
+        step_samples = self._batch * self._world_size  # in a step of all ranks; 0: unknown
+        epoch = self.steps * step_samples / observer.train.samples if step_samples else math.nan
+        monitor_table = dataclasses.asdict(observer.monitor.run.monitor)
         limit = loop.stability_limit(self._optimizer)
-        monitor = dataclasses.asdict(observer.monitor.run.monitor)
-        settings: dict[str, Any] = {  # in place of a recipe, with a recipe's keys
+        if limit is not None:
+            monitor_table["stability_limit"] = limit
+        # A recorded run has no recipe. Its file has these settings in place of one, under a recipe's keys.
+        settings: dict[str, Any] = {
             "name": self.folder.resolve().name,
             "seed": self._seed,
             "decompose": {"every": self._every, "samples": self._samples},
             "checkpoint": {"every": self._save_every},
-            "monitor": monitor | ({} if limit is None else {"stability_limit": limit}),
+            "monitor": monitor_table,
         }
         if self._optimizer is not None:
             settings["optimizer"] = loop.optimizer_table(self._optimizer)
-        state = Checkpoint(
+        checkpoint = Checkpoint(
             weights=observer.parameters.recorded(),
             layout=observer.train.layout,
             step=self.steps,
-            epoch=self.steps * step_samples / observer.train.samples if step_samples else math.nan,
+            epoch=epoch,
             algorithm=RECORDED,
             recipe=toml_text(settings),
-            model={"name": self._model, "options": {}},
-            data=self._facts,
+            model={"name": self._model_class, "options": {}},
+            data=self._data_facts,
             lr=self._lr,
             local_batch=self._batch,
             seed=self._seed,
@@ -469,16 +488,16 @@ class Recorder:
             buffers=observer.parameters.untrained_rows(),
             shared=observer.state(self.steps),
         )
-        with observer.together():
-            path = None if self._rank else storage.write(state, self.folder, self._save_every)
-        self._saved, self._logged = self.steps, False
+        with observer.raising_on_all_ranks():
+            path = storage.write(checkpoint, self.folder, self._save_every) if self._rank == 0 else None
+        self._saved_step, self._has_new_rows = self.steps, False
         return path
 
     def close(self) -> None:
-        """Write the last step with the loss on the test data, unless it is written, and unlock the folder.
+        """Write a last checkpoint with the test loss, unless the files have it already; unlock the folder.
 
-        The end of a with statement on the recorder, or of the process, also closes the recorder. After an
-        exception within a step nothing is written: the weights may be half changed.
+        The end of a ``with`` statement on the recorder, or of the process, also closes the recorder. After an
+        exception within a step nothing is written, because only a part of the weights may have changed.
 
         Raises:
             OperationError: where the files cannot be written.
@@ -491,7 +510,7 @@ class Recorder:
             >>> recorder
             Recorder('...', step 0)
         """
-        if self._closed or os.getpid() != self._process:  # a forked process writes nothing
+        if self._closed or os.getpid() != self._process_id:  # a forked process writes nothing
             return
         atexit.unregister(self._close_at_exit)
         try:
@@ -499,11 +518,11 @@ class Recorder:
                 observer = self._observer
                 row = self._row(self.steps) or {}
                 tested = math.isfinite(row.get("test_loss", math.nan))
-                # Ranks of a sharded model act together: all of them, if one has something to write.
-                if observer.test is not None and observer.agreed(not tested):
-                    self._add(self.steps, observer.tested())
-                if observer.agreed(self.steps != self._saved or self._logged):
-                    self._write()
+                # With a sharded model all ranks measure and write, if any rank has something to write.
+                if observer.test is not None and observer.any_rank(not tested):
+                    self._record(self.steps, observer.test_columns())
+                if observer.any_rank(self.steps != self._saved_step or self._has_new_rows):
+                    self._write_checkpoint()
         finally:
             self._closed = True
             self._resources.close()
@@ -544,7 +563,7 @@ class RecorderWarning(UserWarning):
     """A warning that the recorded numbers may not be those that the user expects."""
 
 
-def number(name: str, value: Any) -> float:
+def as_float(name: str, value: Any) -> float:
     """Return ``value`` as a float; InputError unless it is a single number."""
     try:
         return float(value.detach() if isinstance(value, Tensor) else value)

@@ -63,7 +63,7 @@ class Stepper:
         parameters.optimizer.register_step_post_hook(self._after_optimizer)
 
     @contextlib.contextmanager
-    def _plainly(self) -> Iterator[None]:
+    def _without_grad_and_autocast(self) -> Iterator[None]:
         """Compute in the parameters' precision, and without gradients, inside the block."""
         with torch.no_grad(), torch.autocast(self.parameters.device.type, enabled=False):
             yield
@@ -76,14 +76,15 @@ class Stepper:
             in_forward: whether a forward pass begins the step, so that gradients are not computed yet.
 
         Raises:
-            InputError: for other parameters than those that were wrapped; outside a forward pass, for a rule
-                that computes gradients at other points than the weights.
+            InputError: where the model's parameters are not those that were wrapped; outside a forward pass,
+                for a rule that takes gradients at other points than the present weights.
         """
         if self.begun:
             return
+        # The group of size 1 was made at a time when torch.distributed had no process group.
         if self.group.size == 1 and loop.has_group() and dist.get_world_size() > 1:
             raise InputError("model: it was made before the process group; call init_process_group first")
-        with self._plainly():
+        with self._without_grad_and_autocast():
             self.parameters.check()
             step = self.steps + 1
             self.group.step = step
@@ -92,7 +93,7 @@ class Stepper:
                 self.comm.hold_mean(self.weights)
             self.rule.begin(self.weights, step)
             self._points = self.rule.gradient_points(self.weights)
-            if self._points.data_ptr() != self.weights.data_ptr():  # gradients are at other points
+            if self._points.data_ptr() != self.weights.data_ptr():  # gradients are taken at other points
                 if not in_forward:
                     remedy = "call the wrapper itself, in training mode, before each step"
                     raise InputError(f"model: this algorithm takes gradients at older weights; {remedy}")
@@ -102,7 +103,7 @@ class Stepper:
     def _before_optimizer(self, optimizer: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Begin the step, unless it has begun, and prepare the gradients for the optimizer."""
         self.begin(in_forward=False)
-        with self._plainly():
+        with self._without_grad_and_autocast():
             closure = any(callable(argument) for argument in (*args, *keywords.values()))
             if closure and self.rule.synchronous and self.comm.size > 1:
                 raise InputError("optimizer: step(closure) is not allowed in a synchronous step; use step()")
@@ -113,7 +114,7 @@ class Stepper:
         """Return the learning rate for the rule; 1 if the rule needs only its product with the directions."""
         if self.rule.lr_is_factor:
             return 1.0
-        rate = loop.rate(self.parameters.optimizer)
+        rate = loop.learning_rate(self.parameters.optimizer)
         if math.isnan(rate):
             raise InputError("optimizer: this algorithm needs one learning rate for all parameter groups")
         return rate
@@ -121,7 +122,7 @@ class Stepper:
     def _after_optimizer(self, optimizer: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Complete the step after the optimizer's step."""
         step, flat = self.steps + 1, self.parameters.flat
-        with self._plainly():
+        with self._without_grad_and_autocast():
             self._gradients.restore()
             self.parameters.check_memory()
             new = self.rule.finish_moved(self.weights, self._points, flat, self._rate, step)
@@ -134,7 +135,7 @@ class Stepper:
                 average_buffers(self.parameters.module, self.comm)
         self.steps, self.begun = step, False
 
-    def idle(self, method: str) -> None:
+    def check_between_steps(self, method: str) -> None:
         """Raise InputError if ``method`` is called within a step, when the parameters are not w_j."""
         if self.begun:
             raise InputError(f"{method}: not allowed between a forward pass and optimizer.step()")
@@ -235,7 +236,7 @@ class LearnerGradients:
 
 
 def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) -> None:
-    """Write a checkpoint with all learners to ``path``: rank 0 writes, and receives the rows of the others.
+    """Write a checkpoint of all learners to ``path``: rank 0 receives the other learners' rows, and writes.
 
     Args:
         algorithm: the name of the rule and its options.
@@ -245,14 +246,14 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
         OperationError: on every rank, if rank 0 cannot write to ``path``.
     """
     parameters, comm, rule = stepper.parameters, stepper.comm, stepper.rule
-    with stepper.group.together():
-        if comm.rank == 0:  # before the others begin to send
+    with stepper.group.raising_on_all_ranks():
+        if comm.rank == 0:  # these checks come before the other ranks begin to send
             ends_in("path", path, [".h5"])
             files.make_folder(path.parent)
             if path.is_dir():
                 raise OperationError(f"{path}: is a folder, a file is needed")
-    momentum = loop.heavy_ball(parameters.optimizer)
-    limit = rule.stability_limit(*momentum) if momentum else None
+    momentum_and_form = loop.heavy_ball(parameters.optimizer)
+    limit = rule.stability_limit(*momentum_and_form) if momentum_and_form else None
     settings = {
         "name": path.resolve().parent.name,
         "seed": seed,
@@ -260,14 +261,14 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
         "optimizer": loop.optimizer_table(parameters.optimizer),
         "monitor": {} if limit is None else {"stability_limit": limit},
     }
-    state = Checkpoint(
+    checkpoint = Checkpoint(
         weights=storable(parameters.flat),
         layout=parameters.layout,
         step=stepper.steps,
         algorithm=RECORDED,
         recipe=toml_text(settings),
         model={"name": loop.class_path(unwrapped(parameters.module)), "options": {}},
-        lr=loop.rate(parameters.optimizer),
+        lr=loop.learning_rate(parameters.optimizer),
         seed=seed,
         history=_history(stepper),
         buffers={name: t.to(parameters.device) for name, t in parameters.untrained_rows().items()},
@@ -275,12 +276,12 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
         rule={name: storable(t) for name, t in rule.state.items()},
         shared={name: storable(t) for name, t in rule.shared.items()},
     )
-    with stepper.group.together():  # no rank continues before the file is there
-        if comm.rank:
-            for tensor in state.stacked().values():
+    with stepper.group.raising_on_all_ranks():  # no rank continues before the file is there
+        if comm.rank > 0:
+            for tensor in checkpoint.stacked().values():
                 comm.send_rows(tensor)
-        else:  # save receives all rows before it raises an error, even with a full disk
-            state.save(path, comm.learners, comm.rows)
+        else:  # even with a full disk, save() receives all rows before it raises an error
+            checkpoint.save(path, comm.learners, comm.rows)
 
 
 def _history(stepper: Stepper) -> dict[str, Array]:
@@ -290,7 +291,7 @@ def _history(stepper: Stepper) -> dict[str, Array]:
     values = {
         "step": float(stepper.steps),
         "consensus": comm.total(float(inner(spread, spread)))[0] / comm.learners,
-        "lr": loop.rate(stepper.parameters.optimizer),
+        "lr": loop.learning_rate(stepper.parameters.optimizer),
     }
     start = [{"step": 0.0, "consensus": 0.0}] if stepper.steps else []
     rows = [*start, values]
@@ -300,6 +301,9 @@ def _history(stepper: Stepper) -> dict[str, Array]:
 def load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     """Restore weights, buffers, and the states of optimizer and rule from a file of :func:`save`.
 
+    Args:
+        algorithm: the name of the present rule and its options, which must be those of the file.
+
     Raises:
         OperationError: for a file that cannot be read, or does not fit.
         InputError: for a file of another algorithm, or of another number of learners.
@@ -307,21 +311,21 @@ def load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     comm, parameters, rule = stepper.comm, stepper.parameters, stepper.rule
     file_learners = 0
 
-    def local(learners: int) -> slice:
+    def own_learner(learners: int) -> slice:
         nonlocal file_learners
         file_learners = learners
         return comm.local
 
-    run = Checkpoint.load(path, local)
-    settings = loop.read_settings(run)
-    if run.algorithm != RECORDED or "algorithm" not in settings:
+    checkpoint = Checkpoint.load(path, own_learner)
+    settings = loop.read_settings(checkpoint)
+    if checkpoint.algorithm != RECORDED or "algorithm" not in settings:
         raise OperationError(f"{path}: is not of a DecentralizedDataParallel; give one of save_checkpoint")
     if file_learners != comm.learners:
         raise InputError(
             f"{path}: of {file_learners} learners, here are {comm.learners}; start {file_learners}"
         )
     file_algorithm = settings["algorithm"]
-    for key in {**file_algorithm, **algorithm}:
+    for key in {**file_algorithm, **algorithm}:  # the keys of both
         file_value, value = file_algorithm.get(key), algorithm.get(key)
         if value != file_value:
             raise InputError(f"algorithm.{key}: {value!r} is not allowed, {path} has {file_value!r}")
@@ -329,17 +333,17 @@ def load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     optimizer = type(parameters.optimizer).__name__
     if optimizer != file_optimizer:
         raise InputError(f"optimizer: {optimizer} is not allowed, {path} has the state of {file_optimizer}")
-    check_fit(path, run.layout, parameters.layout)
-    untrained = parameters.untrained(saved=True)
-    if run.buffers.keys() != untrained.keys():
-        different = sorted(run.buffers.keys() ^ untrained.keys())[0]
+    check_fit(path, checkpoint.layout, parameters.layout)
+    untrained = parameters.untrained(saved=True)  # frozen parameters and buffers
+    if checkpoint.buffers.keys() != untrained.keys():
+        different = sorted(checkpoint.buffers.keys() ^ untrained.keys())[0]
         raise OperationError(f"{path}: buffer '{different}' is not in both the file and the model")
-    rule.restore(run.rule, run.shared)
-    stepper.state.restore(run.optimizer)
-    parameters.flat.copy_(run.weights)
+    rule.restore(checkpoint.rule, checkpoint.shared)
+    stepper.state.restore(checkpoint.optimizer)
+    parameters.flat.copy_(checkpoint.weights)
     for name, tensor in untrained.items():
-        tensor.copy_(run.buffers[name][0])
-    stepper.steps = run.step
+        tensor.copy_(checkpoint.buffers[name][0])
+    stepper.steps = checkpoint.step
 
 
 class FlatParameters(Tracked):
