@@ -47,29 +47,29 @@ def max_stable_step(
     noise: NonNegative = 0.0,
     batch: Count = 1,
 ) -> float:
-    """The largest stable ηλ with gradients ``delay`` τ steps old and ``momentum`` m.
+    """The largest stable h = ηλ for gradients that are ``delay`` τ steps old and ``momentum`` m.
 
-    With h = ηλ, the characteristic polynomials are (docs/explanation/stability.md):
+    The characteristic polynomials are (docs/explanation/stability.md):
 
     - ordinary: z^τ (z − 1)(z − m) + h z
     - nesterov: z^τ (z − 1)(z − m) + h ((1 + m) z − m)
     - shifted: (z^{τ+1} − m)(z − 1) + h z
 
-    Without momentum the limit is 2 sin(π/(2(2τ + 1))); without delay, and ordinary or shifted, 2(1 + m).
+    Without momentum the limit is 2 sin(π/(2(2τ + 1))); without delay it is 2(1 + m), but not for nesterov.
 
     Args:
         delay: τ ≥ 0, in steps.
         momentum: m, 0 ≤ m < 1.
         form: "ordinary", "nesterov" or "shifted".
-        noise: s²/λ², the relative variance of one sample's curvature. With noise > 0 the limit is for
-            stability in mean square, with minibatches whose curvatures along the eigenvector are independent,
-            with mean λ and variance s²/B. The condition is h² ‖G‖² noise/B < 1, ‖G‖² the sum of squares of
-            the impulse response from the noise to the weights. For τ = m = 0 this is the condition
-            (1 − h)² + h² s²/(λ²B) < 1 of Wu, Ma, E 2018.
+        noise: s²/λ², the relative variance of one sample's curvature. With noise > 0 the limit is that of
+            stability in mean square: the curvatures of the minibatches along the eigenvector are independent,
+            with mean λ and variance s²/B. The condition is h² ‖G‖² noise/B < 1, where ‖G‖² is the sum of
+            squares of the impulse response from the noise to the weights. For τ = m = 0 it becomes
+            (1 − h)² + h² s²/(λ²B) < 1 (Wu, Ma, E 2018).
         batch: B, samples per step.
 
     Returns:
-        The largest h = ηλ at which all roots lie in the closed unit disc, without a unit.
+        h without a unit; without noise all roots lie in the closed unit disc up to this h.
 
     Raises:
         InputError: a negative delay, m outside [0, 1), an unknown form, negative noise or no sample.
@@ -84,13 +84,13 @@ def max_stable_step(
     if not noise:
         return limit
 
-    def growth(h: float) -> float:
-        return noise / batch * h**2 * _impulse_power(p0 + h * p1, p1)
-
     low, high = 0.0, limit
     for _ in range(60):  # bisection, to rounding
-        middle = (low + high) / 2
-        low, high = (low, middle) if growth(middle) >= 1 else (middle, high)
+        h = (low + high) / 2
+        if noise / batch * h**2 * _impulse_power(p0 + h * p1, p1) >= 1:
+            high = h
+        else:
+            low = h
     return low
 
 
@@ -143,8 +143,8 @@ def lr_that_keeps_minima(
     """The learning rate under ``after`` with the same stable minima as ``lr`` under ``before``.
 
     Stable minima have λ < limit/η, and so η' = η limit(after)/limit(before). For long delays without momentum
-    this means η ∝ 1/τ (Delay-2019). Without noise of the curvature η' does not depend on the batch; where
-    the noise dominates, η ∝ batch (Wu, Ma, E 2018).
+    this means η' ∝ 1/τ (Delay-2019). Without noise of the curvature η' does not depend on the batch; where
+    the noise dominates, η' ∝ batch (Wu, Ma, E 2018).
 
     Args:
         lr: η under ``before``, > 0.
@@ -208,10 +208,10 @@ def polynomials(
 
 
 def first_crossing(p0: Array, p1: Array) -> float:
-    """The smallest h > 0 at which p₀ + h p₁ has a root on the unit circle.
+    """The smallest h > 0 at which p₀ + h p₁ has a root on the unit circle; infinity if there is none.
 
-    At a root z the ratio −p₀(z)/p₁(z) = h is real and positive. The result is 0 if a root is outside the
-    circle already for tiny h.
+    z is a root for h = −p₀(z)/p₁(z). At a crossing of the circle this ratio is therefore real and positive.
+    The result is 0 if a root is outside the circle for every small h > 0.
     """
     count = _POINTS + _POINTS_A_STEP * len(p0)
     angles = np.linspace(-np.pi, np.pi, 2 * count + 1)  # 0 and ±π are among them
@@ -222,22 +222,23 @@ def first_crossing(p0: Array, p1: Array) -> float:
             return -np.polyval(p0, z) / np.polyval(p1, z)
 
     # Bisection between neighboring angles where the imaginary part changes its sign.
-    values = ratio(angles)
-    changes = np.flatnonzero(np.sign(values.imag[:-1]) * np.sign(values.imag[1:]) < 0)
+    signs = np.sign(ratio(angles).imag)
+    changes = np.flatnonzero(signs[:-1] * signs[1:] < 0)
     low, high = angles[changes], angles[changes + 1]
     sign_at_low = np.sign(ratio(low).imag)
-    for _ in range(60):
+    for _ in range(60):  # to rounding
         middle = (low + high) / 2
         is_low = np.sign(ratio(middle).imag) == sign_at_low
         low, high = np.where(is_low, middle, low), np.where(is_low, high, middle)
-    # At the angles 0 and π the ratio is real for real polynomials, without a change of sign.
-    at_ends = ratio(np.array([0.0, np.pi]))
-    at_ends = at_ends.real[np.abs(at_ends.imag) < 1e-9]
-    ratios = np.concatenate([ratio((low + high) / 2).real, at_ends])
+    # With real polynomials the ratio is real at the angles 0 and π, where its sign need not change.
+    ratios_at_0_and_pi = ratio(np.array([0.0, np.pi]))
+    is_real = np.abs(ratios_at_0_and_pi.imag) < 1e-9
+    ratios = np.concatenate([ratio((low + high) / 2).real, ratios_at_0_and_pi.real[is_real]])
     crossings = ratios[ratios > 1e-9]
     limit = float(crossings.min()) if len(crossings) else np.inf
-    tiny = min(limit, 1.0) * 1e-3
-    largest_root = np.abs(np.roots(p0 + tiny * p1)).max() if limit else np.inf
+    # No root crosses the circle between h = 0 and ``limit``: one h in this range stands for all.
+    h = min(limit, 1.0) * 1e-3
+    largest_root = np.abs(np.roots(p0 + h * p1)).max()
     return limit if largest_root <= 1 + 1e-9 else 0.0
 
 
@@ -265,15 +266,16 @@ def max_mixing_step(
     delay: Natural = 0,
     mixed: bool = False,
 ) -> float:
-    """The largest stable ηλ of learners that mix by a fixed matrix M, on one quadratic.
+    """The largest stable h = ηλ of learners that mix by a fixed matrix M, on one quadratic.
 
-    Each learner takes its own steps with its own momentum. The mode of M's eigenvalue ω has the
-    characteristic polynomial z^τ (z − ω)(z − m) + h p₁ in AWC order, with ω p₁ for p₁ in ATC order. p₁ is z
-    for "ordinary" and (1 + m) z − m for "nesterov". The mean of the learners is the mode ω = 1.
+    Each learner takes its own steps with its own momentum. In AWC order, the mode of M's eigenvalue ω has the
+    characteristic polynomial z^τ (z − ω)(z − m) + h p₁. In ATC order, ω p₁ takes the place of p₁. p₁ is z for
+    "ordinary" and (1 + m) z − m for "nesterov". The mean of the learners is the mode ω = 1.
 
-    Without delay, in AWC order and for real ω, the limit is (1 + ω_min)(1 + m). In ATC order without momentum
-    the condition is |ω(1 − h)| < 1. With ``mixed`` (v ← M v after each step) mω replaces m in the polynomial;
-    the limit of a mode in AWC order is then (1 + ω)(1 + mω).
+    In AWC order with ordinary momentum, without delay and for real ω, the limit is (1 + ω_min)(1 + m). In ATC
+    order without momentum and delay, the condition is |ω(1 − h)| < 1. With ``mixed`` a step ends with
+    v ← M v: z − m becomes z − mω, and Nesterov's p₁ becomes (1 + m) z − mω. Under the conditions of the first
+    limit, the limit of a mode is then (1 + ω)(1 + mω).
 
     Args:
         omegas: the eigenvalues of M except the simple 1.
@@ -293,7 +295,8 @@ def max_mixing_step(
 
     def mode(omega: complex, m: float, _: Array) -> tuple[Array, Array]:
         p0, p1 = polynomials(delay, m, form, omega, mixed)
-        return p0, omega * p1 if order == "atc" else p1
+        mode_p1 = omega * p1 if order == "atc" else p1
+        return p0, mode_p1
 
     return _max_mode_step(omegas, momentum, form, mode, delay)
 
@@ -302,12 +305,12 @@ def max_mixing_step(
 def max_tracking_step(
     omegas: Any, momentum: BelowOne = 0.0, form: MixingForm = "ordinary", order: Order = "awc"
 ) -> float:
-    """The largest stable ηλ of gradient tracking with a mixing matrix M, on one quadratic.
+    """The largest stable h = ηλ of gradient tracking with a mixing matrix M, on one quadratic.
 
-    A mode of disagreement has the characteristic polynomial (z − ω)² (z − m) + h (z − 1) p₁ in AWC order,
-    and with ω² p₁ for p₁ in ATC order. p₁ is z for "ordinary" and (1 + m) z − m for "nesterov". The mean
-    takes plain steps. Without momentum, in AWC order and for real ω, the root z = −1 bounds the limit by
-    (1 + ω_min)²/2.
+    In AWC order, a mode of disagreement has the characteristic polynomial (z − ω)² (z − m) + h (z − 1) p₁. In
+    ATC order, ω² p₁ takes the place of p₁. p₁ is z for "ordinary" and (1 + m) z − m for "nesterov". The mean
+    makes the steps of a single learner. Without momentum, in AWC order and for real ω, the root z = −1 bounds
+    the limit by (1 + ω_min)²/2.
 
     Args:
         omegas: the eigenvalues of M except the simple 1.
@@ -325,7 +328,8 @@ def max_tracking_step(
 
     def mode(omega: complex, m: float, p1: Array) -> tuple[Array, Array]:
         p0 = np.poly([omega, omega, m])
-        return p0, np.convolve(p1, [1, -1]) * (omega**2 if order == "atc" else 1)
+        factor = omega**2 if order == "atc" else 1
+        return p0, np.convolve(p1, [1, -1]) * factor
 
     return _max_mode_step(omegas, momentum, form, mode)
 
@@ -378,46 +382,48 @@ def _max_mode_step(omegas: Any, momentum: float, form: str, mode: Mode, delay: i
 def max_paired_outer_step(
     period: int, outer_lr: float, outer_momentum: float, omegas: Any, drawn: bool = False
 ) -> float:
-    """The largest stable ηλ of NoLoCo on one quadratic, with ``period`` H plain steps between outer steps.
+    """The largest stable h = ηλ of NoLoCo on one quadratic, with ``period`` H plain steps per outer step.
 
-    An outer step of the mode ω of the mixing matrix M is δ ← μδ + ν (ωcφ − φ), φ ← φ + δ, with c = (1 − h)^H.
-    The mean of the learners is the mode ω = 1.
+    Along the mode of the mixing matrix M with eigenvalue ω, φ are the weights and δ is the outer momentum.
+    The plain steps multiply φ by c = (1 − h)^H. The outer step is δ ← μδ + ν (ωcφ − φ), φ ← φ + δ. The mean
+    of the learners is the mode ω = 1.
 
     Args:
         period: H, in steps.
         outer_lr, outer_momentum: ν and μ.
         omegas: the eigenvalues of M except the simple 1.
-        drawn: whether M is a projection drawn at random for each outer step. Orthogonal to the mean, E M is
-            then ``omegas[0]``, and the limit is one in mean square.
+        drawn: whether each outer step draws M, a projection. Orthogonal to the mean, E M is then
+            ``omegas[0]`` times the identity, and the limit is that of stability in mean square.
 
     Example:
         >>> from landscape.limits import max_paired_outer_step
         >>> round(max_paired_outer_step(1, 1.0, 0.0, [0.5]), 6)  # averages of plain steps, in ATC order
         2.0
     """
-    # The map of (φ, δ) is ``unmixed`` + ω c ``mixed``.
+    # An outer step multiplies (φ, δ) by the matrix ``unmixed`` + ω c ``mixed``.
     unmixed = np.array([[1 - outer_lr, outer_momentum], [-outer_lr, outer_momentum]])
     mixed = np.array([[outer_lr, 0.0], [outer_lr, 0.0]])
     fixed_modes = [1.0] if drawn else [1.0, *np.atleast_1d(omegas)]
 
-    def radius(h: float) -> float:
+    def radius(h: float) -> float:  # of the map of an outer step; it must be at most 1
         c = (1 - h) ** period
         maps = [unmixed + omega * c * mixed for omega in fixed_modes]
         largest = max(float(np.abs(np.linalg.eigvals(matrix)).max()) for matrix in maps)
         if not drawn:
             return largest
-        return max(largest, _second_moments(c * mixed, unmixed, float(np.real(omegas[0]))))
+        return max(largest, _second_moment_growth(c * mixed, unmixed, float(np.real(omegas[0]))))
 
+    # From this h on, the mean is unstable for any H.
     return first_unstable(radius, 1 + max(1.0, 2 * (1 + outer_momentum) / outer_lr))
 
 
 def max_random_delay_step(workers: int) -> float:
-    """The largest ηλ stable in mean square if at each step one of ``workers`` N, at random, delivers.
+    """The largest h = ηλ stable in mean square if a random one of N ``workers`` gives each step's gradient.
 
-    A worker's gradient is taken at the weights that it got at its last delivery, so that the delay is
-    geometric with mean N − 1. For one quadratic, with weights x, the workers' copies c_k and K uniform, a
-    step is x' = x − h c_K, c_K' = x'. The second moments E x², E x c_k, E c_k² and E c_j c_k (j ≠ k) follow a
-    linear map. For N = 1 the limit is 2.
+    A worker computes its gradient at the weights that it received when it gave its previous gradient. The
+    delay is therefore geometric with mean N − 1 steps. On one quadratic the weights are x, and worker k has
+    the copy c_k. A step draws a worker K uniformly, and is x' = x − h c_K, c_K' = x'. The second moments
+    E x², E x c_k, E c_k² and E c_j c_k (j ≠ k) follow a linear map. For N = 1 the limit is 2.
 
     Example:
         >>> from landscape.limits import max_random_delay_step
@@ -429,16 +435,17 @@ def max_random_delay_step(workers: int) -> float:
         return 2.0
 
     def radius(h: float) -> float:
-        q = (n - 1) / n  # the probability that worker k does not deliver
-        # As combinations of the four moments before the step:
-        x2 = np.array([1.0, -2 * h, h**2, 0.0])  # E x'²
-        xc = np.array([0.0, 1.0, 0.0, -h])  # E x' c_k, if worker k does not deliver
+        q = (n - 1) / n  # the probability that a worker k is not K
+        # A moment's coefficients in (E x², E x c_k, E c_k², E c_j c_k) before the step:
+        xx = np.array([1.0, -2 * h, h**2, 0.0])  # E x'²
+        xc = np.array([0.0, 1.0, 0.0, -h])  # E x' c_k for k ≠ K
         cc = np.array([0.0, 0.0, 1.0, 0.0])  # E c_k²
         pairs = np.array([0.0, 0.0, 0.0, 1.0])  # E c_j c_k
-        rows = [x2, x2 / n + q * xc, x2 / n + q * cc, 2 / n * xc + (1 - 2 / n) * pairs]
+        # The rows give the same four moments after the step; c_k' is x' for k = K, and otherwise c_k.
+        rows = [xx, xx / n + q * xc, xx / n + q * cc, 2 / n * xc + (1 - 2 / n) * pairs]
         return float(np.abs(np.linalg.eigvals(np.array(rows))).max())
 
-    return first_unstable(radius, 2.0)
+    return first_unstable(radius, 2.0)  # 2 is the limit without delay
 
 
 def max_matching_step(rho: float, delay: int = 0) -> float:
@@ -458,13 +465,13 @@ def max_matching_step(rho: float, delay: int = 0) -> float:
         mixed, unmixed = np.zeros((delay + 1, delay + 1)), np.eye(delay + 1, k=-1)
         mixed[0, 0] = 1.0
         unmixed[0, delay] = -h
-        return _second_moments(mixed, unmixed, rho)
+        return _second_moment_growth(mixed, unmixed, rho)
 
     mean = max_stable_step(delay)
     return min(mean, first_unstable(radius, mean))
 
 
-def _second_moments(mixed: Array, unmixed: Array, rho: float) -> float:
+def _second_moment_growth(mixed: Array, unmixed: Array, rho: float) -> float:
     """The growth of E⟨sᵢ, sⱼ⟩ in a step s ← M ``mixed`` s + ``unmixed`` s of vectors s (d, …).
 
     M is a projection drawn for each step, with E M = ``rho``: E⟨M a, M b⟩ = E⟨M a, b⟩ = ρ⟨a, b⟩. The
@@ -482,15 +489,15 @@ def _second_moments(mixed: Array, unmixed: Array, rho: float) -> float:
 def max_matching_momentum_step(
     rho: float, momentum: BelowOne, form: MixingForm = "ordinary", order: Order = "awc", mixed: bool = False
 ) -> float:
-    """The largest ηλ stable in mean square if learners with momentum m average in random pairs.
+    """The largest h = ηλ stable in mean square if learners with momentum m average in random pairs.
 
     Orthogonal to the mean, the average is a projection M drawn for each step. The momentum, in units of
     weights, is v' = m v + h x, and the update is u = v', or u = h x + m v' for Nesterov. A step is
     x' = M x − u in AWC order, and x' = M (x − u) in ATC order. With ``mixed``, M v' replaces v'. The second
-    moments of x and v follow a linear map. The mean has the limit without mixing.
+    moments of x and v follow a linear map. The mean's limit is that of :func:`max_stable_step`.
 
     Args:
-        rho: E M orthogonal to the mean.
+        rho: ρ; orthogonal to the mean, E M is ρ times the identity.
         momentum, form: m, 0 ≤ m < 1, of "ordinary" or "nesterov" momentum.
         order: "awc" or "atc", as in :func:`max_mixing_step`.
         mixed: whether M also mixes the momentum.
@@ -505,12 +512,16 @@ def max_matching_momentum_step(
     """
 
     def radius(h: float) -> float:
-        # As combinations of (x, v) before the step; x' and v' in the parts that M mixes, and others.
-        x, v, zero = np.array([1.0, 0.0]), np.array([h, momentum]), np.zeros(2)
-        u = v if form == "ordinary" else np.array([h, 0.0]) + momentum * v
-        x_mixed, x_unmixed = (x - u, zero) if order == "atc" else (x, -u)
-        v_mixed, v_unmixed = (v, zero) if mixed else (zero, v)
-        return _second_moments(np.array([x_mixed, v_mixed]), np.array([x_unmixed, v_unmixed]), rho)
+        # Coefficients of the old (x, v) in x, v' and u.
+        x, new_v = np.array([1.0, 0.0]), np.array([h, momentum])
+        u = new_v if form == "ordinary" else np.array([h, 0.0]) + momentum * new_v
+        # (x', v') = M ``mixed_part`` (x, v) + ``unmixed_part`` (x, v).
+        mixed_part, unmixed_part = np.array([x, 0 * new_v]), np.array([-u, new_v])
+        if order == "atc":
+            mixed_part[0], unmixed_part[0] = x - u, 0.0
+        if mixed:
+            mixed_part[1], unmixed_part[1] = new_v, 0.0
+        return _second_moment_growth(mixed_part, unmixed_part, rho)
 
     mean = max_stable_step(0, momentum, form)
     return min(mean, first_unstable(radius, mean))
@@ -545,33 +556,35 @@ def max_period_step(
     outer_lr: float = 1.0,
     outer_momentum: BelowOne = 0.0,
 ) -> float:
-    """The largest stable ηλ of learners that take ``period`` steps between averages of all learners.
+    """The largest stable h = ηλ of learners that take ``period`` steps between averages of all learners.
 
     An ``outer`` step may follow each average (see landscape.training.algorithms). The state of the mean is
-    x (weights), v (momentum), x_old (weights after the last outer step) and u (outer momentum). A period, the
-    steps with ``momentum`` in ``form`` and then the outer step, is a linear map of this state. The map's
-    spectral radius must be at most 1.
+    x (weights), v (momentum), x_old (weights after the last outer step) and u (outer momentum). A period
+    consists of ``period`` steps with ``momentum`` in ``form``, and the outer step. It maps the state
+    linearly, and the map's spectral radius must be at most 1.
 
     Between averages the learners mix by a matrix with eigenvalues ``omegas`` (1: no mixing), in ``order``. An
-    average removes the x of a mode of disagreement. With ``buffers`` "keep" the mode's v remains, and must
-    not grow over a period.
+    average sets x = 0 in each mode of disagreement. ``buffers`` says what the average does with v. With
+    "keep" the mode's v remains, and must not grow over a period.
     """
     m = momentum
 
     def step(h: float, omega: complex) -> Array:
-        """(2, 2), the map of a mode's (x, v) in a step."""
+        """The matrix (2, 2) by which a step multiplies a mode's (x, v)."""
         x, v = np.array([1.0, 0.0]), np.array([h, m], dtype=complex)
         direction = v if form == "ordinary" else np.array([h, 0]) + m * v
         new_x = omega * (x - direction) if order == "atc" else omega * x - direction
         return np.array([new_x, v])
 
-    # The outer step, as combinations of (x, v, x_old, u).
+    # The outer step: its new values are linear combinations of (x, v, x_old, u), given by coefficients (4,).
     x, v, x_old, u = np.eye(4)
-    new_u = outer_momentum * u + x_old - x if outer != "none" else u
-    nesterov = x_old - outer_lr * (x_old - x + outer_momentum * new_u)
-    new_x = {"none": x, "slowmo": x_old - outer_lr * new_u, "nesterov": nesterov}[outer]
+    new_x, new_u = x, u
+    if outer != "none":
+        new_u = outer_momentum * u + x_old - x
+        outer_direction = new_u if outer == "slowmo" else x_old - x + outer_momentum * new_u
+        new_x = x_old - outer_lr * outer_direction
     new_v = 0 * v if buffers == "reset" else v
-    outer_map = np.array([new_x, new_v, new_x, new_u])
+    outer_map = np.array([new_x, new_v, new_x, new_u])  # the new x is also the new x_old
 
     def radius(h: float) -> float:
         steps_map = np.eye(4, dtype=complex)
@@ -583,4 +596,5 @@ def max_period_step(
                 largest = max(largest, float(abs(v_to_v)))
         return largest
 
+    # The search ends above 2(1 + m), the steps' own limit, which an outer step may raise by (1 + μ)/ν.
     return first_unstable(radius, 1 + 2 * (1 + m) * max(1.0, (1 + outer_momentum) / outer_lr))

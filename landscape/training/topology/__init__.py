@@ -145,17 +145,24 @@ def forms() -> list[str]:
 
 
 def matrices(spec: str, n: int, where: str) -> list[Array]:
-    """Return the checked matrices of ``spec`` for ``n`` learners; an empty list if each step draws one.
+    """Return the checked mixing matrices of ``spec`` for ``n`` learners; [] if each step draws a matrix.
+
+    Args:
+        spec: NAME or NAME(VALUE, …), such as "full" or "ring(1)".
+        n: the number of learners.
+        where: the option whose value ``spec`` is; messages begin with this word.
 
     Raises:
-        InputError: an unknown form, or a number of learners that the topology does not allow; the message
-            begins with ``where``.
+        InputError: an unknown form, or a number of learners that the topology does not allow.
     """
     match = re.fullmatch(r"(?P<name>[^()]+)(\((?P<values>.+)\))?", spec.replace(" ", ""))
     name, values_text = (match["name"], match["values"] or "") if match else ("", "")
-    exists = name in registry.topologies
-    topology = registry.topologies[name] if exists else None
-    parameters = list(inspect.signature(topology).parameters.values())[1:] if topology else []
+    topology: Any = None
+    parameters: list[inspect.Parameter] = []
+    if name in registry.topologies:
+        topology = registry.topologies[name]
+        parameters = list(inspect.signature(topology).parameters.values())[1:]  # without n
+    # The last value may itself contain commas, as in lazy(0.5, FORM).
     texts = values_text.split(",", max(len(parameters) - 1, 0)) if values_text else []
     required = sum(parameter.default is parameter.empty for parameter in parameters)
     if topology is None or not required <= len(texts) <= len(parameters):
@@ -163,9 +170,10 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
         raise InputError(f"{where}: '{spec}' is not known (allowed: {allowed})")
     try:
         hints = type_hints(topology, bounds=True)
-        pairs = zip(parameters, texts, strict=False)
-        values = (_value(p.name, text, hints.get(p.name, Any)) for p, text in pairs)
-        cycle = [_checked(m, n, (1, 0), _ROUNDING) for m in topology(n, *values)]
+        values = []
+        for parameter, text in zip(parameters, texts, strict=False):  # the last parameters may have defaults
+            values.append(_parsed_value(parameter.name, text, hints.get(parameter.name, Any)))
+        cycle = [_checked(m, n, (1, 0), _ROUNDING) for m in topology(n, *values)]  # axis 1, the rows, first
         if not cycle and topology is not random_matching:
             raise InputError("it must return at least one matrix")
     except LandscapeError as reason:
@@ -173,7 +181,7 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
     return cycle
 
 
-def _value(name: str, text: str, hint: Any) -> Any:
+def _parsed_value(name: str, text: str, hint: Any) -> Any:
     """Return the value of ``text`` for the parameter ``name``, checked against its annotation."""
     kind: Any = next((kind for kind in (int, float) if kind in (hint, *get_args(hint))), str)
     try:
@@ -479,22 +487,22 @@ def topologies(
     Args:
         mixings: values of ``algorithm.mixing``, such as "ring(2)", "base" or a file. Default: every topology
             that this number of learners allows, with example numbers where a topology needs one.
-        learners: n.
+        learners: the number of learners n.
         parameters: the number of the network's parameters, 4 bytes each.
-        picture: a .png, .pdf or .svg file for a picture of the topologies as graphs. Each step of a cycle has
-            a panel, up to eight; random matching has three panels, drawn with seed 0.
+        picture: a .png, .pdf or .svg file for a picture of the topologies as graphs. Each of the first eight
+            steps of a cycle has a panel; random matching has three panels, drawn with seed 0.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
 
     Returns:
-        Mixing -> its numbers. "gap": the spectral gap of the mixing matrix, for a cycle of matrices per step.
-        "omega_min": the smallest eigenvalue of any matrix. "limit": the largest stable ηλ of DPSGD in AWC
-        order without momentum. "rounds": the number of steps after which all learners have exactly the
-        average, None for never. "bytes": the number of bytes that a learner sends in a step, the mean over
+        Mixing -> its numbers. "gap": the spectral gap of the mixing matrix; for a cycle of matrices, the gap
+        per step. "omega_min": the smallest eigenvalue of any matrix. "limit": the largest stable ηλ of DPSGD
+        in AWC order without momentum. "rounds": the number of steps after which all learners have exactly the
+        average, None for never. "bytes": the number of bytes that a learner sends in a step, on average over
         the steps.
 
     Raises:
         InputError: a mixing that is unknown, or not allowed with this number of learners; numbers below 1; a
-            picture without a mixing, or with another ending.
+            picture without any mixing, or with another ending.
 
     Example:
         >>> numbers = topologies(["ring(1)", "base"], learners=6)
@@ -510,15 +518,15 @@ def topologies(
     graphs: dict[str, list[Array]] = {}
     specs = default_mixings() if mixings is None else [*mixings]
     report = taken(progress)
-    for number, spec in enumerate(specs):
-        report(number / len(specs))
+    for done, spec in enumerate(specs):
+        report(done / len(specs))
         try:
             mixing = Mixing(spec, learners, seed=0, where="mixings")
         except InputError:
             if mixings is not None:
                 raise
             continue  # a default mixing that this number of learners does not allow
-        period = max(1, len(mixing.cycle))
+        period = max(1, len(mixing.cycle))  # random matching has no cycle, and equal costs in all steps
         vectors = np.mean([mixing.degree(step) for step in range(1, period + 1)])
         properties[spec] = {
             "gap": mixing.gap,

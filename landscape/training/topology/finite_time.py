@@ -100,31 +100,44 @@ def _cubes(n: int, k: int) -> list[Array]:
 
 
 def _simple_base(n: int, k: int) -> list[Array]:
-    """Return the steps of the simple Base-(k+1) graph: n = a₁(k + 1)^p₁ + a₂(k + 1)^p₂ + …, p₁ > p₂ > ….
+    """Return the mixing matrices (n, n) of the simple Base-(k+1) graph, one for each step.
 
-    Groups of these sizes average; then each in turn exchanges with all later groups, one learner with one of
-    each of its a pieces, by weights that leave the mean of the whole in each piece and in the later groups;
-    the pieces average.
+    Written in base k + 1, n = a₁(k + 1)^p₁ + a₂(k + 1)^p₂ + … with p₁ > p₂ > …. Group j has a_j pieces of
+    (k + 1)^p_j learners. First the learners of each group average. Then one group after the other exchanges
+    with all later groups: each learner of the later groups exchanges with one learner of each piece. After
+    the exchange each piece, and the later groups together, have the mean of the group and the later groups.
+    Last, the learners of each piece average.
     """
     if _smooth_part(n, k) == n:
         return _cubes(n, k)
-    powers = [(n // (k + 1) ** p % (k + 1), (k + 1) ** p) for p in reversed(range(_digits(n, k + 1)))]
-    groups = [(a, piece) for a, piece in powers if a]
-    starts = np.cumsum([0, *(a * piece for a, piece in groups)])
+    groups: list[tuple[int, int]] = []  # number of pieces a, learners in a piece (k + 1)^p
+    for p in reversed(range(_digits(n, k + 1))):
+        piece = (k + 1) ** p
+        a = n // piece % (k + 1)
+        if a:
+            groups.append((a, piece))
+    starts = np.cumsum([0, *(a * piece for a, piece in groups)])  # the first learner of each group, then n
+    # For each group, the matrices of the steps after which its learners have the group's mean.
     cubes = [_cubes(a * piece, k) for a, piece in groups]
-    steps = [np.zeros((n, n)) for _ in cubes[0]]
-    for t, m in enumerate(steps):
-        for start, c in zip(starts, cubes, strict=False):
-            m[start : start + len(c[0]), start : start + len(c[0])] = c[t % len(c)]
-    for t in range(round(math.log(groups[0][1], k + 1)) + 1):
+    steps = []
+    for t in range(len(cubes[0])):  # of the first group, the largest
+        m = np.zeros((n, n))
+        for start, cube in zip(starts, cubes, strict=False):
+            end = start + len(cube[0])
+            m[start:end, start:end] = cube[t % len(cube)]
+        steps.append(m)
+    last = len(groups) - 1
+    for t in range(round(math.log(groups[0][1], k + 1)) + 1):  # p₁ + 1 steps
         m = np.eye(n)
-        if later := [i for j in range(len(groups) - 1, t, -1) for i in range(starts[j], starts[j + 1])]:
+        if t < last:
+            later = [i for j in range(last, t, -1) for i in range(starts[j], starts[j + 1])]
             _exchange(m, starts[t], *groups[t], later, k)
         for j, (a, piece) in enumerate(groups):
-            done = t - j - (j < len(groups) - 1)  # steps since the group's exchange, which the last has not
-            if done >= 0:
+            first = j + 1 if j < last else last  # the step after the group's last exchange
+            if t >= first:
+                # A piece of one learner has nothing to average; then the whole group averages.
                 cube = cubes[j] if piece == 1 else [np.kron(np.eye(a), c) for c in _cubes(piece, k)]
-                m[starts[j] : starts[j + 1], starts[j] : starts[j + 1]] = cube[done % len(cube)]
+                m[starts[j] : starts[j + 1], starts[j] : starts[j + 1]] = cube[(t - first) % len(cube)]
         steps.append(m)
     return steps
 
