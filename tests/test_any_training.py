@@ -217,7 +217,7 @@ def test_training_is_that_of_real_modules(name: str, batched: bool) -> None:
         trainer = Trainer(chosen(model, data={"name": f"{__name__}:data", "kind": kind}))
         if batched:
             trainer.stack.layers = None
-        trainer.trial.state = {"stack.batched": torch.tensor([batched], dtype=torch.uint8)}
+        trainer.batching.state = {"stack.batched": torch.tensor([batched], dtype=torch.uint8)}
         trainer.stack.batched = batched
         expected = textbook(trainer)
         trainer._gradients.fill_(torch.nan)  # memory that nobody has written to
@@ -233,12 +233,12 @@ def relu_for_tanh(trainer: Trainer) -> None:
 
 def batch(trainer: Trainer) -> None:
     trainer.stack.batched = True
-    trainer.trial.state = {"stack.batched": torch.ones((), dtype=torch.uint8)}
+    trainer.batching.state = {"stack.batched": torch.ones((), dtype=torch.uint8)}
 
 
 def leave(trainer: Trainer) -> None:
     """Convolutions have their channels last, where no trial says that learners go at once."""
-    trainer.trial.state = {"stack.batched": torch.zeros((), dtype=torch.uint8)}
+    trainer.batching.state = {"stack.batched": torch.zeros((), dtype=torch.uint8)}
 
 
 @pytest.mark.parametrize(("model", "kind", "path", "spoil"), [

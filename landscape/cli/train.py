@@ -35,7 +35,7 @@ from landscape.training.recipes import names as recipe_names
 from landscape.training.recipes.recipe import Recipe
 from landscape.training.recipes.settings import key_and_value, parse_value, parsed
 from landscape.training.run import WRITERS
-from landscape.training.run.launch import complete, in_processes, launch
+from landscape.training.run.launch import in_processes, is_complete, launch
 from landscape.training.run.loop import Hooks
 from landscape.training.run.setup import DivergedError, chosen_recipe, default_folder, divergence_message
 
@@ -95,7 +95,7 @@ def train(
     options: dict[str, Any] = {"resume": resume, "force": force, "device": device, "data_dir": data_dir}
     options["allow_code"] = allow_code
     uses_processes = nproc > 1 or max_restarts > 0
-    if uses_processes and (force or not complete(changed_recipe, Path(folder))):
+    if uses_processes and (force or not is_complete(changed_recipe, Path(folder))):
         out = current()
         flags = {"--quiet": out.quiet, "--json": out.as_json, "--verbose": out.verbose}
         options["output_flags"] = [flag for flag, is_set in flags.items() if is_set]

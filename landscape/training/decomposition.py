@@ -178,11 +178,12 @@ class GradientEstimator:
         return Gradient(comm.total(total)[0] / GROUPS, rows, comm)
 
     def heterogeneity(self, weights: Tensor, step: int, g: Gradient, parts: Parts) -> dict[str, float]:
-        """Return n⁻¹ Σ_j ‖∇L_j − ∇L‖² at ``weights`` = w_a (P,), L_j the loss on the ``parts`` of learner j.
+        """Return the heterogeneity n⁻¹ Σ_j ‖∇L_j − ∇L‖² at ``weights`` = w_a (P,), and its standard error.
 
-        The result is exact if ``g`` is exact. Otherwise it uses GROUPS independent estimates of ∇L_j for each
-        learner, from the same total number of samples as ``g``. The estimates of ∇L are the means of the
-        learners' estimates, weighted by the parts' terms.
+        L_j is the loss on the part of the training set that ``parts`` gives to learner j. The result is exact
+        if ``g`` is exact. Otherwise each ∇L_j has GROUPS independent estimates; all learners together draw as
+        many samples as ``g``. An estimate of ∇L is the mean of the learners' estimates, each weighted by the
+        number of loss terms in its part.
         """
         n = len(parts.indices)
         if g.exact:
@@ -191,9 +192,9 @@ class GradientEstimator:
                 difference = self._part_gradient(weights, samples, j).sub_(g.rows[0])
                 squares += float(_products([difference])[0, 0])
             return dict(zip(HETEROGENEITY, (self.comm.total(squares)[0] / n, 0.0), strict=True))
-        sample_terms = self.problem.data.sample_terms  # None: one term each
+        sample_terms = self.problem.data.sample_terms  # None: one term for each sample
         terms = [float(len(i) if sample_terms is None else sample_terms[i].sum()) for i in parts.indices]
-        # R_j (GROUPS, P_share) are the estimates of ∇L_j, S = Σ_j (terms_j/terms) R_j those of ∇L.
+        # R_j (GROUPS, P_share) has the estimates of ∇L_j, S = Σ_j (terms_j/terms) R_j those of ∇L.
         mean_rows = weighted_rows = torch.zeros(())
         mean_products = torch.zeros(GROUPS, GROUPS, dtype=torch.float64)  # Σ_j R_j R_jᵀ/n
         for j, samples in enumerate(parts.indices):
@@ -201,7 +202,8 @@ class GradientEstimator:
             mean_products += _products([*rows]).cpu() / n
             mean_rows = mean_rows + rows / n
             weighted_rows = weighted_rows + rows * (terms[j] / sum(terms))
-        # Σ_j (R_j − S)(R_j − S)ᵀ/n, whose mean over pairs of different estimates is the heterogeneity.
+        # ``kernel`` is Σ_j (R_j − S)(R_j − S)ᵀ/n. Its mean over pairs of different estimates is the
+        # heterogeneity.
         pairs = _products([*mean_rows, *weighted_rows]).cpu()
         cross, weighted_products = pairs[:GROUPS, GROUPS:], pairs[GROUPS:, GROUPS:]
         kernel = self.comm.totals(mean_products - cross - cross.T + weighted_products)
@@ -313,23 +315,23 @@ class Decomposer:
         self, weights: Tensor, x: Any, y: Any, gradients: Tensor, step: int, split: bool = True,
         at_mean: bool = False, training: Training | None = None,
     ) -> Columns:  # fmt: skip
-        """Begin to decompose a step: compute all that needs no new weights.
+        """Begin to decompose a step: compute everything that does not need the new weights.
 
-        These are g = ∇L(w_a), the learners' mean minibatch gradient g_S at w_a, and δ, the mean minibatch
-        gradient less g_S.
+        These are g = ∇L(w_a); g_S, the mean over the learners of their minibatch gradients at w_a; and δ, the
+        mean of ``gradients`` minus g_S.
 
         Args:
             weights: the learners' weights (n, P) at the start of the step.
-            x, y: the learners' minibatches, whose gradients at the mean are computed here.
-            gradients: the learners' minibatch gradients (n, P), at the points of the rule.
+            x, y: the learners' minibatches, for their gradients at w_a.
+            gradients: the learners' minibatch gradients (n, P), at the points where the rule takes gradients.
             step: counted from 1.
             split: whether to compute the terms of Eq. 4. These terms need steps of −α × gradient (no
                 momentum, weight decay, LARS, LAMB or optimizer of torch's); α_e and Δ hold for all steps.
             at_mean: whether the rule took all gradients at w_a, so that δ = 0.
-            training: the options with which the learners' minibatch gradients were taken.
+            training: the options with which ``gradients`` were computed.
 
         Returns:
-            A function of the new weights (n, P) and the learning rate α: the history's columns.
+            A function of the new weights (n, P) and the learning rate α that returns the history's columns.
         """
         comm = self.gradient.comm
         theta = comm.mean(weights)
@@ -339,7 +341,7 @@ class Decomposer:
             parts = [comm.part_mean(gradients, "g_S")]
         elif split:
             gradients_at_mean = comm.buffer("gradients at w_a", gradients)
-            if training is not None:  # no running statistics here: those are of the learners' own weights
+            if training is not None:  # the learners' running statistics must not see the weights w_a
                 training = dataclasses.replace(training, buffers={})
             self.stack.gradients(theta.expand_as(gradients), x, y, out=gradients_at_mean, training=training)
             delta = comm.part_mean(gradients, "δ", minus=gradients_at_mean)

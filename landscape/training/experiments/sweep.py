@@ -141,31 +141,35 @@ class Runner:
         for row, old_seeds in zip(old.rows, old.seed_lists, strict=True):
             setting = _setting({key: value for key, value in row.items() if value})
             ends = {seed: self._run_folder(setting, seed) / "last.h5" for seed in old_seeds}
-            self.outcomes[setting] = {seed: _outcome(path) for seed, path in ends.items() if path.exists()}
+            self.outcomes[setting] = {
+                seed: _outcome_of_file(path) for seed, path in ends.items() if path.exists()
+            }
 
     def _run_folder(self, setting: Setting, seed: int) -> Path:
         return self.folder / folder_name(setting) / f"seed-{seed}"
 
     def run(self, settings: Iterable[Setting]) -> None:
-        """Run all settings with every seed; completed runs in the folder are checked first, and not repeated.
+        """Make the runs of all ``settings`` with every seed, except the complete runs that the folder has.
 
-        Raises OperationError where a folder holds a run of another recipe than its name says.
+        The outcomes of all these runs go into the table. Raises OperationError if the folder of a run holds a
+        run of another recipe.
         """
         waiting: dict[Path, tuple[TrainingJob, Setting, int]] = {}
         for setting, seed in share_of([*itertools.product(settings, self.seeds)], self.share):
             recipe = self.read(setting, f"seed={seed}")
             folder = self._run_folder(setting, seed)
-            if end := launch.ended(recipe, folder):
+            end = launch.ended(recipe, folder)  # None: no run, or an incomplete one
+            if end is not None:
                 self.outcomes.setdefault(setting, {})[seed] = outcome_of(end)
                 self.done += 1
-            else:
+            else:  # the table of an earlier sweep may have an outcome of this run
                 self.outcomes.get(setting, {}).pop(seed, None)
                 waiting[folder] = TrainingJob(recipe, folder), setting, seed
         self.save()
 
         def record(run: TrainingJob, seconds: float | None) -> None:
             _, setting, seed = waiting[run.folder]
-            outcome = _outcome(run.folder / "last.h5")
+            outcome = _outcome_of_file(run.folder / "last.h5")
             self.outcomes.setdefault(setting, {})[seed] = outcome
             self.done += 1
             diverged = "diverged, " if outcome["diverged"] else ""
@@ -220,7 +224,7 @@ class Runner:
             result.to_csv(self.table.with_suffix(".csv"))
 
 
-def _outcome(path: Path) -> dict[str, float]:
+def _outcome_of_file(path: Path) -> dict[str, float]:
     return outcome_of(Checkpoint.load(path, learners=lambda n: slice(0)))
 
 
@@ -272,30 +276,32 @@ def sweep(
 
     A search evaluates the two ends and the middle of a range. Then, ``rounds`` times, the search evaluates
     the two neighbors of the best value so far, at half the previous distance on a log scale. The best value
-    has the fewest diverged seeds; among values with equally many, the lowest mean final loss
-    (:meth:`landscape.Sweep.best`).
+    is the value with the fewest diverged seeds; if there are several such values, the value with the lowest
+    mean final test loss (:meth:`landscape.Sweep.best`).
 
     Args:
         recipes: names, patterns of names such as "cifar10/resnet-18-b8192-*", TOML files, or
             :class:`landscape.Recipe`\\ s; one or several.
         folder: the folder for the runs and the table.
         seeds: the seeds of each setting.
-        search: (key, lowest value, highest value): the best number in this range is searched for each
-            setting, such as ("algorithm.sigma", 1e-5, 10.0).
-        rounds: halvings of the search: at most 3 + 2·rounds values. DPSGD-2020 evaluates about 20.
+        search: (key, lowest value, highest value), such as ("algorithm.sigma", 1e-5, 10.0): for each setting
+            the best number in this range is searched.
+        rounds: how often a search halves the distance; it evaluates at most 3 + 2·rounds values. DPSGD-2020
+            evaluates about 20.
         jobs: runs at a time, each in its own process.
-        share: "K/N": make share K of N of the runs, and no file of the table. Several machines that see the
-            folder can so make one share each, all at once. A call without ``share`` then makes the table.
+        share: "K/N": make only the K-th of N shares of the runs, and do not write the table. Several machines
+            with a common folder can make one share each at the same time. A later call without ``share``
+            writes the table.
         timeout: seconds that a process may be silent.
-        device, data_dir, allow_code: as of :func:`landscape.train`.
+        device, data_dir, allow_code: as for :func:`landscape.train`.
         message: takes lines for the user.
         progress: a function of the finished share, or whether to show it; default: shown after two seconds.
-        settings: values of the recipes' keys. A list gives several values, each for runs of its own; anything
-            else is the value in all runs. A value that is itself a list stands in a list.
+        settings: values of the recipes' keys. A list has several values, each for runs of its own; anything
+            else is the value in all runs. A single value that is a list is written as a list in a list.
 
     Returns:
-        The table: mean and deviation over the seeds, a row for each setting. With ``share`` the table has the
-        runs of this share only.
+        The table: mean and standard deviation over the seeds, a row for each setting. With ``share`` the
+        table has the runs of this share only.
 
     Raises:
         InputError: a recipe, key or value that is not allowed or given twice.
@@ -310,19 +316,21 @@ def sweep(
     """
     if started_by_launcher():
         raise InputError("sweep: not allowed under torchrun; jobs are several runs at once")
-    sources = _labeled(recipes)
+    sources = _recipes_by_label(recipes)
 
     def recipe_of(setting: Setting, *changes: str) -> Recipe:
         (_, label), *pairs = setting
-        source, values = sources[label], parsed([*(f"{key}={value}" for key, value in pairs), *changes])
+        source = sources[label]
+        texts = [f"{key}={value}" for key, value in pairs]
+        values = parsed([*texts, *changes])
         if isinstance(source, Recipe):
             return source.replace(**values)
         return Recipe.read(source, allow_code=allow_code, **values)
 
-    bases = grid(sources, settings)
+    bases = grid(sources, settings)  # a search adds its key to each of these settings
     keys = list(settings)
     total = len(share_of(range(len(bases) * len(seeds)), share))  # the number of runs
-    lowest: list[str] = []
+    example_changes: list[str] = []
     if search:
         if share is not None:
             raise InputError("share: not allowed with search, whose values depend on runs that have ended")
@@ -332,10 +340,10 @@ def sweep(
         if not low < high:
             raise InputError(f"search: {low} to {high} is not allowed, it must be 0 < lowest < highest")
         keys = [key, *keys]
-        total *= 3 + 2 * rounds
-        lowest = [f"{key}={low:g}"]
+        total *= 3 + 2 * rounds  # at most
+        example_changes = [f"{key}={low:g}"]
     for setting in bases:  # bad values are reported before the folder is made
-        recipe_of(setting, *lowest)
+        recipe_of(setting, *example_changes)
     folder = Path(folder)
     report = taken(progress)
     make_folder(folder)
@@ -344,8 +352,16 @@ def sweep(
             lock.acquire()
         pool = launch.pool(jobs, timeout, device)
         train = functools.partial(launch.train_runs, pool=pool, device=device, data_dir=data_dir)
-        tell = message or (lambda line: None)
-        runner = Runner(folder, seeds, keys, recipe_of, train, tell, lambda done: report(done / total), share)
+        runner = Runner(
+            folder,
+            seeds,
+            keys,
+            read=recipe_of,
+            execute=train,
+            message=message or (lambda line: None),
+            progress=lambda done: report(done / total),
+            share=share,
+        )
         if search:
             find_best(runner, bases, key, low, high, rounds)
         else:
@@ -353,7 +369,7 @@ def sweep(
         return runner.result()
 
 
-def _labeled(recipes: Source | Sequence[Source]) -> dict[str, Source]:
+def _recipes_by_label(recipes: Source | Sequence[Source]) -> dict[str, Source]:
     """Return the recipes by label: the name of a bundled recipe, the stem of a file, a Recipe's name."""
     sources: dict[str, Source] = {}
     items: Any = [recipes] if isinstance(recipes, (str, Path, Recipe)) else recipes
@@ -377,29 +393,30 @@ def find_best(
 
     The search halves distances on a log scale. The first round tries the two ends and the middle of the
     range. Each of ``rounds`` further rounds tries two points beside the best point so far, at half the
-    distance of the round before. At most 3 + 2·rounds settings are tried: 19 with 8 rounds, where neighbors
-    differ by 2.7% for a range of six decades. DPSGD-2020 (section 4.3) speaks of a binary search over about
-    20 settings; this halving and its criterion, the final test loss, are ours. If the score has one valley,
-    the result is its lowest point; otherwise the result is the best point among the tried ones.
+    distance of the round before. At most 3 + 2·rounds values are tried for each base: 19 in 8 rounds, after
+    which neighbors differ by 2.7% in a range of six decades. DPSGD-2020 (section 4.3) speaks of a binary
+    search over about 20 settings; this halving and its criterion, the final test loss, are ours. If the score
+    has a single local minimum, the search finds it; otherwise the result is the best point among the tried
+    ones.
 
     Returns:
         Base -> the best value, as text.
     """
     last = 2 ** (rounds + 1)  # point k of 0, …, last is the value low·(high/low)^(k/last)
 
-    def at(base: Setting, point: int) -> Setting:
+    def setting_at(base: Setting, point: int) -> Setting:
         value = low * (high / low) ** (point / last)
         return _setting({**dict(base), key: canonical(float(f"{value:.6g}"))})
 
     all_scores: dict[Setting, dict[int, tuple[int, float]]] = {base: {} for base in bases}
     points = {base: [0, last // 2, last] for base in bases}
     best = dict.fromkeys(bases, 0)
-    for number in range(rounds + 1):
-        runner.run([at(base, point) for base in bases for point in points[base]])
-        distance = last >> (number + 2)
+    for search_round in range(rounds + 1):
+        runner.run([setting_at(base, point) for base in bases for point in points[base]])
+        distance = last >> (search_round + 2)  # of the next round's points from the best one
         for base, scores in all_scores.items():
-            scores |= {point: runner.score(at(base, point)) for point in points[base]}
+            scores |= {point: runner.score(setting_at(base, point)) for point in points[base]}
             best[base] = min(scores, key=lambda point: scores[point])
             neighbors = (best[base] - distance, best[base] + distance)
             points[base] = [point for point in neighbors if 0 <= point <= last and point not in scores]
-    return {base: dict(at(base, point))[key] for base, point in best.items()}
+    return {base: dict(setting_at(base, point))[key] for base, point in best.items()}

@@ -118,16 +118,16 @@ class Children:
     def start(
         self, module: str, words: Sequence[str], environment: Mapping[str, str], *, piped: bool, show: bool
     ) -> None:
-        """Start a child that runs ``module``'s main with the arguments ``words``.
+        """Start a child process that calls main() of ``module`` with the command-line arguments ``words``.
 
         Args:
-            environment: further environment variables.
+            environment: environment variables in addition to those of this process.
             piped: whether the child's stdin and stdout are pipes to this process.
             show: whether the child writes to this process's stdout and stderr. Otherwise stderr goes to a
                 file, and stdout is dropped unless ``piped``.
         """
         number = len(self.all)
-        parent_end, child_end = socket.socketpair()
+        parent_end, child_end = socket.socketpair()  # the child sends its signs of life here
         parent_end.setblocking(False)
         errors = self.folder / f"errors-{number}"
         settings = {**environment, boot.LINK: str(child_end.fileno())}
@@ -212,15 +212,15 @@ class Pool:
     environment: Callable[[int], dict[str, str]] = lambda number: {}
 
     def run(self, function: str, jobs: Sequence[Sequence[Any]], done: Callable[[int, Any], None]) -> None:
-        """Call ``function`` with the arguments of each job; JSON can represent arguments and results.
+        """Call ``function`` in the pool's processes, once for each job.
 
         Args:
             function: MODULE:NAME of a function of this package.
-            jobs: the arguments of each job.
-            done: called with a job's number and its result, in the order in which the jobs end.
+            jobs: the positional arguments of each call. They and the results are sent as JSON.
+            done: called with a job's index in ``jobs`` and its result, in the order in which the jobs end.
 
         Raises:
-            JobError: when a job fails; the other jobs are then ended.
+            JobError: when a job fails; the other processes are then killed.
         """
         waiting = list(enumerate(jobs))[::-1]  # the next job is the last item
         with Children() as children:
@@ -295,14 +295,14 @@ def start(
     words: Sequence[str], nproc: int, *, timeout: float, threads: int | None, restarts: int = 0,
     hint: Callable[[], str], log: Path | None = None, show_output: bool = True,
 ) -> int:  # fmt: skip
-    """Run the command ``words`` in ``nproc`` processes, and return the exit code after they have ended.
+    """Run ``landscape`` with the arguments ``words`` in ``nproc`` processes, and return the exit code.
 
     Args:
         timeout: the longest time of a process without a sign of life (s).
         threads: the number of threads that the processes share; None: the environment's number for each.
         restarts: the number of restarts of all processes after a process was lost.
-        hint: returns the words that tell the user how to resume after a process was lost.
-        log: a file for starts and failures, written if the parent of its folder exists.
+        hint: returns words that tell the user how to resume after a process was lost.
+        log: a file to which starts and failures are written, if the parent of the file's folder exists.
         show_output: whether rank 0 writes to this process's stdout and stderr.
 
     Raises OperationError (InputError for bad usage) with the message of the process that failed first, or
@@ -310,6 +310,7 @@ def start(
     """
     for attempt in range(restarts + 1):
         with Children() as children:
+            # The variables that torchrun sets, and those by which the processes find one another.
             environment = {
                 "WORLD_SIZE": str(nproc),
                 "LOCAL_WORLD_SIZE": str(nproc),

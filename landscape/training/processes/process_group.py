@@ -96,14 +96,14 @@ class Group(Processes):
     def join(
         cls, device: torch.device, timeout: float = children.TIMEOUT, exchange_timeout: float | None = None
     ) -> Group:
-        """Join the group that the environment describes, after all its processes have come.
+        """Join the process group that the environment variables describe, and wait for all its processes.
 
         Args:
-            device, timeout: as of the class.
+            device, timeout: as for the class.
             exchange_timeout: the longest time of an exchange (s); default: ``timeout``.
 
-        Raises InputError for an address that is missing or wrong, OperationError where a port is in use or a
-        rank does not come in time.
+        Raises InputError for an address that is missing or wrong; OperationError where a port is in use, or a
+        process does not join in time.
         """
         group = cls(device, timeout)
         exchange_store, group._store = group._connect()

@@ -48,24 +48,25 @@ def launch(
 ) -> Checkpoint:  # fmt: skip
     """Train ``recipe`` in ``folder``: write recipe.toml, step-NNNNNNN.h5 and last.h5.
 
-    With a ``group`` each process of the group calls ``launch`` and returns its learners; rank 0 writes the
-    files, and every process writes logs/rank-R.log. In asynchronous SGD with measured delays rank 0 is the
-    server, and the other ranks are the workers; workers return the last weights without a history.
+    With a ``group`` each process of the group calls ``launch``, and returns a checkpoint of its own learners;
+    rank 0 writes the files, and every process writes logs/rank-R.log. In asynchronous SGD with measured
+    delays rank 0 is the server, and the other ranks are the workers; workers return the last weights without
+    a history.
 
     Args:
-        recipe: the recipe; with ``resume`` None means the recipe of the folder's run.
-        resume: whether to continue from last.h5, or to start without such a file. The recipe must equal the
-            folder's, except for ``scalars`` and a larger ``steps``.
-        force: whether to delete the checkpoints of a run in the folder, and nothing else, at first.
+        recipe: the recipe; None, only with ``resume``: the recipe of the folder's run.
+        resume: whether to continue from last.h5. Without last.h5 the run starts at step 0. The recipe must
+            equal the folder's, except for ``scalars`` and a larger ``steps``.
+        force: whether to delete the files of a run that the folder already holds; other files stay.
         device: "auto" (an accelerator with float64, where there is one), "cpu", "cuda", "xpu" or "mps".
         data_dir: the folder of data sets.
-        hooks: functions to call during the run; ``save`` is replaced.
+        hooks: functions to call during the run; ``save`` is not called, because the files are written.
         group: the processes that share the run; None: there is only this process.
         allow_code: whether to run the code that the folder's recipe names as MODULE:NAME, if ``recipe`` is
             None.
 
     Returns:
-        The end of the run.
+        The last checkpoint of the run.
 
     Raises:
         InputError: for options that exclude each other, or a recipe whose parts do not fit.
@@ -80,39 +81,46 @@ def launch(
         (3, ['last.h5', 'step-0000000.h5', 'step-0000003.h5'])
     """
     folder = Path(folder)
-    writes = group is None or group.rank == 0
+    hooks = dataclasses.replace(hooks or Hooks())  # a copy, as its functions are replaced below
+    writes = group is None or group.rank == 0  # whether this process writes the files
     with Lock(folder) as lock:
-        if writes and storage.named_like_a_run(folder):
+        if writes and storage.named_like_a_run(folder):  # a new folder is made and locked after all checks
             lock.acquire()
         if group:  # so that no process reads a checkpoint before rank 0 has the lock
             group.wait_for_all()
-        if not force and complete(recipe, folder):
-            (hooks or Hooks()).message(f"{folder}: complete already, nothing is trained")
+        if not force and is_complete(recipe, folder):
+            hooks.message(f"{folder}: complete already, nothing is trained")
             return Checkpoint.load(folder / "last.h5")
         run_files = storage.check_folder(folder, resume=resume, force=force)
         checkpoint = None
         if resume:
-            checkpoint, recipe = _resumed(folder, recipe, functools.partial(_local, group), allow_code)
+            checkpoint, recipe = _checkpoint_and_recipe(
+                folder, recipe, functools.partial(_own_learners, group), allow_code
+            )
         if recipe is None:
             words = "a recipe's name (see 'landscape recipes') or a .toml file"
             raise InputError("recipe: missing", give={"resume": True}, otherwise=words)
         if recipe.scalars and writes:
             package_of(recipe.scalars)  # raises an error where the package is not installed
-        hooks = dataclasses.replace(hooks or Hooks())
         run_device = group.device if group else pick_device(device)
         trainer = trainer_class(recipe, group)(
             recipe, checkpoint=checkpoint, device=run_device, data_dir=data_dir, hooks=hooks, group=group
         )
         recipe = trainer.recipe
         samples = recipe.evaluate.bn_samples
-        if checkpoint is None and samples != Evaluate.bn_samples and not trainer.buffers.local:
+        has_batchnorm = bool(trainer.buffers.local)
+        if checkpoint is None and samples != Evaluate.bn_samples and not has_batchnorm:
             words = "is not allowed, it changes nothing without BatchNorm in the model; leave it out"
             raise InputError(f"evaluate.bn_samples: {samples} {words}")
-        hooks.save = functools.partial(_save, folder=folder, comm=trainer.comm, every=recipe.checkpoint.every)
-        if group:
-            facts = {"data": str(trainer.data["fingerprint"]), "first step": str(trainer.step + 1)}
+        hooks.save = functools.partial(
+            _save_on_rank_0, folder=folder, comm=trainer.comm, every=recipe.checkpoint.every
+        )
+        if group:  # all processes must have the same recipe, data and step
+            facts = _by_dotted_key(recipe.values())
+            facts["data"] = str(trainer.data["fingerprint"])
+            facts["first step"] = str(trainer.step + 1)
             facts["mixing matrix"] = fingerprint(recipe.matrices.values())
-            group.agree(_flat(recipe.values()) | facts)
+            group.agree(facts)
         files.make_folder(folder)  # after all checks, so that a mistake leaves no file there
         if writes:
             lock.acquire()
@@ -130,7 +138,7 @@ def launch(
             return trainer.run() if group is None else _run_in_group(trainer, folder, group)
 
 
-def _local(group: Group | None, learners: int) -> slice:
+def _own_learners(group: Group | None, learners: int) -> slice:
     """Return this process's learners: all of them if processes outnumber them, as with a server."""
     return Comm(learners, group if group and learners >= group.size else None).local
 
@@ -146,7 +154,7 @@ def _headline(trainer: Trainer) -> str:
 
 
 def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
-    """Run this process's ``trainer`` in a group, and log to logs/rank-R.log."""
+    """Run ``trainer``, this process's part of the group's run, and write logs/rank-R.log."""
     hooks = trainer.hooks
     with log_to(folder / "logs" / f"rank-{group.rank}.log") as log:
         role, learners = type(trainer).__name__.lower(), trainer.comm.local
@@ -211,41 +219,44 @@ def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:
 
     None if the run is not complete. Raises OperationError if ``folder`` has a run of another recipe.
     """
-    checkpoint, _ = _resumed(folder, recipe, lambda learners: slice(0))
+    checkpoint, _ = _checkpoint_and_recipe(folder, recipe, lambda learners: slice(0))
     if checkpoint and (checkpoint.diverged or checkpoint.step == recipe.steps):
         return checkpoint
     return None
 
 
-def complete(recipe: Recipe | None, folder: Path) -> bool:
-    """Return whether last.h5 is the end of the run of ``recipe``; OperationError for another recipe's."""
+def is_complete(recipe: Recipe | None, folder: Path) -> bool:
+    """Return whether ``folder`` has the complete run of ``recipe``; OperationError for another run."""
     return recipe is not None and storage.of_a_run(folder / "last.h5") and ended(recipe, folder) is not None
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+def _by_dotted_key(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Return the texts of nested ``values`` by dotted key."""
     flat: dict[str, str] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
-        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: str(value)}
+        flat |= _by_dotted_key(value, f"{name}.") if isinstance(value, dict) else {name: str(value)}
     return flat
 
 
-def _resumed(
+def _checkpoint_and_recipe(
     folder: Path, recipe: Recipe | None, learners: Callable[[int], slice], allow_code: bool = True
 ) -> tuple[Checkpoint | None, Recipe | None]:
-    """Return the checkpoint from which the run in ``folder`` continues (None: a new run), and its recipe.
+    """Return the checkpoint from which the run in ``folder`` continues, and the recipe to follow.
 
-    The recipe is ``recipe`` where given, else the recipe of the folder's run; None where there is neither.
-    ``learners`` as of :meth:`.Checkpoint.load`.
+    The checkpoint is None if the run begins anew. The recipe is ``recipe``, or for None that of the folder's
+    run. ``learners`` says which learners' weights are read, as in :meth:`.Checkpoint.load`. Raises
+    OperationError where the folder has no run and ``recipe`` is None, and where ``recipe`` cannot continue
+    the folder's run.
     """
-    checkpoint = stored = None
+    checkpoint: Checkpoint | None = None
+    stored: Recipe | None = None
     if (folder / "last.h5").exists():
         checkpoint = storage.last_sound(folder, learners)
         stored = recipe_of(checkpoint)
     elif (folder / "recipe.toml").exists():
-        # The run was stopped before its first checkpoint, and begins again. Whether code that the file names
-        # may run is checked below.
+        # The run was stopped before its first checkpoint, and begins anew. Code that its recipe names does
+        # not run here; ``allow_code`` is checked below.
         stored = from_values(file_values(str(folder / "recipe.toml")))
     elif recipe is None:
         raise OperationError(f"{folder}: holds no run to resume (no last.h5); give a recipe to start one")
@@ -281,7 +292,7 @@ def _checked_recipe(stored: Recipe, recipe: Recipe, folder: Path) -> Recipe:
     return recipe
 
 
-def _save(checkpoint: Checkpoint, folder: Path, comm: Comm, every: int) -> None:
+def _save_on_rank_0(checkpoint: Checkpoint, folder: Path, comm: Comm, every: int) -> None:
     """Write step-NNNNNNN.h5 and last.h5 on rank 0, which receives the others' learners one at a time."""
     if comm.rank > 0:
         for tensor in checkpoint.stacked().values():
@@ -344,23 +355,26 @@ def train_runs(
     runs: Sequence[TrainingJob], ended: Ended, progress: Progress, *, pool: children.Pool, device: str,
     data_dir: str | Path | None, until: float | None = None,
 ) -> None:  # fmt: skip
-    """Start or resume ``runs`` in the processes of ``pool``, or in this process if one is enough.
+    """Start or resume ``runs`` in the processes of ``pool``; in this process for one run or a pool of one.
 
     Args:
         ended: called with each run that ends.
-        progress: called with the completed share of the present run, only for runs in this process.
+        progress: called with the completed share of the present run (0 to 1), only for runs in this process.
+        pool, device, data_dir: the processes, the device, and the folder of data sets.
         until: as for :func:`train_one`.
 
     Raises:
         OperationError: a run failed.
     """
-    if min(pool.nproc, len(runs)) <= 1:
+    if pool.nproc == 1 or len(runs) <= 1:
         for run in runs:
-            ended(run, train_one(run, device, data_dir, until, lambda done, total: progress(done / total)))
+            seconds = train_one(run, device, data_dir, until, step=lambda done, total: progress(done / total))
+            ended(run, seconds)
         return
     for run in runs:
         run.folder.parent.mkdir(parents=True, exist_ok=True)
-    options = [device, data_dir and os.fspath(data_dir), until]  # in types that JSON can represent
+    # The arguments of _train_job, in types that JSON can represent.
+    options = [device, None if data_dir is None else os.fspath(data_dir), until]
     jobs = [[run.recipe.to_toml(), os.fspath(run.folder), *options] for run in runs]
     try:
         pool.run(f"{__name__}:_train_job", jobs, lambda number, seconds: ended(runs[number], seconds))
@@ -421,29 +435,30 @@ def train(
     progress: ProgressOption = None,
     **settings: Any,
 ) -> Checkpoint:
-    """Train n learners by a recipe in a folder, bit-identical to the command ``landscape train``.
+    """Train n learners by a recipe in a folder; the result is bit-identical to that of ``landscape train``.
 
     Args:
         recipe: a name (:func:`landscape.recipes` lists them), the path of a TOML file, or a
-            :class:`landscape.Recipe`. None with ``resume``: the recipe of the folder's run.
+            :class:`landscape.Recipe`. None, only with ``resume``: the recipe of the folder's run.
         folder: the folder for last.h5, step-NNNNNNN.h5 and recipe.toml. Default: runs/NAME-seedN.
-        resume: whether to resume from last.h5, or to start without such a file; the result is bit-identical
-            to an uninterrupted run. The recipe must equal the run's, except for ``scalars`` and a larger
-            ``steps``.
-        force: whether to delete a run in the folder at first.
-        nproc: the number of processes on this machine that share the learners. Each of several processes
-            writes logs/rank-R.log, and neither ``message`` nor ``progress`` is called.
-        max_restarts: the number of restarts of all processes from last.h5 after a process is lost.
+        resume: whether to resume from last.h5, with a result that is bit-identical to an uninterrupted run's.
+            Without last.h5 the run starts at step 0. The recipe must equal the run's, except for ``scalars``
+            and a larger ``steps``.
+        force: whether to delete a run that the folder already holds.
+        nproc: the number of processes on this machine that share the learners. If there are several, each
+            writes logs/rank-R.log, and ``message`` and ``progress`` are not called.
+        max_restarts: how many times all processes may be restarted from last.h5 after a process is lost.
         timeout: seconds that a process may be silent, or that an exchange between processes may take.
         device: "auto" (an accelerator with float64, where there is one), "cpu", "cuda", "xpu" or "mps".
         data_dir: the folder of data sets that are not bundled. Default: $LANDSCAPE_DATA or data.
         allow_code: whether to run code that a file names as MODULE:NAME; code in the settings always runs.
         message: called with lines for the user.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
-        settings: other values of the recipe's keys, as for :meth:`landscape.Recipe.read`.
+        progress: a function of the finished share (0 to 1), or whether to show a progress bar; default: a bar
+            after two seconds.
+        settings: values that replace those of the recipe's keys, as for :meth:`landscape.Recipe.read`.
 
     Returns:
-        The end of the run, as last.h5 has it; ``diverged`` says whether and how it diverged.
+        The last checkpoint of the run, as in last.h5; ``diverged`` says whether and how the run diverged.
 
     Raises:
         InputError: for a recipe, setting or option that is not allowed.
@@ -464,11 +479,12 @@ def train(
         folder = default_folder(chosen)
     options: dict[str, Any] = {"resume": resume, "force": force, "device": device, "data_dir": data_dir}
     options["allow_code"] = allow_code
-    # A complete run needs no processes: launch below returns its end.
-    if (nproc != 1 or max_restarts) and (force or not complete(chosen, Path(folder))):
+    # A complete run needs no processes: launch() returns its last checkpoint.
+    if (nproc != 1 or max_restarts) and (force or not is_complete(chosen, Path(folder))):
         return in_processes(chosen, Path(folder), nproc, max_restarts, timeout, **options)
+    show = taken(progress)
     hooks = Hooks(message=message or (lambda line: None))
-    hooks.step = lambda done, total: taken(progress)(done / total)
+    hooks.step = lambda done, total: show(done / total)
     end = launch(chosen, folder, hooks=hooks, **options)
     end.path = Path(folder) / "last.h5"
     return end
@@ -479,9 +495,9 @@ def in_processes(
     force: bool, device: str, data_dir: str | Path | None, allow_code: bool,
     output_flags: Sequence[str] | None = None,
 ) -> Checkpoint:  # fmt: skip
-    """Train as :func:`train` does, in ``nproc`` processes; each runs the command ``landscape train``.
+    """Train as :func:`train` does, in ``nproc`` processes that each run the command ``landscape train``.
 
-    ``output_flags``: the command's flags for what rank 0 shows; None: rank 0 shows nothing.
+    ``output_flags`` are the command's flags for what rank 0 prints; with None rank 0 prints nothing.
     """
     if started_by_launcher():
         raise InputError("nproc, max_restarts: not allowed under torchrun, which has its own")
@@ -490,25 +506,25 @@ def in_processes(
     last = folder / "last.h5"
     storage.check_folder(folder, resume=resume, force=force)
     run_recipe = recipe
-    if resume:
-        _, run_recipe = _resumed(folder, recipe, lambda learners: slice(0), allow_code)
+    if resume:  # slice(0): the weights of no learner are read
+        _, run_recipe = _checkpoint_and_recipe(folder, recipe, lambda learners: slice(0), allow_code)
     if run_recipe is not None:
         check_processes(run_recipe, nproc)
-    words = ["train", "-o", str(folder), "--device", device, "--timeout", str(timeout)]
-    words += ["--data-dir", str(data_dir)] if data_dir else []
-    # A restart has to resume; without a run, --resume starts one.
-    words += ["--resume"] if resume or max_restarts else []
-    words += ["--force"] if force else []
-    # Code that a recipe names was allowed when it was read.
-    words += ["--allow-code"] if allow_code or (recipe and recipe.names_code) else []
-    words += ["--quiet"] if output_flags is None else output_flags
-    with tempfile.TemporaryDirectory(prefix="landscape-recipe-") as private:
+    arguments = ["train", "-o", str(folder), "--device", device, "--timeout", str(timeout)]
+    arguments += ["--data-dir", str(data_dir)] if data_dir else []
+    # A restart runs the same command, and must resume; in a folder without a run, --resume starts a run.
+    arguments += ["--resume"] if resume or max_restarts else []
+    arguments += ["--force"] if force else []
+    # Where ``recipe`` names code, the user allowed this code when the recipe was read.
+    arguments += ["--allow-code"] if allow_code or (recipe and recipe.names_code) else []
+    arguments += ["--quiet"] if output_flags is None else output_flags
+    with tempfile.TemporaryDirectory(prefix="landscape-recipe-") as recipe_folder:
         if recipe is not None:
-            recipe_file = Path(private, "recipe.toml")
+            recipe_file = Path(recipe_folder, "recipe.toml")
             files.write_text(recipe_file, recipe.to_toml())
-            words.append(str(recipe_file))
-        code = children.start(
-            words,
+            arguments.append(str(recipe_file))
+        exit_code = children.start(
+            arguments,
             nproc,
             timeout=timeout,
             threads=None if "OMP_NUM_THREADS" in os.environ else os.cpu_count(),
@@ -519,8 +535,9 @@ def in_processes(
             log=folder / "logs" / "launcher.log",
             show_output=output_flags is not None,
         )
-    if code:
-        error = OperationError(f"{folder}: its processes ended with exit code {code}, the run can be resumed")
-        error.exit_code = code
+    if exit_code:
+        words = f"its processes ended with exit code {exit_code}, the run can be resumed"
+        error = OperationError(f"{folder}: {words}")
+        error.exit_code = exit_code
         raise error
     return Checkpoint.load(last)

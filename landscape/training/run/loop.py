@@ -32,7 +32,7 @@ from landscape.training.processes.comm import Comm, PiecewiseMean
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes.recipe import MATRIX, Recipe
 from landscape.training.run import History, Row, due, setup
-from landscape.training.run.setup import Buffers, DivergenceTest, check_compatibility, of_run
+from landscape.training.run.setup import Buffers, DivergenceTest, check_compatibility, make_monitoring
 
 START = "start_norm2"  # the name in a checkpoint of ‖w_a‖² at the start, if that was another run's end
 
@@ -70,6 +70,7 @@ class Trainer:
         data_dir: the folder of data sets.
         hooks: the functions to call; by default there are none.
         group: the processes that share the learners; None: this process has all of them.
+        dataset: the data set; by default that of the recipe.
 
     Raises:
         InputError: where the parts of the recipe do not fit together.
@@ -88,57 +89,72 @@ class Trainer:
         dataset: Dataset | None = None,
     ) -> None:  # fmt: skip
         self.comm = Comm(recipe.learners, group)
-        recipe, start = (recipe, None) if checkpoint else setup.read(recipe)
+        start = None  # the checkpoint with the initial weights; None: new weights
+        if checkpoint is None:
+            recipe, start = setup.read_initial(recipe)
         self.recipe, self.hooks = recipe, hooks or Hooks()
         data = dataset or user_code.load_data("data", recipe.spec("data"), data_dir)
         self._make_problems(data, start, checkpoint, torch.device(device))
-        self.algorithm, self.rule = recipe.part("algorithm")[0], recipe.rule()
+        self.algorithm, _ = recipe.part("algorithm")
+        self.rule = recipe.rule()
         self.description = recipe.describe()
         self.rule.comm, self.rule.layout = self.comm, self.train.layout
         self.weights = self.train.weights.repeat(self.comm.n_local, 1)
         self.rule.start(self.weights)
         self._gradients = torch.empty_like(self.weights)
-        self.optimizer = optimizer.make(*recipe.part("optimizer"))
+        optimizer_name, optimizer_options = recipe.part("optimizer")
+        self.optimizer = optimizer.make(optimizer_name, optimizer_options)
         self.optimizer.start(self.train.layout, self.weights)
-        # With BatchNorm the loss that the steps descend depends on the batches.
-        batch, objective = 0, self.train
+        # ``objective`` is the loss that the steps descend. With BatchNorm it depends on the batches.
+        objective = self.train
+        batch = 0  # samples in a batch that shares BatchNorm's statistics; 0: no BatchNorm
         if has_batchnorm(self.train.model):
             batch = recipe.local_batch // recipe.accumulate
             objective = self.train.with_batchnorm("train", batch)
-        g = GradientEstimator(objective, self.comm, recipe.decompose.samples, recipe.seed, batch)
-        self.decomposer = Decomposer(self.stack, g, self.parts)
-        self.monitor = of_run(recipe, objective, self.comm, self.optimizer, self.minibatches, self.stack)
+        full_gradient = GradientEstimator(objective, self.comm, recipe.decompose.samples, recipe.seed, batch)
+        self.decomposer = Decomposer(self.stack, full_gradient, self.parts)
+        self.monitor = make_monitoring(
+            recipe, objective, self.comm, self.optimizer, self.minibatches, self.stack
+        )
         self.history = History(self.algorithm, {**self.rule.columns, **self.monitor.columns})
         self.divergence = DivergenceTest(recipe.diverge, float(inner(self.train.weights, self.train.weights)))
-        self.step, self.diverged, self.diverged_at = 0, "", -1
+        self.step = 0  # the number of completed steps
+        self.diverged, self.diverged_at = "", -1  # no divergence
         self._pending: PendingStep | None = None
-        self._last: Row | None = None  # of this run, which the hook has not taken
+        self._row_for_hook: Row | None = None  # the last row, which hooks.row gets after the next step
         if checkpoint:
             self._restore(checkpoint)
 
     def _make_problems(
         self, dataset: Any, start: Checkpoint | None, checkpoint: Checkpoint | None, device: torch.device
     ) -> None:
-        """Make the problems for training and test, and the objects that use them."""
+        """Make the problems for training and test, and the objects that use them.
+
+        Args:
+            dataset: the data set.
+            start: has the initial weights; None: new weights.
+            checkpoint: the state to resume from; None: the start of the run.
+            device: the device of weights and data.
+        """
         recipe = self.recipe
-        source, self.model = recipe.spec("data"), recipe.spec("model")
+        data_spec, self.model = recipe.spec("data"), recipe.spec("model")
         if checkpoint:
             checkpoint.check_data(dataset)
         model, dtype = setup.network(recipe, dataset, start), getattr(torch, recipe.dtype)
-        problem = functools.partial(Problem, model, dataset.loss, device=device, dtype=dtype)
-        self.train, self.test = problem(dataset.split("train")), problem(dataset.split("test"))
+        problem_of = functools.partial(Problem, model, dataset.loss, device=device, dtype=dtype)
+        self.train, self.test = problem_of(dataset.split("train")), problem_of(dataset.split("test"))
         self.stack = Stack(self.train, recipe.accumulate, recipe.autocast)
-        self.trial = setup.BatchingChoice(self.stack, self.comm)
+        self.batching = setup.BatchingChoice(self.stack, self.comm)
         self.buffers = Buffers(self.train, self.test, self.comm, recipe.seed, recipe.evaluate.bn_samples)
         if checkpoint:
             self.buffers.restore(checkpoint.buffers)
         check_compatibility(recipe, dataset, self.stack, self.buffers)
-        self.parts = setup.divided(recipe, dataset, self.train, checkpoint)
+        self.parts = setup.learners_parts(recipe, dataset, self.train, checkpoint)
         augment = getattr(dataset, "augment", None)
         self.minibatches = setup.Sampler(recipe, self.train, augment, self.parts)
         self.data = {
-            "name": source.name,
-            "options": source.options,
+            "name": data_spec.name,
+            "options": data_spec.options,
             "train": self.train.samples,
             "test": self.test.samples,
             "fingerprint": dataset.fingerprint,
@@ -149,7 +165,7 @@ class Trainer:
         self.optimizer.restore(checkpoint.optimizer)
         self.rule.restore(checkpoint.rule, checkpoint.shared)
         self.monitor.restore(checkpoint.shared)
-        self.trial.restore(checkpoint.shared)
+        self.batching.restore(checkpoint.shared)
         if START in checkpoint.shared:
             self.divergence = DivergenceTest(self.recipe.diverge, float(checkpoint.shared[START]))
         self.step, self.diverged = checkpoint.step, checkpoint.diverged
@@ -178,22 +194,23 @@ class Trainer:
             self._step(self.step + 1)
             if self.step < self.recipe.steps and due(every, self.step) and not self.diverged:
                 self.hooks.save(self.checkpoint())
-        for row in self.history.rows[-1:]:  # there is no row if the first step was undone
+        if self.history.rows:  # there is no row if the first step was undone
+            row = self.history.rows[-1]
             if math.isnan(row["test_loss"]):
                 row |= self.buffers.test(self.weights, self.step)
-            if row is self._last:  # False if the last step was undone
+            if row is self._row_for_hook:  # False if the last step was undone
                 self.hooks.row(row)
         final = self.checkpoint()
-        if self.step > 0 or self.diverged:
+        if self.step > 0 or self.diverged:  # the start is saved already
             self.hooks.save(final)
         return final
 
     def _step(self, t: int) -> None:
         """Make step ``t``, counted from 1, from w(t−1) to w(t)."""
-        clock, waited = time.perf_counter(), self.comm.waited
+        began, waited_before = time.perf_counter(), self.comm.waited
         if self.comm.group:
-            self.comm.group.step = t
-        recipe, weights, state = self.recipe, self.weights, self._state()
+            self.comm.group.step = t  # for messages
+        recipe, weights, state = self.recipe, self.weights, self._state_besides_weights()
         lr = recipe.rate(t, self.train.samples)
         decomposed = due(recipe.decompose.every, t)
         # Exchanges that start here run while gradients are computed; the decomposer waits for the mean.
@@ -202,42 +219,45 @@ class Trainer:
             self.comm.start_mean(weights)
         points = self.rule.gradient_points(weights)
         x, y = self._minibatches(t)
-        training = self.buffers.training(t)
-        backward = self._exchange_in_backward(points, lr, t)
-        ready = backward.mean.ready if backward else None
+        training = self.buffers.training(t)  # buffers and seeds of the training pass
+        exchange = self._exchange_in_backward(points, lr, t)
+        ready = exchange.mean.ready if exchange else None
         losses = self._compute_gradients(points, x, y, training, ready)
-        if self._diverged_before(t, state):
-            if backward:
-                backward.mean()
+        if self._previous_step_diverged(t, state):
+            if exchange:
+                exchange.mean()  # waits for the end of the exchange
             return
-        self.monitor.see(t, points, self._gradients)
-        columns: Columns | None = None
+        self.monitor.see(t, points, self._gradients)  # instruments that use the gradients of every step
+        columns_of_step: Columns | None = None
         if decomposed:
-            with_terms = recipe.decompose.split and self.optimizer.direction_is_gradient
-            columns = self.decomposer.begin(
+            # Eq. 4 needs a step of w_a by −lr times the mean gradient.
+            split = recipe.decompose.split and self.optimizer.direction_is_gradient
+            columns_of_step = self.decomposer.begin(
                 weights, x, y, self._gradients, t,
-                split=with_terms and self.rule.follows_mean_direction(t),
+                split=split and self.rule.follows_mean_direction(t),
                 at_mean=self.rule.at_mean, training=training,
             )  # fmt: skip
-        new = self._new_weights(points, lr, t, backward)
-        # The spread is measured where w_a is computed anyway or cheaply, and where it may exceed its bound.
-        measured = self.comm.size == 1 or decomposed or t == recipe.steps
-        measured |= due(recipe.evaluate.every, t) or self.divergence.needs_spread(self.history.rows)
-        if measured or self.rule.at_mean:  # at_mean: the next step's gradients are taken at this mean
-            self.comm.start_mean(new)
+        new_weights = self._new_weights(points, lr, t, exchange)
+        # The spread needs w_a. It is measured where w_a is computed anyway, where w_a costs no exchange, and
+        # where the spread may exceed its bound.
+        measures_spread = self.comm.size == 1 or decomposed or t == recipe.steps
+        measures_spread |= due(recipe.evaluate.every, t) or self.divergence.needs_spread(self.history.rows)
+        if measures_spread or self.rule.at_mean:  # at_mean: the next step takes its gradients at this mean
+            self.comm.start_mean(new_weights)
         row = self.history.new_row(t, lr)
-        if columns is not None:
-            self.history.record(row, columns(new, lr))
-        mean = self.comm.mean(new) if measured else None
-        results = self._start_results(new, mean, losses)
-        self._pending = PendingStep(row, weights, state, mean, results)
-        self.weights, self.step = new, t
+        if columns_of_step is not None:
+            self.history.record(row, columns_of_step(new_weights, lr))
+        new_mean = self.comm.mean(new_weights) if measures_spread else None
+        results = self._start_results(new_weights, new_mean, losses)
+        self._pending = PendingStep(row, weights, state, new_mean, results)
+        self.weights, self.step = new_weights, t
         self.history.append(row)
         # With several processes a step waits only for the losses of the previous step.
-        if measured or due(recipe.checkpoint.every, t) or self.monitor.due(t):
+        if measures_spread or due(recipe.checkpoint.every, t) or self.monitor.due(t):
             self._complete_pending()
         if self.step == t:  # _complete_pending has not undone the step
-            self._record(row, time.perf_counter() - clock, self.comm.waited - waited, weights)
+            seconds, waited = time.perf_counter() - began, self.comm.waited - waited_before
+            self._record(row, seconds, waited, weights)
 
     def _exchange_in_backward(self, points: Tensor, lr: float, t: int) -> InBackward | None:
         """Return the exchange that runs during the backward pass of step ``t``, or None.
@@ -298,10 +318,10 @@ class Trainer:
         self, points: Tensor, x: Any, y: Any, training: Training, ready: Ready | None = None
     ) -> Tensor:
         """Write the learners' gradients at ``points`` to ``_gradients``, and return the losses."""
-        self.trial.decide(points, x, y, training, self.recipe.model)
+        self.batching.decide(points, x, y, training, self.recipe.model)
         return self.stack.gradients(points, x, y, out=self._gradients, training=training, ready=ready)
 
-    def _diverged_before(self, t: int, state: State) -> bool:
+    def _previous_step_diverged(self, t: int, state: State) -> bool:
         """Complete the step before ``t``, and return whether the run diverged in it.
 
         If so, step ``t``, which began with ``state``, is undone after its exchanges are finished.
@@ -311,7 +331,7 @@ class Trainer:
             self._complete_pending()
         if self.diverged:
             self.weights = self.weights.clone()
-            after = state if self.step == t - 1 else self._state()
+            after = state if self.step == t - 1 else self._state_besides_weights()
             self.rule.finish(weights, self._gradients, 0.0, t)
             self.optimizer.state, self.rule.state, self.rule.shared, self.buffers.local = after
         return bool(self.diverged)
@@ -354,12 +374,12 @@ class Trainer:
             self.history.record(row, self.monitor.measure(t, row["lr"], self.weights, start))
             if warning := self.monitor.warning(row, self.history.column):
                 self.hooks.message(warning)
-        if self._last is not None:
-            self.hooks.row(self._last)
-        self._last = row
+        if self._row_for_hook is not None:
+            self.hooks.row(self._row_for_hook)
+        self._row_for_hook = row
         self.hooks.step(t, self.recipe.steps)
 
-    def _state(self) -> State:
+    def _state_besides_weights(self) -> State:
         """Return the state that a step changes in addition to the weights."""
         buffers = {name: rows.clone() for name, rows in self.buffers.local.items()}
         return self.optimizer.state, self.rule.state, self.rule.shared, buffers
@@ -367,12 +387,13 @@ class Trainer:
     def checkpoint(self) -> Checkpoint:
         """Return the present state of the run, in copies, because later steps overwrite the run's memory."""
         recipe = self.recipe
-        shared = self.rule.shared | self.trial.state | self.monitor.state(self.step)
-        if recipe.init.checkpoint:  # the file may be missing when the run is resumed
+        next_step = min(self.step + 1, max(1, recipe.steps))  # at the end, the last step
+        shared = self.rule.shared | self.batching.state | self.monitor.state(self.step)
+        if recipe.init.checkpoint:  # this file may be missing when the run is resumed
             shared = shared | {START: torch.tensor(self.divergence.start_norm2, dtype=torch.float64)}
         if self.parts:
             shared = shared | self.parts.state
-        for matrix in recipe.matrices.values():
+        for matrix in recipe.matrices.values():  # at most one
             shared = shared | {MATRIX: torch.from_numpy(matrix)}
         return Checkpoint(
             weights=self.weights.clone(),
@@ -383,7 +404,7 @@ class Trainer:
             recipe=recipe.to_toml(),
             model={"name": self.model.name, "options": self.model.options},
             data=self.data,
-            lr=recipe.rate(min(self.step + 1, max(1, recipe.steps)), self.train.samples),
+            lr=recipe.rate(next_step, self.train.samples),
             local_batch=recipe.local_batch,
             seed=recipe.seed,
             history=self.history.columns(),

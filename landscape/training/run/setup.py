@@ -33,7 +33,7 @@ from landscape.training.optimizer.base import Optimizer
 from landscape.training.processes.comm import Comm
 from landscape.training.recipes import GROUPS, Diverge
 from landscape.training.recipes.recipe import Recipe
-from landscape.training.recipes.settings import refuse_idle
+from landscape.training.recipes.settings import refuse_without_effect
 from landscape.training.run import Row, generator
 
 # The number of consecutive steps in which the spread must exceed its bound (our choice: a burst, for example
@@ -206,10 +206,11 @@ def _rows(tensor: Tensor, count: int) -> Tensor:
     return tensor.expand(count, *tensor.shape)
 
 
-def read(recipe: Recipe) -> tuple[Recipe, Checkpoint | None]:
-    """Return ``recipe`` with the SHA-256 of its ``init.checkpoint``, and this file, or None without one.
+def read_initial(recipe: Recipe) -> tuple[Recipe, Checkpoint | None]:
+    """Return ``recipe`` with ``init.sha256``, the digest of its ``init.checkpoint``, and this checkpoint.
 
-    Raises OperationError where the file cannot be read, or is not the one whose SHA-256 the recipe has.
+    Without an initial checkpoint the recipe stays as it is, and the checkpoint is None. Raises OperationError
+    where the file cannot be read, or the recipe has the digest of another file.
     """
     path, expected = recipe.init.checkpoint, recipe.init.sha256
     if not path:
@@ -231,7 +232,7 @@ def chosen_recipe(
 ) -> Recipe | None:
     """Return the recipe that the user names, changed by ``settings``; None for None."""
     if isinstance(recipe, Recipe):
-        return recipe.replace(**settings) if settings else refuse_idle(recipe)
+        return recipe.replace(**settings) if settings else refuse_without_effect(recipe)
     if recipe is None and settings:
         raise InputError("settings: not allowed without the recipe that they change; give its name or file")
     return None if recipe is None else Recipe.read(recipe, allow_code=allow_code, **settings)
@@ -323,7 +324,7 @@ def check_compatibility(recipe: Recipe, dataset: Dataset | UserData, stack: Stac
 OTHER = "second "
 
 
-def divided(
+def learners_parts(
     recipe: Recipe, dataset: Dataset | UserData, train: Problem, checkpoint: Checkpoint | None
 ) -> Parts | None:
     """Return the learners' parts of the training set, as in ``checkpoint``, if given; None: all share it."""
@@ -399,14 +400,14 @@ class Sampler:
         return out[0]
 
 
-def of_run(
+def make_monitoring(
     recipe: Recipe, problem: Problem, comm: Comm, optimizer: Optimizer, sampler: Sampler, stack: Stack
 ) -> Monitoring:
-    """Return the instruments of a recipe's run.
+    """Return the instruments that the recipe's table "monitor" asks for.
 
     Args:
         recipe: the run's recipe.
-        problem: the loss that the run's steps descend, on the training set.
+        problem: the loss on the training set that the run's steps descend.
         comm: the run's processes.
         optimizer: makes the run's steps; instruments read the optimizer's state.
         sampler: draws a second, independent minibatch of a step, for unbiased products of two gradients.
@@ -416,7 +417,8 @@ def of_run(
         InputError: for an instrument that cannot measure this run.
     """
     rule = recipe.rule()
-    limit, plain_limit = recipe.stability_limit(), rule.stability_limit()  # with momentum, without
+    # The largest stable ηλ with the recipe's momentum, and with plain steps; None: unknown.
+    limit, plain_limit = recipe.stability_limit(), rule.stability_limit()
     run = MeasuredRun(
         recipe.monitor,
         problem,
