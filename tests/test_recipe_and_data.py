@@ -27,7 +27,7 @@ from landscape.data import images
 from landscape.data.images import decode
 from landscape.training import optimizer
 from landscape.training.recipes import built_in, recipe
-from landscape.training.recipes.settings import changed, idle
+from landscape.training.recipes.settings import with_changes, without_effect
 from landscape.training.run import launch
 from landscape.training.run.loop import Trainer
 from tests.conftest import Command
@@ -419,7 +419,7 @@ def differ(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 def with_key(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    return changed(copy.deepcopy(values), changes)
+    return with_changes(copy.deepcopy(values), changes)
 
 
 OPTIMIZERS = (
@@ -459,14 +459,14 @@ def test_every_setting_changes_the_run_or_is_refused(table: str, name: str) -> N
         if now == base:
             continue
         try:
-            refused = dotted in idle(recipe.from_values(now))
+            refused = dotted in without_effect(recipe.from_values(now))
         except InputError:  # refused wherever it stands
             continue
         assert refused != differ(base, now), (dotted, value, base["learners"])
         if refused and dotted in ENABLED and base["learners"] > 1:
             more = with_key(base, ENABLED[dotted])
             now = with_key(more, {dotted: value})
-            assert dotted not in idle(recipe.from_values(now))
+            assert dotted not in without_effect(recipe.from_values(now))
             assert differ(more, now), (dotted, value)
 
 

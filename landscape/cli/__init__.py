@@ -132,7 +132,7 @@ def _checked_arguments(args: list[str], ctx: click.Context) -> dict[str, Any]:
                 from landscape.training import recipes
 
                 # Both raise an error for a recipe that does not exist.
-                if not recipes.table_values(word, {}):
+                if not recipes.paper_recipe_values(word, {}):
                     recipes.file_values(word)
             if args[0] == "figures" and registry.figures.untouched:
                 choose("NAME", word, completion)

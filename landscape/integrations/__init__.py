@@ -49,10 +49,10 @@ class Recorded:
         self._hooks = contextlib.ExitStack()  # of the trainer's, until the recorder is closed
 
     def _splits(self, loader: Any) -> tuple[Any, Any]:
-        """Return the training set and the test data, as :func:`data_of` gives them; no test data: None."""
+        """Return the training set and the test data, as :func:`problem_data` does; None for no test data."""
         whole = self._settings["samples"] > 0
-        test = None if self._test is None else data_of("test", self._test, loader, whole=whole)
-        return data_of("data", self._data, loader, whole=whole), test
+        test = None if self._test is None else problem_data("test", self._test, loader, whole=whole)
+        return problem_data("data", self._data, loader, whole=whole), test
 
     def _begin(
         self, model: nn.Module, data: Any, test: Any, optimizer: Any, *, batch: int, resume: int,
@@ -133,33 +133,35 @@ EVEN = (torch_data.SequentialSampler, torch_data.RandomSampler, torch_data.Distr
 BY_LENGTH = ("LengthGroupedSampler", "DistributedLengthGroupedSampler", "BatchRebalanceSampler")
 
 
-def data_of(name: str, of_user: Any, loader: Any, *, whole: bool) -> Any:
-    """Return data as :class:`landscape.Problem` takes them: ``of_user``, or the data of ``loader`` for None.
+def problem_data(name: str, user_data: Any, loader: Any, *, whole: bool) -> Any:
+    """Return the user's data, or without them the trainer's, in a form that :class:`landscape.Problem` takes.
 
-    The trainer's loader is shuffled, cut into shares of processes, and in the middle of an epoch; therefore
-    another DataLoader reads its data set, in order. A DataLoader of the user is read in this way, too, and a
-    Dataset is read with the collate function and the batch size of ``loader``.
+    The trainer's loader shuffles, gives each process a share, and may be in the middle of an epoch. Therefore
+    a new DataLoader reads the loader's data set in order. A DataLoader of the user is replaced in the same
+    way. A Dataset of the user is read with the collate function and the batch size of ``loader``.
 
     Args:
         name: "data" or "test", for messages.
-        of_user: the user's data; None for the data of ``loader``.
+        user_data: the user's data; None: the data of ``loader`` are returned.
         loader: the trainer's DataLoader.
-        whole: whether to return one batch of all samples, from which samples can be drawn, and not batches.
+        whole: whether to return all samples in one batch, so that samples can be drawn; otherwise the data
+            stay in batches.
 
     Raises:
         InputError: for a ``loader`` that is no DataLoader; for a DataLoader whose data set has no length, or
             whose sampler may weigh samples.
     """
-    data = loader if of_user is None else of_user
-    if isinstance(of_user, torch_data.Dataset) or type(of_user).__module__.partition(".")[0] == "datasets":
+    data = loader if user_data is None else user_data
+    package = type(user_data).__module__.partition(".")[0]
+    if isinstance(user_data, torch_data.Dataset) or package == "datasets":  # Hugging Face's
         collate = getattr(loader, "collate_fn", None)
-        data = torch_data.DataLoader(of_user, batch_size(loader) or 1, collate_fn=collate)
+        data = torch_data.DataLoader(user_data, batch_size(loader) or 1, collate_fn=collate)
     if isinstance(data, torch_data.DataLoader):
         return in_order(name, data, whole=whole)
-    if of_user is None:
+    if user_data is None:
         kind = type(loader).__name__
         raise InputError(f"{name}: the trainer's {kind} is not one DataLoader; give {name}=…")
-    return of_user
+    return user_data
 
 
 def batch_size(loader: Any) -> int:

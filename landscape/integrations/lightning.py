@@ -168,18 +168,18 @@ class StepBatches:
 
 
 def step_model(module: Any) -> nn.Module:
-    """Return a module with the parameters of ``module`` that returns the loss of training_step.
+    """Return a module that shares the parameters of ``module`` and whose output is training_step's loss.
 
-    The new module's class has the name of the class of ``module``. The new module and its copies log nothing
-    and store nothing of a batch. Epoch and step are always those of ``module``, as the loss may depend on
-    them.
+    The new module is called with ``landscape_batch=batch``, and returns {"loss": Tensor}. It logs nothing,
+    and stores nothing of a batch. Its ``current_epoch`` and ``global_step`` are always those of ``module``,
+    because the loss may depend on them. Its class has the name of the user's class.
     """
     user_class = type(module)
 
     class LossModule(user_class):  # type: ignore[misc, valid-type]
         current_epoch = property(lambda self: module.current_epoch)
         global_step = property(lambda self: module.global_step)
-        trainer = property(_no_trainer)
+        trainer = property(_refuse_trainer)
 
         def log(self, *args: Any, **kwargs: Any) -> None: ...
 
@@ -188,10 +188,11 @@ def step_model(module: Any) -> nn.Module:
         def print(self, *args: Any, **kwargs: Any) -> None: ...
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            if BATCH not in kwargs:
+            if BATCH not in kwargs:  # training_step itself calls the module
                 return super().forward(*args, **kwargs)
             return {"loss": _loss_of_step(self, kwargs[BATCH])}
 
+    # Checkpoints name the model's class: the user's, not LossModule.
     for attribute in ("__name__", "__qualname__", "__module__"):
         setattr(LossModule, attribute, getattr(user_class, attribute))
     loss_module = shallow_copy(module)
@@ -218,7 +219,7 @@ def _loss_of_step(module: Any, batch: Any) -> Tensor:
     return loss
 
 
-def _no_trainer(module: Any) -> Any:
+def _refuse_trainer(module: Any) -> Any:
     raise InputError("loss: training_step uses the trainer; give loss=…, of forward's outputs, and data=…")
 
 

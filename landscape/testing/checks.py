@@ -37,8 +37,8 @@ CLOCK = ("wall_s", "samples_per_s", "wait_s")
 SIZES = [9, 8, 7]
 
 
-def run(kind: str, case: Any, only: str | None) -> None:
-    """All checks of ``kind``, or that called ``only``; a failure says which check it was."""
+def run_checks(kind: str, case: Any, only: str | None) -> None:
+    """Run all checks of ``kind`` on ``case``, or only the check ``only``; a failure names its check."""
     for name in CHECKS[kind] if only is None else [choose("only", only, CHECKS[kind])]:
         try:
             CHECKS[kind][name](case)
@@ -68,7 +68,10 @@ def refuses(call: Callable[[Any], object], values: Mapping[str, Any], prefix: st
 
 @contextmanager
 def registered(kind: registry.Registry, entry: Any, name: str) -> Iterator[str]:
-    """Return a context with the name of ``entry`` in a registry: itself, or ``name`` for an object."""
+    """Return a context that gives the name of ``entry``: ``entry`` itself if it is a name of the registry.
+
+    Any other ``entry`` has the name ``name`` in the registry inside the context.
+    """
     kind.names()  # imports all entries, which would otherwise be added to the copy
     entries = kind._entries
     kind._entries = entries if isinstance(entry, str) else {**entries, name: entry}
@@ -161,7 +164,7 @@ def check_drawing(results: Sequence[Result], *, only: str | None = None) -> None
     Example:
         >>> check_drawing([surface])  # of landscape.contour
     """
-    run("drawing", list(results), only)
+    run_checks("drawing", list(results), only)
 
 
 def axes(results: list[Result]) -> None:
@@ -213,7 +216,7 @@ def check_command(
         >>> check_command("info", ["{run}/last.h5"], refused={"none.h5": ["none.h5"]})
     """
     with registered(registry.commands, command, str(getattr(command, "name", ""))) as name:
-        run("command", SimpleNamespace(name=name, arguments=arguments, refused=refused or {}), only)
+        run_checks("command", SimpleNamespace(name=name, arguments=arguments, refused=refused or {}), only)
 
 
 @functools.cache
@@ -329,20 +332,20 @@ def check_analysis(
     truth: Truth | None = None, command: Sequence[str] = (), seeded: bool = True, rtol: float = 1e-6,
     forms: Sequence[str] = ("batches", "dict", "dict batches"), device: str = "cpu", only: str | None = None,
 ) -> None:  # fmt: skip
-    """Check an analysis: seeds, files, forms of data, BatchNorm, error bar, refusals, command, picture.
+    """Check an analysis: seeds, files, forms of data, BatchNorm, known numbers, refusals, command, picture.
 
     Args:
         analysis: ``analysis(problem, **options) -> Result``. The problems are a network of 27 parameters with
             24 samples in several forms, in float64.
         options: options with which the analysis is quick.
-        refused: option -> a value of the option that must be refused in one line.
-        truth: a problem with known numbers.
+        refused: option -> a value of the option that the analysis must refuse, with a message of one line.
+        truth: a problem for which the numbers of the result are known.
         command: the words of the analysis's command after ``landscape``, without the checkpoint and without
             files; () for an analysis without a command.
         seeded: whether the analysis draws random numbers from an option ``seed``.
-        rtol: the allowed relative difference of numbers for data in other forms.
+        rtol: the allowed relative difference between the numbers for data in different forms.
         forms: the forms of data, besides tensors, for which the analysis is defined.
-        device: the device of the analysis.
+        device: the device of the problems.
         only: the name of one check of ``CHECKS["analysis"]`` to run; default: all checks.
 
     Raises:
@@ -363,7 +366,7 @@ def check_analysis(
         call=call, analysis=analysis, options=settings, refused=refused or {}, truth=truth, command=command,
         seeded=seeded, rtol=rtol, forms=forms, device=device,
     )  # fmt: skip
-    run("analysis", case, only)
+    run_checks("analysis", case, only)
 
 
 def seed(case: Any) -> None:

@@ -19,7 +19,7 @@ from landscape.core import registry
 from landscape.core.options import described
 from landscape.core.registry import algorithms
 from landscape.problem.layout import Layout, Slot
-from landscape.testing.checks import CHECKS, RECIPE, refuses, registered, require, run, same_bits
+from landscape.testing.checks import CHECKS, RECIPE, refuses, registered, require, run_checks, same_bits
 from landscape.training import optimizer as optimizers
 from landscape.training.algorithms import Rule
 from landscape.training.instruments import Instrument
@@ -61,9 +61,10 @@ def check_rule(
     Args:
         rule: the class, or its name.
         options: the rule's options in a recipe.
-        refused: option -> a value of the option that must be refused in one line.
-        sharp: whether steps diverge above the stability limit. False where the limit holds on average only.
-        device: where the rule runs.
+        refused: option -> a value of the option that the rule must refuse, with a message of one line.
+        sharp: whether steps must diverge above the stability limit. False for a limit that holds only on
+            average.
+        device: the device of the weights.
         only: the name of one check of ``CHECKS["rule"]`` to run; default: all checks.
 
     Raises:
@@ -76,15 +77,16 @@ def check_rule(
     with registered(registry.algorithms, rule, "rule-under-test") as name:
 
         def make(changes: Mapping[str, Any] | None = None) -> Rule:
-            new_rule: Rule = algorithms.make(name, {**(options or {}), **(changes or {})}, learners=4, seed=3)
+            all_options = {**(options or {}), **(changes or {})}
+            new_rule: Rule = algorithms.make(name, all_options, learners=4, seed=3)
             new_rule.peak_lr = 0.1
             return new_rule
 
-        changes = {"algorithm": {"name": name, **(options or {})}}
+        changes = {"algorithm": {"name": name, **(options or {})}}  # of the recipe RECIPE
         case = SimpleNamespace(
             name=name, make=make, changes=changes, refused=refused or {}, sharp=sharp, device=device
         )
-        run("rule", case, only)
+        run_checks("rule", case, only)
 
 
 def resumes(case: Any) -> None:
@@ -182,9 +184,10 @@ def check_optimizer(
     Args:
         optimizer: the class, or a name that recipes know.
         options: the optimizer's options in a recipe.
-        refused: option -> a value of the option that must be refused in one line.
-        reference: parameters -> an optimizer of PyTorch with lr 0.01 that takes equal steps.
-        device: where the steps are computed.
+        refused: option -> a value of the option that the optimizer must refuse, with a message of one line.
+        reference: a function of the parameters; returns an optimizer of PyTorch, with lr 0.01, that makes
+            equal steps.
+        device: the device of the weights.
         only: the name of one check of ``CHECKS["optimizer"]`` to run; default: all checks.
 
     Raises:
@@ -197,16 +200,17 @@ def check_optimizer(
         weights = torch.linspace(-1, 1, 45, dtype=torch.float64).reshape(3, 15).to(device)
 
         def make(changes: Mapping[str, Any] | None = None, learners: int = 3) -> Optimizer:
-            new_optimizer = optimizers.make(name, {**(options or {}), **(changes or {})})
+            all_options = {**(options or {}), **(changes or {})}
+            new_optimizer = optimizers.make(name, all_options)
             new_optimizer.start(LAYOUT, weights[:learners])
             return new_optimizer
 
-        changes = {"optimizer": {"name": name, **(options or {})}, "lr": 0.01}
+        changes = {"optimizer": {"name": name, **(options or {})}, "lr": 0.01}  # of the recipe RECIPE
         case = SimpleNamespace(
             make=make, changes=changes, refused=refused or {}, reference=reference, device=device,
             weights=weights,
         )  # fmt: skip
-        run("optimizer", case, only)
+        run_checks("optimizer", case, only)
 
 
 def path(of: Optimizer, weights: Tensor, first: int, last: int) -> Tensor:
@@ -275,7 +279,7 @@ def check_topology(spec: str, learners: int = 6, *, device: str = "cpu", only: s
     Example:
         >>> check_topology("ring(1)", 5)
     """
-    run("topology", (Mixing(spec, learners, 3), device), only)
+    run_checks("topology", (Mixing(spec, learners, 3), device), only)
 
 
 def matrices(case: tuple[Mixing, str]) -> None:
@@ -314,15 +318,15 @@ def check_instrument(
     changes: Mapping[str, Any] | None = None, refused: Mapping[str, Any] | None = None, device: str = "cpu",
     only: str | None = None,
 ) -> None:  # fmt: skip
-    """Check an instrument: its columns, a run without changes by it, resumption within a window, refusals.
+    """Check an instrument: its columns, no influence on the run, resumption between measurements, refusals.
 
     Args:
         instrument: the class, or its name.
         monitor: changes of the recipe's table "monitor".
         changes: other changes of the recipe, such as an optimizer that the instrument needs.
-        refused: a key of the table "monitor", or the name of a table of the recipe -> a value that must be
-            refused.
-        device: where the run is made.
+        refused: a key of the table "monitor" -> a value that the instrument must refuse; or the name of
+            another table of the recipe -> such a table.
+        device: the device of the run.
         only: the name of one check of ``CHECKS["instrument"]`` to run; default: all checks.
 
     Raises:
@@ -336,7 +340,7 @@ def check_instrument(
         case = SimpleNamespace(
             name=name, changes=changes or {}, monitor=table, refused=refused or {}, device=device
         )
-        run("instrument", case, only)
+        run_checks("instrument", case, only)
 
 
 def measured(case: Any) -> None:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, Weighte
 
 import landscape
 from landscape.core.errors import InputError
-from landscape.integrations import Recorded, batch_size, data_of, in_order, shallow_copy
+from landscape.integrations import Recorded, batch_size, in_order, problem_data, shallow_copy
 from landscape.problem.ranks import is_sharded
 
 X, Y = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 2
@@ -109,17 +109,17 @@ def test_a_step_without_an_end_counts_and_one_that_fails_is_not_written(tmp_path
 def test_the_data_of_a_loader_is_read_in_order(tmp_path: Path) -> None:
     data = TensorDataset(X, Y)
     shuffled = DataLoader(data, 4, shuffle=True, drop_last=True)
-    batches = list(data_of("data", None, shuffled, whole=False))
+    batches = list(problem_data("data", None, shuffled, whole=False))
     assert [len(x) for x, _ in batches] == [4, 4, 2]
     assert torch.equal(torch.cat([x for x, _ in batches]), X)
-    whole = data_of("data", None, shuffled, whole=True)
+    whole = problem_data("data", None, shuffled, whole=True)
     assert torch.equal(whole[0], X)
     assert torch.equal(whole[1], Y)
     assert batch_size(shuffled) == 4
-    assert [len(x) for x, _ in data_of("test", data, shuffled, whole=False)] == [4, 4, 2]
-    assert data_of("data", (X, Y), shuffled, whole=False) == (X, Y)
+    assert [len(x) for x, _ in problem_data("test", data, shuffled, whole=False)] == [4, 4, 2]
+    assert problem_data("data", (X, Y), shuffled, whole=False) == (X, Y)
     before = torch.get_rng_state()
-    list(data_of("data", None, shuffled, whole=False))
+    list(problem_data("data", None, shuffled, whole=False))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -135,7 +135,7 @@ class Endless(IterableDataset[Any]):
 ], ids=["several", "endless", "weighted"])  # fmt: skip
 def test_loaders_whose_loss_is_not_known_are_refused(loader: Any, words: str) -> None:
     with pytest.raises(InputError, match=words) as error:
-        data_of("data", None, loader, whole=False)
+        problem_data("data", None, loader, whole=False)
     assert "\n" not in str(error.value)
     with pytest.raises(InputError, match="no samples can be drawn"):
         in_order("data", DataLoader(TensorDataset(X, Y), None), whole=True)

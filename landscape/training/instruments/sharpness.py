@@ -223,7 +223,7 @@ class PreconditionedLambdaMax(OnSample):
             run.optimizer.state, lambda key, rows: run.comm.fresh_mean(rows, f"optimizer's {key}")
         )
         draws = generator(run.seed, "monitor_preconditioner", now.step)
-        return maker.at(now.mean, state, now.step, now.lr, draws)
+        return maker.preconditioner_at(now.mean, state, now.step, now.lr, draws)
 
     def measure(self, now: StepState) -> dict[str, float]:
         self._current = self._preconditioner(now)  # on all processes, as an exchange makes it

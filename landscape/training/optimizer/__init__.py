@@ -25,7 +25,14 @@ from landscape.core.errors import InputError
 from landscape.core.options import BelowOne, Count, NonNegative, check_keywords, choose, fit
 from landscape.core.registry import optimizers
 from landscape.problem.layout import Layout
-from landscape.training.optimizer.base import Grouped, Member, Optimizer, named, options_of, slot_norms
+from landscape.training.optimizer.base import (
+    Grouped,
+    Member,
+    Optimizer,
+    group_options,
+    naming_group,
+    slot_norms,
+)
 
 GROUPS = "groups"  # the key of the table of groups
 
@@ -50,15 +57,16 @@ def full_name(name: str) -> str:
 
 
 def options(name: str, table: dict[str, Any]) -> dict[str, Any]:
-    """Return ``table`` checked against the optimizer's options, with defaults for the missing ones.
+    """Return the options of ``table``, checked, and the default values of all other options.
 
     Args:
         name: one of :func:`names`, or "torch:CLASS" with a class of ``torch.optim``.
-        table: the recipe's table "optimizer" without the key "name". Its table "groups" has a table for each
-            group of parameters, by role or pattern of names: the options that the group changes.
+        table: the recipe's table "optimizer" without the key "name". Its value for the key "groups" is a
+            table: a role of parameters or a pattern of their names -> the options that this group changes.
 
     Raises:
-        InputError: for an unknown name, or an option that the optimizer does not have; with the key.
+        InputError: for an unknown name, or an option that the optimizer does not have; the message has the
+            key.
     """
     without_groups = {key: value for key, value in table.items() if key != GROUPS}
     name = full_name(name)
@@ -66,17 +74,20 @@ def options(name: str, table: dict[str, Any]) -> dict[str, Any]:
     checked = check(name, without_groups)
     groups: dict[str, Any] = {}
     for pattern, group in fit("optimizer.groups", table.get(GROUPS, {}), dict).items():
-        frozen, factor, changes = options_of(pattern, group)
+        frozen, lr_factor, changes = group_options(pattern, group)
         if frozen:
             groups[pattern] = {"frozen": True}
             continue
-        with named(pattern):
+        with naming_group(pattern):
             group_name = full_name(str(changes.pop("name", name)))
+            # A group with another optimizer does not inherit the options of this one.
             inherited = without_groups if group_name == name else {}
-            group_options = options(group_name, inherited | changes)
-        # Sorted, as recipes are compared as texts.
-        groups[pattern] = {"name": group_name, "lr_factor": factor, **dict(sorted(group_options.items()))}
-    return checked | ({GROUPS: groups} if groups else {})
+            all_options = options(group_name, inherited | changes)
+        # The options are sorted, because recipes are compared as texts.
+        groups[pattern] = {"name": group_name, "lr_factor": lr_factor, **dict(sorted(all_options.items()))}
+    if groups:
+        checked = checked | {GROUPS: groups}
+    return checked
 
 
 def make(name: str, table: dict[str, Any]) -> Optimizer:
@@ -94,23 +105,25 @@ def make(name: str, table: dict[str, Any]) -> Optimizer:
     base: Optimizer = TorchOptimizer(name, checked) if is_torch(name) else optimizers[name](**checked)
     members = {}
     for pattern, group in groups.items():
-        frozen, factor, settings = options_of(pattern, group)
-        with named(pattern):
+        frozen, factor, settings = group_options(pattern, group)
+        with naming_group(pattern):
             members[pattern] = Member(None if frozen else make(str(settings.pop("name")), settings), factor)
     return Grouped(base, members) if members else base
 
 
 def steepest(norm: str, layout: Layout, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the direction d in a norm's unit ball with the largest ⟨v, d⟩, and the product, v's dual norm.
+    """Return d with the largest ⟨v, d⟩ in the unit ball of a norm, and this product, the dual norm of v.
 
     Args:
-        norm: "max": the largest |w_i|. d is the sign of v, the dual norm Σ|v_i|.
-            "spectral": the largest singular value of a parameter tensor, taken as a matrix as in Muon (a
-            vector is one row). d is UVᵀ of each matrix v = USVᵀ, the dual norm the sum of all S.
-            "block": the sum of the Euclidean norms of the parameter tensors. d is the tensor of v with the
-            largest norm, divided by this norm, and 0 elsewhere; the dual norm is this largest norm.
-        layout: the layout of the parameter tensors in a row.
-        v: (n, P).
+        norm: "max": the norm of w is the largest |w_i|. Then d = sign(v), and the dual norm is Σ|v_i|.
+            "spectral": the norm is the largest singular value of all parameter tensors. A tensor is taken as
+            a matrix, as in Muon; a vector is a matrix of one row. Then d is UVᵀ for each matrix USVᵀ of v,
+            and the dual norm is the sum of all singular values.
+            "block": the norm is the sum of the Euclidean norms of the parameter tensors. Then d is 0 except
+            in the tensor of v with the largest norm: there d is this tensor divided by its norm. The dual
+            norm is this largest norm.
+        layout: the layout of the parameter tensors in a row of ``v``.
+        v: (n, P), a vector for each of n learners.
 
     Returns:
         d (n, P), and the dual norms (n,).
@@ -123,9 +136,9 @@ def steepest(norm: str, layout: Layout, v: Tensor) -> tuple[Tensor, Tensor]:
         return v.sign(), v.abs().sum(1)
     d = torch.zeros_like(v)
     if norm == "block":
-        largest, numbers = slot_norms(layout, v).max(1)
-        for row, k in enumerate(numbers.tolist()):
-            columns = layout.slots[k].place
+        largest, slot_indices = slot_norms(layout, v).max(1)
+        for row, slot_index in enumerate(slot_indices.tolist()):
+            columns = layout.slots[slot_index].place
             d[row, columns] = v[row, columns] / largest[row].clamp(min=torch.finfo(v.dtype).tiny)
         return d, largest
     dual = torch.zeros_like(v[:, 0])
@@ -135,7 +148,8 @@ def steepest(norm: str, layout: Layout, v: Tensor) -> tuple[Tensor, Tensor]:
         u, singular, vt = torch.linalg.svd(matrices, full_matrices=False)
         # Singular values at the level of rounding count as 0: their directions are arbitrary.
         rounding = singular[:, :1] * max(matrices.shape[1:]) * torch.finfo(v.dtype).eps
-        d[:, slot.place] = (u * (singular > rounding)[:, None] @ vt).flatten(1)
+        is_kept = (singular > rounding)[:, None]
+        d[:, slot.place] = ((u * is_kept) @ vt).flatten(1)
         dual += singular.sum(1)
     return d, dual
 
@@ -430,13 +444,13 @@ class TorchOptimizer(Optimizer):
 
     def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
         state = {key: tensor.clone() for key, tensor in self.state.items()}
-        started = bool(state[UPDATES].any())
-        if not started:  # the class makes its own initial state
+        has_state = bool(state[UPDATES].any())
+        if not has_state:  # torch's class makes its own initial state in its first step
             self._optimizer = self._build(self._parameters)
         optimizer = self._optimizer
-        self._copies.copy_(points)
+        self._copies.copy_(points)  # the parameters are views of these copies
         optimizer.param_groups[0]["lr"] = lr
-        # Of each parameter, name -> its part of ``state``.
+        # For each parameter: the name of a tensor of its state -> the view of ``state`` with this tensor.
         views: list[dict[str, Tensor]] = [{} for _ in self._parameters]
         per_learner = len(self._parameters) // len(points)
         for key, shapes in self._shapes.items():
@@ -446,15 +460,15 @@ class TorchOptimizer(Optimizer):
                     views[j * per_learner + slot][key] = part.view(shape)
         for parameter, gradient, view in zip(self._parameters, self._tensors(gradients), views, strict=True):
             parameter.grad = gradient
-            if started:
+            if has_state:
                 optimizer.state[parameter] = dict(view)
         optimizer.step()
         for parameter, view in zip(self._parameters, views, strict=True):
             parameter.grad = None
             for key, tensor in view.items():
-                tensor.copy_(optimizer.state[parameter][key])  # no effect where the class wrote into tensor
+                tensor.copy_(optimizer.state[parameter][key])  # no effect where step() changed the view
         state[UPDATES] += 1
         self.state = state
-        if not lr:  # nothing moves, and the quotient below is not defined
+        if not lr:  # the weights do not move, and the quotient below is not defined
             return torch.zeros_like(points)
         return torch.sub(points, self._copies).div_(lr)

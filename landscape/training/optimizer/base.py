@@ -307,15 +307,15 @@ def role_of(slot: Slot) -> str:
 
 
 @contextlib.contextmanager
-def named(pattern: str) -> Iterator[None]:
-    """Make messages of the block about the optimizer name the group ``pattern``."""
+def naming_group(pattern: str) -> Iterator[None]:
+    """Make the InputErrors inside the block name the group ``pattern``."""
     try:
         yield
     except InputError as error:
         raise InputError(str(error).replace("optimizer", f"optimizer.groups.{pattern}", 1)) from error
 
 
-def options_of(pattern: str, table: Any) -> tuple[bool, float, dict[str, Any]]:
+def group_options(pattern: str, table: Any) -> tuple[bool, float, dict[str, Any]]:
     """Return whether the group is frozen, its factor of the learning rate, and its further options.
 
     Args:
@@ -400,7 +400,7 @@ class Grouped(Optimizer):
                 )
             self._present[name] = member = dataclasses.replace(member, slots=slots)
             if member.optimizer:
-                with contextlib.nullcontext() if name == OTHERS else named(name):
+                with contextlib.nullcontext() if name == OTHERS else naming_group(name):
                     member.optimizer.start(_apart(slots), cut(weights, slots))
                 self.state |= _prefixed(name, member.optimizer.state)
 

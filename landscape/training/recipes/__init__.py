@@ -223,7 +223,7 @@ def table_of(kind: type[Any], values: dict[str, Any], prefix: str, **others: Any
     fields = {f.name: f for f in dataclasses.fields(kind) if f.name not in others}
     checked = {}
     for key, value in values.items():
-        options.choose(f"recipe key {prefix}{key}", key, fields)
+        options.choose(f"recipe key {prefix}{key}", key, fields)  # refuses an unknown key
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, dict):
                 raise InputError(f"{prefix}{key}", value, allowed="a table")
@@ -339,16 +339,16 @@ def cells() -> dict[str, tuple[Series, str, int, str, float]]:
     return by_name
 
 
-def table_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the values of the paper's recipe ``name`` for the epochs, batch and data of ``changes``.
+def paper_recipe_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the keys and values of the recipe ``name`` of DPSGD-2020's tables; None for any other name.
 
-    None for other names. A change of the key ``epochs``, which only these recipes have, shortens the run and
-    its schedule. A change of ``batch`` keeps the epochs. Raises InputError for an unknown name that begins
-    like these recipes' names.
+    ``changes`` are the user's settings. The number of steps depends on three of them: ``epochs``, a key of
+    these recipes alone, which also scales the schedule; ``batch``, which keeps the epochs; and
+    ``data.subset``. Raises InputError for an unknown name that begins with "cifar10/" or "speech/".
     """
     if name not in cells():
         if name.partition("/")[0] in SAMPLES and not name.endswith(".toml"):
-            similar = near(name, cells())
+            similar = near(name, cells())  # words that suggest similar names, or ""
             raise InputError(f"recipe: '{name}' is not known{similar}; landscape recipes lists all")
         return None
     series, model, batch, algorithm, rate = cells()[name]
@@ -359,6 +359,7 @@ def table_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
     samples = subset if isinstance(subset, int) and subset > 0 else SAMPLES[series.task]
     steps = max(1, round(epochs * samples / batch))
     task_tables = _task_tables(series.task, epochs / EPOCHS[series.task])
+    noise = {"sigma": SIGMA[model]} if algorithm == "ssgd-noise" else {}
     return {
         "name": name,
         "learners": 1 if algorithm == "sgd" else 16,
@@ -366,11 +367,11 @@ def table_values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
         "lr": rate,
         "steps": steps,
         "decompose": {"every": 0},
-        # 32 evaluations and four checkpoints are our choice.
+        # Intervals for 32 evaluations and four checkpoints (our choice), rounded up.
         "evaluate": {"every": -(-steps // 32)},
         "checkpoint": {"every": -(-steps // 4)},
         **task_tables,
-        "algorithm": ALGORITHMS[algorithm] | ({"sigma": SIGMA[model]} if algorithm == "ssgd-noise" else {}),
+        "algorithm": ALGORITHMS[algorithm] | noise,
         "model": {"name": model, **task_tables["model"]},
         "schedule": {"unit": "epochs", "base_batch": series.base, **task_tables["schedule"]},
     }
@@ -407,7 +408,7 @@ def names() -> list[str]:
 
 def facts(name: str) -> dict[str, Any]:
     """Return the main values of a built-in recipe by name; lr is the peak of the schedule."""
-    values = table_values(name, {}) or file_values(name)
+    values = paper_recipe_values(name, {}) or file_values(name)
     schedule = table_of(Schedule, values.get("schedule", {}), "schedule.")
     numbers = {key: values[key] for key in ("learners", "batch", "lr", "steps")}
     numbers["lr"] = schedule.peak_lr(values["lr"], values["batch"])

@@ -23,7 +23,7 @@ from landscape.training import recipes as built_in
 from landscape.training.algorithms import Rule
 from landscape.training.recipes import Decompose, Diverge, Evaluate, Init, Monitor, Save, Schedule, table_of
 from landscape.training.recipes import settings as keys
-from landscape.training.recipes.settings import NAMED, UNSET, changed, parsed, refuse_idle
+from landscape.training.recipes.settings import NAMED, UNSET, parsed, refuse_without_effect, with_changes
 from landscape.training.topology import is_file, stored_matrices
 
 MATRIX = "matrix"  # the name in a checkpoint of the mixing matrix that the run read from a file
@@ -290,7 +290,7 @@ class Recipe:
             >>> Recipe.read("digits-dpsgd", lr=0.5, **{"algorithm.mixing": "ring(1)"}).algorithm
             {'name': 'dpsgd', 'mixing': 'ring(1)'}
         """
-        return refuse_idle(read(recipe, settings, allow_code=allow_code))
+        return refuse_without_effect(read(recipe, settings, allow_code=allow_code))
 
     def replace(self, **settings: Any) -> Recipe:
         """Make a recipe with some other settings; this one stays as it is.
@@ -308,18 +308,20 @@ class Recipe:
             >>> Recipe.read("digits-dpsgd").replace(steps=10, **{"decompose.every": 0}).steps
             10
         """
-        values = changed(self.values(), settings)
+        values = with_changes(self.values(), settings)
         same = values["algorithm"] == self.algorithm
-        return refuse_idle(from_values(values, next(iter(self.matrices.values()), None) if same else None))
+        return refuse_without_effect(
+            from_values(values, next(iter(self.matrices.values()), None) if same else None)
+        )
 
 
 def read(
     recipe: str | Path, settings: Iterable[str] | Mapping[str, Any] = (), *, allow_code: bool = False
 ) -> Recipe:
-    """Return the recipe of a built-in name or TOML file, changed by settings; see :meth:`Recipe.read`.
+    """Return the recipe ``recipe``, a built-in name or a TOML file, changed by ``settings``.
 
-    ``settings``: dotted key -> value, or texts "KEY=VALUE" as the commands take them. The text "~KEY" removes
-    a key.
+    The arguments are those of :meth:`Recipe.read`, but ``settings`` are values by dotted key, or texts
+    "KEY=VALUE" as the commands take them; the text "~KEY" removes a key.
 
     Example:
         >>> recipe = read("digits-dpsgd", ["lr=0.5", "algorithm.mixing=ring(1)"])
@@ -328,14 +330,16 @@ def read(
     """
     recipe = str(recipe)
     changes = dict(settings) if isinstance(settings, Mapping) else parsed(settings)
-    nested = changed({}, {key: value for key, value in changes.items() if not key.startswith(UNSET)})
-    values = built_in.table_values(recipe, nested) or built_in.file_values(recipe)
+    set_changes = {key: value for key, value in changes.items() if not key.startswith(UNSET)}
+    nested = with_changes({}, set_changes)  # the settings alone, as nested tables
+    values = built_in.paper_recipe_values(recipe, nested) or built_in.file_values(recipe)
     if recipe in built_in.cells():
-        changes.pop("epochs", None)  # table_values took this key
-    values = changed(values, changes)
-    for table in CODE if not allow_code else ():
+        changes.pop("epochs", None)  # paper_recipe_values has applied this key
+    values = with_changes(values, changes)
+    tables_to_check = () if allow_code else CODE
+    for table in tables_to_check:
         name = keys.table_name(values, table)
-        # Code that the settings name may run: only a file's may not.
+        # Code that a setting names may run; code that only the file names may not.
         if isinstance(name, str) and is_user_defined(name) and name != keys.table_name(nested, table):
             text = f"{recipe}: {table}.name = {options.toml_value(name)} is code, which a file may not name"
             setting = f"the setting {table}.name={name} yourself"

@@ -28,7 +28,7 @@ NAMED: dict[str, Any] = {
 }
 
 
-def changed(values: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_changes(values: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Change ``values`` by ``settings``, values by dotted key, and return it.
 
     "~KEY" removes a key. If a table's name changes, keys that only the old name has are removed, with a
@@ -204,23 +204,30 @@ def _is_true(term: str, facts: Mapping[str, Any]) -> Any:
     return COMPARE[sign](value, facts[bound] if bound in facts else type(value)(bound))
 
 
-def idle(recipe: Any) -> dict[str, tuple[Any, str]]:
-    """Return the settings of a :class:`.Recipe` that differ from the defaults without effect.
+def without_effect(recipe: Any) -> dict[str, tuple[Any, str]]:
+    """Return the settings of a :class:`.Recipe` that are not the default and have no effect.
 
     Returns:
         Key -> (value, the unmet conditions for an effect, in words).
     """
     schedule, monitor, rule = recipe.schedule, recipe.monitor, recipe.rule()
-    method = optimizer.make(*recipe.part("optimizer"))
-    instruments = [*monitor.instruments, *(["lambda-max"] if monitor.sharpness else [])]
+    run_optimizer = optimizer.make(*recipe.part("optimizer"))
+    instruments = list(monitor.instruments)
+    if monitor.sharpness:
+        instruments.append("lambda-max")
     keys_of_instruments = {key for name in instruments for key in registry.instruments[name].reads}
+    # Some rules move w_a along the mean gradient in some steps only; the first 99 steps show it.
+    follows_gradient = run_optimizer.direction_is_gradient and any(
+        rule.follows_mean_direction(step) for step in range(1, 100)
+    )
+    # What a condition may name besides the keys of its table: numbers to compare, and terms that hold or not.
     facts = {
         "learners": recipe.learners,
         "steps": recipe.steps,
         CHANGES: schedule.warmup or schedule.milestones or schedule.anneal != 1 or schedule.cosine,
-        SPLITS: method.direction_is_gradient and any(map(rule.follows_mean_direction, range(1, 100))),
-        STATE: method.names,
-        OTHER: method.names or not method.linear,
+        SPLITS: follows_gradient,
+        STATE: run_optimizer.names,
+        OTHER: run_optimizer.names or not run_optimizer.linear,
     }
     settings = {}
     for where, needs, values, defaults in _tables(recipe):
@@ -228,26 +235,25 @@ def idle(recipe: Any) -> dict[str, tuple[Any, str]]:
             if values.get(key) == defaults.get(key):
                 continue
             terms = {**facts, **values, READ: key in keys_of_instruments}
-            # A condition such as "A and B or C" has alternatives, each with several terms.
-            alternatives = [alternative.split(" and ") for alternative in condition.split(" or ")]
-            unmet = [
-                " and ".join(term for term in alternative if not _is_true(term, terms))
-                for alternative in alternatives
-            ]
+            unmet = []  # for each alternative of a condition "A and B or C", its terms that are not true
+            for alternative in condition.split(" or "):
+                unmet_terms = [term for term in alternative.split(" and ") if not _is_true(term, terms)]
+                unmet.append(" and ".join(unmet_terms))
             if all(unmet):
                 settings[f"{where}.{key}"] = values[key], " or ".join(dict.fromkeys(unmet))
     spec = recipe.spec("optimizer")
     groups = spec.options.pop(optimizer.GROUPS, {})
-    unchanged = {"name": spec.name, "lr_factor": 1.0, **spec.options}
-    if all(group == unchanged for group in groups.values()):
+    # Groups have no effect if all of them have the optimizer and the options of the other parameters.
+    same_as_others = {"name": spec.name, "lr_factor": 1.0, **spec.options}
+    if all(group == same_as_others for group in groups.values()):
         for pattern in groups:
             value = recipe.optimizer[optimizer.GROUPS][pattern]
             settings[f"optimizer.groups.{pattern}"] = value, "a setting of its own"
     return settings
 
 
-def refuse_idle(recipe: Any) -> Any:
+def refuse_without_effect(recipe: Any) -> Any:
     """Return ``recipe``, or raise InputError for a setting without effect."""
-    for key, (value, needs) in idle(recipe).items():
+    for key, (value, needs) in without_effect(recipe).items():
         raise InputError(f"{key}: {value!r} is not allowed, it changes nothing without {needs}; leave it out")
     return recipe
