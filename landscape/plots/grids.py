@@ -23,13 +23,13 @@ from landscape.results.grids import HessianGrid, Line
 from landscape.results.surfaces import Basins
 
 # Characters in a line of a panel's title (our choice: more would reach into the next panel).
-TITLE = 30
+TITLE = 34
 
 
 def starred(r: HessianGrid) -> Array:
     """Return the ratios (ny, nx) as text, with a star where the eigenvalues have not converged."""
     pairs = zip(r.ratio.flat, r.usable.flat, strict=True)
-    texts = [f"{ratio:.2g}" if usable else f"{ratio:.2g}*" for ratio, usable in pairs]
+    texts = [f"{ratio:#.2g}".rstrip(".") + "*" * (not usable) for ratio, usable in pairs]
     return np.reshape(texts, r.ratio.shape)
 
 
@@ -53,7 +53,7 @@ def draw_hessian_grids(
         choose("cmap", cmap, colormaps)
     if vmax is not None:
         positive("vmax", vmax)
-    figure, axes = wrapped_panels(len(results), 3.9, 3.5, names="ratio")
+    figure, axes = wrapped_panels(len(results), 3.5, 3.4, names="ratio")
     finite_ratios = np.concatenate([r.ratio[np.isfinite(r.ratio)] for r in results])
     largest = float(finite_ratios.max(initial=0.0))
     if vmax is None:
@@ -62,10 +62,10 @@ def draw_hessian_grids(
     for ax, r, name in zip(axes, results, style.names_of(results, "grid"), strict=True):
         # The first row of a heatmap is at the top, but y grows upwards: rows are reversed.
         numbers = starred(r)[::-1] if r.ratio.size <= 64 else None  # more do not fit (our choice)
+        x, y = ([f"{v:.2g}".replace("-", "−") for v in values] for values in (r.x, r.y[::-1]))
         sns.heatmap(
             r.ratio[::-1], ax=ax, vmin=0.0, vmax=vmax, cmap=color_map, square=True, cbar=False,
-            annot=numbers, fmt="", annot_kws={"fontsize": 8},
-            xticklabels=[f"{v:.2g}" for v in r.x], yticklabels=[f"{v:.2g}" for v in r.y[::-1]],
+            annot=numbers, fmt="", annot_kws={"fontsize": 8}, xticklabels=x, yticklabels=y,
         )  # fmt: skip
         ax.tick_params(axis="y", rotation=0)
         usable = r.ratio[r.usable]

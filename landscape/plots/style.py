@@ -166,7 +166,7 @@ class _Decimal(ticker.LogFormatter):
         self._leading = "1"
         if len(decades) > most_labels + 2:  # the powers of ten alone fill the axis
             return
-        choices = (2, "123456789"), (3, "125"), (3, "1235"), (2, "125"), (2, "57"), (2, "1")
+        choices = (2, "123456789"), (3, "125"), (3, "1235"), (2, "125"), (2, "57"), (2, "1"), (2, "13")
         for fewest, self._leading in choices:  # the first that fits
             ticks = sorted(int(digit) * decade for digit in self._leading for decade in decades)
             labeled = [x for x in ticks if low <= x <= high and self(x)]

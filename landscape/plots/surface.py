@@ -37,7 +37,7 @@ PIXELS = 400  # along each axis of a hillshaded picture (our choice: as many as 
 LIGHT, HEIGHT = LightSource(azdeg=315, altdeg=45), 1.0
 HALO = [withStroke(linewidth=2, foreground="w")]  # of texts on colors
 EQUAL: dict[str, Any] = {"colors": style.AMBER, "linewidths": 1.8}
-VALLEY: dict[str, Any] = {"colors": style.PALE, "linewidths": 1.0, "linestyles": ":"}
+VALLEY: dict[str, Any] = {"colors": "k", "linewidths": 1.0, "linestyles": ":"}
 RING: dict[str, Any] = {"color": style.PINK, "lw": 2.2, "ls": "--"}
 # Markers, as keyword arguments of matplotlib's plot.
 POINT: dict[str, Any] = {"ls": "none", "mec": "k", "mew": 0.8, "zorder": 5}
@@ -202,10 +202,10 @@ def _draw_contours(
     all panels, a thick line is where the loss is higher than at the center by the same amount.
     """
     rise = geometry.shared_rise(results)  # NaN if the surfaces share none
-    width = 5.0 if len(results) == 1 else 3.9
-    heights = {"surface": 4.7}
+    width = 5.0 if len(results) == 1 else 3.5
+    heights = {"surface": 4.7 if len(results) == 1 else 4.2}
     if all(map(geometry.has_profile, results)):
-        heights["profile"] = 1.7
+        heights["profile"] = 1.9
     figure, axes, below = stacked_panels(len(results), width, heights)
     levels, norm = level_scale.levels, level_scale.norm
     names = style.names_of(results, "surface")
@@ -226,12 +226,12 @@ def _draw_contours(
             risen_loss, lowest = geometry.center_loss(r) + rise, masked.min()
             ax.contour(r.x, r.y, masked, [risen_loss], **EQUAL)
             # Contours have no entries in a legend; empty curves with the same look give them one.
-            label = unit_of(r, f"{rise:.3g} nat above the center")
+            label = unit_of(r, f"{rise:.2g} nat above the center")
             ax.plot([], [], color=style.AMBER, lw=1.8, label=label)
             lines_in_valley = ((levels > lowest) & (levels < risen_loss)).sum()
             if lines_in_valley < 2:  # more lines, so that the form of the valley can be seen
                 ax.contour(r.x, r.y, masked, np.linspace(lowest, risen_loss, 6)[1:-1], **VALLEY)
-                ax.plot([], [], color=style.OTHER, lw=1, ls=":", label="fifths from there to the lowest")
+                ax.plot([], [], color="k", lw=1, ls=":", label="equal steps below the orange line")
         for points, label, look in marks(r):
             ax.plot(*points.T, label=label, **look)
         if rings:
@@ -254,7 +254,8 @@ def _draw_contours(
     # All profiles have the same legend. With ax= of the user, the profiles are in another figure, and the
     # legend leaves out their curves.
     in_legend = [*axes, *(ax for ax in below[:1] if ax.figure is figure)]
-    return finish(figure, title or finding(results), settings(results, level_scale.why), in_legend, ncols=3)
+    text = settings(results, level_scale.why) + bool(below) * " Below: the loss by distance, with quartiles."
+    return finish(figure, title or finding(results), text, in_legend, ncols=3)
 
 
 def _draw_relief(ax: Axes, r: Surface, norm: Any, cmap: Any) -> None:
@@ -295,7 +296,7 @@ def _draw_profiles(
         ax.fill_between(own.distance, low, high, color=style.color_of(r.label), alpha=0.25, lw=0)
         ax.plot(own.distance, median, color=style.color_of(r.label))
         if np.isfinite(rise):
-            ax.axhline(geometry.center_loss(r) + rise, color=style.DARK, ls="--", label="same rise, below")
+            ax.axhline(geometry.center_loss(r) + rise, color=style.AMBER, lw=1.8, zorder=1)
         ax.set(
             yscale="log" if log else "linear", ylim=y_limits,
             xlim=(0, longest_distance), xlabel="distance from the center",
@@ -492,17 +493,17 @@ def color_bar(figure: Figure, axes: Any, norm: Any, cmap: Any, label: str, exten
 
 def _plane_note(r: Surface) -> str:
     """Return the kind of the plane and its span, in words."""
-    norm = f", norm {r.norm}" if r.kind == "random" else ""
+    norm = f", {f'norm {r.norm}'.replace('norm none', 'not normalized')}" if r.kind == "random" else ""
     return f"{PLANES.get(r.kind, r.kind)}{norm}, span {r.span:.3g}"
 
 
 def _panel_title(r: Surface, name: str) -> str:
-    """Return a surface's name, the loss at its center and the lowest one; "" in a paper without a name."""
+    """Return a surface's name and the loss at its center; "" in a paper without a name."""
     if in_paper() and name == "surface":
         return ""
-    center, lowest, *_ = (row.value for row in r.describe())
+    center = r.describe()[0].value
     where = "near middle" if r.kind == "between" else "near center"
-    return f"{name}\n{where} {center:.4g}, lowest {lowest:.4g}"
+    return f"{name}\n{r.loss_name} {where} {center:.3g}"
 
 
 def settings(results: Sequence[Surface], colors: str = "") -> str:
@@ -556,7 +557,7 @@ def _flatness(results: Sequence[Surface]) -> list[str]:
         return [f"Around {position} {clause} (median{count_note})", f"Around the center {clause}"]
     numbers = ", ".join(f"{name} {rise:.3g}" for name, rise in median_rise.items())
     words = f"Median rise of the {loss}"
-    sentences = [f"{words}: {numbers} nat", f"Median rise: {numbers} nat", words]
+    sentences = [f"{words}: {numbers} nat", f"Rise of the {loss} (nat): {numbers}", words]
     flattest = min(median_rise, key=lambda name: median_rise[name])
     steepest = max(median_rise, key=lambda name: median_rise[name])
     low_rise, high_rise = median_rise[flattest], median_rise[steepest]

@@ -26,11 +26,11 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     """Draw loss, test error, consensus distance, α_e, Δ and Δ(2) by step.
 
     Runs whose recipes differ only in the seed, or in keys that do not change the weights, are one setting:
-    thin lines are its seeds, thick lines their median. α_e, Δ and Δ(2) change more from step to step than
-    over training. For these three, the running median over 5% of the steps and all seeds is drawn, with a
-    band between the quartiles. The legend names the keys in which settings differ. Dotted lines are the
-    learning rates α; a dashed line marks the step at which a run diverged. Consensus distance and noise are
-    in squared weights.
+    thin lines are its seeds, thick lines their median. Consensus distance, α_e, Δ and Δ(2) change more from
+    step to step than over training. For these, the running median over 5% of the steps and all seeds is
+    drawn, with a band between the quartiles. The legend names the keys in which settings differ. Dotted lines
+    are the learning rates α; a dashed line marks the step at which a run diverged. Consensus distance and
+    noise are in squared weights.
 
     The rows above have a panel for each quantity that instruments measured during a run: ηλ_max and η times
     batch sharpness (with the limit 2 of plain SGD and, in the color of each setting, the limit of its update
@@ -57,7 +57,7 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     columns = [*measured, *[""] * (-len(measured) % 3), *standard, *[""] * (-len(standard) % 3)]
     groups = [(literal(label), color, members) for label, color, members in groups_of(runs)]
     # In the column of a paper, two panels have room side by side.
-    figure, axes = panels(len(columns) // 3, 3, 3.2 if in_paper() else 3.9, 2.8, columns)
+    figure, axes = panels(len(columns) // 3, 3, 3.2 if in_paper() else 3.5, 2.7, columns)
     drawn_columns = [column for column in columns if column]
     for ax, column in zip(axes, drawn_columns, strict=True):
         name, scale = PANELS.get(column, (column.replace("_", " "), "linear"))
@@ -135,7 +135,7 @@ LIMITS = dict.fromkeys(_OF_RULES, "lr_lambda_limit")
 LIMITS |= {"lr_preconditioned_lambda_max": "lr_preconditioned_limit"}
 # Columns that change more from step to step than over training. With at least this number of values, they
 # are drawn as running median and quartiles of all seeds of a setting (our choice).
-_NOISY, _MANY = ("alpha_e", "delta", "delta_2_full"), 100
+_NOISY, _MANY = ("consensus", "alpha_e", "delta", "delta_2_full"), 100
 # Columns in the unit of squared weights, which weights themselves do not have.
 _SQUARES = ("consensus", "delta", "delta_2_full", "displacement2")
 
@@ -265,7 +265,7 @@ def _draw_rates(ax: Axes, runs: Sequence[Checkpoint]) -> None:
         # then NaN), α_e has another size: show 90% of its values.
         finite = np.abs(alpha_e[np.isfinite(alpha_e)])
         gradient_steps = not len(finite) or np.isfinite(run.history["delta_s"]).any()
-        top = max(top, float(2.5 * lr.max() if gradient_steps else 1.5 * np.quantile(finite, 0.9)))
+        top = max(top, float(1.8 * lr.max() if gradient_steps else 1.5 * np.quantile(finite, 0.9)))
     if top:
         ax.set_ylim(-0.2 * top, top)
 
