@@ -7,7 +7,7 @@ import html
 import io
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,9 @@ def write(
     name, scale, csv_text = figure.name, context.scale, table(drawing.rows)
     judgment = verdict(name, scale, csv_text, drawing.remark)
     folder.mkdir(parents=True, exist_ok=True)
-    set_titles_and_captions(figure, context, drawing, judgment["finding"])
+    lines = [line.partition(": ") for line in _result_lines(name, scale, judgment["effects"])]
+    titles = {suffix: title for suffix, _, title in lines if suffix.startswith("-")}
+    set_titles_and_captions(figure, context, drawing, judgment["finding"], titles)
     pictures = [folder / f"{name}{suffix}.png" for suffix in drawing.pictures]
     for path, picture in zip(pictures, drawing.pictures.values(), strict=True):
         plots.save_figure(picture, path)
@@ -148,24 +150,33 @@ def graded(entry: dict[str, Any]) -> str:
 
 def result_of(name: str, scale: str, effects: Sequence[dict[str, Any]]) -> tuple[str, str]:
     """Return what came out of a figure, a sentence and details; "" where figures.toml says nothing of it."""
+    sentence, *more = _result_lines(name, scale, effects)
+    return sentence, " ".join(line for line in more if not line.startswith("-"))
+
+
+def _result_lines(name: str, scale: str, effects: Sequence[dict[str, Any]]) -> list[str]:
     answers = "".join(effect["answer"][0] for effect in effects)
-    text = get(name).results.get(answers, "") if scale == "laptop" else ""
-    sentence, _, detail = text.partition("\n")
-    return sentence, " ".join(detail.split())
+    return (get(name).results.get(answers, "") if scale == "laptop" else "").rstrip("\n").split("\n")
 
 
-def set_titles_and_captions(figure: Figure, context: Context, drawing: Drawing, title: str) -> None:
-    """Set ``title`` on the first picture, and captions on all; they begin with the figure's place."""
+def set_titles_and_captions(
+    figure: Figure, context: Context, drawing: Drawing, title: str, others: Mapping[str, str] | None = None
+) -> None:
+    """Set ``title`` on the first picture, and captions on all; they begin with the figure's place.
+
+    ``others``: the titles of other pictures by suffix.
+    """
     from landscape.plots.picture import Picture, caption
     from landscape.plots.style import style
 
     about = f"{figure.where}, {context.scale} scale: {figure.title}."
     if context.scale == "smoke":
         about += " The numbers mean nothing."
+    titles = {"": title} | dict(others or {})
     with style():
         for suffix, picture in drawing.pictures.items():
-            if title and not suffix:
-                picture.suptitle(title)
+            if titles.get(suffix):
+                picture.suptitle(titles[suffix])
             elif not picture.get_suptitle():
                 picture.suptitle(figure.title[0].upper() + figure.title[1:])
             of_drawing = picture.get_caption() if isinstance(picture, Picture) else ""

@@ -26,7 +26,7 @@ from landscape.paper.figure import Compared, Drawing, compare_with_paper, figure
 from landscape.paper.run_times import Machines, RunTimes, calibrate, measure_steps, predict
 from landscape.paper.verdicts import NEGLIGIBLE, Effect, Rows, paired_effect, settings
 from landscape.plots import style
-from landscape.plots.picture import finish, panels, points, shared_legend
+from landscape.plots.picture import caption, finish, panels, points, shared_legend
 from landscape.plots.style import color_of, ticks_at
 from landscape.results import base
 from landscape.training.recipes.recipe import Recipe, read
@@ -80,16 +80,16 @@ def _draw_times(r: RunTimes) -> Figure:
                 look = {"lw": 1.2, "ls": "-", "marker": "sD^v"[names.index(mixing)]}
             color = tones.get(mixing, color_of(algorithm))
             x, step, error = (rows[name].to_numpy() for name in ("workers", "step_s", "step_error"))
-            name = mixing or style.paper_name(algorithm)
+            name = f"DPSGD {mixing}" if mixing else style.paper_name(algorithm)
             points(ax, x, step, error, color, name, capsize=0, mfc="none", **look)
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter(ticker.ScalarFormatter())
         ax.set_xticks(np.unique(r.workers).astype(int))
-        title = f"{r.label}\nDPSGD, {order.upper()} order"
-        ax.set(yscale="log", xlabel="workers (log scale)", title=title)
+        ax.set(yscale="log", xlabel="workers (log scale)", title=f"DPSGD, {order.upper()} order")
     style.decimal_labels(axes[0].yaxis)
     axes[0].set_ylabel("time per step (s, log scale)")
-    return finish(picture, "Predicted time per step: SSGD, and DPSGD by topology", legend=axes[:1], ncols=4)
+    title, text = "Predicted time per step: SSGD, and DPSGD by topology", r.label.replace("\n", "; ") + "."
+    return finish(picture, title, text, axes[:1], ncols=3)
 
 
 @figure("runtime", _judge_runtime)
@@ -209,8 +209,10 @@ def _loopback(context: Context) -> Drawing:
         reach = [middle - low, high - middle]
         ax.errorbar(counts, middle, reach, capsize=3, label=f"{rule.upper()}, measured", **look)
     ax.set(xscale="log", ylim=(0, None), xlabel="processes", ylabel="time per step (s)")
+    ax.locator_params(axis="y", nbins=5)
     ticks_at(ax.xaxis, counts, [*map(str, counts)])
     shared_legend(picture, [ax], ncols=3)
+    caption(picture, "Measured: median and range of three rounds.")
     what = "predicted / measured time per step, {algorithm}, {processes} processes"
     return Drawing({"": picture}, rows, compare_with_paper(rows, what, "predicted_over_measured"))
 
@@ -241,18 +243,16 @@ def _local(context: Context) -> Drawing:
     rows = context.table(measure)
     groups = rows.groupby(["algorithm", "period"])
     means, periods = groups[ACCURACY].mean(), settings(rows, "period")
-    picture, axes = panels(1, 2, 4.8, 3.7, sharey=True)
+    rounds = groups["rounds"].first()["local-sgd"]
+    picture, (ax,) = panels(1, 1, 6.8, 3.7)
     for marker, (a, name) in zip("os", NAMED.items(), strict=True):
-        for ax, x in zip(axes, (periods, groups["rounds"].first()[a]), strict=True):
-            look = {"marker": marker, "capsize": 3, "color": color_of(a), "label": name}
-            ax.errorbar(x, means[a], groups[ACCURACY].std()[a], **look)
-    labels = {"steps between averages H": 4, "communication rounds": 10}
-    for ax, (label, step) in zip(axes, labels.items(), strict=True):
-        ax.set_xscale("log", base=step)
-        ax.set_xlabel(label)
-    axes[0].set_xticks(periods, [str(h) for h in periods])
-    axes[0].set_ylabel("test accuracy of $w_a$ (%)")
-    shared_legend(picture, axes[:1], ncols=2)
+        look = {"marker": marker, "capsize": 3, "color": color_of(a), "label": name}
+        ax.errorbar(periods, means[a], groups[ACCURACY].std()[a], **look)
+    ax.set_xscale("log", base=4)
+    ax.set_xticks(periods, [f"{h}\n{rounds[h]:g}" for h in periods])
+    ax.set(xlabel="steps between averages\nrounds of communication", ylabel="test accuracy of $w_a$ (%)")
+    shared_legend(picture, [ax], ncols=2)
+    caption(picture, "Means and standard deviations over seeds.")
     what = "test accuracy (%), {algorithm}, H = {period}"
     named_rows = rows.replace({"algorithm": NAMED})
     return Drawing({"": picture}, rows, compare_with_paper(named_rows, what, ACCURACY, mean_and_spread))

@@ -38,7 +38,7 @@ from landscape.paper.verdicts import (
     select,
     settings,
 )
-from landscape.plots.picture import caption, numbered, panels, shared_legend
+from landscape.plots.picture import caption, formulas, numbered, panels, shared_legend
 from landscape.plots.style import DARK, OTHER, PALE, color_of, log_axis, shades, ticks_at
 from landscape.plots.training import column_of
 from landscape.training.topology import Mixing
@@ -110,7 +110,7 @@ def _edge(context: Context) -> Drawing:
 
     rows = context.table(measure)
     rates = settings(rows, "lr")
-    picture, axes = panels(2, len(rates), 4.2, 3.3, sharey=True)
+    picture, axes = panels(2, len(rates), 3.5, 2.8, sharey="row")
     for (column, rate), name in itertools.product(enumerate(rates), settings(rows, "setting")):
         color, is_atc = look_of(name)
         runs = [run.end for run in context.ended(lr=rate, setting=name)]
@@ -126,9 +126,10 @@ def _edge(context: Context) -> Drawing:
     for ax in axes[:: len(rates)]:
         ax.set_ylabel(r"$\eta\lambda_{max}$ of $w_a$")
     axes[0].set_ylim(0, 3)
+    axes[-1].set_ylim(1, 4)
     settings_legend(picture, handle("its limit on ηλ", lw=1.2, ls="--"), columns=5, lw=1.8)
-    text = "Thin lines: seeds; thick lines: their median. η is the rate α; values above 3 are not shown."
-    caption(picture, f"{text} In ATC order all limits are that of SSGD.")
+    text = "Thin lines: seeds; thick lines: their median. η is the rate α; higher values are left out."
+    caption(picture, f"{text} In ATC order all limits are SSGD's.")
     what = "plateau of ηλ_max, α = {lr:g}, {setting} (limit {limit:.2f})"
     return Drawing({"": picture}, rows, compare_with_paper(rows, what, LEVEL))
 
@@ -232,13 +233,14 @@ def _lazy(context: Context) -> Drawing:
     mixings = [Mixing(name, LEARNERS, 0) for name in rows["setting"]]
     rows["gap"], rows["omega_min"] = [m.gap for m in mixings], [m.omega_min for m in mixings]
     picture, axes = panels(1, 2, 4.8, 3.7, sharey=True)
-    looks = zip("os", shades(color_of("dpsgd"), 3)[1:], strict=True)
+    looks = zip("os", shades(color_of("dpsgd"), 3)[:2], strict=True)
     for (family, table), (marker, color) in zip(rows.groupby("panel", sort=False), looks, strict=True):
         for ax, x in zip(axes, (1 + table["omega_min"], table["gap"]), strict=True):
-            ax.plot(x, table[LEVEL], marker, color=color, mfc="none", ms=6, label=family)
-    axes[0].plot([0.5, 1.8], [0.5, 1.8], color=OTHER, lw=0.9, ls=":", label="the limit 1 + ω_min")
-    axes[0].set(xlabel="1 + ω_min of the mixing matrix", ylabel=r"plateau of $\eta\lambda_{max}$")
+            ax.plot(x, table[LEVEL], marker, color=color, mfc="none", ms=6, label=formulas(family))
+    axes[0].plot([0.5, 1.8], [0.5, 1.8], color=OTHER, lw=0.9, ls=":", label=formulas("the limit 1 + ω_min"))
+    axes[0].set(xlabel=formulas("1 + ω_min of the mixing matrix"), ylabel=r"plateau of $\eta\lambda_{max}$")
     axes[1].set_xlabel("its spectral gap")
+    caption(picture, "A point a seed: the median of ηλ_max over the second half of the run.")
     shared_legend(picture, axes[:1], ncols=3)
     what = "plateau of ηλ_max, gap {gap:.3g}, ω_min {omega_min:+.3g} ({setting})"
     return Drawing({"": picture}, rows, compare_with_paper(rows, what, LEVEL))
@@ -284,7 +286,7 @@ def _geometries(context: Context) -> Drawing:
     """Draw a panel for each optimizer: seeds as thin lines, their median as a thick one, by rule."""
     rows = context.table(_of_limit)
     optimizers, rules = settings(rows, "optimizer"), settings(rows, "rule")
-    picture, axes = panels(2, len(optimizers) // 2, 3.0, 2.5, sharex=True, sharey=True)
+    picture, axes = panels(2, len(optimizers) // 2, 2.6, 2.4, sharex=True, sharey=True)
     for ax, optimizer in zip(axes, optimizers, strict=True):
         ax.axhspan(*SETTLED, color=PALE, alpha=0.5, lw=0, zorder=0)
         for rule in rules:
@@ -364,7 +366,7 @@ def _instruments(context: Context) -> Drawing:
 def _picture(rows: Rows, ends: Rows, which: str) -> Any:
     """Draw a row of panels for each quantity, a column for each batch, a line for each setting."""
     batches, quantities = settings(rows, "batch"), LAYOUT[which]
-    picture, axes = panels(len(quantities), len(batches), 3.9, 2.4, sharey="row")
+    picture, axes = panels(len(quantities), len(batches), 3.5, 2.3, sharey="row")
     cells = itertools.product(quantities, batches)
     for ax, ((column, label, scale), batch) in zip(axes, cells, strict=True):
         for name in settings(rows, "setting"):
@@ -378,6 +380,7 @@ def _picture(rows: Rows, ends: Rows, which: str) -> Any:
         if column == "noise_scale":
             ax.axhline(batch, color=DARK, lw=1.0, ls="-.")
         ax.set_yscale(scale)
+        ax.locator_params(axis="x", nbins=5)
         position = ax.get_subplotspec()
         if position.is_first_col():
             ax.set_ylabel(label)
@@ -391,8 +394,7 @@ def _picture(rows: Rows, ends: Rows, which: str) -> Any:
     settings_legend(picture, *lines, columns=7, lw=1.8)
     if which == "spread":
         picture.suptitle("Spread and gradient along the sharpest directions, MNIST")
-        text = "Sharp: along the 10 sharpest directions of the Hessian H; C: covariance of the learners"
-        caption(picture, f"Medians over seeds. {text}; in ATC order, full mixing leaves no spread.")
+    caption(picture, LAYOUT["captions"][which])
     return picture
 
 

@@ -6,6 +6,7 @@ Figure 2 is MNIST at the paper's own size, 3 and 4 are CIFAR-10.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,10 +42,6 @@ ERROR, RISE, EARLY = "test_error_percent", "median_rise_nat", "alpha_e_first_100
 def median_rise(surface: Surface) -> float:
     """Return the median rise of the loss over a surface above its center (nat)."""
     return float(np.nanmedian(surface.loss) - surface.loss[len(surface.y) // 2, len(surface.x) // 2])
-
-
-# What the small panels below contours show.
-PROFILES = "Below: the loss by distance, median and quartiles; gray: the other panels."
 
 
 def _add(picture: Any, text: str) -> None:
@@ -91,8 +88,8 @@ def _figure_2(context: Context, name: str, text: Any, log: bool | None = None) -
     ends = [run.end for run in context.ended()]
     pictures: dict[str, Any] = {"": plots.draw(ends), "-contour": plots.draw(first, log=log)}
     words = pictures[""].get_caption().partition(", seed")[2]  # the title of the figure has what is before
-    caption(pictures[""], f"Seed{words} SSGD*: SSGD with injected noise. Next picture: the loss around w_a.")
-    _add(pictures["-contour"], PROFILES)
+    caption(pictures[""], f"Seed{words} SSGD*: SSGD with noise added to the weights.")
+    _add(pictures["-contour"], "Rise: median over the plane.")
     return Drawing(pictures, rows, compared)
 
 
@@ -177,10 +174,11 @@ def _flatness(context: Context) -> Drawing:
         ax.plot(effect.values, np.full(len(effect.values), k), "o", color=OTHER, ms=6, mfc="none")
         ax.plot(np.median(effect.values), k, "|", color="k", ms=18, mew=2)
     ax.axvline(1, color=OTHER, lw=0.9, ls=":")
-    ax.set_yticks(range(len(effects)), [effect.where for effect in effects])
-    ax.set(ylim=(len(effects) - 0.5, -0.5), xscale="log", xlabel="rise of the loss, SSGD / DPSGD")
+    names = [effect.where.replace("as drawn (paper)", "not normalized") for effect in effects]
+    ax.set_yticks(range(len(effects)), names)
+    ax.set(ylim=(len(effects) - 0.5, -0.5), xscale="log", xlabel="rise of the loss around SSGD / DPSGD")
     decimal_labels(ax.xaxis)
-    caption(picture, "Rings: seeds; bars: medians.")
+    caption(picture, "Rings: seeds; bars: medians. Weights: at the end, or at equal training loss.")
     compared = [Compared(f"rise around SSGD / DPSGD: {e.where}", summary(e.values)) for e in effects]
     return Drawing({"": picture}, rows, compared)
 
@@ -223,7 +221,8 @@ def _planes(context: Context) -> Drawing:
     rows = context.table(measure)
     of_mean = rows.assign(of_mean=rows[_LOSSES[0]] / rows[_LOSSES[1]])
     what = "loss of a learner / loss of the mean, {when}"
-    picture = plots.draw(surfaces[: len(_WHEN) - 1])
+    picture = plots.draw([replace(s, label=f"DPSGD, {s.label}") for s in surfaces[: len(_WHEN) - 1]])
+    caption(picture, "Below: the loss by distance, median and quartiles.")
     compared = compare_with_paper(of_mean, what, "of_mean", form=".3g")
     return Drawing(
         {"": picture}, rows, compared, "The picture is of the first seed, early and in the middle."
@@ -323,7 +322,7 @@ def _fig3(context: Context) -> Drawing:
         "rise_nat",
         "median rise of the test loss, {model}, {algorithm}",
     )
-    _add(drawing.pictures[""], PROFILES)
+    _add(drawing.pictures[""], "Rise: median over the plane.")
     return drawing
 
 
@@ -336,9 +335,11 @@ def _judge_4(rows: Rows) -> list[Effect]:
 def _fig4(context: Context) -> Drawing:
     def make(run: Ended, label: str) -> Any:
         early = run.points[0]
-        return context.hessian_grid(early, f"{label}, epoch {early.epoch:.3g}")
+        return replace(context.hessian_grid(early, f"{label}, epoch {early.epoch:.3g}"), label=label)
 
     what = "median |λ_min|/|λ_max| where both converged, {model}, {algorithm}"
-    return _grids(
+    drawing = _grids(
         context, make, lambda g: {"ratio": g.ratio, "converged": g.converged}, "ratio", what, "converged"
     )
+    _add(drawing.pictures[""], "u, v: random directions.")
+    return drawing

@@ -94,6 +94,7 @@ def curve(run: Ended, quantity: str, column: str = "") -> Rows:
 
 def draw_curves(ax: Any, rows: Rows, column: str, label: str | None = None, **look: Any) -> None:
     """Draw a column by epoch, a line for each seed, with a cross where one diverged."""
+    ax.locator_params(axis="x", integer=True)
     for k, (_, run) in enumerate(rows.groupby("seed") if len(rows) else []):
         ax.plot(run["epoch"], run[column], label=None if k else label, **look)
         if run["diverged"].iloc[-1]:
@@ -135,7 +136,7 @@ def _fig1(context: Context) -> Drawing:
     rows.insert(2, "quantity", rows["model"].map(_QUANTITIES))
     rows.insert(3, "value", rows.pop("value"))
     compared = list[Compared]()
-    picture, axes = panels(1, 3, 4.0, 3.5)
+    picture, axes = panels(1, 3, 3.5, 3.2)
     for ax, (model, quantity) in zip(axes, _QUANTITIES.items(), strict=True):
         for k, (name, ls) in enumerate(_LINES.items()):
             runs = context.ended(model=model, algorithm=name)
@@ -149,7 +150,7 @@ def _fig1(context: Context) -> Drawing:
         title = f"{_network(context, model)}, {_batch(context, model=model)}"
         ax.set(title=title, xlabel="epoch", ylabel=_WHAT[quantity])
     shared_legend(picture, axes, ncols=3)
-    caption(picture, "Lines: seeds.")
+    caption(picture, "Lines: seeds. SSGD*: SSGD with noise added to the weights.")
     return Drawing({"": picture}, rows, compared)
 
 
@@ -185,20 +186,19 @@ def _progress(context: Context, column: str) -> Drawing:
     rows = rows[["model", "batch", "algorithm", "seed", "epoch", column, "diverged"]]
     names, batches = (list(dict.fromkeys(c.values[key] for c in context.cells)) for key in ("model", "batch"))
     looks = {
-        batch: {"lw": 0.8 + 0.4 * k, "alpha": 0.35 + 0.65 * (k + 1) / len(batches)}
-        for k, batch in enumerate(batches)
+        batch: {"lw": 1.4, "ls": ls}
+        for batch, ls in zip(sorted(batches, reverse=True), ("-", "--", "-.", ":"), strict=False)
     }
     several = len(names) > 1
     # The batches of a single network have a panel each, where SSGD's lines are wider.
     parts = [(m, batches) for m in names] if several else [(names[0], [batch]) for batch in batches]
-    picture, axes = wrapped_panels(len(parts), 3.9, 3.2, sharey=True)
+    picture, axes = wrapped_panels(len(parts), 4.6 if several else 3.5, 3.2, sharey=True)
     for ax, (model, of_panel) in zip(axes, parts, strict=True):
         for a, batch in itertools.product(_PAIR, of_panel):
             of_rule = select(rows, model=model, batch=batch, algorithm=a)
             look: Any = looks[batch] if several else {"lw": 2.6 if a == "SSGD" else 1.2}
             draw_curves(ax, of_rule, column, color=color_of(a), **look)
         ax.set(title=model if several else f"{model}, {_batch(context, batch=batch)}", xlabel="epoch")
-        ax.locator_params(axis="x", integer=True)
         if ax.get_subplotspec().is_first_col():
             ax.set_ylabel(_WHAT[column])
     handles = [handle(a, color=color_of(a)) for a in _PAIR]

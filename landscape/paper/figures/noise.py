@@ -24,6 +24,7 @@ from landscape.plots.style import CYCLE, OTHER, color_of, log_axis
 from landscape.plots.training import column_of
 from landscape.results.flatness import Smoothing
 from landscape.results.noise import Noise
+from landscape.results.shown import running_quartiles
 from landscape.training import experiments as continued
 
 # ---- Four numbers for Δ(2)
@@ -76,7 +77,7 @@ def _eq4(context: Context) -> Drawing:
 
     rows = context.table(measure)
     groups = rows.groupby("seed")
-    picture, axes = wrapped_panels(len(groups), 4.0, 3.3, sharey=True)
+    picture, axes = wrapped_panels(len(groups), 2.1, 3.0, columns=5, sharey=True)
     for ax, (seed, of_seed) in zip(axes, groups, strict=True):
         for marker, (name, label) in zip("osD^", _FORMS.items(), strict=True):
             of_estimate = select(of_seed, estimate=name)
@@ -84,7 +85,8 @@ def _eq4(context: Context) -> Drawing:
             ax.errorbar(of_estimate["step"], of_estimate["value"], of_estimate["standard_error"], **look)
         ax.set(yscale="log", title=f"seed {seed}", xlabel="step")
     axes[0].set_ylabel("Δ(2) (squared weights)")
-    shared_legend(picture, axes[:1], ncols=2)
+    shared_legend(picture, axes[:1], ncols=4)
+    caption(picture, "H: Hessian, C: covariance of the learners, at w_a; bars: standard errors.")
     shares = _of_definition(rows)
     forms = list(_FORMS)[1:]
     compared = [Compared(f"{_FORMS[n]}, of the definition", summary(shares[n], ".2g"), "1") for n in forms]
@@ -94,9 +96,9 @@ def _eq4(context: Context) -> Drawing:
 # ---- The three terms of DPSGD's noise
 
 _TERMS = {
-    "delta_s": r"$\Delta_S$",
-    "delta_2": r"$\alpha^2\Vert P_\perp\delta\Vert^2$",
-    "delta_cross": "cross term",
+    "delta_s": r"of minibatches, $\Delta_S$",
+    "delta_2": r"of the learners' spread, $\Delta(2)$",
+    "delta_cross": "cross term of both",
 }
 
 
@@ -123,7 +125,9 @@ def _split(context: Context) -> Drawing:
         for name, label in _TERMS.items():
             share = np.array([run.history[name][chosen] / run.history["delta"][chosen] for run in whole])
             middle = np.median(np.abs(share), 0)
-            ax.plot(steps, np.median(share, 0), lw=1.0, label=label)
+            at, (low, median, high) = running_quartiles(np.tile(steps, len(whole)), share.ravel())
+            ax.fill_between(at, low, high, alpha=0.25, lw=0)
+            ax.plot(at, median, label=label)
             columns = {"figure": f"2({part})", "seed": "median", "step": steps, "term": name}
             tables.append(pd.DataFrame(columns | {"share_of_delta": middle}))
         # The last one, the cross term: also its mean over the steps of each run.
@@ -135,8 +139,9 @@ def _split(context: Context) -> Drawing:
         what = f"cross term of Δ_DP, Figure 2({part}): median size; mean ± standard error"
         compared.append(Compared(what, f"{size}; {mean_text}", "0"))
         ax.axhline(0, color=OTHER, lw=0.9, zorder=0)
-        ax.set(title=f"Figure 2({part}), median of {len(runs)} seeds", xlabel="step")
-    axes[0].set_ylabel(r"share of $\Delta_{DP}$")
+        ax.set(title=f"Figure 2({part}), α = {runs[0].lr:g}", xlabel="step")
+    axes[0].set_ylabel(r"share of DPSGD's noise $\Delta_{DP}$")
+    caption(picture, f"Medians and quartiles over 5% of the steps and {len(runs)} seeds.")
     shared_legend(picture, axes[:1], ncols=3)
     rows = pd.concat([table.astype(object) for table in tables], ignore_index=True)
     return Drawing({"": picture}, rows, compared)
@@ -210,6 +215,8 @@ SAMPLES, BYTES = "equal samples", "equal bytes"
 IID, SKEWED = "iid", "Dirichlet 0.1"
 ERROR, COSINE = "test_error_percent", "path_cosine"
 PLACE = ["network", "split", "rule"]
+# Rules with the same of these are one: the GPT's DiLoCo has AdamW.
+EQUAL = ["network", "split", "seed", "at", "kilobytes_a_step", "consensus", "path_cosine", "train_loss"]
 # Rules that differ in the schedule of the rate or the optimizer only, and are compared with one another.
 ADAPTIVE, PLAIN = "DSGD-AC, cosine rate", "DPSGD AWC, cosine rate"
 MULOCO, DILOCO = "MuLoCo", "DiLoCo, AdamW"
@@ -309,6 +316,7 @@ def _rules(context: Context) -> Drawing:
 
         rows = context.table(measure, network=network)
         tables.append(rows)
+        rows = rows.drop_duplicates(EQUAL)
         name = f"-{network.split(',')[0].lower()}" if pictures else ""
         apart = rows["rule"].isin(settings(rows[rows["steps_apart"] > 1], "rule"))
         named = rows["rule"].isin(["local SGD", DILOCO, MULOCO]) if not pictures else False
@@ -316,7 +324,7 @@ def _rules(context: Context) -> Drawing:
         for suffix, part in parts.items():
             pictures[f"{name}{suffix}"] = picture = _picture(part, network, colors)
             picture.suptitle(f"{network}: several steps between exchanges" if suffix else network)
-        compared += _compared(rows)
+        compared += _compared(tables[-1])
     return Drawing(pictures, pd.concat(tables, ignore_index=True), compared, LAYOUT["remark"])
 
 
@@ -346,7 +354,7 @@ def _picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
     """Return the numbers of LAYOUT against the rules: filled for iid data, hollow for skewed."""
     rules = settings(rows, "rule")
     chosen = [panel for panel in LAYOUT["panels"] if rows[panel[0]].notna().any()]
-    picture, axes = panels(1, len(chosen), 1.9, 0.27 * len(rules) + 1.3, sharey=True)
+    picture, axes = panels(1, len(chosen), 10.5 / len(chosen), 0.27 * len(rules) + 1.3, sharey=True)
     for ax, (column, label, scale, at) in zip(axes, chosen, strict=True):
         for (row, rule), split in itertools.product(enumerate(rules), (IID, SKEWED)):
             mean, low, high = _interval(select(rows, rule=rule, split=split, at=at)[column])
@@ -360,7 +368,7 @@ def _picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
             )
         if scale == "log":
             log_axis(ax.xaxis, 2)
-        elif scale == "symlog":
+        elif scale == "symlog" and np.abs(ax.dataLim.intervalx).max() > 10:
             ax.set_xscale("symlog", linthresh=1)
             ax.xaxis.set_major_formatter("{x:g}")  # powers of ten take more room than there is
         ax.set_xlabel(label)
@@ -413,7 +421,8 @@ def _disagreement(context: Context) -> Drawing:
     """Draw the shares along training: a picture for each network, a panel for each rule."""
     rows = context.table(_along)
     pictures: dict[str, Any] = {}
-    for network, group in rows.groupby("network", sort=False):
+    once = rows.drop_duplicates(["network", "split", "seed", "step", *LAYOUT["shares"], "alignment"])
+    for network, group in once.groupby("network", sort=False):
         pictures[f"-{network.split(',')[0].lower()}" if pictures else ""] = _shares_picture(group, network)
     compared = []
     for key, group in rows.groupby(PLACE, sort=False):
@@ -430,7 +439,7 @@ def _disagreement(context: Context) -> Drawing:
 def _shares_picture(rows: Rows, network: str) -> Any:
     """Draw the medians over seeds of the spread's share (solid) and the noise's (dashed), by rule."""
     rules = settings(rows, "rule")
-    picture, axes = wrapped_panels(len(rules), 2.5, 1.9, columns=COLUMNS, sharex=True, sharey=True)
+    picture, axes = wrapped_panels(len(rules), 2.5, 1.8, columns=COLUMNS, sharex=True, sharey=True)
     looks, widths = {IID: CYCLE[4], SKEWED: CYCLE[0]}, {IID: 2.6, SKEWED: 1.2}  # equal curves are both seen
     for ax, rule in zip(axes, rules, strict=True):
         for split, color in looks.items():

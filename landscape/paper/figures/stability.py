@@ -30,7 +30,7 @@ from landscape.paper.context import Context, Ended
 from landscape.paper.figure import Compared, Drawing, compare_with_paper, figure, printed, summary
 from landscape.paper.verdicts import NEGLIGIBLE, Effect, Rows, by_seed, paired_effect, select, settings
 from landscape.plots import style
-from landscape.plots.picture import finish, panels, points, wrapped_panels
+from landscape.plots.picture import caption, finish, panels, points, wrapped_panels
 from landscape.plots.style import ticks_at
 from landscape.plots.tables import label_delay_axes, with_gap_at_zero
 from landscape.problem.problem import Problem
@@ -383,6 +383,7 @@ def _boundary(context: Context) -> Drawing:
     ticks_at(ax.xaxis, ticks, [*map(str, ticks)])
     ax.set(xlabel="delay τ (steps)", ylabel="largest stable ηλ", yscale="log")
     picture.legend(loc="outside lower center", ncols=2)
+    caption(picture, "η: rate, λ: curvature. Dotted: the known limit without momentum.")
     compared = list[Compared]()
     for row in printed("delay_limits").itertuples():
         m, tau = float(row.momentum), int(row.delay)
@@ -408,17 +409,19 @@ def _draw_minimum(r: Minima) -> Figure:
     The bar of a marker reaches from the largest rate at which training stayed at the minimum to the smallest
     at which it left.
     """
-    picture, (ax,) = panels(1, 1, 5.6, 4.2)
+    picture, (ax,) = panels(1, 1, 6.8, 3.9)
     for f, (name, marker) in enumerate(zip(forms_with(r.momentum), "osD", strict=True)):
-        ax.plot(*with_gap_at_zero(r.delay, r.predicted[f]), color=style.CYCLE[f], label=f"{name}: predicted")
+        ax.plot(*with_gap_at_zero(r.delay, r.predicted[f]), color=style.CYCLE[f])
         # No line goes through delay 0.
         ax.plot(r.delay[:1], r.predicted[f, :1], marker="_", ms=14, mew=1.6, color=style.CYCLE[f])
         bars = np.abs(np.stack([r.stays[f], r.leaves[f]]) - r.boundary[f])
         look: Any = {"marker": marker, "ms": 5, "mfc": "w", "capsize": 2}
-        points(ax, r.delay, r.boundary[f], bars, style.CYCLE[f], f"{name}: measured", **look)
+        points(ax, r.delay, r.boundary[f], bars, style.CYCLE[f], name, **look)
+    ax.plot([], [], color=style.DARK, label="predicted")
     label_delay_axes(ax, r, r.delay.max())
-    title = f"The largest rate at which training stays at its minimum\n{style.samples_of([r])}, full batch"
-    return finish(picture, title, legend=[ax], ncols=2)
+    ax.set(title="", ylabel="largest η that stays at the minimum")
+    text = f"Points: measured. λ_max of the minimum is {r.lambda_max:.3g} nat."
+    return finish(picture, "The largest rate at which training stays at its minimum", text, [ax], ncols=2)
 
 
 @figure("delay-minima", _judge_minima)
@@ -472,7 +475,7 @@ def _draw_escapes(results: Sequence[Escape]) -> Figure:
     not escaped by then.
     """
     names = {"dimension": "dimension", "noise": "std of a sample's gradient", "lr": "learning rate"}
-    picture, axes = wrapped_panels(len(results), 3.9, 3.1, names="times", sharey=True)
+    picture, axes = wrapped_panels(len(results), 3.5, 3.0, names="times", sharey=True)
     for ax, r in zip(axes, results, strict=True):
         low, high = (np.minimum(edge, r.steps) for edge in r.band)
         median = np.minimum(r.median, r.steps)
@@ -489,7 +492,8 @@ def _draw_escapes(results: Sequence[Escape]) -> Figure:
         ax.set(title=r.setting, xlabel=names[r.vary])
     axes[0].set_ylabel("steps to escape")
     title = f"Escape from a saddle, median of {results[0].times.shape[2]} seeds and 95% band"
-    return finish(picture, title, legend=axes[:1], ncols=3)
+    text = "Bands: 95% intervals of the medians over seeds. SSGD*: SSGD with noise added to the weights."
+    return finish(picture, title, text, axes[:1], ncols=3)
 
 
 @figure("saddles", _judge_saddles)
