@@ -592,9 +592,9 @@ def max_period_step(
         largest = float(np.abs(np.linalg.eigvals(outer_map @ steps_map)).max())
         if m and buffers == "keep":
             for omega in np.atleast_1d(omegas):
-                v_to_v = np.linalg.matrix_power(step(h, omega), period)[1, 1]
+                v_to_v = np.linalg.matrix_power(step(h, omega), period)[1, 1]  # the average removes x
                 largest = max(largest, float(abs(v_to_v)))
         return largest
 
-    # The search ends above 2(1 + m), the steps' own limit, which an outer step may raise by (1 + μ)/ν.
+    # Ends above 2(1 + m), the steps' limit; an outer step may raise it by (1 + outer_momentum)/outer_lr.
     return first_unstable(radius, 1 + 2 * (1 + m) * max(1.0, (1 + outer_momentum) / outer_lr))

@@ -336,7 +336,8 @@ def check_instrument(
         >>> check_instrument("lambda-max")
     """
     with registered(registry.instruments, instrument, "instrument-under-test") as name:
-        table = {"instruments": [name], "every": 4, "draws": 3, "samples": 90, "rho": 0.05, **(monitor or {})}
+        defaults = {"instruments": [name], "every": 4, "draws": 3, "samples": 90, "rho": 0.05}
+        table = {**defaults, **(monitor or {})}
         case = SimpleNamespace(
             name=name, changes=changes or {}, monitor=table, refused=refused or {}, device=device
         )

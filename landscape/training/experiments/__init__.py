@@ -136,7 +136,7 @@ def critical_batch(
         raise InputError("trained_samples", samples, allowed=f"at least {LEAST_STEPS * batches[-1]}")
     loss = np.empty((len(batches), seeds))
     report = taken(progress)
-    for done, (k, s) in enumerate(np.ndindex(loss.shape), 1):
+    for done, (k, s) in enumerate(np.ndindex(loss.shape), 1):  # branch s of the batch k
         branch = replace(recipe, batch=batches[k], lr=rates[k], steps=run.step + steps[k], seed=seed + s)
         loss[k, s], trainer = _train_branch(branch, run, device, data_dir)
         report(done / loss.size)

@@ -100,7 +100,7 @@ class DecentralizedDataParallel(nn.Module):
         super().__init__()
         _check_can_be_wrapped(model, optimizer)
         rank, size = rank_and_size("DecentralizedDataParallel")
-        options = registry.algorithms.options(algorithm, options)
+        options = registry.algorithms.options(algorithm, options)  # checked, with defaults
         rule = registry.algorithms.make(algorithm, options, learners=size, seed=seed)
         if rule.measured:
             raise InputError("algorithm.schedule: 'measured' is not allowed here, only in landscape train")

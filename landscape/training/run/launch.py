@@ -355,7 +355,9 @@ def train_runs(
     runs: Sequence[TrainingJob], ended: Ended, progress: Progress, *, pool: children.Pool, device: str,
     data_dir: str | Path | None, until: float | None = None,
 ) -> None:  # fmt: skip
-    """Start or resume ``runs`` in the processes of ``pool``; in this process for one run or a pool of one.
+    """Start or resume ``runs`` in the processes of ``pool``.
+
+    A single run, or any runs with a pool of one process, are made in this process.
 
     Args:
         ended: called with each run that ends.

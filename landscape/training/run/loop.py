@@ -185,14 +185,14 @@ class Trainer:
         Raises:
             LostProcessError: where another process of the group is lost.
         """
-        every = self.recipe.checkpoint.every
+        save_every = self.recipe.checkpoint.every
         if self.description:
             self.hooks.message(self.description)
         if self.step == 0:
             self.hooks.save(self.checkpoint())
         while self.step < self.recipe.steps and not self.diverged:
             self._step(self.step + 1)
-            if self.step < self.recipe.steps and due(every, self.step) and not self.diverged:
+            if self.step < self.recipe.steps and due(save_every, self.step) and not self.diverged:
                 self.hooks.save(self.checkpoint())
         if self.history.rows:  # there is no row if the first step was undone
             row = self.history.rows[-1]

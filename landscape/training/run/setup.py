@@ -420,10 +420,10 @@ def make_monitoring(
     # The largest stable ηλ with the recipe's momentum, and with plain steps; None: unknown.
     limit, plain_limit = recipe.stability_limit(), rule.stability_limit()
     run = MeasuredRun(
-        recipe.monitor,
-        problem,
-        comm,
-        recipe.seed,
+        monitor=recipe.monitor,
+        problem=problem,
+        comm=comm,
+        seed=recipe.seed,
         batch=recipe.batch,
         limit=math.nan if limit is None else limit,
         optimizer=optimizer,

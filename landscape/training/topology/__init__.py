@@ -156,7 +156,9 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
         InputError: an unknown form, or a number of learners that the topology does not allow.
     """
     match = re.fullmatch(r"(?P<name>[^()]+)(\((?P<values>.+)\))?", spec.replace(" ", ""))
-    name, values_text = (match["name"], match["values"] or "") if match else ("", "")
+    name, values_text = "", ""
+    if match:
+        name, values_text = match["name"], match["values"] or ""
     topology: Any = None
     parameters: list[inspect.Parameter] = []
     if name in registry.topologies:
@@ -173,7 +175,7 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
         values = []
         for parameter, text in zip(parameters, texts, strict=False):  # the last parameters may have defaults
             values.append(_parsed_value(parameter.name, text, hints.get(parameter.name, Any)))
-        cycle = [_checked(m, n, (1, 0), _ROUNDING) for m in topology(n, *values)]  # axis 1, the rows, first
+        cycle = [_checked_matrix(m, n, (1, 0), _ROUNDING) for m in topology(n, *values)]
         if not cycle and topology is not random_matching:
             raise InputError("it must return at least one matrix")
     except LandscapeError as reason:
@@ -191,7 +193,7 @@ def _parsed_value(name: str, text: str, hint: Any) -> Any:
     return fit(name, value, hint)
 
 
-def _checked(matrix: Any, n: int, axes: tuple[int, ...], tolerance: float) -> Array:
+def _checked_matrix(matrix: Any, n: int, axes: tuple[int, ...], tolerance: float) -> Array:
     """Return ``matrix`` in float64; InputError unless it is (n, n), ≥ 0, and sums to 1 along ``axes``.
 
     Plugins and files may return any object as ``matrix``.
@@ -430,7 +432,7 @@ def read_matrix(where: str, path: Path, n: int, axes: tuple[int, ...] = (1, 0)) 
     matrices = _MATRICES.get()
     m = matrices[str(path)] if matrices and str(path) in matrices else _numbers(where, path)
     try:
-        m = _checked(m, n, axes, SUM_TOLERANCE)
+        m = _checked_matrix(m, n, axes, SUM_TOLERANCE)
     except InputError as reason:
         raise InputError(f"{where}: {path}: {reason}") from None
     if max(np.abs(m.sum(axis) - 1).max() for axis in axes) > 1e-12:
