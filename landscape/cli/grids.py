@@ -135,9 +135,10 @@ def compute_on_grid(
     analysis: AnalysisCommand, plane_options: PlaneOptions, processes: Processes, name: str,
     compute: Callable[..., Any],
 ) -> None:  # fmt: skip
-    """Compute ``compute(problem, plane, …)`` around each checkpoint, and write the results to one file.
+    """Call ``compute(problem, plane, …)`` for each checkpoint, and write the results to one file.
 
-    If the file exists, it is resumed: points that it has are not computed again.
+    If the file exists, points in it are not computed again. ``name`` is the kind of the results, for the name
+    of the file and the progress bar.
     """
     team = processes.join()
     groups = checkpoint_groups(plane_options, analysis.open())
@@ -153,6 +154,7 @@ def compute_on_grid(
             execution = Execution(process_group)
             for origin, (group, progress) in zip(origins, with_progress(name, groups), strict=True):
                 source, problem = origin["source_sha256"], group[0].problem()
+                # The result in the file for the same weights, if any.
                 saved = next((old for old in file if getattr(old, "source_sha256", "") == source), None)
                 if align and analysis.settings["bn"] == "center" and has_batchnorm(problem.model):
                     raise InputError("--align: the center's statistics fit no other; give --bn recalibrate")

@@ -112,7 +112,7 @@ def _print_curvature_table(by: str, analysis: AnalysisCommand, flags: Mapping[st
 def noise_scale(no_learners: bool, precondition: bool, analysis: AnalysisCommand) -> None:
     """Estimate the gradient noise scale tr Σ/‖g‖².
 
-    It is estimated at w_a of each CKPT, and from the learners' gradients.
+    The noise scale is estimated at w_a of each CKPT, and from the learners' gradients.
 
     The noise scale is the batch, in samples of the training set, at which noise and gradient are equal in
     size. Each learner's gradient is taken on 1/n of the batch, at the weights at which the run's update rule
@@ -249,7 +249,7 @@ def stability(
 ) -> None:  # fmt: skip
     """Compute the largest stable learning rates.
 
-    They depend on the delay τ and on the momentum.
+    These rates depend on the delay τ and on the momentum.
 
     Without a CKPT, prints the largest stable ηλ_max; with --lr, also the learning rates under which the
     stable minima are the same as under --lr. With a CKPT, measures λ_max at w_a over the split, and prints
