@@ -122,7 +122,7 @@ def _print_checkpoint(checkpoint: Any) -> None:
         values(f"state: {name} {tuple(state.shape)}")
     has_recipe = checkpoint.algorithm != history.RECORDED
     if has_recipe:
-        values(closing(checkpoint))
+        values(end_of_run_line(checkpoint))
     for name, count in finite_counts.items():
         last_text = f"last {latest(columns, name):.6g}" if count else "never recorded"
         values(f"  {name}: {count} of {len(columns[name])} rows, {last_text}")
@@ -130,7 +130,7 @@ def _print_checkpoint(checkpoint: Any) -> None:
     values("\n".join([title, *(f"  {line}" for line in checkpoint.recipe.splitlines())]))
 
 
-def closing(end: Any) -> str:
+def end_of_run_line(end: Any) -> str:
     """Return one line about the end of a run, from its last checkpoint."""
     if not len(end.history["step"]):
         return "no step that could be made" if end.diverged else "no step to make"
@@ -139,10 +139,10 @@ def closing(end: Any) -> str:
     error_text = "" if math.isnan(error) else f", test error {100 * error:.2f}%"
     outcome = f"diverged at step {end.diverged_at}: the {end.diverged}" if end.diverged else "did not diverge"
     numbers = f"test loss {last['test_loss']:.4g}{error_text}, consensus distance {last['consensus']:.3g}"
-    return f"step {end.step}: {numbers}{standing(end)}, {outcome}, {last['wall_s']:.1f} s"
+    return f"step {end.step}: {numbers}{limit_note(end)}, {outcome}, {last['wall_s']:.1f} s"
 
 
-def standing(end: Any) -> str:
+def limit_note(end: Any) -> str:
     """Return ", ηλ_max …", the last ηλ_max of a run with its limit; "" if it was not measured."""
     value, limit = latest(end.history, "lr_lambda_max"), latest(end.history, "lr_lambda_limit")
     if math.isnan(value):

@@ -19,7 +19,7 @@ from landscape.checkpoint.history import latest
 from landscape.checkpoint.states import files_of, name_beside
 from landscape.cli import common, processes
 from landscape.cli.common import SOURCE, Source, imported
-from landscape.cli.info import closing
+from landscape.cli.info import end_of_run_line
 from landscape.cli.options import FOLDER, SHARED, Choice, command, names, parse_seeds
 from landscape.cli.output import current
 from landscape.core.errors import InputError, OperationError
@@ -123,13 +123,13 @@ def _train(recipe: Recipe | None, folder: str, timeout: float, options: dict[str
                 last_values.update((name, value) for name, value in row.items() if not math.isnan(value))
 
             def show_progress(done: int, total: int) -> None:
-                bar(done / total, present(last_values))
+                bar(done / total, progress_text(last_values))
 
             hooks = Hooks(message=common.message, step=show_progress, row=keep_numbers)
             end = launch(recipe, folder, hooks=hooks, group=group, **options)
         if rank == 0:
             advice = next_command(end, folder, options["data_dir"])
-            common.values(closing(end), run=numbers(end), next=advice)
+            common.values(end_of_run_line(end), run=final_numbers(end), next=advice)
             common.files(f"{folder}/last.h5")
             common.message(f"next: {advice}")
     if children.launcher_store() is None:  # the launcher of --nproc checks the last checkpoint itself
@@ -273,7 +273,7 @@ def _with_std(mean: str, std: float, number_format: str) -> str:
     return mean if np.isnan(std) else f"{mean} ± {std:{number_format}}"
 
 
-def numbers(end: Checkpoint) -> dict[str, Any]:
+def final_numbers(end: Checkpoint) -> dict[str, Any]:
     """Return the numbers at the end of a run, for --json; NaN for those that were not measured."""
     columns = ("loss", "test_loss", "consensus", "lr_lambda_max", "lr_lambda_limit")
     last = {name: latest(end.history, name) for name in columns}
@@ -287,11 +287,11 @@ def numbers(end: Checkpoint) -> dict[str, Any]:
     }
 
 
-def present(row: Mapping[str, float]) -> str:
+def progress_text(row: Mapping[str, float]) -> str:
     """Return the last numbers of an unfinished run, by column, in a few words.
 
     Example:
-        >>> present({"loss": 0.25, "test_accuracy": 0.9})
+        >>> progress_text({"loss": 0.25, "test_accuracy": 0.9})
         'loss 0.25, test error 10.00%'
     """
     words = [f"loss {row['loss']:.3g}"] if "loss" in row else []

@@ -350,9 +350,10 @@ def scale(
     Raises:
         InputError: no loss is finite, or an argument that these losses do not allow.
     """
-    full_range = _range(losses, levels, vmax)
+    full_range = _full_range(losses, levels, vmax)
     log, why = _is_logarithmic(*full_range, log)
-    low, high = _around(full_range, np.concatenate([[], *trajectory_losses]), log)
+    # The same range if there is no trajectory.
+    low, high = _range_around(np.concatenate([[], *trajectory_losses]), full_range, log)
     if (low, high) != full_range:
         why += ", around the losses of the trajectory"
     if vmax is not None:
@@ -377,7 +378,7 @@ def scale(
     return LevelScale(values, norm_class(values[0], values[-1]), f"lines {distance} apart", why)
 
 
-def _range(losses: Sequence[Array], levels: int | None, vmax: float | None) -> tuple[float, float]:
+def _full_range(losses: Sequence[Array], levels: int | None, vmax: float | None) -> tuple[float, float]:
     """Return the lowest and the highest level, and check the user's ``levels`` and ``vmax``."""
     finite = np.concatenate([loss[np.isfinite(loss)] for loss in losses])
     if finite.size == 0:
@@ -394,13 +395,13 @@ def _range(losses: Sequence[Array], levels: int | None, vmax: float | None) -> t
     return low, high
 
 
-def _around(full_range: tuple[float, float], path: Array, log: bool) -> tuple[float, float]:
+def _range_around(path_losses: Array, full_range: tuple[float, float], log: bool) -> tuple[float, float]:
     """Return the range of the losses of a path, three times as wide, but within the full range."""
-    path = np.clip(path[np.isfinite(path)], *full_range)
-    if not np.unique(path).size > 1:
+    path_losses = np.clip(path_losses[np.isfinite(path_losses)], *full_range)
+    if not np.unique(path_losses).size > 1:
         return full_range
     transform, inverse = (np.log, np.exp) if log else (np.asarray, float)
-    path_low, path_high = transform(path.min()), transform(path.max())
+    path_low, path_high = transform(path_losses.min()), transform(path_losses.max())
     low = max(full_range[0], float(inverse(2 * path_low - path_high)))
     return low, min(full_range[1], float(inverse(transform(low) + 3 * (path_high - path_low))))
 
