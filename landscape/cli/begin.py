@@ -219,18 +219,18 @@ def doctor(data_dir: str | None, device: str | None) -> None:
         landscape doctor --device cuda
     """
     if device:
-        _compare(pick_device(device))
+        _print_comparison(pick_device(device))
         return
     checks: list[Check] = []
     check_functions: dict[str, Callable[[], Iterable[Check]]] = {
-        "versions": _versions_and_devices,
-        "data": functools.partial(_data, data_root(data_dir)),
-        "cache": _cache,
-        "packages": _packages,
+        "versions": _check_versions_and_devices,
+        "data": functools.partial(_check_data_sets, data_root(data_dir)),
+        "cache": _check_cache,
+        "packages": _check_packages,
     }
     device_names = [line.split(": ")[0] for line in details.devices()]
     for device_name in device_names:
-        check_functions[f"Hessian on {device_name}"] = functools.partial(_hessian, device_name)
+        check_functions[f"Hessian on {device_name}"] = functools.partial(_check_hessian, device_name)
     with common.progress_bar("checks"):
         for name, function in check_functions.items():
             for check in _run_checks(name, function):
@@ -241,7 +241,7 @@ def doctor(data_dir: str | None, device: str | None) -> None:
         raise OperationError(f"doctor: failed: {', '.join(failed)}")
 
 
-def _compare(device: torch.device) -> None:
+def _print_comparison(device: torch.device) -> None:
     """Print the table of calls on the CPU and on a device, row by row."""
     rows: list[Compared] = []
     common.values(f"{details.line()}; {platform.platform()}\n")
@@ -258,12 +258,12 @@ def _compare(device: torch.device) -> None:
         raise OperationError(f"doctor: {device} differs from the CPU in: {', '.join(wrong)}")
 
 
-def _versions_and_devices() -> Iterator[Check]:
+def _check_versions_and_devices() -> Iterator[Check]:
     texts = {**details.packages(), **dict(line.split(": ", 1) for line in details.devices())}
     yield from (Check(name, "ok", text) for name, text in texts.items())
 
 
-def _data(root: Path) -> Iterator[Check]:
+def _check_data_sets(root: Path) -> Iterator[Check]:
     yield Check("digits", "ok", "bundled")
     for name in SOURCES:
         images = root / name / "train"
@@ -275,7 +275,7 @@ def _data(root: Path) -> Iterator[Check]:
             yield Check(name, "missing", f"not in {root}; landscape fetch {name} --data-dir {root}")
 
 
-def _cache() -> Iterator[Check]:
+def _check_cache() -> Iterator[Check]:
     folder = cache_folder()
     common.make_folder(folder)
     with tempfile.TemporaryFile(dir=folder) as file:
@@ -283,7 +283,7 @@ def _cache() -> Iterator[Check]:
     yield Check("cache", "ok", f"{folder} can be written")
 
 
-def _packages() -> Iterator[Check]:
+def _check_packages() -> Iterator[Check]:
     for name, (purpose, install) in OPTIONAL.items():
         try:
             version = importlib.metadata.version(name)
@@ -298,12 +298,12 @@ def _packages() -> Iterator[Check]:
     yield Check("ffmpeg", "ok" if program else "missing", program or "for films as .mp4; .gif needs nothing")
 
 
-def _hessian(device: str) -> Iterator[Check]:
+def _check_hessian(device: str) -> Iterator[Check]:
     """Compare λ_min and λ_max by our products on a device with those of the dense Hessian in float64."""
     model, split = networks()["perceptron"], data.load("digits").train
     assert isinstance(split, tuple)
     x, y = split[0][:SAMPLES], split[1][:SAMPLES]
-    dense_min, dense_max = _dense_ends(model, x, y)
+    dense_min, dense_max = _dense_eigenvalues(model, x, y)
     rounding = 1e-5 * max(abs(dense_min), abs(dense_max))  # of products in float32
     ends = extreme_eigenvalues(Problem(model, cross_entropy, (x, y), device=device), TOL, search="exact")
     is_right = abs(ends.min - dense_min) <= ends.residual_min + rounding
@@ -312,7 +312,7 @@ def _hessian(device: str) -> Iterator[Check]:
     yield Check(f"Hessian on {device}", "ok" if is_right and ends.converged else "FAILED", text)
 
 
-def _dense_ends(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
+def _dense_eigenvalues(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
     """Return λ_min and λ_max of the dense Hessian, by torch's own differentiation in float64."""
     double_model = copy.deepcopy(model).double()
     layout = Layout.of(double_model)
