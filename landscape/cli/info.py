@@ -82,7 +82,7 @@ MAX_STATES = 8  # tensors of the optimizer's state that are listed (our choice)
 
 
 def _print_checkpoint(checkpoint: Any) -> None:
-    """Print what a run's checkpoint contains."""
+    """Print what a run's checkpoint contains; ``checkpoint`` has the contents of the file as attributes."""
     columns, data = checkpoint.history, checkpoint.data
     finite_counts = {name: int(np.isfinite(column).sum()) for name, column in columns.items()}
     history_entries = {
@@ -96,7 +96,8 @@ def _print_checkpoint(checkpoint: Any) -> None:
     dtype = checkpoint.weights.dtype
     values(f"weights: {learners} learners × {size:,} {dtype}, {'' if is_finite else 'NOT '}finite")
     values(f"model: {checkpoint.model['name']} {checkpoint.model['options']}")
-    if names := list(checkpoint.buffers):
+    names = list(checkpoint.buffers)
+    if names:
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
         values(f"buffers and frozen parameters: {', '.join(names[:4])}{more}")
         if checkpoint.mean_buffers:

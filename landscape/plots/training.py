@@ -53,8 +53,13 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     if all(run.algorithm == RECORDED for run in runs):  # one learner, and unknown minibatches
         standard = [_RECORDED.get(column, column) for column in _STANDARD]
         standard = [column for column in standard if is_measured(column)] or standard
-    # Rows of three panels; "" is an empty cell at the end of a row.
-    columns = [*measured, *[""] * (-len(measured) % 3), *standard, *[""] * (-len(standard) % 3)]
+
+    def in_rows_of_three(columns: list[str]) -> list[str]:
+        """Return ``columns`` with "" for each empty cell at the end of the last row of panels."""
+        empty_cells = -len(columns) % 3
+        return columns + [""] * empty_cells
+
+    columns = in_rows_of_three(measured) + in_rows_of_three(standard)
     groups = [(literal(label), color, members) for label, color, members in groups_of(runs)]
     # In the column of a paper, two panels have room side by side.
     figure, axes = panels(len(columns) // 3, 3, 3.2 if in_paper() else 3.5, 2.7, columns)
