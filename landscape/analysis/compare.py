@@ -133,14 +133,18 @@ def difference_fields(
         significance: the significance level of all tests together.
     """
     pairs = np.array(list(combinations(range(side_count), 2)))  # (K, 2)
-    differences = [[row.difference(first, second) for first, second in pairs] for row in rows]
+    differences, side_sizes = [], []
+    for row in rows:
+        differences.append([row.difference(first, second) for first, second in pairs])
+        side_sizes.append([abs(side.value) for side in row.sides])
 
-    def column(name: str) -> Array:  # (Q, K)
+    def numbers(name: str) -> Array:
+        """Return an attribute of all differences, (Q, K)."""
         return np.array([[getattr(difference, name) for difference, _ in row] for row in differences], float)
 
-    values, errors, p = column("value"), column("standard_error"), column("p")
+    values, errors, p = numbers("value"), numbers("standard_error"), numbers("p")
     corrected = holm(p)
-    side_values = np.abs([[side.value for side in row.sides] for row in rows])  # (Q, S)
+    side_values = np.array(side_sizes)  # (Q, S)
     larger_value = side_values[:, pairs].max(2)  # (Q, K), the larger |value| of the two sides
     has_test = np.array([row.kind == SE for row in rows])[:, None]  # the other kinds have bounds as errors
     exceeds_error = np.where(has_test, corrected <= significance, np.abs(values) > errors)  # False for NaN
@@ -150,7 +154,7 @@ def difference_fields(
         "second": pairs[:, 1],
         "difference": values,
         "difference_error": errors,
-        "difference_freedom": column("freedom"),
+        "difference_freedom": numbers("freedom"),
         "p": p,
         "p_holm": corrected,
         "significant": exceeds_error & (np.abs(values) > ROUNDINGS * eps * larger_value),
@@ -366,7 +370,9 @@ def compare(
             requested += [metric_quantity(name) for name in names_of(subject.problem)]
         columns.append(_measure(subject, requested, settings, column_progress))
     loss_names = {(column.setting["loss_name"], column.setting["loss_unit"]) for column in columns}
-    loss_name, loss_unit = loss_names.pop() if len(loss_names) == 1 else ("loss", "")
+    loss_name, loss_unit = "loss", ""
+    if len(loss_names) == 1:
+        loss_name, loss_unit = loss_names.pop()
     same_loss = len({column.loss for column in columns}) == 1
     side_of = [entry.side for entry in entries]
     rows = _rows(requested, columns, bool(quantities), side_of, grouped)
@@ -498,7 +504,8 @@ def _entries(problems: Sides, source: Mapping[str, Any]) -> tuple[list[str], lis
     """
     names = list(problems) if isinstance(problems, Mapping) else []
     items: Any = problems.values() if isinstance(problems, Mapping) else problems
-    items = [items] if isinstance(items, str) or not isinstance(items, Iterable) else list(items)
+    is_single = isinstance(items, str) or not isinstance(items, Iterable)  # refused below
+    items = [items] if is_single else list(items)
     grouped = any(isinstance(item, (list, tuple)) for item in items)
     sides = [list(item) if isinstance(item, (list, tuple)) else [item] for item in items]
     if len(sides) < 2 or not all(sides):
@@ -513,9 +520,9 @@ def _entries(problems: Sides, source: Mapping[str, Any]) -> tuple[list[str], lis
             fit("problems", member, Checkpoint | Problem)
             if isinstance(member, Checkpoint):
                 entries.append(Entry(member.using(**source), member.label, side))
-            else:
-                label = names[side] if names else member.name or f"problem {side + 1}"
-                entries.append(Entry(member, label, side))
+                continue
+            label = names[side] if names else member.name
+            entries.append(Entry(member, label or f"problem {side + 1}", side))
         if grouped:
             _check_group(names[side], [entry for entry in entries if entry.side == side])
     return names, entries, grouped

@@ -95,11 +95,12 @@ def connect(
 
     Hidden units have no order: a permutation of units changes the weights, but not the function (Entezari et
     al. 2022). A trace of one forward pass shows which units may be permuted, and the model's outputs confirm
-    it. Among these permutations, the one that brings b near to a is found by matching weights (Ainsworth et
-    al. 2023, Algorithm 1) or correlations of activations (Li et al. 2015). The curve from a to the aligned b
-    has one control point, the bend, whose weights Adam trains on the mean loss over t uniform in [0, 1]
-    (Garipov et al. 2018, Eq. 2). Adam's step size is constant in the first half of the steps, and falls
-    linearly to zero in the second half.
+    that the function stays the same. The permutation that brings b near to a is found by matching weights
+    (Ainsworth et al. 2023, Algorithm 1) or correlations of activations (Li et al. 2015).
+
+    The curve from a to the aligned b has one control point, the bend. Adam trains the bend's weights on the
+    mean loss over t uniform in [0, 1] (Garipov et al. 2018, Eq. 2). Adam's step size is constant in the first
+    half of the steps, and falls linearly to zero in the second half.
 
     BatchNorm's statistics are estimated again at each point of each path (Jordan et al. 2023); the training
     of the bend uses the statistics of each minibatch.
@@ -115,8 +116,8 @@ def connect(
             that sum over the units.
         points: the number of points of each path, at equal distances of t, at least 3. Barriers and highest
             losses are maxima over these points.
-        steps: the number of training steps of the bend, each on one minibatch at one t. With 0 the bend stays
-            in the middle, so that the curve is the aligned line.
+        steps: the number of training steps of the bend, each on one minibatch at one t. With 0 steps the bend
+            stays in the middle of a and the aligned b, so that the curve is the aligned line.
         lr: Adam's step size.
         batch: the number of samples in a minibatch, at most all.
         bn_samples: the number of samples from which BatchNorm's statistics are estimated at each point.
@@ -150,7 +151,8 @@ def connect(
     ends = {"problem": problem, "a": a} if b is None else {"a": a, "b": b}
     networks = [network_of(problem, end, name) for name, end in ends.items()]
     a, b = (at_least_float32(network.theta) for network in networks)
-    report, recalibrated = taken(progress), problem.with_batchnorm("recalibrate", bn_samples)
+    report = taken(progress)
+    recalibrated = problem.with_batchnorm("recalibrate", bn_samples)
     aligned_b, symmetry = aligned(problem, a, b, align, seed)
     report(0.1)
     batch = min(batch, problem.samples)
@@ -158,11 +160,14 @@ def connect(
     training = portion(report, 0.1, 0.7)
     bend = _train_bend(minibatches, curve, (a, aligned_b), steps, lr, stream(seed, 1), training)
     t = np.linspace(0, 1, points)
-    on_line, on_curve = np.stack((t, np.zeros_like(t)), 1), np.stack(shares(curve, t), 1)  # (points, 2)
+    # Coordinates (points, 2) of a path, along the directions from a to its end and from a to the bend.
+    on_line = np.stack((t, np.zeros_like(t)), 1)
+    on_curve = np.stack(shares(curve, t), 1)
     paths = ((b, on_line), (aligned_b, on_line), (aligned_b, on_curve))
     values = []
     for k, (end, path_coordinates) in enumerate(paths):
-        directions, coordinates = torch.stack((end - a, bend - a)), torch.from_numpy(path_coordinates)
+        directions = torch.stack((end - a, bend - a))
+        coordinates = torch.from_numpy(path_coordinates)
         evaluate = evaluator(recalibrated, a, directions, points)
         path_values = evaluate(coordinates, portion(report, 0.7 + k / 10, 0.8 + k / 10))
         confirm(evaluate, a, directions, coordinates, path_values["loss"].numpy())
@@ -253,22 +258,23 @@ def average(
     """Predict the loss of averages of weights, before they are evaluated.
 
     Members may be checkpoints of a run (SWA, LAWA, WSM), the learners of a run, fine-tunings of a network (a
-    soup, task vectors) or adapters. The function measures the loss and the gradient at each member w_j once,
-    and one Hessian product with the member's deviation from the mean. These predict the losses of all
-    averages w = Σ_j a_j w_j: to second order Σ a_j L(w_j) − ½ tr(HC), with C the covariance of the members,
-    and higher orders by a Gaussian process around a quadratic function, in the affine hull of the members.
+    soup, task vectors) or adapters. At each member w_j the function measures once the loss, the gradient, and
+    the Hessian product with the member's deviation from the mean. These predict the losses of all averages
+    w = Σ_j a_j w_j. To second order the loss is Σ a_j L(w_j) − ½ tr(HC), with C the covariance of the
+    members. Higher orders come from a Gaussian process around a quadratic function, in the affine hull of the
+    members.
 
     The 90% interval allows for length scales from half to four times the members' distance from their mean,
-    and for missing higher orders. Where each order corrects more than the order before (``ratio`` ≥ 1), as
+    and for missing higher orders. If each order corrects more than the order before (``ratio`` ≥ 1), as
     between networks that were trained independently, the ends of the interval are infinite.
 
-    A greedy soup is chosen by prediction (Wortsman et al. 2022, Recipe 1, evaluate each average instead):
-    beginning with the best member, a member is added if it lowers the predicted loss of the uniform average,
-    and if the interval of that loss is below the mean loss of the averaged members.
+    A greedy soup is chosen by prediction (Wortsman et al. 2022, Recipe 1, evaluate each average instead). It
+    begins with the best member. A member is added if it lowers the predicted loss of the uniform average, and
+    if the interval of that loss is below the mean loss of the averaged members.
 
-    BatchNorm's statistics are estimated at each member and average. Gradients and products use those of
-    batches of ``bn_samples``; the differences between the losses with either statistics are interpolated
-    linearly, and the largest difference is part of the interval.
+    BatchNorm's statistics are estimated again at each member and average. Gradients and products use the
+    statistics of batches of ``bn_samples``. At each member the loss is computed with both kinds of
+    statistics. The difference is interpolated linearly, and the largest difference is part of the interval.
 
     Losses are those of averages in float32. The field ``stored`` has the losses of the averages that a file
     would hold, in the members' own type and rank.
@@ -281,16 +287,16 @@ def average(
             base, the coefficients are λ_j, and are not divided.
         base: the network from which the members were fine-tuned. Averages are then base + Σ_j λ_j (w_j −
             base) (task arithmetic, Ilharco et al. 2023). The base is measured as the first member.
-        plan: averages to rank: "windows", averages of the last 2, 3, … members with equal weights (LAWA,
-            Kaddour 2022) and with weights that grow linearly; "grid", which needs a base, the values 0.05,
-            0.10, … 1 for all λ_j (Ilharco et al. 2023).
+        plan: averages to rank: "windows", averages of the last 2, 3, … members with equal coefficients (LAWA,
+            Kaddour 2022) and with coefficients that grow linearly; "grid", one value λ for all λ_j, 0.05,
+            0.10, … 1 (Ilharco et al. 2023), which needs a base.
         last: the number of last members that ``plan="windows"`` uses; default: all.
-        factors: names of the factors A and B of adapters, by which parameters' names differ, such as
+        factors: the parts of parameters' names that tell the factors A and B of an adapter apart, such as
             [("A", "B")]; default: those of peft. The products BA are averaged; with () each factor is
             averaged by itself.
         rank: the rank of stored averages of products; default: the rank that they need.
         exact: whether to also compute the exact loss of each average, by a pass over the data; or the number
-            of averages to compute: the greedy soup is the last, and the others have the lowest predictions.
+            of averages whose loss is computed, in the order of their predicted losses, then the greedy soup.
         bn_samples: the number of samples from which statistics of BatchNorm are estimated.
         labels: names of the members; default: 0, 1, …
         max_memory: the most bytes that the process may use.
@@ -311,7 +317,7 @@ def average(
         >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
         >>> members = torch.tensor([[1.0, 0.2], [-1.0, 0.2], [0.0, 3.0]])
         >>> result = landscape.average(problem, members, [1, 1, 0])
-        >>> result.loss.round(3).tolist(), result.chosen.tolist()  # of the first two; they are chosen, too
+        >>> result.loss.round(3).tolist(), result.chosen.tolist()  # the soup has the same two members
         ([0.02, 0.02], [True, True, False])
     """
     given_problem: Any = problem_of(problem, sharded=True)
@@ -320,7 +326,8 @@ def average(
         raise InputError("last: not allowed without plan='windows'; leave members out of weights")
     if last is not None and weights is not None:
         weights, labels = weights[-last:], list(labels)[-last:]
-    pairs, sharded = pairs_of(given_problem.layout, factors), on_ranks(given_problem)
+    pairs = pairs_of(given_problem.layout, factors)
+    sharded = on_ranks(given_problem)
     problem = given_problem if sharded else in_full_precision(given_problem)
     if rank is not None and not pairs:
         raise InputError("rank: not allowed, only averages of products have one; name their factors")
@@ -329,13 +336,15 @@ def average(
     read_members = partial(_members, given_problem, problem, weights, base, labels)
     members, low_types = on_all(given_problem, read_members)
     n = len(members)
-    if sharded:  # the ranks have compared only types and shapes of arrays
-        coefficient_numbers = getattr(coefficients, "tolist", lambda: coefficients)()
+    if sharded:  # before, the ranks have compared only types and shapes of arrays, not their numbers
+        coefficient_numbers: Any = coefficients
+        if hasattr(coefficient_numbers, "tolist"):
+            coefficient_numbers = coefficient_numbers.tolist()
         given_problem.agree("average", {"weights": n, "coefficients": coefficient_numbers})
     if n > MEMBERS:
         raise InputError(f"weights: {n} members are not allowed, it must be 2 to {MEMBERS}")
     names, requested = _requested_averages(coefficients, plan, n, has_base)
-    exact_only(problem, "average")
+    exact_only(problem, "average")  # refuses a model without second derivatives
     products = Products(problem, pairs) if pairs else None
     if products:
         for member in members:
@@ -343,46 +352,53 @@ def average(
         problem = in_full_precision(products.problem)
         members = torch.stack([products(member) for member in members])
     members = at_least_float32(members)
-    evaluated, differentiated = _with_statistics(problem, bn_samples)
-    measurements = _measure(evaluated, differentiated, members, portion(progress, 0, 0.9))
-    hull, members_loss = Hull(measurements), measurements.losses + measurements.offsets
+    loss_problem, derivative_problem = _with_statistics(problem, bn_samples)
+    measurements = _measure(loss_problem, derivative_problem, members, portion(progress, 0, 0.9))
+    hull = Hull(measurements)
+    members_loss = measurements.losses + measurements.offsets
     soup = _greedy_soup(hull, members_loss)
     averages = np.vstack([requested, soup])
     prediction = hull(averages)
-    ranking = [*ranked(prediction.loss[:-1], prediction.ratio[:-1]), len(requested)]
-    computed = range(len(averages)) if exact is True else ranking[:exact]
-    exact_fields: dict[str, Any] = _exact(evaluated, averages, members, computed, low_types, products, rank)
+    soup_index = len(requested)
+    ranking = [*ranked(prediction.loss[:-1], prediction.ratio[:-1]), soup_index]
+    indices = range(len(averages)) if exact is True else ranking[:exact]
+    exact_fields: dict[str, Any] = _exact_fields(
+        loss_problem, averages, members, indices, low_types, products, rank
+    )
     taken(progress)(1.0)
     space = "products" if products else "weights"
     if not factors and pairs_of(given_problem.layout, PEFT):
         space = "factors"
+    low_names = sorted({str(dtype).removeprefix("torch.") for dtype in low_types.values()})
+    if not labels:
+        labels = [str(k) for k in range(n - has_base)]
     return WeightAverage(
         members_loss=members_loss,
         coefficients=averages,
         **prediction._asdict(),
         **exact_fields,
-        stored_as=", ".join(sorted({str(dtype).removeprefix("torch.") for dtype in low_types.values()})),
+        stored_as=", ".join(low_names),
         space=space,
         rank=rank or 0,
         names=(*names, "chosen average"),
         metric_names=names_of(problem),
         chosen=soup > 0,
-        labels=("base",) * has_base + tuple(labels or map(str, range(n - has_base))),
+        labels=("base", *labels) if has_base else tuple(labels),
         parameters=given_problem.size if sharded else problem.layout.size,
         products=n,
         level=LEVEL,
-        **setting(evaluated),
+        **setting(loss_problem),
         **about,
     )
 
 
-def _exact(
+def _exact_fields(
     problem: Problem, averages: Array, members: Tensor, indices: Iterable[int], low_types: Kinds,
     products: Products | None, rank: int | None,
 ) -> dict[str, Array]:  # fmt: skip
     """Return the fields on exact losses and metrics, also for averages as they would be stored.
 
-    All are NaN for averages (K, n) other than those at ``indices``.
+    They are NaN for averages (K, n) that are not at ``indices``.
     """
     fields = {name: np.full(len(averages), np.nan) for name in ("exact", "stored", "ranks", "truncation")}
     fields["metrics"] = np.full((len(names_of(problem)), len(averages)), np.nan)
@@ -479,33 +495,33 @@ def _with_statistics(problem: Problem, bn_samples: int) -> tuple[Problem, Proble
     """Return the problems of the losses and of the derivatives, which differ in BatchNorm's statistics."""
     if problem.batchnorm.name == "train" or not layers_with_statistics(problem.model):
         return problem, problem
-    differentiated = problem.with_batchnorm("train", bn_samples)
+    derivative_problem = problem.with_batchnorm("train", bn_samples)
     if problem.batchnorm.name != "recalibrate":
         problem = problem.with_batchnorm("recalibrate", bn_samples)
-    return problem, differentiated
+    return problem, derivative_problem
 
 
 def _measure(
-    evaluated: Problem, differentiated: Any, weights: Tensor, progress: Progress
+    loss_problem: Problem, derivative_problem: Any, weights: Tensor, progress: Progress
 ) -> MemberMeasurements:
-    """Measure the members ``weights`` (n, P): losses by ``evaluated``, derivatives by ``differentiated``."""
-    ranks = ShardedRanks(differentiated) if on_ranks(differentiated) else ALONE
+    """Measure losses and derivatives at the members ``weights`` (n, P), each with its own problem."""
+    ranks = ShardedRanks(derivative_problem) if on_ranks(derivative_problem) else ALONE
     n, spread, error = len(weights), Spread(weights, ranks), 0.0
     differences = ranks.total(torch.tensor([not torch.equal(w, weights[0]) for w in weights]).double())
     if not (spread.consensus > 0 and differences.any()):
         raise OperationError(f"weights: all {n} members are equal; give members that differ")
     losses, offsets, slopes, bends = np.zeros(n), np.zeros(n), np.zeros((n, n)), np.zeros((n, n))
     for i, w in enumerate(weights):
-        losses[i], gradient = differentiated.loss_and_gradient(w)
-        image, errors = fast_hessian(differentiated, w).verified((w - spread.mean)[None])
+        losses[i], gradient = derivative_problem.loss_and_gradient(w)
+        image, errors = fast_hessian(derivative_problem, w).verified((w - spread.mean)[None])
         error = max(error, errors[0] * float(spread.gram[i, i].sqrt()) / 2)
         slopes[i], bends[i] = spread.products(torch.cat([gradient[None], image])).T.cpu().numpy()
-        if evaluated is not differentiated:
-            offsets[i] = evaluated.loss(w.to(evaluated.dtype)) - losses[i]
+        if loss_problem is not derivative_problem:
+            offsets[i] = loss_problem.loss(w.to(loss_problem.dtype)) - losses[i]
         if not np.isfinite([losses[i], offsets[i], *slopes[i], *bends[i]]).all():
             raise OperationError(f"weights: loss or derivatives of member {i} are not finite, leave it out")
         progress((i + 1) / n)
-    rounding = float(torch.finfo(evaluated.dtype).eps * np.abs(losses).max())
+    rounding = float(torch.finfo(loss_problem.dtype).eps * np.abs(losses).max())
     return MemberMeasurements(spread.gram.cpu().numpy(), losses, offsets, slopes, bends, rounding, error)
 
 

@@ -104,10 +104,10 @@ _COUNTS: dict[Any, Callable[[Any, Mapping[str, Any]], float] | None] = {
 def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Forecast:
     """Forecast the Hessian products, seconds and memory of a call of an analysis.
 
-    The function computes and times one product, or a few points of a line, if the memory of the call is free.
-    The number of products of an eigenvalue search depends on the spectrum: the forecast was right to a factor
-    of 2 on networks from the start of training to its end. Cheaper searches (``search="auto"``) can be
-    faster, and use a larger basis if memory allows: half of the memory that is free beyond this, or all of
+    If the memory of the call is free, one product, or a few points of a line, are computed and timed. The
+    number of products of an eigenvalue search depends on the spectrum: the forecast was right to a factor of
+    2 on networks from the start of training to its end. Cheaper searches (``search="auto"``) can be faster.
+    They use a larger basis if memory allows: half of the memory that is free beyond the forecast, or all of
     ``max_memory``.
 
     Args:
@@ -134,13 +134,15 @@ def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Forecas
     problem = next(iter(arguments.values()))
     budget = MemoryBudget.on(problem.device, arguments.get("max_memory") or limit())
     free = max(0, int(min(budget.remaining, available_memory(problem.device))))
-    products, seconds, count = 0, math.nan, _COUNTS.get(function)
+    products, seconds = 0, math.nan
     points = arguments["points"] if "points" in arguments else needs.points(arguments.get("grid", 1))
-    if memory <= free and count:
-        products = math.ceil(points * count(problem, arguments))
-        seconds = products * _seconds_of_a_product(problem, arguments)
-    elif memory <= free and function in _COUNTS:
-        seconds = points * _seconds_of_a_point(problem)
+    if memory <= free and function in _COUNTS:
+        count = _COUNTS[function]
+        if count:
+            products = math.ceil(points * count(problem, arguments))
+            seconds = products * _seconds_of_a_product(problem, arguments)
+        else:  # an analysis of losses alone
+            seconds = points * _seconds_of_a_point(problem)
     return Forecast(function.__name__, products, seconds, memory, free)
 
 

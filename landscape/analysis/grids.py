@@ -115,15 +115,15 @@ def contour(
             (BatchNorm folded into convolutions, channels-last layout), "pointwise" (any model, point by
             point) or "auto", the fastest of these that agrees with "pointwise" on a few samples.
         autocast: faster arithmetic, "bfloat16" (networks that torch.fx can trace) or "tf32" (CUDA); default:
-            the arithmetic of the problem. Its ``autocast_error`` is the largest of up to 16 points.
+            the problem's arithmetic. ``autocast_error`` is the largest error of a loss at up to 16 points.
         max_memory: the most bytes that the process may use.
         interpolation_tol: compute exact points only until the others can be interpolated with an error below
             this: "1%" of the range shown, or a number such as 0.005, in nats; by default all points are
             exact. If the losses differ by more than a factor of 100, the range is that of their logarithm.
-            Smooth surfaces of 51 × 51 points need 229 exact ones for 1%; with 512 samples or more, 40 to 100,
-            and 229 with a twentieth of the samples. If 70% of the points are needed, or if only rounding
-            changes the loss, all are computed. A region of high or low loss can be missed if it covers less
-            than 1.5% of the picture, or if that twentieth does not show it.
+            For 1%, smooth surfaces of 51 × 51 points need 229 exact points; with 512 samples or more, 40 to
+            100, and 229 points with a twentieth of the samples. If 70% of the points are needed, or if only
+            rounding changes the loss, all are computed. A region of high or low loss can be missed if it
+            covers less than 1.5% of the picture, or if the twentieth of the samples does not show it.
         into: a file of :func:`landscape.open`, into which the surface is written, about every ten seconds and
             at the end. An unfinished surface in the file, or one on another grid, is resumed: the points in
             common are not computed again. With ``method="auto"`` an unfinished surface keeps its method.
@@ -136,9 +136,8 @@ def contour(
         y[i]·directions[1]. Losses that are not finite are kept as they are.
 
     Raises:
-        InputError: a grid below 1, a span that is not positive, an unknown option, an interpolation_tol that
-            is neither a positive number nor a share below 100%, a method or autocast that does not work with
-            the model, or a bound on memory that is too small.
+        InputError: a grid below 1, a span or interpolation_tol that is not positive, a share of 100% or more,
+            an unknown option, a method or autocast that does not fit the model, or too small a max_memory.
         MismatchError: an InputError, for an ``execution.previous`` of a different model, plane or setting.
         OperationError: the file ``into`` has other results, or points that the grid does not have.
 
@@ -155,9 +154,11 @@ def contour(
     check_plane(problem, plane)
     span = plane.span if span is None else span
     result_grid = Grid(problem, axes(grid, span), interpolation_tol)
-    given_problem, policy = problem, _batchnorm_policy(problem, bn, plane.networks, len(plane.markers))
+    given_problem = problem
+    policy = _batchnorm_policy(problem, bn, plane.networks, len(plane.markers))
     problem = problem.with_batchnorm(policy, bn_samples)
-    setting, origin = _setting(problem, plane, policy, autocast), provenance(problem)
+    setting = _setting(problem, plane, policy, autocast)
+    origin = provenance(problem)
     must_equal = setting | _source(about) | {"center": plane.center, "directions": plane.directions}
     if method != "auto":
         must_equal["method"] = method
@@ -166,7 +167,7 @@ def contour(
     if previous is not None:
         if result_grid.take(previous, previous.done):
             return _write_finished(previous, into)
-        plane = previous.plane(plane.center)  # the given plane may differ from it by rounding
+        plane = previous.plane(plane.center)  # may differ from the given plane by rounding
         method = previous.method if result_grid.has_same_axes else method
     count = result_grid.min_points
     evaluate = evaluator(problem, plane.center, plane.directions, count, method=method, autocast=autocast)
@@ -348,11 +349,9 @@ def line(
         a, b: two networks: the line is (1−t)·a + t·b, t ∈ [0, 1], and the result has the barrier between a
             and b. Each is a vector (P,), a problem (its center), a model, a state dict, a run (its mean), or
             the name of a file with one of these; parameters are matched by name. Without b the line leads
-            from the problem's center to a, except that a vector alone is a ``direction``. An integer in place
-            of b is the number of points.
+            from the problem's center to a; but a vector a alone is a ``direction``. An int b is ``points``.
         points: the number of points, at least 2; default: 51.
-        span: along a direction t runs over [−span, span]; default: 0.1, as for planes (DPSGD-2020, section
-            4.1).
+        span: along a direction, t ∈ [−span, span]; default: 0.1, as for planes (DPSGD-2020, section 4.1).
         direction: (P,), in place of a and b: the line is center + t·direction, t ∈ [−span, span].
         weights: a and b as one list, or (2, P).
         labels: names of a and b for plots.
@@ -363,7 +362,7 @@ def line(
         method: how the losses are computed, as for :func:`landscape.contour`.
         interpolation_tol: compute exact points only until the others can be interpolated with an error below
             this: "1%" of the range shown, or a number such as 0.005; by default all points are exact. Of 51
-            points a smooth line needs 25 exact ones, or 15 if a part of the samples chooses them. If 70% of
+            points a smooth line needs 25 exact points, or 15 that a part of the samples chooses. If 70% of
             the points do not suffice, all are computed.
         max_memory: the most bytes that the process may use.
         progress: a function of the finished share, or whether to show progress (default: after two seconds).
@@ -373,7 +372,7 @@ def line(
         t, loss and accuracy, (points,) each.
 
     Raises:
-        InputError: a number that is not allowed, a span for two weights, both or neither of direction and a,
+        InputError: a number that is not allowed, a span for two networks, both or neither of direction and a,
             weights of another model, or an unknown option.
         OperationError: weights that are not finite, or a file of another model.
 
@@ -386,14 +385,14 @@ def line(
         [0.5, 0.0, 0.5]
     """
     problem = problem_of(problem, sharded=True)
-    if isinstance(b, int):
+    if isinstance(b, int):  # the number of points in place of b
         points, b = b, None
     if weights is not None:
         if not (hasattr(weights, "__len__") and len(weights) == 2 and a is None and b is None):
             raise InputError("weights: for a line it must be two networks, [a, b], without a or b beside it")
         a, b = weights
     if b is None and isinstance(a, (Tensor, np.ndarray)) and direction is None:
-        a, direction = None, a
+        a, direction = None, a  # a vector alone is a direction
     if (a is None) == (direction is None) or (a is None and b is not None):
         raise InputError("a, direction: give two networks, a and b, or one direction")
     networks: list[Network] = []
@@ -521,7 +520,7 @@ def hessian_grid(
     check_plane(problem, plane)
     span = plane.span if span is None else span
     result_grid = Grid(problem, axes(grid, span), interpolation_tol, column_types)
-    limits = SearchOptions(1, 1, residual_tol, max_products)
+    limits = SearchOptions(1, 1, residual_tol, max_products)  # one eigenvalue at each end of the spectrum
     problem = problem.with_batchnorm(bn, bn_samples)
     hessian = HessianOptions(derivatives=derivatives).at(problem)
     hessian(start_vector(problem, plane.seed))  # raises if it is NaN at the center; other points may have NaN
@@ -546,7 +545,7 @@ def hessian_grid(
 
     block = points_at_once(problem, options)
     dispatch = _dispatch(execution, save, hessian_result, progress=taken(progress), block=block)
-    evaluate = _spectrum_ends(problem, plane, limits, options, search, block)
+    evaluate = _eigenvalue_evaluator(problem, plane, limits, options, search, block)
     fields |= result_grid.complete(evaluate, dispatch, VALUES, (), plane.seed)
     return _write_finished(hessian_result(), into)
 
@@ -565,21 +564,22 @@ def _hessian_setting(problem: Problem, plane: Plane, residual_tol: float, search
     }
 
 
-def _spectrum_ends(
+def _eigenvalue_evaluator(
     problem: Problem, plane: Plane, limits: SearchOptions, options: HessianOptions, search: str, block: int
 ) -> Callable[[Tensor, Progress], dict[str, Array]]:
-    """Return the function from points (K, 2) to the columns of the result there.
+    """Return the function from points (K, 2) to the columns of the result at these points.
 
-    Each point starts from the same random vector. A start from the neighbor's eigenvectors plus a random
-    vector took 15% fewer products on MNIST's MLP, but ended at eigenvalues near the lowest, up to 1.9% off.
-    Each ``block`` of points shares its samples and passes over the data, however points are divided.
+    All searches start from the same random vector. A start from the neighbor's eigenvectors plus a random
+    vector took 15% fewer products on MNIST's MLP, but ended at eigenvalues next to the lowest, up to 1.9%
+    off. Each ``block`` of points has one choice of samples and shares the passes over the data.
     """
     start = start_vector(problem, plane.seed)
 
     def evaluate(points: Tensor, progress: Progress) -> dict[str, Array]:
-        pairs, largest_share = [], 0.0
+        pairs = []
+        largest_share = 0.0
 
-        def advance(share: float) -> None:  # the searches of a block report in turn
+        def advance(share: float) -> None:  # the searches of a block report different shares in turn
             nonlocal largest_share
             largest_share = max(largest_share, share)
             progress(largest_share)

@@ -154,33 +154,40 @@ class _Process:
 
 
 def _covariance(a: _Block, b: _Block, length: float) -> Array:
-    """Return derivatives (m_a, m_b) of exp(−s), s = ‖x − y‖²/2ℓ², along a's directions in x and b's in y.
+    """Return derivatives (m_a, m_b) of exp(−s) along a's directions in x and b's directions in y.
 
-    By Faà di Bruno's formula this is a sum over the partitions of the directions into sets of one or two. A
-    term is the product of −1 times the derivatives of s along each set; third derivatives of s are zero. The
-    recursion takes the first direction alone, or with one of the others.
+    s = ‖x − y‖²/(2ℓ²), x and y the points of the blocks a and b, ℓ the ``length``. By Faà di Bruno's formula
+    the derivative, divided by exp(−s), is a sum over the partitions of the directions into sets of one or
+    two: third derivatives of s are zero. The term of a partition is the product of −(the derivative of s
+    along a set) over its sets. The recursion takes the first direction alone, or with one of the others.
     """
     x, y = a.points / length, b.points / length
-    squares = (x**2).sum(1)[:, None] + (y**2).sum(1) - 2 * x @ y.T
+    squares = (x**2).sum(1)[:, None] + (y**2).sum(1) - 2 * x @ y.T  # 2s
     us, vs = [u / length for u in a.directions], [v / length for v in b.directions]
+    # First derivatives of s along each direction; directions of a have the numbers below ``count``.
     slopes = [(u * x).sum(1)[:, None] - u @ y.T for u in us] + [(v * y).sum(1) - x @ v.T for v in vs]
     count = len(us)
 
-    def bend(i: int, j: int) -> Any:
+    def second_derivative(i: int, j: int) -> Any:
+        """Return the derivative of s along directions i < j."""
         if j < count:
             return (us[i] * us[j]).sum(1)[:, None]
-        return (vs[i - count] * vs[j - count]).sum(1) if i >= count else -us[i] @ vs[j - count].T
+        if i >= count:
+            return (vs[i - count] * vs[j - count]).sum(1)
+        return -us[i] @ vs[j - count].T
 
-    def products(indices: list[int]) -> Any:
+    def sum_over_partitions(indices: list[int]) -> Any:
         if not indices:
             return 1.0
-        first, *rest = indices
-        total = -slopes[first] * products(rest)
-        for k in rest:
-            total = total - bend(first, k) * products([j for j in rest if j != k])
+        first, *others = indices
+        total = -slopes[first] * sum_over_partitions(others)
+        for k in others:
+            remaining = [j for j in others if j != k]
+            total = total - second_derivative(first, k) * sum_over_partitions(remaining)
         return total
 
-    covariance: Array = np.exp(-np.maximum(squares, 0.0) / 2) * products([*range(len(slopes))])
+    factor = sum_over_partitions([*range(len(slopes))])
+    covariance: Array = np.exp(-np.maximum(squares, 0.0) / 2) * factor
     return covariance
 
 

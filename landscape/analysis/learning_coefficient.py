@@ -175,13 +175,13 @@ def learning_coefficient(
 
     The method is that of Lau et al., "The local learning coefficient" (arXiv 2308.12108). w* are the
     problem's weights. L is the mean over n samples of a negative log-likelihood in nats (for regression, of
-    half the squared error divided by its variance). At its minimum a regular model has λ = P/2, a singular
-    model less.
+    half the squared error divided by its variance). At a minimum of L a regular model has λ = P/2, and a
+    singular model has a smaller λ.
 
-    Chains begin at w*, and their first half is discarded. Their length is doubled until they have mixed and
-    the error is small enough. BatchNorm uses each minibatch's statistics, as in training. Three parts are not
-    in the paper: losses at w and w* are computed on the same minibatch; the heating by step size and
-    minibatches is corrected; the step size is chosen automatically.
+    Chains begin at w*. The first half of each chain is discarded. The chains are extended to twice their
+    length until they have mixed and the error is small enough. BatchNorm uses each minibatch's statistics, as
+    in training. Three parts are not in the paper: losses at w and w* are computed on the same minibatch; the
+    heating by step size and minibatches is corrected; the step size is chosen automatically.
 
     Args:
         problem: the loss on the training set, at the minimum w*; or a run, at w_a.
@@ -189,12 +189,12 @@ def learning_coefficient(
             Data in batches are read once for every 100 steps.
         localization: γ, the strength of the attraction to w*; values of λ̂ are comparable only at equal γ and
             n.
-        step_size: ε of the chains; default: half of 1/(nβλ_max + γ), or less if the heating is above a tenth
-            of the rise.
+        step_size: ε of the chains; default: 0.5/(nβλ_max + γ), or less if the heating is above a tenth of
+            the rise.
         nbeta: nβ, the number of samples times the inverse temperature; default n/log n (Watanabe 2013). If L
             is a mean over tokens, n counts the sequences; for the likelihood of m tokens give m/log m.
         chains: the number of independent chains, at least 2.
-        relative_error: chains are doubled until the standard error is at most this share of the value.
+        relative_error: chains are extended until the standard error is at most this share of the value.
         max_rhat: chains count as mixed if their R̂ is at most this number.
         max_steps: the largest number of steps of a chain.
         seed: the seed of the minibatches and the noise of the chains.
@@ -230,10 +230,11 @@ def learning_coefficient(
     problem = in_minibatches(problem, batch)
     nbeta = _default_nbeta(problem.samples) if nbeta is None else float(nbeta)
     finite_gradient(*problem.loss_and_gradient())  # refuses a loss or gradient that is not finite
-    lambda_max, trial_size = math.nan, step_size
-    if trial_size is None:
+    lambda_max = math.nan
+    first_size = step_size
+    if first_size is None:
         lambda_max = float(top_eigenvalues(problem, seed=seed).values[0])
-        trial_size = FIRST_STEP / (nbeta * max(lambda_max, 0.0) + localization)
+        first_size = FIRST_STEP / (nbeta * max(lambda_max, 0.0) + localization)
 
     report = taken(progress)
 
@@ -252,21 +253,29 @@ def learning_coefficient(
         extend(chain_stack, LEAST)
         return chain_stack
 
-    chain_stack = start_chains(trial_size) if step_size else _tuned(start_chains, trial_size)
+    if step_size:
+        chain_stack = start_chains(first_size)
+    else:
+        chain_stack = _start_with_little_heating(start_chains, first_size)
     summary = _summary(chain_stack, statistics, relative_error, max_rhat)
     while not summary.suffices and not summary.hopeless and 2 * chain_stack.steps <= max_steps:
-        extend(chain_stack, chain_stack.steps)
+        extend(chain_stack, chain_stack.steps)  # to twice the length
         summary = _summary(chain_stack, statistics, relative_error, max_rhat)
     report(1.0)
-    _refuse(summary, chain_stack, max_rhat)
+    _raise_without_estimate(summary, chain_stack, max_rhat)
     rise, heating, distance2 = summary.draws
     return LearningCoefficient(
         rise=rise,
         heating=heating,
         distance2=distance2,
         standard_error=summary.error,
-        **{name: getattr(summary, name) for name in ("r_hat", "r_hat_distance", "ess")},
-        **{name: getattr(chain_stack, name) for name in ("nbeta", "localization", "step_size", "steps")},
+        r_hat=summary.r_hat,
+        r_hat_distance=summary.r_hat_distance,
+        ess=summary.ess,
+        nbeta=chain_stack.nbeta,
+        localization=chain_stack.localization,
+        step_size=chain_stack.step_size,
+        steps=chain_stack.steps,
         batch=batch,
         burn_in=summary.draws.shape[2] // 2,
         loss=problem.loss(),
@@ -295,7 +304,7 @@ class _Summary:
     Attributes:
         rise, heating: the mean rise with heating, and the mean heating.
         drift: the relative change of ‖w − w*‖² from half to half.
-        settled: whether the distance to w* has stopped growing; chains begin at w*, so that a fall is chance.
+        settled: whether the distance to w* has stopped growing. (Chains begin at w*: a fall is chance.)
         suffices: whether chains have mixed, and are long enough for the relative error.
     """
 
@@ -335,10 +344,11 @@ def _summary(run: Langevin, statistics: Any, relative_error: float, max_rhat: fl
     return _Summary(draws, rise, heating, error, r_hat, ess, r_hat_distance, drift, settled, suffices)
 
 
-def _tuned(run_of: Callable[[float], Langevin], size: float) -> Langevin:
-    """Return chains of step size ``size``, or of a smaller one whose heating is small enough."""
+def _start_with_little_heating(start_chains: Callable[[float], Langevin], size: float) -> Langevin:
+    """Start chains with step size ``size``, or with a smaller size if they heat up too much."""
     for _ in range(TRIALS):
-        run, factor = run_of(size), SHRINK
+        run = start_chains(size)
+        factor = SHRINK
         if run.finite:
             rise, heating = run.draws()[:2, :, DRAWS // 2 :].mean((1, 2))
             if heating <= HEATING * rise or rise <= 0:
@@ -348,8 +358,8 @@ def _tuned(run_of: Callable[[float], Langevin], size: float) -> Langevin:
     return run
 
 
-def _refuse(summary: _Summary, run: Langevin, max_rhat: float) -> None:
-    """Raise OperationError where the chains give no estimate; the line says what to change."""
+def _raise_without_estimate(summary: _Summary, run: Langevin, max_rhat: float) -> None:
+    """Raise OperationError if the chains give no estimate; the message says what to change."""
     steps, value = f"{run.steps:,} steps", summary.rise - summary.heating
     step_size = f"a smaller step_size (now {run.step_size:.3g})"
     localization = f"a larger localization (now {run.localization:g})"

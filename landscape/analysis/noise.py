@@ -118,7 +118,7 @@ def noise(
     check_unpenalized(problem, "Δ(2) is of the data's minibatches")
     problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once
     problem = in_minibatches(problem, local_batch)
-    exact_only(problem, "noise")
+    exact_only(problem, "noise")  # refuses a model without second derivatives
     n, mean = len(weights), average(weights)
     deviations = weights - mean
     gradient = double(finite_gradient(*problem.loss_and_gradient(mean)))
@@ -155,13 +155,19 @@ DELTA_TERMS = ("direct", "first_order", "delta_s", "delta_2", "delta_cross")
 def _delta_terms(
     problem: Problem, weights: Tensor, mean: Tensor, gradient: Tensor
 ) -> Callable[[Tensor], list[Tensor]]:
-    """Return the function from the samples (n, B) of minibatches to DELTA_TERMS, divided by lr².
+    """Return the function from the indices (n, B) of the learners' samples to DELTA_TERMS divided by lr².
 
-    ``gradient`` (P,) is that of all data at the ``mean`` of the learners' ``weights`` (n, P).
+    Args:
+        problem: the loss.
+        weights: (n, P), the learners' weights.
+        mean: (P,), the mean of ``weights``.
+        gradient: (P,), the gradient of all data at ``mean``.
     """
-    stack, at_learners, at_mean = Stack(problem), torch.empty_like(weights), torch.empty_like(weights)
+    stack = Stack(problem)  # computes the gradients of all learners together
+    at_learners, at_mean = torch.empty_like(weights), torch.empty_like(weights)  # gradients (n, P)
 
     def mean_row(rows: Tensor) -> Tensor:
+        """Return the mean over the learners, (n, P) -> (P,), in float64."""
         return rows.to(gradient.device).mean(0, dtype=torch.float64)
 
     def perpendicular(v: Tensor) -> Tensor:
@@ -178,10 +184,15 @@ def _delta_terms(
             operator = HessianOperator(problem.subset(samples), mean, derivatives="exact")
             products.append(operator(deviation))
         first_order = mean_row(torch.stack(products))
-        across_delta, across_s = perpendicular(delta), perpendicular(mean_row(at_mean))
-        cross_term = 2 * across_s @ across_delta
-        squares = [v @ v for v in (delta, first_order, across_s, across_delta)]
-        return [*squares, cross_term]
+        perpendicular_delta = perpendicular(delta)
+        perpendicular_s = perpendicular(mean_row(at_mean))
+        return [  # in the order of DELTA_TERMS
+            delta @ delta,
+            first_order @ first_order,
+            perpendicular_s @ perpendicular_s,
+            perpendicular_delta @ perpendicular_delta,
+            2 * perpendicular_s @ perpendicular_delta,
+        ]
 
     return terms
 
@@ -363,16 +374,17 @@ def noise_alignment(
 ) -> NoiseAlignment:
     """Compare gradient noise with the Hessian.
 
-    The result has tr(HS)/tr S of minibatch gradients, their variance along each eigenvector of H, and the
-    exponent γ in C_ii ∝ λ_i^γ.
+    The result has tr(HS)/tr S of minibatch gradients, their variance C_ii along each eigenvector of H, and
+    the exponent γ in C_ii ∝ λ_i^γ.
 
-    S is the second moment of the gradients of minibatches drawn with replacement, C their covariance around
-    the gradient g of all samples, H the Hessian over all samples. tr(HS)/tr S is the interaction-aware
-    sharpness of "A new characterization of the edge of stability" (2022). The exponent is that of
-    arXiv 2602.05600, which finds 1 ≤ γ ≤ 2 in single fully connected layers; here it is that of all
-    parameters, in the basis of H's top eigenvectors, which is our choice. BatchNorm uses each minibatch's
-    statistics, as in training; H and g are then means over minibatches of that size, without a smaller last
-    one, and the mean of g_B differs a little from g.
+    S is the second moment of the gradients g_B of minibatches drawn with replacement. C is their covariance
+    around the gradient g of all samples. H is the Hessian over all samples. tr(HS)/tr S is the
+    interaction-aware sharpness of "A new characterization of the edge of stability" (2022). The exponent is
+    that of arXiv 2602.05600, which finds 1 ≤ γ ≤ 2 in single fully connected layers. Here it is computed for
+    all parameters, in the basis of H's top eigenvectors (our choice).
+
+    BatchNorm uses each minibatch's statistics, as in training. H and g are then means over minibatches of
+    ``batch`` samples, and a smaller last minibatch is left out. The mean of g_B then differs a little from g.
 
     Args:
         problem: the loss on the training set; or a run.
@@ -404,18 +416,19 @@ def noise_alignment(
     problem, batch = problem_of(problem), required_batch(batch)
     precision = Precision(relative_error, min_draws, max_draws)
     check_unpenalized(problem, "the noise is of the data's minibatches")
-    exact_only(problem, "noise_alignment")
+    exact_only(problem, "noise_alignment")  # refuses a model without second derivatives
     minibatches = Minibatches(problem, batch, stream(seed, 0))
-    problem, minibatch_draws = minibatches.full_batches, iter(minibatches)
+    problem = minibatches.full_batches
+    endless_minibatches = iter(minibatches)
     first_half, second_half = portion(progress, 0, 0.5), portion(progress, 0.5, 1)
     pairs = top_eigenvalues(problem, k, derivatives="exact", search=search, seed=seed, progress=first_half)
     products = row_products(fast_hessian(problem))
     gradient = double(finite_gradient(*problem.loss_and_gradient()))
     vectors = torch.from_numpy(pairs.vectors).to(gradient)
     curvature_terms = _curvature_terms(problem, products, gradient, vectors)
-    draws = np.zeros((0, 4 + k))
+    draws = np.zeros((0, 4 + k))  # a row of curvature terms for each minibatch
     while True:
-        block = itertools.islice(minibatch_draws, min(BLOCK, max_draws - len(draws)))
+        block = itertools.islice(endless_minibatches, min(BLOCK, max_draws - len(draws)))
         draws = np.concatenate([draws, curvature_terms([minibatch for (minibatch,) in block])])
         gradient_curvature, gradient_norm2, noise_curvature, noise_norm2 = draws[:, :4].T
         ias, ias_error = statistics.ratio(gradient_curvature, gradient_norm2)
@@ -425,7 +438,9 @@ def noise_alignment(
     squares = draws[:, 4:]  # (draws, k)
     gamma, gamma_error, scatter = exponent(pairs.values, squares)
     return NoiseAlignment(
-        **{name: getattr(pairs, name) for name in ("values", "residuals", "converged")},
+        values=pairs.values,
+        residuals=pairs.residuals,
+        converged=pairs.converged,
         covariance=squares.mean(0),
         covariance_error=np.array([statistics.standard_error(column) for column in squares.T]),
         ias=ias,
@@ -454,11 +469,11 @@ def noise_alignment(
 def exponent(values: Array, squares: Array) -> tuple[float, float, float]:
     """Return γ in C_ii ∝ λ_i^γ, its jackknife error over draws, and its error from the scatter of the C_ii.
 
-    All three are NaN with fewer than two different eigenvalues; with only two, the error from scatter is NaN.
+    With fewer than two different eigenvalues, all three are NaN. With two, the error from scatter is NaN.
 
     Args:
-        values: (k,), λ_i; those that are not positive are left out.
-        squares: (draws, k), squared deviations along each eigenvector, whose means are C_ii.
+        values: (k,), the eigenvalues λ_i; values that are not positive are left out.
+        squares: (draws, k), squared deviations along each eigenvector; their means over the draws are C_ii.
 
     Example:
         >>> gamma, error, scatter = exponent(np.array([4.0, 2.0, 1.0]), np.array([[16.0, 4, 1], [32, 8, 2]]))
@@ -468,8 +483,9 @@ def exponent(values: Array, squares: Array) -> tuple[float, float, float]:
     positive = (values > 0) & (squares.mean(0) > 0)
     if positive.sum() < 2:
         return math.nan, math.nan, math.nan
-    squares, logs = squares[:, positive], np.log(values[positive])
-    x = logs - logs.mean()
+    squares = squares[:, positive]
+    log_values = np.log(values[positive])
+    x = log_values - log_values.mean()
     if not x @ x > 0:
         return math.nan, math.nan, math.nan
     y = np.log(squares.mean(0))
@@ -477,8 +493,11 @@ def exponent(values: Array, squares: Array) -> tuple[float, float, float]:
     means_without_one = (squares.sum(0) - squares) / (len(squares) - 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         gammas_without_one = np.log(means_without_one) @ x / (x @ x)
-    residuals, freedom = y - y.mean() - gamma * x, len(x) - 2
-    scatter = math.sqrt(float(residuals @ residuals) / freedom / float(x @ x)) if freedom > 0 else math.nan
+    residuals = y - y.mean() - gamma * x
+    freedom = len(x) - 2
+    scatter = math.nan
+    if freedom > 0:
+        scatter = math.sqrt(float(residuals @ residuals) / freedom / float(x @ x))
     return gamma, float(statistics.error_of(gammas_without_one)), scatter
 
 
@@ -487,20 +506,21 @@ def _curvature_terms(
 ) -> Callable[[Sequence[Problem]], Array]:
     """Return the function from m minibatches to an array (m, 4 + k).
 
-    Its columns are g_BᵀHg_B, ‖g_B‖², the same of g_B − g, and the squares of g_B − g along the eigenvectors.
+    With d = g_B − g, the columns are g_BᵀHg_B, ‖g_B‖², dᵀHd, ‖d‖², and (dᵀv)² for the k eigenvectors v.
 
     Args:
         problem: the loss of all samples.
         products: Hessian products of rows (m, P).
         gradient: (P,), g.
-        vectors: (k, P), the eigenvectors.
+        vectors: (k, P), the eigenvectors v.
     """
-    gradient_image = double(products(gradient[None].to(problem.weights))[0])
+    gradient_image = double(products(gradient[None].to(problem.weights))[0])  # Hg
 
     def terms(minibatches: Sequence[Problem]) -> Array:
         rows = [finite_gradient(*minibatch.loss_and_gradient(problem.weights)) for minibatch in minibatches]
         gradients = torch.stack(rows)
-        images, gradients = double(products(gradients)), double(gradients)
+        images = double(products(gradients))
+        gradients = double(gradients)
         deviations, deviation_images = gradients - gradient, images - gradient_image
         columns = [(gradients * images).sum(1), gradients.square().sum(1)]
         columns += [(deviations * deviation_images).sum(1), deviations.square().sum(1)]

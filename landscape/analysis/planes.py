@@ -232,16 +232,16 @@ def pca_plane(
 def learners_plane(problem: Problem | Run, weights: Sequence[Weights] | Tensor) -> Plane:
     """Return the plane through the mean w_a that fits the learners w_j best, in the least-squares sense.
 
-    The unit directions are the first two right singular vectors of the matrix with rows w_j − w_a. The plane
-    is in no paper; it is our choice. The learners' squared distances from the plane add up to the sum of the
-    other squared singular values.
+    The unit directions are the first two right singular vectors of the matrix with rows w_j − w_a. The sum of
+    the learners' squared distances from the plane equals the sum of the other squared singular values. The
+    plane is our choice, and from no paper.
 
     Args:
         problem: the problem whose parameters the weights are; or a run.
         weights: (n, P), n ≥ 3; or a list of networks as in :func:`landscape.between`.
 
     Returns:
-        A plane with the learners, then w_a, as markers (n + 1, 2); ``explained`` (2,) is the share of each
+        A plane with markers (n + 1, 2), the learners and then w_a; ``explained`` (2,) is the share of each
         direction in the spread Σ_j ‖w_j − w_a‖².
 
     Raises:
@@ -262,9 +262,10 @@ def learners_plane(problem: Problem | Run, weights: Sequence[Weights] | Tensor) 
     labels = [*(f"learner {j}" for j in range(len(networks))), "w_a"]
     rows = _rows(networks)
     mean = average(rows)
-    parts = _components(problem, rows, mean, "learners", "direction {}, {:.1f}% of spread")
+    fields = _components(problem, rows, mean, "learners", "direction {}, {:.1f}% of spread")
     networks.append(network_of(problem, mean, "w_a"))
-    return _plane(problem, mean, "learners", torch.cat((rows, mean[None])), networks, labels, **parts)
+    rows_with_mean = torch.cat((rows, mean[None]))
+    return _plane(problem, mean, "learners", rows_with_mean, networks, labels, **fields)
 
 
 @analysis(

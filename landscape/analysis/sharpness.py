@@ -164,13 +164,14 @@ def sharpness(
 ) -> Sharpness:
     """Measure the rise of the loss within a radius.
 
-    The (adaptive) m-sharpness is the largest L(w + δ) − L(w) over ‖δ/c‖ ≤ ρ, or its mean over δ/c ~ N(0, ρ²).
+    The (adaptive) m-sharpness is the largest rise L(w + δ) − L(w) over ‖δ/c‖ ≤ ρ, or the mean rise over
+    δ/c ~ N(0, ρ²).
 
     The definitions are those of Andriushchenko et al. (arXiv 2302.07011), after Kwon et al. (2021) for
     ``adaptive`` and Foret et al. (2021) for ``m``, without a normalization of logits. The pairs ±δ and the
-    search for the largest rise are not those of the papers, but our choice. Adaptive sharpness is
-    invariant when weights of two layers are rescaled without a change of the network's function. Neither the
-    worst nor the mean rise predicts generalization well: over modern networks the correlation with the test
+    search for the largest rise are our choice; the papers' are different. If weights of two layers are
+    rescaled without a change of the network's function, adaptive sharpness stays the same. Neither the
+    largest nor the mean rise predicts generalization well: over modern networks the correlation with the test
     error is low, and may be negative (arXiv 2302.07011). BatchNorm has the problem's statistics at all
     weights, not those of the minibatches.
 
@@ -178,8 +179,9 @@ def sharpness(
         problem: the loss; or a run, on its training set.
         rho: ρ: the radius ("worst"), or the standard deviation of each component of δ/c ("average").
         kind: "worst" or "average".
-        adaptive: c = |w|, so that each weight moves in proportion to its size; else c = 1.
-        m: the number of samples in each minibatch, over which sharpness is a mean; default: all samples.
+        adaptive: True: c = |w|, so that each weight moves in proportion to its size. False: c = 1.
+        m: the number of samples in a minibatch; sharpness is the mean over minibatches. Default: all samples
+            at once.
         steps: the largest number of gradients of each search.
         starts: the number of random starts of searches; a further search starts along the gradient.
         relative_error: draw until the standard error is at most this share of the value.
@@ -214,9 +216,10 @@ def sharpness(
         raise InputError("adaptive: all weights are 0, so that none could move; give adaptive=False")
     if m is not None and m > problem.samples:
         raise InputError(f"m: {m} is not allowed, the data has {problem.samples} samples")
-    worst, draws = kind == "worst", generator(stream(seed, 1).initial_seed(), theta.device, len(theta))
+    worst = kind == "worst"
+    draws = generator(stream(seed, 1).initial_seed(), theta.device, len(theta))
     draws_nothing = worst and m is None
-    # Of all samples, because every draw ±δ needs this loss.
+    # With all samples, every draw ±δ needs the same loss at the center. Minibatches have losses of their own.
     center_loss = problem.loss() if not worst and m is None else None
 
     ascents: list[Ascent] = []
@@ -301,21 +304,21 @@ def batch_sharpness(
     all samples stays below 2/η (Andreyev and Beneventano 2024, arXiv:2412.20553).
 
     With ``weights``, the curvature is also measured at each learner's weights, on the learner's own
-    minibatches; the paper has no learners, so that this definition is our choice. BatchNorm uses each
-    minibatch's statistics, as in training. The problem's penalty and weight decay belong to the loss of every
-    minibatch.
+    minibatches (our choice: the paper has no learners). BatchNorm uses each minibatch's statistics, as in
+    training. The loss of every minibatch contains the problem's penalty and weight decay.
 
     Args:
         problem: the loss, on the training set, centered on w_a; or a run.
         batch: the number of samples in B at w_a, which is the total batch of a step; default: the run's.
         weights: (n, P), the learners' weights; default: learners are not measured.
         local_batch: the number of samples in a learner's minibatch; default: batch / n.
-        lr, limit: η and the largest stable ηλ of the update rule, kept with the result.
+        lr: η, the learning rate, kept with the result.
+        limit: the largest stable ηλ of the update rule, kept with the result.
         quantities: further measurements: "lambda-max", λ_max at w_a over all data, which takes most of the
             time if the data is much larger than a minibatch; () for none.
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
-            By differences a draw takes some twenty times as long: gradients at several steps, in float64.
+            With differences a draw takes about twenty times as long: gradients at several steps, in float64.
         relative_error: draw until the standard error is at most this share of the mean.
         min_draws: the smallest number of draws. A draw takes one gradient and one product over ``batch``
             samples, or over ``local_batch`` samples for each learner.
@@ -338,7 +341,7 @@ def batch_sharpness(
         >>> import torch, landscape
         >>> x, y = torch.diag(torch.tensor([2.0, 2.0])), torch.zeros(2, 1)
         >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
-        >>> result = landscape.batch_sharpness(problem, 1)  # of single samples, with Hessians of rank one
+        >>> result = landscape.batch_sharpness(problem, 1)  # a sample's Hessian has rank 1
         >>> round(result.value, 3), round(result.lambda_max, 3)
         (8.0, 4.0)
     """
@@ -347,10 +350,10 @@ def batch_sharpness(
     thetas, local = learners_of(problem, batch, weights, local_batch)
     minibatches = Minibatches(problem, batch, stream(seed, 0))
     full_batches = minibatches.full_batches
-    # A few samples show whether "auto" is exact.
+    # "auto" becomes "exact" or "differences" by a check on a few samples, alike for all minibatches.
     few_samples = full_batches.on(full_batches.data.few())
     derivatives = HessianOptions(derivatives=derivatives).at(few_samples).derivatives
-    stages = 1 + (thetas is not None) + bool(quantities)
+    stages = 1 + (thetas is not None) + bool(quantities)  # equal shares of the progress bar
     stage = portion(progress, 0, 1 / stages)
     # Curvature, ‖g_B‖² and errors of the curvature, (draws, n) each.
     columns = _curvatures(minibatches, problem.weights[None], derivatives, precision, stage)
@@ -485,7 +488,7 @@ def batch_spectrum(
     minibatches = Minibatches(problem, required_batch(batch), stream(seed, 0))
     options = {"weights": None, "matrix": matrix, "part": part, "derivatives": derivatives}
     whole = Matrix.of(minibatches.full_batches, seed, about, **options, max_memory=max_memory)
-    target = SearchOptions(1, k, residual_tol, max_products)
+    target = SearchOptions(1, k, residual_tol, max_products)  # the smallest eigenvalue and the k largest
     start = whole.start()
     # All Hessians have the same kind of products. Minibatches are drawn without end, one at a time.
     options_of_minibatch = replace(whole.options, derivatives=whole.operator.derivatives)

@@ -86,9 +86,9 @@ def spectrum(
     Args:
         problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
         k: the number of largest eigenvalues; default: none.
-        quantities: further results: "extremes", the smallest and the largest eigenvalue, from one Lanczos run
-            with the ``k`` largest; "trace", by Hutch++ (Meyer et al. 2021); "density", by stochastic Lanczos
-            quadrature (Ghorbani et al. 2019); default: "extremes" without ``k``, else none.
+        quantities: further results: "extremes", the smallest and the largest eigenvalue, by the same Lanczos
+            run as the ``k`` largest; "trace", by Hutch++ (Meyer et al. 2021); "density", by stochastic
+            Lanczos quadrature (Ghorbani et al. 2019). Default: none, or "extremes" if ``k`` is not given.
         products: the number of Hessian-vector products for the trace.
         draws: the number of random vectors for the density.
         steps: the number of Lanczos steps for each random vector; one step takes one product.
@@ -98,7 +98,8 @@ def spectrum(
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
         precondition: a preconditioner P: the positive diagonal, in the shape of θ, or a checkpoint's
             :func:`landscape.preconditioner`. All results are then of P^{-1/2} H P^{-1/2}, by exact products.
-        engine: "landscape", or "pyhessian", which has only the eigenvalue of largest magnitude and the trace.
+        engine: "landscape", or "pyhessian", which computes only the eigenvalue of largest magnitude and the
+            trace.
         search: "auto": products of the eigenvalue search may use only the samples with most curvature, and
             exact products then verify and refine the results; "exact": all products are exact. Trace and
             density always have exact products.
@@ -137,8 +138,8 @@ def spectrum(
     settings = {"weights": None, "matrix": matrix, "part": part, "derivatives": derivatives, "search": search}
     more_options = {"max_memory": max_memory, "engine": engine, "precondition": precondition}
     operand = Matrix.of(problem, seed, about, **settings, **more_options)
-    low = int("extremes" in chosen)
-    high = max(k or 0, low)
+    low = int("extremes" in chosen)  # the number of smallest eigenvalues
+    high = max(k or 0, low)  # the number of largest eigenvalues
     stages = (high > 0) + ("trace" in chosen) + ("density" in chosen)  # equal shares of the progress bar
     results: list[MatrixResult] = []
 
@@ -226,31 +227,31 @@ def curvature_table(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> CurvatureTable:
-    """λ_max, λ_min and trace of ∇²L(θ) and of its diagonal blocks: how much curvature is where in a network.
+    """Compute λ_max, λ_min and trace of ∇²L(θ) and of its diagonal blocks, one for each part of a network.
 
     The eigenvalues of each block come from a Lanczos run with exact products, as by
     :func:`landscape.extreme_eigenvalues` with ``part``. The traces of all blocks come from products with
-    ``draws`` random vectors z over all parameters: z_bᵀ(Hz)_b has the mean tr H_bb for every block b, and
-    blocks outside the diagonal add to the variance only. For the Ritz vectors Q of the block's search
-    tr(QᵀH_bbQ) is known exactly. Q is therefore removed from z_b, as in Hutch++ (Meyer et al. 2021). One
-    product over all parameters is cheaper than one product for each block.
+    ``draws`` random vectors z over all parameters: z_bᵀ(Hz)_b has the mean tr H_bb for every block b. Blocks
+    outside the diagonal change only its variance. For the Ritz vectors Q of the block's search, tr(QᵀH_bbQ)
+    is known exactly. Q is therefore removed from z_b, as in Hutch++ (Meyer et al. 2021). One product over all
+    parameters is cheaper than one product for each block.
 
     Args:
         problem: the loss, or a run.
-        by: the division of parameters into rows of the table. "block": the first module with a number in its
-            name (h.3, layer1.0), or a module where no name has a number. "layer": a module with its own
-            parameters. "parameter": a tensor. Or names, prefixes and patterns (*.bias) of parameters; other
-            parameters are in the row "others".
+        by: the parameters of a row of the table. "block": those of the outermost module with a number in its
+            name (h.3, layer1.0), or of a module if no name has a number. "layer": those of a module with its
+            own parameters. "parameter": one tensor. Or names, prefixes and patterns (*.bias) of parameters, a
+            row each; other parameters are in the row "others".
         residual_tol: the largest ‖Hv − λv‖, relative to |λ| or, if larger, to 1/1000 of the largest |λ|.
             With the default 0.1, λ_min is right to about 0.1 to 1%, and λ_max is more exact.
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
-        draws: the number of random vectors for the traces, at least 2. The default 20 gives standard errors
-            to about 16%.
-        max_products: the largest number of products of a block's search; a search that ends there has not
-            converged.
+        draws: the number of random vectors for the traces, at least 2. With the default 20, standard errors
+            are known to about 16%.
+        max_products: the largest number of products of a block's search. If a search needs more, its row has
+            ``met`` False.
         seed: the seed of the starting vectors and the random vectors.
         max_memory: the most bytes that the process may use.
         progress: a function of the finished share, or whether to show progress (default: after two seconds).
@@ -276,19 +277,20 @@ def curvature_table(
     groups = problem.layout.groups(by)
     options: dict[str, Any] = {"weights": weights, "matrix": matrix, "max_memory": max_memory}
     whole = Matrix.of(problem, seed, about, **options, part=None, derivatives=derivatives)
-    # All rows have the same kind of products, even if a block alone would have exact ones.
+    # All rows have the same kind of products, even if a block alone would have exact products.
     if whole.operator.derivatives == "differences":
         derivatives = "differences"
-    stages = len(groups) + 2  # of the progress bar: a search for each row, and the traces
+    stages = len(groups) + 2  # equal shares of the progress bar: a search for each row, and the traces
 
     def search_row(matrix_of_row: Matrix, number: int) -> tuple[RitzPairs, SearchResult]:
+        """Search both ends of the spectrum for row ``number`` of the table."""
         stage = portion(progress, number / stages, (number + 1) / stages)
-        target = SearchOptions(1, 1, residual_tol, max_products, stage)
+        target = SearchOptions(1, 1, residual_tol, max_products, stage)  # one eigenvalue at each end
         pairs, result = search_operator(matrix_of_row.operator, matrix_of_row.start(), target)
         matrix_of_row.check(pairs.residuals)
         return pairs, result
 
-    row_pairs = [search_row(whole, 0)[0]]
+    row_pairs = [search_row(whole, 0)[0]]  # without the search's basis, whose memory is freed
     blocks: list[Block] = []
     for number, slots in enumerate(groups.values(), 1):
         names = [slot.name for slot in slots]
@@ -298,7 +300,8 @@ def curvature_table(
         blocks.append(_block(block_matrix, slots, result, vectors_kept(problem)))
         del block_matrix, result  # frees graphs and basis for the next block
     product_errors = [pairs.product_error for pairs in row_pairs]
-    traces_fields = _traces(whole, blocks, draws, product_errors, portion(progress, 1 - 1 / stages, 1.0))
+    last_stage = portion(progress, 1 - 1 / stages, 1.0)
+    traces_fields = _traces(whole, blocks, draws, product_errors, last_stage)
     return CurvatureTable(
         **whole.about | ends_of(row_pairs) | traces_fields,
         met=np.array([pairs.converged for pairs in row_pairs]),

@@ -75,7 +75,7 @@ def disagreement(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Disagreement:
-    """Measure learners' spread in the sharpest directions.
+    """Measure which share of the learners' spread lies in the sharpest directions.
 
     Further results are the share of the gradient in these directions, and ½ tr(HC), the second-order cost of
     the spread; C is the learners' covariance.
@@ -89,7 +89,8 @@ def disagreement(
         weights: (n, P), the weights of n ≥ 2 learners; default: the run's.
         k: the number of top eigenvectors of the Hessian at w_a that span the sharp space; at most P.
         residual_tol: the largest residual of an eigenvalue, relative to the eigenvalue.
-        max_products: the largest number of Hessian-vector products for the eigenvalues; tr(HC) takes n more.
+        max_products: the largest number of Hessian-vector products for the eigenvalues. tr(HC) takes n more
+            products.
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
@@ -131,17 +132,21 @@ def disagreement(
     loss, gradient = problem.loss_and_gradient(mean)
     learners_loss = float(np.mean([problem.loss(w) for w in weights]))
     finite_gradient(loss + learners_loss, gradient)  # refuses losses or a gradient that are not finite
-    vectors, values = torch.from_numpy(pairs.vectors).to(mean.device), torch.from_numpy(pairs.values)
-    components = spread.products(vectors)  # (n, k), of deviations along eigenvectors
+    vectors = torch.from_numpy(pairs.vectors).to(mean.device)
+    values = torch.from_numpy(pairs.values)
+    components = spread.products(vectors)  # (n, k), of the learners' deviations along the eigenvectors
     curvatures, product_error = spread.curvature(problem, pairs.derivatives)
     report(0.8)
     share, share_error = shares(components.square().numpy(), spread.gram.diagonal().numpy())
     cost, cost_error = half_mean(curvatures)
     result = Disagreement(
-        **{name: getattr(pairs, name) for name in ("values", "residuals", "converged", "derivatives")},
+        values=pairs.values,
+        residuals=pairs.residuals,
+        converged=pairs.converged,
+        derivatives=pairs.derivatives,
         spread_share=share,
         spread_error=share_error,
-        **_of_gradient(gradient, vectors, spread, components),
+        **_gradient_fields(gradient, vectors, spread, components),
         consensus=consensus,
         cost=cost,
         cost_error=math.hypot(cost_error, product_error / 2),
@@ -203,7 +208,7 @@ class Spread:
         return int(retained.sum()), float((parts.square() / sizes[retained]).sum())
 
 
-def _of_gradient(gradient: Tensor, vectors: Tensor, spread: Spread, components: Tensor) -> dict[str, Any]:
+def _gradient_fields(gradient: Tensor, vectors: Tensor, spread: Spread, components: Tensor) -> dict[str, Any]:
     """Return the fields on the gradient (P,): its shares in the top-k space and in the span of the spread."""
     norm2 = float(_products(gradient[None], gradient[None]))
     scale = 1 / norm2 if norm2 > 0 else math.nan
@@ -306,17 +311,19 @@ def smoothing(
     DPSGD-2021 paper defines L_Σ and claims that the spread smooths the loss. For comparison, δ is also drawn
     from an isotropic distribution of equal total variance.
 
-    If the Hessians at all points exceed 1 GiB, the memory does not depend on the number of draws, and is that
-    of :func:`landscape.top_eigenvalues`. A ``trajectory`` needs 3m more vectors (P,) in float64.
+    If the Hessians at all points w_a ± δ need more than 1 GiB, they are computed again for each product: the
+    memory is then that of :func:`landscape.top_eigenvalues` for any number of draws. A ``trajectory`` needs
+    3m more vectors (P,) in float64.
 
     Args:
         problem: the loss; or a run, on its training set.
         weights: (n, P), the weights of n ≥ 2 learners; default: the run's.
-        draws: m ≥ 2, the number of antithetic pairs ±δ; with 16, standard errors are exact to about 18%.
+        draws: m ≥ 2, the number of antithetic pairs ±δ; with 16, standard errors are known to about 18%.
         k: the number of top eigenvectors with which the spread is compared; at most P.
         trajectory: w_a at S + 1 successive steps, (S + 1, P), for the gradient's Lipschitz constant in each
             step.
-        lr, alpha_e: the learning rate (default: the run's) and effective learning rate, kept with the result.
+        lr: the learning rate, kept with the result; default: the run's.
+        alpha_e: the effective learning rate α_e, kept with the result; default: unknown (NaN).
         residual_tol: the largest residual of an eigenvalue, relative to the eigenvalue.
         seed: the seed of the displacements δ.
         max_memory: the most bytes that the process may use.
@@ -336,7 +343,7 @@ def smoothing(
         >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
         >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
         >>> result = landscape.smoothing(problem, torch.eye(2), draws=2)
-        >>> result.lambda_smooth.round(3).tolist()  # the same as without: the loss is quadratic
+        >>> result.lambda_smooth.round(3).tolist()  # the same as λ_max of L: the loss is quadratic
         [9.0, 9.0]
     """
     problem = problem_of(problem)
@@ -355,33 +362,35 @@ def smoothing(
     h = fast_hessian(problem, mean)
     variances = double(deviations @ vectors.T).square().sum(0) / len(weights)  # along each eigenvector
     trace_hs = sum(float(double(d) @ double(h(d))) for d in deviations) / len(weights)
-    route = mean[None] if trajectory is None else trajectory.to(mean)
-    lengths = double(route[1:] - route[:-1]).norm(dim=1)
+    # Without a trajectory there is one point, and no step.
+    trajectory = mean[None] if trajectory is None else trajectory.to(mean)
+    lengths = double(trajectory[1:] - trajectory[:-1]).norm(dim=1)
     gradients = []
-    if len(route) > 1:
-        gradients = [double(finite_gradient(*problem.loss_and_gradient(w))) for w in route]
+    if len(trajectory) > 1:
+        gradients = [double(finite_gradient(*problem.loss_and_gradient(w))) for w in trajectory]
     rows: list[dict[str, Any]] = []
     converged = bool(eigenpairs.converged)
     for index, kind in enumerate(KINDS):
-
+        # A default value, because a closure would use the last kind.
         def shift(i: int, kind: str = kind) -> Tensor:
             return problem.along_weights(displacement(deviations, kind, variance, seed, i))
 
         # The search above has 0.3 of the progress bar, and each kind half of the remaining 0.7.
-        part_start, part_end = (0.3 + 0.7 * number / len(KINDS) for number in (index, index + 1))
-        smoothed = _Smoothed(problem, mean, shift, draws)
+        bar_start = 0.3 + 0.7 * index / len(KINDS)
+        bar_end = 0.3 + 0.7 * (index + 1) / len(KINDS)
+        smoothed = _SmoothedLoss(problem, mean, shift, draws)
         losses = smoothed.losses()
         if not np.isfinite(losses).all():
             raise OperationError(f"weights: their {kind} spread reaches infinite losses; take others")
-        search_part = portion(progress, part_start, (part_start + part_end) / 2)
-        row = smoothed.sharpest(vectors[0], residual_tol, seed, search_part)
+        search_progress = portion(progress, bar_start, (bar_start + bar_end) / 2)
+        row = smoothed.largest_eigenvalue(vectors[0], residual_tol, seed, search_progress)
         converged = converged and bool(row.pop("converged"))
         row["loss_smooth"], row["loss_smooth_se"] = statistics.mean_and_error(losses)
-        row["lipschitz_smooth"], row["lipschitz_smooth_se"] = smoothed.lipschitz(route, lengths)
+        row["lipschitz_smooth"], row["lipschitz_smooth_se"] = smoothed.lipschitz(trajectory, lengths)
         rows.append(row)
-        portion(progress, part_start, part_end)(1.0)
+        portion(progress, bar_start, bar_end)(1.0)
     columns: dict[str, Any] = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    changes = [float(vector_norm(after - before)) for before, after in itertools.pairwise(gradients)]
+    gradient_changes = [float(vector_norm(after - before)) for before, after in itertools.pairwise(gradients)]
     settings: dict[str, Any] = {"lr": lr, "alpha_e": alpha_e, "draws": draws, "seed": seed}
     return Smoothing(
         loss=problem.loss(mean),
@@ -391,7 +400,7 @@ def smoothing(
         share=(variances / variance).cpu().numpy(),
         trace_hs=trace_hs,
         consensus=variance,
-        lipschitz=np.array(changes) / lengths.cpu().numpy(),
+        lipschitz=np.array(gradient_changes) / lengths.cpu().numpy(),
         parameters=len(mean),
         learners=len(weights),
         samples=problem.samples,
@@ -417,8 +426,8 @@ def displacement(spread: Tensor, kind: str, variance: float, seed: int, i: int) 
 
 
 @dataclass(frozen=True)
-class _Smoothed:
-    """The mean over ``draws`` of the loss at mean ± δ_i, δ_i = shift(i) (P,)."""
+class _SmoothedLoss:
+    """The mean of the losses at mean ± δ_i over ``draws`` pairs i; δ_i = shift(i), (P,)."""
 
     problem: Problem
     mean: Tensor
@@ -427,8 +436,10 @@ class _Smoothed:
 
     def losses(self) -> Array:
         """Return the mean loss of each pair, (draws,)."""
-        loss, mean = self.problem.loss, self.mean
-        losses = [[loss(mean + delta), loss(mean - delta)] for delta in map(self.shift, range(self.draws))]
+        losses = []
+        for i in range(self.draws):
+            delta = self.shift(i)
+            losses.append([self.problem.loss(self.mean + delta), self.problem.loss(self.mean - delta)])
         return np.mean(losses, axis=1)
 
     def products(self) -> Callable[[Tensor], Iterator[Tensor]]:
@@ -456,12 +467,14 @@ class _Smoothed:
 
         return products
 
-    def sharpest(self, near: Tensor, residual_tol: float, seed: int, progress: Progress) -> dict[str, Any]:
+    def largest_eigenvalue(
+        self, near: Tensor, residual_tol: float, seed: int, progress: Progress
+    ) -> dict[str, Any]:
         """Return λ_max of the mean Hessian with errors; the search starts at ``near`` (P,).
 
-        The standard error is that of vᵀHv over the pairs, v the eigenvector. The components of Hv orthogonal
-        to v differ between the pairs, too. The bias of λ_max is about the squared error of these components'
-        mean, divided by λ_max.
+        The standard error is that of vᵀHv over the pairs, v the eigenvector. The component of Hv orthogonal
+        to v differs between the pairs, too. The bias of λ_max is about the squared standard error of this
+        component's mean, divided by λ_max.
         """
         products = self.products()
 
@@ -475,12 +488,13 @@ class _Smoothed:
         eigenpairs = find_eigenpairs(mean_product, start, residual_tol=residual_tol, progress=progress)
         v, value = eigenpairs.vectors[0], float(eigenpairs.values[0])
         mean_image = mean_product(v)
-        along_v, orthogonal = np.zeros(self.draws), 0.0  # a number for each pair; a sum of squares
+        along_v = np.zeros(self.draws)  # vᵀHv of each pair, minus their mean
+        orthogonal_sum = 0.0  # of the squared orthogonal components, over the pairs
         for i, image in enumerate(products(v)):
             deviation = image - mean_image
             along_v[i] = float(double(v) @ double(deviation))
-            orthogonal += float(double(deviation).square().sum()) - float(along_v[i]) ** 2
-        squared_error = max(0.0, orthogonal) / (self.draws * (self.draws - 1))
+            orthogonal_sum += float(double(deviation).square().sum()) - float(along_v[i]) ** 2
+        squared_error = max(0.0, orthogonal_sum) / (self.draws * (self.draws - 1))
         bias = squared_error / abs(value) if value else math.nan
         return {
             "lambda_smooth": value,
@@ -490,11 +504,11 @@ class _Smoothed:
             "converged": eigenpairs.converged,
         }
 
-    def lipschitz(self, route: Tensor, lengths: Tensor) -> tuple[Array, Array]:
-        """Return ‖Δ∇L_Σ‖/‖Δw‖ of each step of ``route`` (S + 1, P), and the standard errors, (S,) each.
+    def lipschitz(self, trajectory: Tensor, lengths: Tensor) -> tuple[Array, Array]:
+        """Return ‖Δ∇L_Σ‖/‖Δw‖ of each step of ``trajectory`` (S + 1, P), and the standard errors, (S,) each.
 
-        The error is that of the changes' components along their mean. Where the error is as large as the
-        ratio, the ratio is too large.
+        ``lengths``: (S,), ‖Δw‖ of each step. Each pair ±δ_i gives a change Δ∇L. The standard error is that of
+        the components of these changes along their mean. A ratio with an error of its own size is too large.
         """
         ratios: list[tuple[float, float]] = []
 
@@ -505,8 +519,8 @@ class _Smoothed:
             minus = finite_gradient(*self.problem.loss_and_gradient(w - delta))
             return double((plus + minus) / 2)
 
-        before = [pair_gradient(route[0], i) for i in range(self.draws)] if len(lengths) else []
-        for w, length in zip(route[1:], lengths.tolist(), strict=True):
+        before = [pair_gradient(trajectory[0], i) for i in range(self.draws)] if len(lengths) else []
+        for w, length in zip(trajectory[1:], lengths.tolist(), strict=True):
             after = [pair_gradient(w, i) for i in range(self.draws)]
             changes = [new - old for old, new in zip(before, after, strict=True)]
             mean_change = torch.stack(changes).mean(0)

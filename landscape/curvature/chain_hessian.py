@@ -160,6 +160,7 @@ class ChainHessian:
 
     @torch.no_grad()
     def _products(self, vectors: Tensor) -> Tensor:
+        """Return the products, (K, P) -> (K, P), as derivatives along ``vectors`` (Pearlmutter 1994)."""
         layout, count = self.problem.layout, len(vectors)
         v = layout.views(vectors)  # name -> (K, *shape)
         out = torch.zeros_like(vectors)
@@ -168,7 +169,7 @@ class ChainHessian:
         first_v = v[self.layers[0].step.weight].flatten(0, 1)
         last = len(self.layers) - 1
         for c in self.chunks:
-            # Forward: the derivatives along v of the layers' outputs (rz) and inputs (rh).
+            # Forward: rz is the derivative along v of a layer's output z, rh that of its activation h.
             rzs: list[Tensor] = []
             rhs: list[Tensor] = []
             for k, layer in enumerate(self.layers):
@@ -181,7 +182,7 @@ class ChainHessian:
                 if k < last:
                     rzs.append(rz)
                     rhs.append(rz * c.first[k])
-            # Backward: r is the derivative along v of ∂L/∂z, z a layer's outputs.
+            # Backward: r is the derivative along v of ∂L/∂z, from the last layer to the first.
             r = self._output_hvp(c, rz)
             for k in range(last, -1, -1):
                 step = self.layers[k].step
@@ -201,7 +202,7 @@ class ChainHessian:
                 if second is not None:
                     r = torch.addcmul(r, second, rzs[k - 1])
         if self.penalties:
-            # There is one θ for all vectors, or one for each.
+            # There is a penalty for each vector; or one θ, whose penalty is repeated for all vectors.
             penalties = self.penalties * (count // len(self.penalties))
             out += torch.stack([penalty(v) for penalty, v in zip(penalties, vectors, strict=True)])
         return out

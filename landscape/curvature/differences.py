@@ -249,16 +249,21 @@ class Differences:
     def measured(self, v: Tensor, g: Gradient | None = None) -> tuple[Tensor, float]:
         """Return the product with ``v`` (P',) by the best of several steps, and a bound on its error.
 
-        A coarser step has a larger truncation error, a finer one more rounding; both are at most about the
-        difference of the products by two neighboring steps, to which a kink of ReLU contributes unequally.
-        If the disagreement of one-sided differences does not fall at a finer step, all steps contain kinks;
-        their contribution to the product may be √(samples) times the disagreement.
+        A coarser step has a larger truncation error, and a finer step has more rounding. Both errors are at
+        most about the difference between the products by two neighboring steps. The error of a kink of ReLU
+        shows in this difference, too, because the kink contributes unequally to the two products.
+
+        If the disagreement of one-sided differences does not fall at a finer step, all steps contain kinks.
+        The error of the product may then be √(samples) times the disagreement.
+
+        ``g``: the gradient of which differences are taken; default: the most precise one.
         """
         g = g or self.finest
-        v, steps = self._masked(v), g.steps()
-        differences: dict[int, tuple[Tensor, float]] = {}
+        v, steps = self._masked(v), g.steps()  # from the coarsest step to the finest
+        differences: dict[int, tuple[Tensor, float]] = {}  # index of a step -> (product, disagreement)
         middle = self._middle(g)
         goal = FINE if g.coarse == torch.float64 else GOAL / 3
+        # The best step for smooth networks and its two neighbors, then finer steps, then coarser steps.
         order = [middle, middle - 1, middle + 1, *range(middle + 2, len(steps)), *range(middle - 2, -1, -1)]
         error, best = math.inf, middle
         for k in order:
@@ -272,8 +277,8 @@ class Differences:
         gradient = self._center[id(g)]
         if self.root is not None:
             gradient = self.root.to(gradient) * gradient
-        # The products by two steps may agree by chance, the more so the fewer parameters; then the rounding
-        # of gradients and weights remains.
+        # With few parameters, the products by two steps often agree by chance. The error is therefore at
+        # least the rounding of gradients and weights.
         of_gradients = float(self.ranks.norm(gradient)) / self._step(v, steps[best])
         of_weights = float(self.ranks.norm(image)) / steps[best]
         rounding = torch.finfo(g.coarse).eps * (of_gradients + of_weights)

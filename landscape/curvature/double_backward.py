@@ -38,18 +38,18 @@ class FullPrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         dtype: the precision.
-        seen: the precisions of the casts so far.
+        cast_dtypes: the precisions that casts have asked for so far.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.dtype, self.seen = dtype, set[torch.dtype]()
+        self.dtype, self.cast_dtypes = dtype, set[torch.dtype]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         dtype = kwargs.get("dtype")
         if dtype in RAISED:
-            self.seen.add(dtype)
+            self.cast_dtypes.add(dtype)
             full = self.dtype.to_complex() if dtype.is_complex else self.dtype
             kwargs["dtype"] = torch.promote_types(dtype, full)
         return func(*args, **kwargs)
@@ -66,9 +66,9 @@ def in_full_precision(problem: Problem) -> Problem:
     """Return ``problem``, or a copy in float32 with the same weights if these are in half precision.
 
     Products in half precision have two or three digits, too few for an eigenvalue search. A model may also
-    compute in half precision inside its forward pass, which is recorded as ``problem.checked[INSIDE]``:
-    products are then computed within :class:`FullPrecision`. A ProblemWarning reports both cases, once for
-    each problem.
+    compute in half precision inside its forward pass. ``problem.checked[INSIDE]`` records this, and products
+    are then computed within :class:`FullPrecision`. A ProblemWarning reports both cases, once for each
+    problem.
 
     Raises:
         InputError: the model does not run in float32.
@@ -84,16 +84,17 @@ def in_full_precision(problem: Problem) -> Problem:
             first_loss(few, few.layout.views(few.weights))
     except LandscapeError:
         raise
-    except Exception as error:  # the user's model raises any kind of error where dtypes do not fit
-        if not is_half and not mode.seen & {*LOW}:
+    except Exception as error:  # a model that does not run in the full dtype may raise any error
+        if not is_half and not mode.cast_dtypes & {*LOW}:
             raise
         words = f"it runs in half precision only ({first_words(error)}), too coarse for second derivatives"
         raise NoSecondDerivative(f"model: {words}; {FOLLOW}") from error
-    inside = mode.seen & {*LOW}
-    problem.checked[INSIDE] = bool(inside)
-    if is_half or inside:
-        dtypes = inside | {problem.dtype} if is_half else inside
-        names = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    half_dtypes = mode.cast_dtypes & {*LOW}  # in the forward pass
+    problem.checked[INSIDE] = bool(half_dtypes)
+    if is_half:
+        half_dtypes.add(problem.dtype)
+    if half_dtypes:
+        names = sorted(str(dtype).removeprefix("torch.") for dtype in half_dtypes)
         arithmetic = str(full.dtype).removeprefix("torch.")
         words = f"it computes in {' and '.join(names)}; second derivatives have {arithmetic} arithmetic"
         warn_caller(f"model: {words}", ProblemWarning)
@@ -284,12 +285,12 @@ def check_graph(gradients: Sequence[Tensor]) -> None:
         raise NoSecondDerivative(f"model or loss: {words}{WHAT_TO_DO}")
 
 
-def _slope(problem: Problem, at: Tensor, slots: Sequence[Slot]) -> tuple[float, Tensor]:
-    """Return the loss of the first chunk at ``at``, and its gradient (P,) in ``slots``, zero elsewhere.
+def _loss_and_gradient(problem: Problem, at: Tensor, slots: Sequence[Slot]) -> tuple[float, Tensor]:
+    """Return the loss of the first chunk at ``at`` (P,), and its gradient (P,) in ``slots``, zero elsewhere.
 
     If the backward pass computes outputs again, it uses the module's own parameters, as in training.
-    Otherwise leaves replace these, so that hooks of the user's parameters (an optimizer within the backward
-    pass) do not run.
+    Otherwise leaves replace these parameters, so that hooks of the user's parameters (an optimizer within the
+    backward pass) do not run.
     """
     if recomputes(problem.model):
         x, y, _, seed = next(problem.parts())
@@ -310,7 +311,7 @@ def check_gradient(few: Problem, weights: Tensor, slots: Sequence[Slot]) -> None
     """Raise InputError unless the gradient in ``slots`` is the derivative of the loss near ``weights`` (P,).
 
     The gradient is not the derivative if a term of the loss is detached, or with straight-through estimators
-    or phantom gradients. Differences of such gradients are no Hessian of the loss.
+    or phantom gradients. Derivatives of such gradients are no Hessian of the loss.
 
     The gradient is compared with central differences of the loss, along the gradient and along random
     directions. The arithmetic is float64 if the model runs in float64. Each pair of a problem and ``slots``
@@ -343,23 +344,24 @@ def check_gradient(few: Problem, weights: Tensor, slots: Sequence[Slot]) -> None
 
 
 def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
-    """Return whether differences of the loss agree with the gradient, or are not reliable.
+    """Return False only if reliable differences of the loss disagree with the gradient.
 
-    The step grows until the differences along all directions are reliable: until they exceed the loss's
-    rounding, and the differences over one step and over two steps agree.
+    Differences are reliable if they exceed the loss's rounding, and if those over one step and over two
+    steps agree. The step grows until the differences along all directions are reliable.
     """
     # Slightly displaced, because the weights may be on a kink of ReLU or max pooling.
     at = problem.weights.add(_random_move(problem, 0), alpha=0.01)
-    value, gradient = _slope(problem, at, slots)
+    value, gradient = _loss_and_gradient(problem, at, slots)
 
     @torch.no_grad()
     def difference(direction: Tensor, step: float) -> float:
+        """Return the central difference of the loss, divided by 2·step."""
         forward = float(first_loss(problem, problem.layout.views(at.add(direction, alpha=step))))
         backward = float(first_loss(problem, problem.layout.views(at.add(direction, alpha=-step))))
         return (forward - backward) / (2 * step)
 
     def direction(number: int) -> Tensor:
-        """The gradient's direction for 0, a random direction for 1 and 2; zero outside of ``slots``."""
+        """Return the gradient's direction for 0, a random one for 1 and 2, zero outside of ``slots``."""
         if number == 0:
             return _balanced(problem, gradient, slots)
         return put(torch.zeros_like(at), slots, cut(_random_move(problem, number), slots))
@@ -368,9 +370,10 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
     rounding = eps * max(1.0, abs(value))  # small losses may come from logits that cancel
     for step in (eps**0.5, 30 * eps**0.5, 900 * eps**0.5):
         all_reliable = True
-        for group in ((0,), (1, 2)):
+        for group in ((0,), (1, 2)):  # the gradient's direction; the two random directions together
             rows = []
-            for d in map(direction, group):  # one direction at a time in memory
+            for number in group:
+                d = direction(number)  # one direction at a time, to save memory
                 rows.append([difference(d, step), difference(d, 2 * step), float(devices.inner(d, gradient))])
             one_step, two_steps, by_gradient = torch.tensor(rows, dtype=torch.float64).T
             scale = torch.stack([one_step.norm(), two_steps.norm(), by_gradient.norm()]).max()

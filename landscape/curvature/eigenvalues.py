@@ -151,11 +151,8 @@ def eigenpairs(
     if part is problem:
         return results
     # Where the refinement with all samples failed, the search is repeated with all samples.
-    failed = [
-        i
-        for i, result in enumerate(results)
-        if not result.converged and result.products < target.max_products and finite(result.residuals)
-    ]
+    failed = [i for i, result in enumerate(results) if not result.converged]
+    failed = [i for i in failed if results[i].products < target.max_products and finite(results[i].residuals)]
     if failed:
         starts = [warm_start(results[i].vectors.sum(0), start) for i in failed]
         repeated = search_with(weights[failed], starts, problem)
@@ -178,21 +175,26 @@ class _PartSearch:
         weight_bytes = _chain_bytes(problem, weights[0], options)
         budget = min(GRAPH_BYTES, spare())
         self._is_chain = weight_bytes is not None and weight_bytes * len(weights) <= budget
-        # One point: the search and its verification share the matrix.
-        self._single = self._chain(problem, weights) if self._is_chain and len(weights) == 1 else None
+        # For one point, the search and its verification share the matrix.
+        is_single = self._is_chain and len(weights) == 1
+        self._single_chain = self._chain(problem, weights) if is_single else None
 
     def _chain(self, problem: Problem, weights: Tensor) -> ChainHessian:
         return ChainHessian(problem, weights, matrix=self._options.matrix)
 
     def __call__(self, weights: Tensor, starts: list[Tensor], part: Problem) -> list[RitzPairs]:
         """Search at ``weights`` (k, P) with products of ``part``; verify and refine with all samples."""
-        problem, single, has_all = self._problem, self._single, part is self._problem
+        problem, single_chain = self._problem, self._single_chain
+        has_all = part is problem
         share = part.samples / problem.samples
-        verifying: Iterable[Products]  # for each point
+        verifying: Iterable[Products]  # products with all samples, for each point
         if self._is_chain:
-            products = _in_lockstep(single if single and has_all else self._chain(part, weights), share)
-            # A generator, so that one matrix is in memory at a time.
-            verifying = [single] if single else (self._chain(problem, theta[None]) for theta in weights)
+            searching = single_chain if single_chain and has_all else self._chain(part, weights)
+            products = _in_lockstep(searching, share)
+            if single_chain:
+                verifying = [single_chain]
+            else:  # a generator, so that one matrix is in memory at a time
+                verifying = (self._chain(problem, theta[None]) for theta in weights)
         else:
             operators = [self._options.at(part, theta) for theta in weights]
 
@@ -209,8 +211,8 @@ class _PartSearch:
         name = str(problem.dtype).removeprefix("torch.")
         name += "" if has_all else f", {part.samples:,} of {problem.samples:,} samples"
         return [
-            replace(verify_and_refine(result, h, self._target.residual_tol), search=name)
-            for result, h in zip(results, verifying, strict=True)
+            replace(verify_and_refine(result, exact_products, self._target.residual_tol), search=name)
+            for result, exact_products in zip(results, verifying, strict=True)
         ]
 
 

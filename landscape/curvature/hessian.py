@@ -207,7 +207,7 @@ class HessianOperator(SymmetricOperator):
         self.derivatives, self._graph_bytes = derivatives, graph_bytes
         self.fast: Products | None = None  # a function that computes the products in place of graphs
         self.root: Tensor | None = None  # if set, the matrix is diag(root) H diag(root)
-        # The key of problem.checked if exact products of this part have failed before.
+        # problem.checked has this key if exact products of this part have failed before.
         failure_key = (UNLIKE, *(slot.name for slot in self.slots))
         only_exact = matrix != "hessian" or derivatives == "exact"
         only_differences = derivatives == "differences" or failure_key in problem.checked
@@ -218,7 +218,7 @@ class HessianOperator(SymmetricOperator):
             except double_backward.NoSecondDerivative as error:
                 if only_exact:
                     raise
-                # For a model that lacks second derivatives, the running call has counted these bytes.
+                # If the model is known to lack second derivatives, the running call has counted these bytes.
                 if not lacks_second(problem):
                     require_besides("differences of gradients", problem.device, difference_bytes(problem))
                 problem.checked[failure_key] = True
@@ -308,7 +308,10 @@ class HessianOperator(SymmetricOperator):
         return total
 
     def _chunks(self) -> Iterator[tuple[Chunk, float, bool]]:
-        """Yield each chunk with its graph, its share of the samples, and whether the graph is kept."""
+        """Yield each chunk with its graph, its share of the samples, and whether the graph is kept.
+
+        Graphs of earlier passes are used. New graphs are kept while they fit into the budget of memory.
+        """
         if self._complete:
             yield from ((chunk, share, True) for chunk, share in self._graphs)
             return
@@ -328,7 +331,8 @@ class HessianOperator(SymmetricOperator):
             chunk, saved_bytes = with_saved_bytes(build, excluding=self._leaves.values())
             share = count / self.problem.samples
             saved_bytes += sum(part.nbytes for part in chunk.gradients)
-            self._full |= saved_bytes > self._budget
+            if saved_bytes > self._budget:
+                self._full = True
             if not self._full:
                 self._budget -= saved_bytes
                 self._graphs.append((chunk, share))
@@ -373,10 +377,10 @@ def _is_symmetric(few: Problem, weights: Tensor, operator: HessianOperator) -> b
     views = few.layout.views(weights.to(few.dtype))
     leaves = {name: view.detach().clone() for name, view in views.items()}
     active = [leaves[slot.name].requires_grad_() for slot in operator.slots]
-    draw = generator(0, weights.device, len(weights))
-    draws = []  # random vectors u, each as tensors like the parameters of the part
+    rng = generator(0, weights.device, len(weights))
+    draws = []  # VECTORS random vectors u_k, each as tensors like the operator's parameters
     for _ in range(VECTORS):
-        random = normal(len(weights), draw).to(few.weights)
+        random = normal(len(weights), rng).to(few.weights)
         views = few.layout.views(few.along_weights(random))
         draws.append([views[slot.name] for slot in operator.slots])
     sum_of_draws = [sum(tensors[1:], tensors[0]) for tensors in zip(*draws, strict=True)]
@@ -384,12 +388,12 @@ def _is_symmetric(few: Problem, weights: Tensor, operator: HessianOperator) -> b
     with twice_differentiable(few), few.evaluating(seed):
         chunk = CHUNKS[operator.matrix](few, leaves, active, x, y)
         forms = torch.zeros(VECTORS, VECTORS, dtype=torch.float64)  # [k, l] = u_lᵀ(H u_k)
-        nonlinearity = [torch.zeros_like(a) for a in active]  # Σ_k H u_k − H Σ_k u_k: rounding alone
+        nonlinearity = [torch.zeros_like(a) for a in active]  # Σ_k H u_k − H Σ_k u_k: only rounding errors
         first_image: list[Tensor] = []
-        largest = 0.0
-        for k, vectors in enumerate([*draws, sum_of_draws]):  # one image at a time: a vector has P numbers
+        largest_norm = 0.0
+        for k, vectors in enumerate([*draws, sum_of_draws]):  # one image of P numbers at a time in memory
             image = chunk.product(vectors, True) or [torch.zeros_like(a) for a in active]
-            largest = max(largest, float(double_backward.distance(image)))
+            largest_norm = max(largest_norm, float(double_backward.distance(image)))
             for total, part in zip(nonlinearity, image, strict=True):
                 total.add_(part, alpha=1 if k < VECTORS else -1)
             if k < VECTORS:
@@ -398,15 +402,15 @@ def _is_symmetric(few: Problem, weights: Tensor, operator: HessianOperator) -> b
         if isinstance(chunk, HessianChunk):
             double_backward.check_graph(chunk.gradients if chunk.live else [])
     del chunk, image, random  # frees memory for the differences of gradients
-    if not (finite(forms) and math.isfinite(largest)):
+    if not (finite(forms) and math.isfinite(largest_norm)):
         raise operator._not_finite()
     eps = torch.finfo(few.dtype).eps
-    rounding = 100 * float(double_backward.distance(nonlinearity)) + eps**0.5 * largest
-    if not bool((forms - forms.T).abs().max() <= rounding):  # also NaN
+    rounding = 100 * float(double_backward.distance(nonlinearity)) + eps**0.5 * largest_norm
+    if not bool((forms - forms.T).abs().max() <= rounding):  # also if it is NaN
         return False
     if operator.matrix == "hessian":
         first_draw = draws[0]
-        del draws[:], vectors, sum_of_draws, nonlinearity, views
+        del draws[:], vectors, sum_of_draws, nonlinearity, views  # frees memory
         double_backward.check_differences(few, leaves, active, first_draw, first_image)
     return True
 

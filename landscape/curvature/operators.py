@@ -470,16 +470,18 @@ def krylov(
 ) -> Generator[Tensor, Tensor, KrylovSpace]:  # fmt: skip
     """Build a Krylov space orthogonal to ``locked`` (m, P), with thick restarts (Wu and Simon 2000).
 
-    Yields vectors (P,), is sent their products, and returns the wanted Ritz pairs: ``low`` smallest and
-    ``high`` largest, or all of an invariant space.
+    A generator: it yields vectors (P,), receives their products, and returns the wanted Ritz pairs. These are
+    the ``low`` smallest and the ``high`` largest, or all pairs of an invariant space.
 
     Args:
-        radius: the largest magnitude of eigenvalues so far, which sets the size of rounding errors.
+        start: (P,), the first vector, before its projection and scaling.
+        radius: the largest |eigenvalue| so far; rounding errors are in proportion to it.
+        residual_tol: the largest residual of a wanted pair, as in :func:`.search_eigenpairs`.
         budget: the largest number of products.
         report_ratio: called after each product with the largest ratio of a residual to its tolerance.
     """
 
-    def projected(w: Tensor) -> Tensor:  # to the complement of the locked vectors
+    def projected(w: Tensor) -> Tensor:  # its component orthogonal to the locked vectors
         return w - locked.T @ ranks.inner(locked, w).to(w)
 
     size = ranks.size(start)
@@ -487,16 +489,16 @@ def krylov(
     wants_several = max(low, high) > 1
     vector_bytes = ranks.length(start) * start.itemsize
     max_basis = basis_of_room(low + high, vector_bytes, wants_several)
-    least = least_basis(low + high, vector_bytes) + 1
-    vectors = Basis(start, min(max_basis, dimension) + 1, least)
+    min_basis = least_basis(low + high, vector_bytes) + 1
+    vectors = Basis(start, min(max_basis, dimension) + 1, min_basis)
     # The basis of a small matrix becomes complete: this costs little, and finds every copy of an eigenvalue.
-    completes = wants_several and dimension <= max_basis
+    must_complete = wants_several and dimension <= max_basis
     if len(locked):
-        start = projected(projected(start))  # twice, against rounding
+        start = projected(projected(start))  # the second projection removes rounding errors
     torch.div(start, ranks.norm(start), out=vectors[0])
     t = np.zeros((len(vectors), len(vectors)))
-    together = 1 if start.device.type == "cpu" or ranks.length(start) > LONG else READ
-    columns = list[Tensor]()  # of the steps that were not read yet
+    columns_per_read = 1 if start.device.type == "cpu" or ranks.length(start) > LONG else READ
+    unread_columns = list[Tensor]()  # columns of t that are still on the device
     j, products = 0, 0
     before_restart: tuple[Array, float] | None = None
     # The wanted values after ``stable_since`` products; since then, changes were below the tolerance.
@@ -510,41 +512,42 @@ def krylov(
             w = projected(w)
             column[-1] = ranks.norm(w)
         products += 1
-        columns.append(column)
-        if len(columns) < together and products < budget and j + 2 < len(vectors):
-            # Not 0/0 in an invariant space, which a later look at the numbers finds.
+        unread_columns.append(column)
+        if len(unread_columns) < columns_per_read and products < budget and j + 2 < len(vectors):
+            # Not 0/0 in an invariant space, which is detected when the columns are read.
             torch.div(w, column[-1].clamp(min=torch.finfo(w.dtype).tiny), out=vectors[j + 1])
             j += 1
             continue
-        for i, beta in write_columns(t, columns, j):
-            count = products - (j - i)
-            values, s = small_eigh(t[: i + 1, : i + 1])
+        for i, beta in write_columns(t, unread_columns, j):
+            count = products - (j - i)  # products up to step i
+            values, rotation = small_eigh(t[: i + 1, : i + 1])
             radius = max(radius, float(np.abs(values).max()))
-            finite = bool(np.isfinite(beta))
-            invariant = finite and (negligible(beta, radius, start.dtype) or i + 1 == dimension)
-            chosen = np.arange(i + 1) if invariant else outer_indices(values, low, high)
-            allowed = residual_tol * np.maximum(np.abs(values[chosen]), NEAR_ZERO * radius)
-            enough = i + 1 >= min(low + high, dimension) and not completes
-            residuals = beta * np.abs(s[-1, chosen])
-            converged = invariant or (enough and bool(np.all(residuals <= allowed)))
-            if enough and finite and radius:
+            is_finite = bool(np.isfinite(beta))
+            invariant = is_finite and (negligible(beta, radius, start.dtype) or i + 1 == dimension)
+            wanted = np.arange(i + 1) if invariant else outer_indices(values, low, high)
+            allowed = residual_tol * np.maximum(np.abs(values[wanted]), NEAR_ZERO * radius)
+            has_enough = i + 1 >= min(low + high, dimension) and not must_complete
+            residuals = beta * np.abs(rotation[-1, wanted])
+            converged = invariant or (has_enough and bool(np.all(residuals <= allowed)))
+            if has_enough and is_finite and radius:
                 report_ratio(float(np.max(residuals / allowed)))
             if invariant or not converged:
                 stable_values = None
-            elif stable_values is None or np.any(np.abs(values[chosen] - stable_values) > allowed):
-                stable_values, stable_since = values[chosen], count
-            settled = converged and (count - stable_since >= STABLE_PRODUCTS or count >= MIN_PRODUCTS)
-            stops = invariant or settled or count >= budget or not finite
+            elif stable_values is None or np.any(np.abs(values[wanted] - stable_values) > allowed):
+                stable_values, stable_since = values[wanted], count
+            is_stable = count - stable_since >= STABLE_PRODUCTS or count >= MIN_PRODUCTS
+            stops = invariant or (converged and is_stable) or count >= budget or not is_finite
             if stops:
                 break
-        columns.clear()
+        unread_columns.clear()
         if stops:
-            j, w = i, w if i == j else vectors[i + 1] * beta
+            if i < j:  # the steps after step i are dropped
+                j, w = i, vectors[i + 1] * beta
             break
         if j + 1 == len(vectors) - 1:  # the basis is full: restart with half of it, the outer Ritz vectors
-            count = max(1, (j + 1) // (4 if low and high else 2))  # from each wanted end
-            retained = outer_indices(values, count if low else 0, count if high else 0)
-            combine(rows_of(vectors.first(j + 1)), s[:, retained].T)
+            kept = max(1, (j + 1) // (4 if low and high else 2))  # from each wanted end
+            retained = outer_indices(values, kept if low else 0, kept if high else 0)
+            combine(rows_of(vectors.first(j + 1)), rotation[:, retained].T)
             before_restart = before_restart or (t[: j + 1, : j + 1].copy(), beta)
             # Diagonal; the next orthogonalization writes the couplings to the next vector.
             t[:] = 0
@@ -553,12 +556,12 @@ def krylov(
         torch.div(w, beta, out=vectors[j + 1])
         del w  # frees memory for the next product
         j += 1
-    ritz_vectors = start.new_empty(len(chosen), len(start))
+    ritz_vectors = start.new_empty(len(wanted), len(start))
     basis, t = vectors.first(j + 1), t[: j + 1, : j + 1]
-    combine(rows_of(basis), s[:, chosen].T, ritz_vectors)
+    combine(rows_of(basis), rotation[:, wanted].T, ritz_vectors)
     return KrylovSpace(
-        values[chosen], ritz_vectors, products, converged, invariant, radius,
-        basis, t, w, before_restart or (t, beta),
+        values=values[wanted], vectors=ritz_vectors, products=products, converged=converged,
+        invariant=invariant, radius=radius, basis=basis, t=t, rest=w, first=before_restart or (t, beta),
     )  # fmt: skip
 
 

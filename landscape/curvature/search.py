@@ -262,6 +262,7 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
     radius = 0.0
     bounds = {1: np.inf, -1: np.inf}  # sign -> bound on sign·λ of the eigenvalues that are not in ``values``
     report_ratio = _SearchProgress(size, target) if target.progress else lambda ratio: None
+    # The sign of each wanted end, and the number of its wanted eigenvalues.
     ends = [(sign, count) for sign, count in ((1, high), (-1, low)) if count]
     converged = finished = False
     while True:
@@ -320,18 +321,10 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
         bounds[sign] <= floor + _missable(floor, residual_tol, radius) for sign, floor in floors.items()
     )
     return SearchResult(
-        values=wanted,
-        vectors=wanted_vectors,
-        products=products,
-        converged=converged,
-        radius=radius,
-        basis=space.basis,
-        t=space.t,
-        target=target,
-        bounds=(-bounds[-1], bounds[1]),
-        complete=complete,
+        values=wanted, vectors=wanted_vectors, products=products, converged=converged, radius=radius,
+        basis=space.basis, t=space.t, target=target, bounds=(-bounds[-1], bounds[1]), complete=complete,
         checks=check_products,
-    )
+    )  # fmt: skip
 
 
 def _missable(value: float, residual_tol: float, radius: float) -> float:
@@ -443,12 +436,10 @@ def verify_and_refine(
         residuals = norms + norm_errors
         if meets_tolerance.all() or not result.converged or step == CORRECTIONS:
             break
-        corrections = torch.stack(
-            [
-                _davidson(result, residual_vector(int(i)), wanted[i], float(norms[i]))
-                for i in np.flatnonzero(~meets_tolerance)
-            ]
-        )
+        corrections = torch.stack([
+            _davidson(result, residual_vector(int(i)), wanted[i], float(norms[i]))
+            for i in np.flatnonzero(~meets_tolerance)
+        ])  # fmt: skip
         for v in 2 * vectors:  # all vectors twice: the second subtraction removes rounding errors
             corrections.addr_(ranks.inner(corrections, v).to(v), v, alpha=-1)
         corrections = ranks.orthonormal(corrections)
@@ -465,17 +456,11 @@ def verify_and_refine(
     bounds = below - float(shifts[-low_count]), above + float(shifts[high_count - 1])
     images.clear()  # frees memory for a copy of the vectors
     return RitzPairs(
-        values=torch.from_numpy(wanted),
-        vectors=torch.stack([vectors[i] for i in chosen]),
-        residuals=residuals,
-        products=result.products + len(vectors),
-        converged=converged,
-        bounds=bounds,
-        complete=converged and result.complete,
-        checks=result.checks,
-        derivatives="exact" if errors is None else "differences",
-        product_error=float(norm_errors.max()),
-    )
+        values=torch.from_numpy(wanted), vectors=torch.stack([vectors[i] for i in chosen]),
+        residuals=residuals, products=result.products + len(vectors), converged=converged, bounds=bounds,
+        complete=converged and result.complete, checks=result.checks,
+        derivatives="exact" if errors is None else "differences", product_error=float(norm_errors.max()),
+    )  # fmt: skip
 
 
 def _davidson(result: SearchResult, r: Tensor, eigenvalue: float, residual: float) -> Tensor:

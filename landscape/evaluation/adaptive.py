@@ -288,7 +288,7 @@ class _Grid:
             indices += [np.nanargmin(values), np.nanargmax(values)]
         return np.unique(indices)
 
-    def worst(self, expected: Array, threshold: float, count: int) -> Array:
+    def largest_expected(self, expected: Array, threshold: float, count: int) -> Array:
         """At most ``count`` points with the largest expected errors above ``threshold``, far apart."""
         expected = expected.copy()
         chosen: list[int] = []
@@ -368,18 +368,18 @@ class _Round:
 
     Attributes:
         checks: the number of check points.
-        limit: the estimated error that ends the refinement, in units of the tolerance.
+        error_limit: the estimated error that ends the refinement, in units of the tolerance.
         margin: the factor of expected errors, as in :func:`_checked`.
-        new: the minimum number of points to compute if the refinement goes on.
-        growth: the minimum share of points to compute, relative to the exact points.
+        min_new: the minimum number of points to compute if the refinement goes on.
+        min_growth: the minimum share of points to compute, relative to the exact points.
         min_stated: the smallest stated error, in units of the tolerance.
     """
 
     checks: int
-    limit: float
+    error_limit: float
     margin: float | None
-    new: int
-    growth: float
+    min_new: int
+    min_growth: float
     min_stated: float
 
     @classmethod
@@ -410,7 +410,7 @@ def _refine(
 
     The first points are those of the coarsest level, or those that a ``guide`` chooses. The result is None if
     the caller must compute all points: if more than a share MAX_SHARE of the points is needed, or if no
-    function can be fitted.
+    function can be fitted. The errors of the ``deciding`` columns must be within the tolerance.
 
     With ``of_part``, the ``evaluations`` are of a part of the samples. The result is then also None if more
     than a share PART_MAX_SHARE of the points is needed, if the estimated error is HOPELESS, or if a value is
@@ -432,12 +432,12 @@ def _refine(
         if not grid.fit_and_compute_border(deciding):
             return None
         few_checks = smooth and round_index < FEW_ROUNDS and grid.has_scale_of_guide(deciding)
-        numbers = _Round.after(len(estimates), grid, few_checks, of_part)
-        if grid.exact.sum() + numbers.checks > max_share * len(evaluations.done):
+        this_round = _Round.after(len(estimates), grid, few_checks, of_part)
+        if grid.exact.sum() + this_round.checks > max_share * len(evaluations.done):
             return None
-        outcome, expected_errors = _measure_errors(grid, numbers.checks, deciding, rng, numbers.margin)
+        outcome, expected_errors = _measure_errors(grid, this_round.checks, deciding, rng, this_round.margin)
         estimate = max(outcome.stated[name] for name in deciding)
-        if estimate <= numbers.limit:
+        if estimate <= this_round.error_limit:
             scales = {name: fit.scale for name, fit in grid.fits.items()}
             if not grid.fit_and_compute_border(deciding):  # a new fit: the check points are exact now
                 return None
@@ -454,9 +454,9 @@ def _refine(
         falls_slowly = len(estimates) > 3 and estimate > estimates[-3] / 3
         if of_part and estimate > HOPELESS and falls_slowly:
             return None
-        count = max(numbers.new, int(numbers.growth * grid.exact.sum()))
-        next_points = grid.worst(expected_errors, threshold=0.5, count=count)
-    return _on_final_scales(outcome, scales, filled_scales, numbers.min_stated)
+        count = max(this_round.min_new, int(this_round.min_growth * grid.exact.sum()))
+        next_points = grid.largest_expected(expected_errors, threshold=0.5, count=count)
+    return _on_final_scales(outcome, scales, filled_scales, this_round.min_stated)
 
 
 def _on_final_scales(
@@ -487,7 +487,7 @@ def _measure_errors(
     The estimate of a column's largest error is SAFETY times the largest error at the check points. With a
     ``margin``, the estimate is at least the largest expected error. Expected errors are known up to a factor,
     which is margin · (mean measured error) / (mean expected error) at the check points. Without a ``margin``,
-    this factor has MARGIN.
+    MARGIN takes its place in this factor.
 
     Returns:
         The estimates, and the expected errors (K,) at all points, 0 at exact points; both in units of the

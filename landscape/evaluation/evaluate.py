@@ -62,41 +62,53 @@ def scaled_to_device(size: int, device: torch.device) -> int:
 def block_size(
     problem: Problem, layers: list[Layer], count: int, budget: MemoryBudget, forced: bool
 ) -> tuple[int, int] | None:
-    """Return the samples per chunk and the points per block of the batched method.
+    """Return the number of samples in a chunk and of points in a block of the batched method.
 
-    If one sample and one point exceed the memory, return None, or raise InputError with ``forced``. ``count``
-    is the number of points.
+    If one sample and one point exceed the memory, return None, or raise InputError with ``forced``.
+
+    Args:
+        problem, layers: the loss, and the model's chain of layers.
+        count: the number of points that will be evaluated.
+        budget: the memory.
+        forced: whether the user has chosen the method.
     """
     shapes = {slot.name: slot.shape for slot in problem.layout.slots}
     weight_shapes = [shapes[layer.weight] for layer in layers if isinstance(layer, LinearLayer)]
     first_width, inputs = weight_shapes[0]
     widest = max(width for width, _ in weight_shapes)
     later_weights = problem.layout.size - first_width * inputs
-    item = problem.weights.itemsize
+    number_bytes = problem.weights.itemsize
     # Metrics need the outputs once more, in another order, and up to two copies of them in float64.
     copies = ACTIVATION_COPIES + (5 if problem.metrics else 0)
-    # Center and directions in one tensor; for one sample the first products and one point's activations.
-    fixed_bytes = 3 * problem.weights.nbytes + copies * later_weights * item
-    sample_bytes = (3 * first_width + copies * widest) * item
+    # Center and directions in one tensor, and the later weights at one point.
+    fixed_bytes = 3 * problem.weights.nbytes + copies * later_weights * number_bytes
+    # For one sample, the products with the first weight, and the activations at one point.
+    sample_bytes = (3 * first_width + copies * widest) * number_bytes
     if fixed_bytes + sample_bytes > budget.remaining:
         if forced:
             budget.require(fixed_bytes + sample_bytes)
         return None
     on_device = functools.partial(scaled_to_device, device=problem.device)
     chunk = int(min(on_device(CHUNK), problem.samples, (budget.remaining - fixed_bytes) // sample_bytes))
-    point_bytes = max(chunk * widest, later_weights) * item
-    rest = budget.remaining - fixed_bytes - 3 * first_width * chunk * item
-    by_memory, by_cache = rest // (copies * point_bytes), on_device(BLOCK_BYTES) // point_bytes
-    return chunk, int(max(1, min(on_device(MAX_BLOCK), count, by_cache, by_memory)))
+    point_bytes = max(chunk * widest, later_weights) * number_bytes
+    remaining = budget.remaining - fixed_bytes - 3 * first_width * chunk * number_bytes
+    by_memory = remaining // (copies * point_bytes)
+    by_cache = on_device(BLOCK_BYTES) // point_bytes
+    block = int(max(1, min(on_device(MAX_BLOCK), count, by_cache, by_memory)))
+    return chunk, block
 
 
 @torch.no_grad()
 def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Totals:
     """Return the function from points to their totals by the batched method.
 
-    ``layers`` are the chain of the model, and ``size`` the samples per chunk and the points per block.
+    Args:
+        loss: the loss on the plane.
+        layers: the model's layers, a chain that begins with a linear layer.
+        size: the number of samples in a chunk, and the number of points in a block.
     """
-    problem, samples, (chunk, block) = loss.problem, loss.problem.samples, size
+    problem, samples = loss.problem, loss.problem.samples
+    chunk, block = size
     first, *later = layers
     assert isinstance(first, LinearLayer)
     assert problem.tensors is not None
@@ -107,8 +119,8 @@ def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Tota
     outputs = views[last.weight].shape[1]
     has_classes = y.dim() == 1 and not y.is_floating_point() and outputs > 1
     has_accuracy = has_classes and bool(((y >= 0) & (y < outputs)).all())
-    # Metrics with a name have then computed all that the loss needs.
-    from_scores = (
+    # Built-in metrics compute the terms of a softmax loss, from which the loss then costs little.
+    has_softmax_terms = (
         has_accuracy and is_softmax_loss(problem.criterion) and any(m.statistic for m in problem.metrics)
     )
 
@@ -116,13 +128,15 @@ def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Tota
         """Return mean losses (k,), correct samples (k,), and the sums (k, S) of each metric.
 
         Args:
-            coordinates: (k, 3), those of the points, (1, a, b).
-            products: (3, width, B), the first weight of center and directions, times the samples.
+            coordinates: (k, 3), for each point (1, a, b).
+            products: (3, width, B), the samples times the first weight of the center and of each direction.
             y: (B, …), the targets.
         """
-        points, a, b = len(coordinates), coordinates[:, 1, None, None], coordinates[:, 2, None, None]
+        points = len(coordinates)
+        a, b = coordinates[:, 1, None, None], coordinates[:, 2, None, None]
 
-        def at_points(name: str) -> Tensor:  # (k, *shape)
+        def at_points(name: str) -> Tensor:
+            """Return the parameter ``name`` at the points, (k, *shape)."""
             return (coordinates @ views[name].flatten(1)).view(points, *views[name].shape[1:])
 
         h = torch.addcmul(products[0], a, products[1]).addcmul_(b, products[2])  # (k, width, B)
@@ -137,21 +151,23 @@ def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Tota
                 h = torch.bmm(at_points(layer.weight), h)
         targets = y.expand(points, *y.shape)
         scores = Scores(h, y if has_classes else numbers(y))
-        if from_scores:
+        if has_softmax_terms:  # cross-entropy: log Σ exp(outputs) − the output of the target's class
             losses = (scores.top - scores.own + scores.scale).mean(2)[:, 0]
         else:
             losses = stacked_losses(problem.criterion, h, targets)
         correct = scores.right.sum(1) if has_accuracy else torch.full_like(losses, torch.nan)
-        # (k·B, outputs), for the user's functions, which are of single samples.
+        # (k·B, outputs): the user's metrics are functions of single samples.
         rows = None if all(m.statistic for m in problem.metrics) else h.transpose(1, 2).flatten(0, 1)
-        sums = [metric.sums(rows, targets.flatten(0, 1), scores) for metric in problem.metrics]
-        return [losses, correct, *(values.view(points, -1, values.shape[1]).sum(1) for values in sums)]
+        sample_sums = [metric.sums(rows, targets.flatten(0, 1), scores) for metric in problem.metrics]
+        sums = [values.view(points, -1, values.shape[1]).sum(1) for values in sample_sums]
+        return [losses, correct, *sums]
 
     def totals(points: Tensor, progress: Progress) -> Tensor:
-        missing = -len(points) % block  # filled with the last point, so that all blocks have one shape
-        padded = torch.cat((points, points[-1:].expand(missing, 2)))
+        padding = -len(points) % block  # the last point is repeated, so that all blocks have one shape
+        padded = torch.cat((points, points[-1:].expand(padding, 2)))
         coordinates = torch.cat((torch.ones(len(padded), 1), padded), 1).to(problem.device, problem.dtype)
-        total, metric_sums = loss.empty(len(padded)), list[Tensor]()
+        total = loss.empty(len(padded))
+        metric_sums: list[Tensor] = []
         for i in range(0, samples, chunk):
             x_chunk, y_chunk = x[i : i + chunk], y[i : i + chunk]
             count = len(x_chunk)
@@ -166,7 +182,8 @@ def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Tota
                 for column, values in zip(metric_sums, sums, strict=True):
                     column[rows] += values
                 progress((i + count * (k + block) / len(padded)) / samples)
-            del products  # before the next ones, which need as much memory
+            del products  # frees memory for the next products
+        # Columns 0 and 1 are loss and accuracy, the others are metrics.
         for k, (metric, column) in enumerate(zip(problem.metrics, metric_sums, strict=True), 2):
             total[:, k] = metric.finish(column / samples) * samples
         return total[: len(points)]
@@ -248,25 +265,31 @@ class PlaneLoss:
     def agrees(self, method: str, fast: Callable[[PlaneLoss], Totals], *, forced: bool) -> bool:
         """Return whether a method has the model's losses on a few samples, at three points of the plane.
 
-        If not, warn with PathWarning, or raise InputError with ``forced``. ``fast`` makes the totals of the
-        ``method`` from a plane's loss.
+        If not, warn with PathWarning, or raise InputError with ``forced``.
+
+        Args:
+            method: the name of the method, for messages.
+            fast: the function from a plane's loss to the method's totals.
+            forced: whether the user has chosen the method.
         """
         if self.problem.check == "off":
             return True
         few = replace(self, problem=few_of(self.problem))
         distance = DISPLACEMENT * max(float(vector_norm(self.center)), 1e-3)
-        a, b = (distance / norm if norm > 0 else 0.0 for norm in vector_norm(self.directions).tolist())
+        norms = vector_norm(self.directions).tolist()
+        a, b = [distance / norm if norm > 0 else 0.0 for norm in norms]
         points = torch.tensor([[0.0, 0.0], [a, -b / 2], [-a / 2, b]], dtype=torch.float64)
         expected = few.pointwise(points, no_progress)  # contains the penalty
         try:
             totals = few.with_penalty(fast(few))(points, no_progress)
-        except Exception as error:  # the model was not written for this method: its errors are of any type
+        except Exception as error:  # a model that does not run by this method may raise any error
             reason = f"it fails on this model ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
         else:
-            samples, allowed = few.problem.data.samples, tolerance(self.problem.dtype)
+            samples, rtol = few.problem.data.samples, tolerance(self.problem.dtype)
             losses, expected_losses = totals[:, 0], expected[:, 0]
-            atol = allowed * samples
-            same_losses = torch.allclose(losses, expected_losses, rtol=allowed, atol=atol, equal_nan=True)
+            atol = rtol * samples  # losses are sums over the samples
+            same_losses = torch.allclose(losses, expected_losses, rtol=rtol, atol=atol, equal_nan=True)
+            # The accuracy in column 1 is NaN for the same points.
             if same_losses and torch.equal(totals[:, 1].isnan(), expected[:, 1].isnan()):
                 return True
             worst = int((losses - expected_losses).abs().nan_to_num(nan=torch.inf).argmax())
@@ -345,31 +368,34 @@ def evaluator(
     problem: Problem, center: Tensor, directions: Tensor, count: int, *, method: str = "auto",
     autocast: str | None = None, max_memory: int | None = None,
 ) -> Evaluator:  # fmt: skip
-    """Choose the method, and return the evaluation of points of a plane by it.
+    """Return the evaluator of points of a plane, by the given method or by a chosen one.
 
     Args:
         problem: the loss.
         center, directions: (P,) and (2, P), the plane.
         count: the number of points that will be evaluated.
         method: one of METHODS; "auto" chooses by the layers of the model and a comparison on a few samples.
-        autocast: None: the model's dtype; "tf32": the same with TensorFloat-32 products, for float32 on
-            CUDA; "bfloat16": weights and inputs in bfloat16, outputs and losses in float32, by the folded
-            method.
-        max_memory: bytes; default: the limit of the current call. It bounds the memory of the process (on
-            CUDA, the memory that PyTorch has reserved on the device) during the evaluation, by smaller chunks
-            of data and blocks of points. Data in batches keeps the caller's batches.
+        autocast: None: the model's dtype; "tf32": float32 with TensorFloat-32 products, on CUDA;
+            "bfloat16": weights and inputs in bfloat16, outputs and losses in float32, by the folded method.
+        max_memory: the most bytes of the process (on CUDA, of PyTorch's reserved memory on the device) during
+            the evaluation; default: the limit of the current call. Chunks of data and blocks of points are
+            made small enough. Data in batches keep the caller's batches.
 
     Raises:
-        InputError: a method that does not work with the model, or a bound that is too small.
+        InputError: a method that does not work with the model, or a max_memory that is too small.
     """
     if autocast == "tf32" and (problem.device.type != "cuda" or problem.dtype != torch.float32):
         raise InputError("autocast: 'tf32' is not allowed here, it needs a float32 model on a CUDA device")
     max_memory = limit() if max_memory is None else max_memory
-    loss, budget = PlaneLoss(problem, center, directions), MemoryBudget.on(problem.device, max_memory)
-    layers, dtype = chain(problem), (AUTOCASTS[autocast] if autocast else None) or problem.dtype
+    loss = PlaneLoss(problem, center, directions)
+    budget = MemoryBudget.on(problem.device, max_memory)
+    layers = chain(problem)
+    autocast_dtype = AUTOCASTS[autocast] if autocast else None
+    dtype = autocast_dtype or problem.dtype
     has_linear_chain = layers is not None and isinstance(layers[0], LinearLayer) and dtype == problem.dtype
     can_batch = has_linear_chain and all(metric.of_sums for metric in problem.metrics)
-    if center.dtype != problem.dtype:  # networks in half precision have the losses of the model itself
+    # Weights in half precision are evaluated by the model itself, which rounds as the user's network.
+    if center.dtype != problem.dtype:
         can_batch = False
         method = "pointwise" if method == "auto" else method
     if method == "batched" and not can_batch:
@@ -437,17 +463,19 @@ def _pointwise_evaluator(
 
 
 def confirm(evaluate: Evaluator, center: Tensor, directions: Tensor, points: Tensor, losses: Array) -> None:
-    """Raise InputError unless the problem's own loss at one of the points equals the computed one.
+    """Raise InputError unless :meth:`Problem.loss` at one point equals the loss computed by ``evaluate``.
 
-    The loss is that over all samples, at the point nearest to the center with a finite loss. It takes one
-    pass over the data, and nothing if the problem's ``check`` is "off".
+    The point is the one with a finite loss that is nearest to the center. The comparison takes one pass over
+    all data. If the problem's ``check`` is "off", nothing is compared.
 
     Args:
-        evaluate: computed the losses.
+        evaluate: the evaluator that has computed the losses.
         center, directions: (P,) and (2, P), the plane.
-        points, losses: (K, 2) and (K,), NaN where no loss was computed.
+        points: (K, 2), coordinates.
+        losses: (K,), NaN where no loss was computed.
     """
-    problem, finite = evaluate.chunked, np.flatnonzero(np.isfinite(losses))
+    problem = evaluate.chunked
+    finite = np.flatnonzero(np.isfinite(losses))
     if not len(finite) or problem.check == "off":
         return
     nearest = int(finite[points[torch.from_numpy(finite)].norm(dim=1).argmin()])
@@ -458,7 +486,7 @@ def confirm(evaluate: Evaluator, center: Tensor, directions: Tensor, points: Ten
     allowed = math.sqrt(eps) * abs(own_loss) + 100 * eps
     if abs(loss - own_loss) <= allowed:
         return
-    second_loss = problem.loss(theta)
+    second_loss = problem.loss(theta)  # differs from the first if the model or the loss is random
     cause = f"the method '{evaluate.method}' is wrong for this model; use method='pointwise'"
     if evaluate.method == "pointwise":
         cause = "model or loss keeps something of an earlier pass; let it do so in training alone"

@@ -79,11 +79,12 @@ class FoldedForward:
 
 
 def fold(model: nn.Module, dtype: torch.dtype) -> FoldedForward | None:
-    """Return the folded forward pass of ``model`` (in eval mode), or None where torch.fx cannot trace it.
+    """Return the folded forward pass of ``model`` (in eval mode), or None if torch.fx cannot trace the model.
 
-    A pair is folded if its BatchNorm tracks statistics and the model uses both modules once. Without such
-    pairs only the memory layout and ``dtype`` differ from the model. A trace may compute another function
-    than the model, because it drops hooks and follows one branch: the caller must compare the two first.
+    A pair of a convolution and a BatchNorm is folded if the BatchNorm tracks statistics and the model uses
+    both modules once. Without such pairs, only the memory layout and ``dtype`` differ from the model. A trace
+    drops hooks and follows one branch, so that it may compute another function than the model. The caller
+    must therefore compare the two.
     """
     # In a trace an optional argument is never None, so that "if mask is not None" would always be true.
     arguments = inspect.signature(model.forward).parameters.values()
@@ -104,14 +105,15 @@ def fold(model: nn.Module, dtype: torch.dtype) -> FoldedForward | None:
         convolution, norm = modules[pair.convolution], modules[pair.norm]
         if convolution.bias is None:
             convolution.bias = nn.Parameter(torch.zeros_like(norm.running_mean))
-        node.replace_all_uses_with(node.args[0])
+        node.replace_all_uses_with(node.args[0])  # the convolution's output takes the place of BatchNorm's
         graph.graph.erase_node(node)
         pairs.append(pair)
     for node in graph.graph.nodes:
         if node.op == "call_method" and node.target == "view":
             node.target = "reshape"  # returns the same numbers, and accepts the channels-last layout
     graph.recompile()
-    return FoldedForward(graph, pairs, dtype, {id(p) for p in model.parameters() if p.requires_grad})
+    trainable = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    return FoldedForward(graph, pairs, dtype, trainable)
 
 
 def _foldable_pair(graph: fx.GraphModule, modules: dict[str, nn.Module], node: fx.Node) -> Pair | None:

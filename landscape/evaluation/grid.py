@@ -53,12 +53,12 @@ def setting(problem: Problem) -> dict[str, Any]:
 
 
 def provenance(problem: Problem) -> tuple[str, ...]:
-    """Lines such as "loss=…" on everything that L(θ) depends on besides θ: model, loss, data, penalty.
+    """Return lines such as "loss=…" on everything that L(θ) depends on besides θ: model, loss, data, penalty.
 
-    Parts without a name, such as a lambda or the code of a model, show in "probe": the loss of a few samples
-    at the center and away from it.
+    A change without a name, such as that of a lambda or of a model's code, shows in the line "probe=…": the
+    losses of a few samples at the center and away from the center.
     """
-    if on_ranks(problem):  # whose results no other call resumes
+    if on_ranks(problem):  # no other call resumes the results of a sharded model
         return ()
     model = problem.model
     trainable = {slot.name for slot in problem.layout.slots}
@@ -70,6 +70,8 @@ def provenance(problem: Problem) -> tuple[str, ...]:
         digest = zlib.crc32(as_array(strided(tensor)).tobytes(), digest)
     draws = f", {problem.draws} draws" if problem.draws else ""
     penalty = "" if problem.penalty is None else describe_loss(problem.penalty)
+    metrics = [f"metrics={described(problem.metrics)}"] if problem.metrics else []
+    probe = " ".join(f"{value:.17g}" for value in _probe_losses(problem))
     return (
         f"model={type(model).__module__}.{type(model).__qualname__}, {problem.layout.size} parameters",
         f"buffers={digest:08x}",
@@ -77,8 +79,8 @@ def provenance(problem: Problem) -> tuple[str, ...]:
         f"penalty={penalty}, weight_decay={problem.weight_decay!r}",
         f"data={problem.data.fingerprint()}",
         f"terms={problem.data.terms!r}",
-        *[f"metrics={described(problem.metrics)}"] * bool(problem.metrics),
-        f"probe={' '.join(f'{value:.17g}' for value in _probe_losses(problem))}",
+        *metrics,
+        f"probe={probe}",
     )
 
 
@@ -257,8 +259,9 @@ def compute_missing(
     """
     indices = np.arange(len(done)) if indices is None else indices
     group, block, save = dispatch.group, dispatch.block, dispatch.save
-    rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
+    rank, size = 0, 1
     if group:  # all processes continue from the values of the first
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
         columns_and_done = {"done": done, **values}
         own = {name: column[indices] for name, column in columns_and_done.items()}
         of_first_process, _ = _gather(own, [], group)[0]
@@ -277,12 +280,13 @@ def compute_missing(
         clock = time.perf_counter()
         columns, failure = _evaluate_or_fail(evaluate, points[process_indices[rank]], report, group)
         reason = f"{type(failure).__name__}: {failure}" if failure else ""
-        parts: list[_Part] = [(columns, [reason, time.perf_counter() - clock, save_seconds])]
-        if group:
-            parts = _gather(*parts[0], group)
+        facts = [reason, time.perf_counter() - clock, save_seconds]
+        parts: list[_Part] = _gather(columns, facts, group) if group else [(columns, facts)]
         for part_indices, (part, _) in zip(process_indices, parts, strict=True):
             _store(part, part_indices, done, values)
         reasons = [facts[0] for _, facts in parts]
+        seconds = [facts[1] for _, facts in parts]
+        first_save_seconds = parts[0][1][2]  # only the first process saves
         failed_ranks = [r for r, reason in enumerate(reasons) if reason]
         if save and rank == 0 and (len(missing) or failed_ranks):
             clock = time.perf_counter()
@@ -294,9 +298,8 @@ def compute_missing(
             first_failed = failed_ranks[0]
             raise OperationError(f"rank {first_failed} failed ({reasons[first_failed]}); {RESUMABLE}")
         # From gathered times, so that all processes choose the same size of the next portion.
-        slowest = max(facts[1] for _, facts in parts)
-        seconds_per_block = slowest / -(-len(blocks) // size)
-        portion_seconds = max(PORTION_SECONDS, SAVE_SHARE * parts[0][1][2])
+        seconds_per_block = max(seconds) / -(-len(blocks) // size)
+        portion_seconds = max(PORTION_SECONDS, SAVE_SHARE * first_save_seconds)
         next_blocks = int(min(portion_seconds / max(seconds_per_block, 1e-9), all_blocks))
         portion_size = size * max(min_blocks, next_blocks)
         report(1.0)
@@ -469,7 +472,9 @@ class Grid:
         self, evaluate: Evaluate, dispatch: Dispatch, deciding: Sequence[str], optional: Sequence[str] = (),
         seed: int = 0, part: Evaluator | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """Complete the columns.
+        """Compute points that are not done, interpolate the others, and write all values to the columns.
+
+        Without a tolerance, all points are computed.
 
         Args:
             evaluate, dispatch: as for :func:`compute_missing`.

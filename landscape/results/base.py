@@ -150,7 +150,7 @@ class Result(shown.Shown):
         if any("Annotated[" in str(text) for text in annotations.values()):
             for name, hint in typing.get_type_hints(cls, include_extras=True).items():
                 # Annotated[Array or tuple, dimensions, unit] or Annotated[float or int, unit]; the unit of
-                # an array or a tuple may be missing.
+                # an array or a tuple may be missing. The dicts are new: base classes keep their own.
                 metadata = list(getattr(hint, "__metadata__", ()))
                 if metadata and hint.__origin__ not in (float, int):
                     cls.shapes = {**cls.shapes, name: metadata.pop(0)}
@@ -230,8 +230,9 @@ class Result(shown.Shown):
                 surface.
 
         Returns:
-            A DataFrame with a column for each array without other dimensions, and one for each dimension
-            without coordinates. Fields that are not arrays are in ``attrs``.
+            A DataFrame with a column for each array that has no other dimensions than ``dims``. A dimension
+            without coordinates has a column with its labels or numbers. Fields that are not arrays are in
+            ``attrs``.
 
         Raises:
             InputError: a dimension that the result does not have.
@@ -245,13 +246,14 @@ class Result(shown.Shown):
         arrays = self._arrays()
         sizes: dict[str, int] = {}
         for names, value in arrays.values():
-            sizes |= zip(names, value.shape, strict=True)
+            sizes.update(zip(names, value.shape, strict=True))
         dimensions = (dims or self.table).split()
         for dimension in dimensions:
             choose("dims", dimension, sizes)  # refuses an unknown dimension
-        # Labels or numbers of dimensions without coordinates. The table's index numbers a single dimension.
+        # Labels or numbers of dimensions without coordinates.
         coordinates: dict[str, tuple[tuple[str, ...], Array]] = {}
         for dimension in dimensions:
+            # A single dimension without labels needs no column: the table's index has its numbers.
             if dimension not in arrays and (dimension in self.labels_of or len(dimensions) > 1):
                 labels = self.labels_of.get(dimension, np.arange(sizes[dimension]))
                 coordinates[dimension] = (dimension,), np.array(labels)
@@ -259,7 +261,7 @@ class Result(shown.Shown):
         index_of = dict(zip(dimensions, indices, strict=True))  # dimension -> index in each row
         columns = {}
         for name, (names, value) in (coordinates | arrays).items():
-            if {*names} <= {*dimensions}:
+            if set(names) <= set(dimensions):
                 columns[name] = value[tuple(index_of[d] for d in names)]
         frame = pd.DataFrame(columns)
         frame.attrs = self._attributes()

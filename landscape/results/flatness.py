@@ -179,6 +179,7 @@ class Smoothing(Sourced, schema="landscape.smoothing", table="spread"):
 
     def describe(self) -> list[Row]:
         def smoothed_rows(name: str, values: Array, errors: Array, unit: str = "nat") -> list[Row]:
+            """Return a row for each of the two spreads, measured and isotropic."""
             names = [f"{name}, smoothed, {spread}" for spread in self.labels_of["spread"]]
             return rows_of_each(names, values, errors, unit)
 
@@ -194,11 +195,11 @@ class Smoothing(Sourced, schema="landscape.smoothing", table="spread"):
             *smoothed_rows("2/λ_max", rates, rate_errors, ""),
         ]
         if self.lipschitz.size:
-            steepest_steps = self.lipschitz_smooth.argmax(1)  # of each kind of spread
-            steepest = self.lipschitz_smooth[[0, 1], steepest_steps]
+            steepest_steps = self.lipschitz_smooth.argmax(1)  # the step of the largest constant, per spread
+            largest_constants = self.lipschitz_smooth[[0, 1], steepest_steps]
             errors = self.lipschitz_smooth_se[[0, 1], steepest_steps]
             rows.append(Row("steepest of the gradient", float(self.lipschitz.max()), unit="nat"))
-            rows += smoothed_rows("steepest of the gradient", steepest, errors)
+            rows += smoothed_rows("steepest of the gradient", largest_constants, errors)
         shares = ", ".join(f"{100 * share:.3g}%" for share in self.share)
         biases = " and ".join(f"{bias:.1e}" for bias in self.lambda_smooth_bias)
         isotropic_share = f"isotropic: {100 / self.parameters:.2g}%"

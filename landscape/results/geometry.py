@@ -348,7 +348,7 @@ def basins(
     lowest = _coordinates(surface, listed.minimum[:1])[0]
     fine = FineGrid(surface, products, _start(surface, around, lowest))
     edge_rise = fine.edge_rise()
-    rise = _default_rises(fine, edge_rise) if rises is None else np.array(sorted(map(float, rises)))
+    rise = _default_rises(fine, edge_rise) if rises is None else np.array(sorted(float(r) for r in rises))
     if not len(rise) or len(np.unique(rise)) < len(rise):
         raise InputError("rises", rise.tolist(), allowed="different numbers > 0")
     regions = [fine.region(level) for level in rise.tolist()]

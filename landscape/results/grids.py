@@ -120,8 +120,8 @@ class Interpolated(Measured):
         """Return the finest complete grid of every 2ᵏ-th point: the picture of an unfinished computation.
 
         Returns:
-            A result with these points. The result itself, where it is finished or interpolated, or where no
-            such grid is complete.
+            A result with these points; or the result itself, if it is finished or interpolated, or if no such
+            grid is complete.
 
         Example:
             >>> import torch, landscape
@@ -178,17 +178,18 @@ class Interpolated(Measured):
         """
         if not self.columns:
             return ""
-        relative = self.interpolation_tol.endswith("%")
-        scale, sign = (100, "%") if relative else (1, "")
-        named_errors = zip(self.columns, self.stated_error, strict=True)
-        errors = [f"{name.replace('_', ' ')} below {scale * error:.2g}{sign}" for name, error in named_errors]
-        unit = " of the range shown" if relative else ""
+        scale, percent, range_note = 1, "", ""
+        if self.interpolation_tol.endswith("%"):
+            scale, percent, range_note = 100, "%", " of the range shown"
+        errors = []
+        for name, error in zip(self.columns, self.stated_error, strict=True):
+            errors.append(f"{name.replace('_', ' ')} below {scale * error:.2g}{percent}")
         evaluations, points = f"{self.evaluations:,}", f"{self.exact.size:,}"
         words = f"interpolated from {evaluations} of {points} points"
         if self.part_samples:
             part = f"{self.part_evaluations:,} of {100 * self.part_samples / self.samples:.2g}%"
             words = f"{points} points interpolated from {evaluations} evaluations of all samples and {part}"
-        return f"{words}, error of {', '.join(errors)}{unit}"
+        return f"{words}, error of {', '.join(errors)}{range_note}"
 
 
 @dataclass(frozen=True)
@@ -469,16 +470,17 @@ class Sweep(Result, schema="landscape.sweep", table="row"):
     def best(self, key: str) -> list[dict[str, str]]:
         """Return the settings with the best value of ``key``, one for each combination of the other keys.
 
-        The best value has the fewest diverged runs; of several such values, the lowest mean final test loss.
+        The best value has the fewest diverged runs. If several values have equally few, the one with the
+        lowest mean final test loss is the best.
 
         Args:
             key: one of ``keys``.
 
         Returns:
-            The settings, as in ``rows``.
+            The settings, as in ``rows``. Settings without the key are left out.
 
         Raises:
-            InputError: another key.
+            InputError: a key that is not in ``keys``.
 
         Example:
             >>> column = np.array([3.0, 2.0])
@@ -493,8 +495,10 @@ class Sweep(Result, schema="landscape.sweep", table="row"):
         best: dict[tuple[str, ...], tuple[tuple[float, float], dict[str, str]]] = {}
         scores = zip(self.diverged.tolist(), loss.tolist(), strict=True)
         for row, score in zip(self.rows, scores, strict=True):
+            if not row[key]:
+                continue
             others = tuple(value for name, value in row.items() if name != key)
-            if row[key] and (others not in best or score < best[others][0]):
+            if others not in best or score < best[others][0]:
                 best[others] = score, row
         return [row for _, row in best.values()]
 

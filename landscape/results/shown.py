@@ -382,16 +382,16 @@ class Radius:
     """How far along each direction a metric stays within a border: the numbers when printed.
 
     Attributes:
-        metric, change: its name, and the change at the border, such as "−1%".
-        center, border: its values at the center and at the border.
-        distance: (D,) in weight space, where it first reaches the border; of censored directions, how far it
-            is known not to.
+        metric: the name of the metric.
+        change: the change of the metric at the border, such as "−1%".
+        center, border: the values of the metric at the center and at the border.
+        distance: (D,), the distance in weight space at which the metric first reaches the border, by cubic
+            interpolation; for a censored direction, the distance up to which it does not.
         censored: (D,), whether the border lies beyond the surface, or beyond a value that is not known.
         points: (D, 2) or (D, 1), the coordinates at these distances.
-        near: (D,), whether the border is so near, by steps of the grid, that the distance is rough: its error
-            is more than a tenth.
-        error: (D,), how far linear interpolation between the grid's points is from the distance, which is by
-            cubic polynomials.
+        near: (D,), whether the border is so few steps of the grid away that ``error`` exceeds a tenth of the
+            distance.
+        error: (D,), the difference between ``distance`` and the distance by linear interpolation.
     """
 
     metric: str
@@ -449,59 +449,75 @@ def radius_of(
     metric: str, axes: Sequence[Array], values: Array, steps: Array, reach: Array, drop: str | float | None,
     rise: float | None,
 ) -> Radius:  # fmt: skip
-    """Return the first crossings of a border by ``values`` on a grid, along directions from the center.
+    """Return the first crossings of a border by ``values`` on a grid, along D directions from the center.
 
     Args:
-        metric: the name.
-        axes: of the grid, the last coordinate first.
-        values: those of the metric; NaN where they are not known.
-        steps: (D, n), the coordinates of a distance of 1.
-        reach: (D,), the distances to the edge.
-        drop, rise: how much less than at the center the border is, a number or a share as "1%"; or more.
+        metric: the name of the metric.
+        axes: the coordinates of the grid (ny,), (nx,); or (K,) of a line. As in arrays, the last is x.
+        values: the metric on the grid; NaN where it is not known.
+        steps: (D, 2) or (D, 1), the coordinates (x, y) of a distance of 1.
+        reach: (D,), the distances to the edge of the grid.
+        drop: by how much the border is below the value at the center: a number, or a share such as "1%".
+        rise: by how much the border is above the value at the center, a number, in place of ``drop``.
     """
     text = f"{rise:g}" if isinstance(rise, (int, float)) else str(drop).strip()
+    is_share = text.endswith("%")
     try:
-        size = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        size = float(text.removesuffix("%")) / (100 if is_share else 1)
     except ValueError:
         size = math.nan
     if (drop is None) == (rise is None) or not 0 < size < math.inf:
         words = f"drop, rise: {drop!r} and {rise!r}, it must be one of them, as drop='1%' or rise=0.1"
         raise InputError(words)
-    # Denser near the center.
+    # (T, D): along each direction T distances, denser near the center.
     distance = np.linspace(0, 1, max(400, 8 * max(values.shape)))[:, None] ** 2 * reach
-    at = [np.clip(distance * s, *axis[[0, -1]]) for s, axis in zip(steps.T[::-1], axes, strict=True)]
-    # Infinite values are beyond any border, also beside others.
-    linear = _between(axes, np.clip(values, -HUGE, HUGE), at, 2)
-    cubic = _between(axes, np.where(np.isfinite(values), values, np.nan), at, 4)
-    both, sign = [np.where(np.isnan(cubic), linear, cubic), linear], 1 if drop is None else -1
-    center = float(both[0][0, 0])
-    borders = [v[0, 0] + sign * size * (abs(v[0, 0]) if text.endswith("%") else 1) for v in both]
-    if not math.isfinite(borders[0]) or borders[0] == center:
+    at = []  # a coordinate of all these points, (T, D), for each axis
+    for step, axis in zip(steps.T[::-1], axes, strict=True):
+        at.append(np.clip(distance * step, axis[0], axis[-1]))
+    # An infinite value is beyond any border, and so is the line from a finite value to it.
+    linear = _interpolated(axes, np.clip(values, -HUGE, HUGE), at, 2)
+    cubic = _interpolated(axes, np.where(np.isfinite(values), values, np.nan), at, 4)
+    best = np.where(np.isnan(cubic), linear, cubic)
+    sign = 1 if drop is None else -1
+
+    def border_of(center: float) -> float:
+        return center + sign * size * (abs(center) if is_share else 1)
+
+    center = float(best[0, 0])
+    border = border_of(center)
+    if not math.isfinite(border) or border == center:
         raise OperationError(
             f"{metric}: at the center it is {center:g}, from which nothing can be lost; take another"
         )
-    crossings = [_crossings(distance, *pair, sign) for pair in zip(both, borders, strict=True)]
-    (r, censored), error = crossings[0], np.abs(crossings[0][0] - crossings[1][0])
-    change, near = f"{'+' if sign > 0 else '−'}{text}", ~censored & ~(error <= ROUGH * r)
-    return Radius(metric, change, center, float(borders[0]), r, censored, steps * r[:, None], near, error)
+    r, censored = _crossings(distance, best, border, sign)
+    linear_r, _ = _crossings(distance, linear, border_of(float(linear[0, 0])), sign)
+    error = np.abs(r - linear_r)
+    change = f"{'+' if sign > 0 else '−'}{text}"
+    near = ~censored & ~(error <= ROUGH * r)
+    return Radius(metric, change, center, border, r, censored, steps * r[:, None], near, error)
 
 
 def _crossings(distance: Array, values: Array, border: float, sign: int) -> tuple[Array, Array]:
-    """Return the distances (D,) of the first crossings by ``values`` (T, D), and whether they are unknown."""
-    reached, columns = sign * (values - border) >= 0, np.arange(values.shape[1])
-    last = np.where(reached.any(0), reached.argmax(0), len(values) - 1)
+    """Return the distances (D,) at which ``values`` (T, D) first cross a border, and which are censored.
+
+    A direction is censored if its values end, or are not known, before they cross the border. The distance
+    is then the last one with a known value.
+    """
+    crossed, columns = sign * (values - border) >= 0, np.arange(values.shape[1])
+    last = np.where(crossed.any(0), crossed.argmax(0), len(values) - 1)
     unknown = np.isnan(values)
     first_unknown = np.where(unknown.any(0), unknown.argmax(0), len(values))
-    censored = ~reached.any(0) | (first_unknown < last)
+    censored = ~crossed.any(0) | (first_unknown < last)
     last = np.minimum(last, first_unknown - 1)
-    before, after = (values[k, columns] for k in (np.maximum(last - 1, 0), last))
-    start, end = (distance[k, columns] for k in (np.maximum(last - 1, 0), last))
+    previous = np.maximum(last - 1, 0)
+    before, after = values[previous, columns], values[last, columns]
+    start, end = distance[previous, columns], distance[last, columns]
     with np.errstate(divide="ignore", invalid="ignore"):
         crossing = start + (end - start) * (border - before) / (after - before)
     return np.where(censored, end, crossing), censored
 
 
-def _between(axes: Sequence[Array], values: Array, at: Sequence[Array], count: int) -> Array:
+def _interpolated(axes: Sequence[Array], values: Array, at: Sequence[Array], count: int) -> Array:
     """Return ``values`` at coordinates, by polynomials through the ``count`` nearest points of each axis."""
     indices, weights = list[Array](), list[Array]()
     for axis, x in zip(axes, at, strict=True):

@@ -334,7 +334,7 @@ class Spectrum(Eigenvalues, schema="landscape.spectrum"):
 
     @classmethod
     def of(cls, *parts: MatrixResult) -> Self:
-        """Return the spectrum with several results of one matrix.
+        """Return one spectrum that holds several results of one matrix.
 
         Args:
             parts: an :class:`Eigenpairs`, a :class:`Trace` and a :class:`Density`, or some of these three.
@@ -356,7 +356,7 @@ class Spectrum(Eigenvalues, schema="landscape.spectrum"):
                 values["trace_freedom"] = part.freedom
         values["products"] = sum(part.products for part in parts)
         with_errors = [part for part in parts if part.derivatives == "differences"]
-        if len(with_errors) > 1:  # a trace's is an error of the trace, no error of a product
+        if len(with_errors) > 1:  # the product_error of a Trace is the error of a trace, not of a product
             with_errors = [part for part in with_errors if not isinstance(part, Trace)]
         if with_errors:
             largest = max(part.product_error for part in with_errors)

@@ -178,23 +178,24 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         return dataclasses.replace(self, directions=root, center=center)
 
     def radius(self, metric: str, drop: str | float | None = None, *, rise: float | None = None) -> Radius:
-        """Return how far one may go from the center before a metric has lost, or gained, so much.
+        """Return the distance from the center at which a metric has fallen by ``drop``, or risen by ``rise``.
 
-        Along each of 72 directions of the plane it is the distance in weight space to the first point of the
-        border, between the points of the grid by cubic polynomials, which are exact in a parabola. How far
-        linear interpolation is from that is its stated error. Where the border lies beyond the surface, the
-        distance is said to be at least what the surface has, and so is a median that depends on it.
+        It is measured in weight space along each of 72 directions of the plane, up to the first point where
+        the metric has changed by so much (the border). Between the points of the grid the metric is
+        interpolated by cubic polynomials, which are exact for a parabola. The stated error is the difference
+        to the distance by linear interpolation. If the border lies beyond the surface, the result says that
+        the distance is at least that to the edge. A median that depends on such distances is also a bound.
 
         Args:
             metric: "loss", "accuracy", or the name of a metric.
-            drop: by how much it falls: a number, or a share of its value at the center such as "1%".
-            rise: by how much it rises, a number, in place of that.
+            drop: by how much the metric falls: a number, or a share of its value at the center such as "1%".
+            rise: by how much the metric rises, a number, in place of ``drop``.
 
         Returns:
             Distances, with median and interval over the directions; ``plot(ring=…)`` draws them.
 
         Raises:
-            InputError: another name, or not one of drop and rise.
+            InputError: an unknown metric, or not exactly one of ``drop`` and ``rise``.
             OperationError: a center outside of the grid or without a value, or directions that are parallel.
 
         Example:
@@ -211,18 +212,23 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
                 "surface: its center is not inside, or its directions are parallel; take another"
             )
         angle = np.arange(RAYS) / RAYS * 2 * np.pi
-        steps = np.linalg.solve(np.linalg.cholesky(gram).T, np.stack([np.cos(angle), np.sin(angle)])).T
+        circle = np.stack([np.cos(angle), np.sin(angle)])
+        steps = np.linalg.solve(np.linalg.cholesky(gram).T, circle).T  # (D, 2), (x, y) at a distance of 1
         ends = np.where(steps > 0, [self.x[-1], self.y[-1]], [self.x[0], self.y[0]])
-        reach = np.nanmin(ends / np.where(steps == 0, np.nan, steps), axis=1)
+        reach = np.nanmin(ends / np.where(steps == 0, np.nan, steps), axis=1)  # (D,), distances to the edge
         return radius_of(metric, axes, values, steps, reach, drop, rise)
 
     def check(self, eigenvalues: ExtremeEigenvalues | None = None) -> SurfaceCheck:
         """Return findings on how a picture of the surface may mislead, with remedies.
 
-        The findings are about the center (whether it is the lowest point, and the slope there), the window
-        (whether the loss changes, and the valley is wider than a few points), the marked networks' distance
-        from the plane, their losses with their own BatchNorm statistics, the kind of directions, and points
-        that are interpolated or missing. All thresholds are our choice.
+        The findings are about these topics; all thresholds are our choice:
+
+        - the center: whether it is the lowest point, and the slope there;
+        - the window: whether the loss changes in it, and whether the valley is wider than a few points;
+        - the marked networks: their distance from the plane;
+        - BatchNorm: the losses of the networks with their own statistics;
+        - the kind of directions;
+        - points that are interpolated or missing.
 
         Args:
             eigenvalues: λ_min and λ_max at the center, by :func:`landscape.extreme_eigenvalues`, for a
@@ -240,8 +246,10 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         """
         if not np.isfinite(self.loss).any():
             raise OperationError("surface: it has no finite loss to look at; choose a smaller span")
-        findings = [*_center(self), *_window(self), *_curvature(self, eigenvalues), *_markers(self)]
-        return SurfaceCheck((*findings, *_batchnorm(self), *_directions(self), *_points(self)))
+        findings = [*_center_findings(self), *_window_findings(self)]
+        findings += [*_curvature_findings(self, eigenvalues), *_marker_findings(self)]
+        findings += [*_batchnorm_findings(self), *_direction_findings(self), *_point_findings(self)]
+        return SurfaceCheck(tuple(findings))
 
     def describe(self) -> list[Row]:
         finite_loss = self.loss[np.isfinite(self.loss)]
@@ -285,7 +293,7 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         return [*rows, *self._metric_rows(), *self._interpolated()]
 
 
-def _center(surface: Surface) -> Iterator[Finding]:
+def _center_findings(surface: Surface) -> Iterator[Finding]:
     if surface.kind not in CENTERED:
         return
     loss = surface.loss
@@ -327,7 +335,7 @@ def _quadratic(surface: Surface) -> tuple[Array, Array] | None:
     return np.array([gu, gv]) * scale, np.array([[uu, uv], [uv, vv]]) * np.outer(scale, scale)
 
 
-def _window(surface: Surface) -> Iterator[Finding]:
+def _window_findings(surface: Surface) -> Iterator[Finding]:
     finite = surface.loss[np.isfinite(surface.loss)]
     low, high = float(finite.min()), float(finite.max())
     missing = surface.loss.size - finite.size if surface.done.all() or surface.columns else 0
@@ -346,7 +354,7 @@ def _window(surface: Surface) -> Iterator[Finding]:
         yield Finding("window", True, words)
 
 
-def _curvature(surface: Surface, ends: ExtremeEigenvalues | None) -> Iterator[Finding]:
+def _curvature_findings(surface: Surface, ends: ExtremeEigenvalues | None) -> Iterator[Finding]:
     """Yield the curvature along the plane against the ends of the spectrum at its center."""
     if ends is None or surface.kind not in CENTERED:
         return
@@ -367,7 +375,7 @@ def _curvature(surface: Surface, ends: ExtremeEigenvalues | None) -> Iterator[Fi
     yield Finding("curvature", bool(sharp and down), words, advice)
 
 
-def _markers(surface: Surface) -> Iterator[Finding]:
+def _marker_findings(surface: Surface) -> Iterator[Finding]:
     """Yield the places that define the plane, as far as the plane leaves them out."""
     if surface.explained.size:
         share = float(surface.explained.sum())
@@ -394,7 +402,7 @@ def _markers(surface: Surface) -> Iterator[Finding]:
     yield Finding("places", fine, words, advice)
 
 
-def _batchnorm(surface: Surface) -> Iterator[Finding]:
+def _batchnorm_findings(surface: Surface) -> Iterator[Finding]:
     if surface.batchnorm and surface.bn == "center":
         whose = surface.statistics_of or "the center"
         words = f"all points use the statistics of {whose}, so that losses away from it come out too high"
@@ -403,7 +411,7 @@ def _batchnorm(surface: Surface) -> Iterator[Finding]:
         yield Finding("BatchNorm", True, f"statistics of each point itself ({surface.bn})")
 
 
-def _directions(surface: Surface) -> Iterator[Finding]:
+def _direction_findings(surface: Surface) -> Iterator[Finding]:
     if surface.kind != "random":
         return
     moved = "" if surface.ignore == "bias+norm" else ", and biases and normalization layers move, too"
@@ -415,7 +423,7 @@ def _directions(surface: Surface) -> Iterator[Finding]:
         yield Finding("directions", True, f"random, scaled by {surface.norm}{moved}")
 
 
-def _points(surface: Surface) -> Iterator[Finding]:
+def _point_findings(surface: Surface) -> Iterator[Finding]:
     missing = int((~surface.done).sum())
     if missing and not surface.columns:
         share = f"{missing:,} of {surface.done.size:,} points are not computed yet"
