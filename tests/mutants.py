@@ -33,7 +33,7 @@ MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
     ("tests/test_stability.py",): [("limits/__init__.py", "omega**2 if", "omega if")],
     MIXING: [
         ("training/topology/finite_time.py", "quotient //= factor", "quotient //= quotient"),
-        ("training/topology/finite_time.py", "done % len(cube)", "0"),
+        ("training/topology/finite_time.py", "cube[t % len(cube)]", "cube[0]"),
         ("training/topology/__init__.py", "product = m @ product", "product = m"),
     ],
     RULES: [
