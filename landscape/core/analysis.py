@@ -156,10 +156,9 @@ def analysis(
             call = bind(args, kwargs, *none_arguments)
             return need_of(call.arguments), call.arguments
 
-        receives_run = of_the_run is None
-        ANALYSES[decorated] = Analysis(
-            decorated, group, options, variant, receives_run, forecast if need else None
-        )
+        of_run = of_the_run is None
+        forecast_or_none = forecast if need else None
+        ANALYSES[decorated] = Analysis(decorated, group, options, variant, of_run, forecast_or_none)
         return numerics(version)(decorated) if version else decorated
 
     return declare

@@ -331,14 +331,10 @@ def digits(
     if form == "tokens":
         pixels = torch.from_numpy(x.astype(np.int64))
         inputs, next_pixels = pixels[:, :-1], pixels[:, 1:]
-        return Dataset(
-            (inputs[:train_samples], next_pixels[:train_samples]),
-            (inputs[train_samples:], next_pixels[train_samples:]),
-            torch.nn.functional.cross_entropy,
-            base.fingerprint((x, y, np.array(train_samples))),
-            classes=17,
-            columns={"label": y[:train_samples]},
-        )
+        train_set = inputs[:train_samples], next_pixels[:train_samples]
+        test_set = inputs[train_samples:], next_pixels[train_samples:]
+        mark, loss = base.fingerprint((x, y, np.array(train_samples))), torch.nn.functional.cross_entropy
+        return Dataset(train_set, test_set, loss, mark, 17, columns={"label": y[:train_samples]})
     train, test = (x[:train_samples], y[:train_samples]), (x[train_samples:], y[train_samples:])
     return base.classification(train, test, scale=16.0, classes=10)
 

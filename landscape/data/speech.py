@@ -175,14 +175,10 @@ def _speech_data(
     columns = {}
     if speaker:
         columns["speaker"] = np.array([speaker(file) for file, _ in train])[train_index]
-    return Dataset(
-        (torch.from_numpy(x_train), torch.from_numpy(y_train)),
-        (torch.from_numpy(x_test), torch.from_numpy(y_test)),
-        torch.nn.functional.cross_entropy,
-        fingerprint((x_train, y_train, x_test, y_test)),
-        classes=words * features.positions,
-        columns=columns,
-    )
+    train_set = torch.from_numpy(x_train), torch.from_numpy(y_train)
+    test_set = torch.from_numpy(x_test), torch.from_numpy(y_test)
+    mark, loss = fingerprint((x_train, y_train, x_test, y_test)), torch.nn.functional.cross_entropy
+    return Dataset(train_set, test_set, loss, mark, words * features.positions, columns=columns)
 
 
 def _log_mels(name: str, root: Path, files: list[str], features: Features) -> dict[str, Array]:

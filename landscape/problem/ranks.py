@@ -426,8 +426,7 @@ def check_mean(problem: Any, terms: Terms) -> None:
         inputs = first.x if model_has_loss else None  # other losses need the outputs only
         gathered = problem._gathered_objects([first.outputs, inputs, first.y])
         samples = [Samples(*values).on(problem.device) for values in gathered]
-        rank = dist.get_rank()
-        joined = attempt(losses.of_two, samples[rank - 1], samples[rank], 0)
+        joined = attempt(losses.of_two, samples[dist.get_rank() - 1], samples[dist.get_rank()], 0)
     if joined is not None:
         equations.append(joined.without_outputs())
     if not equations:
