@@ -76,7 +76,8 @@ def draw_hessian_grids(
     label = r"$|\lambda_{min}| / |\lambda_{max}|$"
     extend = "max" if largest > vmax else "neither"
     color_bar(figure, axes, colors.Normalize(0.0, vmax), color_map, label, extend)
-    text = f"Low: nearly convex. {style.samples_of(results)}{style.interpolation_note(results)}."
+    text = f"{style.samples_of(results)}{style.interpolation_note(results)}."
+    text = f"Low: nearly convex; u, v: directions of the plane. {text}"
     return finish(figure, title or style.headline(results), text)
 
 

@@ -486,7 +486,7 @@ def _shorten(axes: Iterable[Axes]) -> None:
         for text in texts:
             inches = (box.height if text is ax.yaxis.label else box.width) / ax.figure.dpi
             line_length = inches * CHARACTERS / float(text.get_fontsize()) if paper else LABEL
-            text.set_text(wrapped(text.get_text(), int(line_length)))
+            text.set_text(formulas(wrapped(text.get_text(), int(line_length))))
         for axis in (ax.xaxis, ax.yaxis):
             if paper and isinstance(axis.get_major_formatter(), LogFormatterSciNotation):
                 decimal_labels(axis)
@@ -513,7 +513,7 @@ def shared_legend(figure: Any, axes: Sequence[Axes], **options: Any) -> None:
             figure.legend([*entries.values()], [*entries])
         return
     width = int(CHARACTERS / float(rcParams["legend.fontsize"]) * figure.get_figwidth()) - 6
-    names = [wrapped(name, width) for name in entries]
+    names = [formulas(wrapped(name, width)) for name in entries]
     most_columns = options.pop("ncols", 2 if max(map(len, entries)) > 20 else 4)
     for columns in range(most_columns, 0, -1):  # as many as fit
         look: dict[str, Any] = {"loc": "outside lower center", "ncols": columns} | options

@@ -80,7 +80,7 @@ def short_names(labels: Sequence[str]) -> list[str]:
 def names_of(results: Sequence[Any], default: str) -> list[str]:
     """Return the label of each result by :func:`paper_name`, or ``default``, with a number if several."""
     numbered = [f"{default} {k}".strip() for k in range(len(results))]
-    defaults = [default] if default and len(results) == 1 else numbered
+    defaults = [default] if len(results) == 1 else numbered
     return [paper_name(r.label) or name for r, name in zip(results, defaults, strict=True)]
 
 
@@ -248,7 +248,8 @@ def headline(results: Sequence[Any]) -> str:
     if len(notes) == 1 and rows[0].note:
         texts.insert(0, f"{texts[0]} ({rows[0].note})")
     # A long label must not cut the number.
-    texts.append(f"{rows[0].name}: {rows[0].number}" if len(rows) == 1 else f"{len(rows)} results")
+    short = f"{rows[0].name}: {rows[0].number}" if len(rows) == 1 else rows[0].name
+    texts.append(short if len({row.name for row in rows}) == 1 else f"{len(rows)} results")
     title = fitting(*texts)
     starts_with_word = title.split()[0].rstrip(":").replace("-", "").isalpha()  # and not with a formula
     return title[0].upper() + title[1:] if starts_with_word else title

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.plots import draws, literal, style
-from landscape.plots.picture import finish, leading, panels, points, wrapped_panels
+from landscape.plots.picture import finish, formulas, leading, panels, points, wrapped_panels
 from landscape.results.comparison import MANY, Comparison, WeightAverage, heading, summary, verdict
 from landscape.results.flatness import Stability, forms_with
 from landscape.results.grids import Sweep
@@ -228,7 +228,7 @@ def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> No
     ax.set_ylim(-0.6, len(c.sides) - 0.4)
     ax.set_yticks(rows, c.sides)
     ax.grid(False, axis="y")
-    ax.set_title(heading(c, q), fontweight="bold" if c.flatter[q] else "normal")
+    ax.set_title(formulas(heading(c, q)), fontweight="bold" if c.flatter[q] else "normal")
     text = verdict(c, q).replace(" (", "\n(", 1)
     ax.set_xlabel(text, fontsize=8, color="k" if c.significant[q].any() else style.OTHER)
 

@@ -236,8 +236,8 @@ def _lazy(context: Context) -> Drawing:
     looks = zip("os", shades(color_of("dpsgd"), 3)[:2], strict=True)
     for (family, table), (marker, color) in zip(rows.groupby("panel", sort=False), looks, strict=True):
         for ax, x in zip(axes, (1 + table["omega_min"], table["gap"]), strict=True):
-            ax.plot(x, table[LEVEL], marker, color=color, mfc="none", ms=6, label=formulas(family))
-    axes[0].plot([0.5, 1.8], [0.5, 1.8], color=OTHER, lw=0.9, ls=":", label=formulas("the limit 1 + ω_min"))
+            ax.plot(x, table[LEVEL], marker, color=color, mfc="none", ms=6, label=family)
+    axes[0].plot([0.5, 1.8], [0.5, 1.8], color=OTHER, lw=0.9, ls=":", label="the limit 1 + ω_min")
     axes[0].set(xlabel=formulas("1 + ω_min of the mixing matrix"), ylabel=r"plateau of $\eta\lambda_{max}$")
     axes[1].set_xlabel("its spectral gap")
     caption(picture, "A point a seed: the median of ηλ_max over the second half of the run.")

@@ -338,8 +338,6 @@ def _fig4(context: Context) -> Drawing:
         return replace(context.hessian_grid(early, f"{label}, epoch {early.epoch:.3g}"), label=label)
 
     what = "median |λ_min|/|λ_max| where both converged, {model}, {algorithm}"
-    drawing = _grids(
+    return _grids(
         context, make, lambda g: {"ratio": g.ratio, "converged": g.converged}, "ratio", what, "converged"
     )
-    _add(drawing.pictures[""], "u, v: random directions.")
-    return drawing
