@@ -199,9 +199,9 @@ def test_each_state_is_examined_once(sound: Path, tmp_path: Path, monkeypatch: p
 
 def test_the_page_on_security_has_the_limits_of_the_code() -> None:
     page = (Path(__file__).parents[1] / "SECURITY.md").read_text("utf-8")
-    memory = f"at most {hdf5.MEMORY >> 20} MiB and four times the length of the file"
-    seconds = f"{hdf5.PATIENCE:.0f} s and 1 s for every {hdf5.PACE / 1e6:.0f} MB."
-    assert f"{memory}, {seconds}" in page
+    memory = f"{hdf5.MEMORY >> 20} MiB plus four times the length of the file"
+    seconds = f"{hdf5.PATIENCE:.0f} s plus 1 s for every {hdf5.PACE / 1e6:.0f} MB."
+    assert f"{memory}, and {seconds}" in page
 
 
 def test_every_flipped_bit_is_noticed(sound: Path, tmp_path: Path) -> None:
