@@ -175,7 +175,7 @@ def slow(place: str) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
     (bytes(5000), "has 5,000 bytes"),
     (endless, "has more than the"),
     (slow("headers"), "no answer within 1 s"),
-    (slow("body"), "not whole after 1 s"),
+    (slow("body"), "incomplete after 1 s"),
 ])  # fmt: skip
 def test_a_mirror_decides_neither_how_much_nor_how_long(
     answer: Any, words: str, server: tuple[str, Answers, list[str]], mnist: dict[str, bytes],

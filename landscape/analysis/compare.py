@@ -282,34 +282,36 @@ def compare(
 
     All checkpoints have the same minibatches, random vectors and planes, so that draws are compared in pairs
     (common random numbers; Student's t test of the differences, or McNemar's test over test samples).
-    Welch's t test compares spreads of learners. Eigenvalues are compared by bounds, which the outermost
-    eigenvalue does not exceed with a probability of 99%; a residual only shows that some eigenvalue is near.
+    "disagreement" and "spread-cost", whose draws are learners, are compared by Welch's t test. Eigenvalues
+    are compared by bounds: with a probability of 99%, the outermost eigenvalue lies within its bound. (A
+    residual only shows that some eigenvalue is near.)
 
     In groups, such as the seeds of two recipes, each checkpoint has its own draws, the error is the standard
     error over the group, and Welch's t test compares the means. Only groups allow statements about recipes
-    rather than about single runs. With Holm's correction, ``significance`` is the level of all tests of the
-    table together.
+    rather than about single runs. Holm's correction is applied, so that ``significance`` limits the
+    probability of even one false finding among all tests of the table.
 
     Args:
-        problems: at least two problems, runs, or names of runs' files or folders, in a list, or in a dict by
-            name. A list in place of an item is a group; beside groups, a single item is a group of one. A
-            problem is measured at its center, without the quantities that need a test set, learners or an
-            optimizer.
+        problems: at least two problems, runs, or names of runs' files or folders, as a list, or as a dict
+            from names to items. An item may itself be a list: a group. If any item is a group, a single item
+            counts as a group of one. A problem is measured at its center, without the quantities that need a
+            test set, learners or an optimizer.
         batch: the number of samples in a minibatch; default: the runs' total batch, if all runs have the
             same. Otherwise the quantities that need a batch are left out, with a note.
         quantities: their names, as ``landscape compare --help`` lists them; default: all that can be
-            measured, without "distance", "barrier" and "same-basin" (1 if the error rises by at most 2
-            percentage points on the line to the first problem, otherwise 0; Frankle et al. 2020). These three
-            compare each problem with the first one, after alignment of the hidden units by weights
-            (:func:`landscape.connect`).
+            measured, except "distance", "barrier" and "same-basin". These three compare each problem with the
+            first one, after alignment of the hidden units by weights (:func:`landscape.connect`).
+            "same-basin" is 1 if the error rises by at most 2 percentage points on the line between the two,
+            otherwise 0 (Frankle et al. 2020).
         model, data, loss, data_dir, metrics: what the runs' files lack, as for
-            :meth:`landscape.Checkpoint.problem`; the same for all runs. Each metric, also of problems, is a
-            row of the table.
+            :meth:`landscape.Checkpoint.problem`; the same for all runs. Each metric is a row of the
+            table; so are the metrics that problems bring themselves.
         equal_loss: whether to replace each run by its checkpoint whose training loss is nearest to the
             highest loss of the runs.
         loss_tol: the largest relative difference between the loss of a chosen checkpoint and that highest
             loss.
-        draws: the number of minibatches or displacements for each quantity. The trace takes 60 products.
+        draws: the number of minibatches or displacements for each quantity, except the trace, which always
+            takes 60 Hessian-vector products.
         planes: the number of random planes; the basin width is the mean over these planes.
         rise: the rise of the loss, in nats, at which the basin width is measured.
         rho: ρ of worst-case adaptive sharpness.
@@ -319,16 +321,17 @@ def compare(
         preconditioner_of: :func:`landscape.preconditioner`, to measure λ_max with the preconditioner of each
             run's optimizer, where it has one.
         seed: the seed of minibatches, vectors, displacements and planes.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
 
     Returns:
-        A table of value and error, (Q, S) each, with the differences of all pairs, (Q, K), and ``notes`` on
-        what could not be measured. ``significant`` says which differences are larger than their errors.
+        A table with ``value`` and ``error``, each (quantities, sides), the differences of all pairs,
+        (quantities, pairs of sides), and ``notes`` on what could not be measured. ``significant`` says which
+        differences are larger than their errors.
 
     Raises:
         InputError: fewer than two problems, an unknown quantity, a number that is not allowed, a group that
-            has a checkpoint or a seed twice, or a quantity by name that cannot be measured, for example for
-            want of a batch.
+            has a checkpoint or a seed twice, or a quantity that is named in ``quantities`` but cannot be
+            measured, for example without a batch.
         OperationError: no checkpoint near the common loss.
 
     Example:
@@ -347,7 +350,7 @@ def compare(
     names, entries, grouped = _entries(problems, source)
     requested = [BY_NAME[name] for name in dict.fromkeys(quantities)]
     if not requested:
-        requested = [quantity for quantity in QUANTITIES if not quantity.by_name]
+        requested = [quantity for quantity in QUANTITIES if not quantity.on_request]
     batch, requested, batch_notes = _batch_and_quantities(entries, batch, requested, bool(quantities))
     settings = Settings(
         batch, draws, planes, float(rise), float(rho), float(rho_average), k, preconditioner_of
@@ -356,7 +359,7 @@ def compare(
     common_loss = math.nan
     if equal_loss:
         entries, common_loss = _at_equal_loss(entries, loss_tol)
-    sides = names or _short_names(entries)
+    side_names = names or _short_names(entries)
     columns: list[_Column] = []
     first_subject = None
     for index, entry in enumerate(entries):
@@ -378,12 +381,12 @@ def compare(
     rows = _rows(requested, columns, bool(quantities), side_of, grouped)
     labels = tuple(entry.label for entry in entries)
     sources = [entry.source() for entry in entries]
-    notes = batch_notes + _column_notes(requested, columns, labels) + group_notes(rows, sides, side_of)
+    notes = batch_notes + _column_notes(requested, columns, labels) + group_notes(rows, side_names, side_of)
     return Comparison(
         **quantity_fields(rows, loss_name, same_loss),
-        **difference_fields(rows, len(sides), max(column.eps for column in columns), significance),
+        **difference_fields(rows, len(side_names), max(column.eps for column in columns), significance),
         **{name: value for name, value in vars(settings).items() if name != "preconditioner_of"},
-        sides=tuple(sides),
+        sides=tuple(side_names),
         labels=labels,
         sources=tuple(name for name, _ in sources),
         sources_sha256=tuple(digest for _, digest in sources),
@@ -392,7 +395,7 @@ def compare(
         given_steps=np.array(given_steps),
         significance=float(significance),
         grouped=grouped,
-        equal_loss=common_loss,
+        equal_loss=common_loss,  # in nats; NaN unless the argument ``equal_loss`` is True
         notes=tuple(notes),
         seed=seed,
         sample_counts=np.array([column.setting["samples"] for column in columns]),

@@ -123,7 +123,7 @@ def connect(
         bn_samples: the number of samples from which BatchNorm's statistics are estimated at each point.
         seed: the seed of the order in which layers are aligned, of the minibatches, and of t.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -300,7 +300,7 @@ def average(
         bn_samples: the number of samples from which statistics of BatchNorm are estimated.
         labels: names of the members; default: 0, 1, …
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

@@ -128,7 +128,7 @@ def contour(
             at the end. An unfinished surface in the file, or one on another grid, is resumed: the points in
             common are not computed again. With ``method="auto"`` an unfinished surface keeps its method.
         execution: processes, and an earlier surface without a file, see :class:`landscape.Execution`.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -365,7 +365,7 @@ def line(
             points a smooth line needs 25 exact points, or 15 that a part of the samples chooses. If 70% of
             the points do not suffice, all are computed.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -480,7 +480,7 @@ def hessian_grid(
         grid: numbers of points (nx, ny), or one for both axes; 4 × 4 by default (DPSGD-2020, section 4.1).
         span: x and y run over [−span, span]; default: ``plane.span``, which shows all markers; without
             markers 0.1 (DPSGD-2020, section 4.1).
-        residual_tol: the largest ‖Hv − λv‖, relative to |λ| or, if larger, to 1/1000 of the largest |λ|.
+        residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
         max_products: the largest number of Hessian-vector products per point.
         search: "auto" may search with cheaper products, and verifies and refines the results with exact
             products; "exact": all products are exact.
@@ -496,7 +496,7 @@ def hessian_grid(
         into, execution: as for :func:`landscape.contour`; points that did not converge are computed again
             if ``max_products`` differs.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

@@ -199,7 +199,7 @@ def learning_coefficient(
         max_steps: the largest number of steps of a chain.
         seed: the seed of the minibatches and the noise of the chains.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

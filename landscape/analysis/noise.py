@@ -92,7 +92,7 @@ def noise(
         draws: the number of draws of minibatches; 32 give each standard error to about 13%.
         seed: the seed of the minibatches.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -248,7 +248,7 @@ def noise_scale(
         max_draws: the largest number of draws.
         seed: the seed of the minibatches.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -396,7 +396,7 @@ def noise_alignment(
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         seed: the seed of the minibatches and the start of the search of eigenvalues.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

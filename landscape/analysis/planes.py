@@ -288,11 +288,11 @@ def eigen_plane(
 
     Args:
         problem: the loss; or a run, on its training set.
-        residual_tol: the largest ‖Hv − λv‖, relative to |λ| or, if larger, to 1/1000 of the largest |λ|.
+        residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
         max_products: the largest number of Hessian-vector products.
         seed: the seed of the starting vector.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
 
     Returns:
         A plane with directions of length 1.

@@ -272,7 +272,7 @@ class Quantity:
         over: the draws of its mean, such as "minibatches".
         flatter: −1 if small values mean a flat minimum, 1 if large values do, 0 if neither does.
         common: whether the draws of two subjects have the same random numbers.
-        by_name: whether it is measured only if it is requested by name.
+        on_request: whether it is measured only if the caller names it.
 
     Example:
         >>> BY_NAME["loss"].flatter
@@ -287,7 +287,7 @@ class Quantity:
     over: str = ""
     flatter: int = 0
     common: bool = True
-    by_name: bool = False
+    on_request: bool = False
 
     @property
     def needs_batch(self) -> bool:
@@ -430,9 +430,9 @@ QUANTITIES = (
     Quantity("noise-scale", "gradient noise scale", "samples", SE, _noise_scale, MINIBATCHES),
     Quantity("disagreement", "spread in the sharp space", "%", SE, _disagreement, "learners", common=False),
     Quantity("spread-cost", "½ tr(HC) of the spread", "nat", SE, _spread_cost, "learners", common=False),
-    Quantity("distance", "distance to the first, aligned", "distance", EXACT, _distance, by_name=True),
-    Quantity("barrier", "barrier to the first, aligned", "nat", EXACT, _barrier, by_name=True),
-    Quantity("same-basin", "in the basin of the first, aligned", "1", EXACT, _same_basin, by_name=True),
+    Quantity("distance", "distance to the first, aligned", "distance", EXACT, _distance, on_request=True),
+    Quantity("barrier", "barrier to the first, aligned", "nat", EXACT, _barrier, on_request=True),
+    Quantity("same-basin", "in the basin of the first, aligned", "1", EXACT, _same_basin, on_request=True),
 )  # fmt: skip
 BY_NAME = {quantity.name: quantity for quantity in QUANTITIES}
 

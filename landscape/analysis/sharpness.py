@@ -189,7 +189,7 @@ def sharpness(
         max_draws: the largest number of draws.
         seed: the seed of minibatches, displacements and starts.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -325,7 +325,7 @@ def batch_sharpness(
         max_draws: the largest number of draws.
         seed: the seed of the minibatches.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -459,14 +459,14 @@ def batch_spectrum(
         draws: the number of minibatches; default: 64.
         weight_decay: the factor c of a penalty c/2·‖θ‖² that the problem lacks; its Hessian cI is added.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
-        part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        part: names or name prefixes of parameters, to use only their diagonal block; default: all.
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
-        residual_tol: the largest ‖Hv − λv‖, relative to |λ| or, if larger, to 1/1000 of the largest |λ|.
+        residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
         max_products: the largest number of Hessian-vector products of each search.
         seed: the seed of the minibatches and the starting vector of all searches.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

@@ -93,21 +93,21 @@ def spectrum(
         draws: the number of random vectors for the density.
         steps: the number of Lanczos steps for each random vector; one step takes one product.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
-        part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        part: names or name prefixes of parameters, to use only their diagonal block; default: all.
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
-        precondition: a preconditioner P: the positive diagonal, in the shape of θ, or a checkpoint's
-            :func:`landscape.preconditioner`. All results are then of P^{-1/2} H P^{-1/2}, by exact products.
+        precondition: the positive diagonal of a preconditioner, in the shape of θ, or a checkpoint's
+            :func:`landscape.preconditioner`. All results are then of the preconditioned Hessian (see there).
         engine: "landscape", or "pyhessian", which computes only the eigenvalue of largest magnitude and the
             trace.
-        search: "auto": products of the eigenvalue search may use only the samples with most curvature, and
-            exact products then verify and refine the results; "exact": all products are exact. Trace and
-            density always have exact products.
-        residual_tol: the largest ‖Hv − λv‖, relative to |λ| or, if larger, to 1/1000 of the largest |λ|.
+        search: "auto": the search of eigenvalues may save time by products on the samples with most curvature
+            only; exact products then verify and refine the results. "exact": all products are exact, as they
+            always are with a preconditioner, and for trace and density.
+        residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
         max_products: the largest number of Hessian-vector products for the eigenvalues.
         seed: the seed of the starting vector, the signs and the random vectors.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -242,7 +242,7 @@ def curvature_table(
             name (h.3, layer1.0), or of a module if no name has a number. "layer": those of a module with its
             own parameters. "parameter": one tensor. Or names, prefixes and patterns (*.bias) of parameters, a
             row each; other parameters are in the row "others".
-        residual_tol: the largest ‖Hv − λv‖, relative to |λ| or, if larger, to 1/1000 of the largest |λ|.
+        residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
             With the default 0.1, λ_min is right to about 0.1 to 1%, and λ_max is more exact.
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
@@ -254,7 +254,7 @@ def curvature_table(
             ``met`` False.
         seed: the seed of the starting vectors and the random vectors.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -440,7 +440,7 @@ def loss_change(
         derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
             exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

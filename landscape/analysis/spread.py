@@ -96,7 +96,7 @@ def disagreement(
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         seed: the seed of the vector that the search of eigenvalues starts from.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -327,7 +327,7 @@ def smoothing(
         residual_tol: the largest residual of an eigenvalue, relative to the eigenvalue.
         seed: the seed of the displacements δ.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

@@ -89,8 +89,8 @@ EVERY = 30.0
 DELAY = 2.0
 #: A function of the completed share of some work, from 0 to 1.
 Progress = Callable[[float], None]
-#: The parameter ``progress``: True or False, whether to show progress; None, to show it after DELAY; or a
-#: function that is called with the completed share.
+#: The parameter ``progress``: True (show), False (hide), None (show after DELAY), or a function that takes
+#: the completed share.
 ProgressOption = Annotated[Progress | bool | None, "True, False or a function of the share"]
 
 

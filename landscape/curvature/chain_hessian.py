@@ -218,15 +218,15 @@ def agrees(problem: Problem, weights: Tensor, matrix: Literal["hessian", "gauss-
     if key in problem.checked or problem.check == "off":
         return problem.checked.get(key, True)
 
-    def are_equal(few: Problem) -> bool:
-        at = weights.to(few.dtype)
+    def are_equal(small_problem: Problem) -> bool:
+        at = weights.to(small_problem.dtype)
         vectors = normal((VECTORS, len(at)), generator(0, at.device, len(at))).to(at)
-        exact = HessianOptions(matrix, derivatives="exact").at(few, at)
+        exact = HessianOptions(matrix, derivatives="exact").at(small_problem, at)
         expected = exact._images(vectors)
-        difference = ChainHessian(few, at[None], matrix=matrix)(vectors) - expected
+        difference = ChainHessian(small_problem, at[None], matrix=matrix)(vectors) - expected
         if not bool(expected.isfinite().all()):
             return True
-        rounding = rounding_of(expected, exact(vectors.sum(0)), few.dtype)
+        rounding = rounding_of(expected, exact(vectors.sum(0)), small_problem.dtype)
         return bool((difference.norm(dim=1) <= rounding).all())
 
     problem.checked[key] = holds_but_for_rounding(problem.on(problem.data.few()), are_equal)

@@ -138,10 +138,10 @@ class Differences:
 
     def _check(self, weights: Tensor) -> None:
         """Raise InputError unless, for a few samples, the gradient is right and products are symmetric."""
-        few = self.problem.on(self.problem.data.few())
-        check_gradient(few, weights, self.slots)
-        few.checked = {**few.checked, self._key: False}
-        small = Differences(few, weights, self.slots)
+        small_problem = self.problem.on(self.problem.data.few())
+        check_gradient(small_problem, weights, self.slots)
+        small_problem.checked = {**small_problem.checked, self._key: False}
+        small = Differences(small_problem, weights, self.slots)
         u = self._random(0)
         image, error = small.measured(u)
         if not finite(image):  # products with all samples raise an error with the cause
@@ -180,8 +180,8 @@ class Differences:
             return gradient
         try:
             finer = Gradient(gradient.problem, gradient.weights, self.slots, torch.float64)
-            few = finer.problem.on(finer.problem.data.few())
-            Gradient(few, gradient.weights, self.slots, torch.float64)()
+            small_problem = finer.problem.on(finer.problem.data.few())
+            Gradient(small_problem, gradient.weights, self.slots, torch.float64)()
             return finer
         except LandscapeError:
             raise

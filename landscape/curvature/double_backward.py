@@ -78,10 +78,10 @@ def in_full_precision(problem: Problem) -> Problem:
     full = problem.to(torch.float32) if is_half else problem
     if INSIDE in problem.checked:
         return full
-    few = full.on(full.data.few())
+    small_problem = full.on(full.data.few())
     try:
         with torch.no_grad(), FullPrecision(full.dtype) as mode:
-            first_loss(few, few.layout.views(few.weights))
+            first_loss(small_problem, small_problem.layout.views(small_problem.weights))
     except LandscapeError:
         raise
     except Exception as error:  # a model that does not run in the full dtype may raise any error
@@ -307,27 +307,28 @@ def _loss_and_gradient(problem: Problem, at: Tensor, slots: Sequence[Slot]) -> t
     return float(value.detach()), put(torch.zeros_like(at), slots, numbers)
 
 
-def check_gradient(few: Problem, weights: Tensor, slots: Sequence[Slot]) -> None:
+def check_gradient(small_problem: Problem, weights: Tensor, slots: Sequence[Slot]) -> None:
     """Raise InputError unless the gradient in ``slots`` is the derivative of the loss near ``weights`` (P,).
 
     The gradient is not the derivative if a term of the loss is detached, or with straight-through estimators
     or phantom gradients. Derivatives of such gradients are no Hessian of the loss.
 
     The gradient is compared with central differences of the loss, along the gradient and along random
-    directions. The arithmetic is float64 if the model runs in float64. Each pair of a problem and ``slots``
-    is checked once.
+    directions. The check runs in the widest dtype of the device (usually float64) if the model can run in it,
+    otherwise in the problem's dtype. Each pair of a problem and ``slots`` is checked once.
 
     Args:
-        few: the problem with a few samples.
+        small_problem: the problem with a few samples.
         weights: (P,).
         slots: the parameters whose gradient is checked.
     """
-    key = ("gradient", few.batchnorm.name, tuple(slot.name for slot in slots))
-    if key in few.checked:
+    key = ("gradient", small_problem.batchnorm.name, tuple(slot.name for slot in slots))
+    if key in small_problem.checked:
         return
-    for dtype in dict.fromkeys((widest_dtype(few.device), few.dtype)):  # one dtype if the two are equal
+    # One dtype if the two are equal.
+    for dtype in dict.fromkeys((widest_dtype(small_problem.device), small_problem.dtype)):
         try:
-            converted = few.to(dtype)
+            converted = small_problem.to(dtype)
             converted.weights = weights.to(dtype)
             with FullPrecision(dtype):
                 agrees = _is_derivative(converted, slots)
@@ -335,12 +336,12 @@ def check_gradient(few: Problem, weights: Tensor, slots: Sequence[Slot]) -> None
         except LandscapeError:
             raise
         except Exception:  # a model that does not run in the wider dtype may raise any error: next dtype
-            if dtype == few.dtype:
+            if dtype == small_problem.dtype:
                 raise
     if not agrees:
         words = "its gradient is not the derivative of the loss (a detached part, rounding?)"
         raise InputError(f"model or loss: {words}{NO_GRADIENT}")
-    few.checked[key] = True
+    small_problem.checked[key] = True
 
 
 def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:

@@ -401,18 +401,18 @@ def extreme_eigenvalues(
         problem: the loss, a run, or any symmetric matrix: a :class:`landscape.HessianOperator`, or an object
             with ``shape`` and ``@`` of PyTorch, NumPy, SciPy or curvlinops. With a matrix, the options
             weights, matrix, part, derivatives, search and max_memory are not allowed.
-        residual_tol: the largest ‖Hv − λv‖, relative to |λ| or, if larger, to 1/1000 of the largest |λ|.
+        residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
-        part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        part: names or name prefixes of parameters, to use only their diagonal block; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
-        search: "auto": products of the search may use only the samples with most curvature, and exact
-            products then verify and refine the results; "exact": all products are exact.
+        search: "auto": the search may save time by products on the samples with most curvature only; exact
+            products then verify and refine the results. "exact": all products are exact.
         max_products: the largest number of Hessian-vector products. If the search needs more, the result has
             ``converged`` False, and its residuals show the error.
         seed: the seed of the starting vector.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -470,18 +470,19 @@ def top_eigenvalues(
     Args:
         problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
         k: the number of eigenvalues, 1 ≤ k ≤ P.
-        residual_tol: the largest ‖Hv − λv‖, relative to |λ| or, if larger, to 1/1000 of the largest |λ|.
+        residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
-        part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        part: names or name prefixes of parameters, to use only their diagonal block; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
-        precondition: a preconditioner P: the positive diagonal, in the shape of θ, or a checkpoint's
-            :func:`landscape.preconditioner`. Eigenvalues and eigenvectors are then of P^{-1/2} H P^{-1/2}, on
-            which the stability of Adam, RMSProp, LARS and LAMB depends; all products are exact.
-        search: "auto": products of the search may use only the samples with most curvature, and exact
-            products then verify and refine the results; "exact": all products are exact.
+        precondition: the positive diagonal of a preconditioner, in the shape of θ, or a checkpoint's
+            :func:`landscape.preconditioner`. Eigenvalues and eigenvectors are then of the preconditioned
+            Hessian (see there), on which the stability of Adam, RMSProp, LARS and LAMB depends.
+        search: "auto": the search may save time by products on the samples with most curvature only; exact
+            products then verify and refine the results. "exact": all products are exact, as they always are
+            with a preconditioner.
         engine: "landscape", or "pyhessian" for that package's eigenvalue of largest *magnitude*, with k = 1;
-            the residual is computed with a product of landscape.
+            the residual is computed with a Hessian-vector product of this package.
         initial: (P,), the start of the search, such as the sum of eigenvectors at nearby weights. A random
             vector of equal norm is added, so that the search also finds eigenvectors orthogonal to
             ``initial``.
@@ -489,7 +490,7 @@ def top_eigenvalues(
             ``converged`` False, and its residuals show the error.
         seed: the seed of the starting vector.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

@@ -17,6 +17,7 @@ from landscape.core.errors import InputError, LandscapeError, OperationError, Pr
 from landscape.core.memory import require_besides, spare, with_saved_bytes
 from landscape.core.options import Natural, OneOf, checked
 from landscape.curvature import differences, double_backward
+from landscape.curvature.double_backward import holds_but_for_rounding
 from landscape.curvature.operators import Products, SymmetricOperator
 from landscape.evaluation.needs import GRAPH_BYTES, UNLIKE, difference_bytes, lacks_second
 from landscape.problem.batches import AGAIN, aligned, named_tensors, recomputes
@@ -156,8 +157,8 @@ class HessianOperator(SymmetricOperator):
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for JᵀH_L J (see Schraudolph 2002, section 3), which is positive
             semi-definite for the usual losses.
-        part: names or name prefixes of parameters, such as "1" or "1.weight", for their diagonal block
-            (``size`` numbers in the order of θ); default: all P.
+        part: names or name prefixes of parameters, such as "1" or "1.weight", to use only their
+            diagonal block (``size`` numbers in the order of θ); default: all P.
         derivatives: "exact": by double backward; "differences": by differences of gradients, which are
             computed as in training; "auto": exact if model and loss have correct second derivatives, else
             differences, with a warning.
@@ -358,9 +359,9 @@ def check_symmetric(problem: Problem, weights: Tensor, operator: HessianOperator
     key = (*kind, *(slot.name for slot in operator.slots))
     if key in problem.checked or whole_key in problem.checked or problem.check == "off":
         return
-    few = operator.problem.on(problem.data.few())
-    double_backward.check_gradient(few, weights, operator.slots)
-    if not double_backward.holds_but_for_rounding(few, lambda part: _is_symmetric(part, weights, operator)):
+    small_problem = operator.problem.on(problem.data.few())
+    double_backward.check_gradient(small_problem, weights, operator.slots)
+    if not holds_but_for_rounding(small_problem, lambda part: _is_symmetric(part, weights, operator)):
         remedy = "" if operator.matrix == "gauss-newton" else ", or use matrix 'gauss-newton'"
         raise double_backward.NoSecondDerivative(
             f"model: its products (matrix '{operator.matrix}') are not symmetric: a second derivative of it, "
@@ -369,24 +370,24 @@ def check_symmetric(problem: Problem, weights: Tensor, operator: HessianOperator
     problem.checked[key] = True
 
 
-def _is_symmetric(few: Problem, weights: Tensor, operator: HessianOperator) -> bool:
-    """Return whether products of the matrix of ``few`` at ``weights`` (P,) are symmetric up to rounding.
+def _is_symmetric(small_problem: Problem, weights: Tensor, operator: HessianOperator) -> bool:
+    """Return whether products of the matrix at ``weights`` (P,) are symmetric up to rounding.
 
     Raises NoSecondDerivative for products that are not finite, or that differences of gradients contradict.
     """
-    views = few.layout.views(weights.to(few.dtype))
+    views = small_problem.layout.views(weights.to(small_problem.dtype))
     leaves = {name: view.detach().clone() for name, view in views.items()}
     active = [leaves[slot.name].requires_grad_() for slot in operator.slots]
     rng = generator(0, weights.device, len(weights))
     draws = []  # VECTORS random vectors u_k, each as tensors like the operator's parameters
     for _ in range(VECTORS):
-        random = normal(len(weights), rng).to(few.weights)
-        views = few.layout.views(few.along_weights(random))
+        random = normal(len(weights), rng).to(small_problem.weights)
+        views = small_problem.layout.views(small_problem.along_weights(random))
         draws.append([views[slot.name] for slot in operator.slots])
     sum_of_draws = [sum(tensors[1:], tensors[0]) for tensors in zip(*draws, strict=True)]
-    x, y, _, seed = next(few.parts())
-    with twice_differentiable(few), few.evaluating(seed):
-        chunk = CHUNKS[operator.matrix](few, leaves, active, x, y)
+    x, y, _, seed = next(small_problem.parts())
+    with twice_differentiable(small_problem), small_problem.evaluating(seed):
+        chunk = CHUNKS[operator.matrix](small_problem, leaves, active, x, y)
         forms = torch.zeros(VECTORS, VECTORS, dtype=torch.float64)  # [k, l] = u_lᵀ(H u_k)
         nonlinearity = [torch.zeros_like(a) for a in active]  # Σ_k H u_k − H Σ_k u_k: only rounding errors
         first_image: list[Tensor] = []
@@ -404,14 +405,14 @@ def _is_symmetric(few: Problem, weights: Tensor, operator: HessianOperator) -> b
     del chunk, image, random  # frees memory for the differences of gradients
     if not (finite(forms) and math.isfinite(largest_norm)):
         raise operator._not_finite()
-    eps = torch.finfo(few.dtype).eps
+    eps = torch.finfo(small_problem.dtype).eps
     rounding = 100 * float(double_backward.distance(nonlinearity)) + eps**0.5 * largest_norm
     if not bool((forms - forms.T).abs().max() <= rounding):  # also if it is NaN
         return False
     if operator.matrix == "hessian":
         first_draw = draws[0]
         del draws[:], vectors, sum_of_draws, nonlinearity, views  # frees memory
-        double_backward.check_differences(few, leaves, active, first_draw, first_image)
+        double_backward.check_differences(small_problem, leaves, active, first_draw, first_image)
     return True
 
 

@@ -230,20 +230,22 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
     """Find the smallest and the largest eigenvalues of a symmetric operator, as a generator.
 
     The generator yields vectors (P,), receives the operator's products with these vectors, and returns the
-    result. Many searches can so share one pass over the data. ``target`` has the wanted numbers of smallest
-    and largest eigenvalues. ``start`` (P,) is random, or at least half of it is (:func:`.warm_start`).
+    result. In this way, many searches can share one pass over the data. ``target`` has the wanted numbers of
+    smallest and largest eigenvalues. ``start`` (P,) is a random vector, or the sum of a given vector and a
+    random one of equal norm (:func:`.warm_start`).
 
-    The search ends when each wanted Ritz pair has a residual of at most tol·|λ|, tol the ``residual_tol``. If
-    |λ| is below 1/1000 of the largest |λ|, this 1/1000 takes the place of |λ|.
+    The search ends when each wanted Ritz pair has a residual of at most
+    ``residual_tol``·max(|λ|, |λ|_max/1000), where |λ|_max is the largest |λ|.
 
     A Krylov space has only one copy of a repeated eigenvalue, and may have one vector for two close
-    eigenvalues. If several eigenvalues of an end are wanted, a second start (:func:`.second_start`) tests
-    whether an eigenvalue beyond the last wanted one was missed (by more than :func:`_missable`). If so, the
-    search goes on in the orthogonal complement of the Ritz vectors. If one eigenvalue of an end is wanted,
-    the first start bounds all others without a product (:func:`.outermost`).
+    eigenvalues. If several eigenvalues at one end of the spectrum are wanted, a second start
+    (:func:`.second_start`) tests whether an eigenvalue was missed that lies beyond the last wanted one by
+    more than the margin of :func:`_missable`. If so, the search goes on in the orthogonal complement of the
+    Ritz vectors. If one eigenvalue at an end is wanted, all other eigenvalues can be bounded from the first
+    start, without further products (:func:`.outermost`).
 
     The eigenpairs of an invariant subspace are exact. They are locked, and the search goes on from a random
-    vector until the wanted eigenvalues stay unchanged. If several eigenvalues of an end are wanted and P is
+    vector until the wanted eigenvalues stay unchanged. If several eigenvalues at an end are wanted and P is
     at most MAX_BASIS, the search goes on until the basis is complete.
 
     A product that is NaN or infinite ends the search. The result then has NaN, and is not converged.
@@ -254,7 +256,7 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
     ranks = target.ranks
     size = ranks.size(start)
     if max(low, high) > size:
-        raise InputError(f"k: {max(low, high)} is not allowed, it must be at most {size}, all parameters")
+        raise InputError(f"k: {max(low, high)} is not allowed, there are only {size} parameters")
     generator = ranks.generator(size, start)
     values, vectors = np.zeros(0), start.new_zeros(0, len(start))  # the Ritz pairs of all spaces
     wanted = np.zeros(0)  # the outermost of ``values``
@@ -307,7 +309,7 @@ def search_eigenpairs(start: Tensor, target: SearchOptions) -> Search:
                 products += second.products
                 check_products += second.products
                 bounds[sign] = second.bound
-                # If the last space changed no wanted value, another would not either: the bound stays high.
+                # If the last space changed no wanted value, nor would another: the search ends, incomplete.
                 if second.start is not None and not unchanged:
                     finished, start = False, second.start
                     break

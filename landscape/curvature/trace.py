@@ -115,11 +115,11 @@ def density(
             (Ghorbani, Krishnan and Xiao 2019 use both defaults for networks of all sizes.)
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
-        part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        part: names or name prefixes of parameters, to use only their diagonal block; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         seed: the seed of the random vectors.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -310,12 +310,12 @@ def trace(
             random samples.
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
-        part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        part: names or name prefixes of parameters, to use only their diagonal block; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         engine: "landscape", or "pyhessian" for that package's plain Hutchinson samples, one for each product.
         seed: the seed of the random signs.
         max_memory: the most bytes that the process may use.
-        progress: a function of the finished share, or whether to show progress (default: after two seconds).
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

@@ -214,7 +214,7 @@ def _download(
 
 
 def _downloaded_blocks(url: str, most: int, progress: Progress) -> Generator[bytes]:
-    """Yield blocks of the bytes at an address; raise _MirrorError if it fails or gives more than ``most``."""
+    """Download ``url``, yield its bytes in blocks; raise _MirrorError on failure or above ``most`` bytes."""
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
@@ -223,7 +223,7 @@ def _downloaded_blocks(url: str, most: int, progress: Progress) -> Generator[byt
     end = time.monotonic() + seconds
     request = Request(url, headers={"User-Agent": f"landscape/{__version__}"})
     try:
-        # TIMEOUT limits each wait only, and a server can send its headers byte by byte.
+        # TIMEOUT limits single waits; ``within`` also stops a server that sends its headers byte by byte.
         with within(seconds, lambda: urlopen(request, timeout=TIMEOUT)) as reply:
             size = int(reply.headers.get("Content-Length") or 0)  # 0: not known
             received = 0
@@ -235,7 +235,7 @@ def _downloaded_blocks(url: str, most: int, progress: Progress) -> Generator[byt
                 if received > most:
                     raise _MirrorError(f"{url}: has more than the {most:,} bytes that are expected")
                 if time.monotonic() > end:
-                    raise TimeoutError(f"not whole after {seconds:.0f} s")
+                    raise TimeoutError(f"incomplete after {seconds:.0f} s")
                 yield block
                 progress(received / (size or most))
             if received < size:

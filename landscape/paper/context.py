@@ -214,7 +214,9 @@ class Context:
         return [recipe for recipe in recipes.values() if self.record(recipe) is None]
 
     def train(self, recipes: Iterable[Recipe]) -> None:
-        """Train the runs of ``recipes`` that have not ended in ``folder``; an interrupted run resumes.
+        """Train those runs of ``recipes`` that have not yet ended in this context's folder.
+
+        An interrupted run resumes.
 
         Raises:
             OperationError: a run could not be made.
@@ -227,11 +229,12 @@ class Context:
         def after_run(job: TrainingJob, seconds: float | None) -> None:
             """Write the record of a run, and report that it ended; ``seconds`` is None for a stopped run."""
             nonlocal ended_count
-            if seconds is None:  # stopped, as the budget is used
+            if seconds is None:  # stopped because the time budget has run out
                 return
             ended_count += 1
             recipe = job.recipe
             self.record(recipe)
+            # Of the other runs only the record is needed.
             if self.runs_with_weights is not None and identity(recipe) not in self.runs_with_weights:
                 shutil.rmtree(job.folder)
             self.message(

@@ -151,7 +151,7 @@ def _of_values(values: dict[str, Any], recipe: Recipe) -> Record:
     """Return the record of a run of ``recipe`` from the ``values`` of its JSON file.
 
     Raises:
-        ArithmeticError, AttributeError, LookupError, TypeError, ValueError: the values are no record's.
+        ArithmeticError, AttributeError, LookupError, TypeError, ValueError: these are not a record's values.
     """
     data, curves = values["data"], []
     for key in ("name", "fingerprint"):
@@ -163,7 +163,7 @@ def _of_values(values: dict[str, Any], recipe: Recipe) -> Record:
         if any(column.shape != steps.shape or column.ndim != 1 for column in columns.values()):
             raise ValueError("columns of unequal length")
         if not np.isfinite(steps).all() or not (np.diff(steps) > 0).all() or (len(steps) and steps[0] < 1):
-            raise ValueError("steps that do not increase from 1")
+            raise ValueError("steps that are not finite, do not increase or are below 1")
         curves.append(columns)
     sample_counts = {split: int(data[split]) for split in ("train", "test")}
     record = Record(
@@ -173,11 +173,11 @@ def _of_values(values: dict[str, Any], recipe: Recipe) -> Record:
         curves=tuple(curves), numerics=int(values["numerics"]), step=int(values["step"]),
         diverged_at=int(values["diverged_at"]), seconds=float(values["seconds"]),
     )  # fmt: skip
-    has_no_sample = record.data["train"] < 1
-    if record.diverged not in DIVERGED or has_no_sample or record.step < 0 or record.seconds < 0:
-        raise ValueError("numbers of no run")
+    has_times = record.step >= 0 and 0 <= record.seconds < math.inf
+    if record.diverged not in DIVERGED or record.data["train"] < 1 or not has_times:
+        raise ValueError("values that no run can have")
     last_step = max((curve["step"][-1] for curve in curves if len(curve["step"])), default=0)
-    if not math.isfinite(record.seconds) or last_step > record.step:
+    if last_step > record.step:
         raise ValueError("curves longer than the run")
     return record
 

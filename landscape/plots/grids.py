@@ -39,7 +39,8 @@ def draw_hessian_grids(
 ) -> Figure:
     """Draw heatmaps of |λ_min|/|λ_max|, one panel for each grid, with one color scale.
 
-    A star marks points where the eigenvalues have not converged; the medians leave these out.
+    Each title gives the median ratio. A star marks points whose eigenvalues have not converged; the median
+    leaves them out.
 
     Args:
         vmax: the ratio with the darkest color; larger ratios have the same color. Default: the largest ratio,
@@ -77,7 +78,7 @@ def draw_hessian_grids(
     extend = "max" if largest > vmax else "neither"
     color_bar(figure, axes, colors.Normalize(0.0, vmax), color_map, label, extend)
     text = f"{style.samples_of(results)}{style.interpolation_note(results)}."
-    text = f"Low: nearly convex; u, v: directions of the plane. {text}"
+    text = f"A low ratio means nearly convex; u, v: directions of the plane. {text}"
     return finish(figure, title or style.headline(results), text)
 
 

@@ -120,7 +120,7 @@ def _draw_3d(
 ) -> Figure:
     """Draw the loss as height above the plane, one panel for each surface, with shared heights and colors.
 
-    The panels have the same markers as contours; they lie on the surface.
+    The markers are those of the contour plot, placed on the surface.
     """
     figure, axes = wrapped_panels(len(results), 4.8, 4.5, names="surface", subplot_kw={"projection": "3d"})
     top = level_scale.levels[-1]  # the highest loss that is drawn

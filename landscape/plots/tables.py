@@ -32,7 +32,8 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
     """Draw the largest stable learning rates against the delay, one panel for each minimum.
 
     Each form of momentum has a line; above the line, training leaves the minimum. The star is the run. The
-    dash above or below the star is the limit of the run's update rule, if the result has this limit.
+    dash above or below the star is the largest learning rate that is stable under the run's own update rule,
+    where the result has one.
     """
     figure, axes = wrapped_panels(len(results), 4.6, 3.6, names="rates", sharex=True, sharey=True)
     star: dict[str, Any] = {"ls": "none", "clip_on": False, "label": "the run", "zorder": 5}
@@ -53,7 +54,7 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
         style.decimal_labels(ax.yaxis)
     optimizers = dict.fromkeys(r.precondition for r in results if r.precondition)
     text = f"Preconditioned by {', '.join(optimizers)}." if optimizers else None
-    default_title = f"Above a line training leaves the minimum ({style.splits(results)})"
+    default_title = f"Above a line, training leaves the minimum ({style.splits(results)})"
     return finish(figure, title or default_title, text, axes, ncols=2 * min(3, len(axes)))
 
 

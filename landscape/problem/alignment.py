@@ -98,8 +98,8 @@ class Symmetry:
     @classmethod
     def of(cls, problem: MeanLoss) -> Symmetry:
         """Return the symmetry of a problem's model, tested on the model: see :func:`_tested`."""
-        few = problem.on(problem.data.few(TRIED))
-        trace = trace_of(_wide(few))
+        problem = problem.on(problem.data.few(TRIED))
+        trace = trace_of(_wide(problem))
         parameters = {name: spaces(axes) for name, axes in trace.parameters.items()}
         read = {str(activation): spaces(axes) for activation, axes in trace.activations.items()}
         shapes = {name: tuple(space.size for space in axes) for name, axes in (parameters | read).items()}
@@ -110,7 +110,7 @@ class Symmetry:
                 groups.append(group)
             elif space.reason not in NATURAL:
                 fixed.setdefault(group.name, space.reason)
-        return _tested(few, cls(problem.layout, shapes, tuple(groups), fixed, tuple(trace.activations)))
+        return _tested(problem, cls(problem.layout, shapes, tuple(groups), fixed, tuple(trace.activations)))
 
     def blocks(self, weights: Tensor) -> Blocks:
         """Return the blocks of ``weights`` (P,), by parameter."""
@@ -178,16 +178,16 @@ def permuted(symmetry: Symmetry, weights: Tensor, seed: int) -> Tensor:
     return symmetry.flat(blocks)
 
 
-def _tested(few: MeanLoss, symmetry: Symmetry) -> Symmetry:
+def _tested(problem: MeanLoss, symmetry: Symmetry) -> Symmetry:
     """Return the symmetry without the groups whose random permutation changes the outputs of some samples.
 
     All groups are tested together, at random weights. If that changes the outputs, each group is tested by
     itself; one whose permutation may differ along an outer axis is then also tested with equal permutations.
     """
-    weights = moved(few)
+    weights = moved(problem)
 
     def keeps(*groups: Group) -> bool:
-        return change(few, weights, permuted(replace(symmetry, groups=groups), weights, 0)) <= UNCHANGED
+        return change(problem, weights, permuted(replace(symmetry, groups=groups), weights, 0)) <= UNCHANGED
 
     if keeps(*symmetry.groups):
         return symmetry
@@ -307,14 +307,14 @@ def _activations(problem: MeanLoss, symmetry: Symmetry, ends: Sequence[Tensor]) 
     uses statistics that are estimated for each network.
     """
     wide = _wide(problem).with_batchnorm("recalibrate")
-    few = wide.data.few(TRIED)
-    inputs = [next(few.chunks())[0]]
+    small_data = wide.data.few(TRIED)
+    inputs = [next(small_data.chunks())[0]]
     if problem.indexed and not problem.data.mixes:
         numbers = sum(math.prod(activation.shape) for activation in symmetry.read)
-        most = max(few.samples, READ_BYTES * few.samples // (numbers * wide.weights.itemsize))
+        most = max(small_data.samples, READ_BYTES * small_data.samples // (numbers * wide.weights.itemsize))
         order = torch.randperm(problem.samples, generator=torch.Generator().manual_seed(0))
-        batches = torch.split(order[: min(SAMPLES, most)], few.samples)
-        inputs = [wide.gather(batch)[0] for batch in batches if len(batch) == few.samples]
+        batches = torch.split(order[: min(SAMPLES, most)], small_data.samples)
+        inputs = [wide.gather(batch)[0] for batch in batches if len(batch) == small_data.samples]
     blocks = []
     for weights in ends:
         weights = weights.to(wide.weights)

@@ -309,9 +309,9 @@ def check_batches(problem: Any) -> None:
 
 def check_ranks(problem: Any, x: Any, y: Any, terms: Terms) -> None:
     """Raise InputError unless the gradient is that of the loss of all ranks, on the first batch of each."""
-    few = problem._on_batch(x, y, float(terms(x, y).sum()))
-    value, g = few.loss(), few.gradient()
-    _check_gradient(problem, few, g, _rounding(problem, value))
+    small_problem = problem._on_batch(x, y, float(terms(x, y).sum()))
+    value, g = small_problem.loss(), small_problem.gradient()
+    _check_gradient(problem, small_problem, g, _rounding(problem, value))
 
 
 def _rounding(problem: Any, value: float) -> float:
@@ -470,8 +470,8 @@ def _own_batches(problem: Any) -> Iterator[tuple[Any, Any]]:
     return map(problem.data.place, problem.data.pieces())
 
 
-def _check_gradient(problem: Any, few: Any, g: Tensor, rounding: float) -> None:
-    """Raise InputError unless g is the gradient of the loss of ``few``, some samples of all ranks."""
+def _check_gradient(problem: Any, small_problem: Any, g: Tensor, rounding: float) -> None:
+    """Raise InputError unless g is the gradient of the loss of some samples of all ranks."""
     triples = zip(problem.pieces, problem.parts(problem.weights), problem.parts(g), strict=True)
     copies = [t.double() for piece, *values in triples if piece.share * problem.ranks == 1 for t in values]
     squares = problem._by_rank(*(float(t.square().sum()) for t in copies))
@@ -483,7 +483,7 @@ def _check_gradient(problem: Any, few: Any, g: Tensor, rounding: float) -> None:
     along = random / problem.norm(random) + g / max(problem.norm(g), 1e-30)
     step = STEP * problem.norm(theta) / problem.norm(along)
     expected = float(problem.total(inner(g, along)))
-    ends = [few.loss(theta + times * step * along) for times in (1, -1, 2, -2)]
+    ends = [small_problem.loss(theta + times * step * along) for times in (1, -1, 2, -2)]
     slope, wider_slope = (ends[0] - ends[1]) / (2 * step), (ends[2] - ends[3]) / (4 * step)
     allowed = ALLOWED * max(abs(expected), abs(slope)) + abs(slope - wider_slope) + rounding / step
     if not abs(slope - expected) <= allowed:

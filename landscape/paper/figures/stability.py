@@ -471,8 +471,8 @@ def _judge_saddles(rows: Rows) -> list[Effect]:
 def _draw_escapes(results: Sequence[Escape]) -> Figure:
     """Draw median escape time, with its 95% confidence band, against the quantity that is varied.
 
-    There is a panel for each. The upper edge is the last step: lines and bands there stand for runs that had
-    not escaped by then.
+    Each result has a panel. Times are cut at the last step: a line or band at that height stands for runs
+    that had not escaped by then.
     """
     names = {"dimension": "dimension", "noise": "std of a sample's gradient", "lr": "learning rate"}
     picture, axes = wrapped_panels(len(results), 3.5, 3.0, names="times", sharey=True)
@@ -482,7 +482,7 @@ def _draw_escapes(results: Sequence[Escape]) -> Figure:
         for a, name in enumerate(r.algorithms):
             color = style.color_of(name)
             ax.fill_between(r.values, low[a], high[a], color=color, alpha=0.2, lw=0)
-            # Wide lines below narrow ones: SSGD is seen where DPSGD is equal.
+            # Later lines are narrower: an earlier one stays visible where two coincide (SSGD and DPSGD).
             look: Any = {"color": color, "marker": "osD"[a], "ms": 8 - 2 * a, "lw": 3 - 0.8 * a}
             ax.plot(r.values, median[a], label=style.paper_name(name), **look)
         ax.set_xscale("log", base=10 if r.vary == "noise" else 2)

@@ -100,7 +100,7 @@ def critical_batch(
         seed: the seed of the minibatches of the first branch; the next branches take the next numbers.
         device, data_dir: where the branches train, and the folder of data sets; default: the device and the
             folder of the run's problem.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -387,7 +387,7 @@ def stability(
             ``own_limit``; they are NaN where P does not state them.
         residual_tol: the allowed residual of λ_max, relative to λ_max.
         seed: the seed of the starting vector of the iteration.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

@@ -295,7 +295,7 @@ def sweep(
         timeout: seconds that a process may be silent.
         device, data_dir, allow_code: as for :func:`landscape.train`.
         message: takes lines for the user.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         settings: values of the recipes' keys. A list has several values, each for runs of its own; anything
             else is the value in all runs. A single value that is a list is written as a list in a list.
 

@@ -335,7 +335,7 @@ def torch_preconditioned(
 def torch_preconditioner(
     kind: type[torch.optim.Optimizer], values: Mapping[str, Any], state: Mapping[str, Tensor], updates: Tensor
 ) -> Tensor:
-    """Return the diagonal of P (n, P) of a class that has one, as of :meth:`.Optimizer.preconditioner`.
+    """Return the diagonal (n, P) of the preconditioner; see :meth:`.Optimizer.preconditioner`.
 
     Args:
         kind, values: the class and its options.

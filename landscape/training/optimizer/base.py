@@ -93,9 +93,10 @@ class Optimizer(ABC):
         self.state: dict[str, Tensor] = {}
 
     def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor | None:
-        """Return the diagonal (n, P) of P after ``step`` steps; the directions are P⁻¹ times a momentum.
+        """Return the diagonal (n, P) of the preconditioner after ``step`` steps.
 
-        None means that the directions are not such a product with a positive diagonal P.
+        The directions are a momentum divided by this diagonal. None means that no positive diagonal makes
+        them such a quotient.
 
         Args:
             points: (n, P), the weights.

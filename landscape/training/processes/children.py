@@ -224,20 +224,19 @@ class Pool:
         """
         waiting = list(enumerate(jobs))[::-1]  # the next job is the last item
         with Children() as children:
-            shared = threads_each(self.nproc, self.threads)
-            for number in range(min(self.nproc, len(jobs))):
-                variables = shared | self.environment(number)
+            for process in range(min(self.nproc, len(jobs))):
+                variables = threads_each(self.nproc, self.threads) | self.environment(process)
                 children.start(__name__, [function], variables, piped=True, show=False)
-            busy = {child: _give(child, waiting) for child in children.all}
+            busy = {child: _give_next_job(child, waiting) for child in children.all}
             for _ in jobs:
                 child, answer = self._next_answer(children, busy)
-                number = busy.pop(child)
+                job_index = busy.pop(child)
                 if "failed" in answer:
                     sys.stderr.write(answer["trace"])
-                    raise JobError(number, answer["failed"])
+                    raise JobError(job_index, answer["failed"])
                 if waiting:
-                    busy[child] = _give(child, waiting)
-                done(number, answer["result"])
+                    busy[child] = _give_next_job(child, waiting)
+                done(job_index, answer["result"])
 
     def _next_answer(self, children: Children, busy: Mapping[Child, int]) -> tuple[Child, dict[str, Any]]:
         """Return the next child that answers, and its answer; JobError if a child ended or is silent."""
@@ -256,14 +255,14 @@ class Pool:
                     raise JobError(job, f"its process was lost, no sign of life for {self.timeout:g} s")
 
 
-def _give(child: Child, waiting: list[tuple[int, Sequence[Any]]]) -> int:
-    """Send the next job to ``child``, and return the job's number."""
-    number, arguments = waiting.pop()
+def _give_next_job(child: Child, waiting: list[tuple[int, Sequence[Any]]]) -> int:
+    """Send the next job to ``child``, and return the job's index."""
+    job_index, arguments = waiting.pop()
     assert child.process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # the child has ended: the missing answer shows it
         child.process.stdin.write(json.dumps(list(arguments)).encode() + b"\n")
         child.process.stdin.flush()
-    return number
+    return job_index
 
 
 def main() -> None:

@@ -455,8 +455,7 @@ def train(
         data_dir: the folder of data sets that are not bundled. Default: $LANDSCAPE_DATA or data.
         allow_code: whether to run code that a file names as MODULE:NAME; code in the settings always runs.
         message: called with lines for the user.
-        progress: a function of the finished share (0 to 1), or whether to show a progress bar; default: a bar
-            after two seconds.
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         settings: values that replace those of the recipe's keys, as for :meth:`landscape.Recipe.read`.
 
     Returns:

@@ -493,7 +493,7 @@ def topologies(
         parameters: the number of the network's parameters, 4 bytes each.
         picture: a .png, .pdf or .svg file for a picture of the topologies as graphs. Each of the first eight
             steps of a cycle has a panel; random matching has three panels, drawn with seed 0.
-        progress: a function of the finished share, or whether to show it; default: shown after two seconds.
+        progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
 
     Returns:
         Mixing -> its numbers. "gap": the spectral gap of the mixing matrix; for a cycle of matrices, the gap
