@@ -54,7 +54,7 @@ figures-smoke: $(READY)  ## the papers' figures with tiny runs on bundled data (
 	OMP_NUM_THREADS=1 $(BIN)/landscape figures --all --scale smoke --share 1/1 --jobs 2 -o build/figures --runs build/runs
 	OMP_NUM_THREADS=1 $(BIN)/landscape figures --all --scale smoke -o build/figures --runs build/runs
 
-fuzz: $(READY)  ## 20,000 damaged and hostile files for every reader, half with forged checksums (half an hour)
+fuzz: $(READY)  ## 20,000 damaged and hostile files for every function that reads files, half with forged checksums (half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.harm files
 
 docs: $(READY)  ## the documentation, into build/docs; a warning is an error

@@ -198,8 +198,8 @@ def _draw_contours(
     """Draw contours, one panel for each surface, with shared levels and colors.
 
     Below each panel is the profile of its surface. Markers show the lowest grid point, and the center or the
-    weights that define the plane: checkpoints, the trajectory of a run, or the learners and their mean. In
-    all panels, a thick line is where the loss is higher than at the center by the same amount.
+    weights from which the plane was computed: checkpoints, the trajectory of a run, or the learners and
+    their mean. In all panels, a thick line is where the loss is higher than at the center by the same amount.
     """
     rise = geometry.shared_rise(results)  # NaN if the surfaces share none
     width = 5.0 if len(results) == 1 else 3.5

@@ -37,7 +37,7 @@ class Plane:
         seed: the seed of random directions.
         ignore: parameters that random directions do not change: "none" or "bias+norm".
         axes: the meaning of a step of length 1 along each direction, for plots.
-        weights: (M, P), the M weight vectors that define the plane, if any.
+        weights: (M, P), the M weight vectors from which the plane was computed, if any.
         networks: (M,), with BatchNorm, the networks of ``weights`` with their own statistics, not aligned.
         markers: (M, 2), coordinates of the points of the plane nearest to ``weights``; (0, 2) without any.
         labels: (M,), the names of ``weights``.

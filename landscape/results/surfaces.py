@@ -69,7 +69,7 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
         provenance: lines on the model, the loss and the data; a call resumes only a surface with equal lines.
         split, label, source, source_sha256: the split of the data, a name for plots, the checkpoint file and
             its SHA-256.
-        markers: (M, 2), coordinates of the weights that define the plane, if any.
+        markers: (M, 2), coordinates of the weights from which the plane was computed, if any.
         labels: (M,), the names of these weights.
         marker_loss: (M,), the loss at these weights, which may lie outside the plane.
         own_loss: (M,), with BatchNorm, the loss at these weights with their own statistics; NaN where the
@@ -376,7 +376,7 @@ def _curvature_findings(surface: Surface, ends: ExtremeEigenvalues | None) -> It
 
 
 def _marker_findings(surface: Surface) -> Iterator[Finding]:
-    """Yield the places that define the plane, as far as the plane leaves them out."""
+    """Yield how closely the plane fits the places from which it was computed."""
     if surface.explained.size:
         share = float(surface.explained.sum())
         advice = "" if share >= EXPLAINED else "the distances of the places beside the picture"

@@ -1,4 +1,4 @@
-"""Damaged and hostile files for every reader, and commands that are killed, stopped and crowded at random moments."""
+"""Damaged and hostile files for every function that reads files; commands that are killed at random moments."""
 
 from __future__ import annotations
 

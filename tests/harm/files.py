@@ -1,4 +1,4 @@
-"""Every reader, as a user calls it: on one mutated file, in a folder of its own, with limits on time and memory."""
+"""Every function that reads files, on one mutated file, in its own folder, with limits on time and memory."""
 
 from __future__ import annotations
 

@@ -486,7 +486,7 @@ class AverageSharpness(_Rise):
 
 @instrument("average", "window")
 class RunningAverage(Along):
-    """The loss of the mean of the last ``monitor.window`` measured w_a (LAWA), predicted.
+    """The predicted loss at the mean of w_a over the last ``monitor.window`` measurements (LAWA).
 
     The loss is on the run's sample, with the ends of a 90% interval. The gain is the loss at w_a now minus
     the predicted loss: above 0, to stop now and average is predicted to be better than to stop now without

@@ -161,8 +161,8 @@ class Monitor:
         draws: Minibatches that an instrument draws each time. Source: ours; a standard error from 16 is right
             to 18%.
         rho: Radius of "worst-sharpness" and "average-sharpness", which need one. Source: ours.
-        window: The last measured w_a whose mean is the average of "average". Source: ours; each costs a
-            gradient and a Hessian product each time.
+        window: The number of latest measurements of w_a over which "average" takes the mean. Source: ours;
+            each costs a gradient and a Hessian product each time.
     """
 
     sharpness: options.Natural = 0
