@@ -365,7 +365,8 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
         _draw_loss_or_smoothed(rates, sharpness, loss, results, k)
     positions = np.arange(len(results))
     rates.plot(positions, [r.lr for r in results], "k_", ms=26, mew=2, label=r"$\alpha$")
-    rates.plot(positions, [r.alpha_e for r in results], "kx", ms=8, mew=2, label=r"$\alpha_e$")
+    if np.isfinite([r.alpha_e for r in results]).any():
+        rates.plot(positions, [r.alpha_e for r in results], "kx", ms=8, mew=2, label=r"$\alpha_e$")
     _draw_spread(spread, results)
     tick_labels = [name.replace(", step", ",\nstep") for name in style.names_of(results, "")]
     for ax, panel_title, label in (
@@ -380,8 +381,10 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
             ax.set_xticks(positions, tick_labels)
             ax.tick_params(axis="x", labelsize=8)
             ax.margins(x=0.15)
-    text = f"{style.samples_of(results)}; dashes beside the sharpness: the steepest change of the gradient."
-    return finish(figure, title or "Smoothing by the learners' spread", text, [rates], ncols=5)
+    text = f"{style.samples_of(results)}; bars: one standard error; α, α_e: learning rate, effective one"
+    if any(r.lipschitz.size for r in results):
+        text += "; dashes beside the sharpness: the steepest change of the gradient"
+    return finish(figure, title or "Smoothing by the learners' spread", f"{text}.", [rates], ncols=5)
 
 
 def _draw_loss_or_smoothed(
