@@ -284,7 +284,7 @@ def _judge_rules(rows: Rows) -> list[Effect]:
         effects.append(
             paired_effect(where, what, rows, ERROR, at=BYTES, rule=("SSGD", "local SGD"), **where_rows)
         )
-        what = f"cosine of the way of w_a with −g, {MULOCO} less {DILOCO}"
+        what = f"cosine of the displacement of w_a with −g, {MULOCO} less {DILOCO}"
         effects.append(
             paired_effect(where, what, rows, COSINE, at=SAMPLES, rule=(MULOCO, DILOCO), **where_rows)
         )
