@@ -235,7 +235,7 @@ def test_what_we_found_rests_on_outcomes_that_the_figures_have(entries: dict[str
     for each in sentences:
         assert set(each["rests"]) <= set(figure.names())
     assert pages.findings({}) == []
-    assert f"{NEGLIGIBLE:.0%} of a time" in pages.words("rules")
+    assert f"{NEGLIGIBLE:.0%} for times" in pages.words("rules")
     for name in figure.names():
         assert set("".join(figure.get(name).results)) <= set("anoeu")
     # With another outcome a sentence is gone.

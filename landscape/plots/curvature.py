@@ -418,7 +418,8 @@ def _draw_spread(ax: Axes, results: Sequence[Smoothing]) -> None:
     ax.annotate("isotropic", (1, 1 / results[0].parameters), va="bottom", fontsize=9, color=style.OTHER)
     ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     ax.set_xlabel("eigenvector, the sharpest first")
-    ax.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.12))
+    if len(results) > 1 or results[0].label:
+        ax.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.12))
 
 
 @draws(LearningCoefficient)
