@@ -329,7 +329,7 @@ class Context:
             settings: all other numbers and texts on which the results depend.
             make: computes the results.
             by: the functions and classes that ``make`` calls. Their versions
-                (:func:`landscape.core.registry.numerics`) are part of the name, too: results of another
+                (``registry.numerics``) are part of the name, too: results of another
                 version are computed again.
 
         Raises:

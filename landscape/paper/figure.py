@@ -288,7 +288,7 @@ def figure(
     Args:
         name: name of the figure in ``landscape figures``.
         judge: returns the effects behind the verdict on the claim, from the rows of the CSV file.
-        table: the keys of :class:`Described` that describe the figure. Default: the table ``name`` of
+        table: the keys of ``Described`` that describe the figure. Default: the table ``name`` of
             figures.toml in this package.
 
     Returns:
