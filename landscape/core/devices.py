@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Protocol
@@ -291,13 +292,11 @@ def _stream(device: torch.device, index: int = OF_RECORDS) -> torch.cuda.Stream:
 
 
 @contextlib.contextmanager
-def _without_waits(device: torch.device) -> Iterator[None]:
+def _without_waits() -> Iterator[None]:
     """Raise an error where the block waits for a CUDA device, which no record can do."""
-    if device.type != "cuda":
-        yield
-        return
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings(action="ignore"):  # that the mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
@@ -398,11 +397,11 @@ class Captured:
         # A record allocates memory beyond what a limit counts.
         if device.type not in GRAPHS or self.reason or limit() is not None:
             return function(*tensors)
-        if any(t.requires_grad or t.numel() > MOST * networks for t in tensors):
-            return function(*tensors)
-        if torch.is_inference_mode_enabled() or (
+        is_recording = (
             device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        ):
+        )  # a graph of the user
+        excluded = any(t.requires_grad or t.numel() > MOST * networks for t in tensors)
+        if is_recording or excluded or torch.is_inference_mode_enabled():
             return function(*tensors)
         inputs = tuple((t.shape, t.dtype, t.device) for t in tensors)
         outputs = tuple((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in written)
@@ -410,11 +409,9 @@ class Captured:
         if self._recorded:
             return self._replay(tensors).clone() if self._recorded[0] == kind else function(*tensors)
         self._calls[kind] += 1
-        return (
-            function(*tensors)
-            if self._calls[kind] < CALLS
-            else self._record(kind, function, tensors, written)
-        )
+        if self._calls[kind] < CALLS:
+            return function(*tensors)
+        return self._record(kind, function, tensors, written)
 
     def _replay(self, tensors: Sequence[Tensor]) -> Tensor:
         assert self._recorded
@@ -436,7 +433,7 @@ class Captured:
         before: list[Tensor] = []
         try:
             before += [t.clone() for t in written]
-            with _without_waits(tensors[0].device):
+            with _without_waits() if tensors[0].is_cuda else contextlib.nullcontext():
                 expected = function(*tensors)
         except RuntimeError as error:
             self._give_up(function, written, before, error)
@@ -460,13 +457,12 @@ class Captured:
     ) -> None:
         """Call the function from now on, and set the tensors ``written`` to ``values``, if there are any."""
         self.reason, self._recorded = first_words(error), None
-        if values:
-            _restore(written, values)
+        _restore(written, values)
         LOG.info("%s is not replayed: %s", getattr(function, "__qualname__", "a function"), self.reason)
 
 
 def _restore(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    for tensor, value in zip(tensors, values, strict=True):
+    for tensor, value in zip(tensors, values, strict=False):  # no values: the tensors stay as they are
         tensor.copy_(value)
 
 
