@@ -19,7 +19,7 @@ from landscape.core.devices import GRAPHS, Captured, branches, generator, normal
 from landscape.core.errors import PathWarning, warn_caller
 from landscape.core.memory import available_memory, with_saved_bytes
 from landscape.problem.batches import call, named_tensors, random_state, take, tree_map
-from landscape.problem.layout import differentiable, gradients
+from landscape.problem.layout import copies_of_results, differentiable, gradients
 from landscape.problem.problem import LinearLayer, Problem, chain, stacked_losses
 
 
@@ -308,21 +308,21 @@ class Stack:
             return self._compute(path, weights, inputs, targets, out, training)
 
         written = [out, *(training.buffers.values() if training else ())]
-        return self._captured(
-            compute,
-            weights,
-            *tensors.values(),
-            state=(path, training is None),
-            written=written,
-            networks=len(weights),
-        )
+        state = (path, training is None)
+        n = len(weights)
+        return self._captured(compute, weights, *tensors.values(), state=state, written=written, networks=n)
 
     def _repeats(self, weights: Tensor, x: Any, y: Any, training: Training | None) -> bool:
         """Return whether a pass neither draws random numbers nor sets attributes of modules.
 
         A replay would repeat the random numbers, and stop a counter. One learner's pass decides for all later
-        calls in the same mode.
+        calls in the same mode. Hooks, and losses that are not PyTorch's own, may have a state that is not
+        seen here, such as the step of a schedule; they are never replayed.
         """
+        hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        has_hooks = any(getattr(m, name) for m in self.problem.model.modules() for name in hooks)
+        if has_hooks or (getattr(self.problem.criterion, "__module__", "") or "").split(".")[0] != "torch":
+            return False
         if training is not None and not training.buffers and any(True for _ in self.problem.model.buffers()):
             return False  # streams would write the same buffers
         key = training is None
@@ -502,6 +502,4 @@ class Stack:
 
 def _copied(model: nn.Module) -> nn.Module:
     """Return a copy of a model with the same parameters; tensors that a pass left are copied by value."""
-    left = [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf]
-    memo = {id(t): t.detach().clone() for t in left}
-    return copy.deepcopy(model, {**memo, **{id(p): p for p in model.parameters()}})
+    return copy.deepcopy(model, copies_of_results(model) | {id(p): p for p in model.parameters()})

@@ -102,6 +102,12 @@ def unwrapped(module: nn.Module) -> nn.Module:
 OF_MODULES = vars(nn.Module()).keys()
 
 
+def copies_of_results(model: nn.Module) -> dict[int, Tensor]:
+    """Return copies of the tensors that a pass left as attributes, by id: deepcopy() refuses such tensors."""
+    attributes = [value for module in model.modules() for value in vars(module).values()]
+    return {id(t): t.detach().clone() for t in attributes if isinstance(t, Tensor) and not t.is_leaf}
+
+
 def independent_copy(model: nn.Module) -> nn.Module:
     """Return a copy of ``model`` that allows second derivatives: without torch.compile and sparse gradients.
 
@@ -109,11 +115,8 @@ def independent_copy(model: nn.Module) -> nn.Module:
     Cached properties are left out. A model in which a module has a train() or eval() of its own is put in
     training mode, which undoes what the module's eval() did to its parameters.
     """
-    attributes = [value for module in model.modules() for value in vars(module).values()]
-    # deepcopy() refuses tensors that are no leaves, and takes their copies from here.
-    copies = {id(t): t.detach().clone() for t in attributes if isinstance(t, Tensor) and not t.is_leaf}
     try:
-        copied = copy.deepcopy(model, copies)
+        copied = copy.deepcopy(model, copies_of_results(model))
     except Exception as error:  # objects in the user's module raise any kind of error
         reason = f"{type(error).__name__}: {first_words(error, 200)}"
         raise InputError(f"model: it cannot be copied ({reason})") from error
