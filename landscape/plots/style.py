@@ -231,28 +231,44 @@ def fitting(*texts: str, most: int = TITLE) -> str:
 
 
 def headline(results: Sequence[Any]) -> str:
-    """Return the default title of a picture: the first row of each description, as many as fit."""
+    """Return the default title of a picture: the first row of each description, to three digits.
+
+    Where the numbers of several results have no room, it has the smallest and the largest one.
+    """
     rows = [r.describe()[0] for r in results]
+    numbers = [three_digits(row.number) for row in rows]
     labels = [getattr(r, "label", "") for r in results]  # a sweep is of many runs and has none
+    if len({*labels}) < len(labels):  # they tell no result from another
+        labels = [""] * len(labels)
     labels = short_names(labels) if any(labels) else labels
-
-    def text(count: int) -> str:
-        named: dict[str, list[str]] = {}
-        for label, row in list(zip(labels, rows, strict=True))[:count]:
-            named.setdefault(row.name, []).append(f"{label} {row.number}".strip())
-        words = "; ".join(f"{name}: {', '.join(numbers)}" for name, numbers in named.items())
-        return words if count == len(rows) else f"{words}, … ({len(rows)} in all)"
-
-    texts = [text(count) for count in range(len(rows), 0, -1)]  # the longest first
+    named: dict[str, list[str]] = {}
+    for label, row, number in zip(labels, rows, numbers, strict=True):
+        named.setdefault(row.name, []).append(f"{label} {number}".strip())
+    texts = ["; ".join(f"{name}: {', '.join(words)}" for name, words in named.items())]
     notes = {row.note for row in rows}
     if len(notes) == 1 and rows[0].note:
-        texts.insert(0, f"{texts[0]} ({rows[0].note})")
+        texts.insert(0, f"{texts[0]} ({three_digits(rows[0].note)})")
+    one_name = len(named) == 1
+    if one_name and len(rows) > 1 and not any(isinstance(row.value, str) for row in rows):
+        unit = f" {rows[0].unit}" if rows[0].unit not in ("", "%") else ""
+        texts.append(texts[-1].replace(f"{unit},", ","))
+        low, high = (int(find([row.value for row in rows])) for find in (np.nanargmin, np.nanargmax))
+        low_number, high_number = (numbers[k].split(" ± ")[0].removesuffix(unit) for k in (low, high))
+        if all(labels):
+            ends = f"{low_number} ({labels[low]}) to {high_number}{unit} ({labels[high]})"
+            texts.append(f"{rows[0].name}: {ends}")
+        texts.append(f"{rows[0].name}: {low_number} to {high_number}{unit}")
     # A long label must not cut the number.
-    short = f"{rows[0].name}: {rows[0].number}" if len(rows) == 1 else rows[0].name
-    texts.append(short if len({row.name for row in rows}) == 1 else f"{len(rows)} results")
-    title = fitting(*texts)
+    short = f"{rows[0].name}: {numbers[0]}" if len(rows) == 1 else rows[0].name
+    title = fitting(*texts, short if one_name else f"{len(rows)} results")
     starts_with_word = title.split()[0].rstrip(":").replace("-", "").isalpha()  # and not with a formula
     return title[0].upper() + title[1:] if starts_with_word else title
+
+
+def three_digits(text: str) -> str:
+    """Return ``text`` in which decimal numbers without an error have three digits at most."""
+    decimal = r"(?<!± )\b\d+\.\d+(e[-+]\d+)?(?![\de]| ±)"
+    return re.sub(decimal, lambda match: f"{float(match[0]):.3g}", text)
 
 
 def rows_of(results: Sequence[Any], *names: str) -> str:
