@@ -61,8 +61,8 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     for k, (r, name, color) in enumerate(style.labeled(results, "spectrum")):
         legend_name = name
         if r.density:
-            density = np.maximum(r.density.broadened(eigenvalues), floor)
-            ax.plot(eigenvalues, density, color=color, label=legend_name)
+            density = r.density.broadened(eigenvalues)
+            ax.plot(eigenvalues, np.where(density < floor, np.nan, density), color=color, label=legend_name)
             legend_name = "_"  # the next curves of this result have no entry in the legend
         low, high = row_height * k, row_height * (k + 0.9)
         for eigenvalue in r.values:
@@ -76,12 +76,13 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
         ax.margins(x=0.08)
     ax.set_xlabel("eigenvalue λ")
     first = results[0]
-    notes = [_size(results), f"parameters {first.part}" if first.part else ""]
+    parts = style.joined(r.part for r in results if r.part)
+    notes = [_size(results), f"parameters {parts}" if parts else ""]
     optimizers = dict.fromkeys(r.precondition for r in results if r.precondition)
     if optimizers:
         notes += [f"preconditioned by {', '.join(optimizers)}", style.rows_of(results, "lr · λ_max")]
     if any(r.values.size for r in results):
-        notes.append("ticks: computed eigenvalues")
+        notes.append("ticks at the bottom: computed eigenvalues")
     text = f"{'; '.join(note for note in notes if note)}."
     default_title = f"Spectrum of the {_MATRICES.get(first.matrix, first.matrix)}"
     return finish(figure, title or default_title, text, [ax], ncols=3)
@@ -132,7 +133,8 @@ def draw_batch_spectra(results: Sequence[BatchSpectrum], title: str = "") -> Fig
     bins = np.histogram_bin_edges(np.concatenate(lambda_max), bin_count)
     for (r, label, color), values in zip(style.labeled(results, "spectrum"), lambda_max, strict=True):
         percent = np.full(len(values), 100 / len(values))
-        ax.hist(values, bins, weights=percent, color=color, alpha=0.55, label=label)
+        look: dict[str, Any] = {"histtype": "stepfilled", "fc": (color, 0.3), "ec": color, "lw": 1.8}
+        ax.hist(values, bins, weights=percent, label=label, **look)
         ax.axvline(r.whole[0], color=color, ls="--", lw=1.5)
     ax.set(xlabel=f"λ_max of a minibatch{style.unit(results[0], 'values')}")
     ax.set_ylabel("share of the minibatches (%)")
@@ -160,7 +162,7 @@ def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") ->
         y = block_positions + thickness * (k + 0.5) - 0.4  # the bars of several results side by side
         bars: dict[str, Any] = {"height": 0.9 * thickness, "color": color, "ecolor": "k", "capsize": 2}
         eigenvalue_ax.barh(y, r.lambda_max[1:], xerr=r.residual_max[1:], **bars)
-        eigenvalue_ax.barh(y, r.lambda_min[1:], xerr=r.residual_min[1:], **bars, alpha=0.6)
+        points(eigenvalue_ax, r.lambda_min[1:], y, None, "k", xerr=r.residual_min[1:], mfc="w", ms=4)
         share_ax.barh(y, 100 * r.share[1:], xerr=100 * r.share_error[1:], **bars, label=label)
         for eigenvalue in (r.lambda_max[0], r.lambda_min[0]):
             eigenvalue_ax.axvline(eigenvalue, color=color, ls=":", lw=1.3)
@@ -176,8 +178,8 @@ def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") ->
     eigenvalue_ax.set_xlabel(f"λ_min and λ_max of the block{style.unit(results[0], 'lambda_max')}")
     share_ax.set_xlabel("share of the trace (%)")
     text = (
-        f"{style.samples_of(results)}; dotted: λ_max and λ_min of the whole; bars: residuals, and one "
-        "standard error of the shares."
+        f"{style.samples_of(results)}; λ_max (bars) and λ_min (circles) of blocks of the "
+        f"{_MATRICES[results[0].matrix]}; dotted: of the whole; error bars: residuals, or one standard error."
     )
     default_title = f"Where the curvature is: blocks of the {_MATRICES[results[0].matrix]}"
     return finish(figure, title or default_title, text, [share_ax] if len(results) > 1 else [])
@@ -204,14 +206,14 @@ def draw_loss_changes(results: Sequence[LossChange], title: str = "") -> Figure:
             ax.barh(y, values, left=bar_ends[row, y], color=color, label=label, height=0.7)
             bar_ends[row, y] += values
         ax.axvline(0, color="k", lw=0.8)
-        ax.axvline(r.loss_change, color=style.DARK, ls="--", lw=1.3, label="change of the loss")
+        ax.axvline(r.loss_change, color=style.DARK, ls="--", lw=1.3, label="change of the loss in all")
         ax.set_yticks(y, r.groups)
         ax.invert_yaxis()
         ax.grid(False, axis="y")
-        ax.set(title=name, xlabel=f"change of the loss{style.unit(results[0], 'gradient')}")
-    rests = style.joined(unit_of(r, f"{r.rest:.2g} nat") for r in results)
-    text = f"⟨g, d⟩ and ½ dᵀHd of a step d, {style.samples_of(results)}; the rest of the change is {rests}."
-    return finish(figure, title or "What the step did to the loss", text, axes)
+        ax.set(title=name, ylabel="parameters", xlabel=f"part of the change{style.unit(r, 'gradient')}")
+    rests = style.joined(unit_of(r, f"{style.power_of_ten(r.rest)} nat") for r in results)
+    text = f"Gradient: ⟨g, d⟩, curvature: ½ dᵀHd of a step d, {style.samples_of(results)}; rest: {rests}."
+    return finish(figure, title or "What the step did to the loss", text, axes, ncols=2)
 
 
 @draws(BatchSharpness)
@@ -235,8 +237,8 @@ def draw_batch_sharpness(results: Sequence[BatchSharpness], title: str = "") -> 
         f"Mean of gᵀHg/‖g‖² over {style.joined(f'{len(r.curvature):,}' for r in results)} minibatches; bars: "
         f"one standard error; {style.samples_of(results)}."
     )
-    default_title = style.headline([group[-1] for group in groups.values()])
-    return finish(figure, title or default_title, text, axes, ncols=min(2, len(axes)))
+    default_title = style.headline(results if len(groups) == 1 else [group[-1] for group in groups.values()])
+    return finish(figure, title or default_title, text, axes, ncols=3)
 
 
 def _draw_group(ax: Axes, group: Sequence[BatchSharpness], times_lr: bool) -> None:
@@ -277,10 +279,10 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
         spread = 100 * np.cumsum(r.spread_share)
         points(shares, rank, spread, error, color, f"spread, {name}", ls="-", ms=4, capsize=2)
         shares.plot(rank, 100 * np.cumsum(r.gradient_share), color=color, ls="--", label=f"gradient, {name}")
-        shares.plot(rank, 100 * rank / r.parameters, color=style.OTHER, lw=0.9, ls=":")
+        shares.plot(rank, 100 * rank / r.parameters, ":", color=style.OTHER, label="an isotropic spread")
     shares.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
-    shares.set(ylim=(0, None), xlabel="eigenvectors, the sharpest first")
-    shares.set_ylabel("share in their space (%)")
+    shares.set(ylim=(-2, None), xlabel="number of sharpest eigenvectors")
+    shares.set_ylabel("share in their span (%)")
     positions = np.arange(len(results))
     half_trace = [r.cost for r in results]  # ½ tr(HC)
     errors = [r.cost_error if np.isfinite(r.cost_error) else 0.0 for r in results]
@@ -290,10 +292,10 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
     costs.bar(positions + 0.2, extra_loss, width=0.38, color="w", edgecolor=colors, hatch="//")
     costs.axhline(0, color="k", lw=0.8)
     categories(costs, style.names_of(results, "result"))
-    costs.set_ylabel(style.loss_label(results))
+    costs.set(xlim=(-0.7, len(results) - 0.3), ylabel=f"rise of the {style.loss_label(results)}")
     text = (
-        f"{style.samples_of(results)}; dotted: an isotropic spread; filled: ½ tr(HC); hatched: the mean loss "
-        f"of the {results[0].learners} learners above that of w_a; bars: one standard error."
+        f"{style.samples_of(results)}; filled: ½ tr(HC), to second order; hatched: the mean loss of the "
+        f"{results[0].learners} learners above that of w_a; bars: one standard error."
     )
     return finish(figure, title or style.headline(results), text, [shares], ncols=2)
 
@@ -308,17 +310,17 @@ def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
     names = [style.paper_name(label) or f"result {k}" for k, label in enumerate(labels)]
     several_radii = len({r.rho for r in results}) > 1
     line_style = "-" if several_radii else "none"
-    figure, (ax,) = panels(1, 1, max(5.0, 1.5 * len(labels)), 3.8, ["sharpness"])
+    figure, (ax,) = panels(1, 1, max(6.4, 1.5 * len(labels)), 3.8, ["sharpness"])
     for k, (label, name, color) in enumerate(zip(labels, names, style.colors_of(labels), strict=True)):
         group = sorted((r for r in results if r.label == label), key=lambda r: r.rho)
         x = [r.rho for r in group] if several_radii else [k] * len(group)
         values, errors = [r.value for r in group], [r.standard_error for r in group]
-        points(ax, x, values, errors, color, name, capsize=4, ls=line_style)
+        points(ax, x, values, errors if np.any(errors) else None, color, name, capsize=4, ls=line_style)
     lowest = min(r.value for r in results)
     if several_radii:
         style.log_axis(ax.xaxis)
         if lowest > 0:
-            ax.set_yscale("log")
+            style.log_axis(ax.yaxis)
         ax.set_xlabel("ρ (relative to each weight)" if results[0].adaptive else "ρ (distance)")
     else:
         categories(ax, names)
@@ -337,7 +339,7 @@ def _caption(results: Sequence[Sharpness]) -> str:
     minibatches = f"minibatches of {r.m} from " if r.m else ""
     draws = style.rows_of(results, "draws")  # "" if nothing was drawn
     draws_note = f"; {draws}, bars: one standard error" if draws else ""
-    method = "A lower bound" if r.kind == "worst" else "Mean over pairs ±δ"
+    method = "Largest rise found, a lower bound" if r.kind == "worst" else "Mean over pairs ±δ"
     return f"{method}; {minibatches}{style.samples_of(results)}{draws_note}."
 
 
@@ -364,9 +366,9 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     for k in range(len(_NAMES)):
         _draw_loss_or_smoothed(rates, sharpness, loss, results, k)
     positions = np.arange(len(results))
-    rates.plot(positions, [r.lr for r in results], "k_", ms=26, mew=2, label=r"$\alpha$")
+    rates.plot(positions, [r.lr for r in results], "k_", ms=26, mew=2, label=r"rate $\alpha$ of the run")
     if np.isfinite([r.alpha_e for r in results]).any():
-        rates.plot(positions, [r.alpha_e for r in results], "kx", ms=8, mew=2, label=r"$\alpha_e$")
+        rates.plot(positions, [r.alpha_e for r in results], "kx", ms=8, mew=2, label=r"rate $\alpha_e$")
     _draw_spread(spread, results)
     tick_labels = [name.replace(", step", ",\nstep") for name in style.names_of(results, "")]
     for ax, panel_title, label in (
@@ -381,7 +383,7 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
             ax.set_xticks(positions, tick_labels)
             ax.tick_params(axis="x", labelsize=8)
             ax.margins(x=0.15)
-    text = f"{style.samples_of(results)}; bars: one standard error; α, α_e: learning rate, effective one"
+    text = f"{style.samples_of(results)}; bars: one standard error"
     if any(r.lipschitz.size for r in results):
         text += "; dashes beside the sharpness: the steepest change of the gradient"
     return finish(figure, title or "Smoothing by the learners' spread", f"{text}.", [rates], ncols=5)
@@ -431,9 +433,9 @@ def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str
     figure, axes = wrapped_panels(len(results), 4.8, 3.4, names="chains", sharey=True)
     for ax, result in zip(axes, results, strict=True):
         _draw_chains(ax, result)
-    checks = style.rows_of(results, "chains", "R̂", "effective draws")
-    text = f"SGLD from w* on {style.samples_of(results)}; {checks}."
-    return finish(figure, title or style.headline(results), text, axes, ncols=3)
+    checks = style.three_digits(style.rows_of(results, "chains", "R̂", "effective draws"))
+    text = f"Langevin dynamics from w* on {style.samples_of(results)}; {checks}."
+    return finish(figure, title or style.headline(results), text, axes, ncols=4)
 
 
 def _draw_chains(ax: Axes, result: LearningCoefficient) -> None:
@@ -446,8 +448,8 @@ def _draw_chains(ax: Axes, result: LearningCoefficient) -> None:
     ax.axvspan(0, result.burn_in * result.steps_a_draw, color=style.OTHER, alpha=0.15, lw=0, label="burn-in")
     steps_range = result.burn_in * result.steps_a_draw, result.steps
     low, high = result.value - result.standard_error, result.value + result.standard_error
-    ax.fill_between(steps_range, low, high, color="k", alpha=0.25, lw=0)
-    ax.plot(steps_range, [result.value] * 2, color="k", lw=1.5, label="estimate ± standard error")
+    ax.fill_between(steps_range, low, high, color=style.AMBER, lw=0, zorder=3, label="± standard error")
+    ax.plot(steps_range, [result.value] * 2, color="k", lw=0.8, zorder=3, label="estimate")
     # The axis leaves out the burn-in, whose large values would hide the rest.
     after_burn_in = traces[:, result.burn_in :]
     low, high = float(after_burn_in.min()), float(after_burn_in.max())

@@ -94,7 +94,8 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
         raise InputError("results: interpolations and directions have different axes, give one kind")
     is_between = kinds == {"interpolation"}  # lines between two sets of weights
     quantities = _drawn_quantities(results)
-    figure, axes = panels(len(quantities), 1, 5.4, 2.6, quantities, quantities[1:], sharex=True)
+    height = 2.6 if len(quantities) < 3 else 1.7
+    figure, axes = panels(len(quantities), 1, 6.4, height, quantities, quantities[1:], sharex=True)
     top, below = axes[0], axes[1:]
     notes = [style.batchnorm_note(r) for r in results]
     shared_note = notes[0] if len(set(notes)) == 1 else ""  # different notes are in the legend
@@ -115,16 +116,21 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
             top.plot([0, 1], r.loss[[0, -1]], color=color, lw=0.9, ls=":")
     top.set_ylabel(style.loss_label(results))
     for ax, quantity in zip(below, quantities[1:], strict=True):
-        ax.set_ylabel(f"{quantity} (%)" if quantity == "accuracy" else quantity)
+        ax.set_ylabel(_QUANTITIES.get(quantity, quantity))
+    ends = results[0].labels if len(results) == 1 and results[0].labels else ("first end", "second end")
     for ax in leading(axes, "last_row"):
-        ax.set_xlabel("t (0: first end, 1: second end)" if is_between else "t, along the direction")
-    default_title = "Loss between two sets of weights" if is_between else "Loss along a line"
-    notes_below = ["dotted: between the ends" if is_between else "", shared_note]
+        ax.set_xlabel("t (0: {}, 1: {})".format(*ends) if is_between else "t, along the direction")
+    default_title = style.headline(results) if is_between else "Loss along a line"
+    barrier = "dotted: between the ends' losses; barrier: the largest rise above it"
+    notes_below = [barrier if is_between else "", shared_note]
     notes_below.append(style.interpolation_note(results).removeprefix("; "))
     text = "; ".join(note for note in notes_below if note)
     if text:
         text = f"{text[0].upper()}{text[1:]}."
     return finish(figure, title or default_title, text, [top], ncols=1)
+
+
+_QUANTITIES = {"accuracy": "accuracy (%)", "f1": "F1 score", "calibration": "calibration error"}
 
 
 def _drawn_quantities(results: Sequence[Line] | Sequence[Connection]) -> list[str]:
@@ -139,24 +145,24 @@ def draw_connections(results: Sequence[Connection], title: str = "") -> Figure:
     """Draw loss and, below it, accuracy and metrics on the three paths; a column for each result."""
     names, columns = _drawn_quantities(results), len(results)
     panel_names = [f"{name} {k}" if columns > 1 else name for name in names for k in range(columns)]
+    width = 6.4 if columns == 1 else 4.6
     figure, axes = panels(
-        len(names), columns, 4.6, 2.6, panel_names, panel_names[columns:], sharex=True, sharey="row"
+        len(names), columns, width, 2.6, panel_names, panel_names[columns:], sharex=True, sharey="row"
     )
     for k, (r, name) in enumerate(zip(results, style.names_of(results, "pair"), strict=True)):
         column = axes[k::columns]
         for path, (label, color) in enumerate(zip(PATHS, style.CYCLE, strict=False)):
-            curve_label = f"{label} (barrier {r.barrier[path]:.3g})" if columns == 1 else label
+            curve_label = f"{label} (barrier {r.barrier[path]:.2g})" if columns == 1 else label
             for ax, quantity in zip(column, names, strict=True):
                 values = r.column(quantity)[path] * (100 if quantity == "accuracy" else 1)
                 ax.plot(r.t, np.where(np.isfinite(values), values, np.nan), color=color, label=curve_label)
         if columns > 1:
             column[0].set_title(name)
-        column[-1].set_xlabel("t (0: a, 1: b)")
+        column[-1].set_xlabel("t (0: first, 1: second weights)")
     axes[0].set_ylabel(style.loss_label(results))
     for ax, quantity in zip(axes[columns::columns], names[1:], strict=True):
-        ax.set_ylabel(f"{quantity} (%)" if quantity == "accuracy" else quantity)
-    first = results[0]
-    text = f"Curve: {first.curve}; steps of t: {first.t[1]:.3g}; {style.samples_of(results)}."
+        ax.set_ylabel(_QUANTITIES.get(quantity, quantity))
+    text = f"Barrier: the largest rise above the line between the ends' losses; {style.samples_of(results)}."
     return finish(figure, title or style.headline(results), text, [axes[0]], ncols=1)
 
 

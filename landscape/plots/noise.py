@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from landscape.plots import draws, style
 from landscape.plots.picture import categories, finish, panels, points, wrapped_panels
 from landscape.results.noise import CriticalBatch, Noise, NoiseAlignment, NoiseScale
+from landscape.results.shown import in_words
 
 ESTIMATES = {
     "direct": "direct\n(definition)",
@@ -35,9 +36,9 @@ def draw_noise(results: Sequence[Noise], title: str = "") -> Figure:
     for ax, r, rows in zip(axes, results, estimates, strict=True):
         heights, errors = np.transpose(rows)
         bars = ax.bar(positions, heights, yerr=errors, color=style.SKY, ecolor="k", capsize=3, width=0.65)
-        ax.bar_label(bars, fmt="{:.2g}", padding=3, fontsize=8.5)
+        ax.bar_label(bars, [style.power_of_ten(height) for height in heights], padding=3, fontsize=8.5)
         categories(ax, list(ESTIMATES.values()))
-        draws_note = f"{len(r.direct)} draws of {r.learners} × {r.local_batch}"
+        draws_note = f"{len(r.direct)} draws of {r.learners} × {r.local_batch} samples"
         ax.set(yscale="log", ylim=(smallest / 5, max(*values, smallest) * 6))
         ax.set_title(f"{style.paper_name(r.label)}\nα = {r.lr:g}, {draws_note}")
         ax.set_ylabel("Δ(2) (squared weights)")
@@ -53,21 +54,22 @@ def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
     are one standard error. The vertical bar is the batch.
     """
     figure, (ax,) = panels(1, 1, 6.4, 1.6 + 0.5 * len(results), ["noise_scale"])
+    shift = 0.12 * np.isfinite([r.learner_value for r in results]).any()
     for k, r in enumerate(results):
         color = style.color_of(r.label)
         for value, error, face_color, name, y in (
-            (r.value, r.standard_error, color, "at w_a", k - 0.12),
-            (r.learner_value, r.learner_standard_error, "white", "mean gradient of the learners", k + 0.12),
+            (r.value, r.standard_error, color, "at w_a", k - shift),
+            (r.learner_value, r.learner_standard_error, "white", "mean gradient of the learners", k + shift),
         ):
             if np.isfinite(value) and value > 0:
                 right = error if np.isfinite(error) else 0.0
                 left = min(right, 0.9 * value)  # on a logarithmic axis, an error bar cannot reach 0
                 points(ax, value, y, None, color, name, xerr=[[left], [right]], ms=6, mfc=face_color)
-        ax.plot(r.batch, k, marker="|", ms=18, mew=2, color="k", ls="none", label="batch")
+        ax.plot(r.batch, k, marker="|", ms=18, mew=2, color="k", ls="none", label="batch of the run")
     style.log_axis(ax.xaxis)
     ax.margins(x=0.15)
     ax.set_yticks(range(len(results)), style.names_of(results, "weights"))
-    ax.set(ylim=(len(results) - 0.4, -0.6), xlabel=NoiseScale.units["batch"])
+    ax.set(ylim=(len(results) - 0.4, -0.6), xlabel=f"noise scale ({NoiseScale.units['batch']})")
     text = (
         f"tr Σ/‖g‖², {style.joined(f'{r.draws:,}' for r in results)} draws from {style.samples_of(results)}; "
         "bars: one standard error."
@@ -107,14 +109,13 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
     )
     categories(curvature, style.names_of(results, "result"))
     curvature.margins(x=0.3)
-    curvature.set_ylim(min(0.0, *(r.ias for r in results)), None)
+    curvature.set_ylim(min(0.0, *(r.ias for r in results)), 1.1 * max(lambda_max))
     curvature.set_ylabel(f"curvature{style.unit(results[0], 'ias')}")
-    curvature.legend(fontsize=8)
     text = (
         "S: second moment, C: covariance of the gradients of minibatches; H: Hessian over "
-        f"{style.samples_of(results)}; bars: one standard error."
+        f"{style.samples_of(results)}; bars: one standard error; lines: powers λ^γ."
     )
-    return finish(figure, title or style.headline(results), text, [power_law], ncols=2)
+    return finish(figure, title or style.headline(results), text, [power_law, curvature], ncols=3)
 
 
 def _draw_power_law(ax: Axes, r: NoiseAlignment, color: str, name: str) -> None:
@@ -125,7 +126,7 @@ def _draw_power_law(ax: Axes, r: NoiseAlignment, color: str, name: str) -> None:
     points(ax, x, y, [lower_error, error], color, name, capsize=2)
     if np.isfinite(r.gamma):
         line = np.exp(np.log(y).mean() + r.gamma * (np.log(x) - np.log(x).mean()))
-        ax.plot(x, line, color=color, lw=1.2, label=f"γ = {r.gamma:.2f} ± {r.gamma_error:.2g}")
+        ax.plot(x, line, color=color, lw=1.2, label=f"γ = {in_words(r.gamma, r.gamma_error)}")
 
 
 @draws(CriticalBatch)
@@ -143,19 +144,21 @@ def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Fi
         if "step" not in r.label:
             name += f", step {r.step:,}"
         error = 100 * np.nan_to_num(r.rise_error[is_finite])
-        points(ax, r.batch[is_finite], 100 * r.rise[is_finite], error, color, name, ls="-", ms=5)
+        points(ax, r.batch[is_finite], 100 * r.rise[is_finite], error, color, name, ms=5)
+        batch = np.geomspace(r.batch[0], r.batch[-1], 200)  # between which the critical batch is interpolated
+        ax.plot(batch, np.interp(np.log(batch), np.log(r.batch), 100 * r.rise), color=color)
         if np.isfinite(r.value):
             ax.axvline(r.value, color=color, ls="--", lw=1.2)
-    ax.axhline(allowed, color=style.DARK, lw=1.0, ls=":", label="allowed")
+    ax.axhline(allowed, color=style.DARK, lw=1.0, ls=":", label="rise that is allowed")
     ax.set(xscale="log", ylabel="rise of the training loss (%)")
     ax.set_xlabel(f"batch{style.unit(CriticalBatch, 'batch')}")
     # Linear up to the allowed rise: far above the critical batch, the loss is many times as large.
     ax.set_yscale("symlog", linthresh=allowed)
-    ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
     sizes = sorted({int(batch) for r in results for batch in r.batch})
     style.ticks_at(ax.xaxis, sizes, [f"{size:,}" for size in sizes])
     text = (
-        f"Branches on {first.trained_samples:,} samples each, {first.loss.shape[1]} seeds; bars: one "
-        "standard error; dashed: the critical batch."
+        f"Rise above the smallest batch, after {first.trained_samples:,} samples more, mean over "
+        f"{first.loss.shape[1]} seeds; bars: one standard error; dashed: the critical batch."
     )
     return finish(figure, title or style.headline(results), text, [ax], ncols=2)

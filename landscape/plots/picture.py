@@ -398,6 +398,8 @@ def wrapped_panels(
         names: names of the panels; a single name is numbered.
     """
     panel_names = numbered(names, count) if isinstance(names, str) else names
+    if count == 1 and width > 4.5 and "subplot_kw" not in options:  # a single one has room for its title
+        width = max(width, 6.4)
     figure, (axes,) = _panels_in_rows([panel_names], width, [height], columns, **options)
     return figure, axes
 

@@ -238,31 +238,33 @@ def headline(results: Sequence[Any]) -> str:
     rows = [r.describe()[0] for r in results]
     numbers = [three_digits(row.number) for row in rows]
     labels = [getattr(r, "label", "") for r in results]  # a sweep is of many runs and has none
-    if len({*labels}) < len(labels):  # they tell no result from another
-        labels = [""] * len(labels)
-    labels = short_names(labels) if any(labels) else labels
+    tell_apart = any(labels) and len({*labels}) == len(labels)
+    labels = short_names(labels) if tell_apart else [""] * len(rows)
     named: dict[str, list[str]] = {}
     for label, row, number in zip(labels, rows, numbers, strict=True):
         named.setdefault(row.name, []).append(f"{label} {number}".strip())
     texts = ["; ".join(f"{name}: {', '.join(words)}" for name, words in named.items())]
-    notes = {row.note for row in rows}
-    if len(notes) == 1 and rows[0].note:
+    if len({row.note for row in rows}) == 1 and rows[0].note:
         texts.insert(0, f"{texts[0]} ({three_digits(rows[0].note)})")
-    one_name = len(named) == 1
-    if one_name and len(rows) > 1 and not any(isinstance(row.value, str) for row in rows):
-        unit = f" {rows[0].unit}" if rows[0].unit not in ("", "%") else ""
-        texts.append(texts[-1].replace(f"{unit},", ","))
-        low, high = (int(find([row.value for row in rows])) for find in (np.nanargmin, np.nanargmax))
-        low_number, high_number = (numbers[k].split(" ± ")[0].removesuffix(unit) for k in (low, high))
-        if all(labels):
-            ends = f"{low_number} ({labels[low]}) to {high_number}{unit} ({labels[high]})"
-            texts.append(f"{rows[0].name}: {ends}")
-        texts.append(f"{rows[0].name}: {low_number} to {high_number}{unit}")
-    # A long label must not cut the number.
-    short = f"{rows[0].name}: {numbers[0]}" if len(rows) == 1 else rows[0].name
-    title = fitting(*texts, short if one_name else f"{len(rows)} results")
+    name, unit = rows[0].name, f" {rows[0].unit}".removesuffix(" %").rstrip()
+    short = f"{name}: {numbers[0]}" if len(rows) == 1 else name  # a long label must not cut the number
+    if 1 == len(named) < len(rows) and not any(isinstance(row.value, str) for row in rows):
+        first, *_, last = sorted(range(len(rows)), key=lambda k: rows[k].value)
+        low, high = (numbers[k].split(" ± ")[0].removesuffix(unit) for k in (first, last))
+        texts += [
+            texts[-1].replace(f"{unit},", ","),
+            f"{name}: {low} ({labels[first]}) to {high}{unit} ({labels[last]})",
+        ]
+        texts, short = [text.replace(" ()", "") for text in texts], f"{name}: {low} to {high}{unit}"
+    title = fitting(*texts, short if len(named) == 1 else f"{len(rows)} results")
     starts_with_word = title.split()[0].rstrip(":").replace("-", "").isalpha()  # and not with a formula
     return title[0].upper() + title[1:] if starts_with_word else title
+
+
+def power_of_ten(value: float) -> str:
+    """Return ``value`` with two digits, and as a multiple of a power of ten below a thousandth."""
+    number, exponent = f"{value:.1e}".split("e")
+    return f"{value:.2g}" if not 0 < abs(value) < 1e-3 else f"${number}\\times10^{{{int(exponent)}}}$"
 
 
 def three_digits(text: str) -> str:

@@ -433,7 +433,7 @@ def _axis_labels(r: Surface) -> tuple[str, str]:
     """Return the labels of the two axes of a surface."""
     if r.kind == "between":
         return r.axes[0], r.axes[1]
-    u, v = ("u", "v") if r.kind == "random" else r.axes
+    u, v = ("u", "v") if r.kind == "random" else (axis.replace("= -", "= −") for axis in r.axes)
     if in_paper():
         u, v = u.split(",")[0], v.split(",")[0]
     x_label = style.fitting(f"distance along {u}", u, most=style.LABEL)

@@ -85,7 +85,7 @@ def draw_label_counts(results: Sequence[LabelCounts], title: str = "") -> Figure
     for ax, r, name in zip(axes, results, style.names_of(results, "run"), strict=True):
         sns.heatmap(
             r.counts, ax=ax, vmin=0.0, vmax=top, cmap=style.SEQUENTIAL, cbar=False, linewidths=0.5,
-            annot=r.counts.size <= 400, fmt=".0f", annot_kws={"fontsize": 7},
+            annot=r.counts.size <= 400, fmt=".0f", annot_kws={"fontsize": 9},
             xticklabels=[f"{label:g}" for label in r.classes], yticklabels=True,
         )  # fmt: skip
         ax.tick_params(axis="y", rotation=0)
@@ -259,16 +259,17 @@ def draw_averages(results: Sequence[WeightAverage], title: str = "") -> Figure:
         has_interval = np.isfinite(r.high)
         errors = [(r.loss - r.low)[has_interval], (r.high - r.loss)[has_interval]]
         look = {"color": style.AMBER, "capsize": 4, "label": f"predicted, {r.level:.0%} interval"}
-        ax.errorbar(averages[has_interval], r.loss[has_interval], errors, fmt="s", mfc="white", **look)
-        ax.plot(averages, r.exact, "x", color="k", ms=8, mew=1.8, zorder=5, label="exact")
+        ax.errorbar(averages[has_interval] - 0.15, r.loss[has_interval], errors, fmt="s", ms=3, **look)
+        ax.plot(averages + 0.15, r.exact, "x", color="k", ms=8, mew=1.8, zorder=5, label="exact")
         with_label = r.ranking[:MANY] if count > MANY else range(count)
         names = [name if k in with_label else "" for k, name in enumerate(r.titles[:-1])]
         ax.set_xticks([*members, *averages], [*r.labels, *names, "chosen\naverage"], rotation=30, ha="right")
         ax.axvline(n - 0.25, color=style.PALE, lw=1)
         ax.set_ylabel(f"loss{style.unit(results[0], 'loss')}")
         ax.set_title(style.paper_name(r.label))
-    text = f"{style.samples_of(results)}; without a prediction: the members are too far apart for one."
-    return finish(figure, title or style.headline(results), text, list(axes[:1]), ncols=4)
+    missing = "; without a prediction: the members are too far apart for one"
+    text = style.samples_of(results) + missing * any(np.isinf(r.high).any() for r in results)
+    return finish(figure, title or style.headline(results), f"{text}.", list(axes[:1]), ncols=4)
 
 
 # The largest number of steps of a cycle that are drawn, and of learners with numbers (our choice: legible).

@@ -9,4 +9,4 @@ import landscape
 
 runs = [landscape.load(f"runs/{name}-0/last.h5") for name in ("ssgd", "dpsgd")]
 results = [landscape.batch_spectrum(run, 100, draws=16) for run in runs]
-figure = landscape.draw(results)
+figure = landscape.draw(results, title="On average a minibatch has a larger λ_max than all samples")

@@ -2,7 +2,9 @@
 What a step did to the loss
 ===========================
 
-Gradient, and curvature within and between layers, of one step of AdamW.
+Gradient, and curvature within and between layers, of one step d of AdamW: ⟨g, d⟩ and ½ dᵀHd,
+with the gradient g and the Hessian H of the training loss. The layers 1, 3 and 5 have their places in
+the network as names.
 """
 
 import torch
@@ -21,5 +23,5 @@ for _ in range(300):
     digits.loss(model(x[rows]), y[rows]).backward()
     optimizer.step()
 problem = landscape.Problem(model, digits.loss, digits.train)
-change = landscape.loss_change(problem, before, problem.weights, lr=3e-3)
-figure = change.plot()
+change = landscape.loss_change(problem, before, problem.weights, lr=3e-3, split="train")
+figure = change.plot(title="Curvature undoes most of the gradient's gain")

@@ -14,4 +14,4 @@ counts = []
 for split in ("dirichlet(0.3)", "labels(2)"):
     run = landscape.train("digits-dpsgd", tempfile.mkdtemp(), steps=0, **{"data.split": split})
     counts.append(landscape.label_counts(run))
-figure = landscape.draw(counts)
+figure = landscape.draw(counts, title="Dirichlet shares leave more labels to a learner")

@@ -3,7 +3,8 @@ The noise scale of gradients
 ============================
 
 The batch at which the noise of the gradient is as large as the gradient itself
-(McCandlish et al. 2018), along a run.
+(McCandlish et al. 2018), along a run: tr Σ/‖g‖², with the covariance Σ and the
+mean g of the gradients of samples, at the mean w_a of the learners' weights.
 """
 
 import landscape

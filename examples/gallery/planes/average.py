@@ -2,7 +2,8 @@
 Should these checkpoints be averaged?
 =====================================
 
-The loss of their average, predicted from the checkpoints alone, beside the exact loss.
+The loss of their average, predicted from the checkpoints alone, beside the exact loss. The
+members of the chosen average are chosen by prediction, too.
 """
 
 import torch
@@ -21,5 +22,6 @@ for step in range(600):
     if step % 100 == 99:
         checkpoints.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone())
 problem = landscape.Problem(model, digits.loss, digits.train)
-average = landscape.average(problem, checkpoints, labels=[f"step {100 * k}" for k in range(1, 7)])
+labels = [f"step {100 * k}" for k in range(1, 7)]
+average = landscape.average(problem, checkpoints, labels=labels, split="train")
 figure = average.plot()

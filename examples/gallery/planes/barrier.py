@@ -13,4 +13,5 @@ import landscape
 runs = [landscape.load(f"runs/dpsgd-{seed}/last.h5") for seed in range(2)]
 problem = runs[0].problem(split="test")
 weights = torch.stack([run.weights.mean(0) for run in runs])
-figure = landscape.line(problem, weights=weights, points=41, labels=("seed 0", "seed 1"), split="test").plot()
+line = landscape.line(problem, weights=weights, points=41, labels=("seed 0", "seed 1"), split="test")
+figure = line.plot(title="A barrier lies between the minima of two seeds")

@@ -11,4 +11,5 @@ import landscape
 run = landscape.load("runs/ssgd-0/last.h5")
 problem = run.problem(split="train")
 plane = landscape.eigen_plane(problem)
-figure = landscape.contour(problem, plane, grid=31, span=1.0, **run.about("train")).plot()
+surface = landscape.contour(problem, plane, grid=31, span=1.0, **run.about("train"))
+figure = surface.plot(title="The Hessian's ends: a steep and a flat direction")
