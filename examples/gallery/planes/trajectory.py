@@ -14,4 +14,4 @@ weights = [run.stacked()["weights"].mean(0) for run in runs]
 problem = runs[-1].problem(split="train")
 plane = landscape.pca_plane(problem, weights, labels=[f"step {step}" for step in steps])
 surface = landscape.contour(problem, plane, grid=31, **runs[-1].about("train"))
-figure = surface.plot(title="The run ends near the lowest point of its plane")
+figure = surface.plot(title="The run ends near the plane's lowest point")
