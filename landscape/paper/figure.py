@@ -236,6 +236,7 @@ class Described:
     claims: str
     finding: str
     laptop: str
+    caption: str = ""
     detail: str = ""
     effect: str = ""
     smoke: str = "{smoke}"

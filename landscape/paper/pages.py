@@ -7,6 +7,7 @@ import html
 import io
 import itertools
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ MAX_BYTES = 1 << 24
 # Heads of the table of claims; columns of the numbers beside the paper's, and their heads.
 CLAIMS = ("figure", "claim", "outcome", "one effect, with its interval")
 COMPARED = {"what": "", "ours": "here", "paper": "paper"}
+# Commands of formulas -> their letters in figures.toml.
+LETTERS = {"alpha": "α", "Delta": "Δ", "eta": "η", "lambda": "λ", "omega": "ω"}
 # What reading a damaged file raises.
 DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 
@@ -35,6 +38,13 @@ def words(name: str) -> str:
     """Return the text page.NAME of figures.toml."""
     text: str = declared()["page"][name]
     return text.format(confidence=CONFIDENCE, seeds=SEEDS)
+
+
+def explained(table: str, text: str) -> str:
+    """Return the explanations of those words in a table of figures.toml that ``text`` has; "" for none."""
+    plain = re.sub(r"\\([A-Za-z]+)", lambda command: LETTERS.get(command[1], ""), text)
+    plain = re.sub("[${}]", "", plain)
+    return "; ".join(words for pattern, words in declared()[table].items() if re.search(pattern, plain))
 
 
 def draw(figure: Figure, context: Context, folder: Path) -> tuple[str, list[Path]]:
@@ -162,10 +172,14 @@ def _result_lines(name: str, scale: str, effects: Sequence[dict[str, Any]]) -> l
 def set_titles_and_captions(
     figure: Figure, context: Context, drawing: Drawing, title: str, others: Mapping[str, str] | None = None
 ) -> None:
-    """Set ``title`` on the first picture, and captions on all; they begin with the figure's place.
+    """Set ``title`` on the first picture, and captions on all.
+
+    Captions begin with the figure's place, and end with the symbols that the picture's texts have.
 
     ``others``: the titles of other pictures by suffix.
     """
+    from matplotlib.text import Text
+
     from landscape.plots.picture import Picture, caption
     from landscape.plots.style import style
 
@@ -180,7 +194,10 @@ def set_titles_and_captions(
             elif not picture.get_suptitle():
                 picture.suptitle(figure.title[0].upper() + figure.title[1:])
             of_drawing = picture.get_caption() if isinstance(picture, Picture) else ""
-            caption(picture, f"{about} {of_drawing}".strip())
+            texts = " ".join(text.get_text() for text in picture.findobj(Text) if text.get_visible())
+            caption_text = " ".join(filter(None, (about, of_drawing, figure.caption)))
+            symbols = explained("symbols", f"{texts} {caption_text}")
+            caption(picture, f"{caption_text} {symbols}." if symbols else caption_text)
 
 
 def _reduce_colors(path: Path) -> None:
@@ -321,7 +338,8 @@ def details(name: str, entry: dict[str, Any]) -> str:
         columns = [key for key in COMPARED if key != "paper" or any(number[key] for number in compared)]
         rows = ([number[key] for key in columns] for number in compared)
         parts += [_table([COMPARED[key] for key in columns], rows)]
-    return "\n\n".join(parts) + "\n"
+    text = "\n\n".join(parts)
+    return f"{text}\n\n**Words.** {explained('words', text)}.\n"
 
 
 def setting_of(entry: dict[str, Any]) -> str:

@@ -66,19 +66,19 @@ def draw_hessian_grids(
         x, y = ([f"{v:.2g}".replace("-", "−") for v in values] for values in (r.x, r.y[::-1]))
         sns.heatmap(
             r.ratio[::-1], ax=ax, vmin=0.0, vmax=vmax, cmap=color_map, square=True, cbar=False,
-            annot=numbers, fmt="", annot_kws={"fontsize": 8}, xticklabels=x, yticklabels=y,
+            annot=numbers, fmt="", annot_kws={"fontsize": 9}, xticklabels=x, yticklabels=y,
         )  # fmt: skip
         ax.tick_params(axis="y", rotation=0)
         usable = r.ratio[r.usable]
         median_text = f"{np.median(usable):.3g}" if usable.size else "–"
         count_note = f" ({usable.size} of {r.ratio.size} points)" if usable.size < r.ratio.size else ""
         ax.set_title(f"{wrapped(name, TITLE)}\nmedian {median_text}{count_note}")
-        ax.set(xlabel="x, along u", ylabel="y, along v")
+        ax.set(xlabel="x", ylabel="y")
     label = r"$|\lambda_{min}| / |\lambda_{max}|$"
     extend = "max" if largest > vmax else "neither"
     color_bar(figure, axes, colors.Normalize(0.0, vmax), color_map, label, extend)
     text = f"{style.samples_of(results)}{style.interpolation_note(results)}."
-    text = f"A low ratio means nearly convex; u, v: directions of the plane. {text}"
+    text = f"A low ratio means nearly convex. x, y: multiples of the plane's directions. {text}"
     return finish(figure, title or style.headline(results), text)
 
 

@@ -128,6 +128,18 @@ def log_axis(axis: Any, factor: float = 0) -> None:
         return
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     decimal_labels(axis)
+    if 0 < lowest < highest < 5 * lowest:  # too few of the numbers 1, 2 and 5 (our choice)
+        axis.set_major_locator(ticker.MaxNLocator(max(2, min(7, axis.get_tick_space()))))
+        axis.set_minor_locator(ticker.NullLocator())
+        axis.set_major_formatter("{x:g}")
+    if not 0 < 5 * lowest <= highest:
+        return
+    # The axis begins at a number with a label, if that is at most a quarter of it away (our choice).
+    decade = 10.0 ** math.floor(math.log10(lowest))
+    number = max((digit * decade for digit in (1, 2, 3, 5) if digit * decade <= lowest), default=lowest)
+    if (lowest / number) ** 4 <= highest / lowest:
+        axis.axes.update_datalim([(number, number)], **{f"update{'xy'.replace(axis.axis_name, '')}": False})
+        axis.axes.autoscale_view()
 
 
 def ticks_at(axis: Any, positions: Any, labels: Sequence[str]) -> None:
@@ -166,7 +178,7 @@ class _Decimal(ticker.LogFormatter):
         self._leading = "1"
         if len(decades) > most_labels + 2:  # the powers of ten alone fill the axis
             return
-        choices = (2, "123456789"), (3, "125"), (3, "1235"), (2, "125"), (2, "57"), (2, "1"), (2, "13")
+        choices = (2, "123456789"), (3, "1235"), (3, "125"), (2, "125"), (2, "57"), (2, "1"), (2, "13")
         for fewest, self._leading in choices:  # the first that fits
             ticks = sorted(int(digit) * decade for digit in self._leading for decade in decades)
             labeled = [x for x in ticks if low <= x <= high and self(x)]
@@ -295,7 +307,7 @@ def rows_of(results: Sequence[Any], *names: str) -> str:
 def samples_of(results: Sequence[Any]) -> str:
     """Return the number of samples, their split, and the statistics of BatchNorm, if the model has it."""
     note = batchnorm_note(results[0]) if hasattr(results[0], "batchnorm") else ""
-    return f"{results[0].samples:,} samples of {splits(results)}{f', {note}' if note else ''}"
+    return f"{results[0].samples:,} {splits(results)} samples{f', {note}' if note else ''}"
 
 
 def batchnorm_note(result: Any) -> str:

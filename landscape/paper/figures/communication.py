@@ -26,7 +26,7 @@ from landscape.paper.figure import Compared, Drawing, compare_with_paper, figure
 from landscape.paper.run_times import Machines, RunTimes, calibrate, measure_steps, predict
 from landscape.paper.verdicts import NEGLIGIBLE, Effect, Rows, paired_effect, settings
 from landscape.plots import style
-from landscape.plots.picture import caption, finish, panels, points, shared_legend
+from landscape.plots.picture import finish, panels, points, shared_legend
 from landscape.plots.style import color_of, ticks_at
 from landscape.results import base
 from landscape.training.recipes.recipe import Recipe, read
@@ -85,10 +85,13 @@ def _draw_times(r: RunTimes) -> Figure:
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter(ticker.ScalarFormatter())
         ax.set_xticks(np.unique(r.workers).astype(int))
-        ax.set(yscale="log", xlabel="workers (log scale)", title=f"DPSGD, {order.upper()} order")
-    style.decimal_labels(axes[0].yaxis)
+        ax.set(xlabel="workers (log scale)", title=f"DPSGD, {order.upper()} order")
+    style.log_axis(axes[0].yaxis)
     axes[0].set_ylabel("time per step (s, log scale)")
-    title, text = "Predicted time per step: SSGD, and DPSGD by topology", r.label.replace("\n", "; ") + "."
+    title, text = (
+        "Predicted time per step: SSGD, and DPSGD by topology",
+        r.label.replace("\n", "; link: ") + ".",
+    )
     return finish(picture, title, text, axes[:1], ncols=3)
 
 
@@ -212,7 +215,6 @@ def _loopback(context: Context) -> Drawing:
     ax.locator_params(axis="y", nbins=5)
     ticks_at(ax.xaxis, counts, [*map(str, counts)])
     shared_legend(picture, [ax], ncols=3)
-    caption(picture, "Measured: median and range of three rounds.")
     what = "predicted / measured time per step, {algorithm}, {processes} processes"
     return Drawing({"": picture}, rows, compare_with_paper(rows, what, "predicted_over_measured"))
 
@@ -248,11 +250,10 @@ def _local(context: Context) -> Drawing:
     for marker, (a, name) in zip("os", NAMED.items(), strict=True):
         look = {"marker": marker, "capsize": 3, "color": color_of(a), "label": name}
         ax.errorbar(periods, means[a], groups[ACCURACY].std()[a], **look)
-    ax.set_xscale("log", base=4)
-    ax.set_xticks(periods, [f"{h}\n{rounds[h]:g}" for h in periods])
+    ax.set_xscale("log")
+    ticks_at(ax.xaxis, periods, [f"{h}\n{rounds[h]:g}" for h in periods])
     ax.set(xlabel="steps between averages\nrounds of communication", ylabel="test accuracy of $w_a$ (%)")
     shared_legend(picture, [ax], ncols=2)
-    caption(picture, "Means and standard deviations over seeds.")
     what = "test accuracy (%), {algorithm}, H = {period}"
     named_rows = rows.replace({"algorithm": NAMED})
     return Drawing({"": picture}, rows, compare_with_paper(named_rows, what, ACCURACY, mean_and_spread))

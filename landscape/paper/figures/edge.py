@@ -119,7 +119,8 @@ def _edge(context: Context) -> Drawing:
         awc_panel, atc_panel = axes[column], axes[column + len(rates)]
         for ax in [awc_panel, atc_panel] if name == "SSGD" else [atc_panel if is_atc else awc_panel]:
             ax.plot(table, color=color, lw=0.4, alpha=0.4)
-            ax.plot(table.median(axis=1), color=color, lw=1.7)
+            # SSGD's lines are wider, and seen where those of ATC order are equal.
+            ax.plot(table.median(axis=1), color=color, lw=3.0 if name == "SSGD" else 1.5)
             ax.axhline(last(runs[0], LIMIT), color=color, lw=1.2, ls="--")
     for ax, (order, rate) in zip(axes, itertools.product(("AWC", "ATC"), rates), strict=True):
         ax.set(title=f"α = {rate:g}, DPSGD in {order} order", xlabel="step")
@@ -127,9 +128,7 @@ def _edge(context: Context) -> Drawing:
         ax.set_ylabel(r"$\eta\lambda_{max}$ of $w_a$")
     axes[0].set_ylim(0, 3)
     axes[-1].set_ylim(1, 4)
-    settings_legend(picture, handle("its limit on ηλ", lw=1.2, ls="--"), columns=5, lw=1.8)
-    text = "Thin lines: seeds; thick lines: their median. η is the rate α; higher values are left out."
-    caption(picture, f"{text} In ATC order all limits are SSGD's.")
+    settings_legend(picture, handle("limit on ηλ", lw=1.2, ls="--"), columns=5, lw=1.8)
     what = "plateau of ηλ_max, α = {lr:g}, {setting} (limit {limit:.2f})"
     return Drawing({"": picture}, rows, compare_with_paper(rows, what, LEVEL))
 
@@ -184,11 +183,9 @@ def _follows(context: Context) -> Drawing:
         ax.set_title(f"α = {rate:g}")
     for ax, label in zip(axes[:: len(rates)], quantities.values(), strict=True):
         ax.set_ylabel(label)
-    axes[-len(rates) // 2].set_xlabel(r"$\lambda_{max}$ of $w_a$, second half (nat)")
+    axes[-len(rates) // 2].set_xlabel(r"$\lambda_{max}$ of $w_a$ (nat)")
     atc_order = handle("ATC order", marker="o", mfc="none", ls="none")
     settings_legend(picture, atc_order, columns=5, marker="o", ls="none")
-    text = "A point a run; filled: SSGD, AWC order. Rise: over a plane around w_a."
-    caption(picture, text)
     chosen = rows[rows["setting"].isin(["SSGD", "ring(2) AWC", "ring(2) ATC"])]
     compared = compare_with_paper(chosen, "test error (%), α = {lr:g}, {setting}", ERROR, mean_and_spread)
     compared.append(Compared("correlation of log λ_max with log rise", f"{_correlation(rows):.2f}"))
@@ -236,11 +233,11 @@ def _lazy(context: Context) -> Drawing:
     looks = zip("os", shades(color_of("dpsgd"), 3)[:2], strict=True)
     for (family, table), (marker, color) in zip(rows.groupby("panel", sort=False), looks, strict=True):
         for ax, x in zip(axes, (1 + table["omega_min"], table["gap"]), strict=True):
-            ax.plot(x, table[LEVEL], marker, color=color, mfc="none", ms=6, label=family)
-    axes[0].plot([0.5, 1.8], [0.5, 1.8], color=OTHER, lw=0.9, ls=":", label="the limit 1 + ω_min")
+            label = f"mixing matrices with {family}"
+            ax.plot(x, table[LEVEL], marker, color=color, mfc="none", ms=6, label=label)
+    axes[0].plot([0.5, 1.7], [0.5, 1.7], color=OTHER, lw=0.9, ls=":", label="the limit 1 + ω_min")
     axes[0].set(xlabel=formulas("1 + ω_min of the mixing matrix"), ylabel=r"plateau of $\eta\lambda_{max}$")
-    axes[1].set_xlabel("its spectral gap")
-    caption(picture, "A point a seed: the median of ηλ_max over the second half of the run.")
+    axes[1].set_xlabel("spectral gap of the mixing matrix")
     shared_legend(picture, axes[:1], ncols=3)
     what = "plateau of ηλ_max, gap {gap:.3g}, ω_min {omega_min:+.3g} ({setting})"
     return Drawing({"": picture}, rows, compare_with_paper(rows, what, LEVEL))
@@ -293,7 +290,7 @@ def _geometries(context: Context) -> Drawing:
             curves = select(rows, optimizer=optimizer, rule=rule).pivot_table("ratio", "step", "seed")
             color = color_of(rule)
             ax.plot(curves, color=color, lw=0.4, alpha=0.5)
-            ax.plot(curves.median(axis=1), color=color, lw=1.7)
+            ax.plot(curves.median(axis=1), color=color, lw=3.0 if rule == "SSGD" else 1.5)
         ax.set_title(optimizer)
     log_axis(axes[0].yaxis)
     for ax in axes[len(axes) // 2 :]:
@@ -302,8 +299,6 @@ def _geometries(context: Context) -> Drawing:
         ax.set_ylabel("η × sharpness / limit")
     handles = [handle(rule, color=color_of(rule), lw=1.8) for rule in rules]
     picture.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-    words = "Gray: {:g} to {:g} of the limit.".format(*SETTLED)
-    caption(picture, f"Thin lines: seeds; thick lines: their median. {words}")
     what = "η × sharpness / limit, {optimizer}, {rule}"
     runs = _settled(rows).groupby(["optimizer", "rule", "seed"], sort=False, as_index=False)
     return Drawing({"": picture}, rows, compare_with_paper(runs["ratio"].median(), what, "ratio"))
@@ -497,14 +492,14 @@ def _rates(context: Context) -> Drawing:
         for name, log2_rates in largest_log2_rates(task_rows).items():
             compared.append(Compared(f"{what}, {name}", f"{2.0 ** log2_rates.min():.4g}"))
     shared_legend(picture, axes, ncols=4)
-    caption(picture, f"{_POINTS} Dotted: a run below it converges. Dashed: limits on ηλ_max.")
+    caption(picture, _POINTS)
     remark = "A run converges where its test error is below the dotted line, halfway from the best to chance."
     return Drawing({"": picture}, rows, compared, remark)
 
 
 def _draw_task(ax: Any, rows: Rows, quantity: str) -> None:
     """Draw a quantity of one task by rate, for each algorithm, with its bound or limits."""
-    for (name, color), marker, offset in zip(LOOKS.items(), "osD", (0.96, 1.0, 1.04), strict=True):
+    for (name, color), marker, offset in zip(LOOKS.items(), "osD", (0.93, 1.0, 1.07), strict=True):
         rule_rows = select(rows, algorithm=name)
         _draw(ax, rule_rows, quantity, offset, marker=marker, color=color, label=name)
         limits = rule_rows["limit"].dropna()
@@ -517,7 +512,7 @@ def _draw_task(ax: Any, rows: Rows, quantity: str) -> None:
     ax.set_xscale("log")
     ticks_at(ax.xaxis, rates, [f"{rate:g}" for rate in rates])
     log_axis(ax.yaxis)
-    labels = {ERROR: "test error of $w_a$ (%)", SHARPNESS: r"largest $\eta\lambda_{max}$"}
+    labels = {ERROR: "test error of $w_a$ (%)", SHARPNESS: r"largest $\eta\lambda_{max}$ of a run"}
     title = f"{rows['task'].iloc[0]}: {'test error' if quantity == ERROR else 'sharpness'}"
     ax.set(title=title, xlabel="learning rate α", ylabel=labels[quantity])
 
@@ -537,14 +532,17 @@ def _best(rows: Rows, optimizer: str) -> list[Numbers]:
     return errors
 
 
+def _advantage(rows: Rows, optimizer: str) -> Numbers:
+    """Return the test error of SSGD less that of DPSGD by seed, each at its best rate."""
+    ssgd, dpsgd = _best(rows, optimizer)
+    return ssgd.sub(dpsgd).dropna()
+
+
 def _judge_lamb(rows: Rows) -> list[Effect]:
     """Judge the share of DPSGD's advantage with SGD that LAMB removes, by seed at the best rates."""
-    advantages = []
-    for optimizer in ("SGD", "LAMB"):
-        ssgd, dpsgd = _best(rows, optimizer)
-        advantages.append(ssgd.sub(dpsgd).dropna())
-    with_sgd = Effect("with SGD", "test error of SSGD less DPSGD (points)", tuple(advantages[0]))
-    reason = "" if with_sgd.holds else "with SGD there is no advantage that could vanish"
+    advantages = [_advantage(rows, optimizer) for optimizer in ("SGD", "LAMB")]
+    holds = Effect("", "", tuple(advantages[0])).holds
+    reason = "" if holds else "with SGD there is no advantage that could vanish"
     what = "test error of SSGD less DPSGD, with SGD less with LAMB (points)"
     return [Effect("at each one's best rate", what, difference(*advantages), untested=reason)]
 
@@ -559,11 +557,14 @@ def _lamb(context: Context) -> Drawing:
         color, label = look_of(name)[0], f"{named(name.replace(' AWC', ''))}, {kind}"
         look: Any = {"color": color, "marker": marker, "mfc": "none" if kind == "SGD" else color}
         _draw(ax, select(rows, optimizer=kind, setting=name), ERROR, offset, label=label, **look)
-    ax.set(xlabel="learning rate", ylabel="test error of $w_a$ (%)")
-    log_axis(ax.xaxis)
+    ax.set(xlabel="learning rate", ylabel="test error of $w_a$ (%)", xscale="log")
+    rates = sorted(settings(rows, "lr"))
+    ticks_at(ax.xaxis, rates, [f"{rate:g}" for rate in rates])
     log_axis(ax.yaxis)
     picture.legend(loc="outside lower center", ncols=2)
-    caption(picture, _POINTS)
+    text = Effect("", "", tuple(_advantage(rows, "SGD"))).entry()["text"]
+    words = f"With SGD at the best rates, the error of SSGD less DPSGD's is {text} points (95% interval)."
+    caption(picture, f"{_POINTS} {words}")
     compared = [
         Compared(f"test error (%) of {name}, {kind}, best rate", mean_and_spread(errors.tolist()))
         for kind in ("SGD", "LAMB")

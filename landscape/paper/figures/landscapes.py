@@ -88,8 +88,9 @@ def _figure_2(context: Context, name: str, text: Any, log: bool | None = None) -
     ends = [run.end for run in context.ended()]
     pictures: dict[str, Any] = {"": plots.draw(ends), "-contour": plots.draw(first, log=log)}
     words = pictures[""].get_caption().partition(", seed")[2]  # the title of the figure has what is before
-    caption(pictures[""], f"Seed{words} SSGD*: SSGD with noise added to the weights.")
-    _add(pictures["-contour"], "Rise: median over the plane.")
+    caption(pictures[""], f"Seed{words} SSGD's learners are compared before they average; its Δ(2) is zero.")
+    rises = ", ".join(f"{s.label.split(',')[0]} {median_rise(s):.2g}" for s in first)
+    _add(pictures["-contour"], f"Median rise over the plane (nat): {rises}.")
     return Drawing(pictures, rows, compared)
 
 
@@ -178,7 +179,6 @@ def _flatness(context: Context) -> Drawing:
     ax.set_yticks(range(len(effects)), names)
     ax.set(ylim=(len(effects) - 0.5, -0.5), xscale="log", xlabel="rise of the loss around SSGD / DPSGD")
     decimal_labels(ax.xaxis)
-    caption(picture, "Rings: seeds; bars: medians. Weights: at the end, or at equal training loss.")
     compared = [Compared(f"rise around SSGD / DPSGD: {e.where}", summary(e.values)) for e in effects]
     return Drawing({"": picture}, rows, compared)
 
@@ -222,7 +222,8 @@ def _planes(context: Context) -> Drawing:
     of_mean = rows.assign(of_mean=rows[_LOSSES[0]] / rows[_LOSSES[1]])
     what = "loss of a learner / loss of the mean, {when}"
     picture = plots.draw([replace(s, label=f"DPSGD, {s.label}") for s in surfaces[: len(_WHEN) - 1]])
-    caption(picture, "Below: the loss by distance, median and quartiles.")
+    texts = [f"{np.median(s.marker_loss[:-1]):.2g} (mean: {s.marker_loss[-1]:.2g})" for s in surfaces[:2]]
+    _add(picture, f"Median loss of the learners themselves: {', then '.join(texts)} nat.")
     compared = compare_with_paper(of_mean, what, "of_mean", form=".3g")
     return Drawing(
         {"": picture}, rows, compared, "The picture is of the first seed, early and in the middle."

@@ -39,7 +39,7 @@ from landscape.paper.verdicts import (
     select,
     settings,
 )
-from landscape.plots.picture import caption, panels, shared_legend, wrapped_panels
+from landscape.plots.picture import panels, shared_legend, wrapped_panels
 from landscape.plots.style import color_of
 from landscape.problem.layout import Layout
 
@@ -150,7 +150,6 @@ def _fig1(context: Context) -> Drawing:
         title = f"{_network(context, model)}, {_batch(context, model=model)}"
         ax.set(title=title, xlabel="epoch", ylabel=_WHAT[quantity])
     shared_legend(picture, axes, ncols=3)
-    caption(picture, "Lines: seeds. SSGD*: SSGD with noise added to the weights.")
     return Drawing({"": picture}, rows, compared)
 
 
@@ -204,7 +203,6 @@ def _progress(context: Context, column: str) -> Drawing:
     handles = [handle(a, color=color_of(a)) for a in _PAIR]
     handles += [handle(_batch(context, batch=b), **look) for b, look in looks.items() if several]
     picture.legend(handles=handles, loc="outside lower center", ncols=6)
-    caption(picture, "Lines: seeds. Tested: the largest batch.")
     return Drawing({"": picture}, rows, [])
 
 

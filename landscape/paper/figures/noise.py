@@ -81,12 +81,11 @@ def _eq4(context: Context) -> Drawing:
     for ax, (seed, of_seed) in zip(axes, groups, strict=True):
         for marker, (name, label) in zip("osD^", _FORMS.items(), strict=True):
             of_estimate = select(of_seed, estimate=name)
-            look = {"marker": marker, "ms": 4, "capsize": 2, "label": label}
+            look = {"marker": marker, "ms": 4, "label": label, "lw": 3.2 if name == "direct" else 1.4}
             ax.errorbar(of_estimate["step"], of_estimate["value"], of_estimate["standard_error"], **look)
         ax.set(yscale="log", title=f"seed {seed}", xlabel="step")
     axes[0].set_ylabel("Δ(2) (squared weights)")
     shared_legend(picture, axes[:1], ncols=4)
-    caption(picture, "H: Hessian, C: covariance of the learners, at w_a; bars: standard errors.")
     shares = _of_definition(rows)
     forms = list(_FORMS)[1:]
     compared = [Compared(f"{_FORMS[n]}, of the definition", summary(shares[n], ".2g"), "1") for n in forms]

@@ -30,7 +30,7 @@ from landscape.paper.context import Context, Ended
 from landscape.paper.figure import Compared, Drawing, compare_with_paper, figure, printed, summary
 from landscape.paper.verdicts import NEGLIGIBLE, Effect, Rows, by_seed, paired_effect, select, settings
 from landscape.plots import style
-from landscape.plots.picture import caption, finish, panels, points, wrapped_panels
+from landscape.plots.picture import finish, panels, points, wrapped_panels
 from landscape.plots.style import ticks_at
 from landscape.plots.tables import label_delay_axes, with_gap_at_zero
 from landscape.problem.problem import Problem
@@ -373,17 +373,16 @@ def _boundary(context: Context) -> Drawing:
         for tau in DELAYS
     )
     picture, (ax,) = panels(1, 1, 6.8, 3.9)
-    for marker, size, label, (m, form) in zip("osD", (4, 7, 4), FORMS.values(), FORMS, strict=True):
+    for marker, size, label, (m, form) in zip("osD", (5, 9, 5), FORMS.values(), FORMS, strict=True):
         limits = select(rows, momentum=m, form=form)["limit"].to_numpy()
-        ax.plot(*with_gap_at_zero(np.array(DELAYS), limits), marker=marker, ms=size, label=label)
+        ax.plot(*with_gap_at_zero(np.array(DELAYS), limits), marker=marker, ms=size, mfc="w", label=label)
     line = [np.pi / (2 * tau + 1) for tau in DELAYS[1:]]
-    ax.plot(DELAYS[1:], line, color=style.OTHER, lw=0.9, ls=":", label="π/(2τ + 1)")
+    ax.plot(DELAYS[1:], line, color=style.OTHER, lw=0.9, ls=":", label="π/(2τ + 1), no momentum")
     ax.set_xscale("symlog", base=2, linthresh=1)
     ticks = [0, 1, 2, 4, 8, 16, 32, 64]
     ticks_at(ax.xaxis, ticks, [*map(str, ticks)])
     ax.set(xlabel="delay τ (steps)", ylabel="largest stable ηλ", yscale="log")
     picture.legend(loc="outside lower center", ncols=2)
-    caption(picture, "η: rate, λ: curvature. Dotted: the known limit without momentum.")
     compared = list[Compared]()
     for row in printed("delay_limits").itertuples():
         m, tau = float(row.momentum), int(row.delay)
@@ -415,12 +414,12 @@ def _draw_minimum(r: Minima) -> Figure:
         # No line goes through delay 0.
         ax.plot(r.delay[:1], r.predicted[f, :1], marker="_", ms=14, mew=1.6, color=style.CYCLE[f])
         bars = np.abs(np.stack([r.stays[f], r.leaves[f]]) - r.boundary[f])
-        look: Any = {"marker": marker, "ms": 5, "mfc": "w", "capsize": 2}
+        look: Any = {"marker": marker, "ms": (5, 9, 5)[f], "mfc": "w", "capsize": 2}
         points(ax, r.delay, r.boundary[f], bars, style.CYCLE[f], name, **look)
     ax.plot([], [], color=style.DARK, label="predicted")
     label_delay_axes(ax, r, r.delay.max())
     ax.set(title="", ylabel="largest η that stays at the minimum")
-    text = f"Points: measured. λ_max of the minimum is {r.lambda_max:.3g} nat."
+    text = f"At the minimum λ_max is {r.lambda_max:.3g} nat."
     return finish(picture, "The largest rate at which training stays at its minimum", text, [ax], ncols=2)
 
 
@@ -492,8 +491,7 @@ def _draw_escapes(results: Sequence[Escape]) -> Figure:
         ax.set(title=r.setting, xlabel=names[r.vary])
     axes[0].set_ylabel("steps to escape")
     title = f"Escape from a saddle, median of {results[0].times.shape[2]} seeds and 95% band"
-    text = "Bands: 95% intervals of the medians over seeds. SSGD*: SSGD with noise added to the weights."
-    return finish(picture, title, text, axes[:1], ncols=3)
+    return finish(picture, title, "", axes[:1], ncols=3)
 
 
 @figure("saddles", _judge_saddles)
