@@ -338,8 +338,8 @@ def details(name: str, entry: dict[str, Any]) -> str:
         columns = [key for key in COMPARED if key != "paper" or any(number[key] for number in compared)]
         rows = ([number[key] for key in columns] for number in compared)
         parts += [_table([COMPARED[key] for key in columns], rows)]
-    text = "\n\n".join(parts)
-    return f"{text}\n\n**Words.** {explained('words', text)}.\n"
+    found = explained("words", " ".join(parts))
+    return "\n\n".join([*parts, *[f"**Words.** {found}."] * bool(found)]) + "\n"
 
 
 def setting_of(entry: dict[str, Any]) -> str:

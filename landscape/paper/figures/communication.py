@@ -48,28 +48,28 @@ def _judge_runtime(rows: Rows) -> list[Effect]:
 
 
 def falls(result: RunTimes) -> list[str]:
-    """Return the curves in which a step takes less time on more workers, beyond 1% and the error.
+    """Return the curves in which a step takes less time on more workers, by more than 1% and three errors.
 
-    More workers have more to wait for: such a curve is of a machine that was busy when it was measured.
+    More workers have more to wait for: such a curve shows that the machine was busy during the measurement.
     """
-    odd = []
+    falling = []
     for name, curve in _times(result).groupby(["algorithm", "mixing"], sort=False):
-        step, error = curve["step_s"].to_numpy(), curve["step_error"].to_numpy()
-        allowed = 0.01 * step[:-1] + 3 * np.hypot(error[:-1], error[1:])
-        if (step[:-1] - step[1:] > allowed).any():
-            odd.append(" ".join(name).strip())
-    return odd
+        step_s, error = curve["step_s"].to_numpy(), curve["step_error"].to_numpy()
+        allowed = 0.01 * step_s[:-1] + 3 * np.hypot(error[:-1], error[1:])
+        if (step_s[:-1] - step_s[1:] > allowed).any():
+            falling.append(" ".join(name).strip())
+    return falling
 
 
 def _draw_times(r: RunTimes) -> Figure:
     """Draw seconds per step against workers, a line for each algorithm and topology.
 
-    The panels show the two orders of DPSGD (AWC, ATC); SSGD is in both. Error bars are one standard error of
-    the simulation.
+    The panels show the two orders of DPSGD (AWC, ATC); SSGD and SSGD* are in both. Error bars are one
+    standard error of the simulation.
     """
-    # All topologies are DPSGD's: shades of its color, each with a marker of its own.
-    names = list(dict.fromkeys(filter(None, r.mixing)))
-    tones = dict(zip(names, style.shades(color_of("dpsgd"), len(names)), strict=True))
+    # Only DPSGD has topologies: each has a shade of DPSGD's color, and a marker of its own.
+    mixings = list(dict.fromkeys(mixing for mixing in r.mixing if mixing))
+    shade_of = dict(zip(mixings, style.shades(color_of("dpsgd"), len(mixings)), strict=True))
     picture, axes = panels(1, 2, 4.6, 4.0, sharey="row")
     for order, ax in zip(("awc", "atc"), axes, strict=True):
         for (algorithm, mixing), rows in _times(r).groupby(["algorithm", "mixing"], sort=False):
@@ -77,22 +77,19 @@ def _draw_times(r: RunTimes) -> Figure:
                 continue
             look: Any = {"lw": 2.2, "ls": "--" if algorithm == "ssgd*" else "-", "marker": "o"}
             if mixing:
-                look = {"lw": 1.2, "ls": "-", "marker": "sD^v"[names.index(mixing)]}
-            color = tones.get(mixing, color_of(algorithm))
-            x, step, error = (rows[name].to_numpy() for name in ("workers", "step_s", "step_error"))
-            name = f"DPSGD {mixing}" if mixing else style.paper_name(algorithm)
-            points(ax, x, step, error, color, name, capsize=0, mfc="none", **look)
+                look = {"lw": 1.2, "ls": "-", "marker": "sD^v"[mixings.index(mixing)]}
+            color = shade_of.get(mixing, color_of(algorithm))
+            workers, step_s, error = (rows[name].to_numpy() for name in ("workers", "step_s", "step_error"))
+            legend_name = f"DPSGD {mixing}" if mixing else style.paper_name(algorithm)
+            points(ax, workers, step_s, error, color, legend_name, capsize=0, mfc="none", **look)
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter(ticker.ScalarFormatter())
         ax.set_xticks(np.unique(r.workers).astype(int))
         ax.set(xlabel="workers (log scale)", title=f"DPSGD, {order.upper()} order")
     style.log_axis(axes[0].yaxis)
     axes[0].set_ylabel("time per step (s, log scale)")
-    title, text = (
-        "Predicted time per step: SSGD, and DPSGD by topology",
-        r.label.replace("\n", "; link: ") + ".",
-    )
-    return finish(picture, title, text, axes[:1], ncols=3)
+    text = r.label.replace("\n", "; link: ") + "."
+    return finish(picture, "Predicted time per step: SSGD, and DPSGD by topology", text, axes[:1], ncols=3)
 
 
 @figure("runtime", _judge_runtime)
@@ -191,26 +188,38 @@ def _judge_loopback(rows: Rows) -> list[Effect]:
 
 @figure("runtime-loopback", _judge_loopback)
 def _loopback(context: Context) -> Drawing:
+    """Draw predicted and measured seconds per step against the number of processes, a pair for each rule.
+
+    Predictions are lines. Measurements are points: medians over the rounds, with bars for the range.
+    """
     sizes, tables = dict(context.sizes), []
     for processes in sizes.pop("processes"):
-        how = {"processes": processes, **sizes}
-        run_times = context.cached(RunTimes, [], how, functools.partial(_measured, **how), (predict,))
-        for seed, pair in enumerate(zip(run_times[::2], run_times[1::2], strict=True)):
-            predicted, measured = (_times(times).set_index("algorithm")["step_s"] for times in pair)
-            columns = {"processes": processes, "seed": seed, "measured_s": measured, "predicted_s": predicted}
+        options = {"processes": processes, **sizes}
+        make = functools.partial(_measured, **options)
+        run_times = context.cached(RunTimes, [], options, make, (predict,))
+        # Each round has two tables, first the prediction; a round counts as a seed.
+        for seed, (predicted, measured) in enumerate(zip(run_times[::2], run_times[1::2], strict=True)):
+            columns = {
+                "processes": processes,
+                "seed": seed,
+                "measured_s": _times(measured).set_index("algorithm")["step_s"],
+                "predicted_s": _times(predicted).set_index("algorithm")["step_s"],
+            }
             tables.append(pd.DataFrame(columns).loc[list(RULES)].reset_index(names="algorithm"))
     rows = pd.concat(tables, ignore_index=True)
     rows["predicted_over_measured"] = rows["predicted_s"] / rows["measured_s"]
     counts = settings(rows, "processes")
     picture, (ax,) = panels(1, 1, 6.4, 3.7)
-    for (rule, table), marker in zip(rows.groupby("algorithm", sort=False), "osD", strict=True):
-        by = table.groupby("processes")[["measured_s", "predicted_s"]].agg(["median", "min", "max"])
-        middle, low, high = (by["measured_s"][name] for name in ("median", "min", "max"))
-        look: Any = {"color": color_of(rule), "ls": ":" if rule.endswith("atc") else "--"}
-        ax.plot(counts, by["predicted_s"]["median"], label=f"{rule.upper()}, predicted", **look)
-        look |= {"marker": marker, "ls": "none", "mfc": "none" if rule.endswith("atc") else look["color"]}
-        reach = [middle - low, high - middle]
-        ax.errorbar(counts, middle, reach, capsize=3, label=f"{rule.upper()}, measured", **look)
+    for (rule, rule_rows), marker in zip(rows.groupby("algorithm", sort=False), "osD", strict=True):
+        by_count = rule_rows.groupby("processes")[["measured_s", "predicted_s"]].agg(["median", "min", "max"])
+        measured_s, predicted_s = by_count["measured_s"], by_count["predicted_s"]
+        color, is_atc = color_of(rule), rule.endswith("atc")
+        label = f"{rule.upper()}, predicted"
+        ax.plot(counts, predicted_s["median"], color=color, ls=":" if is_atc else "--", label=label)
+        look: Any = {"color": color, "marker": marker, "ls": "none", "mfc": "none" if is_atc else color}
+        lengths = [measured_s["median"] - measured_s["min"], measured_s["max"] - measured_s["median"]]
+        label = f"{rule.upper()}, measured"
+        ax.errorbar(counts, measured_s["median"], lengths, capsize=3, label=label, **look)
     ax.set(xscale="log", ylim=(0, None), xlabel="processes", ylabel="time per step (s)")
     ax.locator_params(axis="y", nbins=5)
     ticks_at(ax.xaxis, counts, [*map(str, counts)])

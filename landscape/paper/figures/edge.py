@@ -102,7 +102,10 @@ def _judge_edge(rows: Rows) -> list[Effect]:
 
 @figure("edge", _judge_edge)
 def _edge(context: Context) -> Drawing:
-    """Draw the seeds' ηλ_max as thin lines, their median as a thick one, the limit dashed."""
+    """Draw ηλ_max along training: seeds as thin lines, their median as a thick one, the limit dashed.
+
+    Each learning rate has a column of two panels: DPSGD in AWC order and in ATC order. SSGD is in both.
+    """
 
     def measure(run: Ended) -> dict[str, Any]:
         values = {LEVEL: plateau(run.end), "limit": last(run.end, LIMIT), ERROR: test_error(run.end)}
@@ -115,12 +118,15 @@ def _edge(context: Context) -> Drawing:
         color, is_atc = look_of(name)
         runs = [run.end for run in context.ended(lr=rate, setting=name)]
         curves = [pd.Series(run.history["lr_lambda_max"], run.history["step"]) for run in runs]
-        table = pd.concat([curve[np.isfinite(curve)] for curve in curves], axis=1).sort_index()
+        seed_curves = pd.concat([curve[np.isfinite(curve)] for curve in curves], axis=1).sort_index()
         awc_panel, atc_panel = axes[column], axes[column + len(rates)]
-        for ax in [awc_panel, atc_panel] if name == "SSGD" else [atc_panel if is_atc else awc_panel]:
-            ax.plot(table, color=color, lw=0.4, alpha=0.4)
-            # SSGD's lines are wider, and seen where those of ATC order are equal.
-            ax.plot(table.median(axis=1), color=color, lw=3.0 if name == "SSGD" else 1.5)
+        own_panels = [atc_panel] if is_atc else [awc_panel]
+        if name == "SSGD":
+            own_panels = [awc_panel, atc_panel]
+        for ax in own_panels:
+            ax.plot(seed_curves, color=color, lw=0.4, alpha=0.4)
+            # SSGD's lines are wider: they can be seen behind equal lines of DPSGD in ATC order.
+            ax.plot(seed_curves.median(axis=1), color=color, lw=3.0 if name == "SSGD" else 1.5)
             ax.axhline(last(runs[0], LIMIT), color=color, lw=1.2, ls="--")
     for ax, (order, rate) in zip(axes, itertools.product(("AWC", "ATC"), rates), strict=True):
         ax.set(title=f"α = {rate:g}, DPSGD in {order} order", xlabel="step")
@@ -163,14 +169,19 @@ def _judge_follows(rows: Rows) -> list[Effect]:
 
 @figure("edge-follows", _judge_follows)
 def _follows(context: Context) -> Drawing:
-    """Draw rise of the loss and test error against the final sharpness, by rate: a point for each run."""
+    """Draw the rise of the loss and the test error against λ_max, with a point for each run.
+
+    λ_max is the median over the second half of the steps. Each learning rate has a column of panels.
+    """
 
     def measure(run: Ended) -> dict[str, Any]:
-        sharpness, error = plateau(run.end) / run.values["lr"], test_error(run.end)
-        return {"lambda_max_nat": sharpness, ERROR: error, RISE: median_rise(context.contour(run.last))}
+        lambda_max = plateau(run.end) / run.values["lr"]
+        rise = median_rise(context.contour(run.last))
+        return {"lambda_max_nat": lambda_max, ERROR: test_error(run.end), RISE: rise}
 
     rows = context.table(measure)
-    rates, quantities = settings(rows, "lr"), {RISE: "median rise of the loss (nat)", ERROR: "test error (%)"}
+    rates = settings(rows, "lr")
+    quantities = {RISE: "median rise of the loss (nat)", ERROR: "test error (%)"}
     picture, axes = panels(2, len(rates), 3.4, 2.7)
     for ax, (quantity, rate) in zip(axes, itertools.product(quantities, rates), strict=True):
         for name, group in select(rows, lr=rate).groupby("setting", sort=False):
@@ -257,7 +268,10 @@ SETTLED, LEARNED = (0.7, 1.3), 0.1
 
 
 def _of_limit(run: Ended) -> Rows:
-    """Return the sharpness over its limit at each step at which it was measured, and the loss there."""
+    """Return, for each step at which a sharpness was measured, its ratio to its limit, and the loss.
+
+    A rule has one of MEASURES, or several; the largest ratio counts.
+    """
     history = run.end.history
     ratios = [column_of(run.end, value) / column_of(run.end, limit) for value, limit in MEASURES.items()]
     table = pd.DataFrame({"step": history["step"], "loss": history["loss"], "ratio": np.fmax.reduce(ratios)})
@@ -359,7 +373,10 @@ def _instruments(context: Context) -> Drawing:
 
 
 def _picture(rows: Rows, ends: Rows, which: str) -> Any:
-    """Draw a row of panels for each quantity, a column for each batch, a line for each setting."""
+    """Draw the quantities of ``which``, a key of LAYOUT: "sharpness" or "spread".
+
+    Each quantity has a row of panels, each batch a column, each setting a line.
+    """
     batches, quantities = settings(rows, "batch"), LAYOUT[which]
     picture, axes = panels(len(quantities), len(batches), 3.5, 2.3, sharey="row")
     cells = itertools.product(quantities, batches)
@@ -367,7 +384,7 @@ def _picture(rows: Rows, ends: Rows, which: str) -> Any:
         for name in settings(rows, "setting"):
             color, is_atc = look_of(name)
             curve = _curve(select(rows, batch=batch, setting=name), column)
-            # SSGD's lines are wider, and seen where those of ATC order are equal.
+            # SSGD's lines are wider: they can be seen behind equal lines of DPSGD in ATC order.
             extra_width = 2.0 if name == "SSGD" else 0.0
             ax.plot(curve.index, curve, color=color, ls="--" if is_atc else "-", lw=1.4 + extra_width)
             if column.startswith("lr_"):
@@ -434,15 +451,16 @@ def largest_log2_rates(rows: Rows) -> dict[str, Numbers]:
     If no rate converges, the value is one less than log2 of the smallest rate. Rates below the first that
     converges are too low for the number of steps, and are ignored.
     """
-    bound, if_none = _bound(rows), float(np.log2(rows["lr"].min())) - 1
+    bound = _bound(rows)
+    value_if_none = float(np.log2(rows["lr"].min())) - 1
 
     def largest(runs: Rows) -> float:
         converges = (runs[ERROR].to_numpy() < bound).tolist()
         if True not in converges:
-            return if_none
-        first = converges.index(True)
-        end = [*converges, False].index(False, first)
-        return float(np.log2(runs["lr"].iloc[end - 1]))
+            return value_if_none
+        first_converged = converges.index(True)
+        first_failed = [*converges, False].index(False, first_converged)
+        return float(np.log2(runs["lr"].iloc[first_failed - 1]))
 
     groups = rows.sort_values("lr").groupby(["algorithm", "seed"])[["lr", ERROR]]
     rates = groups.apply(largest)
@@ -463,31 +481,36 @@ def _judge_rates(rows: Rows) -> list[Effect]:
 
 @figure("lr-divergence", _judge_rates)
 def _rates(context: Context) -> Drawing:
-    """Draw test error with the threshold of convergence, and ηλ_max with its limits, by learning rate.
+    """Draw the test error, and the largest ηλ_max of a run, against the learning rate.
 
-    Each task has its own panels, with the median and the range over seeds.
+    Each task has a panel for the test error, with the bound of convergence, and one for ηλ_max with its
+    limits, if it was measured. Points are medians over seeds; bars are the range.
     """
 
     def measure(run: Ended) -> dict[str, Any]:
-        end, guess = run.end, 100 * (1 - 1 / classes(run.end))
+        end = run.end
+        chance = 100 * (1 - 1 / classes(end))  # the test error of a guess, in %
+        finite_sharpness = pd.Series(end.history["lr_lambda_max"]).replace(np.inf, np.nan)
         return {
-            ERROR: guess if end.diverged else test_error(end),
-            "chance_percent": guess,
-            SHARPNESS: float(pd.Series(end.history["lr_lambda_max"]).replace(np.inf, np.nan).max()),
+            ERROR: chance if end.diverged else test_error(end),
+            "chance_percent": chance,
+            SHARPNESS: float(finite_sharpness.max()),
             "limit": last(end, LIMIT),
             "diverged": end.diverged,
         }
 
     rows = context.table(measure)
-    tasks, compared = [task_rows for _, task_rows in rows.groupby("task", sort=False)], list[Compared]()
-    contents = [(ERROR, task_rows) for task_rows in tasks]
-    contents += [(SHARPNESS, task_rows) for task_rows in tasks if (task_rows[SHARPNESS] > 0).any()]
+    rows_of_tasks = [task_rows for _, task_rows in rows.groupby("task", sort=False)]
+    contents = [(ERROR, task_rows) for task_rows in rows_of_tasks]
+    contents += [(SHARPNESS, task_rows) for task_rows in rows_of_tasks if (task_rows[SHARPNESS] > 0).any()]
     names = numbered("panel", len(contents))
-    names += [""] * (len(names) % 2)
+    if len(names) % 2:
+        names.append("")  # the last row has an empty cell
     picture, axes = panels(len(names) // 2, 2, 4.6, 2.9, names)
     for ax, (quantity, task_rows) in zip(axes, contents, strict=True):
         _draw_task(ax, task_rows, quantity)
-    for task_rows in tasks:
+    compared: list[Compared] = []
+    for task_rows in rows_of_tasks:
         what = f"largest rate at which every seed converges, {task_rows['task'].iloc[0]}"
         for name, log2_rates in largest_log2_rates(task_rows).items():
             compared.append(Compared(f"{what}, {name}", f"{2.0 ** log2_rates.min():.4g}"))
@@ -504,7 +527,7 @@ def _draw_task(ax: Any, rows: Rows, quantity: str) -> None:
         _draw(ax, rule_rows, quantity, offset, marker=marker, color=color, label=name)
         limits = rule_rows["limit"].dropna()
         if quantity == SHARPNESS and len(limits):
-            # SSGD's is wider, and seen where that of ATC order is equal.
+            # SSGD's line is wider: it can be seen behind an equal line of DPSGD in ATC order.
             ax.axhline(limits.iloc[0], color=color, lw=2.2 if name == "SSGD" else 1.0, ls="--")
     if quantity == ERROR:
         ax.axhline(_bound(rows), color=OTHER, lw=0.9, ls=":", label="halfway from the best to chance")

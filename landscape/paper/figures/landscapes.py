@@ -44,7 +44,7 @@ def median_rise(surface: Surface) -> float:
     return float(np.nanmedian(surface.loss) - surface.loss[len(surface.y) // 2, len(surface.x) // 2])
 
 
-def _add(picture: Any, text: str) -> None:
+def _add_to_caption(picture: Any, text: str) -> None:
     """Add a sentence to the caption of ``picture``, where it has room."""
     caption(picture, f"{picture.get_caption()} {text}")
 
@@ -57,14 +57,21 @@ def _early_rate(run: Checkpoint) -> float:
     return float(np.median(run.history["alpha_e"][early])) if early.any() else float("nan")
 
 
-def _figure_2(context: Context, name: str, text: Any, log: bool | None = None) -> Drawing:
-    first = list[Surface]()
+def _figure_2(context: Context, name: str, text: Callable[..., str], log: bool | None = None) -> Drawing:
+    """Draw the training curves of all runs, and the contours of the runs of seed 0.
+
+    Args:
+        name: the figure in the column "figure" of numbers/figures.csv, which has the paper's test errors.
+        text: makes a text of the seeds' test errors.
+        log: whether the contours' levels are logarithmic, as in :func:`landscape.draw`.
+    """
+    surfaces_of_seed_0 = list[Surface]()
 
     def measure(run: Ended) -> dict[str, Any]:
         label, end = "{algorithm}, seed {seed}".format(**run.values), run.end
         surface = context.contour(run.last, label)
-        if not end.seed:
-            first.append(surface)
+        if end.seed == 0:
+            surfaces_of_seed_0.append(surface)
         return {
             "step": end.step,
             ERROR: test_error(end),
@@ -77,21 +84,23 @@ def _figure_2(context: Context, name: str, text: Any, log: bool | None = None) -
         }
 
     rows = context.table(measure)
-    paper = select(printed("figures"), figure=name).set_index("algorithm")["value"]
+    paper_errors = select(printed("figures"), figure=name).set_index("algorithm")["value"]
     compared = [
-        Compared(f"test error of {a} (%)", text(group[ERROR]), paper[a])
-        for a, group in rows.groupby("algorithm", sort=False)
+        Compared(f"test error of {algorithm} (%)", text(group[ERROR]), paper_errors[algorithm])
+        for algorithm, group in rows.groupby("algorithm", sort=False)
     ]
-    for s in first:
-        what, lowest, highest = f"test loss over the plane, {s.label}", np.nanmin(s.loss), np.nanmax(s.loss)
+    for surface in surfaces_of_seed_0:
+        lowest, highest = np.nanmin(surface.loss), np.nanmax(surface.loss)
+        what = f"test loss over the plane, {surface.label}"
         compared.append(Compared(what, f"{lowest:.3g} to {highest:.3g}"))
-    ends = [run.end for run in context.ended()]
-    pictures: dict[str, Any] = {"": plots.draw(ends), "-contour": plots.draw(first, log=log)}
-    words = pictures[""].get_caption().partition(", seed")[2]  # the title of the figure has what is before
-    caption(pictures[""], f"Seed{words} SSGD's learners are compared before they average; its Δ(2) is zero.")
-    rises = ", ".join(f"{s.label.split(',')[0]} {median_rise(s):.2g}" for s in first)
-    _add(pictures["-contour"], f"Median rise over the plane (nat): {rises}.")
-    return Drawing(pictures, rows, compared)
+    curves: Any = plots.draw([run.end for run in context.ended()])
+    contours = plots.draw(surfaces_of_seed_0, log=log)
+    # The caption of a picture begins with the title of its figure, which already names data and learners.
+    words = curves.get_caption().partition(", seed")[2]
+    caption(curves, f"Seed{words} SSGD's learners are compared before they average; its Δ(2) is zero.")
+    rises = ", ".join(f"{s.label.split(',')[0]} {median_rise(s):.2g}" for s in surfaces_of_seed_0)
+    _add_to_caption(contours, f"Median rise over the plane (nat): {rises}.")
+    return Drawing({"": curves, "-contour": contours}, rows, compared)
 
 
 def _judge_2a(rows: Rows) -> list[Effect]:
@@ -154,17 +163,24 @@ def _judge_flatness(rows: Rows) -> list[Effect]:
 
 @figure("flatness", _judge_flatness)
 def _flatness(context: Context) -> Drawing:
-    """Draw the rise of the loss along random directions, as they are and filter-normalized, and from
-    checkpoints of equal training loss."""
-    losses = {(r.values["_rule"], r.end.seed): last(r.end, "train_loss") for r in context.ended()}
+    """Draw the ratio of the rises of the loss around SSGD and DPSGD, in four ways.
+
+    The directions are random, as they are or filter-normalized. The points are the end of each run, or the
+    checkpoint at which the run has the training loss that both algorithms reach with the seed.
+    """
+    final_loss = {(r.values["_rule"], r.end.seed): last(r.end, "train_loss") for r in context.ended()}
 
     def measure(run: Ended) -> list[dict[str, Any]]:
-        target = max(losses[rule, run.end.seed] for rule in ("ssgd", "dpsgd"))
-        equal = min(run.points, key=lambda point: abs(np.log(last(point, "train_loss") / target)))
+        reached_loss = max(final_loss[rule, run.end.seed] for rule in ("ssgd", "dpsgd"))
+
+        def distance(point: Point) -> float:
+            return abs(float(np.log(last(point, "train_loss") / reached_loss)))
+
+        points = {"end": run.last, "equal loss": min(run.points, key=distance)}
         rises = []
-        for when, point in {"end": run.last, "equal loss": equal}.items():
-            for label, how in _MEASURES.items():
-                rise = median_rise(context.contour(point, **how))
+        for when, point in points.items():
+            for label, options in _MEASURES.items():
+                rise = median_rise(context.contour(point, **options))
                 rises.append({"point": when, "directions": label, "step": point.step, RISE: rise})
         return rises
 
@@ -196,38 +212,39 @@ def _judge_planes(rows: Rows) -> list[Effect]:
 
 @figure("learners-plane", _judge_planes)
 def _planes(context: Context) -> Drawing:
-    """Draw the loss in the plane nearest to DPSGD's learners, early and in the middle.
+    """Draw the loss in the plane nearest to DPSGD's learners, early and in the middle of training.
 
-    At the end they are so near to one another that the loss has one color in the scale of the others.
+    The table also has the end of training. The picture does not: the learners are then so near to one another
+    that the loss has one color in the scale of the other panels.
     """
-    surfaces = list[Surface]()
+    surfaces = list[Surface]()  # of all seeds, in the order of _WHEN
 
     def measure(run: Ended) -> list[dict[str, Any]]:
-        chosen = (run.points[0], run.points[len(run.points) // 2], run.points[-1])
-        new_surfaces = [_learners_surface(context, point) for point in chosen]
-        surfaces.extend(new_surfaces)
+        points = (run.points[0], run.points[len(run.points) // 2], run.points[-1])
+        surfaces_of_run = [_learners_surface(context, point) for point in points]
+        surfaces.extend(surfaces_of_run)
         return [
             {
                 "when": when,
                 "step": point.step,
-                "loss_at_mean_nat": float(surface.marker_loss[-1]),  # after the learners, the mean
+                "loss_at_mean_nat": float(surface.marker_loss[-1]),  # the mean comes after the learners
                 "learners_loss_median_nat": float(np.median(surface.marker_loss[:-1])),
                 "consensus_distance": last(point, "consensus"),
                 "explained_percent": float(100 * sum(surface.explained)),
             }
-            for when, point, surface in zip(_WHEN, chosen, new_surfaces, strict=True)
+            for when, point, surface in zip(_WHEN, points, surfaces_of_run, strict=True)
         ]
 
     rows = context.table(measure)
-    of_mean = rows.assign(of_mean=rows[_LOSSES[0]] / rows[_LOSSES[1]])
+    learners_loss, loss_at_mean = (rows[column] for column in _LOSSES)
+    with_ratio = rows.assign(of_mean=learners_loss / loss_at_mean)
     what = "loss of a learner / loss of the mean, {when}"
     picture = plots.draw([replace(s, label=f"DPSGD, {s.label}") for s in surfaces[: len(_WHEN) - 1]])
     texts = [f"{np.median(s.marker_loss[:-1]):.2g} (mean: {s.marker_loss[-1]:.2g})" for s in surfaces[:2]]
-    _add(picture, f"Median loss of the learners themselves: {', then '.join(texts)} nat.")
-    compared = compare_with_paper(of_mean, what, "of_mean", form=".3g")
-    return Drawing(
-        {"": picture}, rows, compared, "The picture is of the first seed, early and in the middle."
-    )
+    _add_to_caption(picture, f"Median loss of the learners themselves: {', then '.join(texts)} nat.")
+    compared = compare_with_paper(with_ratio, what, "of_mean", form=".3g")
+    remark = "The picture is of the first seed, early and in the middle."
+    return Drawing({"": picture}, rows, compared, remark)
 
 
 def _learners_surface(context: Context, point: Point) -> Surface:
@@ -272,41 +289,43 @@ def _grids(
     context: Context, make: Callable[[Ended, str], Any], columns: Callable[[Any], dict[str, Any]], value: str,
     what: str, count: str = "",
 ) -> Drawing:  # fmt: skip
-    """Draw the grids of seed 0, a row for each network; and of each run the median ``value`` over its points.
+    """Draw the grids of the runs of seed 0; the table has all points of the grids of all runs.
+
+    The numbers beside the paper's are, for each run, the median of the column ``value`` over its points.
 
     Args:
-        make: takes a run and a label, and gives its grid.
-        columns: takes a grid, and gives arrays (ny, nx) by name.
-        value: one of these.
+        make: takes a run and a label, and returns the grid of the run.
+        columns: takes a grid, and returns columns of the table, arrays (ny, nx), by name.
+        value: name of one of these columns.
         what: the words for :func:`.compare_with_paper`.
-        count: a column that says which points count.
+        count: name of a column of bool; only points with True count. Default: all points count.
     """
-    grids = list[Any]()
+    grids_of_seed_0 = list[Any]()
 
     def measure(run: Ended) -> Rows:
         grid = make(run, "{model}, {algorithm}".format(**run.values))
-        if not run.values["seed"]:
-            grids.append(grid)
-        points = {"x": np.tile(grid.x, len(grid.y)), "y": np.repeat(grid.y, len(grid.x)), **columns(grid)}
-        table = pd.DataFrame({name: np.ravel(column) for name, column in points.items()})
+        if run.values["seed"] == 0:
+            grids_of_seed_0.append(grid)
+        x, y = np.tile(grid.x, len(grid.y)), np.repeat(grid.y, len(grid.x))
+        table = pd.DataFrame({"x": x, "y": y, **{name: np.ravel(a) for name, a in columns(grid).items()}})
         table.insert(0, "test_accuracy_percent", score(run.end, "test_accuracy"))
         return table
 
     rows = context.table(measure).drop(columns="network")
     rows.insert(0, "model", rows.pop("model"))
-    good = rows.assign(**{value: rows[value].where(rows[count])}) if count else rows
-    by_run = good.groupby(_PLACE, sort=False)[value].median().reset_index()
-    picture = plots.draw(grids)
+    counted_rows = rows.assign(**{value: rows[value].where(rows[count])}) if count else rows
+    medians = counted_rows.groupby(_PLACE, sort=False)[value].median().reset_index()
+    picture = plots.draw(grids_of_seed_0)
     remarks = []
-    stuck = settings(rows[rows["test_accuracy_percent"] < CHANCE], "model", "algorithm")
-    if stuck:
-        names = ", ".join(f"{model} with {a}" for model, a in stuck)
+    untrained = settings(rows[rows["test_accuracy_percent"] < CHANCE], "model", "algorithm")
+    if untrained:
+        names = ", ".join(f"{model} with {algorithm}" for model, algorithm in untrained)
         remarks.append(f"At chance stayed runs of {names}, which do not count.")
     if count and not rows[count].all():
-        missing = rows[~rows[count]].groupby(["model", "algorithm"], sort=False).size()
-        missed = ", ".join(f"{n} of {model} with {a}" for (model, a), n in missing.items())
-        remarks.append(f"Points that did not converge do not count: {missed}.")
-    compared = compare_with_paper(by_run, what, value, form=".3g")
+        left_out = rows[~rows[count]].groupby(["model", "algorithm"], sort=False).size()
+        texts = [f"{points} of {model} with {algorithm}" for (model, algorithm), points in left_out.items()]
+        remarks.append(f"Points that did not converge do not count: {', '.join(texts)}.")
+    compared = compare_with_paper(medians, what, value, form=".3g")
     return Drawing({"": picture}, rows, compared, " ".join(remarks))
 
 
@@ -323,7 +342,7 @@ def _fig3(context: Context) -> Drawing:
         "rise_nat",
         "median rise of the test loss, {model}, {algorithm}",
     )
-    _add(drawing.pictures[""], "Rise: median over the plane.")
+    _add_to_caption(drawing.pictures[""], "Rise: median over the plane.")
     return drawing
 
 

@@ -180,34 +180,44 @@ def _judge_progress(rows: Rows) -> list[Effect]:
 _PAIR = ("SSGD", "DPSGD")
 
 
-def _progress(context: Context, column: str) -> Drawing:
+def _draw_progress(context: Context, column: str) -> Drawing:
+    """Draw a column of the history against the epoch, for SSGD and DPSGD at all batches.
+
+    Each network has a panel, with solid lines for the largest batch. If there is only one network, each batch
+    has a panel, where SSGD's lines are wider than DPSGD's, so that equal lines are both visible.
+    """
     rows = context.table(lambda run: curve(run, column))
     rows = rows[["model", "batch", "algorithm", "seed", "epoch", column, "diverged"]]
-    names, batches = (list(dict.fromkeys(c.values[key] for c in context.cells)) for key in ("model", "batch"))
-    looks = {
-        batch: {"lw": 1.4, "ls": ls}
-        for batch, ls in zip(sorted(batches, reverse=True), ("-", "--", "-.", ":"), strict=False)
-    }
-    several = len(names) > 1
-    # The batches of a single network have a panel each, where SSGD's lines are wider.
-    parts = [(m, batches) for m in names] if several else [(names[0], [batch]) for batch in batches]
-    picture, axes = wrapped_panels(len(parts), 4.6 if several else 3.5, 3.2, sharey=True)
-    for ax, (model, of_panel) in zip(axes, parts, strict=True):
-        for a, batch in itertools.product(_PAIR, of_panel):
-            of_rule = select(rows, model=model, batch=batch, algorithm=a)
-            look: Any = looks[batch] if several else {"lw": 2.6 if a == "SSGD" else 1.2}
-            draw_curves(ax, of_rule, column, color=color_of(a), **look)
-        ax.set(title=model if several else f"{model}, {_batch(context, batch=batch)}", xlabel="epoch")
+    models = list(dict.fromkeys(cell.values["model"] for cell in context.cells))
+    batches = list(dict.fromkeys(cell.values["batch"] for cell in context.cells))
+    line_styles = zip(sorted(batches, reverse=True), ("-", "--", "-.", ":"), strict=False)
+    look_of_batch = {batch: {"lw": 1.4, "ls": line_style} for batch, line_style in line_styles}
+    several_models = len(models) > 1
+    if several_models:
+        contents = [(model, batches) for model in models]
+    else:
+        contents = [(models[0], [batch]) for batch in batches]
+    picture, axes = wrapped_panels(len(contents), 4.6 if several_models else 3.5, 3.2, sharey=True)
+    for ax, (model, panel_batches) in zip(axes, contents, strict=True):
+        for algorithm, batch in itertools.product(_PAIR, panel_batches):
+            look: Any = (
+                look_of_batch[batch] if several_models else {"lw": 2.6 if algorithm == "SSGD" else 1.2}
+            )
+            curves = select(rows, model=model, batch=batch, algorithm=algorithm)
+            draw_curves(ax, curves, column, color=color_of(algorithm), **look)
+        title = model if several_models else f"{model}, {_batch(context, batch=panel_batches[0])}"
+        ax.set(title=title, xlabel="epoch")
         if ax.get_subplotspec().is_first_col():
             ax.set_ylabel(_WHAT[column])
-    handles = [handle(a, color=color_of(a)) for a in _PAIR]
-    handles += [handle(_batch(context, batch=b), **look) for b, look in looks.items() if several]
+    handles = [handle(algorithm, color=color_of(algorithm)) for algorithm in _PAIR]
+    if several_models:
+        handles += [handle(_batch(context, batch=b), **look) for b, look in look_of_batch.items()]
     picture.legend(handles=handles, loc="outside lower center", ncols=6)
     return Drawing({"": picture}, rows, [])
 
 
-figure("fig6", _judge_progress)(lambda context: _progress(context, "test_accuracy"))
-figure("fig7", _judge_progress)(lambda context: _progress(context, "test_loss"))
+figure("fig6", _judge_progress)(lambda context: _draw_progress(context, "test_accuracy"))
+figure("fig7", _judge_progress)(lambda context: _draw_progress(context, "test_loss"))
 
 # ---- Table 1
 
@@ -266,12 +276,18 @@ def value_text(mean: float, spread: float = float("nan")) -> str:
     return f"{mean:.2f}" if np.isnan(spread) else f"{mean:.2f} ± {spread:.2f}"
 
 
-def _add(
+def _add_table(
     name: str, file: str, column: str, where: dict[str, str], quantity: str = "test_accuracy", small: str = ""
 ) -> None:
-    """Add the table ``name``, without a picture, as printed.NAME in figures.toml has it.
+    """Add a figure that is a table of the paper, without a picture, by the keys printed.NAME of figures.toml.
 
-    Labels name the batch that was used.
+    Args:
+        name: the table's name.
+        file: numbers/FILE.csv has the paper's numbers.
+        column: the column of FILE with the number of a run, with values of the run in braces.
+        where: column of FILE -> its value in the row of a run, with values of the run in braces.
+        quantity: what the numbers are, "test_accuracy" or "test_loss".
+        small: the beginning of the names of settings at which DPSGD is only claimed to be as good as SSGD.
     """
 
     def draw(context: Context) -> Drawing:
@@ -279,24 +295,24 @@ def _add(
 
         def measure(run: Ended) -> dict[str, Any]:
             values = {**run.values, "RULE": run.values["_rule"].upper()}
-            row = select(numbers, **{key: form.format(**values) for key, form in where.items()})
+            row = select(numbers, **{key: pattern.format(**values) for key, pattern in where.items()})
             end, recipe = run.end, run.last.recipe
             lr = recipe.schedule.peak_lr(recipe.lr, recipe.batch)
-            scores = {"ours": score(end, quantity), "lr": lr, "batch": recipe.batch, "diverged": end.diverged}
-            return scores | {"paper": float(row[column.format(**values)].iloc[0])}
+            ours = {"ours": score(end, quantity), "lr": lr, "batch": recipe.batch, "diverged": end.diverged}
+            return ours | {"paper": float(row[column.format(**values)].iloc[0])}
 
         rows = context.table(measure)
         keys, columns = ["algorithm", "at", "network"], ["ours", "lr", "batch", "diverged", "paper"]
         groups = rows.groupby([*keys, "batch", "paper"], sort=False, dropna=False)["ours"]
         compared = []
-        for (a, at, network, batch, number), ours in groups:
-            what = used(f"{a}, {at}, {network}".removeprefix(", "), batch)
-            compared.append(Compared(what, value_text(ours.mean(), ours.std()), f"{number:.2f}"))
+        for (algorithm, at, network, batch, paper_number), ours in groups:
+            what = used(f"{algorithm}, {at}, {network}".removeprefix(", "), batch)  # names the batch, too
+            compared.append(Compared(what, value_text(ours.mean(), ours.std()), f"{paper_number:.2f}"))
         return Drawing({}, rows[[*keys, "seed", *columns]], compared)
 
     pairs = functools.partial(judge_pairs, quantity=quantity, small=small)
     figure(name, judge_batches if name == "table2" else pairs)(draw)
 
 
-for _name, _its in declared()["printed"].items():
-    _add(_name, **_its)
+for _name, _keys in declared()["printed"].items():
+    _add_table(_name, **_keys)

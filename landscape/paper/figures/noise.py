@@ -6,6 +6,7 @@ The rules are decomposed, and tell whether the spread lies in sharp directions.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,56 +40,59 @@ _FORMS = {
 _FACTOR = 1.5
 
 
-def _of_definition(rows: Rows) -> Rows:
-    """Return the four numbers by seed and step, divided by the definition."""
-    by = rows.pivot(index=["seed", "step"], columns="estimate", values="value")
-    return by.div(by["direct"].where(by["direct"] != 0), axis=0)
+def _ratios_to_definition(rows: Rows) -> Rows:
+    """Return the four numbers by seed and step, divided by the definition; NaN where the definition is 0."""
+    numbers = rows.pivot(index=["seed", "step"], columns="estimate", values="value")
+    return numbers.div(numbers["direct"].where(numbers["direct"] != 0), axis=0)
 
 
 def _judge_eq4(rows: Rows) -> list[Effect]:
     """Judge the median over the checkpoints of a run."""
-    ratios = _of_definition(rows)["eq4"].groupby("seed", sort=False)
-    ratios = ratios.agg(lambda values: np.median(values))  # NaN where one is
+    ratios = _ratios_to_definition(rows)["eq4"].groupby("seed", sort=False)
+    medians = ratios.agg(lambda values: np.median(values))  # NaN if a checkpoint has NaN
     what = "α² tr(HCH) / definition, median over checkpoints"
-    return [Effect("Figure 2(a)", what, tuple(ratios.tolist()), (1 / _FACTOR, _FACTOR), ratio=True)]
+    return [Effect("Figure 2(a)", what, tuple(medians.tolist()), (1 / _FACTOR, _FACTOR), ratio=True)]
 
 
 @figure("eq4", _judge_eq4)
 def _eq4(context: Context) -> Drawing:
+    """Draw the four numbers for Δ(2) against the step of the checkpoint, one panel for each seed."""
     draws = context.sizes["draws"]
 
-    def estimate(context: Context, point: Point) -> Noise:
+    def noise_at(point: Point) -> Noise:
         run = point.load()
         problem, step = context.problem(run, "train"), str(run.step)
         return noise(problem, run.weights, run.lr, run.local_batch, draws=draws, label=step)
 
     def measure(run: Ended) -> list[dict[str, Any]]:
-        """Return the four numbers at every checkpoint of a run, form by form."""
-        settings = {"draws": draws, "along": True}
-        estimates = context.cached(
-            Noise, run.points, settings, lambda: [estimate(context, point) for point in run.points], (noise,)
-        )
-        return [
-            {"step": int(result.label), "estimate": name, "value": value, "standard_error": error}
-            for name in _FORMS
-            for result in estimates
-            for value, error in [result.means()[name]]
-        ]
+        """Return a row for each of the four numbers at each checkpoint of a run."""
+
+        def make() -> list[Noise]:
+            return [noise_at(point) for point in run.points]
+
+        results = context.cached(Noise, run.points, {"draws": draws, "along": True}, make, (noise,))
+        rows_of_run = []
+        for name in _FORMS:
+            for result in results:
+                value, error = result.means()[name]
+                row = {"step": int(result.label), "estimate": name, "value": value, "standard_error": error}
+                rows_of_run.append(row)
+        return rows_of_run
 
     rows = context.table(measure)
     groups = rows.groupby("seed")
     picture, axes = wrapped_panels(len(groups), 2.1, 3.0, columns=5, sharey=True)
-    for ax, (seed, of_seed) in zip(axes, groups, strict=True):
+    for ax, (seed, seed_rows) in zip(axes, groups, strict=True):
         for marker, (name, label) in zip("osD^", _FORMS.items(), strict=True):
-            of_estimate = select(of_seed, estimate=name)
+            number_rows = select(seed_rows, estimate=name)
             look = {"marker": marker, "ms": 4, "label": label, "lw": 3.2 if name == "direct" else 1.4}
-            ax.errorbar(of_estimate["step"], of_estimate["value"], of_estimate["standard_error"], **look)
+            ax.errorbar(number_rows["step"], number_rows["value"], number_rows["standard_error"], **look)
         ax.set(yscale="log", title=f"seed {seed}", xlabel="step")
     axes[0].set_ylabel("Δ(2) (squared weights)")
     shared_legend(picture, axes[:1], ncols=4)
-    shares = _of_definition(rows)
-    forms = list(_FORMS)[1:]
-    compared = [Compared(f"{_FORMS[n]}, of the definition", summary(shares[n], ".2g"), "1") for n in forms]
+    ratios = _ratios_to_definition(rows)
+    names = list(_FORMS)[1:]  # without the definition itself
+    compared = [Compared(f"{_FORMS[n]}, of the definition", summary(ratios[n], ".2g"), "1") for n in names]
     return Drawing({"": picture}, rows, compared)
 
 
@@ -113,30 +117,36 @@ def _judge_split(rows: Rows) -> list[Effect]:
 
 @figure("noise-split", _judge_split)
 def _split(context: Context) -> Drawing:
-    """Draw Δ_DP = Δ_S + α²‖P⊥δ‖² + cross, over training; the median over seeds, and the cross term's mean."""
+    """Draw the three terms of Δ_DP = Δ_S + α²‖P⊥δ‖² + cross term, as shares of Δ_DP, along training.
+
+    Figure 2(a) and Figure 2(b) have a panel each; lines are medians over seeds. The table also has the mean
+    of the cross term over the steps of each run.
+    """
     tables, compared = [], list[Compared]()
     picture, axes = panels(1, 2, 5.0, 3.7, sharey=True)
     for ax, part in zip(axes, "ab", strict=True):
         runs = [run.end for run in context.ended(_part=part)]
-        chosen = np.isfinite(runs[0].history["delta"])
-        steps = runs[0].history["step"][chosen].astype(int)
-        whole = [run for run in runs if run.step == runs[0].step]
-        for name, label in _TERMS.items():
-            share = np.array([run.history[name][chosen] / run.history["delta"][chosen] for run in whole])
-            middle = np.median(np.abs(share), 0)
-            at, (low, median, high) = running_quartiles(np.tile(steps, len(whole)), share.ravel())
+        is_decomposed = np.isfinite(runs[0].history["delta"])
+        steps = runs[0].history["step"][is_decomposed].astype(int)
+        full_runs = [run for run in runs if run.step == runs[0].step]  # not one that ended before
+        shares: dict[str, Array] = {}  # term -> its shares, (runs, steps)
+        for term, label in _TERMS.items():
+            shares[term] = share = np.array([
+                run.history[term][is_decomposed] / run.history["delta"][is_decomposed] for run in full_runs
+            ])  # fmt: skip
+            at, (low, median, high) = running_quartiles(np.tile(steps, len(full_runs)), share.ravel())
             ax.fill_between(at, low, high, alpha=0.25, lw=0)
             ax.plot(at, median, label=label)
-            columns = {"figure": f"2({part})", "seed": "median", "step": steps, "term": name}
-            tables.append(pd.DataFrame(columns | {"share_of_delta": middle}))
-        # The last one, the cross term: also its mean over the steps of each run.
-        columns |= {"seed": [r.seed for r in whole], "step": "mean", "share_of_delta": share.mean(1)}
+            columns = {"figure": f"2({part})", "seed": "median", "step": steps, "term": term}
+            tables.append(pd.DataFrame(columns | {"share_of_delta": np.median(np.abs(share), 0)}))
+        cross = shares["delta_cross"]
+        columns |= {"seed": [run.seed for run in full_runs], "step": "mean", "share_of_delta": cross.mean(1)}
         tables.append(pd.DataFrame(columns))
-        mean, error = mean_and_error(share.mean(1))
-        size = f"{100 * float(np.median(np.abs(share))):.1f}%"
-        mean_text = f"{100 * mean:+.1f}" + (f" ± {100 * error:.1f}%" if np.isfinite(error) else "%")
+        mean, error = mean_and_error(cross.mean(1))
+        size_text = f"{100 * float(np.median(np.abs(cross))):.1f}%"
+        error_text = f" ± {100 * error:.1f}%" if np.isfinite(error) else "%"
         what = f"cross term of Δ_DP, Figure 2({part}): median size; mean ± standard error"
-        compared.append(Compared(what, f"{size}; {mean_text}", "0"))
+        compared.append(Compared(what, f"{size_text}; {100 * mean:+.1f}{error_text}", "0"))
         ax.axhline(0, color=OTHER, lw=0.9, zorder=0)
         ax.set(title=f"Figure 2({part}), α = {runs[0].lr:g}", xlabel="step")
     axes[0].set_ylabel(r"share of DPSGD's noise $\Delta_{DP}$")
@@ -177,12 +187,16 @@ def _judge_smoothing(rows: Rows) -> list[Effect]:
 
 @figure("smoothing", _judge_smoothing)
 def _smoothing(context: Context) -> Drawing:
-    first = list[Smoothing]()
+    """Draw the smoothing of the loss at the first and the last checkpoint of the runs of seed 0.
+
+    The table has the first and the last checkpoint of all runs.
+    """
+    results_of_seed_0 = list[Smoothing]()
 
     def measure(run: Ended) -> list[dict[str, Any]]:
         results = [_smoothed(context, point) for point in (run.points[0], run.points[-1])]
-        if not run.values["seed"]:
-            first.extend(results)
+        if run.values["seed"] == 0:
+            results_of_seed_0.extend(results)
         return [
             {
                 "checkpoint": r.label,
@@ -204,7 +218,7 @@ def _smoothing(context: Context) -> Drawing:
     for r in rows.itertuples():
         ours = f"{r.lambda_smoothed / r.lambda_max:.3f} ± {r.standard_error / abs(r.lambda_max):.3f}"
         compared.append(Compared(f"λ_max smoothed / λ_max, {r.checkpoint}", ours))
-    return Drawing({"": plots.draw(first)}, rows, compared)
+    return Drawing({"": plots.draw(results_of_seed_0)}, rows, compared)
 
 
 LAYOUT: dict[str, Any] = declared()["rules_layout"]
@@ -245,30 +259,33 @@ def _derived(run: Ended) -> dict[str, Array]:
 
 
 def _measured(run: Ended, until: int) -> dict[str, Any]:
-    """Return the numbers of a run up to the step ``until``; NaN where its rule or its optimizer has none.
+    """Return the numbers of a run up to the step ``until``; NaN for those that its rule or optimizer has not.
 
-    Means and medians are over the second half of the steps, the others the last values. Ratios are medians:
-    a denominator such as the rate of a schedule or an estimate of ‖g‖² may be near zero.
+    Means and medians are over the second half of the steps. Training loss and test error are the last values.
+    Ratios are medians: a denominator, such as a schedule's rate or an estimate of ‖g‖², may be near zero.
     """
-    h, sent = _derived(run), _sent(run)[:until]
-    before = h["step"] <= until
-    late = before & (h["step"] > until / 2)
+    columns, sent = _derived(run), _sent(run)[:until]  # bytes in each step
+    is_before = columns["step"] <= until
+    is_late = is_before & (columns["step"] > until / 2)
 
-    def of(name: str, rows: Array, reduce: Any) -> float:
-        values = h[name][rows & np.isfinite(h[name])]
+    def reduced(name: str, is_counted: Array, reduce: Callable[[Array], Any]) -> float:
+        values = columns[name][is_counted & np.isfinite(columns[name])]
         return float(reduce(values)) if len(values) else float("nan")
 
-    ends = np.append(np.flatnonzero(sent) + 1, until)
+    def last_value(name: str) -> float:
+        return reduced(name, is_before, lambda values: values[-1])
+
+    exchange_steps = np.append(np.flatnonzero(sent) + 1, until)
     return {
         "step": until,
         "megabytes": sent.sum() / 1e6,
         "kilobytes_a_step": sent.mean() / 1e3,
         "kilobytes_burst": sent.max() / 1e3,
-        "steps_apart": int(np.diff(ends, prepend=0).max()),
-        **{name: of(name, late, np.median) for name in LAYOUT["medians"]},
-        **{name: of(name, late, np.mean) for name in LAYOUT["means"]},
-        "train_loss": of("train_loss", before, lambda values: values[-1]),
-        ERROR: 100 * (1 - of("test_accuracy", before, lambda values: values[-1])),
+        "steps_apart": int(np.diff(exchange_steps, prepend=0).max()),  # longest time without an exchange
+        **{name: reduced(name, is_late, np.median) for name in LAYOUT["medians"]},
+        **{name: reduced(name, is_late, np.mean) for name in LAYOUT["means"]},
+        "train_loss": last_value("train_loss"),
+        ERROR: 100 * (1 - last_value("test_accuracy")),
         "diverged": run.end.diverged,
     }
 
@@ -297,31 +314,35 @@ def _judge_rules(rows: Rows) -> list[Effect]:
 
 @figure("rules", _judge_rules)
 def _rules(context: Context) -> Drawing:
-    """Draw a row of points for each rule, a panel for each number, two pictures for each network.
+    """Draw a row of points for each rule and a panel for each number, in two pictures for each network.
 
-    The second one has SSGD, and the rules whose learners are apart for several steps. The very first one has
-    the finding as its title, and so those of these rules that the claims name, too.
+    The first picture has the rules that exchange in each step. The second has SSGD, and the rules whose
+    learners are apart for several steps. The first picture of the first network has the finding as its title,
+    and so it also has the rules of the second picture that the claims name.
     """
     tables, compared, pictures = [], list[Compared](), dict[str, Any]()
     colors = {run.values["rule"]: color_of(run.end.algorithm) for run in context.ended()}
     for network in dict.fromkeys(cell.values["network"] for cell in context.cells):
-        reference = context.ended(network=network, rule="SSGD")[0]
-        budget = _sent(reference).mean() * reference.last.recipe.steps / SHARE
+        ssgd = context.ended(network=network, rule="SSGD")[0]
+        byte_budget = _sent(ssgd).mean() * ssgd.last.recipe.steps / SHARE
 
-        def measure(run: Ended, budget: float = budget) -> list[dict[str, Any]]:
-            within = int(np.searchsorted(_sent(run).cumsum(), budget * (1 + 1e-9), "right"))
-            ends = {SAMPLES: run.end.step, BYTES: max(1, within)}
-            return [{"at": at, **_measured(run, until)} for at, until in ends.items()]
+        def measure(run: Ended, byte_budget: float = byte_budget) -> list[dict[str, Any]]:
+            steps_within = int(np.searchsorted(_sent(run).cumsum(), byte_budget * (1 + 1e-9), "right"))
+            last_steps = {SAMPLES: run.end.step, BYTES: max(1, steps_within)}
+            return [{"at": at, **_measured(run, step)} for at, step in last_steps.items()]
 
         rows = context.table(measure, network=network)
         tables.append(rows)
         rows = rows.drop_duplicates(EQUAL)
-        name = f"-{network.split(',')[0].lower()}" if pictures else ""
-        apart = rows["rule"].isin(settings(rows[rows["steps_apart"] > 1], "rule"))
-        named = rows["rule"].isin(["local SGD", DILOCO, MULOCO]) if not pictures else False
-        parts = {"": rows[~apart | named], "-apart": rows[apart | (rows["rule"] == "SSGD")]}
-        for suffix, part in parts.items():
-            pictures[f"{name}{suffix}"] = picture = _picture(part, network, colors)
+        is_first_network = not pictures
+        name = "" if is_first_network else f"-{network.split(',')[0].lower()}"
+        is_apart = rows["rule"].isin(settings(rows[rows["steps_apart"] > 1], "rule"))
+        is_in_first = ~is_apart
+        if is_first_network:
+            is_in_first |= rows["rule"].isin(["local SGD", DILOCO, MULOCO])
+        is_in_second = is_apart | (rows["rule"] == "SSGD")
+        for suffix, picture_rows in {"": rows[is_in_first], "-apart": rows[is_in_second]}.items():
+            pictures[f"{name}{suffix}"] = picture = _rules_picture(picture_rows, network, colors)
             picture.suptitle(f"{network}: several steps between exchanges" if suffix else network)
         compared += _compared(tables[-1])
     return Drawing(pictures, pd.concat(tables, ignore_index=True), compared, LAYOUT["remark"])
@@ -349,8 +370,11 @@ def _compared(rows: Rows) -> list[Compared]:
     return lines
 
 
-def _picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
-    """Return the numbers of LAYOUT against the rules: filled for iid data, hollow for skewed."""
+def _rules_picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
+    """Draw the numbers of LAYOUT, a panel for each, with a row for each rule.
+
+    Points are means over the seeds, with their intervals: filled for iid data, hollow for skewed data.
+    """
     rules = settings(rows, "rule")
     chosen = [panel for panel in LAYOUT["panels"] if rows[panel[0]].notna().any()]
     picture, axes = panels(1, len(chosen), 10.5 / len(chosen), 0.27 * len(rules) + 1.3, sharey=True)
@@ -359,12 +383,10 @@ def _picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
             mean, low, high = _interval(select(rows, rule=rule, split=split, at=at)[column])
             if not np.isfinite(mean) or (scale == "log" and not mean > 0):
                 continue
-            half_widths = [[mean - low], [high - mean]] if np.isfinite(low) else None
-            color = colors[rule]
+            lengths = [[mean - low], [high - mean]] if np.isfinite(low) else None
+            color, y = colors[rule], row - 0.17 if split == IID else row + 0.17
             look: Any = {"mfc": color if split == IID else "white", "ms": 4, "lw": 0.8, "capsize": 0}
-            points(
-                ax, mean, row + (0.17 if split == SKEWED else -0.17), None, color, xerr=half_widths, **look
-            )
+            points(ax, mean, y, None, color, xerr=lengths, **look)
         if scale == "log":
             log_axis(ax.xaxis, 2)
         elif scale == "symlog" and np.abs(ax.dataLim.intervalx).max() > 10:

@@ -215,44 +215,50 @@ class Minima(Sourced, schema="landscape.minima"):
 def minima(
     problem: Problem, delays: Sequence[int], weight_decay: float, rate_tol: float, **about: str
 ) -> Minima:
-    """Find the largest learning rate that keeps a minimum, for each delay and form of momentum.
+    """Measure, for each delay and form of momentum, the learning rate above which training leaves a minimum.
 
     Full-batch training by async-sgd starts close to the minimum: without momentum, with MOMENTUM, and with
-    shifted momentum. Bisection finds the rate above which training leaves the minimum; beside it stands the
-    prediction of linear stability.
+    shifted momentum. Bisection finds a rate at which training stays, and a slightly higher one at which it
+    leaves. The result also has the rate that linear stability predicts.
 
     Args:
-        problem: its center is the minimum, of its loss plus ½ ``weight_decay`` ‖w‖².
+        problem: its weights are a minimum of its loss plus ½ ``weight_decay`` ‖w‖².
         delays: τ of each experiment, in steps.
-        weight_decay: the optimizer's.
-        rate_tol: rates are bisected until the one at which training leaves is at most 1 + ``rate_tol`` times
-            the one at which it stays.
+        weight_decay: the weight decay of the optimizer.
+        rate_tol: the bisection ends when the rate at which training leaves is at most 1 + ``rate_tol`` times
+            the rate at which it stays.
         about: ``split`` and ``label`` of the result.
 
     Raises:
-        OperationError: where training leaves at every rate, or at none.
+        OperationError: training leaves at every rate, or at none; or the curvature is not positive.
     """
-    table, top = limits(delays, MOMENTUM), top_eigenvalues(problem, 1)
-    curvature = float(top.values[0]) + weight_decay
+    # Largest stable ηλ, (3, number of delays): a row for each form of momentum.
+    stable_step = limits(delays, MOMENTUM)
+    top_pair = top_eigenvalues(problem, 1)
+    lambda_max = float(top_pair.values[0])
+    curvature = lambda_max + weight_decay
     if not curvature > 0:
         raise OperationError(f"minimum: λ_max with weight decay is {curvature:.3g}, it must be > 0")
     loss, _ = objective(problem, problem.weights, weight_decay)
     displacement = DISPLACEMENT * float(vector_norm(problem.weights)) or DISPLACEMENT
     start = Start(
         problem,
-        problem.weights + displacement * problem.weights.new_tensor(top.vectors[0]),
+        problem.weights + displacement * problem.weights.new_tensor(top_pair.vectors[0]),
         weight_decay,
-        loss + 0.5 * curvature * (FACTOR * displacement) ** 2,
+        ceiling=loss + 0.5 * curvature * (FACTOR * displacement) ** 2,
     )
-    settings = ((0.0, 0.0), (MOMENTUM, 0.0), (0.0, MOMENTUM))  # the optimizer's momentum, the rule's
-    stays, leaves = np.zeros(table.shape), np.zeros(table.shape)
-    for f, k in np.ndindex(table.shape):
-        steps = length(delays[k], *settings[f])
-        stays_at = functools.partial(stays_from, start, steps, delays[k], *settings[f])
-        stays[f, k], leaves[f, k] = search(stays_at, float(table[f, k]) / curvature, rate_tol)
+    momenta = ((0.0, 0.0), (MOMENTUM, 0.0), (0.0, MOMENTUM))  # (of the optimizer, shifted) for each row
+    predicted = stable_step / curvature
+    stays, leaves = np.zeros(predicted.shape), np.zeros(predicted.shape)
+    for row, column in np.ndindex(predicted.shape):
+        delay, (momentum, shifted) = delays[column], momenta[row]
+        steps = step_count(delay, momentum, shifted)
+        stays_at = functools.partial(stays_from, start, steps, delay, momentum, shifted)
+        predicted_lr = float(predicted[row, column])
+        stays[row, column], leaves[row, column] = search(stays_at, predicted_lr, rate_tol)
     return Minima(
-        np.asarray(delays, dtype=np.int64), table / curvature, stays, leaves, MOMENTUM, float(top.values[0]),
-        problem.samples, **about,
+        np.asarray(delays, dtype=np.int64), predicted, stays, leaves, MOMENTUM, lambda_max, problem.samples,
+        **about,
     )  # fmt: skip
 
 
@@ -276,8 +282,8 @@ def objective(problem: Problem, weights: Tensor, weight_decay: float) -> tuple[f
     return loss + 0.5 * weight_decay * float(weights @ weights), gradient + weight_decay * weights
 
 
-def length(delay: int, momentum: float, shifted: float) -> int:
-    """Return the number of steps in which an oscillation grows by e^GROWTH at EXCESS above the limit."""
+def step_count(delay: int, momentum: float, shifted: float) -> int:
+    """Return the number of steps in which an oscillation grows by e^GROWTH at 1 + EXCESS times the limit."""
     m, form = (shifted, "shifted") if shifted else (momentum, "ordinary")
     p0, p1 = polynomials(delay, m, form)
     root = np.abs(np.roots(p0 + (1 + EXCESS) * max_stable_step(delay, m, form) * p1)).max()
@@ -285,18 +291,18 @@ def length(delay: int, momentum: float, shifted: float) -> int:
 
 
 def stays_from(start: Start, steps: int, delay: int, momentum: float, shifted: float, lr: float) -> bool:
-    """Run async-sgd with the gradient of all samples from a minimum, as the training loop does.
+    """Return whether async-sgd with the gradient of all samples stays at a minimum.
+
+    Steps are made as in the training loop. Training stays if the loss plus weight decay, at the weights at
+    which gradients are taken, is never above the ceiling.
 
     Args:
         start: the first weights and the ceiling.
-        steps: their number.
-        delay: τ.
-        momentum: the optimizer's.
-        shifted: the rule's shifted momentum.
+        steps: the number of steps.
+        delay: τ, in steps.
+        momentum: the momentum of the optimizer.
+        shifted: the shifted momentum of async-sgd.
         lr: α.
-
-    Returns:
-        Whether the loss where gradients are taken, weight decay included, is never above the ceiling.
     """
     rule = rules.make("async-sgd", {"delay": delay, "shifted": shifted}, learners=1, seed=0)
     optimizer = SGD(momentum)
@@ -307,7 +313,7 @@ def stays_from(start: Start, steps: int, delay: int, momentum: float, shifted: f
         rule.begin(weights, t)
         points = rule.gradient_points(weights)
         loss, gradient = objective(start.problem, points[0], start.weight_decay)
-        if not loss <= start.ceiling:  # NaN is above, too
+        if not loss <= start.ceiling:  # also for NaN, after training has diverged
             return False
         directions = optimizer.directions(gradient[None], points, lr, t)
         weights = rule.finish(weights, directions, lr, t)
@@ -315,9 +321,10 @@ def stays_from(start: Start, steps: int, delay: int, momentum: float, shifted: f
 
 
 def search(stays_at: Callable[[float], bool], predicted: float, rate_tol: float) -> tuple[float, float]:
-    """Return a rate at which training stays, and one at most 1 + ``rate_tol`` times it at which it leaves.
+    """Return (rate at which training stays, rate at which it leaves), by bisection of the logarithm.
 
-    By bisection of the logarithm. ``stays_at`` says whether training stays at a rate.
+    The second rate is at most 1 + ``rate_tol`` times the first. ``stays_at``: whether training stays at a
+    rate.
     """
     low, high = predicted / WIDEN, predicted * WIDEN
     for _ in range(ATTEMPTS):
@@ -425,16 +432,20 @@ def _draw_minimum(r: Minima) -> Figure:
 
 @figure("delay-minima", _judge_minima)
 def _delay_minima(context: Context) -> Drawing:
-    """Draw Full-batch training with delay, close to a trained minimum: the largest rate that stays there."""
+    """Draw the largest learning rate that keeps a trained minimum, against the delay, for the first seed.
+
+    The table has these rates for all seeds.
+    """
     results, sizes = list[Minima](), dict(context.sizes)
 
     def measure(run: Ended) -> Rows:
         point = run.last
-        decay = float(point.recipe.optimizer["weight_decay"])
+        weight_decay = float(point.recipe.optimizer["weight_decay"])
 
         def make() -> Minima:
             problem = context.problem(point, "train")
-            return minima(problem, sizes["delays"], decay, sizes["tol"], split="train", label=point.label)
+            about = {"split": "train", "label": point.label}
+            return minima(problem, sizes["delays"], weight_decay, sizes["tol"], **about)
 
         (result,) = context.cached(Minima, point, sizes, make, (minima,))
         results.append(result)
@@ -444,8 +455,9 @@ def _delay_minima(context: Context) -> Drawing:
             "form": np.repeat(forms, len(result.delay)),
             "largest_lr_that_stays": result.boundary.ravel(),
             "predicted_lr": result.predicted.ravel(),
+            "ratio": (result.boundary / result.predicted).ravel(),
         }
-        return pd.DataFrame(columns).assign(ratio=(result.boundary / result.predicted).ravel())
+        return pd.DataFrame(columns)
 
     rows = context.table(measure)
     what = "largest rate that stays / predicted, {form}"
