@@ -372,7 +372,7 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     _draw_spread(spread, results)
     tick_labels = [name.replace(", step", ",\nstep") for name in style.names_of(results, "")]
     for ax, panel_title, label in (
-        (rates, "learning rates, $2/\\lambda_{max}$", "rate"),
+        (rates, "learning rates, and $2/\\lambda_{max}$ of the losses", "rate"),
         (sharpness, "sharpness", f"$\\lambda_{{max}}${style.unit(results[0], 'lambda_max')}"),
         (loss, "loss", style.loss_label(results)),
         (spread, "the spread", "share of the spread along it"),
@@ -381,7 +381,7 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
         if ax is not spread:  # its x axis has eigenvectors, not results
             style.decimal_labels(ax.yaxis)
             ax.set_xticks(positions, tick_labels)
-            ax.tick_params(axis="x", labelsize=8)
+            ax.tick_params(axis="x", labelsize=8.5)
             ax.margins(x=0.15)
     text = f"{style.samples_of(results)}; bars: one standard error"
     if any(r.lipschitz.size for r in results):
@@ -408,7 +408,7 @@ def _draw_loss_or_smoothed(
     rate_axes.errorbar(x, rates, rate_errors, label=_NAMES[k], **markers)
     constants = [(r.lipschitz, *r.lipschitz_smooth)[k] for r in results]
     largest = [values.max() if values.size else np.nan for values in constants]
-    sharpness.plot(x, largest, marker="_", ls="none", ms=14, mew=2.5, color=markers["color"], alpha=0.6)
+    sharpness.plot(x, largest, marker="_", ls="none", ms=9, mew=2.5, color=markers["color"])
 
 
 def _draw_spread(ax: Axes, results: Sequence[Smoothing]) -> None:
@@ -421,7 +421,7 @@ def _draw_spread(ax: Axes, results: Sequence[Smoothing]) -> None:
     ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     ax.set_xlabel("eigenvector, the sharpest first")
     if len(results) > 1 or results[0].label:
-        ax.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.12))
+        ax.legend(fontsize=8.5, loc="lower right", bbox_to_anchor=(1, 0.12))
 
 
 @draws(LearningCoefficient)
