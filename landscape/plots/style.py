@@ -129,12 +129,13 @@ def log_axis(axis: Any, factor: float = 0) -> None:
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     decimal_labels(axis)
     if 0 < lowest < highest < 5 * lowest:  # too few of the numbers 1, 2 and 5 (our choice)
-        axis.set_major_locator(ticker.MaxNLocator(max(2, min(7, axis.get_tick_space()))))
+        axis.set_major_locator(ticker.MaxNLocator(max(2, min(7, axis.get_tick_space())), steps=[1, 2, 5, 10]))
         axis.set_minor_locator(ticker.NullLocator())
         axis.set_major_formatter("{x:g}")
     if not 0 < 5 * lowest <= highest:
         return
     # The axis begins at a number with a label, if that is at most a quarter of it away (our choice).
+    axis.get_major_locator().set_params(numticks=max(5, axis.get_tick_space()))  # each of few decades
     decade = 10.0 ** math.floor(math.log10(lowest))
     number = max((digit * decade for digit in (1, 2, 3, 5) if digit * decade <= lowest), default=lowest)
     if (lowest / number) ** 4 <= highest / lowest:
@@ -178,13 +179,13 @@ class _Decimal(ticker.LogFormatter):
         self._leading = "1"
         if len(decades) > most_labels + 2:  # the powers of ten alone fill the axis
             return
-        choices = (2, "123456789"), (3, "1235"), (3, "125"), (2, "125"), (2, "57"), (2, "1"), (2, "13")
+        choices = (2, "123456789"), (3, "1235"), (3, "125"), (2, "125"), (2, "57"), (2, "13"), (2, "1")
         for fewest, self._leading in choices:  # the first that fits
             ticks = sorted(int(digit) * decade for digit in self._leading for decade in decades)
             labeled = [x for x in ticks if low <= x <= high and self(x)]
             positions = np.log(labeled) * inches / math.log(high / low)
             smallest_gap = NEAREST[self.axis.axis_name]
-            if fewest <= len(labeled) <= most_labels and np.diff(positions).min() >= smallest_gap:
+            if fewest <= len(labeled) <= most_labels + 1 and np.diff(positions).min() >= smallest_gap:
                 return
 
     def __call__(self, x: float, pos: int | None = None) -> str:
