@@ -128,14 +128,15 @@ def log_axis(axis: Any, factor: float = 0) -> None:
         return
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     decimal_labels(axis)
-    if 0 < lowest < highest < 5 * lowest:  # too few of the numbers 1, 2 and 5 (our choice)
-        axis.set_major_locator(ticker.MaxNLocator(max(2, min(7, axis.get_tick_space())), steps=[1, 2, 5, 10]))
+    room = axis.get_tick_space()
+    if room > 4 and 0 < lowest < highest < 5 * lowest:  # too few of the numbers 1, 2 and 5 (our choice)
+        axis.set_major_locator(ticker.MaxNLocator(min(7, room), steps=[1, 2, 5, 10]))
         axis.set_minor_locator(ticker.NullLocator())
         axis.set_major_formatter("{x:g}")
     if not 0 < 5 * lowest <= highest:
         return
     # The axis begins at a number with a label, if that is at most a quarter of it away (our choice).
-    axis.get_major_locator().set_params(numticks=max(5, axis.get_tick_space()))  # each of few decades
+    axis.get_major_locator().set_params(numticks=max(5, room))  # each of few decades
     decade = 10.0 ** math.floor(math.log10(lowest))
     number = max((digit * decade for digit in (1, 2, 3, 5) if digit * decade <= lowest), default=lowest)
     if (lowest / number) ** 4 <= highest / lowest:
