@@ -250,7 +250,7 @@ def test_flatness_is_the_ratio_of_the_rises(ratio: float) -> None:
 def test_findings_say_no_more_than_the_surfaces_show() -> None:
     flat, same = valley(label="dpsgd, seed 0"), valley(1.05, label="ssgd, seed 0")
     assert "rises about as much" in finding([flat, same])
-    assert "2 surfaces" in finding([flat, valley(2.0, label="dpsgd, seed 1")])
+    assert "2 maps" in finding([flat, valley(2.0, label="dpsgd, seed 1")])
     assert "as much" not in finding([flat, valley(2.0, label="ssgd", span=3.0)])  # another span
     larger = valley(2.0, np.pad(np.eye(2), ((0, 0), (0, 2))), label="ssgd")
     assert "as much" not in finding([flat, larger])  # another network

@@ -260,7 +260,7 @@ def test_markers_are_where_the_results_say(surface: Surface) -> None:
         assert ("center" in seen) == (shown.kind == "random")
     first, *marks = legend(plots.draw([surface, surface]))  # one for both panels
     assert first.split()[1:] == ["nat", "above", "the", "center"]
-    assert marks == ["lowest grid point", "center", "other panels"]
+    assert marks == ["lowest grid point", "center", "medians of other panels"]
 
 
 def test_markers_in_three_dimensions_lie_on_the_surface(surface: Surface) -> None:
@@ -360,7 +360,7 @@ def test_files_have_vectors_and_the_title_and_caption_that_are_left_out(
     with matplotlib.rc_context({"pdf.compression": 0}):
         written: Any = plots.draw(surface, tmp_path / "b.pdf", width=3.3, title=None)
     text = (tmp_path / "b.pdf").read_bytes()
-    assert usual.get_suptitle().split("\n")[0].encode() in text
+    assert usual.get_suptitle().split(" (")[0].encode() in text
     assert "samples".encode("utf-16-be") in text
     assert b"/Subtype /Image" not in text
     written.savefig(tmp_path / "b.png")
@@ -422,7 +422,7 @@ def test_labels_have_the_units_of_the_fields(surface: Surface, style: str) -> No
     with mock.patch.object(Surface, "units", {**Surface.units, "loss": "bit"}):
         figure = plots.draw([surface] * 2, style=style)
     labels = {ax.get_ylabel() for ax in figure.axes}
-    assert any("loss (bit)" in label for label in labels)
+    assert any("loss (bit)" in label.replace("\n", " ") for label in labels)
     assert not any("nat" in label for label in labels)
 
 

@@ -72,7 +72,8 @@ def film(frames: Sequence[Frame], algorithm: str) -> tuple[Figure, Callable[[int
         # contourf changes the norm that it gets, in each frame; the labels of the color bar must not follow.
         norm = copy.deepcopy(level_scale.norm)
         surface.color_bar(figure, ax, norm, surface.CMAP, f"loss{style.unit(surfaces[0], 'loss')}")
-        caption(figure, f"{surface.settings(surfaces[:1], level_scale.why)} Lines: levels of the frame.")
+        text = "White lines: levels of the frame. Dial: learning rate × sharpness, unstable above the limit."
+        caption(figure, f"{surface.settings(surfaces[:1], level_scale.why)} {text}")
     dial_values = np.array([(frame.lr_lambda_max, frame.limit) for frame in frames])
     finite_values = dial_values[np.isfinite(dial_values)].tolist()
     dial_end = 1.15 * max(finite_values, default=2.0)  # 15% more than the largest value (our choice)
@@ -101,10 +102,11 @@ def _draw_surface(ax: Axes, r: Surface, level_scale: surface.LevelScale) -> None
     limits = np.abs([r.x[0], r.y[0]])
     learners, mean = r.markers[:-1], r.markers[-1]
     inside: Array = np.all(np.abs(learners) <= limits, axis=1)
+    ax.plot(*mean, label="mean of the learners", **surface.MEAN)
     ax.plot(*learners[inside].T, label="learners", **surface.LEARNER)
     at_edge = np.clip(learners[~inside], -0.97 * limits, 0.97 * limits)
-    ax.plot(*at_edge.T, label="outside", **{**surface.LEARNER, "mfc": "none"})
-    ax.plot(*mean, label="$w_a$", **surface.MEAN)
+    if len(at_edge):
+        ax.plot(*at_edge.T, label="learners outside", **{**surface.LEARNER, "mfc": "none"})
     ax.set(xlim=(r.x[0], r.x[-1]), ylim=(r.y[0], r.y[-1]))
     surface.label_axes(ax, r)
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)

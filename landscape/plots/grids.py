@@ -166,7 +166,7 @@ def draw_connections(results: Sequence[Connection], title: str = "") -> Figure:
     return finish(figure, title or style.headline(results), text, [axes[0]], ncols=1)
 
 
-_SADDLE: dict[str, Any] = {**POINT, "marker": "X", "mfc": style.PINK, "ms": 7, "label": "its saddle"}
+_SADDLE: dict[str, Any] = {**POINT, "marker": "X", "mfc": style.PINK, "ms": 7, "label": "saddle of a basin"}
 _NAMES = {"center": "center", "lowest": "lowest point"}
 
 
@@ -178,7 +178,7 @@ def draw_basins(results: Sequence[Basins], title: str = "") -> Figure:
     figure, axes, below = stacked_panels(len(results), width, {"basins": 4.4, "widths": 1.9})
     for ax, r in zip(axes, results, strict=True):
         _draw_panel(ax, r, level_scale)
-    label = f"{style.loss_label(results)}, {level_scale.step}"
+    label = f"{style.loss_label(results)}, {level_scale.step.replace('lines', 'steps')}"
     color_bar(figure, axes, level_scale.norm, CMAP, label, "max")
     for ax, r, color in zip(below, results, style.colors_of([r.label for r in results]), strict=True):
         _draw_widths(ax, r, color)
@@ -202,7 +202,9 @@ def _draw_panel(ax: Axes, r: Basins, level_scale: LevelScale) -> None:
     if not r.cut.all():
         level = r.reference_loss + r.rise[np.flatnonzero(~r.cut)[-1]]
         ax.contour(x, y, loss, [level], **EQUAL)
-    ax.plot(*(r.minimum * lengths).T, label="lowest point of a basin", **(LOWEST | {"ms": 7}))
+        name = unit_of(r, f"{level - r.reference_loss:.2g} nat above the {_NAMES[r.around]}")
+        ax.plot([], [], color=style.AMBER, lw=1.8, label=name)
+    ax.plot(*(r.minimum * lengths).T, label="lowest point of a basin", **(LOWEST | {"ms": 9}))
     has_saddle = np.isfinite(r.saddle[:, 0])
     if has_saddle.any():
         ax.plot(*(r.saddle[has_saddle] * lengths).T, **_SADDLE)
@@ -220,6 +222,7 @@ def _draw_widths(ax: Axes, r: Basins, color: str) -> None:
         ax.plot(r.rise, np.where(r.cut, width, np.nan), color=color, lw=lw, ls=":")
     ax.set_xlabel(f"rise above the {_NAMES[r.around]}{style.unit(r, 'rise')}")
     ax.set(xlim=(0, float(r.rise[-1])), ylim=(0, None))
+    ax.locator_params(axis="x", nbins=5)
 
 
 def _basins_finding(results: Sequence[Basins]) -> str:
@@ -241,15 +244,15 @@ def _basins_finding(results: Sequence[Basins]) -> str:
     if r.cut.all():
         return f"{number}; the region of the {around} reaches the edge"
     last = int(np.flatnonzero(~r.cut)[-1])
-    size = f"{r.width[last, 0]:.3g} × {r.width[last, 1]:.3g}"
-    return f"{number}; {r.rise[last]:.3g} nat above the {around}: {size}"
+    return f"{number}; the orange region is {r.width[last, 0]:.2g} × {r.width[last, 1]:.2g}"
 
 
 def _caption(results: Sequence[Basins]) -> str:
     persistence = style.joined(f"{r.least:.3g}" for r in results)
-    text = (
-        f"Basins of a persistence of {persistence} nat and more; white: their borders. Orange: the largest "
-        "region that is not cut. Below: its axes, dotted where cut."
+    text = f"Basins: minima at least {persistence} nat below their saddle; white: their borders. Orange: the "
+    text += (
+        "largest region that the edge does not cut. u, v: directions of the plane. Below: the region's axes"
     )
+    text += ", dotted where cut." if any(r.cut.any() for r in results) else "."
     at_edge = any(r.at_edge.any() for r in results)
     return text + " A minimum on the edge belongs to a basin outside." * at_edge

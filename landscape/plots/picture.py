@@ -31,7 +31,7 @@ from landscape.plots.style import DARK, LABEL, decimal_labels, style
 TITLE_CHARACTERS, CHARACTERS = 122, 132
 # The caption's size in points, the height of its lines in inches, and the largest number of lines (our
 # choice: a page or a table says the rest).
-CAPTION_SIZE, CAPTION_LINE, CAPTION_LINES = 8.5, 0.155, 5
+CAPTION_SIZE, CAPTION_LINE, CAPTION_LINES = 8.5, 0.155, 7
 Names = Sequence[str]
 # Of a picture of a paper: the smallest width and height of a panel relative to its usual ones; heights in
 # inches, of a panel that is not made lower, and of a page (our choice).
@@ -79,8 +79,8 @@ class Picture(Figure):
         Call this method after the figure has its legends, which are above the caption.
 
         Args:
-            text: the caption, in at most five lines; sentences at its end that have no room are left out. The
-                text replaces an earlier caption; "" removes an earlier caption.
+            text: the caption, in at most seven lines; sentences at its end that have no room are left out.
+                The text replaces an earlier caption; "" removes an earlier caption.
             options: properties of matplotlib's ``Text``.
         """
         width, height_with_caption = self.get_size_inches()

@@ -41,15 +41,15 @@ VALLEY: dict[str, Any] = {"colors": "k", "linewidths": 1.0, "linestyles": ":"}
 RING: dict[str, Any] = {"color": style.PINK, "lw": 2.2, "ls": "--"}
 # Markers, as keyword arguments of matplotlib's plot.
 POINT: dict[str, Any] = {"ls": "none", "mec": "k", "mew": 0.8, "zorder": 5}
-CENTER: dict[str, Any] = {"marker": "+", "ls": "none", "mec": style.AMBER, "ms": 9, "mew": 2, "zorder": 6}
-LOWEST: dict[str, Any] = {**POINT, "marker": "v", "mfc": "w", "ms": 6, "clip_on": False}
+CENTER: dict[str, Any] = {"marker": "+", "ls": "none", "mec": style.AMBER, "ms": 8, "mew": 2, "zorder": 6}
+LOWEST: dict[str, Any] = {**POINT, "marker": "v", "mfc": "w", "ms": 8, "clip_on": False}
 LEARNER: dict[str, Any] = {**POINT, "marker": "o", "mfc": style.YELLOW, "ms": 6}
 MEAN: dict[str, Any] = {**POINT, "marker": "*", "mfc": style.AMBER, "ms": 13}
 _PATH: dict[str, Any] = {**LEARNER, "color": style.YELLOW, "mew": 0.6, "ms": 4.5, "ls": "-", "lw": 1.4}
 _ANCHORS = (("o", style.YELLOW), ("s", style.SKY), ("D", style.PINK))
 #: Kinds of planes in words.
 PLANES = {
-    "random": "random directions",
+    "random": "random directions u and v",
     "between": "the plane through checkpoints",
     "pca": "the principal components of the trajectory",
     "learners": "the plane nearest to the learners",
@@ -91,7 +91,7 @@ def draw_surfaces(
         results = [r.showing(quantity) for r in results]  # ``loss`` then holds the values of the quantity
         values = np.concatenate([r.loss[np.isfinite(r.loss)] for r in results])
         if len(values) and not title:
-            title = f"{quantity} from {values.min():.3g} to {values.max():.3g}"
+            title = _range_or_distances(results, rings, values)
     if cmap is not None:
         choose("cmap", cmap, colormaps)
     for r in results:
@@ -111,8 +111,8 @@ def draw_surfaces(
     color_map = CMAP if cmap is None else colormaps[cmap]
     if style == "surface":
         return _draw_3d(results, title, level_scale, color_map, vmax)
-    shaded = style == "hillshade"
-    return _draw_contours(results, title, level_scale, color_map, labels=labels, shaded=shaded, rings=rings)
+    look: dict[str, Any] = {"shaded": style == "hillshade", "lowest": quantity == "loss"}
+    return _draw_contours(results, title, level_scale, color_map, labels=labels, rings=rings, **look)
 
 
 def _draw_3d(
@@ -150,8 +150,8 @@ def _draw_3d(
         for axis in (ax.xaxis, ax.yaxis):
             axis.label.set_size(8)
         ax.set(zlim=(level_scale.levels[0], top), title=_panel_title(r, name))
-    label = f"{results[0].loss_name}{style.unit(results[0], 'loss')}"
-    color_bar(figure, axes, level_scale.norm, cmap, label)
+    label, extend = f"{results[0].loss_name}{style.unit(results[0], 'loss')}", ("neither", "max")
+    color_bar(figure, axes, level_scale.norm, cmap, label, extend[bool(top > level_scale.levels[-1])])
     return finish(figure, title or finding(results), settings(results, level_scale.why), axes)
 
 
@@ -181,28 +181,26 @@ def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
         ax.contour(a.x, a.y, difference, [0.0], colors="k", linewidths=1.0)
         ax.plot([], [], color="k", lw=1.0, label="equal")  # the legend's entry: contours have none
     ax.plot(0, 0, label="center", **CENTER)
-    label = f"difference of {a.loss_name}{style.unit(results[0], 'loss')}"
-    color_bar(figure, [ax], norm, style.DIVERGING, label)
-    first, second = style.paper_name(a.label) or "the first", style.paper_name(b.label) or "the second"
+    first, second = style.short_names([a.label or "the first", b.label or "the second"])
+    label = style.fitting(f"{first} minus {second}: {a.loss_name}", a.loss_name, most=2 * style.LABEL)
+    color_bar(figure, [ax], norm, style.DIVERGING, f"{label}{style.unit(a, 'loss')}")
     share = float((difference > 0).sum() / difference.count())
-    share_text = f"at {share:.0%} of points"
-    long_title = f"{first} has a higher loss than {second} {share_text}"
-    default_title = style.fitting(long_title, f"{first} has the higher loss {share_text}")
+    default_title = style.fitting(f"{first} has the higher loss at {share:.0%} of points")
     return finish(figure, title or default_title, settings(results), [ax])
 
 
 def _draw_contours(
     results: Sequence[Surface], title: str, level_scale: LevelScale, cmap: Any, *, labels: bool, shaded: bool,
-    rings: Sequence[Radius],
+    rings: Sequence[Radius], lowest: bool,
 ) -> Figure:  # fmt: skip
     """Draw contours, one panel for each surface, with shared levels and colors.
 
-    Below each panel is the profile of its surface. Markers show the lowest grid point, and the center or the
-    weights from which the plane was computed: checkpoints, the trajectory of a run, or the learners and
+    Below each panel is the profile of its surface. Markers show the ``lowest`` grid point, and the center or
+    the weights from which the plane was computed: checkpoints, the trajectory of a run, or the learners and
     their mean. In all panels, a thick line is where the loss is higher than at the center by the same amount.
     """
     rise = geometry.shared_rise(results)  # NaN if the surfaces share none
-    width = 5.0 if len(results) == 1 else 3.5
+    width = 5.2 if len(results) == 1 else 3.5
     heights = {"surface": 4.7 if len(results) == 1 else 4.2}
     if all(map(geometry.has_profile, results)):
         heights["profile"] = 1.9
@@ -219,9 +217,7 @@ def _draw_contours(
             ax.contourf(r.x, r.y, masked, levels, cmap=cmap, norm=norm, extend="both")
         lines = ax.contour(r.x, r.y, masked, levels, colors="k", linewidths=0.35, alpha=0.55)
         if labels:
-            labeled_levels = levels[:: max(1, len(levels) // 8)]  # at least 8 levels, if there are as many
-            for text in ax.clabel(lines, labeled_levels, fontsize=7.5, fmt="%.3g"):
-                text.set(color="k", path_effects=HALO)
+            _label_lines(ax, lines, geometry.center_loss(r) + rise if geometry.has_profile(r) else np.nan)
         if np.isfinite(rise) and geometry.has_profile(r):
             risen_loss, lowest = geometry.center_loss(r) + rise, masked.min()
             ax.contour(r.x, r.y, masked, [risen_loss], **EQUAL)
@@ -232,11 +228,11 @@ def _draw_contours(
             if lines_in_valley < 2:  # more lines, so that the form of the valley can be seen
                 ax.contour(r.x, r.y, masked, np.linspace(lowest, risen_loss, 6)[1:-1], **VALLEY)
                 ax.plot([], [], color="k", lw=1, ls=":", label="equal steps below the orange line")
-        for points, label, look in marks(r):
+        for points, label, look in marks(r)[not lowest :]:
             ax.plot(*points.T, label=label, **look)
         if rings:
             x, y = np.where(rings[k].censored, np.nan, rings[k].points.T)
-            label = f"{rings[k].metric} {rings[k].change}"
+            label = f"{rings[k].metric}, {rings[k].change} against the center"
             # The first point comes again at the end and closes the ring.
             ax.plot(np.append(x, x[0]), np.append(y, y[0]), label=label, **RING)
         if r.kind == "pca" and len(r.markers):
@@ -254,8 +250,23 @@ def _draw_contours(
     # All profiles have the same legend. With ax= of the user, the profiles are in another figure, and the
     # legend leaves out their curves.
     in_legend = [*axes, *(ax for ax in below[:1] if ax.figure is figure)]
-    text = settings(results, level_scale.why) + bool(below) * " Below: the loss by distance, with quartiles."
+    text = f" Below: the {results[0].loss_name} by distance from the center, median and quartiles (band)."
+    text = settings(results, level_scale.why) + text * bool(below)
     return finish(figure, title or finding(results), text, in_legend, ncols=3)
+
+
+def _label_lines(ax: Axes, lines: Any, beside: float) -> None:
+    """Write the loss once on each contour line that has room, but for the line next to ``beside``."""
+    places: dict[str, Array] = {}
+    step = np.diff(lines.levels).min()
+    for text in ax.clabel(lines, fontsize=7.5, fmt="%.3g", inline=False):
+        place, loss = ax.transLimits.transform(text.get_position()), text.get_text()
+        out = abs(float(loss) - beside) < step / 2 or max(abs(place - 0.5)) > 0.45
+        if out or loss in places or any(np.hypot(*(place - other)) < 0.12 for other in places.values()):
+            text.remove()
+        else:
+            places[loss] = place
+            text.set(color="k", path_effects=HALO)
 
 
 def _draw_relief(ax: Axes, r: Surface, norm: Any, cmap: Any) -> None:
@@ -290,7 +301,8 @@ def _draw_profiles(
     for ax, r, own in zip(axes, results, profiles, strict=True):
         for p in profiles:
             if p is not own:
-                ax.plot(p.distance, np.ma.masked_invalid(p.median), c=style.PALE, lw=1, label="other panels")
+                label = "medians of other panels"
+                ax.plot(p.distance, np.ma.masked_invalid(p.median), c=style.PALE, lw=1, label=label)
         # Infinite losses become large: a curve then leaves the panel, and does not end within it.
         low, median, high = np.minimum([own.low, own.median, own.high], 1e3 * levels[-1])
         ax.fill_between(own.distance, low, high, color=style.color_of(r.label), alpha=0.25, lw=0)
@@ -411,7 +423,7 @@ def _is_logarithmic(low: float, high: float, log: bool | None) -> tuple[bool, st
     if log and low <= 0:
         raise InputError(f"log: not allowed, the lowest loss is {low:.4g}; it must be > 0")
     if log is None and logarithmic(np.array([low, high])):
-        return True, f"logarithmic, since losses differ by a factor of {high / low:.3g}"
+        return True, "logarithmic, since losses differ by a factor of more than 100"
     return bool(log), "logarithmic" if log else "linear"
 
 
@@ -494,8 +506,9 @@ def color_bar(figure: Figure, axes: Any, norm: Any, cmap: Any, label: str, exten
 
 def _plane_note(r: Surface) -> str:
     """Return the kind of the plane and its span, in words."""
-    norm = f", {f'norm {r.norm}'.replace('norm none', 'not normalized')}" if r.kind == "random" else ""
-    return f"{PLANES.get(r.kind, r.kind)}{norm}, span {r.span:.3g}"
+    norm = "not normalized" if r.norm == "none" else f"{r.norm}-normalized"
+    norm = f", {norm}, up to ±{r.span:.3g} times each" if r.kind == "random" else ""
+    return PLANES.get(r.kind, r.kind) + norm
 
 
 def _panel_title(r: Surface, name: str) -> str:
@@ -504,7 +517,7 @@ def _panel_title(r: Surface, name: str) -> str:
         return ""
     center = r.describe()[0].value
     where = "near middle" if r.kind == "between" else "near center"
-    return f"{name}\n{r.loss_name} {where} {center:.3g}"
+    return f"{name}\n{r.loss_name} {where} {center:.3g}".removeprefix("surface\n")
 
 
 def settings(results: Sequence[Surface], colors: str = "") -> str:
@@ -530,6 +543,17 @@ def finding(results: Sequence[Surface]) -> str:
     return style.fitting(*(unit_of(results[0], sentence) for sentence in sentences))
 
 
+def _range_or_distances(results: Sequence[Surface], rings: Sequence[Radius], values: Array) -> str:
+    """Return one line with the range of a metric, or the median distances of its ``rings``."""
+    names = style.short_names([r.label for r in results])
+    medians = [f"{ring.median:.2g} ({name})" for name, ring in zip(names, rings, strict=False)]
+    text = f"{results[0].loss_name} from {values.min():.2g} to {values.max():.2g}"
+    if not rings or not np.isfinite([ring.median for ring in rings]).all():
+        return text
+    change = rings[0].change.replace("−", "falls by ").replace("+", "rises by ")
+    return style.fitting(f"{rings[0].metric} {change} at a median distance of {', '.join(medians)}", text)
+
+
 def _losses(results: Sequence[Surface]) -> list[str]:
     name, first = results[0].loss_name, results[0]
     if len(results) == 1 and first.kind == "pca" and len(first.marker_loss):
@@ -551,11 +575,9 @@ def _flatness(results: Sequence[Surface]) -> list[str]:
         center_losses.setdefault(name, []).append(geometry.center_loss(r))
     median_rise = {name: float(np.median(values)) for name, values in rises.items()}
     if len(median_rise) == 1:
-        name, rise = next(iter(median_rise.items()))
-        clause = f"the {loss} {'falls' if rise < 0 else 'rises'} by {abs(rise):.3g} nat"
-        position = name if results[0].label else "the center"
-        count_note = f", {len(results)} surfaces" if len(results) > 1 else ""
-        return [f"Around {position} {clause} (median{count_note})", f"Around the center {clause}"]
+        (rise,) = median_rise.values()
+        maps = f"{len(results)} maps" if len(results) > 1 else "the map"
+        return [f"The {loss} {'falls' if rise < 0 else 'rises'} by {abs(rise):.2g} nat (median of {maps})"]
     numbers = ", ".join(f"{name} {rise:.3g}" for name, rise in median_rise.items())
     words = f"Median rise of the {loss}"
     sentences = [f"{words}: {numbers} nat", f"Rise of the {loss} (nat): {numbers}", words]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.plots import draws, literal, style
-from landscape.plots.picture import finish, formulas, leading, panels, points, wrapped_panels
+from landscape.plots.picture import finish, formulas, leading, points, wrapped_panels
 from landscape.results.comparison import MANY, Comparison, WeightAverage, heading, summary, verdict
 from landscape.results.flatness import Stability, forms_with
 from landscape.results.grids import Sweep
@@ -38,23 +38,25 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
     figure, axes = wrapped_panels(len(results), 4.6, 3.6, names="rates", sharex=True, sharey=True)
     star: dict[str, Any] = {"ls": "none", "clip_on": False, "label": "the run", "zorder": 5}
     star |= {"marker": "*", "ms": 14, "mfc": style.AMBER, "mec": "k"}
-    dash: dict[str, Any] = {"ls": "none", "clip_on": False, "label": "the run's own limit"}
-    dash |= {"marker": "_", "ms": 16, "mew": 2.5, "color": "k"}
+    dash: dict[str, Any] = {"ls": "none", "clip_on": False, "label": "the run's own limit", "zorder": 1.5}
+    dash |= {"marker": "_", "ms": 26, "mew": 2.5, "color": "k"}
     for ax, r in zip(axes, results, strict=True):
         has_rates = np.isfinite(r.rates).all()
         if has_rates:
-            for name, rates, marker in zip(forms_with(r.momentum), r.rates, "osD", strict=True):
-                ax.plot(*with_gap_at_zero(r.delay, rates), marker=marker, ms=4, label=name)
+            looks = zip(forms_with(r.momentum), r.rates, "osD", (9, 7.5, 3.5), strict=True)  # equal ones show
+            for name, rates, marker, size in looks:
+                ax.plot(*with_gap_at_zero(r.delay, rates), marker=marker, ms=size, mfc="w", label=name)
         if np.isfinite(r.lr):
             ax.plot(r.own_delay, r.lr, **star)
-            ax.axhline(r.lr, color=style.OTHER, lw=0.9, ls=":", zorder=0)
+            ax.axhline(r.lr, color=style.OTHER, lw=0.9, ls=":", zorder=0, label="the run's rate")
         if np.isfinite(r.own_limit) and has_rates:
             ax.plot(r.own_delay, r.own_limit / r.lambda_max, **dash)
         label_delay_axes(ax, r, max(r.delay.max(), r.own_delay))
         style.decimal_labels(ax.yaxis)
     optimizers = dict.fromkeys(r.precondition for r in results if r.precondition)
-    text = f"Preconditioned by {', '.join(optimizers)}." if optimizers else None
-    default_title = f"Above a line, training leaves the minimum ({style.splits(results)})"
+    text = "Momentum adds a share of the last step, shifted momentum of the step before the delay."
+    text += f" Preconditioned by {', '.join(optimizers)}." if optimizers else ""
+    default_title = "Above a line, training leaves the minimum"
     return finish(figure, title or default_title, text, axes, ncols=2 * min(3, len(axes)))
 
 
@@ -68,7 +70,7 @@ def label_delay_axes(ax: Axes, r: Any, largest: int) -> None:
     """Label ``ax`` as learning rate against delay, from 0 to ``largest`` steps, at the minimum of ``r``."""
     ax.set_xscale("symlog", base=2, linthresh=1)
     style.ticks_at(ax.xaxis, r.delay, [str(tau) for tau in r.delay])
-    about = f"$\\lambda_{{max}}$ = {r.lambda_max:.4g} ({r.split or 'data'})"
+    about = f"$\\lambda_{{max}}$ of the {style.loss_of([r])}: {r.lambda_max:.3g}"
     ax.set_title(f"{style.paper_name(r.label) or 'minimum'}\n{about}")
     ax.set(xlim=(-0.3, max(0.3, largest * 1.2)), yscale="log", ylabel="learning rate η")
     ax.set_xlabel(f"delay τ{style.unit(type(r), 'delay')}")
@@ -111,17 +113,17 @@ def draw_sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
         InputError: no key varies.
     """
     figure, axes = wrapped_panels(len(results), 5.2, 4.0, names="sweep")
-    for ax, r in zip(axes, results, strict=True):
-        _draw_sweep(ax, r)
+    titles = [_draw_sweep(ax, r) for ax, r in zip(axes, results, strict=True)]
     counts = sorted({len(seeds) for r in results for seeds in r.seed_lists})
     seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
     note = "; open: some diverged" if any(r.diverged.any() for r in results) else ""
-    text = f"Bars: standard deviation over {seeds} seeds{note}."
-    return finish(figure, title or "After the last step: mean over the seeds", text)
+    text = f"Mean over {seeds} seeds after the last step; bars: standard deviation{note}; w_a: learners' mean"
+    default_title = style.fitting(" / ".join(titles), "After the last step: mean over the seeds")
+    return finish(figure, title or default_title, f"{text}.")
 
 
-def _draw_sweep(ax: Axes, r: Sweep) -> None:
-    """Draw the test error of one sweep against a key that varies; the test loss if there is no test error."""
+def _draw_sweep(ax: Axes, r: Sweep) -> str:
+    """Draw the test error of a sweep, or else its test loss, against a key that varies; return the best."""
     rows = [{key: literal(value) for key, value in row.items()} for row in r.rows]
     varying = [key for key in r.keys if len({row[key] for row in rows}) > 1]
     if not varying:
@@ -139,12 +141,15 @@ def _draw_sweep(ax: Axes, r: Sweep) -> None:
     for i, row in enumerate(rows):
         label = ", ".join(_key_and_value(key, row[key]) for key in varying if key != x_key and row[key])
         row_indices_of.setdefault(label, []).append(i)
-    look = {"ls": "-", "lw": 1.6 if is_numeric else 0, "elinewidth": 1.2, "ms": 5}
-    for color, (label, indices) in zip(itertools.cycle(style.CYCLE), row_indices_of.items(), strict=False):
+    look = {"ls": "-", "lw": 1.6 if is_numeric else 0}
+    colors = style.colors_of([label.replace("-", ", ") for label in row_indices_of])  # also in "digits-ssgd"
+    for k, (color, (label, indices)) in enumerate(zip(colors, row_indices_of.items(), strict=True)):
         x, y, has_diverged = positions[indices], mean[indices], r.diverged[indices] > 0
+        larger = min(len(colors) - 1 - k, 3)  # so that equal points are both visible
+        look |= {"elinewidth": 1.2 + larger, "ms": 5 + 2 * larger, "capsize": 3 + 2 * larger}
         points(ax, x, y, std[indices], color, label or None, **look)
         if has_diverged.any():
-            ax.plot(x[has_diverged], y[has_diverged], "o", ms=5, mfc="w", mec=color, zorder=5)
+            ax.plot(x[has_diverged], y[has_diverged], "o", ms=look["ms"], mfc="w", mec=color, zorder=5)
     if not is_numeric:
         ax.set_xticks(range(len(x_texts)), x_texts, rotation=20, ha="right")
     elif _is_wide(x_numbers):
@@ -153,12 +158,15 @@ def _draw_sweep(ax: Axes, r: Sweep) -> None:
         style.ticks_at(ax.xaxis, x_numbers, x_texts)
     if _is_wide(mean[np.isfinite(mean)]):
         style.log_axis(ax.yaxis)
-    ax.set_xlabel(x_key)
+    ax.set_xlabel("learning rate" if x_key == "lr" else x_key)
     name = "test error of $w_a$" if column == "test_error" else "test loss at $w_a$"
     ax.set_ylabel(f"{name}{style.unit(Sweep, column)}")
     _, legend_names = ax.get_legend_handles_labels()
     if legend_names:
         ax.legend()
+    best = int(np.nanargmin(mean))
+    setting = ", ".join(_key_and_value(key, rows[best][key]) for key in varying)
+    return f"Lowest {column.replace('_', ' ')}: {mean[best]:.2g}{r.units[column].replace('1', '')}, {setting}"
 
 
 def _is_wide(values: Any) -> bool:
@@ -239,8 +247,9 @@ def _caption(c: Comparison) -> str:
     bounds = "; thick bars: 99% bounds" if "bound" in c.kinds else ""
     level = f"level {c.significance:g} for all tests together"
     counts = ", ".join(f"{n:,}" for n in sorted(set(c.sample_counts.tolist())))
-    text = f"Thin lines: 95% intervals{bounds}; bold: measures of flatness; {level}"
-    text += f"; {counts} samples of {c.split}."
+    own = "; open: runs, filled: their mean" if c.grouped else ""
+    text = f"Thin lines: 95% intervals{bounds}{own}; bold: measures of flatness; {level}"
+    text += f"; {counts} {c.split} samples."
     # The notes come first, as they can say that a comparison means nothing.
     notes = "; ".join(note for note in c.notes if " was not measured" not in note)
     return f"{notes[0].upper()}{notes[1:]}. {text}" if notes else text
@@ -277,7 +286,7 @@ STEPS, NUMBERED = 8, 32
 
 
 def draw_topologies(matrices: Mapping[str, Sequence[Array]]) -> Figure:
-    """Draw mixing matrices M as graphs: a row for each topology, a panel for each step, at most eight.
+    """Draw mixing matrices M as graphs, a panel for each step of a topology, at most eight.
 
     Learner j takes the share M_jk of the weights of learner k. The learners are on a circle; the color of
     learner j is its own share M_jj. If M_jk = M_kj, a line connects learners j and k; otherwise an arrow from
@@ -290,12 +299,11 @@ def draw_topologies(matrices: Mapping[str, Sequence[Array]]) -> Figure:
         The figure.
     """
     cycles = {name: cycle[:STEPS] for name, cycle in matrices.items()}
-    columns = max(map(len, cycles.values()))
-    names: list[str] = []
-    for name, cycle in cycles.items():
-        names += [f"{name} {t}" if t < len(cycle) else "" for t in range(columns)]
+    names = [f"{name} {t}" for name, cycle in cycles.items() for t in range(len(cycle))]
+    mixed = {name: functools.reduce(np.matmul, cycle[::-1]) for name, cycle in matrices.items()}
+    exact = " or ".join(name for name, matrix in mixed.items() if np.ptp(matrix) < 1e-9)
     with style.style():
-        figure, axes = panels(len(cycles), columns, 2.3, 2.5, names)
+        figure, axes = wrapped_panels(len(names), 2.3, 2.5, 4, names)
         next_axes = iter(axes)
         for name, cycle in cycles.items():
             steps = len(matrices[name])
@@ -304,7 +312,10 @@ def draw_topologies(matrices: Mapping[str, Sequence[Array]]) -> Figure:
                 dots = _draw_graph(ax, matrix)
                 ax.set_title(f"{name}\nstep {t} of {steps}" if steps > 1 else name)
         figure.colorbar(dots, ax=axes, label="share of the weights", shrink=0.9)
-        return finish(figure, "Who takes whose weights")
+        text = "Color of a dot: the share of its own weights that a learner keeps; of a line: the share that "
+        text += "both ends take of each other; of an arrow: the share that its head takes."
+        titles = [f"After a cycle of {exact} all learners have the exact average"] * bool(exact)
+        return finish(figure, style.fitting(*titles, "Who takes whose weights"), text)
 
 
 def _draw_graph(ax: Axes, matrix: Array) -> ScalarMappable:
@@ -324,7 +335,7 @@ def _draw_graph(ax: Axes, matrix: Array) -> ScalarMappable:
     size = 110 if n <= NUMBERED else 20
     dots = ax.scatter(x, y, c=np.diag(matrix), s=size, zorder=3, edgecolors="k", **look)
     for number, (x, y) in enumerate(corners if n <= NUMBERED else []):
-        ax.annotate(str(number), (1.2 * x, 1.2 * y), ha="center", va="center", fontsize=8)
+        ax.annotate(str(number), (1.25 * x, 1.25 * y), ha="center", va="center", fontsize=8)
     ax.set(aspect="equal", xlim=(-1.35, 1.35), ylim=(-1.35, 1.35))
     ax.set_axis_off()
     return dots

@@ -33,8 +33,8 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     noise are in squared weights.
 
     The rows above have a panel for each quantity that instruments measured during a run: ηλ_max and η times
-    batch sharpness (with the limit 2 of plain SGD and, in the color of each setting, the limit of its update
-    rule), λ_max, the noise scale (dotted: the total batch), shares along the top eigenvectors, ½ tr(HC), and
+    batch sharpness (with the limit of its update rule in the color of each setting, or the limit 2 of plain
+    SGD), λ_max, the noise scale (dotted: the total batch), shares along the top eigenvectors, ½ tr(HC), and
     others. Metrics of the test data of a :class:`landscape.Recorder` have panels there, too.
 
     Raises:
@@ -54,18 +54,13 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
         standard = [_RECORDED.get(column, column) for column in _STANDARD]
         standard = [column for column in standard if is_measured(column)] or standard
 
-    def in_rows_of_three(columns: list[str]) -> list[str]:
-        """Return ``columns`` with "" for each empty cell at the end of the last row of panels."""
-        empty_cells = -len(columns) % 3
-        return columns + [""] * empty_cells
-
-    columns = in_rows_of_three(measured) + in_rows_of_three(standard)
+    drawn_columns = measured + standard
+    columns = drawn_columns + [""] * (-len(drawn_columns) % 3)  # "" for an empty cell
     groups = [(literal(label), color, members) for label, color, members in groups_of(runs)]
     # In the column of a paper, two panels have room side by side.
     figure, axes = panels(len(columns) // 3, 3, 3.2 if in_paper() else 3.5, 2.7, columns)
-    drawn_columns = [column for column in columns if column]
     for ax, column in zip(axes, drawn_columns, strict=True):
-        name, scale = PANELS.get(column, (column.replace("_", " "), "linear"))
+        name, scale, _ = PANELS.get(column, (column.replace("_", " "), "linear", ""))
         layers = layers_of(runs) if column == "loss_change" else {}
         has_values = bool(layers)
         if layers:
@@ -78,7 +73,7 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
         unit = style.in_brackets(unit_of(column))
         ax.set_ylabel(f"{name}{unit}", fontsize=9)
         ax.set(xlabel="step", yscale=scale if has_values else "linear")
-        if column == "test_error":
+        if has_values and scale == "log":
             style.decimal_labels(ax.yaxis)
         if not has_values:
             ax.text(0.5, 0.5, "zero or not recorded", ha="center", va="center", transform=ax.transAxes)
@@ -99,36 +94,43 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     longest_name = max(map(len, legend_names), default=0)
     legend_columns = 2 if longest_name > 30 else 4  # longer names need the room (our choice)
     heading = title or _finding(groups) or _run_title(runs)
-    return finish(figure, heading, _caption(runs), [legend_panel], ncols=legend_columns)
+    in_legend = [] if legend_names == [RECORDED] else [legend_panel]
+    return finish(figure, heading, _caption(runs, drawn_columns), in_legend, ncols=legend_columns)
 
 
-#: Columns of the history that pictures show -> (name, scale of the axis).
+_MEAN = "w_a: mean of the n learners' weights, which take nB samples a step"
+_SPREAD = "Spread: the learners around w_a, before they average"
+_BATCH = "Batch sharpness: the curvature along minibatches' gradients"
+_LIMIT = "η: learning rate (α); dashed: limit of stable training"
+_SHARP = "Sharp: along the Hessian's top eigenvectors"
+_SCALE = "Noise scale: the batch with as much noise as gradient; dotted: the batch"
+#: Columns of the history that pictures show -> (name, scale of the axis, for the caption its meaning).
 PANELS = {
-    "train_loss": ("training loss of $w_a$", "log"),
-    "test_error": ("test error of $w_a$", "log"),
-    "consensus": ("consensus distance", "log"),
-    "alpha_e": ("$α_e$ (line), α (dotted)", "linear"),
-    "delta": ("noise Δ of a step", "log"),
-    "delta_2_full": ("Δ(2), from the spread", "log"),
-    "grad_norm2": ("‖g‖² of the training loss", "log"),
-    "displacement2": ("‖d‖² of a step", "log"),
-    "heterogeneity": ("heterogeneity of the data", "log"),
-    "lr_lambda_max": ("lr·$λ_{max}$ of $w_a$, limit", "linear"),
-    "lambda_max": ("$λ_{max}$ of $w_a$", "log"),
-    "spread_share": ("sharp share of the spread", "linear"),
-    "lr_batch_sharpness": ("lr × batch sharpness, limit", "linear"),
-    "lr_learner_batch_sharpness": ("lr × learners' batch sharpness", "linear"),
-    "noise_scale": ("noise scale", "log"),
-    "gradient_share": ("sharp share of the gradient", "linear"),
-    "disagreement_cost": ("½ tr(HC)", "log"),
-    "noise_alignment": ("tr(HS)/tr S", "log"),
-    "loss_change": ("change of the loss", "linear"),
-    "loss_change_gradient": ("⟨g, d⟩ of a step", "linear"),
-    "loss_change_curvature": ("½ dᵀHd of a step", "linear"),
-    "directional_sharpness": ("dᵀHd/‖d‖² of a step", "log"),
-    "lr_preconditioned_lambda_max": ("lr·$λ_{max}$ preconditioned", "linear"),
-    "worst_sharpness": ("worst sharpness", "log"),
-    "average_sharpness": ("average sharpness", "log"),
+    "train_loss": ("training loss of $w_a$", "log", _MEAN),
+    "test_error": ("test error of $w_a$", "log", _MEAN),
+    "consensus": ("consensus distance", "log", f"{_SPREAD}; consensus distance: its mean square"),
+    "alpha_e": ("$α_e$; dotted: α", "linear", "α_e: how far a step moves against the gradient g, over ‖g‖"),
+    "delta": ("noise Δ of a step", "log", "Δ: squared length of the rest of the step"),
+    "delta_2_full": ("Δ(2), from the spread", "log", "Δ(2): noise that the spread adds; no curve: 0"),
+    "grad_norm2": ("‖g‖² of the training loss", "log", ""),
+    "displacement2": ("‖d‖² of a step", "log", "d: the step"),
+    "heterogeneity": ("heterogeneity of the data", "log", ""),
+    "lr_lambda_max": ("$ηλ_{max}$ of $w_a$", "linear", _LIMIT),
+    "lambda_max": ("$λ_{max}$ of $w_a$", "log", "λ_max: largest eigenvalue of the Hessian H"),
+    "spread_share": ("sharp share of the spread", "linear", _SHARP),
+    "lr_batch_sharpness": ("η × batch sharpness", "linear", f"{_LIMIT}. {_BATCH}"),
+    "lr_learner_batch_sharpness": ("η × learners' batch sharpness", "linear", _LIMIT),
+    "noise_scale": ("noise scale", "log", _SCALE),
+    "gradient_share": ("sharp share of the gradient", "linear", _SHARP),
+    "disagreement_cost": ("½ tr(HC)", "log", "C: covariance of the learners' weights, H: Hessian"),
+    "noise_alignment": ("tr(HS)/tr S", "log", "S: covariance of the gradient noise, H: Hessian"),
+    "loss_change": ("change of the loss", "linear", "d: the step, H: the Hessian"),
+    "loss_change_gradient": ("⟨g, d⟩ of a step", "linear", ""),
+    "loss_change_curvature": ("½ dᵀHd of a step", "linear", ""),
+    "directional_sharpness": ("dᵀHd/‖d‖² of a step", "log", ""),
+    "lr_preconditioned_lambda_max": ("$ηλ_{max}$ preconditioned", "linear", _LIMIT),
+    "worst_sharpness": ("worst sharpness", "log", ""),
+    "average_sharpness": ("average sharpness", "log", ""),
 }
 # The columns of every run, and those of instruments; the two between them replace columns of a recorded loop.
 _STANDARD, _INSTRUMENTS = tuple(PANELS)[:6], tuple(PANELS)[8:]
@@ -155,14 +157,15 @@ def _finding(groups: Sequence[Group]) -> str:
         for label, _, runs in groups:
             ends = np.array([latest({column: column_of(run, column)}, column) for run in runs])
             if np.isfinite(ends).any():
-                texts.append(f"{label} {np.nanmedian(ends):{number_format}}{unit}")
+                name_of = "" if label == RECORDED else f"{label} "
+                texts.append(f"{name_of}{np.nanmedian(ends):{number_format}}{unit}")
         if texts:
             return style.fitting(f"{name} {after}: {', '.join(texts)}", f"{name} {after}")
     return ""
 
 
-def _caption(runs: Sequence[Checkpoint]) -> str:
-    """Return the settings of the runs, and the meaning of lines and bands."""
+def _caption(runs: Sequence[Checkpoint], columns: Sequence[str]) -> str:
+    """Return the settings of the runs, and the meaning of lines, bands and symbols of the ``columns``."""
     sentences = [_run_title(runs)]
     if len(runs) > len(groups_of(runs)):
         sentences.append("Thin lines: seeds; thick lines: their median")
@@ -170,11 +173,12 @@ def _caption(runs: Sequence[Checkpoint]) -> str:
         sentences.append("Dashed: the step at which a run diverged")
     if any(np.isfinite(r.history[c]).sum() >= _MANY for r in runs for c in _NOISY):
         sentences.append("Bands: quartiles over 5% of the steps and all seeds")
-    if any(np.isfinite(column_of(r, c)).any() for r in runs for c in ("spread_share", "gradient_share")):
-        sentences.append("Sharp: along the top eigenvectors")
+    meanings = [text for column in columns if column in PANELS for text in PANELS[column][2].split(". ")]
+    sentences += filter(None, dict.fromkeys(meanings))
     if standard_errors := _errors(runs):
         sentences.append(standard_errors)
-    return ". ".join(sentences) + "."
+    text = ". ".join(sentences) + "."
+    return text if any(r.algorithm != RECORDED for r in runs) else text.replace(_MEAN, "w_a: the weights")
 
 
 def _errors(runs: Sequence[Checkpoint]) -> str:
@@ -194,7 +198,7 @@ def _run_title(runs: Sequence[Checkpoint]) -> str:
     """Return data, n, nB and seeds of the runs; different values are in the order of the legend."""
     trained = [r for r in runs if r.algorithm != RECORDED]  # batch and data of others are unknown
     if not trained:
-        return style.joined(literal(r.model["name"]) for r in runs)
+        return f"Recorded loop of {style.joined(literal(r.model['name'].split(':')[-1]) for r in runs)}"
     seeds = sorted({r.seed for r in trained})
     seeds_note = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
     sizes = style.joined(f"n = {r.learners}, nB = {r.learners * r.local_batch}" for r in trained)
@@ -255,7 +259,7 @@ def _draw_layers(ax: Axes, run: Checkpoint, layers: dict[str, Array]) -> None:
     ax.stackplot(steps, np.minimum(values, 0), colors=colors, labels=[*layers])
     ax.stackplot(steps, np.maximum(values, 0), colors=colors)
     ax.plot(steps, total[finite], color=style.DARK, lw=1.0, label="in all")
-    ax.legend(fontsize="x-small", ncols=2)
+    ax.legend(fontsize="small", ncols=2, title="layer", title_fontsize="small")
 
 
 def _draw_rates(ax: Axes, runs: Sequence[Checkpoint]) -> None:
@@ -291,18 +295,18 @@ def column_of(run: Checkpoint, name: str) -> Array:
 
 
 def _draw_limits(ax: Axes, groups: Sequence[Group], column: str) -> None:
-    """Draw the limit 2 of SGD and the limits of the settings, and set the axis to most of the values."""
+    """Draw the limits of the settings, or else the limit 2 of SGD, and set the axis to most of the values."""
     values = [column_of(r, column) for _, _, runs in groups for r in runs]
     finite = np.concatenate([v[np.isfinite(v)] for v in values])
     is_sgd, highest = LIMITS[column] == "lr_lambda_limit", 0.0
-    if is_sgd:
-        ax.axhline(2.0, color=style.OTHER, lw=0.9, ls=":", zorder=0)
     for _, color, runs in groups:
         limits = np.concatenate([column_of(r, LIMITS[column]) for r in runs])
         for limit in np.unique(limits[np.isfinite(limits)]):
             ax.axhline(limit, color=color, lw=1.2, ls="--", zorder=1)
             highest = max(highest, float(limit))
-    top = max(2.2 if is_sgd else 1.1 * highest, 1.2 * float(np.quantile(finite, 0.98)))
+    if is_sgd and not highest:
+        ax.axhline(2.0, color=style.OTHER, lw=0.9, ls=":", zorder=0)
+    top = max(2.2 if is_sgd else 1.1 * highest, 1.2 * float(np.quantile(finite, 0.995)))
     ax.set_ylim(min(0.0, float(finite.min())), top)
 
 

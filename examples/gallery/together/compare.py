@@ -3,7 +3,7 @@ Which one is flatter?
 =====================
 
 Each quantity of two groups of runs with its 95% interval, and what a test says about
-their ratio.
+their ratio: λ_max, the Hessian's largest eigenvalue, and its trace, the sum of all.
 """
 
 import landscape

@@ -2,8 +2,8 @@
 The edge of stability
 =====================
 
-ηλ, the learning rate times the sharpness, along five runs of each algorithm. Dotted
-lines: the limits of stability, 2 of SSGD and 1 of DPSGD with full averaging.
+η λ_max, the learning rate times the sharpness (the Hessian's largest eigenvalue), along five runs
+of each algorithm, and its limit, above which training is unstable.
 """
 
 import matplotlib.pyplot as plt
@@ -15,7 +15,7 @@ from landscape.plugins import registry
 figure, ax = plt.subplots(figsize=(6, 4), layout="constrained")
 for name, limit in (("ssgd", 2), ("dpsgd", 1)):
     color = registry.algorithms[name].color
-    ax.axhline(limit, color=color, linestyle=":")
+    ax.axhline(limit, color=color, linestyle=":", label=f"limit of {name.upper()}: {limit}")
     for seed in range(5):
         history = landscape.load(f"runs/{name}-{seed}/last.h5").history
         measured = np.isfinite(history["lambda_max"])  # every 20th step
@@ -25,6 +25,10 @@ for name, limit in (("ssgd", 2), ("dpsgd", 1)):
             color=color,
             alpha=0.6,
         )
-    ax.plot([], [], color=color, label=name.upper())
-ax.set(xlabel="step", ylabel="ηλ$_{max}$")
+    ax.plot([], [], color=color, label=f"{name.upper()}, five seeds")
+ax.set(
+    title="The sharpness falls below each limit",
+    xlabel="step",
+    ylabel=r"$\eta\,\lambda_{max}$ (learning rate × sharpness)",
+)
 ax.legend()

@@ -2,8 +2,8 @@
 A film of the learners
 ======================
 
-The learners on the landscape that moves with their mean, and a dial of ηλ with its
-limit.
+The learners on the landscape that moves with their mean, and a dial of η λ_max, the learning rate
+times the sharpness, with the limit above which training is unstable.
 """
 
 import subprocess

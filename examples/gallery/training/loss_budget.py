@@ -10,6 +10,10 @@ import tempfile
 import landscape
 
 end = landscape.train(
-    "digits-dpsgd", tempfile.mkdtemp(), steps=200, monitor={"instruments": ["loss-change"], "every": 5}
+    "digits-dpsgd",
+    tempfile.mkdtemp(),
+    steps=200,
+    evaluate={"every": 10},
+    monitor={"instruments": ["batch-sharpness", "loss-change"], "every": 5, "draws": 4},
 )
-figure = end.plot()
+figure = end.plot(title="The first layer changes the loss most")
