@@ -117,13 +117,13 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
     top.set_ylabel(style.loss_label(results))
     for ax, quantity in zip(below, quantities[1:], strict=True):
         ax.set_ylabel(_QUANTITIES.get(quantity, quantity))
-    ends = results[0].labels if len(results) == 1 and results[0].labels else ("first end", "second end")
+    ends = results[0].labels if len(results) == 1 else ()
+    start, end = ends if len(ends) == 2 else ("first end", "second end")
     for ax in leading(axes, "last_row"):
-        ax.set_xlabel("t (0: {}, 1: {})".format(*ends) if is_between else "t, along the direction")
+        ax.set_xlabel(f"t (0: {start}, 1: {end})" if is_between else "t, along the direction")
     default_title = style.headline(results) if is_between else "Loss along a line"
-    barrier = "dotted: between the ends' losses; barrier: the largest rise above it"
-    notes_below = [barrier if is_between else "", shared_note]
-    notes_below.append(style.interpolation_note(results).removeprefix("; "))
+    notes_below = ["dotted: between the ends' losses; barrier: the largest rise above it" * is_between]
+    notes_below += [shared_note, style.interpolation_note(results).removeprefix("; ")]
     text = "; ".join(note for note in notes_below if note)
     if text:
         text = f"{text[0].upper()}{text[1:]}."

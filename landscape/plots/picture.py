@@ -393,13 +393,14 @@ def wrapped_panels(
 ) -> tuple[Figure, list[Any]]:
     """Make ``count`` panels in rows of at most ``columns``, but 4 panels in rows of 2.
 
+    A single panel is wider, so that its title has room, if it is not a narrow one.
+
     Args:
         width, height, options: those of :func:`panels`.
         names: names of the panels; a single name is numbered.
     """
     panel_names = numbered(names, count) if isinstance(names, str) else names
-    if count == 1 and width > 4.5 and "subplot_kw" not in options:  # a single one has room for its title
-        width = max(width, 6.4)
+    width = 6.4 if count == 1 and 4.5 < width < 6.4 and "subplot_kw" not in options else width
     figure, (axes,) = _panels_in_rows([panel_names], width, [height], columns, **options)
     return figure, axes
 

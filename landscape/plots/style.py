@@ -252,8 +252,7 @@ def headline(results: Sequence[Any]) -> str:
     rows = [r.describe()[0] for r in results]
     numbers = [three_digits(row.number) for row in rows]
     labels = [getattr(r, "label", "") for r in results]  # a sweep is of many runs and has none
-    tell_apart = any(labels) and len({*labels}) == len(labels)
-    labels = short_names(labels) if tell_apart else [""] * len(rows)
+    labels = short_names(labels) if any(labels) and len({*labels}) == len(rows) else [""] * len(rows)
     named: dict[str, list[str]] = {}
     for label, row, number in zip(labels, rows, numbers, strict=True):
         named.setdefault(row.name, []).append(f"{label} {number}".strip())
@@ -265,11 +264,8 @@ def headline(results: Sequence[Any]) -> str:
     if 1 == len(named) < len(rows) and not any(isinstance(row.value, str) for row in rows):
         first, *_, last = sorted(range(len(rows)), key=lambda k: rows[k].value)
         low, high = (numbers[k].split(" ± ")[0].removesuffix(unit) for k in (first, last))
-        texts += [
-            texts[-1].replace(f"{unit},", ","),
-            f"{name}: {low} ({labels[first]}) to {high}{unit} ({labels[last]})",
-        ]
-        texts, short = [text.replace(" ()", "") for text in texts], f"{name}: {low} to {high}{unit}"
+        ends = f"{name}: {low} ({labels[first]}) to {high}{unit} ({labels[last]})".replace(" ()", "")
+        texts, short = [*texts, texts[-1].replace(f"{unit},", ","), ends], f"{name}: {low} to {high}{unit}"
     title = fitting(*texts, short if len(named) == 1 else f"{len(rows)} results")
     starts_with_word = title.split()[0].rstrip(":").replace("-", "").isalpha()  # and not with a formula
     return title[0].upper() + title[1:] if starts_with_word else title
@@ -283,8 +279,7 @@ def power_of_ten(value: float) -> str:
 
 def three_digits(text: str) -> str:
     """Return ``text`` in which decimal numbers without an error have three digits at most."""
-    decimal = r"(?<!± )\b\d+\.\d+(e[-+]\d+)?(?![\de]| ±)"
-    return re.sub(decimal, lambda match: f"{float(match[0]):.3g}", text)
+    return re.sub(r"(?<!± )\b\d+\.\d+(e[-+]\d+)?(?![\de]| ±)", lambda m: f"{float(m[0]):.3g}", text)
 
 
 def rows_of(results: Sequence[Any], *names: str) -> str:
