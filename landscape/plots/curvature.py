@@ -82,7 +82,7 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     if optimizers:
         notes += [f"preconditioned by {', '.join(optimizers)}", style.rows_of(results, "lr · λ_max")]
     if any(r.values.size for r in results):
-        notes.append("ticks at the bottom: computed eigenvalues")
+        notes.append("ticks: computed eigenvalues")
     text = f"{'; '.join(note for note in notes if note)}."
     default_title = f"Spectrum of the {_MATRICES.get(first.matrix, first.matrix)}"
     return finish(figure, title or default_title, text, [ax], ncols=3)

@@ -113,7 +113,7 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
     curvature.set_ylabel(f"curvature{style.unit(results[0], 'ias')}")
     text = (
         "S: second moment, C: covariance of the gradients of minibatches; H: Hessian over "
-        f"{style.samples_of(results)}; bars: one standard error; lines: powers λ^γ."
+        f"{style.samples_of(results)}; bars: one standard error; lines: λ to the power γ."
     )
     return finish(figure, title or style.headline(results), text, [power_law, curvature], ncols=3)
 

@@ -2,8 +2,8 @@
 A heatmap of Hessian ratios
 ===========================
 
-The ratio of the smallest to the largest eigenvalue at the points of a grid: near 0 the
-loss is convex there, near 1 it is a saddle.
+The ratio of the smallest to the largest eigenvalue along two random directions x and y: near
+0 the loss is convex there, near 1 it is a saddle.
 """
 
 import landscape
@@ -14,4 +14,4 @@ for name in ("ssgd", "dpsgd"):
     problem = run.problem(split="test")
     plane = landscape.random_plane(problem, seed=0)
     results.append(landscape.hessian_grid(problem, plane, grid=4, span=0.1, **run.about("test")))
-figure = landscape.draw(results)
+figure = landscape.draw(results, title="Around both ends the loss is nearly convex")
