@@ -41,10 +41,11 @@ def words(name: str) -> str:
 
 
 def explained(table: str, text: str) -> str:
-    """Return the explanations of those words in a table of figures.toml that ``text`` has; "" for none."""
+    """Return a table's explanations of the words in ``text`` that it does not explain itself; "" for none."""
     plain = re.sub(r"\\([A-Za-z]+)", lambda command: LETTERS.get(command[1], ""), text)
     plain = re.sub("[${}]", "", plain)
-    return "; ".join(words for pattern, words in declared()[table].items() if re.search(pattern, plain))
+    entries = [words for pattern, words in declared()[table].items() if re.search(pattern, plain)]
+    return "; ".join(words for words in entries if f"{words.partition(':')[0]}:" not in plain)
 
 
 def draw(figure: Figure, context: Context, folder: Path) -> tuple[str, list[Path]]:

@@ -96,8 +96,7 @@ def _figure_2(context: Context, name: str, text: Callable[..., str], log: bool |
     curves: Any = plots.draw([run.end for run in context.ended()])
     contours = plots.draw(surfaces_of_seed_0, log=log)
     # The caption of a picture begins with the title of its figure, which already names data and learners.
-    words = curves.get_caption().partition(", seed")[2]
-    caption(curves, f"Seed{words} SSGD's learners are compared before they average; its Δ(2) is zero.")
+    caption(curves, f"Seed{curves.get_caption().partition(', seed')[2]}")
     rises = ", ".join(f"{s.label.split(',')[0]} {median_rise(s):.2g}" for s in surfaces_of_seed_0)
     _add_to_caption(contours, f"Median rise over the plane (nat): {rises}.")
     return Drawing({"": curves, "-contour": contours}, rows, compared)
