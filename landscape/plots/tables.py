@@ -38,8 +38,7 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
     figure, axes = wrapped_panels(len(results), 4.6, 3.6, names="rates", sharex=True, sharey=True)
     star: dict[str, Any] = {"ls": "none", "clip_on": False, "label": "the run", "zorder": 5}
     star |= {"marker": "*", "ms": 14, "mfc": style.AMBER, "mec": "k"}
-    dash: dict[str, Any] = {"ls": "none", "clip_on": False, "label": "the run's own limit", "zorder": 1.5}
-    dash |= {"marker": "_", "ms": 26, "mew": 2.5, "color": "k"}
+    dash = star | {"label": "the run's own limit", "zorder": 1.5, "marker": "_", "ms": 26, "mew": 2.5}
     for ax, r in zip(axes, results, strict=True):
         has_rates = np.isfinite(r.rates).all()
         if has_rates:
@@ -118,7 +117,8 @@ def draw_sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
     seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
     note = "; open: some diverged" if any(r.diverged.any() for r in results) else ""
     text = f"Mean over {seeds} seeds after the last step; bars: standard deviation{note}; w_a: learners' mean"
-    default_title = style.fitting(" / ".join(titles), "After the last step: mean over the seeds")
+    texts = [" / ".join(titles)] if all(titles) else []
+    default_title = style.fitting(*texts, "After the last step: mean over the seeds")
     return finish(figure, title or default_title, f"{text}.")
 
 
@@ -164,9 +164,10 @@ def _draw_sweep(ax: Axes, r: Sweep) -> str:
     _, legend_names = ax.get_legend_handles_labels()
     if legend_names:
         ax.legend()
-    best = int(np.nanargmin(mean))
+    best = int(np.nan_to_num(mean, nan=np.inf).argmin())
     setting = ", ".join(_key_and_value(key, rows[best][key]) for key in varying)
-    return f"Lowest {column.replace('_', ' ')}: {mean[best]:.2g}{r.units[column].replace('1', '')}, {setting}"
+    text = f"{column.replace('_', ' ')}: {mean[best]:.2g}{'%' * (column == 'test_error')}, {setting}"
+    return f"Lowest {text}" if np.isfinite(mean[best]) else ""
 
 
 def _is_wide(values: Any) -> bool:

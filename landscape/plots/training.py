@@ -91,8 +91,7 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     # The legend below all panels has the settings. The panel of the layers has another legend, its own.
     legend_panel = axes[1] if measured[:1] == ["loss_change"] else axes[0]
     _, legend_names = legend_panel.get_legend_handles_labels()
-    longest_name = max(map(len, legend_names), default=0)
-    legend_columns = 2 if longest_name > 30 else 4  # longer names need the room (our choice)
+    legend_columns = 2 if max(map(len, legend_names), default=0) > 30 else 4  # they need room (our choice)
     heading = title or _finding(groups) or _run_title(runs)
     in_legend = [] if legend_names == [RECORDED] else [legend_panel]
     return finish(figure, heading, _caption(runs, drawn_columns), in_legend, ncols=legend_columns)
