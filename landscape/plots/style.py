@@ -130,7 +130,7 @@ def log_axis(axis: Any, factor: float = 0) -> None:
     decimal_labels(axis)
     room = axis.get_tick_space()
     if room > 4 and 0 < lowest < highest < 5 * lowest:  # too few of the numbers 1, 2 and 5 (our choice)
-        axis.set_major_locator(ticker.MaxNLocator(min(7, room), steps=[1, 2, 5, 10]))
+        axis.set_major_locator(ticker.MaxNLocator(8, steps=[1, 2, 5, 10]))
         axis.set_minor_locator(ticker.NullLocator())
         axis.set_major_formatter("{x:g}")
     if not 0 < 5 * lowest <= highest:
@@ -191,7 +191,8 @@ class _Decimal(ticker.LogFormatter):
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         visible = super().__call__(x, pos) and (x <= 0 or f"{x:.0e}"[0] in self._leading)
-        return f"{x:g}" if visible else ""
+        digits = f"{x:.7f}".rstrip("0") if 1e-7 < x < 1e-4 else f"{x:g}"
+        return digits if visible else ""
 
 
 def unit(of: Any, field: str) -> str:
