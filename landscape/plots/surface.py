@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -534,7 +535,10 @@ def settings(results: Sequence[Surface], colors: str = "") -> str:
         parts.append(style.joined(style.batchnorm_note(r) or "no BatchNorm" for r in results))
     loss = style.loss_of(results).capitalize()
     parts += [f"colors: {colors}"] * bool(colors)
-    return f"{loss} over {'; '.join(parts)}{style.interpolation_note(results)}."
+    note = style.interpolation_note(results)
+    if results[0].loss_name != "accuracy":  # only errors of what is drawn
+        note = re.sub(r", accuracy below [^ ,]+", "", note)
+    return f"{loss} over {'; '.join(parts)}{note}."
 
 
 def finding(results: Sequence[Surface]) -> str:

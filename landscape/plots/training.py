@@ -102,7 +102,7 @@ _SPREAD = "Spread: the learners around w_a, before they average"
 _BATCH = "Batch sharpness: the curvature along minibatches' gradients"
 _LIMIT = "η: learning rate (α); dashed: limit of stable training"
 _SHARP = "Sharp: along the Hessian's top eigenvectors"
-_SCALE = "Noise scale: the batch with as much noise as gradient; dotted: the batch"
+_SCALE = "Noise scale: the batch with as much noise as gradient; dotted: the run's batch"
 #: Columns of the history that pictures show -> (name, scale of the axis, for the caption its meaning).
 PANELS = {
     "train_loss": ("training loss of $w_a$", "log", _MEAN),
@@ -270,10 +270,10 @@ def _draw_rates(ax: Axes, runs: Sequence[Checkpoint]) -> None:
             continue
         ax.plot(run.history["step"], lr, color=style.DARK, lw=1.4, ls=":", zorder=3)  # above equal α_e
         # α_e is mostly noise where g is small: show values near α. If steps are not −α × gradient (delta_s is
-        # then NaN), α_e has another size: show 90% of its values.
+        # then NaN), α_e has another size: show 95% of its values.
         finite = np.abs(alpha_e[np.isfinite(alpha_e)])
         gradient_steps = not len(finite) or np.isfinite(run.history["delta_s"]).any()
-        top = max(top, float(1.8 * lr.max() if gradient_steps else 1.5 * np.quantile(finite, 0.9)))
+        top = max(top, float(1.8 * lr.max() if gradient_steps else 1.5 * np.quantile(finite, 0.95)))
     if top:
         ax.set_ylim(-0.2 * top, top)
 
