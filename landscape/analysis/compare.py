@@ -123,48 +123,49 @@ def difference_fields(
 ) -> dict[str, Any]:
     """Return the fields of a :class:`.Comparison` about the differences between all pairs of sides.
 
-    A difference counts as significant if its test says so, or without a test if it exceeds its error, and if
-    it is also larger than the rounding of the values.
+    A difference is significant if its test says so and it is larger than the rounding of the values. A
+    quantity without a test has a bound on its error: its difference must exceed the error.
 
     Args:
         rows: the Q quantities, each with the values of all sides.
-        side_count: S, the number of sides, which have K = S(S − 1)/2 pairs.
+        side_count: S, the number of sides; there are K = S(S − 1)/2 pairs of sides.
         eps: the relative rounding error of the values.
         significance: the significance level of all tests together.
     """
     pairs = np.array(list(combinations(range(side_count), 2)))  # (K, 2)
-    differences, side_sizes = [], []
+    differences, tests = [], []
     for row in rows:
-        differences.append([row.difference(first, second) for first, second in pairs])
-        side_sizes.append([abs(side.value) for side in row.sides])
+        compared = [row.difference(first, second) for first, second in pairs]
+        differences.append([difference for difference, _ in compared])
+        tests.append(" or ".join(dict.fromkeys(test for _, test in compared)))
 
     def numbers(name: str) -> Array:
         """Return an attribute of all differences, (Q, K)."""
-        return np.array([[getattr(difference, name) for difference, _ in row] for row in differences], float)
+        return np.array([[getattr(difference, name) for difference in row] for row in differences], float)
 
     values, errors, p = numbers("value"), numbers("standard_error"), numbers("p")
-    corrected = holm(p)
-    side_values = np.array(side_sizes)  # (Q, S)
-    larger_value = side_values[:, pairs].max(2)  # (Q, K), the larger |value| of the two sides
-    has_test = np.array([row.kind == SE for row in rows])[:, None]  # the other kinds have bounds as errors
-    exceeds_error = np.where(has_test, corrected <= significance, np.abs(values) > errors)  # False for NaN
+    corrected_p = holm(p)
+    magnitudes = np.array([[abs(side.value) for side in row.sides] for row in rows])  # (Q, S)
+    larger_magnitude = magnitudes[:, pairs].max(2)  # (Q, K), of the two sides of each pair
+    has_test = np.array([row.kind == SE for row in rows])[:, None]
+    exceeds_error = np.where(has_test, corrected_p <= significance, np.abs(values) > errors)  # False for NaN
     return {
-        "tests": tuple(" or ".join(dict.fromkeys(test for _, test in row)) for row in differences),
+        "tests": tuple(tests),
         "first": pairs[:, 0],
         "second": pairs[:, 1],
         "difference": values,
         "difference_error": errors,
         "difference_freedom": numbers("freedom"),
         "p": p,
-        "p_holm": corrected,
-        "significant": exceeds_error & (np.abs(values) > ROUNDINGS * eps * larger_value),
+        "p_holm": corrected_p,
+        "significant": exceeds_error & (np.abs(values) > ROUNDINGS * eps * larger_magnitude),
     }
 
 
 def quantity_fields(rows: Sequence[Row], loss_name: str, same_loss: bool) -> dict[str, Any]:
     """Return the fields of a :class:`.Comparison` about the quantities, their values and their errors.
 
-    Unless all sides have the ``same_loss``, no value says which of them is flatter.
+    Unless all sides have the ``same_loss`` function, no value says which side is flatter.
     """
     quantities = [row.quantity for row in rows]
     titles = [quantity.title.replace("training loss", f"training {loss_name}") for quantity in quantities]
@@ -280,58 +281,49 @@ def compare(
 ) -> Comparison:
     """Measure several minima by every instrument, and test which differences are larger than their errors.
 
-    All checkpoints have the same minibatches, random vectors and planes, so that draws are compared in pairs
-    (common random numbers; Student's t test of the differences, or McNemar's test over test samples).
-    "disagreement" and "spread-cost", whose draws are learners, are compared by Welch's t test. Eigenvalues
-    are compared by bounds: with a probability of 99%, the outermost eigenvalue lies within its bound. (A
-    residual only shows that some eigenvalue is near.)
+    All items are measured with the same minibatches, random vectors and planes. Draws are therefore compared
+    in pairs, by Student's t test or, over test samples, by McNemar's test. "disagreement" and "spread-cost",
+    whose draws are learners, are compared by Welch's t test. Eigenvalues are compared by bounds: with a
+    probability of 99%, the outermost eigenvalue lies within its bound.
 
-    In groups, such as the seeds of two recipes, each checkpoint has its own draws, the error is the standard
-    error over the group, and Welch's t test compares the means. Only groups allow statements about recipes
-    rather than about single runs. Holm's correction is applied, so that ``significance`` limits the
-    probability of even one false finding among all tests of the table.
+    In groups, such as the seeds of two recipes, each item has its own draws, the error is the standard error
+    over the group, and Welch's t test compares the means. Holm's correction is applied to all tests of the
+    table.
 
     Args:
-        problems: at least two problems, runs, or names of runs' files or folders, as a list, or as a dict
-            from names to items. An item may itself be a list: a group. If any item is a group, a single item
-            counts as a group of one. A problem is measured at its center, without the quantities that need a
-            test set, learners or an optimizer.
-        batch: the number of samples in a minibatch; default: the runs' total batch, if all runs have the
-            same. Otherwise the quantities that need a batch are left out, with a note.
+        problems: two or more problems, runs, or names of runs' files or folders, as a list or as a dict by
+            name. An item may itself be a list: a group. If any item is a group, a single item counts as a
+            group of one.
+        batch: the number of samples in a minibatch; default: the runs' total batch. If the runs' batches
+            differ, the quantities that need a batch are left out, with a note.
         quantities: their names, as ``landscape compare --help`` lists them; default: all that can be
-            measured, except "distance", "barrier" and "same-basin". These three compare each problem with the
-            first one, after alignment of the hidden units by weights (:func:`landscape.connect`).
-            "same-basin" is 1 if the error rises by at most 2 percentage points on the line between the two,
-            otherwise 0 (Frankle et al. 2020).
+            measured, except "distance", "barrier" and "same-basin". These three compare each item with the
+            first one, after alignment of hidden units by weights (:func:`landscape.connect`).
         model, data, loss, data_dir, metrics: what the runs' files lack, as for
-            :meth:`landscape.Checkpoint.problem`; the same for all runs. Each metric is a row of the
-            table; so are the metrics that problems bring themselves.
+            :meth:`landscape.Checkpoint.problem`; the same for all runs.
         equal_loss: whether to replace each run by its checkpoint whose training loss is nearest to the
-            highest loss of the runs.
-        loss_tol: the largest relative difference between the loss of a chosen checkpoint and that highest
-            loss.
-        draws: the number of minibatches or displacements for each quantity, except the trace, which always
-            takes 60 Hessian-vector products.
-        planes: the number of random planes; the basin width is the mean over these planes.
+            highest of the runs' training losses.
+        loss_tol: by how much the loss of a chosen checkpoint may differ from the highest loss, relative to
+            it.
+        draws: the number of minibatches or displacements; the trace always takes 60 Hessian-vector products.
+        planes: the number of random planes over which the basin width is averaged.
         rise: the rise of the loss, in nats, at which the basin width is measured.
         rho: ρ of worst-case adaptive sharpness.
         rho_average: ρ of average-case adaptive sharpness.
         k: the number of eigenvectors that span the sharp space.
         significance: the significance level of all tests together.
-        preconditioner_of: :func:`landscape.preconditioner`, to measure λ_max with the preconditioner of each
-            run's optimizer, where it has one.
+        preconditioner_of: :func:`landscape.preconditioner`, for λ_max with the optimizers' preconditioners.
         seed: the seed of minibatches, vectors, displacements and planes.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
 
     Returns:
-        A table with ``value`` and ``error``, each (quantities, sides), the differences of all pairs,
-        (quantities, pairs of sides), and ``notes`` on what could not be measured. ``significant`` says which
-        differences are larger than their errors.
+        A table with ``value`` and ``error``, each (quantities, sides), the differences of all pairs of sides
+        and whether they are ``significant``, each (quantities, pairs), and ``notes`` on what could not be
+        measured.
 
     Raises:
-        InputError: fewer than two problems, an unknown quantity, a number that is not allowed, a group that
-            has a checkpoint or a seed twice, or a quantity that is named in ``quantities`` but cannot be
-            measured, for example without a batch.
+        InputError: fewer than two problems, an argument that is not allowed, a group that has a checkpoint or
+            a seed twice, or a quantity that is named in ``quantities`` but cannot be measured.
         OperationError: no checkpoint near the common loss.
 
     Example:
@@ -364,7 +356,7 @@ def compare(
     first_subject = None
     for index, entry in enumerate(entries):
         entry_seed = seed
-        if grouped:  # without common draws, the checkpoints of a group are independent
+        if grouped:  # each checkpoint has its own draws, so that those of a group are independent
             entry_seed = int(np.random.SeedSequence((seed, index)).generate_state(1)[0])
         column_progress = portion(progress, index / len(entries), (index + 1) / len(entries))
         subject = Subject(entry.subject, entry_seed, first_subject)
@@ -376,7 +368,7 @@ def compare(
     loss_name, loss_unit = "loss", ""
     if len(loss_names) == 1:
         loss_name, loss_unit = loss_names.pop()
-    same_loss = len({column.loss for column in columns}) == 1
+    same_loss = len({column.loss_function for column in columns}) == 1
     side_of = [entry.side for entry in entries]
     rows = _rows(requested, columns, bool(quantities), side_of, grouped)
     labels = tuple(entry.label for entry in entries)
@@ -412,14 +404,14 @@ class _Column(NamedTuple):
 
     Attributes:
         cells: (Q,), the value of each quantity, or the error that its measurement raised.
-        loss: the description of the loss function, and its code, by which losses are told apart.
+        loss_function: its description and its code, by which loss functions are told apart.
         setting: the loss and data, see :func:`landscape.evaluation.grid.setting`.
         parameters: the number of parameters.
         eps: the relative rounding error of the problem's precision.
     """
 
     cells: list[MeasuredValue | LandscapeError]
-    loss: tuple[str, Any]
+    loss_function: tuple[str, Any]
     setting: dict[str, Any]
     parameters: int
     eps: float
@@ -471,7 +463,7 @@ def _column_notes(
 ) -> list[str]:
     """Return notes on differences of losses, networks and data, and on quantities that were not measured."""
     notes = []
-    losses = dict.fromkeys(column.loss for column in columns)
+    losses = dict.fromkeys(column.loss_function for column in columns)
     if len(losses) > 1:
         names = ", ".join(name for name, _ in losses)
         notes.append(f"different losses ({names}): their numbers are not comparable")
@@ -480,8 +472,8 @@ def _column_notes(
         errors = [(label, str(cell)) for label, cell in cells if isinstance(cell, LandscapeError)]
         if not errors:
             continue
-        checkpoints = ""  # if the quantity was measured nowhere
-        if len(errors) < len(columns):
+        checkpoints = ""
+        if len(errors) < len(columns):  # otherwise the quantity was measured nowhere
             checkpoints = f" at {'; '.join(label for label, _ in errors)}"
         reasons = "; ".join(dict.fromkeys(reason for _, reason in errors))
         notes.append(f"{quantity.name} was not measured{checkpoints}: {reasons}")
@@ -499,16 +491,16 @@ def _column_notes(
 def _entries(problems: Sides, source: Mapping[str, Any]) -> tuple[list[str], list[Entry], bool]:
     """Return the names of the sides, their entries, and whether the sides are groups.
 
+    There are no names if the sides are neither named nor groups.
+
     Args:
         problems: as for :func:`compare`.
         source: arguments of the runs' problems, see :meth:`landscape.Checkpoint.using`.
-
-    The names are empty if the sides are neither named nor groups.
     """
     names = list(problems) if isinstance(problems, Mapping) else []
     items: Any = problems.values() if isinstance(problems, Mapping) else problems
-    is_single = isinstance(items, str) or not isinstance(items, Iterable)  # refused below
-    items = [items] if is_single else list(items)
+    is_single = isinstance(items, str) or not isinstance(items, Iterable)
+    items = [items] if is_single else list(items)  # a single item is refused below
     grouped = any(isinstance(item, (list, tuple)) for item in items)
     sides = [list(item) if isinstance(item, (list, tuple)) else [item] for item in items]
     if len(sides) < 2 or not all(sides):

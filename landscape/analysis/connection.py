@@ -93,46 +93,38 @@ def connect(
 ) -> Connection:
     """Compute the loss between two networks: on a line, on a line after alignment, and along a trained curve.
 
-    Hidden units have no order: a permutation of units changes the weights, but not the function (Entezari et
-    al. 2022). A trace of one forward pass shows which units may be permuted, and the model's outputs confirm
-    that the function stays the same. The permutation that brings b near to a is found by matching weights
-    (Ainsworth et al. 2023, Algorithm 1) or correlations of activations (Li et al. 2015).
+    A permutation of hidden units changes the weights, but not the function (Entezari et al. 2022). Alignment
+    permutes the units of b so that b is near to a, by matching weights (Ainsworth et al. 2023, Algorithm 1)
+    or activations (Li et al. 2015). The model's outputs confirm that the function stays the same.
 
-    The curve from a to the aligned b has one control point, the bend. Adam trains the bend's weights on the
-    mean loss over t uniform in [0, 1] (Garipov et al. 2018, Eq. 2). Adam's step size is constant in the first
-    half of the steps, and falls linearly to zero in the second half.
-
-    BatchNorm's statistics are estimated again at each point of each path (Jordan et al. 2023); the training
-    of the bend uses the statistics of each minibatch.
+    The curve from a to the aligned b has one control point, the bend. Adam trains the bend on the mean
+    loss over t uniform in [0, 1] (Garipov et al. 2018, Eq. 2). BatchNorm's statistics are those of each
+    minibatch in this training; for all paths they are estimated again at each point (Jordan et al. 2023).
 
     Args:
         problem: the loss; or a run, on its training set.
-        a, b: two networks, in any form that :func:`landscape.line` accepts; without b the paths lead from the
-            problem's center to a.
-        curve: the form of the curve: "bezier", a quadratic Bézier curve, or "chain", two straight lines that
-            meet in the bend.
-        align: the criterion that matches units: "weights", or "activations": correlations of the units'
-            activations over up to 1,000 samples, taken at the inputs of operations, such as the next layer,
-            that sum over the units.
-        points: the number of points of each path, at equal distances of t, at least 3. Barriers and highest
-            losses are maxima over these points.
-        steps: the number of training steps of the bend, each on one minibatch at one t. With 0 steps the bend
-            stays in the middle of a and the aligned b, so that the curve is the aligned line.
-        lr: Adam's step size.
+        a, b: two networks, in any form that :func:`landscape.line` accepts; without b, the paths lead from
+            the problem's center to a.
+        curve: "bezier", a quadratic curve, or "chain", two straight lines that meet in the bend.
+        align: what matches units: "weights", or "activations": correlations over up to 1,000 samples, at the
+            inputs of operations that sum over the units.
+        points: the number of points of each path, at equal distances of t; barriers are maxima over them.
+        steps: the number of training steps of the bend; with 0, the curve is the aligned line.
+        lr: Adam's step size; it falls linearly to zero in the second half of the steps.
         batch: the number of samples in a minibatch, at most all.
-        bn_samples: the number of samples from which BatchNorm's statistics are estimated at each point.
+        bn_samples: the number of samples from which BatchNorm's statistics are estimated.
         seed: the seed of the order in which layers are aligned, of the minibatches, and of t.
         max_memory: the most bytes that the process may use.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        Loss and accuracy, (3, points) each, barriers (3,) and the weights (4, P): a, b, the aligned b, and
-        the bend. ``landscape.between(problem, [w[0], w[2], w[3]])`` is the plane that contains the curve.
+        Loss and accuracy, (3, points) each, barriers (3,), and weights w (4, P): a, b, the aligned b and the
+        bend. ``landscape.between(problem, [w[0], w[2], w[3]])`` is the plane that contains the curve.
 
     Raises:
-        InputError: weights of another model; an unknown curve; a number that is not allowed; a model that
-            does not run in float64; aligned weights that compute another function than b.
+        InputError: weights of another model, an argument that is not allowed, a model that does not run in
+            float64, or aligned weights that compute another function than b.
         OperationError: weights that are not finite, or a file of another model.
 
     Example:
@@ -160,19 +152,21 @@ def connect(
     training = portion(report, 0.1, 0.7)
     bend = _train_bend(minibatches, curve, (a, aligned_b), steps, lr, stream(seed, 1), training)
     t = np.linspace(0, 1, points)
-    # Coordinates (points, 2) of a path, along the directions from a to its end and from a to the bend.
+    # Coordinates (points, 2) on a path, for two directions: from a to the path's end, and from a to the bend.
     on_line = np.stack((t, np.zeros_like(t)), 1)
     on_curve = np.stack(shares(curve, t), 1)
     paths = ((b, on_line), (aligned_b, on_line), (aligned_b, on_curve))
-    values = []
+    values_of_paths = []
     for k, (end, path_coordinates) in enumerate(paths):
         directions = torch.stack((end - a, bend - a))
         coordinates = torch.from_numpy(path_coordinates)
         evaluate = evaluator(recalibrated, a, directions, points)
         path_values = evaluate(coordinates, portion(report, 0.7 + k / 10, 0.8 + k / 10))
         confirm(evaluate, a, directions, coordinates, path_values["loss"].numpy())
-        values.append(path_values)
-    columns = {name: np.stack([path_values[name].numpy() for path_values in values]) for name in values[0]}
+        values_of_paths.append(path_values)
+    columns = {}
+    for name in values_of_paths[0]:
+        columns[name] = np.stack([path_values[name].numpy() for path_values in values_of_paths])
     own_loss = np.array([])
     if layers_with_statistics(problem.model):
         own_loss = np.array([network.own_loss(problem) for network in networks])
@@ -257,59 +251,48 @@ def average(
 ) -> WeightAverage:
     """Predict the loss of averages of weights, before they are evaluated.
 
-    Members may be checkpoints of a run (SWA, LAWA, WSM), the learners of a run, fine-tunings of a network (a
-    soup, task vectors) or adapters. At each member w_j the function measures once the loss, the gradient, and
-    the Hessian product with the member's deviation from the mean. These predict the losses of all averages
-    w = Σ_j a_j w_j. To second order the loss is Σ a_j L(w_j) − ½ tr(HC), with C the covariance of the
-    members. Higher orders come from a Gaussian process around a quadratic function, in the affine hull of the
-    members.
+    The averaged networks, called members, may be checkpoints of a run (SWA, LAWA, WSM), its learners,
+    fine-tunings of a network (a soup, task vectors) or adapters. The loss, the gradient and one Hessian
+    product at each member w_j predict the losses of all averages w = Σ_j a_j w_j, by a Gaussian process
+    around a quadratic function. If higher orders correct a prediction more than the second order (``ratio`` ≥
+    1), as between networks that were trained independently, its 90% interval is infinite. The last average is
+    a greedy soup (Wortsman et al. 2022, Recipe 1), chosen by predicted losses.
 
-    The 90% interval allows for length scales from half to four times the members' distance from their mean,
-    and for missing higher orders. If each order corrects more than the order before (``ratio`` ≥ 1), as
-    between networks that were trained independently, the ends of the interval are infinite.
-
-    A greedy soup is chosen by prediction (Wortsman et al. 2022, Recipe 1, evaluate each average instead). It
-    begins with the best member. A member is added if it lowers the predicted loss of the uniform average, and
-    if the interval of that loss is below the mean loss of the averaged members.
-
-    BatchNorm's statistics are estimated again at each member and average. Gradients and products use the
-    statistics of batches of ``bn_samples``. At each member the loss is computed with both kinds of
-    statistics. The difference is interpolated linearly, and the largest difference is part of the interval.
-
-    Losses are those of averages in float32. The field ``stored`` has the losses of the averages that a file
-    would hold, in the members' own type and rank.
+    BatchNorm's statistics are estimated again at each member and average. Losses are those of averages in
+    float32. The field ``stored`` has the losses of averages as a file would hold them, in the members' own
+    type and rank.
 
     Args:
-        problem: the loss; or a run, on its training set. It may be sharded.
-        weights: the members, 2 to 32: (n, P), or a list of networks in any form that :func:`landscape.line`
-            accepts; default: the run's learners. For a sharded problem each rank passes its own parts.
-        coefficients: a_j, (n,), or (K, n) for K averages, divided by their sum; default: uniform. With a
-            base, the coefficients are λ_j, and are not divided.
-        base: the network from which the members were fine-tuned. Averages are then base + Σ_j λ_j (w_j −
-            base) (task arithmetic, Ilharco et al. 2023). The base is measured as the first member.
-        plan: averages to rank: "windows", averages of the last 2, 3, … members with equal coefficients (LAWA,
-            Kaddour 2022) and with coefficients that grow linearly; "grid", one value λ for all λ_j, 0.05,
-            0.10, … 1 (Ilharco et al. 2023), which needs a base.
+        problem: the loss; or a run, on its training set. If the model is sharded, each rank passes its own
+            part of the weights.
+        weights: the 2 to 32 members: (n, P), or a list of networks in any form that :func:`landscape.line`
+            accepts; default: the run's learners.
+        coefficients: a_j, (n,), or (K, n) for K averages; each row is divided by its sum. With a base: λ_j,
+            not divided. Default: equal coefficients.
+        base: the network from which the members were fine-tuned: averages are base + Σ_j λ_j (w_j − base)
+            (task arithmetic, Ilharco et al. 2023). The base is measured as the first member.
+        plan: averages in place of ``coefficients``. "windows": of the last 2, 3, … members, with equal (LAWA,
+            Kaddour 2022) and with linearly growing coefficients. "grid": with a base, all λ_j equal to 0.05,
+            0.10, …, 1.
         last: the number of last members that ``plan="windows"`` uses; default: all.
-        factors: the parts of parameters' names that tell the factors A and B of an adapter apart, such as
-            [("A", "B")]; default: those of peft. The products BA are averaged; with () each factor is
-            averaged by itself.
+        factors: substrings of parameter names that mark the factors A and B of an adapter; default: those of
+            peft. The products BA are averaged; with () each factor is averaged by itself.
         rank: the rank of stored averages of products; default: the rank that they need.
-        exact: whether to also compute the exact loss of each average, by a pass over the data; or the number
-            of averages whose loss is computed, in the order of their predicted losses, then the greedy soup.
-        bn_samples: the number of samples from which statistics of BatchNorm are estimated.
+        exact: whether to also compute the exact loss of each average, by a pass over the data; or a number:
+            only for so many averages, the best prediction first and the greedy soup last.
+        bn_samples: the number of samples from which BatchNorm's statistics are estimated.
         labels: names of the members; default: 0, 1, …
         max_memory: the most bytes that the process may use.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        Predicted losses with intervals of the requested averages, and of the greedy soup.
+        The predicted losses of the requested averages and of the greedy soup, with intervals.
 
     Raises:
         InputError: a number of members or coefficients that is not allowed, weights of another model, a model
             without second derivatives, or factors whose products do not determine the loss.
-        OperationError: members that are equal, or that are not finite in weights, losses or gradients.
+        OperationError: equal members, or weights, losses or gradients that are not finite.
 
     Example:
         >>> import torch, landscape
@@ -336,7 +319,7 @@ def average(
     read_members = partial(_members, given_problem, problem, weights, base, labels)
     members, low_types = on_all(given_problem, read_members)
     n = len(members)
-    if sharded:  # before, the ranks have compared only types and shapes of arrays, not their numbers
+    if sharded:  # so far, the ranks have compared only the types and shapes of arrays
         coefficient_numbers: Any = coefficients
         if hasattr(coefficient_numbers, "tolist"):
             coefficient_numbers = coefficient_numbers.tolist()
@@ -345,12 +328,12 @@ def average(
         raise InputError(f"weights: {n} members are not allowed, it must be 2 to {MEMBERS}")
     names, requested = _requested_averages(coefficients, plan, n, has_base)
     exact_only(problem, "average")  # refuses a model without second derivatives
-    products = Products(problem, pairs) if pairs else None
-    if products:
+    to_products = Products(problem, pairs) if pairs else None  # from weights of factors to their products
+    if to_products:
         for member in members:
-            products.check(member)
-        problem = in_full_precision(products.problem)
-        members = torch.stack([products(member) for member in members])
+            to_products.check(member)
+        problem = in_full_precision(to_products.problem)
+        members = torch.stack([to_products(member) for member in members])
     members = at_least_float32(members)
     loss_problem, derivative_problem = _with_statistics(problem, bn_samples)
     measurements = _measure(loss_problem, derivative_problem, members, portion(progress, 0, 0.9))
@@ -363,10 +346,10 @@ def average(
     ranking = [*ranked(prediction.loss[:-1], prediction.ratio[:-1]), soup_index]
     indices = range(len(averages)) if exact is True else ranking[:exact]
     exact_fields: dict[str, Any] = _exact_fields(
-        loss_problem, averages, members, indices, low_types, products, rank
+        loss_problem, averages, members, indices, low_types, to_products, rank
     )
     taken(progress)(1.0)
-    space = "products" if products else "weights"
+    space = "products" if to_products else "weights"
     if not factors and pairs_of(given_problem.layout, PEFT):
         space = "factors"
     low_names = sorted({str(dtype).removeprefix("torch.") for dtype in low_types.values()})
@@ -394,11 +377,11 @@ def average(
 
 def _exact_fields(
     problem: Problem, averages: Array, members: Tensor, indices: Iterable[int], low_types: Kinds,
-    products: Products | None, rank: int | None,
+    to_products: Products | None, rank: int | None,
 ) -> dict[str, Array]:  # fmt: skip
-    """Return the fields on exact losses and metrics, also for averages as they would be stored.
+    """Return the fields on exact losses and metrics of ``averages`` (K, n), also as they would be stored.
 
-    They are NaN for averages (K, n) that are not at ``indices``.
+    They are NaN for averages that are not at ``indices``.
     """
     fields = {name: np.full(len(averages), np.nan) for name in ("exact", "stored", "ranks", "truncation")}
     fields["metrics"] = np.full((len(names_of(problem)), len(averages)), np.nan)
@@ -406,8 +389,8 @@ def _exact_fields(
         theta = (torch.from_numpy(averages[k]).to(members) @ members).to(problem.dtype)
         loss, _, *metrics = problem.totals(theta).cpu().numpy() / problem.samples
         fields["exact"][k], fields["metrics"][:, k] = loss, metrics
-        if products:
-            theta, fields["ranks"][k], fields["truncation"][k] = products.stored(theta, rank, low_types)
+        if to_products:
+            theta, fields["ranks"][k], fields["truncation"][k] = to_products.stored(theta, rank, low_types)
         elif low_types:
             theta = rounded(problem, theta, low_types)
         if low_types or rank:
@@ -492,7 +475,12 @@ def _normalized(coefficients: Any, n: int, has_base: bool) -> Array:
 
 
 def _with_statistics(problem: Problem, bn_samples: int) -> tuple[Problem, Problem]:
-    """Return the problems of the losses and of the derivatives, which differ in BatchNorm's statistics."""
+    """Return the problems of the losses and of the derivatives, which differ in BatchNorm's statistics.
+
+    Losses have statistics that are estimated again at each member; derivatives have those of batches of
+    ``bn_samples``. The difference of the two losses at a member is its ``offsets`` in
+    :class:`MemberMeasurements`.
+    """
     if problem.batchnorm.name == "train" or not layers_with_statistics(problem.model):
         return problem, problem
     derivative_problem = problem.with_batchnorm("train", bn_samples)
@@ -526,7 +514,12 @@ def _measure(
 
 
 def _greedy_soup(hull: Hull, losses: Array) -> Array:
-    """Return the coefficients (n,) of the greedy soup by prediction, of members with ``losses`` (n,)."""
+    """Return the coefficients (n,) of the greedy soup of members with ``losses`` (n,).
+
+    The soup begins with the best member. A further member joins if this lowers the predicted loss of the
+    uniform average, and if the interval of that loss is below the mean loss of the averaged members.
+    (Wortsman et al. 2022 evaluate each average instead.)
+    """
     best_member, *others = np.argsort(losses, kind="stable")
     soup: Array = np.eye(len(losses))[best_member]
     lowest = losses[best_member]

@@ -106,14 +106,12 @@ def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Forecas
 
     If the memory of the call is free, one product, or a few points of a line, are computed and timed. The
     number of products of an eigenvalue search depends on the spectrum: the forecast was right to a factor of
-    2 on networks from the start of training to its end. Cheaper searches (``search="auto"``) can be faster.
-    They use a larger basis if memory allows: half of the memory that is free beyond the forecast, or all of
-    ``max_memory``.
+    2 on networks from the start of training to its end. ``search="auto"`` can be faster, and uses up to half
+    of the memory that is free beyond the forecast, or all of ``max_memory``.
 
     Args:
         function: the analysis, such as :func:`landscape.contour`.
-        args, kwargs: arguments of the analysis, beginning with a problem or a run; a plane or a direction may
-            be left out.
+        args, kwargs: its arguments, beginning with a problem or a run; a plane or direction may be left out.
 
     Returns:
         A forecast with ``products``, ``seconds``, ``memory`` and ``free``; it is printed as one line.

@@ -102,31 +102,24 @@ def contour(
     """Compute loss and accuracy of ``problem`` on an (nx, ny) ``grid`` over ``plane``.
 
     Args:
-        problem: the loss; its model is evaluated in eval mode. Or a run, on its training set.
+        problem: the loss, evaluated in eval mode; or a run, on its training set.
         plane: center and directions, for example of :func:`landscape.random_plane`.
-        grid: numbers of points (nx, ny), or one for both axes; 50 × 50 by default (DPSGD-2020, section 4.1).
-        span: x and y run over [−span, span]; default: ``plane.span``, which shows all markers; without
-            markers 0.1 (DPSGD-2020, section 4.1).
-        bn: statistics of BatchNorm, "center" (those of the problem's model), "recalibrate" (estimated again
-            at each point) or "train" (those of the batch); default: "recalibrate" for a plane through
-            networks with different statistics, else "center". See :meth:`landscape.Problem.with_batchnorm`.
+        grid: numbers of points (nx, ny), or one for both axes; default: 50 × 50 (DPSGD-2020, section 4.1).
+        span: x and y run over [−span, span]; default: ``plane.span``, which shows all markers.
+        bn: BatchNorm's statistics, as for :meth:`landscape.Problem.with_batchnorm`; default: "recalibrate" if
+            the networks on the plane have different statistics, otherwise "center".
         bn_samples: the number of samples for the statistics of "recalibrate", or in a batch of "train".
-        method: how points are evaluated: "batched" (chains of linear layers: many points at once), "folded"
-            (BatchNorm folded into convolutions, channels-last layout), "pointwise" (any model, point by
-            point) or "auto", the fastest of these that agrees with "pointwise" on a few samples.
+        method: "batched" (many points at once, for chains of linear layers), "folded" (BatchNorm folded into
+            convolutions), "pointwise" (any model) or "auto" (the fastest that agrees with "pointwise").
         autocast: faster arithmetic, "bfloat16" (networks that torch.fx can trace) or "tf32" (CUDA); default:
             the problem's arithmetic. ``autocast_error`` is the largest error of a loss at up to 16 points.
         max_memory: the most bytes that the process may use.
-        interpolation_tol: compute exact points only until the others can be interpolated with an error below
-            this: "1%" of the range shown, or a number such as 0.005, in nats; by default all points are
-            exact. If the losses differ by more than a factor of 100, the range is that of their logarithm.
-            For 1%, smooth surfaces of 51 × 51 points need 229 exact points; with 512 samples or more, 40 to
-            100, and 229 points with a twentieth of the samples. If 70% of the points are needed, or if only
-            rounding changes the loss, all are computed. A region of high or low loss can be missed if it
-            covers less than 1.5% of the picture, or if the twentieth of the samples does not show it.
-        into: a file of :func:`landscape.open`, into which the surface is written, about every ten seconds and
-            at the end. An unfinished surface in the file, or one on another grid, is resumed: the points in
-            common are not computed again. With ``method="auto"`` an unfinished surface keeps its method.
+        interpolation_tol: the largest error of interpolated losses: "1%" of the range shown (of the
+            logarithm, if losses differ by more than a factor of 100), or a number in nats, such as 0.005;
+            default: no point is interpolated. A region that covers less than 1.5% of the picture can be
+            missed.
+        into: a file of :func:`landscape.open` for the surface, also while it is unfinished. If the file has
+            an unfinished surface, or one on another grid, points in common are not computed again.
         execution: processes, and an earlier surface without a file, see :class:`landscape.Execution`.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -136,8 +129,7 @@ def contour(
         y[i]·directions[1]. Losses that are not finite are kept as they are.
 
     Raises:
-        InputError: a grid below 1, a span or interpolation_tol that is not positive, a share of 100% or more,
-            an unknown option, a method or autocast that does not fit the model, or too small a max_memory.
+        InputError: an argument that is not allowed or does not fit the model, or too small a max_memory.
         MismatchError: an InputError, for an ``execution.previous`` of a different model, plane or setting.
         OperationError: the file ``into`` has other results, or points that the grid does not have.
 
@@ -345,25 +337,22 @@ def line(
     """Compute loss and accuracy along a line through weight space.
 
     Args:
-        problem: the loss; its model is evaluated in eval mode. Or a run, on its training set.
-        a, b: two networks: the line is (1−t)·a + t·b, t ∈ [0, 1], and the result has the barrier between a
-            and b. Each is a vector (P,), a problem (its center), a model, a state dict, a run (its mean), or
-            the name of a file with one of these; parameters are matched by name. Without b the line leads
-            from the problem's center to a; but a vector a alone is a ``direction``. An int b is ``points``.
+        problem: the loss, evaluated in eval mode; or a run, on its training set.
+        a, b: two networks: the line is (1−t)·a + t·b, t ∈ [0, 1], and the result has their barrier. Each is a
+            vector (P,), a problem (its center), a model, a state dict, a run (its mean), or the name of a
+            file with one of these; parameters are matched by name. Without b, the line leads from the
+            problem's center to a; but a vector a without b is a ``direction``. An int b is ``points``.
         points: the number of points, at least 2; default: 51.
         span: along a direction, t ∈ [−span, span]; default: 0.1, as for planes (DPSGD-2020, section 4.1).
-        direction: (P,), in place of a and b: the line is center + t·direction, t ∈ [−span, span].
+        direction: (P,), in place of a and b: the line is center + t·direction.
         weights: a and b as one list, or (2, P).
         labels: names of a and b for plots.
-        bn: statistics of BatchNorm, "center" (those of the problem's model), "recalibrate" (estimated again
-            at each point) or "train" (those of the batch); default: "recalibrate" between networks with
-            different statistics, else "center". See :meth:`landscape.Problem.with_batchnorm`.
+        bn: BatchNorm's statistics, as for :meth:`landscape.Problem.with_batchnorm`; default: "recalibrate" if
+            a and b have different statistics, otherwise "center".
         bn_samples: the number of samples for the statistics of "recalibrate", or in a batch of "train".
         method: how the losses are computed, as for :func:`landscape.contour`.
-        interpolation_tol: compute exact points only until the others can be interpolated with an error below
-            this: "1%" of the range shown, or a number such as 0.005; by default all points are exact. Of 51
-            points a smooth line needs 25 exact points, or 15 that a part of the samples chooses. If 70% of
-            the points do not suffice, all are computed.
+        interpolation_tol: the largest error of interpolated losses: "1%" of the range shown, or a number in
+            nats, such as 0.005; default: no point is interpolated.
         max_memory: the most bytes that the process may use.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -372,8 +361,7 @@ def line(
         t, loss and accuracy, (points,) each.
 
     Raises:
-        InputError: a number that is not allowed, a span for two networks, both or neither of direction and a,
-            weights of another model, or an unknown option.
+        InputError: an argument that is not allowed, both or neither of direction and a, or other weights.
         OperationError: weights that are not finite, or a file of another model.
 
     Example:
@@ -385,11 +373,11 @@ def line(
         [0.5, 0.0, 0.5]
     """
     problem = problem_of(problem, sharded=True)
-    if isinstance(b, int):  # the number of points in place of b
+    if isinstance(b, int):  # the caller gave the number of points in b's place
         points, b = b, None
     if weights is not None:
         if not (hasattr(weights, "__len__") and len(weights) == 2 and a is None and b is None):
-            raise InputError("weights: for a line it must be two networks, [a, b], without a or b beside it")
+            raise InputError("weights: for a line it must be two networks, [a, b]; then leave out a and b")
         a, b = weights
     if b is None and isinstance(a, (Tensor, np.ndarray)) and direction is None:
         a, direction = None, a  # a vector alone is a direction
@@ -411,7 +399,7 @@ def line(
         start, direction = problem.weights, vector_of(direction, problem.weights, "direction")
         norm = float(ranks_of(problem).norm(direction))
         if not 0 < norm < math.inf:
-            raise InputError(f"direction: one of norm {norm:g} is not allowed, it must be finite and > 0")
+            raise InputError(f"direction: its norm {norm:g} is not allowed, it must be finite and > 0")
         names = labels
     given_problem = problem
     problem = problem.with_batchnorm(_batchnorm_policy(problem, bn, networks, len(networks)), bn_samples)
@@ -477,30 +465,26 @@ def hessian_grid(
     Args:
         problem: the loss; or a run, on its training set.
         plane: center and directions, for example of :func:`landscape.random_plane`.
-        grid: numbers of points (nx, ny), or one for both axes; 4 × 4 by default (DPSGD-2020, section 4.1).
-        span: x and y run over [−span, span]; default: ``plane.span``, which shows all markers; without
-            markers 0.1 (DPSGD-2020, section 4.1).
+        grid: numbers of points (nx, ny), or one for both axes; default: 4 × 4 (DPSGD-2020, section 4.1).
+        span: x and y run over [−span, span]; default: ``plane.span``, which shows all markers.
         residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
         max_products: the largest number of Hessian-vector products per point.
-        search: "auto" may search with cheaper products, and verifies and refines the results with exact
-            products; "exact": all products are exact.
-        derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
-            exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
-        bn: statistics of BatchNorm, "center" (those of the problem's model), "recalibrate" (estimated again
-            at each point) or "train" (those of the batch). See :meth:`landscape.Problem.with_batchnorm`.
+        search: "auto" or "exact", as in :func:`landscape.extreme_eigenvalues`.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
+        bn: BatchNorm's statistics, as for :meth:`landscape.Problem.with_batchnorm`.
         bn_samples: the number of samples for the statistics of "recalibrate", or in a batch of "train".
-        interpolation_tol: compute exact points only until the others can be interpolated with an error below
-            this: "1%" of the range shown, or a number such as 0.005; by default all points are exact. The
-            same tolerance holds for λ_min, λ_max and the ratio. Interpolation saves time for grids finer than
-            about 20 × 20. The tolerance should not be below ``residual_tol``.
-        into, execution: as for :func:`landscape.contour`; points that did not converge are computed again
-            if ``max_products`` differs.
+        interpolation_tol: the largest error of interpolated λ_min, λ_max and ratio, each: "1%" of the range
+            shown, or a number such as 0.005; default: no point is interpolated. It saves time for grids finer
+            than about 20 × 20, and should not be below ``residual_tol``.
+        into, execution: as for :func:`landscape.contour`; points that did not converge are computed again if
+            ``max_products`` differs.
         max_memory: the most bytes that the process may use.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        lambda_min, lambda_max, their residuals, ratio = |λ_min|/|λ_max|, products and converged, (ny, nx).
+        lambda_min, lambda_max, their residuals, ratio = |λ_min|/|λ_max|, products and converged, (ny, nx)
+        each.
 
     Raises:
         InputError: a number that is not allowed.
@@ -569,9 +553,9 @@ def _eigenvalue_evaluator(
 ) -> Callable[[Tensor, Progress], dict[str, Array]]:
     """Return the function from points (K, 2) to the columns of the result at these points.
 
-    All searches start from the same random vector. A start from the neighbor's eigenvectors plus a random
-    vector took 15% fewer products on MNIST's MLP, but ended at eigenvalues next to the lowest, up to 1.9%
-    off. Each ``block`` of points has one choice of samples and shares the passes over the data.
+    All searches start from the same random vector. (A start from a neighbor's eigenvectors plus a random
+    vector took 15% fewer products on MNIST's MLP, but missed the lowest eigenvalues by up to 1.9%.) The
+    searches of a ``block`` of points use the same samples in shared passes over the data.
     """
     start = start_vector(problem, plane.seed)
 
@@ -579,7 +563,8 @@ def _eigenvalue_evaluator(
         pairs = []
         largest_share = 0.0
 
-        def advance(share: float) -> None:  # the searches of a block report different shares in turn
+        def advance(share: float) -> None:
+            """Report a share, unless another search of the block has reported a larger one."""
             nonlocal largest_share
             largest_share = max(largest_share, share)
             progress(largest_share)

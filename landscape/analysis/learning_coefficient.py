@@ -171,31 +171,26 @@ def learning_coefficient(
 ) -> LearningCoefficient:
     """Estimate the local learning coefficient by SGLD.
 
-    λ̂ = nβ (E L(w) − L(w*)), with the mean over w ~ exp(−nβ L(w) − γ/2 ‖w − w*‖²).
+    λ̂ = nβ (E L(w) − L(w*)), with the mean over w ~ exp(−nβ L(w) − γ/2 ‖w − w*‖²) (Lau et al., arXiv
+    2308.12108). w* are the problem's weights. L is the mean over n samples of a negative log-likelihood in
+    nats. At a minimum of L, λ is P/2 for a regular model with P parameters, and smaller for a singular model.
 
-    The method is that of Lau et al., "The local learning coefficient" (arXiv 2308.12108). w* are the
-    problem's weights. L is the mean over n samples of a negative log-likelihood in nats (for regression, of
-    half the squared error divided by its variance). At a minimum of L a regular model has λ = P/2, and a
-    singular model has a smaller λ.
-
-    Chains begin at w*. The first half of each chain is discarded. The chains are extended to twice their
-    length until they have mixed and the error is small enough. BatchNorm uses each minibatch's statistics, as
-    in training. Three parts are not in the paper: losses at w and w* are computed on the same minibatch; the
-    heating by step size and minibatches is corrected; the step size is chosen automatically.
+    The first half of each chain is discarded. The chains' length is doubled until they have mixed and the
+    error is small enough. BatchNorm uses each minibatch's statistics. The heating, a rise of the loss by step
+    size and minibatches, is subtracted (our choice).
 
     Args:
-        problem: the loss on the training set, at the minimum w*; or a run, at w_a.
+        problem: the loss on the training set, at the minimum w*; or a run, at w_a. For regression the loss is
+            half the squared error divided by its variance.
         batch: the number of samples in a minibatch, drawn with replacement; larger minibatches heat less.
-            Data in batches are read once for every 100 steps.
-        localization: γ, the strength of the attraction to w*; values of λ̂ are comparable only at equal γ and
-            n.
-        step_size: ε of the chains; default: 0.5/(nβλ_max + γ), or less if the heating is above a tenth of
-            the rise.
-        nbeta: nβ, the number of samples times the inverse temperature; default n/log n (Watanabe 2013). If L
+        localization: γ, the attraction to w*; values of λ̂ are comparable only at equal γ and n.
+        step_size: ε of the chains; default: 0.5/(nβλ_max + γ), or less if the heating is above a tenth of the
+            rise.
+        nbeta: nβ, the number of samples times the inverse temperature; default: n/log n (Watanabe 2013). If L
             is a mean over tokens, n counts the sequences; for the likelihood of m tokens give m/log m.
         chains: the number of independent chains, at least 2.
         relative_error: chains are extended until the standard error is at most this share of the value.
-        max_rhat: chains count as mixed if their R̂ is at most this number.
+        max_rhat: the largest R̂ at which chains count as mixed.
         max_steps: the largest number of steps of a chain.
         seed: the seed of the minibatches and the noise of the chains.
         max_memory: the most bytes that the process may use.
@@ -207,8 +202,7 @@ def learning_coefficient(
 
     Raises:
         InputError: a number that is not allowed, data without numbered samples, or a penalty.
-        OperationError: ArviZ is not installed; or chains leave w*, do not mix or heat up; or the value is
-            negative. The message says what to change.
+        OperationError: ArviZ is missing, or the chains give no estimate; the message says what to change.
 
     Example:
         >>> import torch, landscape
@@ -223,7 +217,7 @@ def learning_coefficient(
         True
     """
     problem = problem_of(problem)
-    statistics = optional("arviz_stats.base", "learning_coefficient", "'sgd-landscape[bayes]'").array_stats
+    arviz = optional("arviz_stats.base", "learning_coefficient", "'sgd-landscape[bayes]'").array_stats
     if has_batchnorm(problem.model):
         fit("batch", batch, Several)  # refuses a batch of one sample, which has no variance
     check_unpenalized(problem, "the coefficient is of the data's likelihood")
@@ -257,10 +251,10 @@ def learning_coefficient(
         chain_stack = start_chains(first_size)
     else:
         chain_stack = _start_with_little_heating(start_chains, first_size)
-    summary = _summary(chain_stack, statistics, relative_error, max_rhat)
+    summary = _summary(chain_stack, arviz, relative_error, max_rhat)
     while not summary.suffices and not summary.hopeless and 2 * chain_stack.steps <= max_steps:
         extend(chain_stack, chain_stack.steps)  # to twice the length
-        summary = _summary(chain_stack, statistics, relative_error, max_rhat)
+        summary = _summary(chain_stack, arviz, relative_error, max_rhat)
     report(1.0)
     _raise_without_estimate(summary, chain_stack, max_rhat)
     rise, heating, distance2 = summary.draws
@@ -325,7 +319,7 @@ class _Summary:
         return not abs(self.heating) < abs(self.rise)
 
 
-def _summary(run: Langevin, statistics: Any, relative_error: float, max_rhat: float) -> _Summary:
+def _summary(run: Langevin, arviz: Any, relative_error: float, max_rhat: float) -> _Summary:
     """Summarize the draws of the second half, which suffice below ``relative_error`` and ``max_rhat``."""
     if not run.finite:
         return _Summary(np.full((3, 1, 2), math.nan))
@@ -334,10 +328,10 @@ def _summary(run: Langevin, statistics: Any, relative_error: float, max_rhat: fl
     values, distances = second_half[0] - second_half[1], second_half[2]
     rise, heating = float(second_half[0].mean()), float(second_half[1].mean())
     halves = distances.reshape(len(distances), 2, -1).mean((0, 2))
-    mcse = float(statistics.mcse(values, method="mean"))
+    mcse = float(arviz.mcse(values, method="mean"))
     error = max(mcse, standard_error(values.reshape(PARTS * len(values), -1).mean(1)))
-    r_hat, r_hat_distance = float(statistics.rhat(values)), float(statistics.rhat(distances))
-    ess, drift = float(statistics.ess(values, method="mean")), float(halves[1] / halves[0] - 1)
+    r_hat, r_hat_distance = float(arviz.rhat(values)), float(arviz.rhat(distances))
+    ess, drift = float(arviz.ess(values, method="mean")), float(halves[1] / halves[0] - 1)
     settled = r_hat_distance <= max_rhat or drift <= SETTLED
     precise = error <= relative_error * abs(rise - heating) and ess >= LEAST_ESS * len(values)
     suffices = precise and r_hat <= max_rhat and settled

@@ -79,16 +79,16 @@ def noise(
     """Estimate Δ(2), the noise from the learners' spread, in four ways.
 
     δ is the mean over learners j of ∇L^μ(w_j) − ∇L^μ(w_a), with L^μ the loss of learner j's minibatch. The
-    four ways are: the definition α²‖δ‖² over drawn minibatches; α²‖δ‖² with the gradients of all data; Eq. 4
-    of DPSGD-2020 with the Hessian; and the first-order expansion with the minibatches' Hessians. BatchNorm
-    uses each minibatch's statistics, as in training. Gradients of all data are then means over minibatches of
-    ``local_batch`` samples, and a smaller last minibatch is left out.
+    four estimates are α²‖δ‖² over drawn minibatches, which is the definition; α²‖δ‖² with gradients of all
+    data; Eq. 4 of DPSGD-2020 with the Hessian; and the first-order expansion with the minibatches' Hessians.
+    BatchNorm uses each minibatch's statistics. Gradients of all data are then means over minibatches of
+    ``local_batch`` samples, without a smaller last one.
 
     Args:
         problem: the loss on the training set; or a run.
         weights: (n, P), the weights of at least 2 learners; default: the run's.
         lr: α, the learning rate; default: the run's.
-        local_batch: B, the number of samples in a learner's minibatch; default: the run's.
+        local_batch: the number of samples in a learner's minibatch; default: the run's.
         draws: the number of draws of minibatches; 32 give each standard error to about 13%.
         seed: the seed of the minibatches.
         max_memory: the most bytes that the process may use.
@@ -100,8 +100,8 @@ def noise(
         units of a squared step in weight space.
 
     Raises:
-        InputError: fewer than 2 learners or draws, a batch below 1, data without numbered samples, a penalty,
-            or a model without second derivatives.
+        InputError: an argument that is not allowed, data without numbered samples, a penalty, or a model
+            without second derivatives.
 
     Example:
         >>> import torch, landscape
@@ -126,9 +126,9 @@ def noise(
     generator = torch.Generator().manual_seed(seed)
     report = taken(progress)
     rows = []
-    for k in range(draws):
+    for draw in range(draws):
         rows.append(delta_terms(torch.randint(problem.samples, (n, local_batch), generator=generator)))
-        report((k + 1) / draws)
+        report((draw + 1) / draws)
     columns = lr**2 * torch.tensor(rows, dtype=torch.float64).numpy().T  # (terms, draws)
     gradients = torch.stack([finite_gradient(*problem.loss_and_gradient(w)) for w in weights])
     full_delta = gradients.to(gradient.device).mean(0, dtype=torch.float64) - gradient
@@ -185,7 +185,7 @@ def _delta_terms(
             products.append(operator(deviation))
         first_order = mean_row(torch.stack(products))
         perpendicular_delta = perpendicular(delta)
-        perpendicular_s = perpendicular(mean_row(at_mean))
+        perpendicular_s = perpendicular(mean_row(at_mean))  # of S, the mean gradient at w_a
         return [  # in the order of DELTA_TERMS
             delta @ delta,
             first_order @ first_order,
@@ -224,25 +224,22 @@ def noise_scale(
 ) -> NoiseScale:
     """Estimate B_simple = tr Σ/‖g‖², the batch at which noise and gradient are equal in size.
 
-    Far below B_simple, a batch of twice the size needs nearly half the steps; far above B_simple, a larger
-    batch saves no steps (McCandlish et al. 2018, arXiv:1812.06162). Σ is the covariance of one sample's
-    gradient, g the gradient of the loss at w_a, and tr Σ = B E‖g_B − g‖² for minibatches drawn with
-    replacement. BatchNorm uses each minibatch's statistics, as in training; B_simple then depends a little on
-    B, as it also does if samples have unequal weights. Other layers, such as dropout, are in eval mode: their
-    noise is left out.
+    Far below B_simple, a batch of twice the size needs nearly half the steps; far above it, a larger batch
+    saves no steps (McCandlish et al. 2018, arXiv:1812.06162). g is the gradient of the loss at w_a, and Σ the
+    covariance of one sample's gradient: tr Σ = B E‖g_B − g‖² over minibatches drawn with replacement.
+    BatchNorm uses each minibatch's statistics, so that B_simple depends a little on B, as it also does if
+    samples have unequal weights. Other layers, such as dropout, are in eval mode.
 
     Args:
         problem: the loss, on the training set, centered on w_a; or a run.
-        batch: B, the number of samples in a minibatch at w_a; default: the run's total batch. Without
-            BatchNorm the result does not depend on B, and small minibatches are cheaper.
-        weights: (n, P), the points at which n ≥ 2 learners compute their gradients (w_a for all learners of
-            SSGD). The result then also has B_simple of the learners' mean gradient, and a second estimate of
-            that B_simple from the n gradients of single steps, which training computes anyway.
+        batch: B, the number of samples in a minibatch at w_a; default: the run's total batch.
+        weights: (n, P), the points at which n ≥ 2 learners compute gradients (for SSGD: n times w_a), to also
+            estimate B_simple of their mean gradient, from many draws and from single steps.
         local_batch: the number of samples in a learner's minibatch; default: batch / n.
-        gradient: how g is computed: "whole": g from one pass over all data; "draws": ‖g‖² from pairs of
-            minibatches, without a pass over all data, but less exact if ‖g‖² is small.
-        precondition: P, a positive diagonal (P,), or the :func:`landscape.preconditioner` of a checkpoint of
-            Adam and its relatives. P^{-1/2} g then takes the place of each gradient g, as in that optimizer.
+        gradient: "whole": g is computed from all data; "draws": ‖g‖² is estimated from pairs of minibatches,
+            less exactly if it is small.
+        precondition: a positive diagonal D (P,), or the :func:`landscape.preconditioner` of a checkpoint of
+            Adam and its relatives; each gradient g is replaced by D^{-1/2} g, as in that optimizer.
         relative_error: draw until the standard error is at most this share of the value.
         min_draws: the smallest number of draws. A draw is a minibatch at w_a, or one for each learner.
         max_draws: the largest number of draws.
@@ -255,8 +252,7 @@ def noise_scale(
         B_simple in samples, tr Σ and ‖g‖², with standard errors, at w_a and from the learners.
 
     Raises:
-        InputError: a batch, relative error or number of draws that is not allowed, weights of another shape
-            or of one learner, or a preconditioner that is not positive or of another length.
+        InputError: an argument that is not allowed, weights of one learner, or of another shape.
         OperationError: gradients that are not finite.
 
     Example:
@@ -276,25 +272,25 @@ def noise_scale(
     minibatches = Minibatches(problem, batch, stream(seed, 0))
     mean_share = 1.0 if learner_weights is None else 0.5  # the share of the progress bar for w_a
     preconditioner = as_preconditioner(precondition)
-    root = None if preconditioner is None else preconditioner.root(problem).to(problem.weights)
+    scale = None if preconditioner is None else preconditioner.root(problem).to(problem.weights)  # D^{-1/2}
     estimator: ExactGradientEstimator | JackknifeEstimator
     if gradient == "whole":
-        whole = finite_gradient(*minibatches.full_batches.loss_and_gradient())
-        estimator = ExactGradientEstimator(whole if root is None else root * whole, batch)
+        whole_gradient = finite_gradient(*minibatches.full_batches.loss_and_gradient())
+        estimator = ExactGradientEstimator(whole_gradient if scale is None else scale * whole_gradient, batch)
     else:
         estimator = JackknifeEstimator(problem.weights, batch)
     mean_progress = portion(progress, 0, mean_share)
     mean_weights = problem.weights[None]
-    mean_noise = _gradient_noise(minibatches, mean_weights, estimator, precision, mean_progress, root)
+    mean_noise = _gradient_noise(minibatches, mean_weights, estimator, precision, mean_progress, scale)
     noises = [mean_noise]
     learner_fields: dict[str, Any] = {}
     if learner_weights is not None:
         learners = len(learner_weights)
-        local_draws = Minibatches(problem, local_batch, stream(seed, 1), learners)
+        local_minibatches = Minibatches(problem, local_batch, stream(seed, 1), learners)
         local_estimator = LearnersEstimator(problem.weights, learners, local_batch)
         local_progress = portion(progress, mean_share, 1)
         local_noise = _gradient_noise(
-            local_draws, learner_weights, local_estimator, precision, local_progress, root
+            local_minibatches, learner_weights, local_estimator, precision, local_progress, scale
         )
         noises.append(local_noise)
         learner_fields = {f"learner_{name}": value for name, value in vars(local_noise).items()}
@@ -318,16 +314,16 @@ def noise_scale(
 
 def _gradient_noise(
     minibatches: Minibatches, weights: Tensor, estimator: ExactGradientEstimator | JackknifeEstimator,
-    precision: Precision, progress: Progress, root: Tensor | None,
+    precision: Precision, progress: Progress, scale: Tensor | None,
 ) -> GradientNoise:  # fmt: skip
     """Draw gradients at ``weights`` (n, P) until their noise scale has the ``precision``, and return it.
 
-    Gradients are multiplied by ``root`` (P,).
+    Gradients are multiplied by ``scale`` (P,).
     """
     for minibatch_problems in minibatches:
         pairs = zip(minibatch_problems, weights, strict=True)
         gradients = torch.stack([finite_gradient(*minibatch.loss_and_gradient(w)) for minibatch, w in pairs])
-        estimator.add(gradients if root is None else root * gradients)
+        estimator.add(gradients if scale is None else scale * gradients)
         if estimator.draws < precision.min_draws:
             precision.enough(estimator.draws, 0.0, math.inf, progress)  # reports the progress
             continue
@@ -374,21 +370,18 @@ def noise_alignment(
 ) -> NoiseAlignment:
     """Compare gradient noise with the Hessian.
 
-    The result has tr(HS)/tr S of minibatch gradients, their variance C_ii along each eigenvector of H, and
-    the exponent γ in C_ii ∝ λ_i^γ.
+    The result has tr(HS)/tr S, where S is the second moment of the gradients g_B of minibatches that are
+    drawn with replacement; the diagonal C_ii of the covariance of g_B, in the basis of the top eigenvectors
+    of H; and the exponent γ in C_ii ∝ λ_i^γ. tr(HS)/tr S is the interaction-aware sharpness of "A new
+    characterization of the edge of stability" (2022). The exponent is that of arXiv 2602.05600, which finds 1
+    ≤ γ ≤ 2 in single fully connected layers. Here it is computed for all parameters (our choice).
 
-    S is the second moment of the gradients g_B of minibatches drawn with replacement. C is their covariance
-    around the gradient g of all samples. H is the Hessian over all samples. tr(HS)/tr S is the
-    interaction-aware sharpness of "A new characterization of the edge of stability" (2022). The exponent is
-    that of arXiv 2602.05600, which finds 1 ≤ γ ≤ 2 in single fully connected layers. Here it is computed for
-    all parameters, in the basis of H's top eigenvectors (our choice).
-
-    BatchNorm uses each minibatch's statistics, as in training. H and g are then means over minibatches of
-    ``batch`` samples, and a smaller last minibatch is left out. The mean of g_B then differs a little from g.
+    BatchNorm uses each minibatch's statistics. H and the gradient of all data are then means over minibatches
+    of ``batch`` samples, without a smaller last one.
 
     Args:
         problem: the loss on the training set; or a run.
-        batch: B, the number of samples in a minibatch; default: the run's total batch.
+        batch: the number of samples in a minibatch; default: the run's total batch.
         k: the number of eigenvectors; at most P.
         relative_error: draw until the standard error of tr(HS)/tr S is at most this share of the value.
         min_draws: the smallest number of draws. Each takes a minibatch gradient and a Hessian product.
@@ -467,7 +460,7 @@ def noise_alignment(
 
 
 def exponent(values: Array, squares: Array) -> tuple[float, float, float]:
-    """Return γ in C_ii ∝ λ_i^γ, its jackknife error over draws, and its error from the scatter of the C_ii.
+    """Return γ in C_ii ∝ λ_i^γ, its jackknife error over draws, and its error by the scatter of log C_ii.
 
     With fewer than two different eigenvalues, all three are NaN. With two, the error from scatter is NaN.
 
@@ -510,7 +503,7 @@ def _curvature_terms(
 
     Args:
         problem: the loss of all samples.
-        products: Hessian products of rows (m, P).
+        products: returns the Hessian products of rows (m, P).
         gradient: (P,), g.
         vectors: (k, P), the eigenvectors v.
     """

@@ -50,16 +50,14 @@ def random_plane(
 
     Args:
         problem: the problem whose center and parameters the plane has; or a run, whose center is w_a.
-        norm: "none": the draw is not scaled (DPSGD-2020, section 4.1, and its figures). "filter": each
-            filter of a weight (each slice along the first dimension) is scaled to the norm of the center's
-            filter (Li et al. 2018, section 4); a bias or normalization tensor counts as one filter. "layer":
-            each parameter tensor is scaled to the norm of the center's tensor. A filter or tensor that is
-            zero at the center gets a zero direction.
+        norm: "none": directions are not scaled (DPSGD-2020, section 4.1). "filter": each filter of a weight
+            (each slice along the first dimension) has the norm of the center's filter (Li et al. 2018,
+            section 4); a bias or normalization tensor counts as one filter. "layer": each parameter tensor
+            has the norm of the center's tensor.
         seed: the seed of the directions. They are the same for all problems of equal layout, on every device
-            and in every precision, so that several centers can be compared along equal directions.
+            and in every precision, so that several centers can be compared.
         ignore: "bias+norm" leaves biases and normalization parameters unchanged, "none" also moves these.
-            Default: "bias+norm" for norm "filter" (as Li et al. 2018 do), else "none". The choice does not
-            change the draw of other parameters.
+            Default: "bias+norm" for norm "filter" (Li et al. 2018), else "none".
         max_memory: the most bytes that the process may use.
 
     Returns:
@@ -81,6 +79,7 @@ def random_plane(
     generator = torch.Generator().manual_seed(seed)
 
     def draw(slot: Slot, center: Tensor) -> Tensor:
+        """Return a direction in the parameter at ``slot``; a parameter that is ignored has a draw, too."""
         direction = torch.randn(slot.shape, dtype=torch.float64, generator=generator).to(center)
         if ignore == "bias+norm" and slot.role != "weight":
             return direction.zero_()
@@ -90,7 +89,7 @@ def random_plane(
 
     directions = torch.empty(2, len(problem.weights), dtype=problem.dtype, device=problem.weights.device)
     for direction in directions:
-        if on_ranks(problem):  # each process draws all parameters, and keeps its own piece of them
+        if on_ranks(problem):  # each process draws the whole parameters, and keeps its own pieces of them
             sharded: Any = problem
             direction.copy_(sharded.draw(lambda piece: draw(piece.slot, whole(piece.parameter))))
             continue
@@ -123,28 +122,26 @@ def between(
 ) -> Plane:
     """Return the plane through three weight vectors, or through two and along a random direction.
 
-    The first direction is w1 − w0. The second direction is the component of w2 − w0 orthogonal to w1 − w0,
-    scaled to the length of w1 − w0 (Garipov et al. 2018, section 3). The center is the middle of the
-    smallest rectangle in the plane that contains the weight vectors, with sides along the directions. The
-    weight vectors are ``plane.center + plane.markers @ plane.directions``.
+    The first direction is w1 − w0. The second is the component of w2 − w0 (of two networks: of a normal
+    vector) orthogonal to w1 − w0, scaled to the length of w1 − w0 (Garipov et al. 2018, section 3). The
+    center is the middle of the smallest rectangle with sides along the directions that contains the weight
+    vectors. These are ``plane.center + plane.markers @ plane.directions``.
 
     Args:
         problem: the problem whose parameters the weights are; or a run.
         weights: two or three networks, in any form that :func:`landscape.line` accepts.
         labels: names of the networks; default: the names of problems, otherwise w0, w1, w2.
-        align: the criterion by which hidden units of the second and third network are permuted to match those
-            of the first, as for :func:`landscape.connect`; "none": no permutation. The networks' functions
-            do not change.
-        seed: for two networks, the seed of the normal vector whose component orthogonal to w1 − w0 is the
-            second direction.
+        align: how hidden units of the other networks are matched to those of the first, as for
+            :func:`landscape.connect`; "none": not at all.
+        seed: the seed of the normal vector.
 
     Returns:
         A plane with the networks as markers (2 or 3, 2).
 
     Raises:
         InputError: another number of networks, weights of another model, or networks that cannot be aligned.
-        OperationError: weights that are equal, lie on one line or are not finite, or a file of another
-            model's weights.
+        OperationError: weights that are equal, on one line or not finite, or a file of another model's
+            weights.
 
     Example:
         >>> import torch, landscape
@@ -166,7 +163,7 @@ def between(
     if align != "none":
         others = [aligned(problem, rows[0], row, align, seed)[0] for row in rows[1:]]
         rows = torch.stack([rows[0], *others])
-    u = rows[1] - rows[0]
+    u = rows[1] - rows[0]  # the first direction; v is the second
     rounding = _rounding(problem, rows)
     if not u.norm() > rounding:
         raise OperationError("between: the first two weight vectors are equal, they must differ")
@@ -195,8 +192,7 @@ def pca_plane(
     """Return the plane through a run's last checkpoint along two principal components of the checkpoints.
 
     Directions have unit length, so that coordinates are distances between weights. Large shares of variance
-    say little: the first components of a random walk in many dimensions have them, too (Antognini and
-    Sohl-Dickstein 2018).
+    say little: a random walk in many dimensions has them, too (Antognini and Sohl-Dickstein 2018).
 
     Args:
         problem: the problem whose parameters the weights are; or a run.
@@ -232,9 +228,8 @@ def pca_plane(
 def learners_plane(problem: Problem | Run, weights: Sequence[Weights] | Tensor) -> Plane:
     """Return the plane through the mean w_a that fits the learners w_j best, in the least-squares sense.
 
-    The unit directions are the first two right singular vectors of the matrix with rows w_j − w_a. The sum of
-    the learners' squared distances from the plane equals the sum of the other squared singular values. The
-    plane is our choice, and from no paper.
+    The unit directions are the first two right singular vectors of the matrix with rows w_j − w_a. The plane
+    is our choice.
 
     Args:
         problem: the problem whose parameters the weights are; or a run.
@@ -283,8 +278,8 @@ def eigen_plane(
 ) -> Plane:
     """Return the plane of the Hessian's unit eigenvectors of λ_max (x) and λ_min (y), at the center.
 
-    The plane is our choice, and from no paper. With the directions u and v, and the gradient g, the loss is
-    to second order L(θ) + x g·u + y g·v + ½(λ_max x² + λ_min y²).
+    The plane is our choice. To second order the loss on it is L(θ) + x g·u + y g·v + ½(λ_max x² + λ_min y²),
+    where u and v are the eigenvectors and g is the gradient.
 
     Args:
         problem: the loss; or a run, on its training set.

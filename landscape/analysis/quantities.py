@@ -59,11 +59,11 @@ def basin_widths(
 ) -> Array:
     """Return the widths (planes,) of the region in which the loss rises by less than ``rise``.
 
-    Each plane has two i.i.d. normal directions, which depend only on the seed and the number of weights. On
-    16 rays from the center of a plane, a search finds the distance at which the loss has risen by ``rise``.
-    The width is the diameter 2·√(mean of the squared distances) of the circle with the enclosed area. If each
-    ray leaves the basin once, the width equals :attr:`.Basins.equivalent_width`, without a grid. Distances
-    are Euclidean in weight space, and so depend on the scaling of the network.
+    Each plane has two random directions, which depend only on the seed and the number of weights. On 16 rays
+    from the center of a plane, a search finds the distance at which the loss has risen by ``rise``. The width
+    is the diameter of the circle with the enclosed area: twice the root mean square of the distances. If each
+    ray leaves the basin once, it equals :attr:`.Basins.equivalent_width`, without a grid. Distances are
+    Euclidean in weight space, and so depend on the scaling of the network.
 
     Args:
         problem: the loss.
@@ -74,8 +74,7 @@ def basin_widths(
 
     Raises:
         InputError: a rise that is not positive, or a model with one parameter.
-        OperationError: a loss that is not finite, a rise that rounding hides, or a rise that some direction
-            never reaches.
+        OperationError: a loss that is not finite, or a rise that rounding hides or some ray never reaches.
 
     Example:
         >>> import torch, landscape
@@ -87,7 +86,7 @@ def basin_widths(
         [1.0, 1.0]
     """
     positive("parameters of the model", problem.layout.size, least=2)
-    # First guesses, for all rays. Each later plane starts from the distances of the plane before.
+    # The first plane's search starts from these distances; a later plane's from those of the plane before.
     distances = np.full(ANGLES, SPAN * math.sqrt(problem.layout.size))
     widths = []
     report = progress or no_progress
@@ -101,11 +100,11 @@ def basin_widths(
         loss = evaluator(problem, problem.weights, orthonormal, ANGLES)
         base = float(loss(torch.zeros(1, 2, dtype=torch.float64))["loss"][0])
         if not math.isfinite(base):
-            raise OperationError(f"weights: the loss there is {base:g}, nothing rises above it; take others")
+            raise OperationError(f"weights: their loss is {base:g}, above which nothing rises; take others")
         if not rise >= LOSS_ROUNDINGS * torch.finfo(problem.dtype).eps * abs(base):
             raise OperationError(f"rise: {rise:g} is hidden by the rounding of a loss of {base:g}; raise it")
 
-        # Default values, because a closure would use the loss and the base of a later plane.
+        # ``loss`` and ``base`` are default values: a closure would use those of a later plane.
         def excess(squares: Array, rays: Array, loss: Evaluator = loss, base: float = base) -> Array:
             """Return loss − base − rise, (k,), at squared distances (k,) on the ``rays`` (k,)."""
             points = circle[rays] * torch.from_numpy(squares**0.5)[:, None]

@@ -63,11 +63,10 @@ class Ascent(NamedTuple):
 def _largest_rise(
     problem: Problem, scale: Tensor | None, rho: float, starts: list[Tensor], steps: int
 ) -> Ascent:
-    """Return the largest L(θ + scale·ε) − L(θ) over ‖ε‖ ≤ ρ that searches with ``steps`` gradients find.
+    """Search the largest rise L(θ + scale·ε) − L(θ) over ‖ε‖ ≤ ρ, and return the largest that was found.
 
-    The result is a lower bound of the maximum, because the problem is not convex. The first search starts at
-    ρ · g/‖g‖, g the gradient in ε, which is the maximum to first order (Foret et al. 2021). If g is zero,
-    this search is left out.
+    It is a lower bound of the maximum, because the problem is not convex. The first search starts at
+    ρ · g/‖g‖, where g ≠ 0 is the gradient in ε: the maximum to first order (Foret et al. 2021).
 
     Args:
         problem: the loss, centered on θ.
@@ -162,26 +161,20 @@ def sharpness(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Sharpness:
-    """Measure the rise of the loss within a radius.
+    """Measure the rise of the loss within a radius: its largest or mean (adaptive) m-sharpness.
 
-    The (adaptive) m-sharpness is the largest rise L(w + δ) − L(w) over ‖δ/c‖ ≤ ρ, or the mean rise over
-    δ/c ~ N(0, ρ²).
-
-    The definitions are those of Andriushchenko et al. (arXiv 2302.07011), after Kwon et al. (2021) for
-    ``adaptive`` and Foret et al. (2021) for ``m``, without a normalization of logits. The pairs ±δ and the
-    search for the largest rise are our choice; the papers' are different. If weights of two layers are
-    rescaled without a change of the network's function, adaptive sharpness stays the same. Neither the
-    largest nor the mean rise predicts generalization well: over modern networks the correlation with the test
-    error is low, and may be negative (arXiv 2302.07011). BatchNorm has the problem's statistics at all
-    weights, not those of the minibatches.
+    It is the largest rise L(w + δ) − L(w) over ‖δ/c‖ ≤ ρ, or the mean rise over δ/c ~ N(0, ρ²)
+    (Andriushchenko et al., arXiv 2302.07011, after Kwon et al. 2021 for ``adaptive`` and Foret et al. 2021
+    for ``m``), without a normalization of logits. The pairs ±δ and the search for the largest rise are our
+    choice. Over modern networks the correlation with the test error is low, and may be negative (arXiv
+    2302.07011). BatchNorm has the problem's statistics at all weights.
 
     Args:
         problem: the loss; or a run, on its training set.
         rho: ρ: the radius ("worst"), or the standard deviation of each component of δ/c ("average").
-        kind: "worst" or "average".
-        adaptive: True: c = |w|, so that each weight moves in proportion to its size. False: c = 1.
-        m: the number of samples in a minibatch; sharpness is the mean over minibatches. Default: all samples
-            at once.
+        kind: "worst", for the largest rise, or "average", for the mean rise.
+        adaptive: True: c = |w|, so that each weight moves in proportion to its size; False: c = 1.
+        m: the number of samples in a minibatch; sharpness is the mean over minibatches. Default: all samples.
         steps: the largest number of gradients of each search.
         starts: the number of random starts of searches; a further search starts along the gradient.
         relative_error: draw until the standard error is at most this share of the value.
@@ -193,11 +186,10 @@ def sharpness(
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        ``value`` and ``standard_error`` in nats; for kind "worst" and all samples nothing is drawn.
+        ``value`` and ``standard_error`` in nats; the error is 0 for kind "worst" over all samples.
 
     Raises:
-        InputError: a number or kind that is not allowed, ``m`` above the number of samples, or weights that
-            are all 0 with ``adaptive``.
+        InputError: an argument that is not allowed, or weights that are all 0 with ``adaptive``.
 
     Example:
         >>> import torch, landscape
@@ -217,20 +209,22 @@ def sharpness(
     if m is not None and m > problem.samples:
         raise InputError(f"m: {m} is not allowed, the data has {problem.samples} samples")
     worst = kind == "worst"
-    draws = generator(stream(seed, 1).initial_seed(), theta.device, len(theta))
+    random_numbers = generator(stream(seed, 1).initial_seed(), theta.device, len(theta))
     draws_nothing = worst and m is None
-    # With all samples, every draw ±δ needs the same loss at the center. Minibatches have losses of their own.
+    # Draws ±δ over all samples share one loss at the center; each minibatch has its own.
     center_loss = problem.loss() if not worst and m is None else None
 
     ascents: list[Ascent] = []
     report = taken(progress)
-    for part in _parts(problem, m, seed):
+    for minibatch in _minibatches(problem, m, seed):
         count = starts if worst else 1
-        directions = [problem.along_weights(normal(len(theta), draws).to(theta)) for _ in range(count)]
+        directions = [
+            problem.along_weights(normal(len(theta), random_numbers).to(theta)) for _ in range(count)
+        ]
         if worst:
-            ascents.append(_largest_rise(part, scale, rho, directions, steps))
+            ascents.append(_largest_rise(minibatch, scale, rho, directions, steps))
         else:
-            ascents.append(_mean_rise(part, scale, rho * directions[0], center_loss))
+            ascents.append(_mean_rise(minibatch, scale, rho * directions[0], center_loss))
         rises = np.array([ascent.rise for ascent in ascents])
         mean, error = mean_and_error(rises)
         if draws_nothing or precision.enough(len(ascents), mean, error, report):
@@ -248,29 +242,29 @@ def sharpness(
         starts=starts if worst else 0,
         fixed=0 if scale is None else int((scale == 0).sum()),
         parameters=len(theta),
-        random_device=draws.device.type,
+        random_device=random_numbers.device.type,
         **settings,
         **setting(problem),
         **about,
     )
 
 
-def _mean_rise(part: Problem, scale: Tensor | None, shift: Tensor, base: float | None) -> Ascent:
+def _mean_rise(problem: Problem, scale: Tensor | None, shift: Tensor, base: float | None) -> Ascent:
     """Return the mean rise at ±δ, in which odd terms cancel; ``base``: the loss at the center, if known."""
     shift = shift if scale is None else shift * scale
-    base_loss = part.loss() if base is None else base
-    rise = (part.loss(part.weights + shift) + part.loss(part.weights - shift)) / 2 - base_loss
+    base_loss = problem.loss() if base is None else base
+    rise = (problem.loss(problem.weights + shift) + problem.loss(problem.weights - shift)) / 2 - base_loss
     if not math.isfinite(rise):
         raise OperationError(f"rho: displacements raise the loss from {base_loss:g} by {rise:g}; take less")
     return Ascent(rise, base_loss, 0.0, 2 + (base is None))
 
 
-def _parts(problem: Problem, m: int | None, seed: int) -> Iterator[Problem]:
-    """Yield minibatches of ``m`` samples, drawn with replacement; for None the problem, without end."""
+def _minibatches(problem: Problem, m: int | None, seed: int) -> Iterator[Problem]:
+    """Yield problems of ``m`` samples, drawn with replacement, or for None the whole problem; never end."""
     if m is None:
         return itertools.repeat(problem)
     minibatches = Minibatches(problem, m, stream(seed, 0), own_statistics=False)
-    return (part for (part,) in minibatches)
+    return (minibatch for (minibatch,) in minibatches)
 
 
 @analysis(
@@ -299,29 +293,23 @@ def batch_sharpness(
 ) -> BatchSharpness:
     """Measure E_B[g_Bᵀ H_B g_B/‖g_B‖²], the curvature along the gradient of a minibatch.
 
-    g_B and H_B are gradient and Hessian of the loss of a minibatch B of ``batch`` samples, drawn with
-    replacement. With plain SGD and small batches this curvature settles near 2/η, and λ_max of the loss over
-    all samples stays below 2/η (Andreyev and Beneventano 2024, arXiv:2412.20553).
-
-    With ``weights``, the curvature is also measured at each learner's weights, on the learner's own
-    minibatches (our choice: the paper has no learners). BatchNorm uses each minibatch's statistics, as in
-    training. The loss of every minibatch contains the problem's penalty and weight decay.
+    g_B and H_B are gradient and Hessian of the loss of a minibatch B, drawn with replacement. With plain SGD
+    and small batches this curvature settles near 2/η, and λ_max of the loss over all samples stays below 2/η
+    (Andreyev and Beneventano 2024, arXiv:2412.20553). BatchNorm uses each minibatch's statistics. The loss of
+    every minibatch contains the problem's penalty and weight decay.
 
     Args:
         problem: the loss, on the training set, centered on w_a; or a run.
         batch: the number of samples in B at w_a, which is the total batch of a step; default: the run's.
-        weights: (n, P), the learners' weights; default: learners are not measured.
+        weights: (n, P), the weights of learners, to measure each learner on its own minibatches, too (our
+            choice).
         local_batch: the number of samples in a learner's minibatch; default: batch / n.
         lr: η, the learning rate, kept with the result.
         limit: the largest stable ηλ of the update rule, kept with the result.
-        quantities: further measurements: "lambda-max", λ_max at w_a over all data, which takes most of the
-            time if the data is much larger than a minibatch; () for none.
-        derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
-            exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
-            With differences a draw takes about twenty times as long: gradients at several steps, in float64.
+        quantities: "lambda-max" to also compute λ_max at w_a over all data, or () to save the time.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         relative_error: draw until the standard error is at most this share of the mean.
-        min_draws: the smallest number of draws. A draw takes one gradient and one product over ``batch``
-            samples, or over ``local_batch`` samples for each learner.
+        min_draws: the smallest number of draws; a draw takes a gradient and a Hessian product.
         max_draws: the largest number of draws.
         seed: the seed of the minibatches.
         max_memory: the most bytes that the process may use.
@@ -333,8 +321,7 @@ def batch_sharpness(
         with standard errors.
 
     Raises:
-        InputError: a batch, relative error, quantity or number of draws that is not allowed, or weights of
-            another shape.
+        InputError: an argument that is not allowed, or weights of another shape.
         OperationError: a minibatch whose gradient is zero or not finite.
 
     Example:
@@ -350,10 +337,10 @@ def batch_sharpness(
     thetas, local = learners_of(problem, batch, weights, local_batch)
     minibatches = Minibatches(problem, batch, stream(seed, 0))
     full_batches = minibatches.full_batches
-    # "auto" becomes "exact" or "differences" by a check on a few samples, alike for all minibatches.
+    # A check on a few samples turns "auto" into "exact" or "differences", the same for all minibatches.
     few_samples = full_batches.on(full_batches.data.few())
     derivatives = HessianOptions(derivatives=derivatives).at(few_samples).derivatives
-    stages = 1 + (thetas is not None) + bool(quantities)  # equal shares of the progress bar
+    stages = 1 + (thetas is not None) + bool(quantities)  # each has an equal share of the progress bar
     stage = portion(progress, 0, 1 / stages)
     # Curvature, ‖g_B‖² and errors of the curvature, (draws, n) each.
     columns = _curvatures(minibatches, problem.weights[None], derivatives, precision, stage)
@@ -386,23 +373,23 @@ def batch_sharpness(
         derivatives=derivatives,
         product_error=max(float(columns[2].max()) for columns in all_columns),
         seed=seed,
-        # Minibatches are drawn from all samples, but full_batches lacks a last, smaller batch.
+        # Minibatches are drawn from all samples, whereas full_batches lacks the last, smaller batch.
         **(setting(full_batches) | {"samples": problem.samples}),
         **about,
     )
 
 
 def _curvatures(
-    minibatches: Minibatches, weights: Tensor, by: str, precision: Precision, progress: Progress
+    minibatches: Minibatches, weights: Tensor, derivatives: str, precision: Precision, progress: Progress
 ) -> Array:
     """Return curvature, ‖g‖² and error of the curvature at ``weights`` (n, P), as (3, draws, n).
 
     Minibatches are drawn until ``precision`` is reached.
     """
     rows: list[list[tuple[float, ...]]] = []
-    for parts in minibatches:
-        pairs = zip(parts, weights, strict=True)
-        rows.append([gradient_curvature(part, theta, derivatives=by) for part, theta in pairs])
+    for learners_minibatches in minibatches:
+        pairs = zip(learners_minibatches, weights, strict=True)
+        rows.append([gradient_curvature(b, theta, derivatives=derivatives) for b, theta in pairs])
         columns = np.moveaxis(np.array(rows), 2, 0)
         if precision.enough(len(rows), *_mean_of(columns), progress):
             break
@@ -448,20 +435,19 @@ def batch_spectrum(
 ) -> BatchSpectrum:
     """Compute the k largest eigenvalues and the smallest of the Hessian of each drawn minibatch.
 
-    The Hessians are at the problem's center. Park and Kim 2022 show the distribution of these eigenvalues
-    (arXiv 2202.06709, Figure 4). Minibatches are drawn with replacement. BatchNorm uses each minibatch's
-    statistics, and each minibatch's loss contains the penalty and weight decay.
+    Park and Kim 2022 show their distribution (arXiv 2202.06709, Figure 4). Minibatches are drawn with
+    replacement. BatchNorm uses each minibatch's statistics, and each loss contains the penalty and weight
+    decay.
 
     Args:
         problem: the loss, on the training set; or a run.
-        batch: B, the number of samples in a minibatch; default: the run's total batch.
+        batch: the number of samples in a minibatch; default: the run's total batch.
         k: the number of largest eigenvalues.
-        draws: the number of minibatches; default: 64.
+        draws: the number of minibatches.
         weight_decay: the factor c of a penalty c/2·‖θ‖² that the problem lacks; its Hessian cI is added.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters, to use only their diagonal block; default: all.
-        derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
-            exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
         max_products: the largest number of Hessian-vector products of each search.
         seed: the seed of the minibatches and the starting vector of all searches.
@@ -470,11 +456,10 @@ def batch_spectrum(
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        values and residuals (draws, k + 1) of the minibatches, and whole and whole_residuals (k + 1,) of all
-        samples.
+        values and residuals (draws, k + 1) of minibatches, whole and whole_residuals (k + 1,) of all samples.
 
     Raises:
-        InputError: a batch, count, tolerance or option that is not allowed.
+        InputError: an argument that is not allowed.
 
     Example:
         >>> import torch, landscape
@@ -494,7 +479,7 @@ def batch_spectrum(
     options_of_minibatch = replace(whole.options, derivatives=whole.operator.derivatives)
     minibatch_hessians = (options_of_minibatch.at(minibatch) for (minibatch,) in minibatches)
     hessians = itertools.islice(itertools.chain([whole.operator], minibatch_hessians), draws + 1)
-    results: list[RitzPairs] = []  # the first is of all samples, the others are of the minibatches
+    results: list[RitzPairs] = []  # first those of all samples, then those of each minibatch
     for number, h in enumerate(hessians):
         report = portion(progress, number / (draws + 1), (number + 1) / (draws + 1))
         pairs, _ = search_operator(h, start, replace(target, progress=report))

@@ -86,23 +86,19 @@ def spectrum(
     Args:
         problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
         k: the number of largest eigenvalues; default: none.
-        quantities: further results: "extremes", the smallest and the largest eigenvalue, by the same Lanczos
-            run as the ``k`` largest; "trace", by Hutch++ (Meyer et al. 2021); "density", by stochastic
-            Lanczos quadrature (Ghorbani et al. 2019). Default: none, or "extremes" if ``k`` is not given.
+        quantities: further results: "extremes", the smallest and the largest eigenvalue; "trace", by Hutch++
+            (Meyer et al. 2021); "density", by stochastic Lanczos quadrature (Ghorbani et al. 2019). Default:
+            none, or "extremes" if ``k`` is not given.
         products: the number of Hessian-vector products for the trace.
         draws: the number of random vectors for the density.
         steps: the number of Lanczos steps for each random vector; one step takes one product.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters, to use only their diagonal block; default: all.
-        derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
-            exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
-        precondition: the positive diagonal of a preconditioner, in the shape of θ, or a checkpoint's
-            :func:`landscape.preconditioner`. All results are then of the preconditioned Hessian (see there).
-        engine: "landscape", or "pyhessian", which computes only the eigenvalue of largest magnitude and the
-            trace.
-        search: "auto": the search of eigenvalues may save time by products on the samples with most curvature
-            only; exact products then verify and refine the results. "exact": all products are exact, as they
-            always are with a preconditioner, and for trace and density.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
+        precondition: a positive diagonal (P,), or a checkpoint's :func:`landscape.preconditioner` (see
+            there); all results are then of the preconditioned Hessian.
+        engine: "landscape", or "pyhessian", only for the eigenvalue of largest magnitude and the trace.
+        search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
         max_products: the largest number of Hessian-vector products for the eigenvalues.
         seed: the seed of the starting vector, the signs and the random vectors.
@@ -114,8 +110,8 @@ def spectrum(
         values and residuals (k,), trace, trace_error, nodes and masses (draws, steps).
 
     Raises:
-        InputError: a count, tolerance or option that is not allowed, a preconditioner that is not positive or
-            of another length, an option that pyhessian does not have, or an operator that is not symmetric.
+        InputError: an argument that is not allowed, a preconditioner that is not positive or of another
+            length, an option that pyhessian does not have, or an operator that is not symmetric.
 
     Example:
         >>> import torch, landscape
@@ -138,17 +134,18 @@ def spectrum(
     settings = {"weights": None, "matrix": matrix, "part": part, "derivatives": derivatives, "search": search}
     more_options = {"max_memory": max_memory, "engine": engine, "precondition": precondition}
     operand = Matrix.of(problem, seed, about, **settings, **more_options)
-    low = int("extremes" in chosen)  # the number of smallest eigenvalues
-    high = max(k or 0, low)  # the number of largest eigenvalues
-    stages = (high > 0) + ("trace" in chosen) + ("density" in chosen)  # equal shares of the progress bar
+    smallest_count = int("extremes" in chosen)
+    largest_count = max(k or 0, smallest_count)
+    # Each stage has an equal share of the progress bar.
+    stages = (largest_count > 0) + ("trace" in chosen) + ("density" in chosen)
     results: list[MatrixResult] = []
 
     def next_stage() -> Progress:
         return portion(progress, len(results) / stages, (len(results) + 1) / stages)
 
-    if high:
+    if largest_count:
         report = next_stage()
-        target = SearchOptions(low, high, residual_tol, max_products, report)
+        target = SearchOptions(smallest_count, largest_count, residual_tol, max_products, report)
         results.append(Eigenpairs(**operand.search(operand.start(), target, search)))
         report(1.0)
     if "trace" in chosen:
@@ -229,29 +226,25 @@ def curvature_table(
 ) -> CurvatureTable:
     """Compute λ_max, λ_min and trace of ∇²L(θ) and of its diagonal blocks, one for each part of a network.
 
-    The eigenvalues of each block come from a Lanczos run with exact products, as by
-    :func:`landscape.extreme_eigenvalues` with ``part``. The traces of all blocks come from products with
-    ``draws`` random vectors z over all parameters: z_bᵀ(Hz)_b has the mean tr H_bb for every block b. Blocks
-    outside the diagonal change only its variance. For the Ritz vectors Q of the block's search, tr(QᵀH_bbQ)
-    is known exactly. Q is therefore removed from z_b, as in Hutch++ (Meyer et al. 2021). One product over all
-    parameters is cheaper than one product for each block.
+    The eigenvalues of each block come from a Lanczos run with exact products. The traces of all blocks come
+    from the same products with random vectors z over all parameters, because z_bᵀ(Hz)_b has the mean tr H_bb
+    for every block b. The part of a block's trace that its search has found, the trace over its Ritz vectors,
+    is exact (as in Hutch++, Meyer et al. 2021).
 
     Args:
         problem: the loss, or a run.
         by: the parameters of a row of the table. "block": those of the outermost module with a number in its
             name (h.3, layer1.0), or of a module if no name has a number. "layer": those of a module with its
-            own parameters. "parameter": one tensor. Or names, prefixes and patterns (*.bias) of parameters, a
-            row each; other parameters are in the row "others".
-        residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000).
-            With the default 0.1, λ_min is right to about 0.1 to 1%, and λ_max is more exact.
+            own parameters. "parameter": one tensor. Or a list of names, prefixes and patterns (*.bias), a row
+            each; other parameters are in the row "others".
+        residual_tol: the largest allowed ‖Hv − λv‖ / max(|λ|, |λ|_max/1000). With the default 0.1, λ_min is
+            right to about 0.1 to 1%, and λ_max is more exact.
         weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
-        derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
-            exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
-        draws: the number of random vectors for the traces, at least 2. With the default 20, standard errors
-            are known to about 16%.
-        max_products: the largest number of products of a block's search. If a search needs more, its row has
-            ``met`` False.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
+        draws: the number of random vectors for the traces, at least 2; 20 give standard errors to about 16%.
+        max_products: the largest number of products of a block's search; ``met`` is False where more are
+            needed.
         seed: the seed of the starting vectors and the random vectors.
         max_memory: the most bytes that the process may use.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
@@ -261,8 +254,7 @@ def curvature_table(
         A table with all parameters in the first row, and a block in each further row.
 
     Raises:
-        InputError: a name that fits no parameter, a number or option that is not allowed, or a matrix that is
-            not symmetric.
+        InputError: an argument that is not allowed, a name that fits no parameter, or no symmetric matrix.
 
     Example:
         >>> import torch, landscape
@@ -277,10 +269,10 @@ def curvature_table(
     groups = problem.layout.groups(by)
     options: dict[str, Any] = {"weights": weights, "matrix": matrix, "max_memory": max_memory}
     whole = Matrix.of(problem, seed, about, **options, part=None, derivatives=derivatives)
-    # All rows have the same kind of products, even if a block alone would have exact products.
+    # All rows have the same kind of products, even where exact ones are possible for a block alone.
     if whole.operator.derivatives == "differences":
         derivatives = "differences"
-    stages = len(groups) + 2  # equal shares of the progress bar: a search for each row, and the traces
+    stages = len(groups) + 2  # a search for each row, and the traces: equal shares of the progress bar
 
     def search_row(matrix_of_row: Matrix, number: int) -> tuple[RitzPairs, SearchResult]:
         """Search both ends of the spectrum for row ``number`` of the table."""
@@ -290,7 +282,7 @@ def curvature_table(
         matrix_of_row.check(pairs.residuals)
         return pairs, result
 
-    row_pairs = [search_row(whole, 0)[0]]  # without the search's basis, whose memory is freed
+    row_pairs = [search_row(whole, 0)[0]]  # does not keep the search's basis, so that its memory is freed
     blocks: list[Block] = []
     for number, slots in enumerate(groups.values(), 1):
         names = [slot.name for slot in slots]
@@ -298,10 +290,10 @@ def curvature_table(
         pairs, result = search_row(block_matrix, number)
         row_pairs.append(pairs)
         blocks.append(_block(block_matrix, slots, result, vectors_kept(problem)))
-        del block_matrix, result  # frees graphs and basis for the next block
-    product_errors = [pairs.product_error for pairs in row_pairs]
+        del block_matrix, result  # frees the memory of graphs and basis for the next block
+    search_errors = [pairs.product_error for pairs in row_pairs]
     last_stage = portion(progress, 1 - 1 / stages, 1.0)
-    traces_fields = _traces(whole, blocks, draws, product_errors, last_stage)
+    traces_fields = _traces(whole, blocks, draws, search_errors, last_stage)
     return CurvatureTable(
         **whole.about | ends_of(row_pairs) | traces_fields,
         met=np.array([pairs.converged for pairs in row_pairs]),
@@ -342,7 +334,7 @@ def _block(chosen: Matrix, slots: tuple[Slot, ...], result: SearchResult, count:
 
 
 def _traces(
-    whole: Matrix, blocks: Sequence[Block], draws: int, errors: Sequence[float], progress: Progress
+    whole: Matrix, blocks: Sequence[Block], draws: int, search_errors: Sequence[float], progress: Progress
 ) -> dict[str, Any]:
     """Return the traces, and their shares of the whole trace, of all parameters and of each block.
 
@@ -352,29 +344,29 @@ def _traces(
         whole: the Hessian of all parameters.
         blocks: the blocks, with the Ritz vectors of their searches.
         draws: the number of random vectors.
-        errors: the errors of the searches' products by differences of gradients; 0 for exact products.
+        search_errors: the errors of the searches' products by differences of gradients; 0 for exact products.
         progress: called with the finished share of the draws.
     """
     h, template = whole.operator, whole.start()
     generator = ALONE.generator(stream(whole.seed, 1).initial_seed(), template)
-    step = at_once(whole.source)
-    samples = []  # z_bᵀ(Hz)_b, (step, blocks) each
-    # Errors (blocks,) of the traces because products are differences of gradients; 0 for exact products.
+    chunk = at_once(whole.source)
+    forms = []  # z_bᵀ(Hz)_b, (chunk, blocks) each
+    # Errors (blocks,) of the traces that come from differences of gradients; 0 for exact products.
     product_errors = np.array([block.basis_trace_error for block in blocks])
-    for start in range(0, draws, step):
-        z = ALONE.signs(template, min(step, draws - start), generator)
+    for start in range(0, draws, chunk):
+        z = ALONE.signs(template, min(chunk, draws - start), generator)
         for block in blocks:
             block.remove_basis(z)
         images = (h @ z.T).T
-        samples.append(_block_products(blocks, z, images))
-        # One draw is verified, because all draws have the same distribution.
+        forms.append(_block_products(blocks, z, images))
+        # Only one draw is verified, because all draws have the same distribution.
         if start == 0 and h.derivatives == "differences":
             verified_image, image_error = h.verified(z[:1])
             sizes = np.array([float(vector_norm(cut(z[:1], block.slots))) for block in blocks])
             deviations = np.abs(_block_products(blocks, z[:1], images[:1] - verified_image)[0])
             product_errors += deviations + image_error[0] * sizes
         progress((start + len(z)) / draws)
-    block_traces = np.concatenate(samples) + np.array([block.basis_trace for block in blocks])
+    block_traces = np.concatenate(forms) + np.array([block.basis_trace for block in blocks])
     columns = np.column_stack((block_traces.sum(1), block_traces))  # (draws, 1 + blocks)
     product_errors = np.append(product_errors.sum(), product_errors)
     trace, drawn_error = np.transpose([mean_and_error(column) for column in columns.T])
@@ -382,14 +374,14 @@ def _traces(
     share, share_error = np.full((2, len(trace)), np.nan)
     if abs(trace[0]) > SIGNIFICANT * error[0]:
         share = trace / trace[0]
-        # A share is a ratio of two means over the same draws. By the delta method, its error is that of the
-        # mean of these residuals, divided by the whole trace.
+        # By the delta method, the error of a share, a ratio of two means over the same draws, is the error of
+        # the mean of these residuals, divided by the whole trace.
         residuals = columns - np.outer(columns[:, 0], share)
         drawn_share_error = [mean_and_error(column)[1] for column in residuals.T]
         product_share_error = np.append(0.0, product_errors[1:] + np.abs(share[1:]) * product_errors[0])
         share_error = np.hypot(drawn_share_error, product_share_error) / abs(trace[0])
     fields = {"trace": trace, "trace_error": error, "share": share, "share_error": share_error}
-    return fields | {"product_error": max(product_errors[0], *errors)}
+    return fields | {"product_error": max(product_errors[0], *search_errors)}
 
 
 def _block_products(blocks: Sequence[Block], rows: Tensor, images: Tensor) -> Array:
@@ -423,22 +415,19 @@ def loss_change(
 ) -> LossChange:
     """Divide L(θ + d) − L(θ) of a step d into ⟨g, d⟩ + ½ dᵀHd + remainder, in total and by layer.
 
-    d is the step that an optimizer made, with momentum, weight decay and averaging. A group a of parameters
-    has the terms ⟨g_a, d_a⟩ and ½ Σ_b d_aᵀH_ab d_b. In the sum, the term with b = a is the curvature within
-    the group, and the other terms are curvature between groups. The remainder, of third order and more, is
-    not divided. Each group needs one Hessian product.
+    d is the step that an optimizer made, with momentum, weight decay and averaging. Each group a of
+    parameters has the terms ⟨g_a, d_a⟩ and ½ Σ_b d_aᵀH_ab d_b: curvature within the group (b = a) and between
+    groups. The remainder, of third order and more, is not divided. Each group needs one Hessian product.
 
-    Further results: the directional sharpness dᵀHd/‖d‖² (arXiv 2606.04662), and the critical multiple, the
-    smallest m with L(θ + md) > L(θ), with an error of 1%. The critical sharpness of arXiv 2601.16979 is
-    2/(αm); α is the learning rate of the step.
+    Further results: the directional sharpness dᵀHd/‖d‖² (arXiv 2606.04662), and the critical multiple m, the
+    smallest with L(θ + md) > L(θ), to 1%. The critical sharpness of arXiv 2601.16979 is 2/(αm).
 
     Args:
         problem: the loss, or a run.
         before, after: θ and θ + d, (P,) each, or in another form that :func:`landscape.line` accepts.
         by: the groups, as in :func:`landscape.curvature_table`.
         lr: α, the learning rate of the step; without it, there is no critical sharpness.
-        derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
-            exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         max_memory: the most bytes that the process may use.
         progress: True (show), False (hide), None (show after 2 s), or a function that takes the share done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -459,7 +448,7 @@ def loss_change(
         >>> round(change.critical_multiple, 1)
         4.0
     """
-    problem = in_full_precision(problem_of(problem))  # in half precision a step has only two digits
+    problem = in_full_precision(problem_of(problem))  # half precision would leave a step two digits
     before = network_of(problem, before, "before").theta
     after = network_of(problem, after, "after").theta
     step = after - before
@@ -486,13 +475,13 @@ def loss_change(
 
     between = np.zeros((len(groups), len(groups)))  # ½ d_aᵀH_ab d_b
     product_error = 0.0
-    for k, slots in enumerate(groups.values()):
+    for index, slots in enumerate(groups.values()):
         group_step = put(torch.zeros_like(step), slots, cut(step, slots))
         images, image_errors = h.verified(group_step[None])
         product_error += image_errors[0] * norm / 2
-        between[k] = products_with_step(images[0]) / 2
-        report((k + 1) / (len(groups) + 1))
-    between = (between + between.T) / 2  # symmetric up to the errors of products
+        between[index] = products_with_step(images[0]) / 2
+        report((index + 1) / (len(groups) + 1))
+    between = (between + between.T) / 2  # removes the asymmetry from errors of the products
     gradient = products_with_step(g)
     curvature = between.sum(1)
 
@@ -519,10 +508,10 @@ def loss_change(
 
 
 def _critical(rises: Callable[[float], bool], slope: float) -> float:
-    """Return the smallest multiple of a step at which the loss ``rises`` above its start; 0 uphill.
+    """Return the smallest multiple of a step at which the loss ``rises`` above its start.
 
-    NaN if the loss does not rise within DOUBLINGS. A rise between two multiples is missed if the loss has
-    fallen again at the larger multiple.
+    It is 0 if the step leads uphill (``slope`` ≥ 0), and NaN if the loss does not rise within DOUBLINGS. A
+    rise between two multiples is missed if the loss has fallen again at the larger multiple.
     """
     if not slope < 0:
         return math.nan if math.isnan(slope) else 0.0

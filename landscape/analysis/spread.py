@@ -77,22 +77,17 @@ def disagreement(
 ) -> Disagreement:
     """Measure which share of the learners' spread lies in the sharpest directions.
 
-    Further results are the share of the gradient in these directions, and ½ tr(HC), the second-order cost of
-    the spread; C is the learners' covariance.
-
-    Learners of local SGD differ mostly along sharp directions, so that their differences show these
-    directions without a Hessian (arXiv 2605.27739). BatchNorm has the problem's statistics at all weights, by
-    default those of w_a. The learners' losses can therefore be compared with the second-order cost.
+    Learners of local SGD differ mostly along these directions (arXiv 2605.27739). Further results are the
+    share of the gradient in them, and the second-order cost of the spread, ½ tr(HC) with the learners'
+    covariance C. BatchNorm has the problem's statistics at all weights.
 
     Args:
         problem: the loss; or a run, on its training set.
         weights: (n, P), the weights of n ≥ 2 learners; default: the run's.
         k: the number of top eigenvectors of the Hessian at w_a that span the sharp space; at most P.
         residual_tol: the largest residual of an eigenvalue, relative to the eigenvalue.
-        max_products: the largest number of Hessian-vector products for the eigenvalues. tr(HC) takes n more
-            products.
-        derivatives: "exact" (double backward), "differences" (of gradients, with measured errors), or "auto",
-            exact where the model has second derivatives. See :class:`landscape.HessianOperator`.
+        max_products: the most Hessian-vector products for the eigenvalues; tr(HC) takes n further products.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         seed: the seed of the vector that the search of eigenvalues starts from.
         max_memory: the most bytes that the process may use.
@@ -104,8 +99,7 @@ def disagreement(
         share of the gradient in the span of the learners' deviations.
 
     Raises:
-        InputError: fewer than 2 learners, a ``k`` that is not allowed, weights of another length, or
-            a problem without weights.
+        InputError: fewer than 2 learners, or a ``k`` or weights that are not allowed.
         OperationError: all learners have the same weights.
 
     Example:
@@ -134,7 +128,7 @@ def disagreement(
     finite_gradient(loss + learners_loss, gradient)  # refuses losses or a gradient that are not finite
     vectors = torch.from_numpy(pairs.vectors).to(mean.device)
     values = torch.from_numpy(pairs.values)
-    components = spread.products(vectors)  # (n, k), of the learners' deviations along the eigenvectors
+    components = spread.products(vectors)  # (n, k), the learners' deviations along the eigenvectors
     curvatures, product_error = spread.curvature(problem, pairs.derivatives)
     report(0.8)
     share, share_error = shares(components.square().numpy(), spread.gram.diagonal().numpy())
@@ -307,21 +301,17 @@ def smoothing(
 ) -> Smoothing:
     """Measure how the spread of learners smooths the loss of ``problem`` around the learners' mean.
 
-    The smoothed loss L_Σ(w) is the mean of L(w + δ) over δ ~ N(0, Σ); Σ is the learners' covariance. The
-    DPSGD-2021 paper defines L_Σ and claims that the spread smooths the loss. For comparison, δ is also drawn
-    from an isotropic distribution of equal total variance.
-
-    If the Hessians at all points w_a ± δ need more than 1 GiB, they are computed again for each product: the
-    memory is then that of :func:`landscape.top_eigenvalues` for any number of draws. A ``trajectory`` needs
-    3m more vectors (P,) in float64.
+    The smoothed loss is L_Σ(w) = E L(w + δ) with δ ~ N(0, Σ), where Σ is the learners' covariance. The
+    DPSGD-2021 paper claims that it is smoother than L. For comparison, δ is also drawn from an isotropic
+    distribution of equal total variance.
 
     Args:
         problem: the loss; or a run, on its training set.
         weights: (n, P), the weights of n ≥ 2 learners; default: the run's.
-        draws: m ≥ 2, the number of antithetic pairs ±δ; with 16, standard errors are known to about 18%.
+        draws: the number of antithetic pairs ±δ, at least 2; 16 give standard errors to about 18%.
         k: the number of top eigenvectors with which the spread is compared; at most P.
-        trajectory: w_a at S + 1 successive steps, (S + 1, P), for the gradient's Lipschitz constant in each
-            step.
+        trajectory: (S + 1, P), w_a at successive steps, for the gradient's Lipschitz constant in each of S
+            steps.
         lr: the learning rate, kept with the result; default: the run's.
         alpha_e: the effective learning rate α_e, kept with the result; default: unknown (NaN).
         residual_tol: the largest residual of an eigenvalue, relative to the eigenvalue.
@@ -331,8 +321,8 @@ def smoothing(
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        Loss (2,), λ_max (2,) and Lipschitz constants (2, S) of L_Σ with standard errors: for the measured
-        spread, and for the isotropic spread.
+        Loss (2,), λ_max (2,) and Lipschitz constants (2, S) of L_Σ with standard errors; the first entry is
+        of the measured spread, the second of the isotropic one.
 
     Raises:
         InputError: fewer than 2 learners or draws, or a model without second derivatives.
@@ -360,7 +350,7 @@ def smoothing(
     )
     vectors = torch.from_numpy(eigenpairs.vectors).to(mean.device)
     h = fast_hessian(problem, mean)
-    variances = double(deviations @ vectors.T).square().sum(0) / len(weights)  # along each eigenvector
+    variances_along = double(deviations @ vectors.T).square().sum(0) / len(weights)  # each eigenvector, (k,)
     trace_hs = sum(float(double(d) @ double(h(d))) for d in deviations) / len(weights)
     # Without a trajectory there is one point, and no step.
     trajectory = mean[None] if trajectory is None else trajectory.to(mean)
@@ -371,7 +361,7 @@ def smoothing(
     rows: list[dict[str, Any]] = []
     converged = bool(eigenpairs.converged)
     for index, kind in enumerate(KINDS):
-        # A default value, because a closure would use the last kind.
+        # ``kind`` is a default value, because a closure would use the kind of the last iteration.
         def shift(i: int, kind: str = kind) -> Tensor:
             return problem.along_weights(displacement(deviations, kind, variance, seed, i))
 
@@ -397,7 +387,7 @@ def smoothing(
         lambda_max=float(eigenpairs.values[0]),
         residual=float(eigenpairs.residuals[0]),
         eigenvalues=eigenpairs.values,
-        share=(variances / variance).cpu().numpy(),
+        share=(variances_along / variance).cpu().numpy(),
         trace_hs=trace_hs,
         consensus=variance,
         lipschitz=np.array(gradient_changes) / lengths.cpu().numpy(),
@@ -443,7 +433,10 @@ class _SmoothedLoss:
         return np.mean(losses, axis=1)
 
     def products(self) -> Callable[[Tensor], Iterator[Tensor]]:
-        """Return the function from v (P,) to its products (P,) with each pair's mean Hessian, in order."""
+        """Return the function from v (P,) to its products (P,) with each pair's mean Hessian, in order.
+
+        The Hessians are stored if they need at most 1 GiB. Otherwise they are computed for each v again.
+        """
         problem, point_bytes = self.problem, ChainHessian.saved_bytes(self.problem)
         size = 1 if point_bytes is None else max(1, points_at_once(problem) // 2)  # pairs in a group
         groups = [range(start, min(start + size, self.draws)) for start in range(0, self.draws, size)]
@@ -468,13 +461,13 @@ class _SmoothedLoss:
         return products
 
     def largest_eigenvalue(
-        self, near: Tensor, residual_tol: float, seed: int, progress: Progress
+        self, first_guess: Tensor, residual_tol: float, seed: int, progress: Progress
     ) -> dict[str, Any]:
-        """Return λ_max of the mean Hessian with errors; the search starts at ``near`` (P,).
+        """Return λ_max of the mean Hessian with errors; the search starts near ``first_guess`` (P,).
 
-        The standard error is that of vᵀHv over the pairs, v the eigenvector. The component of Hv orthogonal
-        to v differs between the pairs, too. The bias of λ_max is about the squared standard error of this
-        component's mean, divided by λ_max.
+        The standard error is that of vᵀHv over the pairs, where v is the eigenvector. The component of Hv
+        that is orthogonal to v also differs between the pairs. This biases λ_max by about the squared
+        standard error of the mean component, divided by λ_max.
         """
         products = self.products()
 
@@ -484,12 +477,12 @@ class _SmoothedLoss:
                 total += image
             return total / self.draws
 
-        start = warm_start(near, start_vector(self.problem, seed))
+        start = warm_start(first_guess, start_vector(self.problem, seed))
         eigenpairs = find_eigenpairs(mean_product, start, residual_tol=residual_tol, progress=progress)
         v, value = eigenpairs.vectors[0], float(eigenpairs.values[0])
         mean_image = mean_product(v)
         along_v = np.zeros(self.draws)  # vᵀHv of each pair, minus their mean
-        orthogonal_sum = 0.0  # of the squared orthogonal components, over the pairs
+        orthogonal_sum = 0.0  # the sum over the pairs of ‖orthogonal component of (Hv − its mean)‖²
         for i, image in enumerate(products(v)):
             deviation = image - mean_image
             along_v[i] = float(double(v) @ double(deviation))
@@ -507,8 +500,9 @@ class _SmoothedLoss:
     def lipschitz(self, trajectory: Tensor, lengths: Tensor) -> tuple[Array, Array]:
         """Return ‖Δ∇L_Σ‖/‖Δw‖ of each step of ``trajectory`` (S + 1, P), and the standard errors, (S,) each.
 
-        ``lengths``: (S,), ‖Δw‖ of each step. Each pair ±δ_i gives a change Δ∇L. The standard error is that of
-        the components of these changes along their mean. A ratio with an error of its own size is too large.
+        ``lengths`` (S,) are ‖Δw‖ of each step. Each pair ±δ_i gives a change Δ∇L. The standard error is that
+        of the components of these changes along their mean. A ratio that is no larger than its error is
+        overestimated, because noise adds to the norm.
         """
         ratios: list[tuple[float, float]] = []
 
@@ -542,7 +536,7 @@ def label_counts(run: Checkpoint, **about: Unpack[Provenance]) -> LabelCounts:
             of the run.
 
     Returns:
-        The counts (n learners, K labels) from the checkpoint; no data are read.
+        The counts (learners, labels), from the checkpoint alone.
 
     Raises:
         OperationError: a run whose learners all draw from the whole training set.

@@ -127,7 +127,7 @@ class Result(shown.Shown):
     texts: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, schema: str = "", table: str = "", axes: str = "") -> None:
-        """Set the class variables of a subclass from its class line and annotations; register its schema."""
+        """Set a subclass's variables from the keywords of its class line and its annotations; register it."""
         super().__init_subclass__()
         misplaced = {"schema", "table", "axes_of"} & vars(cls).keys()
         if misplaced:
@@ -150,7 +150,7 @@ class Result(shown.Shown):
         if any("Annotated[" in str(text) for text in annotations.values()):
             for name, hint in typing.get_type_hints(cls, include_extras=True).items():
                 # Annotated[Array or tuple, dimensions, unit] or Annotated[float or int, unit]; the unit of
-                # an array or a tuple may be missing. The dicts are new: base classes keep their own.
+                # an array or a tuple may be missing. New dicts leave those of base classes as they are.
                 metadata = list(getattr(hint, "__metadata__", ()))
                 if metadata and hint.__origin__ not in (float, int):
                     cls.shapes = {**cls.shapes, name: metadata.pop(0)}
@@ -158,7 +158,9 @@ class Result(shown.Shown):
                     cls.units = {**cls.units, name: metadata[0]}
         if schema:
             if not re.fullmatch(SCHEMA, schema):
-                words = f"schema: {schema!r} is not allowed, it must be landscape.NAME, or with more dots"
+                words = (
+                    f"schema: {schema!r} is not allowed, it must be landscape.NAME, where NAME may have dots"
+                )
                 raise InputError(words)
             cls.schema = schema
             registry.results.add(schema)(cls)
@@ -245,24 +247,24 @@ class Result(shown.Shown):
 
         arrays = self._arrays()
         sizes: dict[str, int] = {}
-        for names, value in arrays.values():
-            sizes.update(zip(names, value.shape, strict=True))
+        for array_dimensions, value in arrays.values():
+            sizes.update(zip(array_dimensions, value.shape, strict=True))
         dimensions = (dims or self.table).split()
         for dimension in dimensions:
             choose("dims", dimension, sizes)  # refuses an unknown dimension
-        # Labels or numbers of dimensions without coordinates.
+        # The labels or numbers of the dimensions that have no coordinates.
         coordinates: dict[str, tuple[tuple[str, ...], Array]] = {}
         for dimension in dimensions:
-            # A single dimension without labels needs no column: the table's index has its numbers.
+            # A single dimension without labels needs no column: the index of the table has its numbers.
             if dimension not in arrays and (dimension in self.labels_of or len(dimensions) > 1):
                 labels = self.labels_of.get(dimension, np.arange(sizes[dimension]))
                 coordinates[dimension] = (dimension,), np.array(labels)
         indices = np.indices([sizes[d] for d in dimensions]).reshape(len(dimensions), -1)
         index_of = dict(zip(dimensions, indices, strict=True))  # dimension -> index in each row
         columns = {}
-        for name, (names, value) in (coordinates | arrays).items():
-            if set(names) <= set(dimensions):
-                columns[name] = value[tuple(index_of[d] for d in names)]
+        for name, (array_dimensions, value) in (coordinates | arrays).items():
+            if set(array_dimensions) <= set(dimensions):
+                columns[name] = value[tuple(index_of[d] for d in array_dimensions)]
         frame = pd.DataFrame(columns)
         frame.attrs = self._attributes()
         return frame

@@ -499,9 +499,9 @@ class WeightAverage(Evaluated, schema="landscape.weight_average", table="average
         return [*rows, products, Row("samples", self.samples)]
 
     def _rows_of_average(self, k: int, name: str) -> list[Row]:
-        """Return the rows of average number ``k``, with what is known of it.
+        """Return the rows of average number ``k`` for those of its numbers that are known.
 
-        These are its predicted loss, its change, its exact loss and metrics, and its loss as it is stored.
+        They are the predicted loss and change, the exact loss and metrics, and the loss and rank as stored.
         """
         title = f"predicted loss of the {name}"
         ratio_note = f"each order corrects {self.ratio[k]:.2g} times the one before"

@@ -183,16 +183,16 @@ class Smoothing(Sourced, schema="landscape.smoothing", table="spread"):
             names = [f"{name}, smoothed, {spread}" for spread in self.labels_of["spread"]]
             return rows_of_each(names, values, errors, unit)
 
-        rate, *smoothed_rates = self.rates
-        rates = np.array(smoothed_rates)
-        rate_errors = rates * self.lambda_smooth_se / abs(self.lambda_smooth)
+        rate, *smoothed = self.rates
+        smoothed_rates = np.array(smoothed)
+        rate_errors = smoothed_rates * self.lambda_smooth_se / abs(self.lambda_smooth)
         rows = [
             Row("loss", self.loss, unit="nat"),
             *smoothed_rows("loss", self.loss_smooth, self.loss_smooth_se),
             eigenvalue("λ_max", self.lambda_max, self.residual),
             *smoothed_rows("λ_max", self.lambda_smooth, self.lambda_smooth_se),
             Row("2/λ_max", float(rate), note=f"lr {self.lr:.4g}, α_e {self.alpha_e:.4g}"),
-            *smoothed_rows("2/λ_max", rates, rate_errors, ""),
+            *smoothed_rows("2/λ_max", smoothed_rates, rate_errors, ""),
         ]
         if self.lipschitz.size:
             steepest_steps = self.lipschitz_smooth.argmax(1)  # the step of the largest constant, per spread

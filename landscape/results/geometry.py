@@ -282,7 +282,7 @@ def _loss_error(surface: Surface) -> float:
 
 
 def _start(surface: Surface, around: str, lowest: Sequence[float]) -> Sequence[float]:
-    """Return the start of all regions. OperationError if it is outside the grid, or not finite beside it."""
+    """Return the start (x, y) of all regions; it must be on the grid, with finite losses beside it."""
     if around == "lowest":
         return lowest
     beside = [np.flatnonzero(np.abs(grid) < np.diff(grid).max()) for grid in (surface.y, surface.x)]
@@ -304,8 +304,7 @@ def basins(
 
     Args:
         surface: a finished surface of :func:`landscape.contour`.
-        rises: R rises in nats; default: 24 equal steps up to the rise at which the region reaches the edge of
-            the grid.
+        rises: R rises in nats; default: 24 equal steps up to where the region reaches the edge of the grid.
         least: the smallest persistence in nats of a listed basin; default: 1% of the median rise above the
             lowest loss, but at least twice the error of interpolated losses (our choice).
         around: the point: "center", or "lowest", the point of the grid with the lowest loss. Default: the
@@ -315,9 +314,8 @@ def basins(
         Basins in order of persistence, and for each rise the area, volume and widths (R, 2) of the region.
 
     Raises:
-        InputError: a rise that is not positive, an unknown ``around``, or an argument that is not a surface.
-        OperationError: no finite loss, no finite loss at the center, fewer than 2 × 2 points, or parallel
-            directions.
+        InputError: an argument that is not allowed, or fewer than 2 × 2 points.
+        OperationError: no finite loss, no finite loss at the center, or parallel directions.
 
     Example:
         >>> import torch, landscape
@@ -331,32 +329,32 @@ def basins(
     if around is None:
         around = "center" if surface.kind in CENTERED else "lowest"
     loss = surface.loss.astype(np.float64)
-    products = gram(surface)
+    gram_matrix = gram(surface)
     if min(loss.shape) < 2:
         raise InputError(f"grid: {loss.shape[::-1]} points have no basins, 2 × 2 points are the fewest")
-    finite = loss[np.isfinite(loss)]
-    if not finite.size:
+    finite_losses = loss[np.isfinite(loss)]
+    if not finite_losses.size:
         raise OperationError("loss: no value is finite, there is no basin; take a smaller span")
-    if not independent(products):
+    if not independent(gram_matrix):
         raise OperationError("directions: they are parallel, zero or not finite, so that areas mean nothing")
     if least is None:
-        least = max(LEAST * float(np.median(finite) - finite.min()), 2 * _loss_error(surface))
+        least = max(LEAST * float(np.median(finite_losses) - finite_losses.min()), 2 * _loss_error(surface))
     tree = merge_tree(loss)
     first_rises = tree.first[np.isfinite(tree.first)]
     smallest_positive = float(np.nextafter(0, 1))  # leaves out the basins of persistence 0
     listed = tree.without(max(least, smallest_positive))
     lowest = _coordinates(surface, listed.minimum[:1])[0]
-    fine = FineGrid(surface, products, _start(surface, around, lowest))
-    edge_rise = fine.edge_rise()
-    rise = _default_rises(fine, edge_rise) if rises is None else np.array(sorted(float(r) for r in rises))
+    fine_grid = FineGrid(surface, gram_matrix, _start(surface, around, lowest))
+    edge_rise = fine_grid.edge_rise()
+    rise = _default_rises(fine_grid, edge_rise) if rises is None else np.sort([float(r) for r in rises])
     if not len(rise) or len(np.unique(rise)) < len(rise):
         raise InputError("rises", rise.tolist(), allowed="different numbers > 0")
-    regions = [fine.region(level) for level in rise.tolist()]
+    regions = [fine_grid.region(r) for r in rise.tolist()]
     return Basins(
         x=surface.x,
         y=surface.y,
         loss=loss,
-        gram=products,
+        gram=gram_matrix,
         **_listed(surface, listed),
         least=least,
         minima=len(tree.minimum),
@@ -364,8 +362,8 @@ def basins(
         loss_name=surface.loss_name,
         loss_unit=surface.loss_unit,
         around=around,
-        reference=fine.at,
-        reference_loss=fine.reference,
+        reference=fine_grid.at,
+        reference_loss=fine_grid.reference,
         rise=rise,
         area=np.array([region.area for region in regions]),
         volume=np.array([region.volume for region in regions]),
@@ -521,8 +519,8 @@ def save_vts(surface: Surface, path: str | Path) -> None:
     """Write a surface as an ASCII file for ParaView: points (x, y, loss) with the data "loss" and "accuracy".
 
     As in VTK, x varies fastest: point k is (x[k % nx], y[k // nx]). A point whose loss is not finite is
-    hidden by the data "vtkGhostType". The height of a hidden point is the lowest finite loss; the data "loss"
-    keep its own loss.
+    hidden by the data "vtkGhostType". Its height is the lowest finite loss, but its value in "loss" is the
+    loss itself.
 
     Args:
         surface: the surface.

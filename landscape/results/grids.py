@@ -117,7 +117,7 @@ class Interpolated(Measured):
         return vars(self)["done"]
 
     def nested(self) -> Self:
-        """Return the finest complete grid of every 2ᵏ-th point: the picture of an unfinished computation.
+        """Return the finest grid of every 2ᵏ-th point that is complete, to draw an unfinished computation.
 
         Returns:
             A result with these points; or the result itself, if it is finished or interpolated, or if no such
@@ -132,7 +132,7 @@ class Interpolated(Measured):
             >>> surface.nested().loss.shape
             (3, 3)
         """
-        if self.columns or self.exact.all():
+        if self.columns or self.exact.all():  # interpolated or finished
             return self
         shortest = min((n for n in self.exact.shape if n > 1), default=1)
         step = 2
@@ -268,7 +268,7 @@ class Line(Interpolated, Evaluated, schema="landscape.line", axes="t", table="t"
         signs, ends = [1.0], [self.t[-1]]
         if self.t[0] < 0:
             signs, ends = [1.0, -1.0], [self.t[-1], self.t[0]]
-        steps = np.array(signs)[:, None] / length  # (D, 1), the t of a distance of 1
+        steps = np.array(signs)[:, None] / length  # (D, 1) for D directions: t at a distance of 1
         reach = np.abs(ends) * length  # (D,), the distances to the ends
         return radius_of(metric, [self.t], values, steps, reach, drop, rise)
 
@@ -491,15 +491,15 @@ class Sweep(Result, schema="landscape.sweep", table="row"):
         """
         choose("key", key, self.keys)
         loss = np.where(np.isnan(self.test_loss), np.inf, self.test_loss)
-        # Values of the other keys -> ((diverged runs, test loss), setting).
+        # Values of the other keys -> ((diverged runs, test loss), settings) of the best value of ``key``.
         best: dict[tuple[str, ...], tuple[tuple[float, float], dict[str, str]]] = {}
         scores = zip(self.diverged.tolist(), loss.tolist(), strict=True)
         for row, score in zip(self.rows, scores, strict=True):
             if not row[key]:
                 continue
-            others = tuple(value for name, value in row.items() if name != key)
-            if others not in best or score < best[others][0]:
-                best[others] = score, row
+            other_values = tuple(value for name, value in row.items() if name != key)
+            if other_values not in best or score < best[other_values][0]:
+                best[other_values] = score, row
         return [row for _, row in best.values()]
 
     def to_dataframe(self, dims: str = "") -> pd.DataFrame:

@@ -160,8 +160,7 @@ class NoiseScale(Measurement, schema="landscape.noise_scale", table="replicate")
     def interval(self, level: float = 0.95, *, learners: bool = False) -> tuple[float, float]:
         """Return the confidence interval of B_simple = tr Σ/‖g‖², by Fieller's theorem.
 
-        If ‖g‖² is near 0, the ratio has heavy tails. An interval of ± a few standard errors would be too
-        narrow.
+        If ‖g‖² is near 0, the ratio has heavy tails: an interval of ± a few standard errors is too narrow.
 
         Args:
             level: the probability with which the interval contains B_simple.

@@ -453,7 +453,7 @@ def radius_of(
 
     Args:
         metric: the name of the metric.
-        axes: the coordinates of the grid (ny,), (nx,); or (K,) of a line. As in arrays, the last is x.
+        axes: the coordinates of the grid, first y (ny,), then x (nx,); or those of a line, (K,).
         values: the metric on the grid; NaN where it is not known.
         steps: (D, 2) or (D, 1), the coordinates (x, y) of a distance of 1.
         reach: (D,), the distances to the edge of the grid.
@@ -471,30 +471,30 @@ def radius_of(
         raise InputError(words)
     # (T, D): along each direction T distances, denser near the center.
     distance = np.linspace(0, 1, max(400, 8 * max(values.shape)))[:, None] ** 2 * reach
-    at = []  # a coordinate of all these points, (T, D), for each axis
+    points = []  # for each axis: its coordinate at all these points, (T, D)
     for step, axis in zip(steps.T[::-1], axes, strict=True):
-        at.append(np.clip(distance * step, axis[0], axis[-1]))
+        points.append(np.clip(distance * step, axis[0], axis[-1]))
     # An infinite value is beyond any border, and so is the line from a finite value to it.
-    linear = _interpolated(axes, np.clip(values, -HUGE, HUGE), at, 2)
-    cubic = _interpolated(axes, np.where(np.isfinite(values), values, np.nan), at, 4)
-    best = np.where(np.isnan(cubic), linear, cubic)
+    linear = _interpolated(axes, np.clip(values, -HUGE, HUGE), points, 2)
+    cubic = _interpolated(axes, np.where(np.isfinite(values), values, np.nan), points, 4)
+    interpolated = np.where(np.isnan(cubic), linear, cubic)
     sign = 1 if drop is None else -1
 
     def border_of(center: float) -> float:
         return center + sign * size * (abs(center) if is_share else 1)
 
-    center = float(best[0, 0])
+    center = float(interpolated[0, 0])
     border = border_of(center)
     if not math.isfinite(border) or border == center:
         raise OperationError(
             f"{metric}: at the center it is {center:g}, from which nothing can be lost; take another"
         )
-    r, censored = _crossings(distance, best, border, sign)
-    linear_r, _ = _crossings(distance, linear, border_of(float(linear[0, 0])), sign)
-    error = np.abs(r - linear_r)
+    radii, censored = _crossings(distance, interpolated, border, sign)
+    linear_radii, _ = _crossings(distance, linear, border_of(float(linear[0, 0])), sign)
+    error = np.abs(radii - linear_radii)
     change = f"{'+' if sign > 0 else '−'}{text}"
-    near = ~censored & ~(error <= ROUGH * r)
-    return Radius(metric, change, center, border, r, censored, steps * r[:, None], near, error)
+    near = ~censored & ~(error <= ROUGH * radii)
+    return Radius(metric, change, center, border, radii, censored, steps * radii[:, None], near, error)
 
 
 def _crossings(distance: Array, values: Array, border: float, sign: int) -> tuple[Array, Array]:

@@ -355,11 +355,11 @@ class Spectrum(Eigenvalues, schema="landscape.spectrum"):
                 values |= {"trace": part.value, "trace_error": part.standard_error}
                 values["trace_freedom"] = part.freedom
         values["products"] = sum(part.products for part in parts)
-        with_errors = [part for part in parts if part.derivatives == "differences"]
-        if len(with_errors) > 1:  # the product_error of a Trace is the error of a trace, not of a product
-            with_errors = [part for part in with_errors if not isinstance(part, Trace)]
-        if with_errors:
-            largest = max(part.product_error for part in with_errors)
+        by_differences = [part for part in parts if part.derivatives == "differences"]
+        if len(by_differences) > 1:  # a Trace's product_error is the error of the trace, not of a product
+            by_differences = [part for part in by_differences if not isinstance(part, Trace)]
+        if by_differences:
+            largest = max(part.product_error for part in by_differences)
             values |= {"derivatives": "differences", "product_error": largest}
         return cls(**values)
 

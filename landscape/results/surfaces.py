@@ -180,11 +180,11 @@ class Surface(Interpolated, Evaluated, schema="landscape.surface", axes="x y", t
     def radius(self, metric: str, drop: str | float | None = None, *, rise: float | None = None) -> Radius:
         """Return the distance from the center at which a metric has fallen by ``drop``, or risen by ``rise``.
 
-        It is measured in weight space along each of 72 directions of the plane, up to the first point where
-        the metric has changed by so much (the border). Between the points of the grid the metric is
-        interpolated by cubic polynomials, which are exact for a parabola. The stated error is the difference
-        to the distance by linear interpolation. If the border lies beyond the surface, the result says that
-        the distance is at least that to the edge. A median that depends on such distances is also a bound.
+        The distance is measured in weight space along 72 directions of the plane, up to the border: the first
+        point where the metric has changed by so much. Between the points of the grid, the metric is
+        interpolated by cubic polynomials; the stated error is the difference from linear interpolation. If
+        the border lies beyond the surface, the distance to the edge is a lower bound, and so is a median that
+        depends on it.
 
         Args:
             metric: "loss", "accuracy", or the name of a metric.
